@@ -14,7 +14,7 @@ from spark_jobs.jobs.input_job import InputJob, run_job
 
 
 def build(requests: Any) -> DataFrame:
-    """Traffic by client over all time."""
+    """Return traffic by client over all time."""
     result: DataFrame = requests.groupBy("client").agg(
         F.count("*").alias("requests"),
         F.sum("bytes").alias("bytes"),
@@ -29,7 +29,7 @@ JOB = InputJob("client-traffic", __doc__ or "", read_log, build, ("client",), "r
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job; returns the exit code."""
+    """Run the job; return the exit code."""
     return run_job(JOB, argv)
 
 

@@ -1,4 +1,4 @@
-"""What Spark's JVM asks on the driver (where shards shall be, what a batch did, which shards it left out), and what it tells."""
+"""Answers to calls from Spark's JVM on the driver: hosts of shards, results of batches, finished batches, ended runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from coordinator.service.client import CoordinatorClient
 from coordinator.service.deploy import coordinator_name
 from spark_jobs.finished_batches import FinishedBatches
 from spark_jobs.nodes.executor_nodes import ExecutorNodes
-from spark_jobs.nodes.live_migration import ShadowMoves
+from spark_jobs.nodes.live_migration import LiveMigration
 from spark_jobs.nodes.node_watch import NodeWatch, WatchedFleet
 from spark_jobs.plan.executors import Executors
 from spark_jobs.worker.fleet_client import FleetAddress
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 class PlacementOptions(NamedTuple):
     """How a driver wants its shards placed; see :func:`spark_jobs.fleet.connect`.
 
-    `policy` is the name of one, or a pickled one.
+    `policy` is the name of a placement policy, or a pickled policy.
     """
 
     standbys: int = 0
@@ -44,7 +44,7 @@ class PlacementOptions(NamedTuple):
 class _Fleet(NamedTuple):
     coordinator: CoordinatorClient
     nodes: ExecutorNodes
-    moves: ShadowMoves
+    migration: LiveMigration
     finished: FinishedBatches
     options: PlacementOptions
 
@@ -55,75 +55,77 @@ class DriverCalls:
     def __init__(self) -> None:
         self._fleets: dict[str, _Fleet] = {}
         self._watches: dict[str, NodeWatch] = {}
-        #: By run its query's id, and the states that it has begun to write.
+        #: By run, the id of its query and the states (fleet and name) that it has begun to write.
         self._writers: dict[str, tuple[str, set[tuple[str, str]]]] = {}
 
     def watch(self, spark: SparkSession) -> None:
-        """Look after the nodes of a session's application, once."""
+        """Begin to watch the nodes of a session's application; a second call has no effect."""
         application = spark.sparkContext.applicationId
         if application not in self._watches:
-            # Of an earlier one nothing is left.
-            self._watches = {application: NodeWatch(Executors(spark), self._living)}
+            # An earlier application has ended.
+            self._watches = {application: NodeWatch(Executors(spark), self._watched_fleets)}
             self._watches[application].start()
 
-    def _living(self) -> list[WatchedFleet]:
-        return [WatchedFleet(one.coordinator, one.moves) for one in self._running()]
+    def _watched_fleets(self) -> list[WatchedFleet]:
+        return [WatchedFleet(fleet.coordinator, fleet.migration) for fleet in self._running()]
 
     def _running(self) -> list[_Fleet]:
-        # Whoever asked a fleet that was shut down would start it anew.
-        return [one for uri, one in list(self._fleets.items()) if RayActors().find(coordinator_name(uri)) is not None]
+        # A call to a fleet that was shut down would start it again.
+        return [
+            fleet for uri, fleet in list(self._fleets.items()) if RayActors().find(coordinator_name(uri)) is not None
+        ]
 
     def add(self, address: FleetAddress, coordinator: CoordinatorClient, options: PlacementOptions) -> None:
-        """Know a fleet."""
+        """Register a fleet, so that calls about its operators can be answered."""
         known = self._fleets.get(address.uri)
         if known is None or (known.coordinator, known.options) != (coordinator, options):
-            nodes, moves = ExecutorNodes(address, options.store_actors_per_node), ShadowMoves(coordinator)
-            self._fleets[address.uri] = _Fleet(coordinator, nodes, moves, FinishedBatches(coordinator), options)
+            nodes, migration = ExecutorNodes(address, options.store_actors_per_node), LiveMigration(coordinator)
+            self._fleets[address.uri] = _Fleet(coordinator, nodes, migration, FinishedBatches(coordinator), options)
 
-    def answer(self, told: str) -> str:
-        """What the exchange of an operator is told, and who hears of finished batches and ended runs.
+    def answer(self, message: str) -> str:
+        """Answer a call from the exchange of an operator.
 
         Parameters
         ----------
-        told
-            JSON: ``asked`` (``start``, ``begin``, ``place``, ``settle``, ``finished`` or ``ended``), ``operator`` (what the route
-            column says), ``query_id``, ``run_id``, ``batch_id``, ``time_ms`` and ``former_time_ms`` of the batch; to begin it, with how
-            many ``shards`` its query was built; else, how many it has, and the ``first_partition`` of these; to place, ``executors``:
-            ``cores`` by host, how many are ``present`` and were ``asked`` for. Of a batch that is ``finished`` its ``run_id`` and
-            ``batch_id``, the ``states`` of the query by fleet, and whether their logs must have it ``at_once``; of a run that has ended
-            only its ``run_id``. Of a query that is to start its ``query_id``, null for a new one, whether it ``has_checkpoint`` that a
-            later start finds, and its ``operators``: ``uri``, ``state`` and, where it is the query's, output ``mode``. To start and to
-            begin also the ids of queries that are ``active``.
+        message
+            JSON: ``asked`` (``start``, ``begin``, ``place``, ``settle``, ``finished`` or ``ended``), ``operator`` (the facts in the
+            route column), and ``query_id``, ``run_id``, ``batch_id``, ``time_ms`` and ``former_time_ms`` of the batch. ``begin``
+            has the number of ``shards`` that the query was built with; ``place`` and ``settle`` have the batch's number, and the
+            ``first_partition``. ``place`` has ``executors``: ``cores`` by host, how many are ``present`` and were ``asked`` for.
+            ``finished`` has the ``run_id`` and ``batch_id``, the ``states`` of the query by fleet, and whether their logs must have
+            it ``at_once``; ``ended`` has only the ``run_id``. ``start`` has the ``query_id``, null for a new query, whether the
+            query ``has_checkpoint`` that a later start finds, and its ``operators``: ``uri``, ``state`` and, where it is the
+            query's, output ``mode``. ``start`` and ``begin`` also have the ids of queries that are ``active``.
 
         Returns
         -------
         str
-            JSON: of a query that is to start or to begin why it is ``refused``, if it is. Of a batch that begins its ``shards`` and
-            ``first_partition``. Else ``hosts``, one a shard, null for one that may be anywhere. Of a batch that is settled also
-            ``missing``, shards that have not committed it, the ``next`` batch's shards, and figures, by the names of
-            ``StatefulExchangeExec.java``.
+            JSON. ``start`` and ``begin``: why the query is ``refused``, or null. ``begin``: the batch's ``shards`` and
+            ``first_partition``. ``place`` and ``settle``: ``hosts``, one for each shard, null for a shard that may run anywhere.
+            ``settle``: also ``missing``, the shards that have not committed the batch, the ``next`` batch's shards, and stats, by the
+            names of ``StatefulExchangeExec.java``.
         """
         try:
-            batch = json.loads(told)
+            batch = json.loads(message)
             if batch["asked"] == "begin":
-                return json.dumps(self._begun(batch))
+                return json.dumps(self._begin(batch))
             if batch["asked"] == "start":
                 return json.dumps({"refused": self._refusal(batch)})
             if batch["asked"] == "finished":
-                self._finished(batch)
+                self._report_finished(batch)
                 return json.dumps({})
             if batch["asked"] == "ended":
-                self._ended(batch["run_id"])
+                self._end_run(batch["run_id"])
                 return json.dumps({})
             if batch["asked"] == "place":
-                return json.dumps({"hosts": self._placed(batch)})
-            return json.dumps(self._settled(batch))
+                return json.dumps({"hosts": self._place(batch)})
+            return json.dumps(self._settle(batch))
         except BaseException:
-            # Py4J shows the other side of an error of Python's badly.
-            log.exception("the exchange of an operator could not be answered: %s", told)
+            # Logged here, as Py4J shows a Python error badly on the JVM's side.
+            log.exception("the exchange of an operator could not be answered: %s", message)
             raise
 
-    def _begun(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def _begin(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         operator = batch["operator"]
         if refused := self._taken(operator, batch["query_id"], batch["active"]):
             return {"refused": refused}
@@ -135,11 +137,11 @@ class DriverCalls:
         return {"shards": shards.num_shards, "first_partition": shards.first_partition}
 
     def _refusal(self, query: Mapping[str, Any]) -> str | None:
-        """Why a query may not start on the states of its operators."""
+        """Return why a query may not start on the states of its operators; None if it may."""
         for run_id, (owner, _) in list(self._writers.items()):
-            # Spark's listeners may not have heard of it yet.
+            # The run has ended, and Spark's listeners may not have been called yet.
             if owner not in query["active"]:
-                self._ended(run_id)
+                self._end_run(run_id)
         for operator in query["operators"]:
             if taken := self._taken(operator, query["query_id"], query["active"]):
                 return taken
@@ -157,7 +159,7 @@ class DriverCalls:
         return None
 
     def _taken(self, operator: Mapping[str, Any], query_id: str | None, active: Sequence[str]) -> str | None:
-        """Why a query may not have the state of an operator, if another one that runs in this program writes it."""
+        """Return why a query may not use the state of an operator: another running query of this program writes it. None if it may."""
         state = operator["uri"], operator["state"]
         for owner, states in list(self._writers.values()):
             if state in states and owner != query_id and owner in active:
@@ -168,25 +170,25 @@ class DriverCalls:
                 )
         return None
 
-    def _finished(self, batch: Mapping[str, Any]) -> None:
+    def _report_finished(self, batch: Mapping[str, Any]) -> None:
         for uri, names in batch["states"].items():
             finished = self._fleets[uri].finished
             report = finished.report_now if batch["at_once"] else finished.report
             report(batch["run_id"], batch["batch_id"], names)
 
-    def _ended(self, run_id: str) -> None:
-        """Nobody writes by the run any more; its shards stay in memory for the next one."""
+    def _end_run(self, run_id: str) -> None:
+        """Record that a run has ended; its shards stay in memory for the next run."""
         self._writers.pop(run_id, None)
         if ray.is_initialized():
             for fleet in self._running():
                 fleet.finished.end(run_id)
                 fleet.coordinator.deactivate_instances(run_id)
 
-    def _placed(self, batch: Mapping[str, Any]) -> Sequence[str | None]:
+    def _place(self, batch: Mapping[str, Any]) -> Sequence[str | None]:
         operator = batch["operator"]
         fleet, executors = self._fleets[operator["uri"]], batch["executors"]
         if executors["present"] < executors["asked"]:
-            # RayDP does not start every lost one anew: nobody should wait for it in silence.
+            # RayDP does not restart every lost executor: without a warning, users would wait in silence.
             log.warning(
                 "Spark has %d of the %d executors that it was started with: %s; others are asked for once nodes have room for them",
                 executors["present"],
@@ -195,7 +197,7 @@ class DriverCalls:
             )
         try:
             slots = fleet.nodes.slots(executors["cores"])
-            found = fleet.coordinator.place_shards(
+            placements = fleet.coordinator.place_shards(
                 operator["state"],
                 batch["query_id"],
                 _shards(batch),
@@ -203,9 +205,9 @@ class DriverCalls:
                 fleet.options.standbys,
                 fleet.options.policy,
             )
-            fleet.moves.begin(found.moves)
-            return fleet.nodes.hosts(found.nodes)
-        except (StateStoreError, RayError) as error:  # without places a batch is slower, and no less right
+            fleet.migration.begin(placements.moves)
+            return fleet.nodes.hosts(placements.nodes)
+        except (StateStoreError, RayError) as error:  # without preferred hosts a batch is slower, and still correct
             log.warning(
                 "the shards of %s are not placed, and its tasks run anywhere until executors change: %s: %s",
                 operator["state"],
@@ -214,17 +216,17 @@ class DriverCalls:
             )
             return []
 
-    def _settled(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def _settle(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         operator = batch["operator"]
         fleet = self._fleets[operator["uri"]]
-        result, following, shards = fleet.coordinator.batch_result(_task(batch), _shards(batch))
-        fleet.moves.begin(following.moves)
+        result, placements, next_shards = fleet.coordinator.batch_result(_task(batch), _shards(batch))
+        fleet.migration.begin(placements.moves)
         for watch in self._watches.values():
             watch.batch_ended()
         return {
-            **_figures(result, batch["shards"]),
-            "hosts": fleet.nodes.hosts(following.nodes),
-            "next": {"shards": shards.num_shards, "first_partition": shards.first_partition},
+            **_stats(result, batch["shards"]),
+            "hosts": fleet.nodes.hosts(placements.nodes),
+            "next": {"shards": next_shards.num_shards, "first_partition": next_shards.first_partition},
         }
 
 
@@ -233,7 +235,7 @@ def _shards(batch: Mapping[str, Any]) -> BatchShards:
 
 
 def _task(batch: Mapping[str, Any]) -> TaskIdentity:
-    """Whoever asks for a batch as a whole."""
+    """Return the identity by which the driver asks about a batch as a whole."""
     return TaskIdentity(
         state_name=batch["operator"]["state"],
         query_id=batch["query_id"],
@@ -247,7 +249,7 @@ def _task(batch: Mapping[str, Any]) -> TaskIdentity:
     )
 
 
-def _figures(result: BatchResult, shards: int) -> dict[str, Any]:
+def _stats(result: BatchResult, shards: int) -> dict[str, Any]:
     return {
         "missing": list(result.missing),
         "rows_total": result.rows_total,
@@ -256,7 +258,7 @@ def _figures(result: BatchResult, shards: int) -> dict[str, Any]:
         "rows_late": result.rows_late,
         "memory_bytes": result.memory_bytes,
         "updates_ms": result.updates_ms,
-        "removals_ms": 0,  # what expires is removed with the updates
+        "removals_ms": 0,  # expired rows are removed with the updates
         "commit_ms": result.commit_ms,
         "instances": shards,
         "due_ms": result.due_ms,

@@ -1,4 +1,4 @@
-"""What a driver reports to the coordinators of its fleets: its executors, and what its batches wait for that take long."""
+"""Reports of a driver to the coordinators of its fleets: its executors, and the state of its long batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["DriverReports", "ReportedTo"]
 
 log = logging.getLogger(__name__)
 
-#: Seconds after which a report is repeated that says nothing new: a coordinator that started anew knows of none.
+#: Seconds after which an unchanged report is repeated, as a coordinator that has restarted has none.
 _REPEAT_S = 10.0
 
 
@@ -24,19 +24,19 @@ class ReportedTo(Protocol):
 
 
 class DriverReports:
-    """Reports at once what is new, and repeats it now and then."""
+    """Sends a changed report at once, and repeats an unchanged one periodically."""
 
     def __init__(self) -> None:
         self._last: DriverReport | None = None
         self._reported_s = 0.0
 
     def report(self, report: DriverReport, coordinators: Iterable[ReportedTo], now_s: float) -> None:
-        """Send a report, if that is due.
+        """Send a report if it is due.
 
         Parameters
         ----------
         now_s
-            Time, of a clock that only goes on.
+            Time of a monotonic clock.
         """
         if report == self._last and now_s - self._reported_s < _REPEAT_S:
             return

@@ -1,4 +1,4 @@
-"""Reports to a fleet's coordinator of batches that Spark's commit log has, beside the batches that follow."""
+"""Reports of batches that Spark's commit log has, sent to a fleet's coordinator while the next batches run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["FinishedBatches"]
 
 log = logging.getLogger(__name__)
 
-#: Seconds that a report waits to be written with the records of the next batch.
+#: Seconds for which a report may wait to be written with the records of the next batch.
 _WITHIN_S = 1.0
 
 
@@ -27,7 +27,7 @@ class _Report(NamedTuple):
 
 
 class FinishedBatches:
-    """Reports of one fleet: of each run one at a time, repeated while the coordinator starts anew, until the states' logs have it.
+    """Reports of a fleet: one at a time for each run, repeated while the coordinator restarts, until the states' logs have it.
 
     Parameters
     ----------
@@ -38,25 +38,25 @@ class FinishedBatches:
     def __init__(self, coordinator: CoordinatorClient) -> None:
         self._coordinator = coordinator
         self._guard = threading.Lock()
-        #: Newest report of each run that a thread is busy with, or will be.
+        #: By run, the newest report that a thread sends or will send.
         self._newest: dict[str, _Report] = {}
 
     def report(self, run_id: str, batch_id: int, state_names: Sequence[str]) -> None:
-        """Have the coordinator know that a batch is finished, soon."""
+        """Report a finished batch from a thread, and return at once."""
         report = _Report(run_id, batch_id, state_names)
         with self._guard:
             is_busy = run_id in self._newest
             self._newest[run_id] = report
         if not is_busy:
-            # A daemon: of what it could not report, the next batch or run is the proof.
+            # A daemon: a batch that it could not report is proven finished by the next batch or run.
             threading.Thread(target=self._run, args=(report,), name="statefleet-finished", daemon=True).start()
 
     def report_now(self, run_id: str, batch_id: int, state_names: Sequence[str]) -> None:
-        """Have it in the logs when this returns."""
+        """Report a finished batch, and return once the logs have it."""
         self._send(_Report(run_id, batch_id, state_names), 0.0)
 
     def end(self, run_id: str) -> None:
-        """Have what is left of a run in the logs when this returns."""
+        """Send the open report of a run, and return once the logs have it."""
         with self._guard:
             report = self._newest.get(run_id)
         if report is not None:
@@ -76,7 +76,7 @@ class FinishedBatches:
         try:
             self._coordinator.batch_finished(report.state_names, report.run_id, report.batch_id, within_s)
         except (StateStoreError, RayError) as error:
-            # The batch is done whether or not readers know it.
+            # The batch is finished even if readers do not see it.
             log.warning(
                 "batch %d of %s is finished, and the fleet could not be told; readers see it once the next one has begun: %s: %s",
                 report.batch_id,

@@ -1,4 +1,4 @@
-"""The front door's substance: connect to a fleet, make a streaming DataFrame's state live in it."""
+"""Connect to a fleet, and keep the state of streaming DataFrames in it."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ __all__ = ["Fleet", "connect"]
 
 log = logging.getLogger(__name__)
 
-#: Of all fleets of this driver, as its JVM has one place to ask.
+#: Shared by all fleets of this driver, as its JVM has a single callback.
 _DRIVER = DriverCalls()
-#: Fewest shards of a new state: room to use a few more cores later, and cheap on one.
+#: Minimum shards of a new state: cheap on one core, and enough to use a few more cores later.
 _MIN_SHARDS = 4
-#: How long a store actor may take to start before that is told, in seconds.
+#: Seconds that a store actor may take to start before that is logged.
 _START_S = 60.0
 
 
@@ -85,31 +85,31 @@ def connect(
         URI is one fleet: it has one coordinator actor and store actors on each node that runs its tasks.
     storage_options
         Options of the object store (endpoint, region, ..) in obstore's names. Credentials are better left to the usual
-        environment variables of every node. Those that are given here are handed to the fleet's running processes and kept in their
-        memory only; once all of them have ended, somebody has to connect with them again. Another call with other credentials
+        environment variables of every node. Credentials that are given here are sent to the fleet's running processes and kept in their
+        memory only; once all of these have ended, a program has to connect with credentials again. A later call with other credentials
         replaces them.
     maintenance
-        When snapshots are made and how many versions are kept, for a fleet that is started by this call.
+        When snapshots are written and how many versions are kept, for a fleet that this call starts.
     standbys
-        How many store actors on other nodes keep a warm copy of each shard of this driver's queries, and take over without reading
+        How many store actors on other nodes keep a copy of each shard of this driver's queries in memory, and take over without reading
         the object store when a node is lost. Each needs the memory of a copy.
     store_actors_per_node
-        Store actors on each node that has executors of this driver. By default one for each eight cores, or part of eight.
+        Store actors on each node that has executors of this driver. By default one for each eight cores, rounded up.
     placement
-        Which store actor each shard of this driver's queries goes to: ``"balance"`` spreads them by cores and moves as few as that
-        takes when nodes come and go; ``"stay"`` spreads new shards and moves none by itself; or a policy of your own
+        Which store actor each shard of this driver's queries goes to: ``"balance"`` spreads them by cores, and moves as few as
+        possible when nodes come and go; ``"stay"`` spreads new shards and moves none by itself; or a policy of your own
         (:class:`~coordinator.placement.policy.PlacementPolicy`), which is pickled and runs in the coordinator.
     memory_limit
-        Bytes of memory that each store actor's process may have, or text such as ``"2GiB"``, for store actors that are started by this
-        call or by its queries; by default as much as its state takes. State that does not fit is on the node's disk, and what neither
-        has room for is refused. Ray's shared object store is not part of it, and needs memory of its own.
+        Bytes of memory that each store actor's process may have, or text such as ``"2GiB"``, for store actors that this call or its
+        queries start; by default as much as its state needs. State that does not fit is on the node's disk, and what fits in neither is
+        refused. Ray's shared object store is not included, and needs memory of its own.
     spill_dir
-        Folder for that on a local disk of every node; by default in Ray's session folder of the node.
+        Folder for such state on a local disk of every node; by default in Ray's session folder of the node.
 
     Returns
     -------
     Fleet
-        A handle; making a second one costs nothing.
+        A handle; a second one costs nothing.
 
     Raises
     ------
@@ -137,13 +137,13 @@ def connect(
     options = PlacementOptions(standbys, store_actors_per_node, portable_policy(placement))
     memory = MemoryOptions.of(memory_limit, spill_dir)
     if started_ray():
-        # Its store actors are on this machine: without this the first of them would compile for a minute, and nobody would know why.
+        # Its store actors are on this machine: without this the first of them would compile for a minute without a message.
         warm_with_progress()
     return Fleet(normalized, storage_options, maintenance or Maintenance(), options, memory)
 
 
 class Fleet:
-    """A connected fleet. Made by :func:`connect`."""
+    """A connected fleet. Created by :func:`connect`."""
 
     def __init__(
         self,
@@ -157,30 +157,30 @@ class Fleet:
         self._placement = placement
         self._actors = RayActors()
         options, secrets = split_options(uri, storage_options)
-        given = secrets if options.withheld else None
-        self._coordinator = CoordinatorClient.connect(uri, options, maintenance, secrets=given)
-        if given is not None:
-            hand_over(self._actors, self._coordinator.status(), given)
-        # Those of whoever started the fleet: all its processes use the same.
+        credentials = secrets if options.withheld else None
+        self._coordinator = CoordinatorClient.connect(uri, options, maintenance, secrets=credentials)
+        if credentials is not None:
+            hand_over(self._actors, self._coordinator.status(), credentials)
+        # The options with which the fleet was started: all its processes use the same.
         options = self._coordinator.storage_options()
         self._address = FleetAddress(uri, ray.get_runtime_context().gcs_address, options, maintenance, memory)
-        # Start-up (imports, compiled code) happens here, not in a batch.
+        # The store actor starts here (imports, compiled code), and not in a batch.
         local = ensure_store_actor(self._actors, uri, options, maintenance, self._actors.node_id(), memory)
         started = local.location.remote()
         while not self._actors.wait([started], _START_S):
-            # However long it takes: one that starts answers no ping, and is not hung.
+            # Without a limit: a store actor that is starting answers no ping, and is no hung one.
             log.warning("the store actor of this node is still starting: %s", uri)
         try:
             unwrapped(self._actors, local, started)
         except MemoryLimitError:
-            # It holds nothing, and refuses all work: one with other options is to take its place.
+            # It has no state and refuses all work: a store actor with other options has to replace it.
             self._actors.kill(local, restart=False)
             raise
-        self._readied: set[str] = set()
+        self._prepared_applications: set[str] = set()
         runtime = Runtime()
         source = FleetSource.connected(self._coordinator, self._actors, runtime)
         self._live = LiveFleet(source, opened_live(uri), runtime, self._coordinator)
-        #: Of the operators that were built, by name.
+        #: States of the operators that were built, by name.
         self._planned: dict[str, PlannedState] = {}
         self._run_id = f"python-{uuid.uuid4().hex}"
 
@@ -196,30 +196,30 @@ class Fleet:
         shards: int | None = None,
         closing: str = "spark",
     ) -> StatefulDataFrame:
-        """A streaming DataFrame whose next stateful operator keeps its state in the fleet.
+        """Return a streaming DataFrame whose next stateful operator keeps its state in the fleet.
 
         Parameters
         ----------
         df
             Streaming DataFrame, with its watermark if it has one.
         name
-            Name of the state, unique in the fleet; its folder below the fleet's URI. Use a query's checkpoint and a state's
-            name together, always the same pair.
+            Name of the state, unique in the fleet; its folder below the fleet's URI. Always use a query's checkpoint
+            with the same state's name.
         outputMode
             ``update``, ``append`` or ``complete``, as in Spark, in any case. By default an aggregation has the mode of its query
-            (``writeStream.outputMode``), and every other operator the one that it has. One that is given has to be the query's.
+            (``writeStream.outputMode``), and every other operator its only one. A mode that is set here has to be the query's.
         shards
             Number of shards. By default that of the existing state, else the cluster's parallelism, and at least four. A state that
             exists with another number is rescaled with the first batch of the query; see :meth:`rescale`.
         closing
-            By which watermark groups are closed and state is let go. ``spark``: that of the batches before, as in Spark, which runs a
-            batch without data for what it closes. ``early``: that which includes the batch, so results come one batch earlier; rows
-            that Spark would still take are then late (docs/operators.md).
+            The watermark by which groups are closed and state is removed. ``spark``: that of the batches before, as in Spark, which
+            runs a batch without data to close groups. ``early``: that which includes the batch, so results come one batch earlier;
+            rows that Spark would still accept are then late (docs/operators.md).
 
         Returns
         -------
         StatefulDataFrame
-            Has PySpark's stateful operators, and passes what looks at each row by itself through (``select``, ``where``, ..).
+            It has PySpark's stateful operators, and passes operations on each row by itself through (``select``, ``where``, ..).
 
         Raises
         ------
@@ -234,9 +234,9 @@ class Fleet:
         def run_plan(plan: OperatorPlan, modes: QueryModes) -> DataFrame:
             existing = self._coordinator.describe_state(name)
             operator = RoutedOperator.of(plan, name, self.uri, existing, modes=modes, closes_early=closing == "early")
-            asked = shards if operator.schema.keys else 1  # one global group has one place
-            described = operator.schema
-            # What readers are shown goes with the state's metadata: no task needs it.
+            asked = shards if operator.schema.keys else 1  # a single global group has a single shard
+            viewed = operator.schema
+            # The view for readers is stored with the state's metadata; no task needs it.
             operator = replace(
                 operator, schema=operator.schema.undescribed(), upstream=replace(operator.upstream, shards=asked)
             )
@@ -245,15 +245,15 @@ class Fleet:
                 self._planned[name] = PlannedState(operator, metadata)
                 return route_plan(self._collected(operator, metadata, existing), metadata, address)
 
-            following = operator.schema if modes.mode is None else None
-            return self.attach(df, name, operator.schema.output_mode, described, asked, route, following)
+            query_mode_schema = operator.schema if modes.mode is None else None
+            return self.attach(df, name, operator.schema.output_mode, viewed, asked, route, query_mode_schema)
 
         return StatefulDataFrame(df, Target(name, outputMode, shards, closing, run_plan))
 
     def _collected(
         self, operator: RoutedOperator, metadata: StateMetadata, existing: StateMetadata | None
     ) -> RoutedOperator:
-        """The operator with what its tasks need besides the stream."""
+        """Return the operator with the rows that its tasks need besides the stream."""
         if not isinstance(operator.plan, Collector):
             return operator
         shards = 0 if existing is None else existing.num_shards
@@ -268,41 +268,41 @@ class Fleet:
         schema: StateSchema | None,
         shards: int | None,
         route: Callable[[StateMetadata, FleetAddress], DataFrame],
-        following: StateSchema | None = None,
+        query_mode_schema: StateSchema | None = None,
     ) -> DataFrame:
-        """The DataFrame of an operator whose state is `name`, once it is known to fit the state that exists.
+        """Return the DataFrame of an operator whose state is `name`, after a check that it fits the state that exists.
 
         Parameters
         ----------
         schema
-            The operator's, as readers see it; None if the stores are a program's own.
-        following
-            The schema of an operator that has its query's output mode, which is looked at when the query starts.
+            The operator's schema with its view for readers; None if the stores are a program's own.
+        query_mode_schema
+            The schema of an operator that has its query's output mode, which is checked when the query starts.
 
         Raises
         ------
         InvalidRequestError
-            The name cannot be a state's.
+            The name is not valid for a state.
         SetupError
             The session of `df` does not run on Ray.
         StateMismatchError
-            It does not fit.
+            The operator does not fit the state.
         """
         check_state_name(name)
         check_on_ray(df.sparkSession)
         install(df.sparkSession, _DRIVER.answer)
         _DRIVER.add(self._address, self._coordinator, self._placement)
         _DRIVER.watch(df.sparkSession)
-        self._ready(df.sparkSession)
+        self._prepare(df.sparkSession)
         existing = self._coordinator.describe_state(name)
         if shards is None:
             parallelism = max(_MIN_SHARDS, df.sparkSession.sparkContext.defaultParallelism)
             shards = existing.num_shards if existing is not None else parallelism
-        # The query's id is known to its tasks only.
+        # Only the query's tasks know its id.
         metadata = StateMetadata(name, "", shards, output_mode, schema)
         asked = metadata
-        if following is not None and existing is not None and existing.output_mode in OUTPUT_MODES:
-            asked = in_output_mode(metadata, following.in_output_mode(existing.output_mode))
+        if query_mode_schema is not None and existing is not None and existing.output_mode in OUTPUT_MODES:
+            asked = in_output_mode(metadata, query_mode_schema.in_output_mode(existing.output_mode))
         # Refused now, when the query is built, rather than in its first batch.
         self._coordinator.check_state(asked)
         if existing is not None and existing.num_shards != shards:
@@ -325,9 +325,9 @@ class Fleet:
     ) -> Imported:
         """Move a query that kept its state in Spark's own stores to the fleet, without its history.
 
-        The state of its newest committed batch becomes the first version of the state of a query of the fleet, and that query goes on
-        with the next batch: same offsets, same watermark, same number. Nothing is written to the old checkpoint. An import that was
-        killed is repeated by the same call; until it is finished no query can use what there is of it.
+        The state of its newest committed batch becomes the first version of the state of a query of the fleet, and that query continues
+        with the next batch: same offsets, same watermark, same number. Nothing is written to the old checkpoint. After an import was
+        killed, the same call repeats it; until it is finished no query can use the new state.
 
         Parameters
         ----------
@@ -336,12 +336,12 @@ class Fleet:
         frame
             The new query: the old one's sources and operators, with ``fleet.stateful`` before each stateful operator.
         checkpoint
-            Folder for the new query's checkpoint; it is empty, or not there yet.
+            Folder for the new query's checkpoint; it is empty, or does not exist.
         operators
-            Of each state by name the number of Spark's operator (a folder below ``state``), if they are in another order.
+            By name of a state, the number of Spark's operator (a folder below ``state``), if they are in another order.
         from_nothing
-            Columns of the results whose aggregates are not imported and tell only of what comes from there on: those of which Spark's
-            state cannot be made the fleet's.
+            Columns of the results whose aggregates are not imported, as Spark's state cannot be converted to the fleet's. They only
+            include rows from the first batch in the fleet on.
 
         Returns
         -------
@@ -351,11 +351,11 @@ class Fleet:
         Raises
         ------
         StateMismatchError
-            The checkpoint's state is not one of such a query, or there is a state of this name.
+            The checkpoint's state is not that of such a query, or there is a state of this name.
         InvalidRequestError
-            There is no such checkpoint, its query runs, or something in it cannot be imported; names it.
+            There is no such checkpoint, its query runs, or a part of it cannot be imported; the error names the part.
         StoreUnavailableError
-            It was not finished.
+            The import was not finished.
 
         Examples
         --------
@@ -371,7 +371,7 @@ class Fleet:
     def import_table(self, frame: DataFrame, rows: DataFrame, *, checkpoint: str) -> Imported:
         """Begin the state of a new query with a table of its keys and values.
 
-        The query then reads its sources from their beginning, as any new one does.
+        The query then reads its sources from their beginning, as any new query does.
 
         Parameters
         ----------
@@ -382,7 +382,7 @@ class Fleet:
             and types, as ``statefleet export`` writes them; of ``dropDuplicatesWithinWatermark`` also ``expires``; of a function the
             columns of its state.
         checkpoint
-            Folder for the query's checkpoint; it is empty, or not there yet.
+            Folder for the query's checkpoint; it is empty, or does not exist.
 
         Returns
         -------
@@ -392,31 +392,32 @@ class Fleet:
         Raises
         ------
         InvalidRequestError
-            Something does not fit, or the state of an aggregate (an average, say) does not follow from its result; names it.
+            A column does not fit, or the state of an aggregate, such as an average, does not follow from its result; the error
+            names it.
         StateMismatchError
             There is a state of this name.
         StoreUnavailableError
-            It was not finished; the same call repeats it.
+            The import was not finished; the same call repeats it.
         """
         return Importer(self._coordinator, self._address, self._planned).import_table(frame, rows, checkpoint)
 
     def state(self, name: str, part: str = "", *, consistency: str = "finished") -> LiveState:
-        """The state of one operator as a table, also while its query runs; see
+        """Return the state of an operator as a table, also while its query runs; see
         :meth:`LiveFleet.state <statefleet.reads.fleet.LiveFleet.state>`.
 
         Raises
         ------
         InvalidRequestError
-            The name cannot be a state's, or the consistency is none.
+            The name is not valid for a state, or the consistency is not valid.
         """
         return self._live.state(name, part, consistency=consistency)
 
     def states(self) -> list[str]:
-        """Names of all states."""
+        """Return the names of all states."""
         return self._live.states()
 
     def state_metadata(self, name: str | None = None, version: int | None = None) -> pa.Table:
-        """What stores there are, how many shards, and which batches can be read; see
+        """Return the stores and shards of states, and the batches that can be read; see
         :meth:`LiveFleet.state_metadata <statefleet.reads.fleet.LiveFleet.state_metadata>`.
 
         Raises
@@ -424,17 +425,17 @@ class Fleet:
         InvalidRequestError
             There is no such state, or a version is given without a name.
         VersionNotFoundError
-            There is no such version (any more).
+            There is no such version, or it is no longer retained.
         """
         return self._live.state_metadata(name, version)
 
     def sql(self, query: str, *, consistency: str = "finished") -> pa.Table:
-        """Answer of a query of SQL over states; see :meth:`LiveFleet.sql <statefleet.reads.fleet.LiveFleet.sql>`.
+        """Run a query of SQL over states; see :meth:`LiveFleet.sql <statefleet.reads.fleet.LiveFleet.sql>`.
 
         Raises
         ------
         InvalidRequestError
-            The query is not valid, or names no state's table; says what DuckDB says. Or the consistency is none.
+            The query is not valid, or names no state's table; the error has DuckDB's text. Or the consistency is not valid.
         """
         return self._live.sql(query, consistency=consistency)
 
@@ -450,27 +451,27 @@ class Fleet:
         stores: Mapping[str, tuple[pa.Schema, pa.Schema]] | None = None,
         shards: int = 1,
     ) -> StateStore:
-        """A handle that makes the next version of a partition of keyed state, from plain Python.
+        """Open a handle that writes the next version of a partition of keyed state, from plain Python.
 
-        The state belongs to Python programs: that of a streaming query is refused here. The program that opens it last is its
-        writer; commits of earlier ones are refused.
+        The state belongs to Python programs: the state of a streaming query is refused here. The last program to open it is its
+        writer; commits of earlier programs are refused.
 
         Parameters
         ----------
         name, partition_id
-            The state, and which of its `shards` partitions.
+            The state, and the number of one of its `shards` partitions.
         keys, values
-            Columns of the one store ``default``; or `stores`, by name. New nullable, fewer and wider value columns than those
+            Columns of the store ``default``; or `stores`, by name. New nullable, fewer and wider value columns than those
             of the existing state are accepted.
 
         Raises
         ------
         InvalidRequestError
-            The name of the state, or of a store, cannot be one.
+            The name of the state or of a store is not valid.
         WriterBusyError
             A handle of this program is open already.
         StateMismatchError
-            The state belongs to a query, or its schema does not fit; shows both schemas.
+            The state belongs to a query, or its schema does not fit; the error shows both schemas.
         """
         check_state_name(name)
         specs = store_specs(keys, values, stores)
@@ -489,21 +490,21 @@ class Fleet:
         stores: Mapping[str, tuple[pa.Schema, pa.Schema]] | None = None,
         version: int | None = None,
     ) -> ReadStateStore:
-        """A handle that reads any retained version of a partition of keyed state, also while it is being written.
+        """Open a handle that reads a retained version of a partition of keyed state, also while it is being written.
 
         Raises
         ------
         VersionNotFoundError, InvalidRequestError
-            The version does not exist, or is not retained; or the name cannot be a state's.
+            The version does not exist, or is not retained; or the name is not valid for a state.
         """
         check_state_name(name)
         specs = store_specs(keys, values, stores)
         return fleet_client(self._address).open_read(name, partition_id, specs, version)
 
-    def _ready(self, spark: SparkSession) -> None:
-        """Do once for a Spark application what would otherwise fall into its first batch."""
+    def _prepare(self, spark: SparkSession) -> None:
+        """Connect Spark's workers to the fleet once for an application, which would otherwise be a part of its first batch."""
         application = spark.sparkContext.applicationId
-        if application in self._readied:
+        if application in self._prepared_applications:
             return
         slots = spark.sparkContext.defaultParallelism
         tasks = spark.range(0, slots, 1, slots).mapInArrow(ConnectTask(self._address), "id BIGINT")
@@ -516,10 +517,10 @@ class Fleet:
                 uri=self.uri,
                 cause=error,
             ) from error
-        self._readied.add(application)
+        self._prepared_applications.add(application)
 
     def explain_placement(self, name: str, shard: int) -> PlacementExplanation:
-        """Why a shard of a state is where it is.
+        """Explain why a shard of a state is on its store actor.
 
         Parameters
         ----------
@@ -531,8 +532,8 @@ class Fleet:
         Returns
         -------
         PlacementExplanation
-            Store actor that has it (``location``), its newest moves with their reasons (``moves``, from the state's log), and how many
-            state operations ran on its node, or why not, since the coordinator started (``operations``).
+            The store actor that has it (``location``), its newest moves with their reasons (``moves``, from the state's log), and
+            how many state operations ran on its node or not, with the reason, since the coordinator started (``operations``).
 
         Raises
         ------
@@ -544,10 +545,10 @@ class Fleet:
         return self._coordinator.explain_placement(name, shard)
 
     def rescale(self, name: str, shards: int, *, dry_run: bool = False) -> RescalePlan:
-        """Give a state another number of shards while its query runs, from one of its next batches on.
+        """Change the number of shards of a state while its query runs, from one of its next batches on.
 
-        No file is rewritten: new shards begin as the rows of the old ones whose keys are theirs. The query's program keeps its own
-        number for the next start, unless it leaves `shards` out.
+        No file is rewritten: a new shard begins with the rows of the old shards whose keys belong to it. At its next start the query
+        uses its program's number again, unless the program leaves `shards` out.
 
         Parameters
         ----------
@@ -556,18 +557,18 @@ class Fleet:
         shards
             A multiple or a divisor of the present number. Any number can be given to :meth:`stateful` when a query is started.
         dry_run
-            Only say what would be done.
+            Only return what would be done.
 
         Returns
         -------
         RescalePlan
-            For each new shard the old ones that it is made of.
+            For each new shard, the old shards that it is made of.
 
         Raises
         ------
         InvalidRequestError
-            There is no such state, no run of its query goes on, its partitions are the user's own, it has one shard by nature, or the
-            number is none.
+            There is no such state, its query does not run, its partitions are the user's own, its operator always has one shard, or the
+            number is not valid.
         """
         check_state_name(name)
         return self._coordinator.rescale(name, shards, dry_run=dry_run)
@@ -582,37 +583,37 @@ class Fleet:
         from_checkpoint: str | None = None,
         sources: int = 1,
     ) -> Branch:
-        """A state that begins with a version of another one, for another query to go on from; that one is left as it is.
+        """Create a state that begins with a version of another state, for another query to continue; the other state is not changed.
 
-        No row is copied: the branch needs the files of the other one, which are kept for it, until it has a snapshot of its own. A
-        second call finds the branch that is there. The first query that goes on from it owns it.
+        No row is copied: the branch needs the files of the other state, which are kept for it until it has a snapshot of its own. A
+        second call returns the existing branch. The first query that continues the branch owns it.
 
         Parameters
         ----------
         name
-            The state that is branched; each of a query's operators that is to be has its own branch, of the same version.
+            The state to branch; each operator of a query has its own branch, of the same version.
         as_
             Name of the branch: ``fleet.stateful(..., name=as_)`` of the other query.
         version
-            One that is retained; by default the newest that all shards of all operators of the query have.
+            A retained version; by default the newest that all shards of all operators of the query have.
         checkpoint
-            Folder of a new checkpoint for the other query, which begins with the batch that reads the version. Without one, copy a
+            Folder of a new checkpoint for the other query, which begins with the batch that reads the version. Without it, copy a
             checkpoint of that batch yourself.
         from_checkpoint
-            Checkpoint of the query that is branched: the other one reads its input from where that one stood at the version. Without
-            it, each source begins where it would with no checkpoint.
+            Checkpoint of the branched query: the other query reads its input from the position of that query at the version.
+            Without it, each source begins where it does without a checkpoint.
         sources
-            How many sources the other query has, if there is no `from_checkpoint`.
+            Number of sources of the other query, if there is no `from_checkpoint`.
 
         Raises
         ------
         VersionNotFoundError
             Not every shard has the version, or it is not retained any more.
         InvalidRequestError
-            There is no such state; something else has the branch's name, or is in the new checkpoint's folder; or the checkpoint
-            of the other query does not tell of the version.
+            There is no such state; another state has the branch's name; the new checkpoint's folder has other files; or the checkpoint
+            of the branched query lacks the version.
         StorageUnavailableError
-            The checkpoint cannot be written; the branch is there.
+            The checkpoint cannot be written; the branch exists.
         """
         check_state_name(name)
         check_state_name(as_)
@@ -636,7 +637,7 @@ class Fleet:
         return branch
 
     def drop(self, name: str, *, dry_run: bool = False, is_over: bool = False) -> DroppedState:
-        """End a state for good while the fleet goes on; see :meth:`LiveFleet.drop <statefleet.reads.fleet.LiveFleet.drop>`.
+        """Delete a state for good while the fleet goes on; see :meth:`LiveFleet.drop <statefleet.reads.fleet.LiveFleet.drop>`.
 
         Raises
         ------
@@ -646,37 +647,37 @@ class Fleet:
         return self._live.drop(name, dry_run=dry_run, is_over=is_over)
 
     def status(self) -> dict[str, Any]:
-        """Where everything is: store actors, queries, shards, versions, watermarks; what the dashboard shows."""
+        """Return the status of store actors, queries, shards, versions and watermarks, as the dashboard shows it."""
         return self._coordinator.status()
 
     def dashboard_url(self, *, host: str | None = None, port: int | None = None) -> str:
-        """Address of the location dashboard, which is started if it isn't there.
+        """Return the address of the location dashboard; start it if it does not run.
 
         Parameters
         ----------
         host
-            Address of the head that it is served on; by default where it is, or else the loopback. On any other one a token is needed,
-            which is part of the address that is returned: ``STATEFLEET_DASHBOARD_TOKEN`` in the environment of the head's Ray, or a
-            new one each time the dashboard starts.
+            Address of the head that it is served on; by default its present address, or else the loopback. Any other address needs
+            a token, which is part of the returned address: ``STATEFLEET_DASHBOARD_TOKEN`` in the environment of the head's Ray, or
+            a new token each time the dashboard starts.
         port
-            By default one that follows from the fleet's URI.
+            By default a port that is computed from the fleet's URI.
 
         Raises
         ------
         SetupError, InvalidRequestError
-            It cannot be served there.
+            The dashboard cannot be served there.
         """
         return dashboard_url(self._actors, self.uri, DashboardOptions.of(host, port))
 
     def clean(self, name: str, *, dry_run: bool = False) -> dict[str, Any]:
-        """Do at once for a state what the coordinator does at every round: let old versions go, delete files nobody needs.
+        """Clean a state at once, as the coordinator does in every round: remove old versions, and delete files that no version needs.
 
         Parameters
         ----------
         name
             The state.
         dry_run
-            Only say what would go.
+            Only return what would be deleted.
 
         Returns
         -------
@@ -686,7 +687,7 @@ class Fleet:
         return self._coordinator.clean(name, dry_run=dry_run)
 
     def metrics(self) -> dict[str, dict[str, Any]]:
-        """Counters of each living store actor, by actor name: bytes loaded and written, commits, shards in memory."""
+        """Return counters of each living store actor, by actor name: bytes loaded and written, commits, shards in memory."""
         return store_metrics(self._actors, self.status())
 
     def shutdown(self) -> None:
@@ -694,16 +695,16 @@ class Fleet:
         end_fleet(self._actors, self._coordinator)
 
 
-def _check_frame(given: object, name: str) -> None:
-    """Refuse what is no DataFrame, or a stateful one that no operator was called of yet."""
-    if isinstance(given, StatefulDataFrame):
+def _check_frame(frame: object, name: str) -> None:
+    """Refuse anything but a DataFrame, and a stateful frame before its operator."""
+    if isinstance(frame, StatefulDataFrame):
         raise InvalidRequestError(
             "the DataFrame is stateful already; call one of its operators, and fleet.stateful on the result for another one",
             state=name,
         )
-    if not isinstance(given, DataFrame):
+    if not isinstance(frame, DataFrame):
         raise InvalidRequestError(
             "fleet.stateful takes a streaming DataFrame, as spark.readStream gives it",
             state=name,
-            given=type(given).__name__,
+            given=type(frame).__name__,
         )

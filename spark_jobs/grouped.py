@@ -1,4 +1,4 @@
-"""``fleet.stateful(df).groupBy(..)``: PySpark's grouped data over state that the fleet holds."""
+"""``fleet.stateful(df).groupBy(..)``: PySpark's grouped data with its state in the fleet."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _PER_BATCH = (
     "it would see the rows of one batch at a time, in Spark, too, and keeps no state; use applyInPandasWithState, or call it on the "
     "DataFrame that fleet.stateful was given"
 )
-_NOT_HELD: Mapping[str, str] = dict.fromkeys(("apply", "applyInPandas", "cogroup"), _PER_BATCH)
+_UNSUPPORTED: Mapping[str, str] = dict.fromkeys(("apply", "applyInPandas", "cogroup"), _PER_BATCH)
 
 
 class StatefulGroupedData:
-    """Groups whose aggregates live in the fleet; methods as PySpark's ``GroupedData``.
+    """Groups with their state in the fleet; methods as PySpark's ``GroupedData``.
 
     Each returns an ordinary streaming DataFrame, with the column names, types and nullability of Spark's own aggregation.
 
     Raises
     ------
     InvalidRequestError
-        An aggregate or a type is not held by the fleet; the message names it and says what to use.
+        The fleet does not support an aggregate or a type; the error names it and says what to use instead.
     StateMismatchError
         The query does not fit the existing state of this name.
     pyspark.errors.AnalysisException
@@ -46,10 +46,10 @@ class StatefulGroupedData:
         self._target = target
 
     def __getattr__(self, name: str) -> Any:
-        raise missing_attribute(self, name, GroupedData, _NOT_HELD, "the fleet does not have it")
+        raise missing_attribute(self, name, GroupedData, _UNSUPPORTED, "the fleet does not have it")
 
     def agg(self, *exprs: Any) -> DataFrame:
-        """Aggregate by Columns, or by one dict of column name to function name."""
+        """Aggregate by Columns, or by a dict from column name to function name."""
         if not exprs:
             raise InvalidRequestError("agg needs at least one aggregate")
         by_name = len(exprs) == 1 and isinstance(exprs[0], dict)
@@ -58,34 +58,34 @@ class StatefulGroupedData:
         return self._aggregate(self._grouped.agg(*exprs))
 
     def count(self) -> DataFrame:
-        """Rows of each group, in column ``count``."""
+        """Count the rows of each group, in column ``count``."""
         return self._aggregate(self._grouped.count())
 
     def sum(self, *cols: str) -> DataFrame:
-        """Sum of each numeric column."""
+        """Compute the sum of each numeric column."""
         return self._aggregate(self._grouped.sum(*cols))
 
     def min(self, *cols: str) -> DataFrame:
-        """Smallest value of each numeric column."""
+        """Compute the smallest value of each numeric column."""
         return self._aggregate(self._grouped.min(*cols))
 
     def max(self, *cols: str) -> DataFrame:
-        """Largest value of each numeric column."""
+        """Compute the largest value of each numeric column."""
         return self._aggregate(self._grouped.max(*cols))
 
     def avg(self, *cols: str) -> DataFrame:
-        """Average of each numeric column."""
+        """Compute the average of each numeric column."""
         return self._aggregate(self._grouped.avg(*cols))
 
     mean = avg
 
     def pivot(self, pivot_col: str, values: Sequence[Any] | None = None) -> StatefulGroupedData:
-        """The fleet has none.
+        """Raise an error: streaming has no pivot.
 
         Raises
         ------
         InvalidRequestError
-            Always; says what to use.
+            Always; the error says what to use instead.
         """
         raise InvalidRequestError(
             "pivot is not supported on streaming DataFrames, as in Spark (which has it in append mode only, with values); name an "
@@ -101,25 +101,25 @@ class StatefulGroupedData:
         outputMode: str,
         timeoutConf: str,
     ) -> DataFrame:
-        """Call a function for each key with rows, and for each that timed out, with a state of the user's own; as PySpark's
+        """Call a function for each key with rows, and for each key that timed out, with a state of its own; as PySpark's
         ``GroupedData.applyInPandasWithState``.
 
         The function is called as ``func(key, pdfs, state)``: a tuple, an iterator of pandas DataFrames, PySpark's ``GroupState``. It
-        returns an iterable of DataFrames. If it is not deterministic, a task that Spark repeats after its state was committed may emit
-        other rows than those that belong to that state, as in Spark.
+        returns an iterable of DataFrames. If it is not deterministic, a task that Spark repeats after its commit may emit rows that do
+        not belong to the committed state, as in Spark.
 
         Parameters
         ----------
         func
             The function.
         outputStructType, stateStructType
-            Types of what it emits and of the state, as Spark's types or DDL. Nested state is held as binary
+            Types of the emitted rows and of the state, as Spark's types or DDL. Nested state is stored as binary
             (:mod:`spark_jobs.functions.groups`).
         outputMode
             ``append`` or ``update``.
         timeoutConf
-            Of PySpark's ``GroupStateTimeout``. A timeout stands until the function is called for the key again. They fire as in Spark,
-            which runs a batch without data for them if there are no new rows.
+            A value of PySpark's ``GroupStateTimeout``. A timeout is valid until the function is called for the key again. Timeouts
+            fire as in Spark, which runs a batch without data for them if there are no new rows.
 
         Raises
         ------
@@ -153,13 +153,13 @@ class StatefulGroupedData:
 
         The function is called as ``func(keys, rows, state)`` and returns a table with the columns of `outputStructType`, or None:
 
-        - ``keys``: a table of the grouping columns, one row a key;
-        - ``rows``: a table of the DataFrame's columns and, last, ``key_index``: the row's place in ``keys``. Rows of a key stand
-          together, in the order in which they came; ``state.offsets`` says where they begin;
+        - ``keys``: a table of the grouping columns, a row for each key;
+        - ``rows``: a table of the DataFrame's columns and, last, ``key_index``: the row of its key in ``keys``. Rows of a key are
+          adjacent, in the order of their arrival; ``state.offsets`` has the index of each key's first row;
         - ``state``: a :class:`~spark_jobs.functions.state_batch.StateBatch`: ``get``, ``values``, ``exists``, ``update``, ``remove``,
-          ``set_timeout_duration``, ``set_timeout_timestamp``, each for all the keys or those of a mask.
+          ``set_timeout_duration``, ``set_timeout_timestamp``, each for all keys or for those of a mask.
 
-        A task calls it for all its keys with rows (up to 131072 at once), then for those that timed out, without rows:
+        A task calls it for all its keys with rows (up to 131072 at once), then for the keys that timed out, without rows:
         ``state.has_timed_out`` is True.
 
         Parameters
@@ -176,7 +176,7 @@ class StatefulGroupedData:
 
         Examples
         --------
-        Sums by key, forgotten and emitted once a key has been quiet for a minute:
+        Sums by key, emitted and removed once a key has had no rows for a minute:
 
         >>> import pyarrow.compute as pc
         >>> def sums(keys, rows, state):
@@ -203,11 +203,11 @@ class StatefulGroupedData:
         initialState: GroupedData | None = None,
         eventTimeColumnName: str = "",
     ) -> DataFrame:
-        """:meth:`transformWithState` with a key's rows, and what is emitted, as pandas DataFrames."""
-        given = Transformation(
+        """:meth:`transformWithState` with a key's rows, and the emitted rows, as pandas DataFrames."""
+        transformation = Transformation(
             statefulProcessor, outputStructType, outputMode, timeMode, initialState, eventTimeColumnName, True
         )
-        return self._transform(given)
+        return self._transform(transformation)
 
     def transformWithState(
         self,
@@ -228,22 +228,22 @@ class StatefulGroupedData:
         statefulProcessor
             An object of a class that extends :class:`~spark_jobs.transform.processor.StatefulProcessor`.
         outputStructType
-            Type of what it emits, as Spark's type or in DDL.
+            Type of the emitted rows, as Spark's type or in DDL.
         outputMode
             ``append`` or ``update``.
         timeMode
-            ``None``, ``ProcessingTime`` or ``EventTime``: what timers go by. State variables may have a time to live with the second;
-            with the third, late rows are dropped.
+            The clock of the timers: ``None``, ``ProcessingTime`` or ``EventTime``. With ``ProcessingTime``, state variables may
+            have a time to live; with ``EventTime``, late rows are dropped.
         initialState
-            A batch DataFrame grouped by the same columns, taken in with the first batch of the state. It is read when the query is
-            built, and kept on the driver and the executors, as long as the state has no version after its first.
+            A batch DataFrame grouped by the same columns, added to the state in its first batch. It is read when the query is
+            built, and kept on the driver and the executors, while the state has no version after its first.
         eventTimeColumnName
-            Timestamp column of the output that stateful operators which follow go by.
+            Timestamp column of the output that following stateful operators use as event time.
 
         Raises
         ------
         InvalidRequestError
-            An argument is not valid, or what the processor asks for in ``init``.
+            An argument is not valid, or a state variable that the processor asks for in ``init``.
 
         Examples
         --------
@@ -257,10 +257,10 @@ class StatefulGroupedData:
         >>> users = fleet.stateful(clicks, name="seen").groupBy("user")  # doctest: +SKIP
         >>> users.transformWithState(Seen(), "user string, seen long", "update", "None")  # doctest: +SKIP
         """
-        given = Transformation(
+        transformation = Transformation(
             statefulProcessor, outputStructType, outputMode, timeMode, initialState, eventTimeColumnName, False
         )
-        return self._transform(given)
+        return self._transform(transformation)
 
     def _with_state(
         self,
@@ -275,14 +275,14 @@ class StatefulGroupedData:
         function = GroupFunction(func, output, state, output_mode, timeout_conf, arrow)
         plan = build_group_state(self._grouped, function, self._target.output_mode)
         try:
-            own = self._grouped.applyInPandasWithState(func, output, state, output_mode, timeout_conf)
+            sparks = self._grouped.applyInPandasWithState(func, output, state, output_mode, timeout_conf)
         except AnalysisException:
-            # Spark has no keys that are expressions.
-            own = self._grouped._df
-        return self._target.run(plan, own)
+            # Spark does not support keys that are expressions.
+            sparks = self._grouped._df
+        return self._target.run(plan, sparks)
 
-    def _transform(self, given: Transformation) -> DataFrame:
-        plan = build_transform(self._grouped, given, self._target.output_mode)
+    def _transform(self, transformation: Transformation) -> DataFrame:
+        plan = build_transform(self._grouped, transformation, self._target.output_mode)
         return self._target.run(plan, self._grouped._df)
 
     def _aggregate(self, aggregated: DataFrame) -> DataFrame:

@@ -1,4 +1,4 @@
-"""A user's function with an open state store in each partition of a streaming query: Spark's StateStoreRDD, for Python."""
+"""A user's function with an open state store for each partition of a streaming query: Spark's StateStoreRDD for Python."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from store_actors.messages import StoreSpec
 
 __all__ = ["StoreFunction", "map_partitions_with_state_store"]
 
-#: From the open store and the partition's batches to the batches to emit.
+#: Function from the open store and the partition's batches to the batches to emit.
 StoreFunction = Callable[[StateStore, Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
-#: Rows that a function is given at once, at most.
-_GIVEN_ROWS = 1 << 16
+#: Maximum rows of a batch that a function gets.
+_BATCH_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class _PartitionTask:
     Attributes
     ----------
     rows
-        The columns that the function is given, as Spark's ``mapInArrow`` would give them.
+        The columns that the function gets, as from Spark's ``mapInArrow``.
     """
 
     function: StoreFunction
@@ -54,12 +54,13 @@ class _PartitionTask:
         received = unpack(batches, self.schema)
         task = task_identity(self.metadata, received.header)
         table = received.rows.raw
-        given = pa.Table.from_arrays(
+        rows = pa.Table.from_arrays(
             [column.cast(field.type) for column, field in zip(table.columns, self.rows, strict=True)], schema=self.rows
         )
-        # Whatever ends the function early aborts. Committed before anything is yielded: whoever reads only a part does not stop it.
+        # An exception aborts the store. It is committed before any row is yielded, so that a reader of only some rows does not
+        # prevent it.
         with fleet_client(self.address).open_update(task, self.metadata, self.stores) as store:
-            emitted = list(self.function(store, iter(given.to_batches(max_chunksize=_GIVEN_ROWS))))
+            emitted = list(self.function(store, iter(rows.to_batches(max_chunksize=_BATCH_ROWS))))
             store.commit()
         yield from emitted
 
@@ -77,15 +78,15 @@ class _PartitionsPlan:
     appends: bool = True
 
     def row_type(self) -> StructType:
-        """Spark's form of what the function yields."""
+        """Return Spark's type of the rows that the function yields."""
         return self.output
 
     def finish(self, emitted: DataFrame) -> DataFrame:
-        """What the function yields is the result."""
+        """Return the rows that the function yields."""
         return emitted
 
     def reduce_task(self, schema: StateSchema, metadata: StateMetadata, address: FleetAddress) -> ReduceTask:
-        """Runs the function in Spark's worker."""
+        """Return the task that runs the function in Spark's worker."""
         return _PartitionTask(self.function, self.rows, self.stores, schema, metadata, address)
 
 
@@ -114,13 +115,13 @@ def map_partitions_with_state_store(
     function
         Takes an open :class:`StateStore` and the partition's record batches; yields the batches to emit.
     schema
-        Schema of what it yields, as for ``mapInArrow``.
+        Schema of the rows that it yields, as for ``mapInArrow``.
     fleet, name
-        Where the state lives; the name is unique in the fleet.
+        The fleet and the name of the state; the name is unique in the fleet.
     partition_by
-        Columns by which rows are put together; a key's rows must meet in one partition.
+        Columns by which rows are partitioned; all rows of a key must be in one partition.
     keys, values
-        Columns of the one store ``default``; or `stores`, by name.
+        Columns of the store ``default``; or `stores`, by name.
     shards
         Number of partitions, fixed once the state exists.
 
@@ -149,23 +150,25 @@ def _plan(
     stores: tuple[StoreSpec, ...],
     partition_by: list[str | Column],
 ) -> _PartitionsPlan:
-    # By place: two columns may have one name.
-    attributes = [one.column() for one in analysed(df).output]
-    fields = [Field(f"c{place}", payload_type(field.type)) for place, field in enumerate(to_arrow_schema(df.schema))]
+    # By index, as two columns may have the same name.
+    attributes = [attribute.column() for attribute in analysed(df).output]
+    fields = [Field(f"c{index}", payload_type(field.type)) for index, field in enumerate(to_arrow_schema(df.schema))]
     selected = [column.alias(field.name) for column, field in zip(attributes, fields, strict=True)]
-    hashed = F.hash(*(F.col(one) if isinstance(one, str) else one for one in partition_by)).alias(HASH_COLUMN)
+    hashed = F.hash(*(F.col(column) if isinstance(column, str) else column for column in partition_by)).alias(
+        HASH_COLUMN
+    )
     schema = StateSchema((), tuple(fields), (), None, None, "update", OperatorKind.PARTITIONS)
     kind = _parse_datatype_string(output) if isinstance(output, str) else output
     if not isinstance(kind, StructType):
         raise InvalidRequestError("the schema of what the function yields is a struct", schema=output)
-    return _PartitionsPlan((df.select(*selected, hashed),), schema, function, _given(df), stores, kind)
+    return _PartitionsPlan((df.select(*selected, hashed),), schema, function, _rows_schema(df), stores, kind)
 
 
-def _given(df: DataFrame) -> pa.Schema:
-    """The columns of a DataFrame as ``mapInArrow`` gives them: instants are told in the session's time zone."""
+def _rows_schema(df: DataFrame) -> pa.Schema:
+    """Return the columns of a DataFrame as ``mapInArrow`` passes them: timestamps are in the session's time zone."""
     zone = df.sparkSession.conf.get("spark.sql.session.timeZone")
-    given = to_arrow_schema(df.schema)
-    for place, field in enumerate(given):
+    schema = to_arrow_schema(df.schema)
+    for index, field in enumerate(schema):
         if pa.types.is_timestamp(field.type) and field.type.tz is not None:
-            given = given.set(place, field.with_type(pa.timestamp("us", zone)))
-    return given
+            schema = schema.set(index, field.with_type(pa.timestamp("us", zone)))
+    return schema

@@ -14,9 +14,9 @@ from spark_jobs.jobs.input_job import InputJob, run_job
 
 
 def build(requests: Any) -> DataFrame:
-    """Hits by page and hour.
+    """Return hits by page and hour.
 
-    No watermark: log files come in any order, and a watermark would drop those that come late.
+    Without a watermark: log files are read in any order, and a watermark would drop late ones.
     """
     grouped = requests.groupBy(F.window("ts", "1 hour"), "path").agg(
         F.count("*").alias("hits"),
@@ -31,7 +31,7 @@ JOB = InputJob("page-hits", __doc__ or "", read_log, build, ("hour", "path"), "h
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job; returns the exit code."""
+    """Run the job; return the exit code."""
     return run_job(JOB, argv)
 
 

@@ -1,7 +1,7 @@
 """The main job: counts and sums of events per page and five-minute window, with the state in the fleet.
 
 ``python -m spark_jobs.quickstart`` needs no server: a local Ray, Spark on it through RayDP, files below one folder as the object
-store, and a deterministic built-in event source. It ends by itself; run it again and it goes on where it stopped.
+store, and a deterministic built-in event source. It ends by itself; a second run continues where the first stopped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COLUMNS = ("start", "page", "events", "amount", "average")
 
 
 def build(events: Any) -> DataFrame:
-    """Five-minute counts by page, of anything that has ``groupBy``: the fleet's stateful frame, a stream, a batch."""
+    """Return five-minute counts by page of any frame with ``groupBy``: the fleet's stateful frame, a stream, a batch."""
     grouped = events.groupBy(F.window("ts", "5 minutes"), "page").agg(
         F.count("*").alias("events"), F.sum("amount").alias("amount"), F.avg("amount").alias("average")
     )
@@ -58,7 +58,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _done_batches(folder: Path) -> int:
-    """Batches that earlier runs finished: by the newest of the checkpoint's commits, as Spark deletes all but the last hundred."""
+    """Return the number of batches of earlier runs, by the checkpoint's newest commit: Spark deletes all but the last hundred."""
     commits = (folder / "checkpoint" / "commits").glob("*")
     return max((int(file.name) + 1 for file in commits if file.name.isdigit()), default=0)
 
@@ -84,7 +84,7 @@ def _report(fleet: Fleet, folder: Path, rows: int, seconds: float) -> None:
     print(format_table(_COLUMNS, [tuple(row.values()) for row in table.slice(0, 12).to_pylist()]))
     events = sum(table.column("events").to_pylist())
     print(f"\n{events:,} events in {table.num_rows:,} groups so far; this run read {rows:,} rows in {seconds:.1f} s")
-    (query,) = [one for one in fleet.status()["queries"] if one["name"] == NAME]
+    (query,) = [status for status in fleet.status()["queries"] if status["name"] == NAME]
     print(f"state: {query['state_rows']:,} open groups, {size_text(query['state_bytes'])} in {query['num_shards']} shards, "
           f"version {query['version']}; {query['rows_late']:,} late groups dropped")  # fmt: skip
     print(f"persisted in: {fleet.uri}/{NAME}   results: {folder / 'results.parquet'}")
@@ -96,7 +96,7 @@ def _report(fleet: Fleet, folder: Path, rows: int, seconds: float) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job; returns the exit code."""
+    """Run the job; return the exit code."""
     options = _parse(argv)
     folder = options.folder.resolve()
     done = _done_batches(folder)

@@ -1,4 +1,4 @@
-"""``fleet.stateful(df)``: PySpark's stateful operators over state that the fleet holds."""
+"""``fleet.stateful(df)``: PySpark's stateful operators with their state in the fleet."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ __all__ = ["StatefulDataFrame"]
 
 
 class StatefulDataFrame(StreamingFrame):
-    """A streaming DataFrame whose next stateful operator lives in the fleet. Made by ``Fleet.stateful``.
+    """A streaming DataFrame whose next stateful operator has its state in the fleet. Created by ``Fleet.stateful``.
 
-    Has PySpark's stateful operators, each of which gives an ordinary streaming DataFrame, and two more (``topN``, ``keepLast``). Of the
-    rest of PySpark's DataFrame it has what looks at each row by itself (``select``, ``where``, ``withColumn``, ``withWatermark``,
-    ``union``, ..), which gives a stateful frame again, and what is asked of a DataFrame (``schema``, ``columns``, ``df["c"]``,
-    ``df.c``, ..). ``writeStream`` writes the rows as they are: without an operator there is no state, and nothing in the fleet.
+    It has PySpark's stateful operators, each of which returns an ordinary streaming DataFrame, and two more (``topN``,
+    ``keepLast``). It also has PySpark's operations on each row by itself (``select``, ``where``, ``withColumn``, ``withWatermark``,
+    ``union``, ..), which return a stateful frame again, and the properties of a DataFrame (``schema``, ``columns``, ``df["c"]``,
+    ``df.c``, ..). ``writeStream`` writes the rows unchanged: without an operator there is no state, and nothing in the fleet.
 
     Raises
     ------
     InvalidRequestError
         The DataFrame is not streaming; the name or an option of the state is not valid.
     AttributeError
-        It has not got what is asked for; says why and what to do, if PySpark's DataFrame has it.
+        There is no such attribute; if PySpark's DataFrame has it, the error says why and what to use instead.
     """
 
     def __init__(self, df: DataFrame, target: Target) -> None:
@@ -63,13 +63,13 @@ class StatefulDataFrame(StreamingFrame):
         return self.groupBy().agg(*exprs)
 
     def distinct(self) -> DataFrame:
-        """First row of those that are equal, as ``DataFrame.distinct``: :meth:`dropDuplicates` of all columns."""
+        """Keep the first of equal rows, as ``DataFrame.distinct``: :meth:`dropDuplicates` of all columns."""
         return self.dropDuplicates()
 
     def dropDuplicates(self, subset: Sequence[str] | None = None) -> DataFrame:
-        """First row of each combination of the columns (all, by default), as ``DataFrame.dropDuplicates``.
+        """Keep the first row of each combination of the columns (all by default), as ``DataFrame.dropDuplicates``.
 
-        With a watermark, keys are forgotten once it passes their event time, if that is among the columns; otherwise state grows
+        If event time with a watermark is among the columns, keys are removed once the watermark passes it; otherwise state grows
         for ever, as in Spark.
         """
         return self._deduplicated(subset, within_watermark=False)
@@ -77,7 +77,7 @@ class StatefulDataFrame(StreamingFrame):
     drop_duplicates = dropDuplicates
 
     def dropDuplicatesWithinWatermark(self, subset: Sequence[str] | None = None) -> DataFrame:
-        """First row of each combination of the columns, as long as the watermark has not passed the row by its delay; as
+        """Keep the first row of each combination of the columns, until the watermark has passed the row by its delay; as
         ``DataFrame.dropDuplicatesWithinWatermark``.
         """
         return self._deduplicated(subset, within_watermark=True)
@@ -90,13 +90,13 @@ class StatefulDataFrame(StreamingFrame):
     ) -> Any:
         """Join with another stream, as ``DataFrame.join``: inner, outer or left semi, by at least one equality.
 
-        Rows of both sides are kept as long as the watermark lets them match; without one for ever, as in Spark. Results are
-        appended: a row stands once it is emitted.
+        Rows of both sides are kept while they may match by the watermark; without one for ever, as in Spark. Results are appended:
+        an emitted row is final.
 
         Returns
         -------
         DataFrame or StatefulDataFrame
-            The latter of a join with a static DataFrame, which keeps no state.
+            A StatefulDataFrame for a join with a static DataFrame, which keeps no state.
         """
         right = self._frame_of(other)
         joined = self._df.join(right, on, how)
@@ -106,11 +106,11 @@ class StatefulDataFrame(StreamingFrame):
         return self._target.run(build_join(self._df, right, on, how, mode), joined)
 
     def crossJoin(self, other: DataFrame | StatefulDataFrame) -> Any:
-        """Join with a static DataFrame without a condition, as ``DataFrame.crossJoin``; of two streams there is none, as in Spark."""
+        """Join with a static DataFrame without a condition, as ``DataFrame.crossJoin``; two streams have no cross join, as in Spark."""
         return self.join(other)
 
     def limit(self, num: int) -> DataFrame:
-        """The first `num` rows of the stream, as ``DataFrame.limit``."""
+        """Keep the first `num` rows of the stream, as ``DataFrame.limit``."""
         mode = self._target.mode("append")
         return self._target.run(build_limit(self._df, num, mode), self._df.limit(num))
 
@@ -120,19 +120,19 @@ class StatefulDataFrame(StreamingFrame):
         partition_by: ColumnLike | Sequence[ColumnLike],
         order_by: ColumnLike | Sequence[ColumnLike],
     ) -> DataFrame:
-        """The first `n` rows of each partition by an order, with their ``rank`` from 1: a table that the stream keeps up to date.
+        """Keep the first `n` rows of each partition by an order, with their ``rank`` from 1: a table that the stream keeps up to date.
 
-        Each batch emits the rows that are new in the table or whose rank changed; rows that left it are not told of: a row's place
-        (partition, rank) is taken by the newest row emitted for it.
+        Each batch emits the rows that are new in the table or whose rank changed. Rows that left it are not reported: a position
+        (partition, rank) belongs to the newest row emitted for it.
 
         Parameters
         ----------
         n
-            Rows that are kept of each partition.
+            Number of rows to keep for each partition.
         partition_by
-            Columns; an empty list is one partition of everything.
+            Columns; an empty list means a single partition.
         order_by
-            Columns, such as ``F.desc("price")``. Of rows that are equal in them the one that came first is first.
+            Columns, such as ``F.desc("price")``. Rows that are equal in them are ordered by their arrival.
         """
         mode = self._target.mode("update")
         return self._target.run(build_top(self._df, n, _listed(partition_by), _listed(order_by), mode), self._df)
@@ -140,9 +140,9 @@ class StatefulDataFrame(StreamingFrame):
     def keepLast(
         self, keys: ColumnLike | Sequence[ColumnLike], order_by: ColumnLike | Sequence[ColumnLike]
     ) -> DataFrame:
-        """The last row of each key by an order, such as the newest by event time; of equal rows the one that came last.
+        """Keep the last row of each key by an order, such as the newest by event time; among equal rows, the last to arrive.
 
-        Each batch emits the new last row of each key that has one.
+        Each batch emits the last row of each key for which it changed.
         """
         last = [F.col(column) if isinstance(column, str) else column for column in _listed(order_by)]
         descending = [column.desc() for column in last]
@@ -151,21 +151,21 @@ class StatefulDataFrame(StreamingFrame):
         return self._target.run(plan, self._df)
 
     def _deduplicated(self, subset: Sequence[str] | None, *, within_watermark: bool) -> DataFrame:
-        # A string goes to Spark as it is, which refuses it: its letters are no columns.
+        # A string is passed on to Spark, which refuses it; list() would split it into letters.
         names: Any = list(subset) if isinstance(subset, Iterable) and not isinstance(subset, str) else subset
-        own = self._df.dropDuplicatesWithinWatermark if within_watermark else self._df.dropDuplicates
-        marked, mode = own(names), self._target.mode("append")
+        drop = self._df.dropDuplicatesWithinWatermark if within_watermark else self._df.dropDuplicates
+        marked, mode = drop(names), self._target.mode("append")
         return self._target.run(build_deduplicate(marked, mode, within_watermark=within_watermark), marked)
 
-    def _frame_of(self, given: Any) -> Any:
-        if isinstance(given, StatefulDataFrame) and given._target != self._target:
+    def _frame_of(self, argument: Any) -> Any:
+        if isinstance(argument, StatefulDataFrame) and argument._target != self._target:
             raise InvalidRequestError(
                 "an operator has one state, and these two frames name two; give this one the DataFrame that the other one was made "
                 "of, or give both the same name and options",
                 state=self._target.name,
-                other_state=given._target.name,
+                other_state=argument._target.name,
             )
-        return super()._frame_of(given)
+        return super()._frame_of(argument)
 
 
 def _listed(columns: ColumnLike | Sequence[ColumnLike]) -> list[ColumnLike]:

@@ -1,4 +1,4 @@
-"""What a stateful frame passes through to its DataFrame: columns, and whatever looks at each row by itself."""
+"""The methods that a stateful frame passes through to its DataFrame: columns, and operations on each row by itself."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _ROW_BY_ROW = frozenset({
     "repartitionByRange", "replace", "sample", "sampleBy", "select", "selectExpr", "to", "toDF", "union", "unionAll", "unionByName",
     "unpivot", "where", "withColumn", "withColumnRenamed", "withColumns", "withColumnsRenamed", "withMetadata", "withWatermark",
 })  # fmt: skip
-#: What is asked of a DataFrame, and how it is written as it is.
-_ASKED = frozenset({
+#: Properties of a DataFrame, and its writer.
+_PASSED_THROUGH = frozenset({
     "colRegex", "columns", "dtypes", "explain", "isLocal", "isStreaming", "printSchema", "schema", "sparkSession", "writeStream",
 })  # fmt: skip
-#: What Spark itself refuses of a stream, with its own words.
+#: Methods that Spark itself refuses for a stream, with its own errors.
 _REFUSED_BY_SPARK = frozenset({
     "approxQuantile", "cache", "checkpoint", "collect", "corr", "count", "cov", "first", "foreach", "foreachPartition", "head",
     "inputFiles", "isEmpty", "localCheckpoint", "persist", "rdd", "show", "tail", "take", "toJSON", "toLocalIterator", "toPandas",
@@ -38,8 +38,8 @@ _NO_VIEWS = (
     "was given, or of the result of an operator"
 )
 _NO_SETS = "the fleet has no set operations (Spark has none of two streams); join with a DataFrame by how='{how}', then use distinct"
-#: Why the fleet has them not, and what to do instead.
-_NOT_HELD: Mapping[str, str] = {
+#: Methods that the fleet does not have: why not, and what to use instead.
+_UNSUPPORTED: Mapping[str, str] = {
     **dict.fromkeys(("orderBy", "sort", "sortWithinPartitions"), _NO_SORTING),
     **dict.fromkeys(("crosstab", "describe", "freqItems", "stat", "summary"), _NO_STATISTICS),
     **dict.fromkeys(
@@ -58,39 +58,39 @@ _NOT_HELD: Mapping[str, str] = {
     "offset": "offset is not supported on streaming DataFrames, as in Spark",
     "randomSplit": "it sorts the rows, which Spark does not do on streaming DataFrames; use where with a hash of the row's key",
 }
-_ELSE = "a stateful frame does not pass it through; call it on the DataFrame that fleet.stateful was given, or on the result"
+_OTHERWISE = "a stateful frame does not pass it through; call it on the DataFrame that fleet.stateful was given, or on the result"
 
 
 class StreamingFrame:
-    """A streaming DataFrame that is still to get its stateful operator.
+    """A streaming DataFrame before its stateful operator.
 
-    What Spark's DataFrame does row by row gives such a frame again; what is asked of it (columns, schema) is the DataFrame's answer.
-    Written as it is, with ``writeStream``, it is the query without state that it says, and nothing of it is in the fleet.
+    Operations on each row by itself return such a frame again. Its properties (columns, schema) are those of the DataFrame. Written
+    without an operator, by ``writeStream``, it is a query without state, and uses no fleet.
     """
 
     _df: DataFrame
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        # What asks whether it is given a DataFrame, as typed helpers do, is told that it is one. What type() says stays.
+        # isinstance() takes a frame for a DataFrame, as typed helpers need it; type() still returns the frame's own class.
         return DataFrame
 
     def __getattr__(self, name: str) -> Any:
-        # Python asks objects of any kind for such names, also before there is a DataFrame.
+        # Python looks up such names on any object, also before _df is set.
         if name.startswith("__") or name == "_df":
             raise AttributeError(name)
         if name in _ROW_BY_ROW:
             return self._passing(getattr(self._df, name))
-        if name in _ASKED or name in _REFUSED_BY_SPARK or name in self._df.columns:
+        if name in _PASSED_THROUGH or name in _REFUSED_BY_SPARK or name in self._df.columns:
             return getattr(self._df, name)
-        raise missing_attribute(self, name, DataFrame, _NOT_HELD, _ELSE)
+        raise missing_attribute(self, name, DataFrame, _UNSUPPORTED, _OTHERWISE)
 
     def __getitem__(self, item: Any) -> Any:
-        found = self._df[item]
-        return self._over(found) if isinstance(found, DataFrame) else found
+        selected = self._df[item]
+        return self._over(selected) if isinstance(selected, DataFrame) else selected
 
     def __dir__(self) -> list[str]:
-        return sorted({*dir(type(self)), *self.__dict__, *_ROW_BY_ROW, *_ASKED, *self._df.columns})
+        return sorted({*dir(type(self)), *self.__dict__, *_ROW_BY_ROW, *_PASSED_THROUGH, *self._df.columns})
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._df!r})"
@@ -101,12 +101,12 @@ class StreamingFrame:
         return NaFunctions(self)
 
     def transform(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What a function makes of this frame, as ``DataFrame.transform``: a frame again, or the DataFrame of an operator.
+        """Return the result of a function for this frame, as ``DataFrame.transform``: a frame, or the DataFrame of an operator.
 
         Raises
         ------
         TypeError
-            It makes something else.
+            The function returns something else.
         """
         result = func(self, *args, **kwargs)
         if not isinstance(result, StreamingFrame | DataFrame):
@@ -118,21 +118,21 @@ class StreamingFrame:
     def _passing(self, method: Callable[..., DataFrame]) -> Callable[..., StreamingFrame]:
         @wraps(method)
         def passing(*args: Any, **kwargs: Any) -> StreamingFrame:
-            given = [self._frame_of(one) for one in args]
-            named = {name: self._frame_of(one) for name, one in kwargs.items()}
-            return self._over(method(*given, **named))
+            frames = [self._frame_of(argument) for argument in args]
+            named = {name: self._frame_of(argument) for name, argument in kwargs.items()}
+            return self._over(method(*frames, **named))
 
         return passing
 
     def _over(self, df: DataFrame) -> Self:
-        """This frame over other rows."""
-        made = copy(self)
-        made._df = df
-        return made
+        """Return this frame with other rows."""
+        frame = copy(self)
+        frame._df = df
+        return frame
 
-    def _frame_of(self, given: Any) -> Any:
-        """The DataFrame of a frame that an argument is; any other argument as it is."""
-        return given._df if isinstance(given, StreamingFrame) else given
+    def _frame_of(self, argument: Any) -> Any:
+        """Return the DataFrame of an argument that is a frame; any other argument unchanged."""
+        return argument._df if isinstance(argument, StreamingFrame) else argument
 
 
 class NaFunctions:
@@ -143,10 +143,10 @@ class NaFunctions:
 
 
 def missing_attribute(
-    owner: object, name: str, own: type, reasons: Mapping[str, str], otherwise: str
+    owner: object, name: str, spark_class: type, reasons: Mapping[str, str], otherwise: str
 ) -> AttributeError:
-    """The error of an attribute that is not there; with the reason, if Spark's own class has it."""
-    said = f"{type(owner).__name__!r} object has no attribute {name!r}"
-    if name in reasons or hasattr(own, name):
-        said += f": {reasons.get(name, otherwise)}"
-    return AttributeError(said, name=name, obj=owner)
+    """Return the error for a missing attribute; with the reason, if Spark's own class has it."""
+    text = f"{type(owner).__name__!r} object has no attribute {name!r}"
+    if name in reasons or hasattr(spark_class, name):
+        text += f": {reasons.get(name, otherwise)}"
+    return AttributeError(text, name=name, obj=owner)

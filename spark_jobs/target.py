@@ -1,4 +1,4 @@
-"""The state that a stateful frame's operator is to have: what ``fleet.stateful`` was given."""
+"""The state for a stateful frame's operator, as ``fleet.stateful`` got it."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from spark_jobs.plan.timing import OUTPUT_MODES, query_modes
 
 __all__ = ["Target"]
 
-#: As tasks number them.
+#: Tasks number shards with 16 bits.
 _MAX_SHARDS = 1 << 15
 
 
 @dataclass(frozen=True)
 class Target:
-    """A state by name, and how an operator gets it.
+    """The name and the options of a state, and the function that gives it to an operator.
 
     Attributes
     ----------
     output_mode
-        None if the operator has its usual one.
+        None for the operator's default.
     shards
         None if the fleet chooses.
     closing
-        By which watermark state is let go: ``spark`` or ``early``.
+        The watermark by which state is removed: ``spark`` or ``early``.
     run_plan
-        Gives an operator its state, and its results.
+        Function that gives an operator its state, and returns its results.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Target:
     run_plan: Callable[[OperatorPlan, QueryModes], DataFrame] = field(compare=False, repr=False)
 
     def checked(self) -> Target:
-        """The target, with its output mode in Spark's spelling.
+        """Return the target after a check, with its output mode in lower case.
 
         Raises
         ------
@@ -51,7 +51,7 @@ class Target:
             The name, the output mode, the number of shards or the closing is not valid.
         """
         check_state_name(self.name)
-        # In any case, as Spark takes them.
+        # Case does not matter, as in Spark.
         mode = self.output_mode.lower() if isinstance(self.output_mode, str) else self.output_mode
         if mode is not None and mode not in OUTPUT_MODES:
             raise InvalidRequestError(
@@ -67,34 +67,37 @@ class Target:
             raise InvalidRequestError("closing is spark or early", state=self.name, closing=self.closing)
         return replace(self, output_mode=mode)
 
-    def mode(self, usual: str) -> str:
-        """The output mode that was given, or an operator's usual one."""
-        return usual if self.output_mode is None else self.output_mode
+    def mode(self, default: str) -> str:
+        """Return the output mode that the user has set, or an operator's default."""
+        return default if self.output_mode is None else self.output_mode
 
     def run(self, plan: OperatorPlan, own: DataFrame, refused: Mapping[str, str] | None = None) -> DataFrame:
-        """An operator's results.
+        """Return an operator's results.
 
         Parameters
         ----------
         own
-            The query with Spark's own operator; what is below it where Spark has none.
+            The query with Spark's own operator; where Spark has none, the query below the operator.
         refused
-            Of an operator that has the query's output mode, modes that the fleet refuses, and why; None if it has one of its own.
+            For an operator that has the query's output mode, the modes that the fleet refuses, and why; None if it has a mode of
+            its own.
 
         Raises
         ------
         InvalidRequestError
-            It does not run in the mode that was given, or in any that its query could have.
+            It does not run in the mode that the user has set, or in any mode that its query could have.
         """
         possible = query_modes(plan.schema) if refused is None else OUTPUT_MODES
         by_spark = refused_modes(analysed(own), OUTPUT_MODES)
-        words = {**by_spark, **(refused or {})}
+        reasons = {**by_spark, **(refused or {})}
         mode = None if refused is not None else plan.schema.output_mode
-        modes = QueryModes(mode, tuple(one for one in possible if one not in words), words)
+        modes = QueryModes(
+            mode, tuple(possible_mode for possible_mode in possible if possible_mode not in reasons), reasons
+        )
         result = self.run_plan(plan, modes)
-        # Last: what the fleet refuses itself comes with its remedy.
+        # Checked last, as errors of the fleet itself say how to fix the query.
         needed = possible if self.output_mode is None else (self.output_mode,)
-        if words.keys() >= {*needed}:
+        if reasons.keys() >= {*needed}:
             raise InvalidRequestError(
                 "Spark does not run this query with an operator of its own, so neither does the fleet; nothing was started: "
                 + by_spark[plan.schema.output_mode],

@@ -16,13 +16,13 @@ _NUMBER = r"^\s*[+-]?\d+(\.\d*)?\s*$"
 
 
 def parse(rows: DataFrame) -> DataFrame:
-    """Typed columns of CSV rows read as text; and raw, reason."""
+    """Return typed columns of CSV rows that were read as text; and raw, reason."""
     texts = [F.coalesce(F.col(name), F.lit("")) for name in ("reviewerId", "vendorId", "rating", "date")]
     typed = rows.select(
         F.concat_ws(",", *texts).alias("text"),
         "raw",
         F.col("reviewerId").isNull().alias("anonymous"),
-        # Spark's own casts let more pass: '2.7' is 2 as bigint, '5d' is 5 as double.
+        # Spark's own casts accept more: '2.7' is 2 as bigint, '5d' is 5 as double.
         F.when(F.col("vendorId").rlike(r"^\s*\d+\s*$"), F.col("vendorId").cast("bigint")).alias("vendor"),
         F.when(F.col("rating").rlike(_NUMBER), F.col("rating").cast("double")).alias("rating"),
         F.expr("try_to_timestamp(date, 'yyyy-MM-dd HH:mm')").alias("ts"),
@@ -44,13 +44,13 @@ def parse(rows: DataFrame) -> DataFrame:
 
 
 def read(spark: SparkSession, path: str, files_per_trigger: int) -> DataFrame:
-    """Streaming DataFrame of a file or folder of CSV reviews, parsed."""
+    """Return a streaming DataFrame of a file or folder of CSV reviews, parsed."""
     reader = spark.readStream.schema(_COLUMNS).option("maxFilesPerTrigger", files_per_trigger)
     return parse(reader.option("header", True).option("columnNameOfCorruptRecord", "raw").csv(path))
 
 
 def build(reviews: Any) -> DataFrame:
-    """Ratings by vendor over all time."""
+    """Return ratings by vendor over all time."""
     result: DataFrame = reviews.groupBy("vendor").agg(
         F.count("*").alias("reviews"),
         F.avg("rating").alias("average"),
@@ -64,7 +64,7 @@ JOB = InputJob("vendor-ratings", __doc__ or "", read, build, ("vendor",), "revie
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job; returns the exit code."""
+    """Run the job; return the exit code."""
     return run_job(JOB, argv)
 
 

@@ -10,8 +10,8 @@ from spark_jobs.jobs.input_job import reason
 __all__ = ["parse_log", "read_log"]
 
 #: host ident user [time] "method path protocol" status bytes "referer" "agent". The quoted parts repeat possessively (``*+``):
-#: Java recurses once a character otherwise, and one long agent, which anyone can send, would overflow the executor's stack.
-#: A line may end anywhere from the referer on, as lines do that were cut to a length on their way: what comes before is whole.
+#: otherwise Java recurses once for each character, and a long agent, which any client can send, would overflow the executor's stack.
+#: A line may end anywhere from the referer on, as lines that were cut to a length do; the fields before are complete.
 _LINE = (
     r'^(\S+) (\S+) (\S+) \[([^\]]+)\] "(\S+) (\S+)(?: ([^"]*))?" (\d{3}) (\d+|-)'
     r'(?: "((?:[^"\\]|\\.)*+)(?:\\?$|"(?:$| "((?:[^"\\]|\\.)*+)(?:\\?$|"))))?\s*$'
@@ -20,7 +20,7 @@ _TIME = "dd/MMM/yyyy:HH:mm:ss Z"
 
 
 def parse_log(lines: DataFrame) -> DataFrame:
-    """Columns client, ts, method, path, status, bytes of a DataFrame with ``value``; and raw, reason.
+    """Return columns client, ts, method, path, status, bytes of a DataFrame with ``value``; and raw, reason.
 
     A line that is not in combined (or common) format, whose end may be missing, or has an impossible time, gets a reason instead of
     columns.
@@ -46,5 +46,5 @@ def parse_log(lines: DataFrame) -> DataFrame:
 
 
 def read_log(spark: SparkSession, path: str, files_per_trigger: int) -> DataFrame:
-    """Streaming DataFrame of a file or folder of access logs, parsed."""
+    """Return a streaming DataFrame of a file or folder of access logs, parsed."""
     return parse_log(spark.readStream.option("maxFilesPerTrigger", files_per_trigger).text(path))

@@ -1,4 +1,4 @@
-"""What all jobs share: their options, one line of progress a batch, a table at the end."""
+"""Shared by all jobs: their options, a line of progress for each batch, and a table at the end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def add_job_options(parser: argparse.ArgumentParser, default_name: str) -> None:
-    """Options of every job that reads a folder."""
+    """Add the options of every job that reads a folder."""
     parser.add_argument("input", help="file or folder to read, as a path or URI")
     parser.add_argument("--folder", type=Path, default=Path(f"statefleet-data/{default_name}"),
                         help="where checkpoint and malformed lines go, and the state without --store (%(default)s)")  # fmt: skip
@@ -45,18 +45,18 @@ def add_job_options(parser: argparse.ArgumentParser, default_name: str) -> None:
 
 
 def store_uri(options: argparse.Namespace) -> str:
-    """URI of the fleet that a job's options ask for."""
+    """Return the URI of the fleet in a job's options."""
     return str(options.store or (options.folder.resolve() / "fleet").as_uri())
 
 
 def error_text(error: Exception) -> str:
-    """What went wrong in one line: the error of this project that a failed task carried, if any, else Spark's own message.
+    """Return an error in one line: this project's error that a failed task raised, if any, else Spark's own message.
 
-    Spark has logged the whole of it, with every stack, by the time the driver sees it.
+    Spark has logged the whole error, with every stack, by the time the driver sees it.
     """
     text = str(error)
-    ours = re.search(rf"{re.escape(StateStoreError.__module__)}\.\w+: (.+)", text)
-    return ours.group(1) if ours else text.strip().split("\n")[0]
+    own_error = re.search(rf"{re.escape(StateStoreError.__module__)}\.\w+: (.+)", text)
+    return own_error.group(1) if own_error else text.strip().split("\n")[0]
 
 
 def _watermark_text(watermark_ms: int | None) -> str:
@@ -79,7 +79,7 @@ def _print_batch(progress: Any, fleet: Fleet, name: str) -> None:
 
 
 def run_to_end(query: StreamingQuery, fleet: Fleet, name: str) -> int:
-    """Print a line for each batch until the query ends by itself; returns the rows it read.
+    """Print a line for each batch until the query ends by itself; return the number of rows that it read.
 
     Raises
     ------
@@ -98,14 +98,14 @@ def run_to_end(query: StreamingQuery, fleet: Fleet, name: str) -> int:
         if not active:
             break
         time.sleep(0.2)
-    query.awaitTermination()  # raises what the query failed with
+    query.awaitTermination()  # raises the query's error
     return rows
 
 
 def keep_newest(results: DataFrame, table: Path, keys: Sequence[str]) -> None:
     """Merge a batch's changed groups into a Parquet table of results (newest row of each group).
 
-    Repeating a batch changes nothing: the rows of its groups are replaced, not added. Timestamps are kept in UTC.
+    Repeating a batch changes nothing: the rows of its groups are replaced, not added. Timestamps are stored in UTC.
     """
     changed = _collect_arrow(results)
     if changed.num_rows == 0:
@@ -119,10 +119,10 @@ def keep_newest(results: DataFrame, table: Path, keys: Sequence[str]) -> None:
 
 
 def _collect_arrow(results: DataFrame) -> pa.Table:
-    """Rows as an Arrow table of the DataFrame's types.
+    """Return rows as an Arrow table of the DataFrame's types.
 
-    ``collect`` turns timestamps into the driver's local time without its zone, in which one hour a year comes twice; so they
-    come as microseconds.
+    ``collect`` turns timestamps into the driver's local time without its zone, in which one hour a year occurs twice; so they are
+    collected as microseconds.
     """
     columns = [
         F.unix_micros(results[field.name]).alias(field.name)
@@ -135,7 +135,7 @@ def _collect_arrow(results: DataFrame) -> pa.Table:
 
 
 def newest_rows(table: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """The last row of each group, in order. Null keys are a group."""
+    """Return the last row of each group, in order. Null keys are a group."""
     numbered = table.select(list(keys)).append_column("row", pa.array(range(table.num_rows), pa.int64()))
     kept = numbered.rename_columns([*(f"key{i}" for i in range(len(keys))), "row"])
     last = kept.group_by(kept.column_names[:-1]).aggregate([("row", "max")])

@@ -1,4 +1,4 @@
-"""The built-in event source: deterministic, needs no server, and as untidy as real events (out of order, some late, nulls)."""
+"""The built-in event source: deterministic, without a server, and as irregular as real events (out of order, some late, nulls)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _LATE_S = 3600
 
 
 def make_events(number: int, rows: int) -> pa.Table:
-    """Events of file `number`: one minute of event time, with delays up to 90 s and a few rows an hour late.
+    """Return the events of file `number`: one minute of event time, with delays up to 90 s and a few rows an hour late.
 
-    The same `number` and `rows` give the same table on every machine.
+    The table depends on `number` and `rows` only, on every machine.
     """
     random = np.random.default_rng(number)
     delay_s = random.uniform(0, _MAX_DELAY_S, rows)
@@ -46,7 +46,7 @@ def make_events(number: int, rows: int) -> pa.Table:
 
 
 def write_events(folder: Path, files: range, rows: int) -> None:
-    """Write these numbers' files, whole or not at all, where they aren't there yet."""
+    """Write the files of these numbers that do not exist yet, each atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in files:
         file = folder / f"events-{number:06d}.parquet"

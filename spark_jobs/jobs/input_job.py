@@ -1,4 +1,4 @@
-"""The frame of the jobs that read a folder: parse, keep malformed lines aside, run through the fleet, print a table."""
+"""The frame of the jobs that read a folder: parse, write malformed lines to a file, run through the fleet, print a table."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from spark_jobs.session.spark_session import start_session, stop_session
 
 __all__ = ["MALFORMED_COLUMNS", "InputJob", "run_job"]
 
-#: What a parsed DataFrame carries beside its own columns: the raw line, and why it is malformed (null: it is well-formed).
+#: Columns that a parsed DataFrame has besides its own: the raw line, and why it is malformed (null: it is well-formed).
 MALFORMED_COLUMNS = ("raw", "reason")
 
 
 @dataclass(frozen=True)
 class InputJob:
-    """One job.
+    """A job that reads a folder.
 
     Attributes
     ----------
     name
         Default name of its state and folder.
     description
-        Its one line of help.
+        Its line of help.
     read
-        Streaming DataFrame of an input path with that many files a batch, parsed: own columns, ``raw`` and ``reason``.
+        Function that returns the parsed stream of an input path, with a number of files a batch: own columns, ``raw`` and ``reason``.
     build
-        The aggregation, of anything that has ``groupBy``.
+        Function that returns the aggregation of any frame with ``groupBy``.
     keys
         Columns of the result that name a group.
     order_by
@@ -64,7 +64,7 @@ def _keep_malformed(batch: DataFrame, batch_id: int, folder: Path) -> None:
 
 
 def execute(spark: SparkSession, fleet: Fleet, job: InputJob, options: argparse.Namespace) -> tuple[int, int]:
-    """Run a job over all input there is; returns (rows read by this run, malformed lines kept so far)."""
+    """Run a job over all present input; return (rows read by this run, malformed lines written so far)."""
     folder = options.folder.resolve()
     parsed = job.read(spark, options.input, options.files_per_trigger)
     good = parsed.where("reason IS NULL").drop(*MALFORMED_COLUMNS)
@@ -80,20 +80,20 @@ def execute(spark: SparkSession, fleet: Fleet, job: InputJob, options: argparse.
         .trigger(availableNow=True)
         .start()
     )
-    aside = (
+    malformed_query = (
         parsed.writeStream.foreachBatch(lambda rows, number: _keep_malformed(rows, number, folder / "malformed"))
         .option("checkpointLocation", str(folder / "checkpoint-malformed"))
         .trigger(availableNow=True)
         .start()
     )
     rows = run_to_end(query, fleet, options.name)
-    aside.awaitTermination()
+    malformed_query.awaitTermination()
     malformed = spark.read.parquet(str(folder / "malformed")).count() if (folder / "malformed").is_dir() else 0
     return rows, malformed
 
 
 def run_job(job: InputJob, argv: Sequence[str] | None) -> int:
-    """Entry point of a job; returns the exit code."""
+    """Run a job by its command line; return the exit code."""
     parser = argparse.ArgumentParser(
         prog=f"python -m spark_jobs.{job.name.replace('-', '_')}", description=job.description
     )
@@ -129,7 +129,7 @@ def _report(job: InputJob, options: argparse.Namespace, fleet: Fleet, rows: int,
 
 
 def reason(*checks: tuple[Any, str]) -> Any:
-    """Column with the text of the first check that holds, null if none does."""
+    """Return a column with the text of the first check that holds, null if none does."""
     result = F.lit(None).cast("string")
     for condition, text in reversed(checks):
         result = F.when(condition, F.lit(text)).otherwise(result)

@@ -1,6 +1,6 @@
-"""Which Ray nodes Spark's executors are on, and their store actors.
+"""The Ray nodes of Spark's executors, and their store actors.
 
-RayDP starts an executor under the address of its Ray node, which is the host that Spark's scheduler knows it by.
+RayDP starts an executor under the address of its Ray node, so Spark's scheduler knows the executor by that host.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ __all__ = ["ExecutorNodes"]
 
 log = logging.getLogger(__name__)
 
-#: Seconds that a store actor may take to start before it is asked whether it hangs.
+#: Seconds that a store actor may take to start before it is checked for a hang.
 _START_S = 120.0
 
 
 class ExecutorNodes:
-    """Nodes of one fleet.
+    """The nodes of a fleet.
 
     Parameters
     ----------
     address
         The fleet.
     per_node
-        Store actors on each node; None for as many as its executors' cores keep busy.
+        Store actors on each node; None for a number by the cores of its executors.
     """
 
     def __init__(self, address: FleetAddress, per_node: int | None) -> None:
@@ -43,16 +43,16 @@ class ExecutorNodes:
         self._hosts: dict[str, str] = {}
 
     def slots(self, executors: Mapping[str, int]) -> list[ActorSlot]:
-        """Store actors of the nodes that have executors, which are started where there are none.
+        """Return the store actors of the nodes that have executors; start them where there are none.
 
         Parameters
         ----------
         executors
             Cores of the executors by host.
         """
-        self._look()
+        self._refresh()
         fleet = self._address
-        # Several Ray nodes of one address cannot be told apart by Spark; the first stands for all.
+        # Spark cannot distinguish Ray nodes of the same address; the first is used for all.
         by_host = {host: node for node, host in sorted(self._hosts.items(), reverse=True)}
         starting = []
         for host, cores in executors.items():
@@ -65,26 +65,26 @@ class ExecutorNodes:
                     self._actors, fleet.uri, fleet.storage_options, fleet.maintenance, node, fleet.memory, number
                 )
                 starting.append((handle, handle.location.remote(), share))
-        found = []
+        slots = []
         for handle, location, cores in starting:
-            # However long it takes, up to a point: one that starts answers no ping, and is not hung.
+            # A store actor that is starting answers no ping, and is no hung one: it is checked for a hang only after this wait.
             self._actors.wait([location], _START_S)
             try:
-                found.append(ActorSlot(unwrapped(self._actors, handle, location), cores))
+                slots.append(ActorSlot(unwrapped(self._actors, handle, location), cores))
             except (RayActorError, StateStoreError) as error:
                 log.warning("a node's store actor does not start; shards are not placed there: %s", error)
-        return found
+        return slots
 
     def _shares(self, cores: int) -> list[int]:
-        """Cores of a node's executors for each of its store actors, which have shards by them."""
+        """Return how many of a node's cores each of its store actors counts for; they get shards accordingly."""
         actors = min(self._per_node or actors_for(cores), max(1, cores))
         return [cores // actors + (number < cores % actors) for number in range(actors)]
 
     def hosts(self, nodes: Sequence[str | None]) -> list[str | None]:
-        """Address of each node; None for one that is not known."""
+        """Return the address of each node; None for an unknown node."""
         if any(node is not None and node not in self._hosts for node in nodes):
-            self._look()
+            self._refresh()
         return [None if node is None else self._hosts.get(node) for node in nodes]
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         self._hosts = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]

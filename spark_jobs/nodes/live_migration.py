@@ -1,4 +1,4 @@
-"""Moves of shards that a driver has carried out while its batches go on."""
+"""Live migration: moves of shards that a driver carries out while its batches go on."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from coordinator.service.calls import RayActors
 from coordinator.service.client import CoordinatorClient
 from store_actors.moving import carry_out
 
-__all__ = ["ShadowMoves"]
+__all__ = ["LiveMigration"]
 
 log = logging.getLogger(__name__)
 
 
-class ShadowMoves:
+class LiveMigration:
     """Carries out the moves of one fleet, in a thread that ends with them.
 
     Parameters
@@ -28,16 +28,16 @@ class ShadowMoves:
     def __init__(self, coordinator: CoordinatorClient) -> None:
         self._coordinator = coordinator
         self._guard = threading.Lock()
-        #: Shards whose move is under way: until it is at its end the same one is planned again and again.
+        #: Shards whose move is running: until it ends, the same move is planned repeatedly.
         self._moving: set[tuple[str, int]] = set()
 
     def begin(self, moves: Sequence[PlannedMove]) -> None:
-        """Begin to move shards, but for those that are being moved."""
+        """Begin to move the shards that are not being moved."""
         with self._guard:
             new = [move for move in moves if _shard(move) not in self._moving]
             self._moving.update(map(_shard, new))
         if new:
-            # A daemon: who stops the driver need not wait for what is only a matter of speed.
+            # A daemon: the driver can stop without waiting for moves, which only make batches faster.
             threading.Thread(target=self._carry_out, args=(new,), name="statefleet-moves", daemon=True).start()
 
     def _carry_out(self, moves: Sequence[PlannedMove]) -> None:
@@ -45,7 +45,7 @@ class ShadowMoves:
             for outcome in carry_out(RayActors(), self._coordinator, moves):
                 with self._guard:
                     self._moving.discard(_shard(outcome.move))
-        except Exception:  # a thread's error has nobody else to be told to
+        except Exception:  # no caller gets the error of a thread
             log.exception("shards could not be moved; they stay where they are, and their batches go on")
         finally:
             with self._guard:

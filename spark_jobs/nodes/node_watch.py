@@ -1,7 +1,7 @@
-"""Looks after the nodes of a driver's fleets while its queries run: executors where nodes join, shards off nodes that end, and reports.
+"""Watches the nodes of a driver's fleets: it requests executors where nodes join, moves shards off nodes that end, and reports.
 
-Neither Spark nor RayDP does it: RayDP has as many executors as it began with, or fewer, and tells Spark of no node that Ray is going to
-end. What Ray tells is looked at every few seconds, in a thread that ends with the Spark application.
+Neither Spark nor RayDP does that: RayDP never has more executors than it began with, and does not report to Spark which nodes Ray
+is going to end. Ray's nodes are checked every few seconds, in a thread that ends with the Spark application.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from coordinator.placement.move_planner import PlannedMove
 from coordinator.service.calls import Actors, RayActors
 from coordinator.service.client import CoordinatorClient
 from spark_jobs.driver_reports import DriverReports
-from spark_jobs.nodes.executor_slots import ExecutorPlaces
-from spark_jobs.nodes.live_migration import ShadowMoves
+from spark_jobs.nodes.executor_slots import ExecutorSlots
+from spark_jobs.nodes.live_migration import LiveMigration
 from spark_jobs.nodes.ray_nodes import RayCluster, RayNode
 from spark_jobs.plan.executors import Executors
 from spark_jobs.session.settings import EXECUTOR_RESOURCES, MAX_EXECUTORS, STORE_RESOURCE
@@ -34,10 +34,10 @@ __all__ = ["NodeWatch", "WatchedFleet"]
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 2.0
-#: After how long a shard that is still on a node that ends is moved once more: it goes with the end of a batch, if a copy was made.
+_INTERVAL_S = 2.0
+#: Seconds after which the move of a shard off a node is begun again: a batch has to end after the copy for the shard to move.
 _AGAIN_S = 30.0
-#: How long an executor of a node without shards waits for the end of a batch, so that none of its tasks is cut off.
+#: Seconds for which an executor on a node without shards waits for the end of a batch, so that no task is cut off.
 _LAST_BATCH_S = 10.0
 #: Resources that only executors use.
 _USED_BY_EXECUTORS = ("CPU", STORE_RESOURCE)
@@ -47,7 +47,7 @@ class WatchedFleet(NamedTuple):
     """A fleet of this driver."""
 
     coordinator: CoordinatorClient
-    moves: ShadowMoves
+    migration: LiveMigration
 
 
 @dataclass(slots=True)
@@ -57,21 +57,21 @@ class _Drain:
     Attributes
     ----------
     begun_s
-        When each move of a shard off it was begun.
+        When each move of a shard off the node was begun.
     empty_s
-        Since when it is known to have none.
-    is_told
-        Whether the log says that it ends.
+        Since when the node is known to have no shards.
+    is_logged
+        Whether the log says that the node ends.
     is_refused
-        Whether its shards have nowhere to go.
+        Whether the move of its shards was refused, as no other node can take them.
     ended
-        Executors on it that were ended.
+        Executors on the node that were ended.
     """
 
     node: RayNode
     begun_s: dict[PlannedMove, float] = field(default_factory=dict)
     empty_s: float | None = None
-    is_told: bool = False
+    is_logged: bool = False
     is_refused: bool = False
     ended: set[str] = field(default_factory=set)
 
@@ -82,11 +82,11 @@ class NodeWatch:
     Parameters
     ----------
     executors
-        Those of the application.
+        The executors of the application.
     fleets
-        Gives the fleets of this driver.
+        Returns the fleets of this driver.
     cluster
-        What Ray tells.
+        Ray's nodes.
     actors
         Ray's actors.
     """
@@ -103,23 +103,23 @@ class NodeWatch:
         self._cluster = cluster or RayCluster()
         self._actors = actors or RayActors()
         self._reports = DriverReports()
-        #: Why the last report failed.
-        self._unreported = ""
-        # Held while the nodes are looked at.
+        #: Error text of the last report; empty if it succeeded.
+        self._report_error = ""
+        # Locked while the nodes are checked.
         self._guard = threading.Lock()
         self._drains: dict[str, _Drain] = {}
-        #: Addresses of the nodes that lived at the last look, by id, ids of the executors then, and nodes that ever had some.
-        self._lived: dict[str, str] = {}
-        self._worked: set[str] = set()
-        self._used: set[str] = set()
-        #: Restarts of the executors that Ray is starting anew when they were first seen so.
+        #: As of the last check: addresses of the living nodes by id, and ids of the executors. And all nodes that ever had executors.
+        self._last_nodes: dict[str, str] = {}
+        self._last_executors: set[str] = set()
+        self._executor_nodes: set[str] = set()
+        #: For the executors that Ray is restarting, their number of restarts when that was first seen.
         self._restarts: dict[str, int] = {}
         self._needed = _needed(executors)
-        # With dynamic allocation Spark itself asks for executors and ends them, and lets nobody else do so.
+        # With dynamic allocation only Spark itself may request and end executors.
         self._may_change = executors.setting("spark.dynamicAllocation.enabled", "false") != "true"
         limit = int(executors.setting(MAX_EXECUTORS, executors.setting("spark.executor.instances", "0")))
-        # Without that resource RayDP would put several on one node, and leave another idle.
-        self._places = ExecutorPlaces(limit if self._may_change and STORE_RESOURCE in self._needed else 0)
+        # Without that resource RayDP would start several executors on one node, and leave another idle.
+        self._slots = ExecutorSlots(limit if self._may_change and STORE_RESOURCE in self._needed else 0)
 
     def start(self) -> None:
         """Watch, in a thread of its own, until the application ends."""
@@ -134,35 +134,35 @@ class NodeWatch:
                 log.warning(
                     "Ray's nodes could not be looked at; it is tried again: %s: %s", type(error).__name__, error
                 )
-            except Exception:  # a thread's error has nobody else to be told to
+            except Exception:  # no caller gets the error of a thread
                 if self._executors.has_ended() or not ray.is_initialized():
                     return
                 log.exception("Ray's nodes could not be looked at; it is tried again")
-            time.sleep(_LOOK_S)
+            time.sleep(_INTERVAL_S)
 
     def report(self, now_s: float, now_ms: int) -> None:
         """Report executors and long batches to the fleets' coordinators."""
         try:
             report = self._executors.report(now_ms)
             self._reports.report(report, (fleet.coordinator for fleet in self._fleets()), now_s)
-        except Exception as error:  # noqa: BLE001 - nodes are looked after all the same
-            # Said once: it is tried every two seconds.
-            if str(error) != self._unreported and not self._executors.has_ended():
+        except Exception as error:  # noqa: BLE001 - nodes are watched all the same
+            # Logged once: it is tried every two seconds.
+            if str(error) != self._report_error and not self._executors.has_ended():
                 log.warning("executors and long batches could not be reported; it is tried again: %s", error)
-            self._unreported = str(error)
+            self._report_error = str(error)
 
     def look(self, now_s: float) -> None:
-        """Look once, and do what is due."""
+        """Check the nodes once, and do what is due."""
         with self._guard:
             nodes = self._cluster.nodes()
             self._lose(nodes)
             self._end_restarts()
             self._drain(nodes, now_s)
-            hosts = {one.host for one in self._executors.present()}
+            hosts = {executor.host for executor in self._executors.present()}
             free = [node for node in nodes if node.address not in hosts and node.has_room(self._needed)]
             if free and self._cluster.is_starting():
-                free = []  # one of them may be for it, and RayDP would not count it
-            due = self._places.due(now_s, len(hosts), len(free))
+                free = []  # a node may be for the starting executor, which RayDP would not count
+            due = self._slots.due(now_s, len(hosts), len(free))
             if due:
                 self._executors.request(due)
                 log.warning(
@@ -174,8 +174,8 @@ class NodeWatch:
                 )
 
     def batch_ended(self) -> None:
-        """A batch is over but for Spark's own commit: no task of it runs now."""
-        # Whoever looks at nodes may wait for Ray; a batch does not.
+        """End executors that are due, as a batch has ended except for Spark's own commit: none of its tasks runs now."""
+        # A check of the nodes may wait for Ray; a batch must not.
         if self._drains and self._guard.acquire(blocking=False):
             try:
                 for drain in self._drains.values():
@@ -185,35 +185,43 @@ class NodeWatch:
                 self._guard.release()
 
     def _lose(self, nodes: Sequence[RayNode]) -> None:
-        """Tell Spark of executors whose node Ray has given up: behind a link that is down it would wait for them longer than Ray."""
-        living = {node.node_id: node.address for node in nodes}
-        gone = {address for node_id, address in self._lived.items() if node_id not in living}
+        """Report executors to Spark as lost whose node Ray has given up: behind a broken link Spark would wait longer than Ray."""
+        nodes_now = {node.node_id: node.address for node in nodes}
+        gone = {address for node_id, address in self._last_nodes.items() if node_id not in nodes_now}
         present = self._executors.present()
-        # Another node may have the address by now, and an executor.
-        lost = [one for one in present if one.host in gone and one.executor_id in self._worked]
-        self._lived, self._worked = living, {one.executor_id for one in present}
-        self._used |= {node.node_id for node in nodes if any(one.host == node.address for one in present)}
+        # By now another node may have the address, and an executor.
+        lost = [
+            executor for executor in present if executor.host in gone and executor.executor_id in self._last_executors
+        ]
+        self._last_nodes, self._last_executors = nodes_now, {executor.executor_id for executor in present}
+        self._executor_nodes |= {
+            node.node_id for node in nodes if any(executor.host == node.address for executor in present)
+        }
         if lost:
             log.warning(
-                "Ray has given up nodes that had executors, and Spark is told: %s", ", ".join(one.host for one in lost)
+                "Ray has given up nodes that had executors, and Spark is told: %s",
+                ", ".join(executor.host for executor in lost),
             )
-            self._executors.lose([one.executor_id for one in lost], "Ray has given its node up")
+            self._executors.lose([executor.executor_id for executor in lost], "Ray has given its node up")
 
     def _end_restarts(self) -> None:
-        """End executors that cannot start anew, and hold a place while they try.
+        """End executors that cannot restart, and use resources while they try.
 
-        Of one whose connection RayDP's master did not see break it thinks that it is still there, and refuses it (raydp#487).
+        RayDP's master refuses an executor whose connection it did not see break, as it thinks that the executor is still there
+        (raydp#487).
         """
         if STORE_RESOURCE not in self._needed:
-            return  # they hold no place, and may be other applications'
-        restarting = [one for one in self._cluster.restarting() if one.node_id in self._used]
-        self._restarts = {one.actor_id: self._restarts.get(one.actor_id, one.restarts) for one in restarting}
-        for one in restarting:
-            if one.restarts > self._restarts[one.actor_id]:
+            return  # they use no resource of ours, and may be other applications'
+        restarting = [executor for executor in self._cluster.restarting() if executor.node_id in self._executor_nodes]
+        self._restarts = {
+            executor.actor_id: self._restarts.get(executor.actor_id, executor.restarts) for executor in restarting
+        }
+        for executor in restarting:
+            if executor.restarts > self._restarts[executor.actor_id]:
                 log.warning(
-                    "RayDP refuses to start %s anew, again and again; it is ended, and another asked for", one.name
+                    "RayDP refuses to start %s anew, again and again; it is ended, and another asked for", executor.name
                 )
-                self._cluster.end(one)
+                self._cluster.end(executor)
 
     # -- nodes that end -------------------------------------------------------------------------------------------
 
@@ -222,7 +230,7 @@ class NodeWatch:
         for gone in self._drains.keys() - ending.keys():
             del self._drains[gone]
             for fleet in self._fleets():
-                fleet.coordinator.undrain(gone)  # nobody asks for that id again
+                fleet.coordinator.undrain(gone)  # the id is never used again
         for node_id, node in ending.items():
             drain = self._drains.setdefault(node_id, _Drain(node))
             drain.node = node
@@ -233,50 +241,52 @@ class NodeWatch:
 
     def _empty(self, drain: _Drain, now_s: float) -> None:
         """Have a node's shards moved."""
-        node, left, refused = drain.node, 0, None
+        node, shards, refused = drain.node, 0, None
         for fleet in self._fleets():
             try:
-                left += self._move_off(drain, fleet, now_s)
-            except StateStoreError as error:  # the other fleets' shards go all the same
+                shards += self._move_off(drain, fleet, now_s)
+            except StateStoreError as error:  # the other fleets' shards are moved all the same
                 refused = error
         if refused is not None and not drain.is_refused:
             log.warning("Ray ends node %s %s, and shards stay there: %s", node.address, _when(node), refused)
-        if refused is None and (drain.is_refused or not drain.is_told):
+        if refused is None and (drain.is_refused or not drain.is_logged):
             log.warning(
                 "Ray ends node %s %s: its %d shards go to other nodes while batches go on",
                 node.address,
                 _when(node),
-                left,
+                shards,
             )
-        drain.is_told, drain.is_refused = True, refused is not None
-        drain.empty_s = None if left or refused else now_s
+        drain.is_logged, drain.is_refused = True, refused is not None
+        drain.empty_s = None if shards or refused else now_s
 
     def _move_off(self, drain: _Drain, fleet: WatchedFleet, now_s: float) -> int:
-        """Have a fleet's shards moved off a node; returns how many are there."""
-        if not drain.is_told:
+        """Have a fleet's shards moved off a node; return how many it still has."""
+        if not drain.is_logged:
             fleet.coordinator.load_all_states()
         moves = fleet.coordinator.drain(drain.node.node_id, dry_run=True)
-        due = [one for one in moves if now_s - drain.begun_s.get(one, -math.inf) >= _AGAIN_S]
-        if due or not drain.is_told:
-            fleet.coordinator.drain(drain.node.node_id, dry_run=False)  # writes it down
+        due = [move for move in moves if now_s - drain.begun_s.get(move, -math.inf) >= _AGAIN_S]
+        if due or not drain.is_logged:
+            fleet.coordinator.drain(drain.node.node_id, dry_run=False)  # records the drain
         drain.begun_s |= dict.fromkeys(due, now_s)
-        fleet.moves.begin(due)
+        fleet.migration.begin(due)
         return len(moves)
 
     def _leave(self, drain: _Drain, now_s: float) -> None:
-        """End what this driver has on a node without shards, so that nothing is lost with it, and Ray can end it at once."""
+        """End this driver's actors on a node without shards, so that nothing is lost with the node, and Ray can end it at once."""
         assert drain.empty_s is not None
         if now_s - drain.empty_s >= _LAST_BATCH_S:
             self._end_executors(drain)
-        if any(one.host == drain.node.address for one in self._executors.present()):
+        if any(executor.host == drain.node.address for executor in self._executors.present()):
             return
-        # Those of other drivers need their store actor.
+        # Executors of other drivers still need the store actor.
         if drain.node.is_idle(_USED_BY_EXECUTORS) and drain.node.node_id != self._actors.node_id():
             for fleet in self._fleets():
                 end_store_actors(self._actors, fleet.coordinator, drain.node.node_id)
 
     def _end_executors(self, drain: _Drain) -> None:
-        here = {one.executor_id for one in self._executors.present() if one.host == drain.node.address} - drain.ended
+        here = {
+            executor.executor_id for executor in self._executors.present() if executor.host == drain.node.address
+        } - drain.ended
         if here and self._may_change:
             log.warning(
                 "node %s has no shards any more; its executor is ended before Ray ends the node", drain.node.address
@@ -286,7 +296,7 @@ class NodeWatch:
 
 
 def _needed(executors: Executors) -> dict[str, float]:
-    """Ray's resources of one executor, as RayDP asks for them."""
+    """Return the resources that RayDP requests of Ray for an executor."""
     cores = executors.setting("spark.executor.cores", "1")
     cpus = executors.setting("spark.ray.actor.resource.cpu", cores)
     needed = {

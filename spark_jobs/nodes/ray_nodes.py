@@ -1,4 +1,4 @@
-"""Ray's nodes as a driver sees them: which have room for an executor, and which Ray is about to end."""
+"""Ray's nodes as a driver sees them: which have resources for an executor, and which Ray is about to end."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class RayNode:
     Attributes
     ----------
     total, available
-        Its resources, and those that nobody uses.
+        Its resources, and those that are free.
     draining_until_ms
-        When Ray, or the cloud that Ray was told of, will end it (Unix time; 0: any time); None if nobody has said so.
+        When Ray or the cloud will end it (Unix time; 0: any time); None if it is not going to end.
     """
 
     node_id: str
@@ -38,22 +38,22 @@ class RayNode:
         )
 
     def is_idle(self, names: tuple[str, ...]) -> bool:
-        """Whether nobody uses some of its resources."""
+        """Whether the named resources are all free."""
         return all(self.available.get(name, 0.0) >= self.total.get(name, 0.0) for name in names)
 
 
 @dataclass(frozen=True, slots=True)
 class RestartingExecutor:
-    """The Ray actor of a Spark executor that Ray is starting anew.
+    """The Ray actor of a Spark executor that Ray is restarting.
 
     Attributes
     ----------
     namespace
-        That of its application: executors of several have the same names.
+        The namespace of its application: executors of several applications have the same names.
     node_id
-        The node that it worked on last.
+        The node that it last ran on.
     restarts
-        How often Ray has started it anew.
+        How often Ray has restarted it.
     """
 
     actor_id: str
@@ -64,10 +64,10 @@ class RestartingExecutor:
 
 
 class RayCluster:
-    """What Ray tells of its nodes, and of RayDP's actors."""
+    """Ray's nodes, and RayDP's actors on them."""
 
     def nodes(self) -> list[RayNode]:
-        """Those that live."""
+        """Return the living nodes."""
         available = ray_state.available_resources_per_node()  # type: ignore[no-untyped-call]
         draining = ray_state.state.get_draining_nodes()
         return [
@@ -83,7 +83,7 @@ class RayCluster:
         ]
 
     def restarting(self) -> list[RestartingExecutor]:
-        """Executors of all Spark applications that Ray is starting anew."""
+        """Return the executors of all Spark applications that Ray is restarting."""
         return [
             RestartingExecutor(
                 actor.actor_id.hex(), actor.name, actor.ray_namespace, actor.node_id.hex(), actor.num_restarts
@@ -92,11 +92,11 @@ class RayCluster:
         ]
 
     def is_starting(self) -> bool:
-        """Whether Ray is starting an executor of any Spark application, or has no room for one that was asked for."""
+        """Whether Ray is starting a requested executor of any Spark application, or lacks the resources for it."""
         return bool(_executors("PENDING_CREATION"))
 
     def end(self, executor: RestartingExecutor) -> None:
-        """Have Ray start it no more."""
+        """End an executor for good."""
         try:
             handle = ray.get_actor(executor.name, namespace=executor.namespace)
         except ValueError:  # it has ended meanwhile
@@ -105,9 +105,9 @@ class RayCluster:
 
 
 def _executors(state: str) -> list[Any]:
-    """Rows of Ray's table of actors (``ActorTableData``) that are RayDP's executors in a state.
+    """Return the rows of Ray's table of actors (``ActorTableData``) for RayDP's executors in a state.
 
-    ``ray._private.state.actors`` leaves out on which node an actor was.
+    ``ray._private.state.actors`` lacks the node of an actor.
     """
     table = ray_state.state._connect_and_get_accessor().get_actor_table(None, state)
     rows = [ActorTableData.FromString(row) for row in table]

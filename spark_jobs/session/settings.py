@@ -1,4 +1,4 @@
-"""Spark's settings that :func:`~spark_jobs.session.spark_session.start_session` makes, each with its reason."""
+"""The Spark settings of :func:`~spark_jobs.session.spark_session.start_session`, each with its reason."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ __all__ = [
 
 
 class Setting(NamedTuple):
-    """A value, and why it is that."""
+    """A value and the reason for it."""
 
     value: str
     why: str
 
 
 _LOOPBACK = "127.0.0.1"
-#: Resource of which each node offers 1 that may have executors and store actors.
+#: Resource of which each node that may have executors and store actors offers 1.
 STORE_RESOURCE = "statefleet_store"
-#: Spark's setting, up to the name of a resource, of what RayDP asks Ray for with each executor.
+#: Prefix of Spark's setting, before the name of a resource, for the amount that RayDP requests of Ray with each executor.
 EXECUTOR_RESOURCES = "spark.ray.raydp_spark_executor.actor.resource."
-#: Spark's setting of how many executors there are at most, as nodes join; by default as many as at first.
+#: Setting for the maximum number of executors, as nodes join; by default the number at first.
 MAX_EXECUTORS = "spark.statefleet.maxExecutors"
 MAX_EXECUTORS_WHY = "executors at most, as nodes join; `start_session(max_executors=)` sets it"
 
-#: Of every session.
+#: For every session.
 SETTINGS = MappingProxyType(
     {
         "spark.ui.enabled": Setting(
@@ -60,14 +60,14 @@ SETTINGS = MappingProxyType(
         ),
     }
 )
-#: Where Ray was started by this process.
+#: If this process started Ray.
 LOCAL_SETTINGS = MappingProxyType(
     {
         "spark.driver.host": Setting(_LOOPBACK, "RayDP would open the driver's ports to the network"),
         "spark.driver.bindAddress": Setting(_LOOPBACK, "as above"),
     }
 )
-#: Where there are several nodes.
+#: If there are several nodes.
 CLUSTER_SETTINGS = MappingProxyType(
     {
         "spark.network.timeout": Setting(
@@ -89,7 +89,7 @@ CLUSTER_SETTINGS = MappingProxyType(
         "spark.shuffle.io.maxRetries": Setting("6", "as above"),
     }
 )
-#: Where there are several nodes and one of them is known to be the head, up to the name of the head's resource.
+#: If there are several nodes and the head is known; a name that ends with a dot is a prefix of the head's resource.
 HEAD_SETTINGS = MappingProxyType(
     {
         "spark.ray.raydp_spark_master.actor.resource.": Setting(
@@ -99,7 +99,7 @@ HEAD_SETTINGS = MappingProxyType(
         "spark.ray.raydp_spark_master.actor.resource.CPU": Setting("0", "the head offers no CPU"),
     }
 )
-#: Where nodes offer ``statefleet_store``, enough for the executors that are asked for.
+#: If nodes offer enough ``statefleet_store`` for the requested executors.
 STORE_SETTINGS = MappingProxyType(
     {
         f"{EXECUTOR_RESOURCES}{STORE_RESOURCE}": Setting(

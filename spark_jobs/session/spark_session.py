@@ -36,7 +36,8 @@ __all__ = ["check_on_ray", "ensure_ray", "start_session", "started_ray", "stop_s
 
 log = logging.getLogger(__name__)
 
-#: A local Ray is for this machine alone. Ray turns 127.0.0.1 into the address of the network; on other systems it takes that by itself.
+#: Address of a local Ray, for this machine alone. Ray replaces 127.0.0.1 by the network's address; on other systems it uses the
+#: loopback by itself.
 _LOOPBACK = "127.0.0.9" if sys.platform == "linux" else None
 
 _started_ray = False
@@ -44,9 +45,9 @@ _started_ray = False
 
 @contextmanager
 def spark_environment() -> Iterator[None]:
-    """Java and Python as Spark's processes need them, in the environment of those that are started within.
+    """Set Java and Python for Spark's processes, in the environment of processes that are started within.
 
-    The program's own environment is as it was afterwards.
+    The program's own environment is restored afterwards.
 
     Raises
     ------
@@ -56,14 +57,14 @@ def spark_environment() -> Iterator[None]:
     home = choose_java_home(os.environ)
     with child_environment(
         JAVA_HOME=str(home),
-        # RayDP's master and Ray's Java workers run the first `java` on PATH and know nothing of JAVA_HOME.
+        # RayDP's master and Ray's Java workers run the first `java` on PATH and ignore JAVA_HOME.
         PATH=_with_first("PATH", str(home / "bin")),
         # Executors take the worker's interpreter from the environment; spark.pyspark.python does not reach them.
         PYSPARK_PYTHON=sys.executable,
         PYSPARK_DRIVER_PYTHON=sys.executable,
-        # Actors and Spark's workers import this project's packages wherever the driver found them.
+        # Actors and Spark's workers import this project's packages from where the driver did.
         PYTHONPATH=_with_first("PYTHONPATH", str(Path(__file__).resolve().parents[2])),
-        # A fresh local cluster needs no idle workers: actors bring their own.
+        # A new local cluster needs no idle workers: actors have their own.
         RAY_prestart_worker_first_driver="0",
     ):
         yield
@@ -85,7 +86,7 @@ def child_environment(**variables: str) -> Iterator[None]:
 
 
 def _with_first(variable: str, folder: str) -> str:
-    """A search path of the environment with ``folder`` as its first entry."""
+    """Return a search path of the environment with ``folder`` as its first entry."""
     others = [entry for entry in os.environ.get(variable, "").split(os.pathsep) if entry and entry != folder]
     return os.pathsep.join([folder, *others])
 
@@ -108,13 +109,13 @@ def ensure_ray(*, ray_address: str | None = None, num_cpus: int | None = None) -
     with spark_environment():
         try:
             init_ray(
-                # Without it Ray would join whatever cluster was started on this machine, which may be too small.
+                # Without it Ray would join any cluster that was started on this machine, which may be too small.
                 address="local",
                 num_cpus=num_cpus or _local_cpus(None),
                 include_dashboard=False,
                 _node_ip_address=_LOOPBACK,
             )
-        except Exception as error:  # Ray's own start-up fails with whatever there is, often a bare Exception
+        except Exception as error:  # Ray's own start-up raises errors of many classes, often a bare Exception
             raise SetupError(
                 "Ray could not be started on this machine; nothing was started; `statefleet doctor` checks memory, disks and ports, "
                 "and Ray's logs are in /tmp/ray/session_latest/logs",
@@ -129,7 +130,7 @@ def started_ray() -> bool:
 
 
 def _local_cpus(executor_cores: int | None) -> int:
-    """CPUs that a local Ray offers: the executor's, and room for RayDP's own actors."""
+    """Return the CPUs that a local Ray offers: the executor's, and some for RayDP's own actors."""
     return max(4, (executor_cores or os.cpu_count() or 1) + 2)
 
 
@@ -143,21 +144,21 @@ def start_session(
     ray_address: str | None = None,
     configs: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A Spark session whose executors are Ray actors.
+    """Start a Spark session whose executors are Ray actors.
 
     Parameters
     ----------
     app_name
         Name of the Spark application.
     num_executors
-        Executors at first.
+        Number of executors at first.
     executor_cores
         Cores of each executor; by default all of this machine's.
     executor_memory
-        Memory of each executor's JVM, as Spark writes sizes. State is not in it.
+        Memory of each executor's JVM, as Spark writes sizes. It does not include state.
     max_executors
-        How many executors there are at most. On a cluster whose nodes offer ``statefleet_store``, each that joins while a query of a
-        fleet runs gets one, up to here. By default `num_executors`: then only lost ones are asked for anew.
+        Maximum number of executors. On a cluster whose nodes offer ``statefleet_store``, each node that joins while a query of a
+        fleet runs gets an executor, up to this number. By default `num_executors`: then only lost executors are replaced.
     ray_address
         Ray cluster to join; by default ``RAY_ADDRESS``, else a local one is started.
     configs
@@ -191,15 +192,15 @@ def start_session(
 
 
 def _submitted_session(app_name: str, ray_address: str | None, settings: Mapping[str, str]) -> SparkSession:
-    """That of raydp-submit (a spark-submit), which has started the driver's JVM with Ray as its master already."""
+    """Return the session of raydp-submit (a spark-submit), which has already started the driver's JVM with Ray as its master."""
     ensure_ray(ray_address=ray_address or "auto")
     builder = SparkSession.builder.appName(app_name)
-    # Before, a SparkConf would know nothing of the command's options.
+    # Before that, a SparkConf lacks the command's options.
     SparkContext._ensure_initialized()
     submitted = SparkConf()
-    placed = _placed(int(submitted.get("spark.executor.instances", "2")))
+    cluster_settings = _cluster_settings(int(submitted.get("spark.executor.instances", "2")))
     for key, value in {
-        **{key: value for key, value in placed.items() if not submitted.contains(key)},
+        **{key: value for key, value in cluster_settings.items() if not submitted.contains(key)},
         **settings,
     }.items():
         builder = builder.config(key, value)
@@ -209,9 +210,9 @@ def _submitted_session(app_name: str, ray_address: str | None, settings: Mapping
 def _new_session(
     app_name: str, num_executors: int, cores: int, executor_memory: str, settings: Mapping[str, str]
 ) -> SparkSession:
-    configs = {**_placed(num_executors), **(_values(LOCAL_SETTINGS) if _started_ray else {}), **settings}
+    configs = {**_cluster_settings(num_executors), **(_values(LOCAL_SETTINGS) if _started_ray else {}), **settings}
     try:
-        with _notes_of_jvm_kept():
+        with _jvm_stderr_without_notes():
             session: SparkSession = raydp.init_spark(app_name, num_executors, cores, executor_memory, configs=configs)
     except FileNotFoundError as error:
         raise SetupError(
@@ -223,10 +224,10 @@ def _new_session(
 
 
 @contextmanager
-def _notes_of_jvm_kept() -> Iterator[None]:
-    """A JVM that is started within writes its standard error to this process's, but for what Ray notes in it before it has a log."""
+def _jvm_stderr_without_notes() -> Iterator[None]:
+    """Pass on the standard error of a JVM that is started within, except for Ray's notes before it has a log."""
     write, _ = stderr_without_notes()
-    # Its own option for that, which nobody hands on to it.
+    # launch_gateway has an option for that, which PySpark does not pass on.
     pyspark.context.launch_gateway = partial(launch_gateway, popen_kwargs={"stderr": write})  # type: ignore[attr-defined]
     try:
         yield
@@ -235,8 +236,8 @@ def _notes_of_jvm_kept() -> Iterator[None]:
         os.close(write)
 
 
-def _placed(num_executors: int) -> dict[str, str]:
-    """What a long query needs on a cluster of several nodes, some of which say that they hold stores (``cluster.yaml``)."""
+def _cluster_settings(num_executors: int) -> dict[str, str]:
+    """Return settings for long queries on this cluster: for several nodes, a known head, and nodes with stores (``cluster.yaml``)."""
     resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     several = len([name for name in resources if name.startswith("node:") and name != HEAD_RESOURCE]) > 1
     settings = _values(CLUSTER_SETTINGS) if several else {}
@@ -244,7 +245,8 @@ def _placed(num_executors: int) -> dict[str, str]:
         settings |= _values(STORE_SETTINGS)
     if HEAD_RESOURCE in resources and several:
         settings |= {
-            f"{key}{HEAD_RESOURCE}" if key.endswith(".") else key: one for key, one in _values(HEAD_SETTINGS).items()
+            f"{key}{HEAD_RESOURCE}" if key.endswith(".") else key: value
+            for key, value in _values(HEAD_SETTINGS).items()
         }
     return settings
 
@@ -266,9 +268,9 @@ def stop_session() -> None:
 
 
 def check_on_ray(spark: SparkSession) -> None:
-    """Refuse a session whose executors are no Ray actors, such as a local one (SetupError)."""
+    """Refuse a session whose executors are no Ray actors, such as a local session (SetupError)."""
     master = spark.sparkContext.master or ""
-    # RayDP's own scheme; `raydp-submit` says no more than the word.
+    # RayDP's own scheme; `raydp-submit` has only the word.
     if master != "ray" and not master.startswith("ray://"):
         raise SetupError(
             "this Spark session does not run on Ray, where the fleet is: its executors are no Ray actors; make the session with "

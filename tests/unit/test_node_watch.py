@@ -12,7 +12,7 @@ import pytest
 from coordinator.model.errors import InvalidRequestError
 from coordinator.telemetry.drivers import DriverReport, ExecutorState
 from spark_jobs.driver_reports import DriverReports
-from spark_jobs.nodes.executor_slots import ExecutorPlaces
+from spark_jobs.nodes.executor_slots import ExecutorSlots
 from spark_jobs.nodes.node_watch import NodeWatch, WatchedFleet
 from spark_jobs.nodes.ray_nodes import RayNode, RestartingExecutor
 from spark_jobs.plan.executors import Executor
@@ -25,13 +25,13 @@ GIB = 2.0**30
 
 
 def test_rays_own_restart_comes_first() -> None:
-    places = ExecutorPlaces(3)
+    places = ExecutorSlots(3)
     assert [places.due(now, present=2, free=1) for now in (0.0, 2.0, 7.9)] == [0, 0, 0]
     assert places.due(8.0, present=2, free=1) == 1
 
 
 def test_a_place_that_is_taken_meanwhile_is_waited_for_anew() -> None:
-    places = ExecutorPlaces(3)
+    places = ExecutorSlots(3)
     assert places.due(0.0, present=2, free=1) == 0
     assert places.due(7.0, present=2, free=0) == 0
     assert places.due(9.0, present=2, free=1) == 0, "the time begins again"
@@ -39,7 +39,7 @@ def test_a_place_that_is_taken_meanwhile_is_waited_for_anew() -> None:
 
 
 def test_what_was_asked_for_is_not_asked_for_again_while_it_starts(caplog: pytest.LogCaptureFixture) -> None:
-    places = ExecutorPlaces(4)
+    places = ExecutorSlots(4)
     places.due(0.0, present=2, free=2)
     assert places.due(8.0, present=2, free=2) == 2
     assert [places.due(now, present=2, free=2) for now in (10.0, 30.0, 67.0)] == [0, 0, 0]
@@ -48,7 +48,7 @@ def test_what_was_asked_for_is_not_asked_for_again_while_it_starts(caplog: pytes
 
 
 def test_one_of_two_that_came_does_not_hold_up_the_other() -> None:
-    places = ExecutorPlaces(4)
+    places = ExecutorSlots(4)
     places.due(0.0, present=2, free=2)
     assert places.due(8.0, present=2, free=2) == 2
     assert places.due(10.0, present=3, free=1) == 1
@@ -56,7 +56,7 @@ def test_one_of_two_that_came_does_not_hold_up_the_other() -> None:
 
 @pytest.mark.parametrize(("present", "free", "due"), [(3, 5, 0), (4, 5, 0), (1, 5, 2), (1, 1, 1), (0, 0, 0)])
 def test_there_are_never_more_than_the_limit_or_than_nodes_with_room(present: int, free: int, due: int) -> None:
-    places = ExecutorPlaces(3)
+    places = ExecutorSlots(3)
     places.due(0.0, present, free)
     assert places.due(8.0, present, free) == due
 
