@@ -1,4 +1,4 @@
-"""Statefleet: PySpark Structured Streaming state that lives in a fleet of Ray actors.
+"""Statefleet: PySpark Structured Streaming state in a fleet of Ray actors.
 
 >>> import statefleet as sf
 >>> fleet = sf.connect("file:///var/lib/statefleet")                    # doctest: +SKIP
@@ -97,8 +97,8 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-#: Where each public name is: imported when it is first asked for, since the command line has no need of Spark.
-_HOMES = {
+#: Module of each public name. It is imported at the first access to the name, since the command line does not need Spark.
+_MODULES = {
     "Branch": "coordinator.ledger.branches",
     "CommitUnknownError": "coordinator.model.errors",
     "CorruptStateError": "coordinator.model.errors",
@@ -147,11 +147,11 @@ _IMPORTING = RLock()
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # Neither PySpark nor Ray can be imported by several threads at once.
     with _IMPORTING:
-        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        value = globals()[name] = getattr(import_module(_MODULES[name]), name)
     return value
 
 

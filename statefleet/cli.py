@@ -1,7 +1,7 @@
-"""The ``statefleet`` command: what a fleet holds, reading it, moving its shards, checking its files, ending it.
+"""The ``statefleet`` command: show a fleet, read its state, move its shards, check its files, end it.
 
-Ray and Arrow take long to import, so what needs them is imported by the commands that do. Exit codes: 0, 1 for an error (told on
-standard error) or for what was looked for in vain, 2 for a call that is none.
+Ray and Arrow take long to import, so only the commands that need them import them. Exit codes: 0; 1 for an error, which is printed on
+standard error, or if nothing was found; 2 for a wrong usage.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
         from importlib.metadata import version
         from platform import python_version
 
@@ -79,15 +79,15 @@ for _command in _COMMANDS:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code."""
+    """Run a command, and return the exit code."""
     try:
         app(None if argv is None else list(argv), prog_name="statefleet")
     except StateStoreError as error:
-        # Of another program's words, such as a database's, a cause may have several lines.
+        # The message of a cause, such as a database's, may have several lines.
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 1
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""``doctor``: what is wrong with the surroundings, and what to do."""
+"""``doctor``: problems of the machine, the cluster and the object store, and what to do."""
 
 from __future__ import annotations
 
@@ -33,39 +33,39 @@ def doctor(
     object store with its conditional puts (below _probe, which is left as it was), and its
     fleet. Exit code 1 if something is wrong.
     """
-    given = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
+    cluster = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
     checks = [
         ("this machine", "statefleet.doctor.machine", []),
-        ("Ray cluster", "statefleet.doctor.cluster", [given, uri or ""]),
+        ("Ray cluster", "statefleet.doctor.cluster", [cluster, uri or ""]),
         *([("object store", "statefleet.doctor.storage", [uri])] if uri else []),
     ]
-    found: list[Finding] = []
+    findings: list[Finding] = []
     with progress("looking", None):
-        found.extend(run_apart(checks, _LIMIT_S))
+        findings.extend(run_apart(checks, _LIMIT_S))
     if as_json:
-        print_json([asdict(one) for one in found])
+        print_json([asdict(finding) for finding in findings])
     else:
-        print(report(found))
-    if any(one.outcome is Outcome.WRONG for one in found):
+        print(report(findings))
+    if any(finding.outcome is Outcome.WRONG for finding in findings):
         raise typer.Exit(1)
 
 
-def report(found: list[Finding]) -> str:
-    """Findings as text: each with what it means, and what to do."""
-    label = max(len(one.outcome) for one in found) + 2
+def report(findings: list[Finding]) -> str:
+    """Return findings as text, each with its meaning and advice."""
+    label = max(len(finding.outcome) for finding in findings) + 2
     indent = " " * label
     lines: list[str] = []
-    for one in found:
-        told = f"{one.outcome.ljust(label)}{one.check}: {one.found}"
-        lines += textwrap.wrap(told, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
-        if one.advice:
+    for finding in findings:
+        text = f"{finding.outcome.ljust(label)}{finding.check}: {finding.found}"
+        lines += textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+        if finding.advice:
             lines += textwrap.wrap(
-                f"what to do: {one.advice}",
+                f"what to do: {finding.advice}",
                 WIDTH,
                 initial_indent=indent,
                 subsequent_indent=indent,
                 break_on_hyphens=False,
             )
-    counts = {outcome: sum(one.outcome is outcome for one in found) for outcome in Outcome}
+    counts = {outcome: sum(finding.outcome is outcome for finding in findings) for outcome in Outcome}
     lines += ["", ", ".join(f"{count} {outcome}" for outcome, count in counts.items())]
     return "\n".join(lines)

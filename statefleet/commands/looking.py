@@ -19,9 +19,9 @@ from statefleet.commands.output import (
 
 __all__ = ["dashboard", "metrics", "queries", "shards", "status"]
 
-#: Store actors of which each has a column of its own among the counters.
+#: Number of store actors up to which each has its own column of counters.
 _ACTOR_COLUMNS = 3
-#: Newest slow batches that are told of with the status.
+#: Number of the newest slow batches that are printed with the status.
 _SLOW_SHOWN = 3
 
 
@@ -63,14 +63,14 @@ def status(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> None
 
 
 def _print_unreadable(states: list[dict[str, Any]]) -> None:
-    """States of which the files cannot be read, and what to do."""
+    """Print the states whose files cannot be read, and what to do."""
     for one in states:
         print()
         print_text(f"{one['name']} cannot be read: {one['error']}")
 
 
 def _print_executors(executors: list[dict[str, Any]]) -> None:
-    """Spark's executors, and when they were lost."""
+    """Print Spark's executors, and when they were lost."""
     if not executors:
         return
     print()
@@ -91,7 +91,7 @@ def _print_executors(executors: list[dict[str, Any]]) -> None:
 
 
 def _print_overdue(queries: list[dict[str, Any]]) -> None:
-    """Batches that take much longer than usual, and are not over."""
+    """Print the running batches that take much longer than usual."""
     for running in (query["running_batch"] for query in queries):
         if running is not None and running["is_overdue"]:
             print()
@@ -99,7 +99,7 @@ def _print_overdue(queries: list[dict[str, Any]]) -> None:
 
 
 def _print_slow(queries: list[dict[str, Any]]) -> None:
-    """The newest slow batches, and where their time went."""
+    """Print the newest slow batches, and where their time went."""
     slow = sorted((one for query in queries for one in query["slow_batches"]), key=lambda one: -one["at_ms"])
     for one in slow[:_SLOW_SHOWN]:
         print()
@@ -107,17 +107,17 @@ def _print_slow(queries: list[dict[str, Any]]) -> None:
 
 
 def _named(told: dict[str, Any], actor_name: str | None) -> str | None:
-    """A store actor as people are told it: the address of its node, and its number there."""
+    """Return a store actor as users see it: the address of its node, and its number there."""
     if actor_name is None:
         return None
     hosts = {one["actor_name"]: one["host"] for one in told["store_actors"]}
     number = _id(told, actor_name).partition("-")[2] or "0"
-    # A shard's holder may be gone since an earlier coordinator.
+    # The store actor of a shard may be gone since an earlier coordinator.
     return f"{hosts[actor_name]}#{number}" if actor_name in hosts else _id(told, actor_name)
 
 
 def _id(told: dict[str, Any], actor_name: str) -> str:
-    """A store actor's name without what all of a fleet begin with: the beginning of its Ray node's id, and its number."""
+    """Return a store actor's name without the prefix of its fleet: the beginning of its Ray node's id, and its number."""
     return actor_name.removeprefix(store_actors_prefix(told["uri"]))
 
 
@@ -207,7 +207,7 @@ def metrics(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> Non
 
 
 def _sum(values: list[Any]) -> Any:
-    """Of all store actors; None where the counter is no number of each."""
+    """Return the sum over all store actors; None where the counter is not a number."""
     known = [value for value in values if isinstance(value, int | float)]
     return sum(known) if known else None
 
@@ -234,9 +234,9 @@ def dashboard(
     from statefleet.dashboard.deploy import dashboard_url
     from statefleet.dashboard.options import DashboardOptions
 
-    asked = DashboardOptions.of(host, port)
-    find(uri, address)  # nobody wants to see a fleet that does not run
-    url = dashboard_url(RayActors(), normalize_uri(uri), asked)
+    options = DashboardOptions.of(host, port)
+    find(uri, address)  # the fleet has to run
+    url = dashboard_url(RayActors(), normalize_uri(uri), options)
     if as_json:
         print_json({"url": url})
     else:

@@ -1,4 +1,4 @@
-"""Commands that move shards: ``move``, ``drain`` and ``rebalance``; and those that make others of them, ``rescale`` and ``branch``."""
+"""Commands that move shards (``move``, ``drain``, ``rebalance``), change their number (``rescale``), or branch a state (``branch``)."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def rescale(
         ("new shard", "made of"),
         [(str(shard), ", ".join(map(str, sources))) for shard, sources in enumerate(plan.sources)],
     )
-    what = "nothing was changed" if dry_run else "one of the next batches has them; no file is rewritten"
-    print_text(f"{plan.num_shards} to {plan.new_shards} shards: {what}")
+    result = "nothing was changed" if dry_run else "one of the next batches has them; no file is rewritten"
+    print_text(f"{plan.num_shards} to {plan.new_shards} shards: {result}")
 
 
 def branch(
@@ -114,58 +114,58 @@ def branch(
 
     It is for another query to go on from. No row is copied, and the other state is left as it is.
     """
-    made = find(uri, address).branch(state, as_, version)
+    created = find(uri, address).branch(state, as_, version)
     if as_json:
-        print_json(asdict(made))
+        print_json(asdict(created))
         return
     print_text(
-        f"{made.state_name} begins with version {made.version} of {made.parent}: {made.shared_files} files "
-        f"({size_text(made.shared_bytes)}) are shared, none was copied"
+        f"{created.state_name} begins with version {created.version} of {created.parent}: {created.shared_files} files "
+        f"({size_text(created.shared_bytes)}) are shared, none was copied"
     )
-    if not made.query_id:
+    if not created.query_id:
         print_text(
-            f"a query goes on from it whose checkpoint begins with batch {made.version}: see fleet.branch(..., checkpoint=)"
+            f"a query goes on from it whose checkpoint begins with batch {created.version}: see fleet.branch(..., checkpoint=)"
         )
 
 
-def _node_id(asked: str) -> str:
-    """Id of the living Ray node that somebody names by its id, the beginning of it, its address or its host's name."""
+def _node_id(name: str) -> str:
+    """Return the id of the living Ray node that is named by its id, the beginning of that, its address or its host's name."""
     import ray
 
     nodes: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    found = [
+    node_ids = [
         node["NodeID"]
         for node in nodes
-        if asked in (node["NodeManagerAddress"], node["NodeManagerHostname"])
-        or (len(asked) >= 4 and node["NodeID"].startswith(asked))
+        if name in (node["NodeManagerAddress"], node["NodeManagerHostname"])
+        or (len(name) >= 4 and node["NodeID"].startswith(name))
     ]
-    if len(found) != 1:
+    if len(node_ids) != 1:
         raise InvalidRequestError(
             "this names no living Ray node"
-            if not found
+            if not node_ids
             else "this names several Ray nodes; give the beginning of an id",
-            node=asked,
+            node=name,
             nodes=", ".join(f"{node['NodeID'][:12]} {node['NodeManagerAddress']}" for node in nodes),
         )
-    node_id: str = found[0]
+    node_id: str = node_ids[0]
     return node_id
 
 
 def _carry_out(
     coordinator: CoordinatorClient, moves: Sequence[PlannedMove], nothing: str, *, dry_run: bool, as_json: bool
 ) -> None:
-    """Do what was planned, or only show it.
+    """Carry out planned moves, or only print them.
 
     Raises
     ------
     MovesFailedError
-        Some shards stay where they are. What came of each is printed all the same.
+        Some shards stay where they are. The outcome of each move is printed first.
     """
     from coordinator.service.calls import RayActors
     from store_actors.moving import MoveOutcome, carry_out
 
     if dry_run:
-        outcomes = [MoveOutcome(one, None) for one in moves]
+        outcomes = [MoveOutcome(planned, None) for planned in moves]
     else:
         outcomes = []
         with progress("moving shards", len(moves)) as show:
@@ -178,7 +178,7 @@ def _carry_out(
         _print_outcomes(outcomes, dry_run)
     else:
         print_text(nothing)
-    failed = [one for one in outcomes if one.error]
+    failed = [outcome for outcome in outcomes if outcome.error]
     if failed:
         raise MovesFailedError(
             f"{len(failed)} of {len(outcomes)} shards stay where they are, and their batches go on; repeat the command",
@@ -197,10 +197,10 @@ def outcome_json(outcome: MoveOutcome) -> dict[str, Any]:
 def _print_outcomes(outcomes: Sequence[MoveOutcome], dry_run: bool) -> None:
     columns = ("state", "shard", "from", "to", "why")
     rows: list[tuple[object, ...]] = []
-    for one in outcomes:
-        what = one.move
-        row = (what.state_name, str(what.shard), what.source.host, what.target.host, what.reason)
-        rows.append(row if dry_run else (*row, *_taken(one)))
+    for outcome in outcomes:
+        planned = outcome.move
+        row = (planned.state_name, str(planned.shard), planned.source.host, planned.target.host, planned.reason)
+        rows.append(row if dry_run else (*row, *_copied(outcome)))
     print_table(columns if dry_run else (*columns, "from memory", "took"), rows)
     print_text(
         "(nothing was moved)"
@@ -209,7 +209,8 @@ def _print_outcomes(outcomes: Sequence[MoveOutcome], dry_run: bool) -> None:
     )
 
 
-def _taken(outcome: MoveOutcome) -> tuple[str, str]:
+def _copied(outcome: MoveOutcome) -> tuple[str, str]:
+    """Return the cells of a move: what was copied from memory, and how long that took."""
     if outcome.error:
         return "-", outcome.error
     if outcome.preparation is None or outcome.preparation.version == 0:

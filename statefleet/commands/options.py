@@ -1,4 +1,4 @@
-"""Arguments and options that commands share, and how they come to the fleet that these name."""
+"""Arguments and options that commands share, and the fleet that they name."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ __all__ = [
 ]
 
 #: How long completing a state's name may take, in seconds.
-_LOOK_UP_S = 1.5
+_COMPLETION_S = 1.5
 
 
 def _state_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of states below the URI that was typed, to complete one; none if they do not come at once."""
-    found: list[str] = []
+    """Return the names of states at the URI that begin with the text; none if the object store is slow."""
+    names: list[str] = []
 
     def look() -> None:
         from coordinator.model.names import is_state_name
@@ -49,16 +49,16 @@ def _state_names(ctx: typer.Context, incomplete: str) -> list[str]:
             folders = open_object_store(ctx.params["uri"]).folders()
         except (KeyError, OSError, TypeError, StateStoreError):
             return
-        found.extend(name for name in folders if is_state_name(name) and name.startswith(incomplete))
+        names.extend(name for name in folders if is_state_name(name) and name.startswith(incomplete))
 
-    looking = threading.Thread(target=look, daemon=True)
-    looking.start()
-    looking.join(_LOOK_UP_S)
-    return list(found)
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(_COMPLETION_S)
+    return list(names)
 
 
 class Consistency(StrEnum):
-    """What a read may see; as ``LiveFleet.state`` takes it."""
+    """Consistency of a read, as ``LiveFleet.state`` takes it."""
 
     FINISHED = "finished"
     COMMITTED = "committed"
@@ -86,7 +86,7 @@ Columns = Annotated[str | None, typer.Option(metavar="A,B,..", help="only these 
 
 
 def find(uri: str, address: str) -> CoordinatorClient:
-    """The running coordinator of a fleet's URI.
+    """Return the running coordinator of a fleet.
 
     Raises
     ------
@@ -112,21 +112,21 @@ def find(uri: str, address: str) -> CoordinatorClient:
 
 
 def open_states(uri: str, address: str, *, offline: bool) -> LiveFleet:
-    """The states of a fleet, to be read."""
+    """Return the states of a fleet, to be read."""
     from statefleet.reads.fleet import attach
 
     return attach(uri, offline=True) if offline else attach(uri, address=address)
 
 
 def chosen_states(states: list[str], name: str | None) -> list[str]:
-    """All states, or the one that was asked for.
+    """Return all states, or only the one of a name.
 
     Raises
     ------
     InvalidRequestError
-        There is none.
+        There is no such state.
     """
-    chosen = [one for one in states if name in (None, one)]
+    chosen = [state for state in states if name in (None, state)]
     if not chosen:
         if name is None:
             raise InvalidRequestError("there is no state at this URI; see that it is the one that queries use")
@@ -134,6 +134,6 @@ def chosen_states(states: list[str], name: str | None) -> list[str]:
     return chosen
 
 
-def column_names(given: str | None) -> list[str] | None:
-    """Columns that were asked for; None for all."""
-    return None if given is None else [name.strip() for name in given.split(",") if name.strip()]
+def column_names(text: str | None) -> list[str] | None:
+    """Return the columns of a comma-separated list; None for all."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]

@@ -1,6 +1,6 @@
-"""What commands print: tables of 100 columns at most where names leave that much room, or JSON; progress on standard error.
+"""Output of commands: tables of at most 100 columns, unless a name is longer, or JSON; progress goes to standard error.
 
-Standard output has what was asked for and nothing else, so that it can be piped; with ``--json`` that is one JSON value.
+Standard output has only the result of the command, so that it can be piped; with ``--json`` that is one JSON value.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ __all__ = [
     "time_text",
 ]
 
-#: Most columns of the terminal that a table takes, also where it is piped, as long as no name has to be broken for it.
+#: Maximum width of a table, also where it is piped, unless a name would have to be broken.
 WIDTH = 100
-#: Cells of a state's rows that are longer make it a list of records instead of a table.
+#: Width of a cell beyond which the rows of a state are printed as a list of records instead of a table.
 _WIDEST_CELL = 40
-#: A cell that goes to the right: a number, a size, or nothing known.
+#: A cell that is aligned to the right: a number, a size, or an unknown value.
 _NUMBER = re.compile(r"-?[\d,.]+%?( [KMGT]?B)?|-")
 
 
@@ -50,19 +50,19 @@ def _width() -> int:
 
 
 def size_cell(size: int | None) -> str | None:
-    """Bytes as a person reads them; None where they are not known."""
+    """Return a number of bytes as text; None where it is unknown."""
     return None if size is None else size_text(size)
 
 
 def time_text(when_ms: int | None) -> str | None:
-    """A time of day, in the reader's own zone."""
+    """Return a time as text, in the time zone of this machine."""
     if when_ms is None:
         return None
     return dt.datetime.fromtimestamp(when_ms / 1000, dt.UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def ago_text(when_ms: int | None, now_ms: float | None = None) -> str | None:
-    """How long ago a time was, by this machine's clock."""
+    """Return how long ago a time was, by this machine's clock."""
     if when_ms is None:
         return None
     seconds = ((time.time() * 1000 if now_ms is None else now_ms) - when_ms) / 1000
@@ -73,8 +73,8 @@ def ago_text(when_ms: int | None, now_ms: float | None = None) -> str | None:
     return f"{seconds:.0f} days ago"
 
 
-def _figure(value: object) -> str:
-    """A figure as a cell."""
+def _stat(value: object) -> str:
+    """Return a number, a flag or a text as a cell."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -85,7 +85,7 @@ def _figure(value: object) -> str:
 
 
 def _datum(value: object) -> str:
-    """A value of a state's row as a cell: as it is, with no separators in numbers."""
+    """Return a value of a state's row as a cell, without separators in numbers."""
     if value is None:
         return "null"
     if isinstance(value, dt.datetime):
@@ -94,11 +94,11 @@ def _datum(value: object) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: times in ISO 8601, decimals as text, bytes in base64, numbers that JSON lacks as text."""
+    """Return a value for JSON: times in ISO 8601, decimals as text, bytes in base64, and numbers that JSON lacks as text."""
     if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, dt.datetime | dt.date | dt.time):
@@ -114,32 +114,32 @@ def plain(value: Any) -> Any:
 
 
 def print_json(value: Any) -> None:
-    """One JSON value."""
+    """Print one JSON value."""
     print(json.dumps(plain(value), indent=2, allow_nan=False, ensure_ascii=False))
 
 
 def print_text(text: str, indent: str = "", *, aside: bool = False) -> None:
-    """A sentence, in as many lines as it takes; a path is never broken. What is said aside goes to standard error."""
+    """Print a sentence, wrapped between words and never within a path; to standard error if it is `aside`."""
     options = {"break_on_hyphens": False, "break_long_words": False}
     lines = textwrap.wrap(text, _width(), initial_indent=indent, subsequent_indent=indent, **options)  # type: ignore[arg-type]
     print("\n".join(lines), file=sys.stderr if aside else sys.stdout)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Figures as a table: numbers with their thousands apart, and to the right, as sizes are; ids and versions are given as text."""
-    cells = [[_figure(value) for value in row] for row in rows]
-    right = {place for place in range(len(columns)) if cells and all(_NUMBER.fullmatch(row[place]) for row in cells)}
+    """Print a table of statistics. Numbers and sizes are aligned to the right, with separators; ids and versions are passed as text."""
+    cells = [[_stat(value) for value in row] for row in rows]
+    right = {index for index in range(len(columns)) if cells and all(_NUMBER.fullmatch(row[index]) for row in cells)}
     _print_cells(columns, cells, right)
 
 
 def print_records(columns: Sequence[str], rows: Sequence[Mapping[str, object]]) -> None:
-    """Rows of a state: a table if they are narrow enough, else one after the other, a line for each column."""
+    """Print rows of a state: as a table if they are narrow enough, else one after the other, with a line for each column."""
     cells = [[_datum(row[name]) for name in columns] for row in rows]
-    widths = [max(len(column), *(len(row[place]) for row in cells)) for place, column in enumerate(columns) if cells]
+    widths = [max(len(column), *(len(row[index]) for row in cells)) for index, column in enumerate(columns) if cells]
     if sum(widths) + 2 * len(widths) <= _width() and max(widths, default=0) <= _WIDEST_CELL:
         numeric = {
-            place
-            for place, name in enumerate(columns)
+            index
+            for index, name in enumerate(columns)
             if rows and all(isinstance(row[name], int | float | decimal.Decimal | None) for row in rows)
         }
         _print_cells(columns, cells, numeric)
@@ -148,25 +148,25 @@ def print_records(columns: Sequence[str], rows: Sequence[Mapping[str, object]]) 
     for number, row in enumerate(cells, start=1):
         print(f"row {number}")
         for column, cell in zip(columns, row, strict=True):
-            room = max(20, _width() - longest - 4)
-            lines = [cell[at : at + room] for at in range(0, len(cell), room)] or [""]
+            width = max(20, _width() - longest - 4)
+            lines = [cell[begin : begin + width] for begin in range(0, len(cell), width)] or [""]
             print(f"  {column.ljust(longest)}  {lines[0]}".rstrip())
             for further in lines[1:]:
                 print(f"  {' ' * longest}  {further}")
 
 
 def _print_cells(columns: Sequence[str], cells: Sequence[Sequence[str]], right: set[int]) -> None:
-    # Late: it takes as long to import as all else that --help needs.
+    # Imported here: it takes as long to import as everything else that --help needs.
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    widths = _widths([[column, *(row[place] for row in cells)] for place, column in enumerate(columns)], _width())
-    for place, column in enumerate(columns):
+    widths = _widths([[column, *(row[index] for row in cells)] for index, column in enumerate(columns)], _width())
+    for index, column in enumerate(columns):
         table.add_column(
-            Text(column), justify="right" if place in right else "left", overflow="fold", width=widths[place]
+            Text(column), justify="right" if index in right else "left", overflow="fold", width=widths[index]
         )
     for row in cells:
         table.add_row(*map(Text, row))
@@ -177,25 +177,26 @@ def _print_cells(columns: Sequence[str], cells: Sequence[Sequence[str]], right: 
 
 
 def _widths(columns: Sequence[Sequence[str]], limit: int) -> list[int]:
-    """Width of each column of cells: the table fits the limit as far as no word is broken, as half a name is of no use."""
+    """Return the width of each column of cells, such that the table fits the limit as far as no word has to be broken."""
     widths = [max(map(len, cells)) for cells in columns]
     least = [max((len(word) for cell in cells for word in cell.split()), default=0) for cells in columns]
     while sum(widths) + 2 * (len(widths) - 1) > limit:
-        width, place = max(((widths[at], at) for at in range(len(widths)) if widths[at] > least[at]), default=(0, -1))
-        if place < 0:
+        wider = ((width, index) for index, width in enumerate(widths) if width > least[index])
+        width, index = max(wider, default=(0, -1))
+        if index < 0:
             break
-        widths[place] = width - 1
+        widths[index] = width - 1
     return widths
 
 
 @contextmanager
 def progress(text: str, total: int | None, *, is_size: bool = False) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error while something long goes on, if somebody looks at it.
+    """Show a progress bar on standard error during a long operation, if that is a terminal.
 
     Yields
     ------
     Callable
-        Is told how far it is, of `total`.
+        Takes the progress so far, out of `total`.
     """
     if not sys.stderr.isatty():
         yield lambda done: None

@@ -47,7 +47,7 @@ __all__ = ["changes", "diff", "export", "get", "scan", "sql", "versions"]
 
 Limit = Annotated[int, typer.Option(min=0, help="most rows to show")]
 
-#: By this name a state is known to the query that a condition becomes: its own may be one that SQL reads otherwise.
+#: Name of the state in the query that a condition becomes: its own name may have another meaning in SQL.
 _SCANNED = "scanned"
 
 
@@ -100,8 +100,8 @@ def scan(
     """Rows of a state, in no particular order."""
     fleet = open_states(uri, address, offline=offline)
     read = _state(fleet, state, part, version, consistency)
-    wanted = column_names(columns)
-    rows = read.scan(wanted, limit=limit).to_arrow() if where is None else _chosen(read, where, wanted, limit)
+    names = column_names(columns)
+    rows = read.scan(names, limit=limit).to_arrow() if where is None else _filtered(read, where, names, limit)
     _print_rows(rows, as_json, limit)
 
 
@@ -134,25 +134,25 @@ def versions(
 
     Of each: when its last shard was committed, rows and memory of the shards then, rows of its batch, late ones, bytes written.
     """
-    found = open_states(uri, address, offline=offline).state(state, consistency=consistency).history(limit)
+    history = open_states(uri, address, offline=offline).state(state, consistency=consistency).history(limit)
     if as_json:
-        print_json([asdict(one) for one in found])
+        print_json([asdict(version) for version in history])
         return
     print_table(
         ("version", "committed", "", "shards", "rows", "memory", "rows in", "late", "written"),
         [
             (
-                str(one.version),
-                time_text(one.committed_at_ms),
-                ago_text(one.committed_at_ms),
-                one.num_shards,
-                one.state_rows,
-                size_cell(one.state_bytes),
-                one.rows_in,
-                one.rows_late,
-                size_cell(one.written_bytes),
+                str(version.version),
+                time_text(version.committed_at_ms),
+                ago_text(version.committed_at_ms),
+                version.num_shards,
+                version.state_rows,
+                size_cell(version.state_bytes),
+                version.rows_in,
+                version.rows_late,
+                size_cell(version.written_bytes),
             )
-            for one in found
+            for version in history
         ],
     )
 
@@ -182,7 +182,7 @@ def changes(
     that is given it goes on there, and says so if what it was told before has been replaced.
     """
     read = _state(open_states(uri, address, offline=offline), state, part, None, consistency)
-    # One more than is shown tells whether there are more.
+    # One more row than is printed shows whether there are more.
     rows = read.changes(since, until, columns=column_names(columns), limit=limit + 1)
     table = rows.to_arrow()
     is_whole = table.num_rows <= limit
@@ -250,19 +250,19 @@ def _state(fleet: LiveFleet, name: str, part: str, version: int | None, consiste
 
 
 def _print_rows(rows: pa.Table, as_json: bool, limit: int | None = None) -> None:
-    told = rows.to_pylist()
+    records = rows.to_pylist()
     if as_json:
-        print_json(told)
-    elif told:
-        print_records(rows.column_names, told)
+        print_json(records)
+    elif records:
+        print_records(rows.column_names, records)
     else:
         print_text(f"no rows (columns: {', '.join(rows.column_names)})")
     if not as_json and rows.num_rows == limit:
         print_text(f"({limit} rows; there may be more: --limit)")
 
 
-class _OneState:
-    """A state as the only table there is."""
+class _OnlyState:
+    """A state as the only table of a query."""
 
     def __init__(self, state: LiveState) -> None:
         self._state = state
@@ -278,8 +278,8 @@ class _OneState:
         return self._state
 
 
-def _chosen(state: LiveState, where: str, columns: list[str] | None, limit: int) -> pa.Table:
-    """Rows for which a condition is true, all of one version."""
+def _filtered(state: LiveState, where: str, columns: list[str] | None, limit: int) -> pa.Table:
+    """Return the rows for which a condition is true, all of one version."""
     from statefleet.reads.sql import answer
 
     unknown = [name for name in columns or () if name not in state.schema.names]
@@ -287,24 +287,24 @@ def _chosen(state: LiveState, where: str, columns: list[str] | None, limit: int)
         raise InvalidRequestError(
             "the state has no such columns", unknown=", ".join(unknown), columns=", ".join(state.schema.names)
         )
-    shown = ", ".join('"{}"'.format(name.replace('"', '""')) for name in columns or state.schema.names)
-    # In brackets of its own lines, so that a comment at its end takes nothing along.
-    return answer(f"SELECT {shown} FROM {_SCANNED} WHERE (\n{where}\n) LIMIT {limit}", _OneState(state))
+    selected = ", ".join('"{}"'.format(name.replace('"', '""')) for name in columns or state.schema.names)
+    # In parentheses on lines of their own, so that a comment at the end of the condition hides nothing else.
+    return answer(f"SELECT {selected} FROM {_SCANNED} WHERE (\n{where}\n) LIMIT {limit}", _OnlyState(state))
 
 
-def _key(state: LiveState, given: list[str], null: list[str]) -> dict[str, Any]:
-    """A key by column, each value of its column's type.
+def _key(state: LiveState, assignments: list[str], null: list[str]) -> dict[str, Any]:
+    """Return a key by column, each value with its column's type.
 
     Raises
     ------
     InvalidRequestError
-        A column is not given, or is none; or a value is not of its type.
+        A key column is missing or unknown; or a value is not of its type.
     """
     texts: dict[str, str | None] = dict.fromkeys(null)
-    for one in given:
-        name, is_given, text = one.partition("=")
-        if not is_given:
-            raise InvalidRequestError("a key is given as column=value", got=one, keys=", ".join(state.keys))
+    for assignment in assignments:
+        name, separator, text = assignment.partition("=")
+        if not separator:
+            raise InvalidRequestError("a key is given as column=value", got=assignment, keys=", ".join(state.keys))
         texts[name] = text
     if set(texts) != set(state.keys):
         raise InvalidRequestError(
@@ -317,14 +317,14 @@ def _key(state: LiveState, given: list[str], null: list[str]) -> dict[str, Any]:
 
 
 def _value(field: pa.Field, text: str) -> Any:
-    """A value of a column from what was typed."""
+    """Return the value of a column, parsed from text."""
     import pyarrow as pa
 
     try:
         if pa.types.is_nested(field.type):
             return _from_json(field, text)
         if pa.types.is_timestamp(field.type) and field.type.tz is not None:
-            return _moment(field, text)
+            return _timestamp(field, text)
         return pa.array([text]).cast(field.type)[0].as_py()
     except (pa.ArrowException, ValueError) as error:
         raise InvalidRequestError(
@@ -332,8 +332,8 @@ def _value(field: pa.Field, text: str) -> Any:
         ) from error
 
 
-def _moment(field: pa.Field, text: str) -> Any:
-    """A time with its zone, or in UTC, which is the zone of Statefleet's sessions."""
+def _timestamp(field: pa.Field, text: str) -> Any:
+    """Return a time with its zone, or in UTC, the zone of Statefleet's sessions."""
     import datetime as dt
 
     when = dt.datetime.fromisoformat(text)

@@ -1,4 +1,4 @@
-"""Commands that look after what is stored, and end states and fleets: ``verify``, ``gc``, ``drop``, ``stop``."""
+"""Commands that check and clean stored state, and end states and fleets: ``verify``, ``gc``, ``drop``, ``stop``, ``warm``."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ def verify(uri: Uri, name: Name = None, as_json: AsJson = False) -> None:
     states = chosen_states(state_names(objects), name)
     checks = [_checked(objects, state) for state in states]
     if as_json:
-        print_json([{**asdict(one), "damages": [asdict(damage) for damage in one.damages]} for one in checks])
+        print_json([{**asdict(check), "damages": [asdict(damage) for damage in check.damages]} for check in checks])
     else:
         _print_checks(checks)
-    if any(one.damages for one in checks):
+    if any(check.damages for check in checks):
         raise typer.Exit(1)
 
 
 def _checked(objects: ObjectStore, state: str) -> StateCheck:
     from statefleet.reads.verify import check_files, files_of
 
-    found = files_of(objects, state)
+    files = files_of(objects, state)
     done = 0
-    with progress(state, found.size, is_size=True) as show:
+    with progress(state, files.size, is_size=True) as show:
 
         def checked(size: int) -> None:
             nonlocal done
             done += size
             show(done)
 
-        return check_files(objects, found, checked)
+        return check_files(objects, files, checked)
 
 
 def _print_checks(checks: list[StateCheck]) -> None:
     print_table(
         ("state", "files", "read", "damaged"),
-        [(one.name, one.files, size_text(one.size), len(one.damages)) for one in checks],
+        [(check.name, check.files, size_text(check.size), len(check.damages)) for check in checks],
     )
-    damages = [damage for one in checks for damage in one.damages]
+    damages = [damage for check in checks for damage in check.damages]
     for damage in damages:
         print()
         _print_damage(damage)
@@ -79,7 +79,7 @@ def _print_damage(damage: Damage) -> None:
 
 
 def _ranges(versions: tuple[int, ...]) -> str:
-    """Versions in order, those that follow each other as a range."""
+    """Return versions as text, with consecutive ones as a range."""
     runs: list[list[int]] = []
     for version in versions:
         if runs and runs[-1][-1] == version - 1:
@@ -103,12 +103,12 @@ def gc(
     if as_json:
         print_json(cleaned)
         return
-    floors = [(name, *map(str, floor)) for name, one in cleaned.items() for floor in one["floors"]]
-    files = [file for one in cleaned.values() for file in one["files"]]
+    oldest = [(state, *map(str, floor)) for state, result in cleaned.items() for floor in result["floors"]]
+    files = [file for result in cleaned.values() for file in result["files"]]
     would = "would be " if dry_run else ""
-    print_text(f"oldest version {would}raised of {len(floors)} shard{'' if len(floors) == 1 else 's'}")
-    if floors:
-        print_table(("state", "partition", "store", "oldest version"), floors)
+    print_text(f"oldest version {would}raised of {len(oldest)} shard{'' if len(oldest) == 1 else 's'}")
+    if oldest:
+        print_table(("state", "partition", "store", "oldest version"), oldest)
     size = size_text(sum(file["bytes"] for file in files))
     print_text(f"{len(files)} file{'' if len(files) == 1 else 's'} {would}deleted, {size}")
     if files:
@@ -131,18 +131,18 @@ def drop(
     It is refused while a query uses the state, or branches need it.
     """
     coordinator = find(uri, address)
-    found = coordinator.drop(state, dry_run=True, is_over=over)
-    what = f"{state}: {found.versions} versions, {found.files} files, {size_text(found.file_bytes)}"
+    dropped = coordinator.drop(state, dry_run=True, is_over=over)
+    summary = f"{state}: {dropped.versions} versions, {dropped.files} files, {size_text(dropped.file_bytes)}"
     if not dry_run:
-        if not yes and not (sys.stdin.isatty() and typer.confirm(f"{what}. Drop it for good?", err=True)):
+        if not yes and not (sys.stdin.isatty() and typer.confirm(f"{summary}. Drop it for good?", err=True)):
             raise InvalidRequestError("nothing was dropped; say --yes where nobody can be asked", state=state)
-        found = coordinator.drop(state, dry_run=False, is_over=over)
+        dropped = coordinator.drop(state, dry_run=False, is_over=over)
     if as_json:
-        print_json({**asdict(found), "dropped": not dry_run})
+        print_json({**asdict(dropped), "dropped": not dry_run})
         return
-    print_text(f"{what}: {'would be dropped' if dry_run else 'dropped'}")
-    if found.others:
-        print_text(f"the other states of its query stay: {', '.join(found.others)}")
+    print_text(f"{summary}: {'would be dropped' if dry_run else 'dropped'}")
+    if dropped.others:
+        print_text(f"the other states of its query stay: {', '.join(dropped.others)}")
 
 
 def stop(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> None:
@@ -151,7 +151,7 @@ def stop(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> None:
     from store_actors.deploy import end_fleet
 
     coordinator = find(uri, address)
-    ended = [one["actor_name"] for one in coordinator.status()["store_actors"] if one["alive"]]
+    ended = [actor["actor_name"] for actor in coordinator.status()["store_actors"] if actor["alive"]]
     end_fleet(RayActors(), coordinator)
     if as_json:
         print_json({"ended": ended})

@@ -1,4 +1,4 @@
-"""Checks of the Ray cluster: it answers, its nodes and what is installed there, this machine's ports, the fleet that runs there."""
+"""Checks of the Ray cluster: whether it answers, its nodes and their packages, this machine's ports, and the fleet."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = ["compared", "findings", "ports"]
 
 _GCS_PORT, _DASHBOARD_PORT = 6379, 8265
 _KNOCK_S = 1.0
-#: How long nodes may take to tell what they have, in seconds: each starts a worker for it.
+#: How long nodes may take to return their packages, in seconds: each starts a worker for it.
 _NODES_S = 30.0
-#: Packages that have to be the same everywhere.
+#: Packages whose versions have to be the same on all nodes.
 _PACKAGES = ("statefleet", "ray", "pyspark", "raydp", "pyarrow", "numba")
 
 
 def findings(address: str, uri: str) -> Iterator[Finding]:
-    """All of them, one after the other; without a URI no fleet is looked for."""
+    """Yield the findings of all checks; without a URI no fleet is checked."""
     yield from ports()
     try:
         join_cluster(address)
@@ -39,21 +39,21 @@ def findings(address: str, uri: str) -> Iterator[Finding]:
         yield _not_joined(address, error)
         return
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    living = [node for node in nodes if node["Alive"]]
-    cores = sum(node["Resources"].get("CPU", 0) for node in living)
+    alive = [node for node in nodes if node["Alive"]]
+    cores = sum(node["Resources"].get("CPU", 0) for node in alive)
     where = ray.get_runtime_context().gcs_address
     owner = owner_of(where)
-    whose = "" if owner is None else f", {owner}"
+    of_owner = "" if owner is None else f", {owner}"
     yield Finding(
-        "Ray cluster", Outcome.OK, f"Ray {ray.__version__} at {where}{whose}: {len(living)} nodes, {cores:.0f} CPUs"
+        "Ray cluster", Outcome.OK, f"Ray {ray.__version__} at {where}{of_owner}: {len(alive)} nodes, {cores:.0f} CPUs"
     )
-    yield from _nodes(living)
+    yield from _nodes(alive)
     if uri:
         yield _fleet(uri)
 
 
 def _not_joined(address: str, error: SetupError) -> Finding:
-    """A cluster that is there and is another one, or another user's, is wrong; that there is none, only where one was named."""
+    """Return the finding for a cluster that cannot be joined: an error if it exists, or if it was named and does not answer."""
     if isinstance(error.__cause__, RuntimeError) or error.__cause__ is None:
         return Finding("Ray cluster", Outcome.WRONG, f"the one at {address} cannot be joined", str(error))
     if address == "auto":
@@ -63,11 +63,11 @@ def _not_joined(address: str, error: SetupError) -> Finding:
 
 
 def ports() -> Iterator[Finding]:
-    """Whether the ports that Ray takes by default are free, or its own."""
-    own = {address.rpartition(":")[2] for address in services.find_gcs_addresses()}  # type: ignore[no-untyped-call]
-    if not _is_taken(_GCS_PORT) or str(_GCS_PORT) in own:
-        told = "taken by Ray itself" if str(_GCS_PORT) in own else "free"
-        yield Finding(f"port {_GCS_PORT} (GCS)", Outcome.OK, told)
+    """Yield whether the ports that Ray uses by default are free, or used by Ray."""
+    of_ray = {address.rpartition(":")[2] for address in services.find_gcs_addresses()}  # type: ignore[no-untyped-call]
+    if not _is_taken(_GCS_PORT) or str(_GCS_PORT) in of_ray:
+        text = "taken by Ray itself" if str(_GCS_PORT) in of_ray else "free"
+        yield Finding(f"port {_GCS_PORT} (GCS)", Outcome.OK, text)
     else:
         yield Finding(
             f"port {_GCS_PORT} (GCS)",
@@ -104,34 +104,34 @@ def _is_dashboard(port: int) -> bool:
         return False
 
 
-def _nodes(living: list[dict[str, Any]]) -> Iterator[Finding]:
-    """What each node has."""
+def _nodes(alive: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Yield whether each node runs tasks and has the packages of this machine."""
 
     def look(names: tuple[str, ...]) -> dict[str, str]:
         # Sent as it is: the node may not have this package.
         import platform
         from importlib import metadata
 
-        found = {"python": platform.python_version()}
+        versions = {"python": platform.python_version()}
         for name in names:
             try:
-                found[name] = metadata.version(name)
+                versions[name] = metadata.version(name)
             except metadata.PackageNotFoundError:
-                found[name] = "not installed"
-        return found
+                versions[name] = "not installed"
+        return versions
 
-    asked = {
+    references = {
         node["NodeID"]: ray.remote(num_cpus=0, max_retries=0)(look)
         .options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
         .remote(_PACKAGES)
-        for node in living
+        for node in alive
     }
-    ray.wait(list(asked.values()), num_returns=len(asked), timeout=_NODES_S)
+    ray.wait(list(references.values()), num_returns=len(references), timeout=_NODES_S)
     here = look(_PACKAGES)
-    for node in living:
+    for node in alive:
         name = f"node {node['NodeManagerAddress']}"
         try:
-            found = ray.get(asked[node["NodeID"]], timeout=0)
+            versions = ray.get(references[node["NodeID"]], timeout=0)
         except RayError as error:
             yield Finding(
                 name,
@@ -140,13 +140,13 @@ def _nodes(living: list[dict[str, Any]]) -> Iterator[Finding]:
                 "look at its log (ray logs), its memory and its disk; restart Ray there",
             )
             continue
-        yield compared(name, node["NodeID"][:12], here, found)
+        yield compared(name, node["NodeID"][:12], here, versions)
 
 
-def compared(name: str, node_id: str, here: dict[str, str], found: dict[str, str]) -> Finding:
-    """What a node has, beside what this machine has."""
+def compared(name: str, node_id: str, here: dict[str, str], there: dict[str, str]) -> Finding:
+    """Return whether a node has the same versions of packages as this machine."""
     differing = [
-        f"{package} {version} (here {here[package]})" for package, version in found.items() if version != here[package]
+        f"{package} {version} (here {here[package]})" for package, version in there.items() if version != here[package]
     ]
     if differing:
         return Finding(
@@ -155,7 +155,7 @@ def compared(name: str, node_id: str, here: dict[str, str], found: dict[str, str
             f"{node_id} has another {', another '.join(differing)}",
             "install the same versions on every node, from requirements.lock",
         )
-    return Finding(name, Outcome.OK, f"{node_id}, Python {found['python']}, the same packages as here")
+    return Finding(name, Outcome.OK, f"{node_id}, Python {there['python']}, the same packages as here")
 
 
 def _fleet(uri: str) -> Finding:
@@ -165,16 +165,18 @@ def _fleet(uri: str) -> Finding:
             return Finding(
                 "fleet", Outcome.OK, "none of this URI runs on this cluster; statefleet.connect(uri) in a job starts it"
             )
-        told = coordinator.status()
+        status = coordinator.status()
     except StateStoreError as error:
         return Finding("fleet", Outcome.WRONG, "it runs, and does not answer", str(error))
-    lost = [actor for actor in told["store_actors"] if not actor["alive"]]
-    if told["store_actors"] and len(lost) == len(told["store_actors"]):
+    lost = [actor for actor in status["store_actors"] if not actor["alive"]]
+    if status["store_actors"] and len(lost) == len(status["store_actors"]):
         return Finding(
             "fleet", Outcome.WARNING, "its store actors are all lost", "start a query; state is in the object store"
         )
     return Finding(
-        "fleet", Outcome.OK, f"{len(told['store_actors']) - len(lost)} store actors, {len(told['queries'])} states open"
+        "fleet",
+        Outcome.OK,
+        f"{len(status['store_actors']) - len(lost)} store actors, {len(status['queries'])} states open",
     )
 
 

@@ -1,4 +1,4 @@
-"""What checks find, and how they are run so that none can hang the others: each in a process of its own, for a limited time."""
+"""Findings of checks, and the processes that run them: each check has its own, for a limited time, so that none can hang the others."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from enum import StrEnum
 
 __all__ = ["Finding", "Outcome", "emit", "run_apart"]
 
-#: How a line of a check's output begins that tells a finding; libraries print lines of their own.
+#: Prefix of the lines of a check's output that are findings; libraries print other lines.
 _MARK = "finding "
 
 
 class Outcome(StrEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
@@ -29,16 +29,18 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What came of a check.
+    """Result of a check.
 
     Attributes
     ----------
     check
-        What was looked at.
+        Name of the check.
+    outcome
+        Severity.
     found
-        What is there, and what that means.
+        What was found, and what that means.
     advice
-        What to do; empty where nothing is to be done.
+        What to do; empty if nothing has to be done.
     """
 
     check: str
@@ -48,35 +50,35 @@ class Finding:
 
 
 def emit(findings: Iterable[Finding]) -> None:
-    """Print findings for the process that runs the checks, each as soon as it is there."""
+    """Print findings for the process that runs the checks, each at once."""
     for finding in findings:
         print(_MARK + json.dumps(asdict(finding)), flush=True)
 
 
 def run_apart(checks: Sequence[tuple[str, str, Sequence[str]]], limit_s: float) -> Iterator[Finding]:
-    """Findings of checks that run side by side, in the order of the checks.
+    """Yield the findings of checks that run concurrently, in the order of the checks.
 
     Parameters
     ----------
     checks
-        Of each what it looks at, the module that is run, and its arguments.
+        Name, module and arguments of each check.
     limit_s
-        How long each may take. What it had found by then counts.
+        How long each check may take, in seconds. Findings up to then are kept.
     """
-    answers = [_Answer(*check, limit_s) for check in checks]
-    for answer in answers:
-        yield from answer.findings()
+    running = [_RunningCheck(*check, limit_s) for check in checks]
+    for check in running:
+        yield from check.findings()
 
 
-class _Answer:
-    """A check that runs."""
+class _RunningCheck:
+    """A check in its own process."""
 
     def __init__(self, name: str, module: str, arguments: Sequence[str], limit_s: float) -> None:
         self._name = name
         self._limit_s = limit_s
         self._lines: list[str] = []
         self._errors: list[str] = []
-        # A session of its own, so that whatever it starts ends with it.
+        # In its own session, so that the processes that it starts end with it.
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             stdin=subprocess.DEVNULL,
@@ -95,22 +97,22 @@ class _Answer:
         self._timer.start()
 
     def _end(self) -> None:
-        """Its time is over; it may have ended long ago, and something that it started still have its outputs."""
+        """End the check when its time is over; it may have ended while a process that it started has its outputs open."""
         self._was_ended = self._process.poll() is None
         if any(reader.is_alive() for reader in self._readers):
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def findings(self) -> Iterator[Finding]:
-        """What it found, once it has ended or its time is over."""
+        """Yield the findings, once the check has ended or its time is over."""
         for reader in self._readers:
-            # One that hangs in the kernel, on a file system that is gone, does not end when it is killed.
+            # A process that hangs in the kernel, on a file system that is gone, does not end when it is killed.
             reader.join(self._limit_s + 5)
         self._timer.cancel()
         for line in list(self._lines):
             if line.startswith(_MARK):
-                told = json.loads(line.removeprefix(_MARK))
-                yield Finding(told["check"], Outcome(told["outcome"]), told["found"], told["advice"])
+                fields = json.loads(line.removeprefix(_MARK))
+                yield Finding(fields["check"], Outcome(fields["outcome"]), fields["found"], fields["advice"])
         if self._was_ended:
             yield Finding(
                 self._name,

@@ -1,4 +1,4 @@
-"""Checks of a fleet's object store: it can be reached and written, its put-if-absent holds, its clock, its room."""
+"""Checks of a fleet's object store: access, put-if-absent, clock, free space."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from statefleet.doctor.machine import disk_room
 
 __all__ = ["check_store", "clock", "findings"]
 
-#: Difference of clocks that is worth a word, in seconds. Half the grace period of cleaning is for clocks that differ.
+#: Difference of clocks that is reported, in seconds. Half the grace period of cleaning is for clocks that differ.
 _CLOCK_S = 30.0
 
 
 def findings(uri: str) -> Iterator[Finding]:
-    """All of them, one after the other."""
+    """Yield the findings of all checks."""
     try:
         normalized = normalize_uri(uri)
         objects = open_object_store(normalized)
@@ -37,24 +37,24 @@ def findings(uri: str) -> Iterator[Finding]:
         yield from check_store(objects)
         return
     folder = Path(unquote(urlsplit(normalized).path))
-    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     yield from check_store(objects)
     if folder.is_dir():
         yield disk_room("disk of the store", folder)
     if missing:
-        _remove_made(folder, missing)
+        _remove_created(folder, missing)
 
 
-def _remove_made(folder: Path, missing: list[Path]) -> None:
-    """Remove folders that the checks have made: nobody has asked for a fleet there yet."""
+def _remove_created(folder: Path, missing: list[Path]) -> None:
+    """Remove folders that the checks have created: there is no fleet there yet."""
     probes = folder / "_probe"
-    for made in (*probes.glob("*"), probes, *missing):
+    for created in (*probes.glob("*"), probes, *missing):
         with suppress(OSError):
-            made.rmdir()
+            created.rmdir()
 
 
 def check_store(objects: ObjectStore) -> Iterator[Finding]:
-    """Whether a store can hold state, and whether its clock is this machine's."""
+    """Yield whether a store can hold state, and whether its clock agrees with this machine's."""
     begun = time.monotonic()
     try:
         probe(objects)
@@ -62,38 +62,38 @@ def check_store(objects: ObjectStore) -> Iterator[Finding]:
         yield Finding("object store", Outcome.WRONG, f"{objects.uri} cannot hold state", str(error))
         return
     took_ms = 1000 * (time.monotonic() - begun)
-    told = f"{objects.uri} can be read and written ({took_ms:.0f} ms for the proof)"
+    text = f"{objects.uri} can be read and written ({took_ms:.0f} ms for the proof)"
     if objects.tells_writers_apart:
-        yield Finding("object store", Outcome.OK, f"{told}; put-if-absent refuses a second writer")
+        yield Finding("object store", Outcome.OK, f"{text}; put-if-absent refuses a second writer")
     else:
         yield Finding(
             "object store",
             Outcome.WARNING,
-            f"{told}, with single_writer: nothing refuses a second writer",
+            f"{text}, with single_writer: nothing refuses a second writer",
             "run one fleet of this URI at a time, and prefer a store with conditional puts",
         )
     yield clock(objects)
 
 
 def clock(objects: ObjectStore, now_s: Callable[[], float] = time.time) -> Finding:
-    """How far the store's clock is from this machine's, by the time that it gives an object."""
+    """Return how far the store's clock is from this machine's, by the modification time of an object."""
     path = f"_probe/{uuid.uuid4().hex}/clock"
     before = now_s()
     objects.put(path, b"clock")
     after = now_s()
     try:
-        told = next((info.modified_s for info in objects.list(os.path.dirname(path)) if info.path == path), None)
+        modified_s = next((info.modified_s for info in objects.list(os.path.dirname(path)) if info.path == path), None)
     finally:
         objects.delete(path)
-    if told is None:
+    if modified_s is None:
         return Finding(
             "clock",
             Outcome.WARNING,
             "the store does not list what was just written",
             "use a store whose listings are current",
         )
-    # Stores give whole seconds.
-    off = max(before - 1 - told, told - after - 1, 0.0)
+    # Modification times are whole seconds.
+    off = max(before - 1 - modified_s, modified_s - after - 1, 0.0)
     limit = Maintenance().grace_s / 2
     if off < _CLOCK_S:
         return Finding(

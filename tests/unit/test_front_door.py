@@ -15,7 +15,7 @@ SOURCE = Path(statefleet.__file__)
 
 
 def test_every_public_name_is_found() -> None:
-    assert set(statefleet._HOMES) == set(statefleet.__all__)
+    assert set(statefleet._MODULES) == set(statefleet.__all__)
     for name in statefleet.__all__:
         assert getattr(statefleet, name).__name__ == name
         assert getattr(statefleet, name).__module__.startswith(("coordinator", "spark_jobs", "statefleet."))
@@ -27,7 +27,7 @@ def test_type_checkers_see_the_same_names_at_the_same_places() -> None:
     seen = {
         alias.name: node.module for node in guarded.body if isinstance(node, ast.ImportFrom) for alias in node.names
     }
-    assert seen == statefleet._HOMES
+    assert seen == statefleet._MODULES
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
