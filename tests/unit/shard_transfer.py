@@ -26,7 +26,7 @@ def offered(source: Kind, shard: StateStoreId) -> Transfer:
 
 
 def pieces(source: Kind, offer: Transfer) -> Iterator[tuple[int, pa.Table]]:
-    while (piece := source.partitions.transfers.partitions.transfers.next_piece(offer.transfer_id)) is not None:
+    while (piece := source.partitions.transfers.next_piece(offer.transfer_id)) is not None:
         yield piece
 
 

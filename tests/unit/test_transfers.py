@@ -137,9 +137,7 @@ def test_rows_that_nobody_takes_are_let_go_of() -> None:
     fleet.store.partitions.maintain(10)
     assert not table.is_frozen
     with pytest.raises(OperationOutOfOrderError, match="nothing was lost"):
-        fleet.store.partitions.transfers.partitions.transfers.partitions.transfers.partitions.transfers.next_piece(
-            offer.transfer_id
-        )
+        fleet.store.partitions.transfers.next_piece(offer.transfer_id)
 
 
 class KeyedMove:
