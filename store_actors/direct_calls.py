@@ -1,11 +1,11 @@
-"""Calls of a store actor by a connection of their own: a look-up of one key takes less than an empty call of Ray.
+"""Calls of a store actor by a direct connection, for look-ups of a few keys: less CPU than an empty call of Ray takes.
 
-Nothing depends on them. Who has no connection, or whose connection breaks or is slow to answer, asks by a call of Ray, which is told
-what became of the store actor. What is asked for may therefore be asked twice.
+Nothing depends on them. A reader without a connection, or whose connection breaks or is slow to answer, asks by a call of Ray, which
+reports what became of the store actor. So the same keys may be asked for twice.
 
-Only who was told the key by Ray is answered. Neither side sends it: each proves to the other that it has it. Every message carries a
-code that only who has the key can make, of this connection, this direction, the message's number and its content. So whoever stands
-between the two can read and cut what passes, and cannot change, repeat or reorder it. It is not encrypted.
+Only processes that got the key by Ray are answered. Neither side sends the key: each proves to the other that it has it. Every message
+carries a code that only an owner of the key can make, of this connection, this direction, the message's number and its content. So a
+process between the two can read and cut what passes, and cannot change, repeat or reorder it. It is not encrypted.
 """
 
 from __future__ import annotations

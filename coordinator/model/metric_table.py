@@ -98,7 +98,9 @@ def _of_coordinator() -> Iterable[Metric]:
     yield _gauge("state_rows", "Rows that the shards hold", "state")
     yield _gauge("state_bytes", "Bytes that the shards hold in memory, or have spilled", "state")
     yield _gauge("state_shards", "Shards", "state")
-    yield _gauge("state_shards_lost", "Shards whose store actor is lost, and which nobody has taken over yet", "state")
+    yield _gauge(
+        "state_shards_lost", "Shards whose store actor is lost, and which no other has taken over yet", "state"
+    )
     yield _gauge("state_active", "1 while a run of the query goes on, else 0", "state")
     yield _gauge("state_version", "Newest version that all shards have", "state")
     yield _gauge("watermark_timestamp_seconds", "Where the watermark stands, where there is one", "state")
@@ -170,9 +172,7 @@ def _of_store_actors() -> Iterable[Metric]:
     yield _counter("rescaled_from_memory", "Shards in memory of which others were made without reading files")
     yield _counter("between_nodes_bytes", "Rows that tasks on other nodes gave and got")
     yield _counter("standby_commits", "Commits of others that were applied to the copies here")
-    yield _counter(
-        "standby_left_behind", "Times that a standby was not told of a commit: it is lost, or too far behind"
-    )
+    yield _counter("standby_left_behind", "Times that a standby was not sent a commit: it is lost, or too far behind")
     yield _counter("read_keys", "Keys that readers of live state looked up")
     yield _counter("read_bytes", "Bytes of rows that readers of live state were given in scans")
     yield _counter("maintenance_failures", "Snapshots, and looks at which shards are elsewhere, that failed")
