@@ -84,3 +84,8 @@ def test_the_reading_list_has_the_sizes_of_its_files() -> None:
     assert len(rows) > 10
     sizes = {file: len((ROOT / file).read_text().splitlines()) for file, _ in rows}
     assert not [(file, sizes[file]) for file, lines in rows if abs(int(lines) - sizes[file]) > sizes[file] / 4]
+
+
+def test_the_front_page_has_ninety_lines_at_most() -> None:
+    """Lists belong into ``docs/``."""
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 90
