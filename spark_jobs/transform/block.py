@@ -1,7 +1,7 @@
-"""The block of keys that a processor is working on: what is shared by its state variables and timers.
+"""The block of keys that a processor works on, which its state variables and timers share.
 
-State comes and goes for all keys of a block at once: a variable is read when the processor first asks for it, and what the processor
-did to it is written when the block is done. Each is a call or two to the store actor, whatever the number of keys.
+State is read and written for all keys of a block at once: a variable is read when the processor first uses it, and its changes are
+written when the block is done. Each takes a call or two to the store actor for any number of keys.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = ["Block", "BlockPart", "DeletedBlock", "VariableStore", "spread"]
 
 
 class BlockPart(Protocol):
-    """What keeps something for the keys of a block."""
+    """State of the keys of a block: a variable, or the timers."""
 
     def write(self) -> None:
-        """Write what was changed for the block's keys, and forget what was read."""
+        """Write the changes for the block's keys, and drop what was read."""
 
 
 class Block:
-    """Where a processor is: the keys that it works on, and which of them is the current one.
+    """The keys that a processor works on, and the index of the current one.
 
     Parameters
     ----------
@@ -51,60 +51,60 @@ class Block:
         self.leaves = list(leaves)
         self.keys: pa.Table = pa.table({})
         self.now_ms = 0
-        self._place = -1
+        self._index = -1
         self._store: StateStore | None = None
         self._parts: list[BlockPart] = []
 
     def join(self, part: BlockPart) -> None:
-        """Have a part written with each block."""
+        """Register a variable or the timers, to be written with each block."""
         self._parts.append(part)
 
     def open(self, store: StateStore, now_ms: int) -> None:
-        """State is in `store` from here on."""
+        """Use a store and a processing time from here on."""
         self._store, self.now_ms = store, now_ms
 
     def store(self, name: str) -> StateStore:
-        """One of the stores."""
+        """Return a store by name."""
         assert self._store is not None, "there is a block only once the store is open"
         return self._store.store(name)
 
     @contextmanager
     def of(self, keys: pa.Table) -> Iterator[None]:
-        """Work on these keys; at the end what was done to them is written."""
-        self.keys, self._place = keys, -1
+        """Work on these keys; at the end their changes are written."""
+        self.keys, self._index = keys, -1
         yield
-        self._place = -1
+        self._index = -1
         for part in self._parts:
             part.write()
 
-    def enter(self, place: int) -> None:
-        """Go to one of the block's keys."""
-        self._place = place
+    def enter(self, index: int) -> None:
+        """Make a key of the block the current one, by its index."""
+        self._index = index
 
     def leave(self) -> None:
-        """Be at no key."""
-        self._place = -1
+        """Have no current key."""
+        self._index = -1
 
     def here(self) -> int:
-        """Place of the current key.
+        """Return the index of the current key.
 
         Raises
         ------
         InvalidRequestError
-            There is none: the processor is in ``init`` or ``close``.
+            There is no current key: the processor is in ``init`` or ``close``.
         """
-        if self._place < 0:
+        if self._index < 0:
             raise InvalidRequestError(
                 "state and timers belong to a key: use them in handleInputRows, handleExpiredTimer and handleInitialState only"
             )
-        return self._place
+        return self._index
 
 
 class DeletedBlock(Block):
-    """Stands in for the block of a variable that the processor has deleted."""
+    """The block of a variable that the processor has deleted."""
 
     def here(self) -> int:
-        """Nowhere."""
+        """Raise an error: the variable was deleted."""
         raise InvalidRequestError("the processor has deleted this state variable in init; it cannot be used")
 
 
@@ -116,7 +116,7 @@ class VariableStore:
     block
         The keys.
     variable
-        What it holds.
+        The variable.
     """
 
     def __init__(self, block: Block, variable: Variable) -> None:
@@ -129,69 +129,69 @@ class VariableStore:
 
     @property
     def expiry_ms(self) -> int | None:
-        """When what is written now is no longer there; None is never."""
+        """When a row that is written now expires, in milliseconds of processing time; None for never."""
         return None if self.variable.ttl_ms is None else self.block.now_ms + self.variable.ttl_ms
 
     def find(self, keys: pa.Table) -> tuple[pa.Table, list[bool]]:
-        """Rows under keys, and which of them are there and have not expired."""
-        found = self.store.multi_get(keys)
-        alive = single_chunk(found.column(FOUND))
+        """Return the rows of keys, and for each whether it exists and has not expired."""
+        rows = self.store.multi_get(keys)
+        alive = single_chunk(rows.column(FOUND))
         if self.variable.ttl_ms is not None:
-            expires = pc.greater(single_chunk(found.column(EXPIRY.name)), self.block.now_ms)
+            expires = pc.greater(single_chunk(rows.column(EXPIRY.name)), self.block.now_ms)
             alive = pc.and_(alive, pc.fill_null(expires, True))
-        return found, alive.to_pylist()
+        return rows, alive.to_pylist()
 
-    def keys(self, places: Sequence[int] | Numbers, numbers: Sequence[int] | Numbers | None = None) -> pa.Table:
-        """Keys of the store: those at places of the block, of a list or map with the numbers of elements."""
-        keys = self.block.keys.take(pa.array(places, pa.int64()))
+    def keys(self, indices: Sequence[int] | Numbers, numbers: Sequence[int] | Numbers | None = None) -> pa.Table:
+        """Return keys of the store: the block's keys at indices, with the numbers of elements for a list or map."""
+        keys = self.block.keys.take(pa.array(indices, pa.int64()))
         return keys if numbers is None else keys.append_column(PLACE.name, pa.array(numbers, pa.int64()))
 
     def put(self, keys: pa.Table, columns: Mapping[str, Any]) -> None:
-        """Write rows."""
+        """Write rows under keys."""
         if keys.num_rows:
             self.store.later("put", pa.table([*keys.columns, *columns.values()], [*keys.column_names, *columns]))
 
     def remove(self, keys: pa.Table) -> None:
-        """Remove rows; those that are not there are ignored."""
+        """Remove the rows of keys; keys without a row are ignored."""
         if keys.num_rows:
             self.store.later("remove", keys)
 
     def value_columns(self, rows: Sequence[Raw]) -> dict[str, pa.Array]:
-        """Columns of the store for values."""
+        """Return the store's columns for values."""
         columns = self.variable.columns
         arrays = columns.held(self.variable.rows.arrays(rows, columns.schema.types))
         return dict(zip((field.name for field in columns.fields), arrays, strict=True))
 
     def user_key_columns(self, keys: Sequence[Raw]) -> dict[str, pa.Array]:
-        """Columns of the store for keys of a map."""
+        """Return the store's columns for keys of a map."""
         columns = self.variable.key_columns
         arrays = columns.held(self.variable.key_rows.arrays(keys, columns.schema.types))
         return dict(zip((field.name for field in columns.fields), arrays, strict=True))
 
     def values(self, rows: pa.Table) -> list[Raw]:
-        """Values in rows of the store."""
+        """Return the values in rows of the store."""
         return self.variable.rows.tuples(self.variable.columns.shown(rows))
 
     def user_keys(self, rows: pa.Table) -> list[Raw]:
-        """Keys of a map in rows of the store."""
+        """Return the keys of a map in rows of the store."""
         return self.variable.key_rows.tuples(self.variable.key_columns.shown(rows))
 
-    def expiries(self, moments: Sequence[int | None]) -> dict[str, pa.Array]:
-        """The column of when rows expire, if the variable has one."""
-        return {} if self.variable.ttl_ms is None else {EXPIRY.name: pa.array(moments, pa.int64())}
+    def expiries(self, times_ms: Sequence[int | None]) -> dict[str, pa.Array]:
+        """Return the column with the time at which rows expire; empty for a variable without a time to live."""
+        return {} if self.variable.ttl_ms is None else {EXPIRY.name: pa.array(times_ms, pa.int64())}
 
     def evict(self) -> int:
-        """Remove all rows, of any key, that have expired; returns how many."""
+        """Remove the expired rows of all keys; return how many."""
         if self.variable.ttl_ms is None:
             return 0
         due = self.store.due(self.block.now_ms)
-        gone = [*self.block.leaves, *([PLACE.name] if PLACE.name in due.column_names else [])]
-        self.remove(due.select(gone))
+        key_columns = [*self.block.leaves, *([PLACE.name] if PLACE.name in due.column_names else [])]
+        self.remove(due.select(key_columns))
         return int(due.num_rows)
 
 
 def spread(begins: Numbers, ends: Numbers) -> tuple[Numbers, Numbers]:
-    """All numbers of some ranges, one after another, and for each the range that it is of."""
+    """Return all numbers of some ranges, one range after another, and for each number the index of its range."""
     counts = ends - begins
     owners = np.repeat(np.arange(len(counts)), counts)
     numbers = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(begins, counts)

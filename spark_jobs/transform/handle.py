@@ -1,4 +1,4 @@
-"""What a processor is given in ``init``: it asks for its state variables, and has its timers here. Names are PySpark's."""
+"""The handle that a processor gets in ``init``, for its state variables and timers. Names are PySpark's."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from spark_jobs.transform.variables import TimeMode, Variable, VariableKind
 __all__ = ["ParsedSchemas", "StatefulProcessorHandle"]
 
 State = ValueState | ListState | MapState
-Kept = TypeVar("Kept", ValueState, ListState, MapState)
+AnyState = TypeVar("AnyState", ValueState, ListState, MapState)
 
 
 class ParsedSchemas(dict[str, T.DataType]):
-    """Schemas in DDL with what Spark makes of them, kept for the workers, where nothing can parse them."""
+    """Spark's types by their DDL, parsed on the driver and kept for the workers, which cannot parse DDL."""
 
     def __missing__(self, ddl: str) -> T.DataType:
         parsed = self[ddl] = _parse_datatype_string(ddl)
@@ -30,9 +30,9 @@ class ParsedSchemas(dict[str, T.DataType]):
 
 
 class StatefulProcessorHandle:
-    """A processor's way to its state variables and timers.
+    """A processor's access to its state variables and timers.
 
-    Variables are asked for in ``init`` only, timers registered and deleted in the other methods only.
+    Variables are requested in ``init`` only; timers are registered and deleted in the other methods only.
     """
 
     def __init__(self, block: Block, time_mode: TimeMode, schemas: Mapping[str, T.DataType]) -> None:
@@ -45,7 +45,7 @@ class StatefulProcessorHandle:
     # -- variables ------------------------------------------------------------------------------------------------
 
     def getValueState(self, stateName: str, schema: T.StructType | str, ttlDurationMs: int | None = None) -> ValueState:
-        """One value a key.
+        """Request a variable with a value for each key.
 
         Parameters
         ----------
@@ -54,7 +54,7 @@ class StatefulProcessorHandle:
         schema
             Its columns, as Spark's type or in DDL.
         ttlDurationMs
-            How long a value lives after it was written, in milliseconds of processing time; for ever, by default.
+            Time after its last write at which a value expires, in milliseconds of processing time; by default never.
 
         Raises
         ------
@@ -62,12 +62,12 @@ class StatefulProcessorHandle:
             An argument is not valid, the name is taken, or ``init`` is over.
         """
         variable = self._declared(VariableKind.VALUE, stateName, schema, ttlDurationMs)
-        return self._kept(variable, ValueState(self._block, variable))
+        return self._add(variable, ValueState(self._block, variable))
 
     def getListState(self, stateName: str, schema: T.StructType | str, ttlDurationMs: int | None = None) -> ListState:
-        """A list a key; parameters and errors as :meth:`getValueState`. The time to live is that of each element."""
+        """Request a list for each key; parameters and errors as :meth:`getValueState`. Each element has its own time to live."""
         variable = self._declared(VariableKind.LIST, stateName, schema, ttlDurationMs)
-        return self._kept(variable, ListState(self._block, variable))
+        return self._add(variable, ListState(self._block, variable))
 
     def getMapState(
         self,
@@ -76,12 +76,12 @@ class StatefulProcessorHandle:
         valueSchema: T.StructType | str,
         ttlDurationMs: int | None = None,
     ) -> MapState:
-        """A map a key; parameters and errors as :meth:`getValueState`. The time to live is that of each entry."""
+        """Request a map for each key; parameters and errors as :meth:`getValueState`. Each entry has its own time to live."""
         variable = self._declared(VariableKind.MAP, stateName, valueSchema, ttlDurationMs, userKeySchema)
-        return self._kept(variable, MapState(self._block, variable))
+        return self._add(variable, MapState(self._block, variable))
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Remove a variable that was there in an earlier run, or that this ``init`` asked for, with all its values of all keys.
+        """Remove a variable of an earlier run, or one that this ``init`` has requested, with the values of all keys.
 
         Raises
         ------
@@ -90,9 +90,9 @@ class StatefulProcessorHandle:
         """
         self._require_init("deleteIfExists")
         self._deleted.add(stateName)
-        found = self._states.pop(stateName, None)
-        if found is not None:
-            found[1].drop()
+        deleted = self._states.pop(stateName, None)
+        if deleted is not None:
+            deleted[1].drop()
 
     def _declared(
         self,
@@ -120,18 +120,18 @@ class StatefulProcessorHandle:
             None if user_key is None else self._struct(user_key, f"userKeySchema of {name}"),
         )
 
-    def _struct(self, given: T.StructType | str, what: str) -> T.StructType:
-        if not isinstance(given, str):
-            return struct_type(given, what)
+    def _struct(self, schema: T.StructType | str, what: str) -> T.StructType:
+        if not isinstance(schema, str):
+            return struct_type(schema, what)
         try:
-            return struct_type(self._schemas[given], what)
+            return struct_type(self._schemas[schema], what)
         except KeyError:
             raise InvalidRequestError(
                 "init asks for a schema that it did not ask for when the query was built; it must ask for the same ones each time",
-                schema=given,
+                schema=schema,
             ) from None
 
-    def _kept(self, variable: Variable, state: Kept) -> Kept:
+    def _add(self, variable: Variable, state: AnyState) -> AnyState:
         self._states[variable.name] = (variable, state)
         return state
 
@@ -142,9 +142,9 @@ class StatefulProcessorHandle:
     # -- timers ---------------------------------------------------------------------------------------------------
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Have ``handleExpiredTimer`` called for the current key once time (of the time mode) has reached this one, in milliseconds.
+        """Have ``handleExpiredTimer`` called for the current key once the time mode's clock has reached a time, in milliseconds.
 
-        A time that has been reached already fires in the same batch, after its rows. There is one timer for a key and a time.
+        A time in the past fires in the same batch, after its rows. A key has at most one timer for each time.
 
         Raises
         ------
@@ -154,7 +154,7 @@ class StatefulProcessorHandle:
         self._checked_timers("registerTimer").register(expiryTimestampMs)
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
-        """Take a timer of the current key back; if there is none, nothing happens.
+        """Delete a timer of the current key, if there is one.
 
         Raises
         ------
@@ -164,7 +164,7 @@ class StatefulProcessorHandle:
         self._checked_timers("deleteTimer").delete(expiryTimestampMs)
 
     def listTimers(self) -> Iterator[int]:
-        """Times of the current key's timers, in order; the one for which ``handleExpiredTimer`` runs is among them.
+        """Return the times of the current key's timers, in order, including the timer for which ``handleExpiredTimer`` runs.
 
         Raises
         ------
@@ -183,22 +183,22 @@ class StatefulProcessorHandle:
     # -- for the task ---------------------------------------------------------------------------------------------
 
     def end_of_init(self) -> None:
-        """No more variables can be asked for."""
+        """End ``init``: no more variables can be requested."""
         self._is_open = False
 
     @property
     def timers(self) -> Timers:
-        """All timers."""
+        """The timers of all keys."""
         return self._timers
 
     @property
     def variables(self) -> tuple[Variable, ...]:
-        """The processor's variables, in the order in which it asked for them."""
+        """The processor's variables, in the order of its requests."""
         return tuple(variable for variable, _ in self._states.values())
 
     @property
     def states(self) -> list[State]:
-        """Their states."""
+        """The states of the variables."""
         return [state for _, state in self._states.values()]
 
     @property

@@ -23,7 +23,7 @@ from spark_jobs.transform.handle import ParsedSchemas, StatefulProcessorHandle
 from spark_jobs.transform.processor import StatefulProcessor
 from spark_jobs.transform.rows import RowForm, Rows
 from spark_jobs.transform.task import InitialRows, ProcessorProgram, load_processor
-from spark_jobs.transform.variables import TimeMode, Variable, accumulators_of, shown_of
+from spark_jobs.transform.variables import TimeMode, Variable, accumulators_of, view_of
 from spark_jobs.worker.exchange import EXCHANGE_SCHEMA, ROUTE_COLUMN, ExchangeTask
 from spark_jobs.worker.fleet_client import FleetAddress
 from spark_jobs.worker.routing import marker_routes
@@ -172,7 +172,7 @@ def build_transform(grouped: GroupedData, given: Transformation, stateful_mode: 
         output_mode=mode,
         operator=OperatorKind.TRANSFORM,
         options={"time_mode": time_mode.value},
-        shown=shown_of(variables, rows.keys, rows.view),
+        shown=view_of(variables, rows.keys, rows.view),
     )
     kind = TransformPlan if given.initial is None else partial(StartedPlan, state=_initial(given, output, rows))
     return kind(

@@ -1,4 +1,4 @@
-"""Rows of keys as a processor sees them, and what it emits, for ``transformWithState`` (Rows) and ``..InPandas`` (DataFrames)."""
+"""Rows of keys as a processor gets and emits them, for ``transformWithState`` (Rows) and ``..InPandas`` (DataFrames)."""
 
 from __future__ import annotations
 
@@ -19,26 +19,28 @@ __all__ = ["RowForm", "Rows"]
 
 
 class Rows(Protocol):
-    """How rows and keys are shown, and what is emitted taken; :class:`~spark_jobs.functions.frames.PandasForm` is the other one."""
+    """The conversion of keys and rows for a processor, and of the rows that it emits: :class:`RowForm`, or
+    :class:`~spark_jobs.functions.frames.PandasForm`.
+    """
 
     @property
     def max_rows(self) -> int:
-        """Rows that are emitted together, if there are as many."""
+        """Number of rows from which on emitted rows are sent."""
 
     def keys(self, keys: pa.Table) -> Iterator[tuple[Any, ...]]:
-        """Each key as a tuple."""
+        """Return each key as a tuple."""
 
     def rows(self, groups: Groups) -> Iterator[Iterator[Any]]:
-        """Rows of each key."""
+        """Return the rows of each key."""
 
     def checked(self, emitted: Any) -> Iterator[Any]:
-        """What a processor returned, refused if it is not what it should be."""
+        """Yield the rows that a processor returned; refuse anything else."""
 
     def size(self, emitted: Any) -> int:
-        """Rows of a piece of what was emitted."""
+        """Return the number of rows in an emitted piece."""
 
     def table(self, emitted: Sequence[Any]) -> pa.Table:
-        """Arrow columns of what was emitted."""
+        """Return the emitted rows as Arrow columns."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,11 @@ class RowForm:
     Attributes
     ----------
     output
-        Type of what is emitted.
+        Type of the emitted rows.
     key_type, row_type
         Spark's types of the grouping columns and of the rows.
     max_rows
-        Rows that are emitted together.
+        Number of rows from which on emitted rows are sent.
     """
 
     output: T.StructType
@@ -65,33 +67,33 @@ class RowForm:
         return RowValues(self.output, "the output", needs_names=True)
 
     def keys(self, keys: pa.Table) -> Iterator[tuple[Any, ...]]:
-        """Each key as a tuple."""
+        """Return each key as a tuple."""
         values = RowValues(self.key_type, "a key")
         return map(values.shown, values.tuples(keys.itercolumns()))
 
     def rows(self, groups: Groups) -> Iterator[Iterator[T.Row]]:
-        """Rows of each key."""
+        """Return the rows of each key."""
         values = RowValues(self.row_type, "a row")
         raw = values.tuples(groups.rows.itercolumns())
-        made = T.Row(*self.row_type.names)
+        new_row = T.Row(*self.row_type.names)
         for begin, end in zip(groups.offsets[:-1].tolist(), groups.offsets[1:].tolist(), strict=True):
-            yield (made(*values.shown(one)) for one in raw[begin:end])
+            yield (new_row(*values.shown(row)) for row in raw[begin:end])
 
     def checked(self, emitted: Any) -> Iterator[Raw]:
-        """What a processor returned, refused if it is not what it should be."""
+        """Yield the rows that a processor returned; refuse anything else."""
         if not isinstance(emitted, Iterable) or isinstance(emitted, str | bytes | T.Row | dict):
             raise InvalidRequestError(
                 "a processor returns an iterator of Rows; yield them, or return a list", got=type(emitted).__name__
             )
         for row in emitted:
-            given = tuple(row.get(name) for name in self.output.names) if isinstance(row, dict) else row
-            yield self._output_rows.raw(given)
+            values = tuple(row.get(name) for name in self.output.names) if isinstance(row, dict) else row
+            yield self._output_rows.raw(values)
 
     def size(self, emitted: Raw) -> int:
-        """Rows of a piece of what was emitted: one."""
+        """Return 1, as each piece is a row."""
         return 1
 
     def table(self, emitted: Sequence[Raw]) -> pa.Table:
-        """Arrow columns of what was emitted."""
+        """Return the emitted rows as Arrow columns."""
         schema = to_arrow_schema(self.output)
         return pa.Table.from_arrays(self._output_rows.arrays(emitted, schema.types), schema=schema)

@@ -1,4 +1,4 @@
-"""State variables as a processor uses them, with the methods of PySpark's; calls work on memory (:mod:`spark_jobs.transform.block`)."""
+"""State variables as a processor uses them, with PySpark's methods; calls work on memory (:mod:`spark_jobs.transform.block`)."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from typing import Any
 from coordinator.model.errors import InvalidRequestError
 from spark_jobs.functions.values import Raw
 from spark_jobs.transform.block import Block, DeletedBlock, VariableStore
-from spark_jobs.transform.elements import Head, Many, Written
+from spark_jobs.transform.elements import ElementChanges, ElementState, Head
 from spark_jobs.transform.variables import Variable
 
 __all__ = ["ListState", "MapState", "ValueState"]
 
 
 class ValueState:
-    """One value of the current key: a Row with a field for each column of its schema; a tuple will do to set it."""
+    """A value of the current key: a Row with a field for each column of its schema. It can be set by a tuple."""
 
     def __init__(self, block: Block, variable: Variable) -> None:
         self._block, self._rows = block, variable.rows
         self._store = VariableStore(block, variable)
-        self._held: list[Raw | None] | None = None
-        #: By place of the key, what it is to be; None is nothing.
+        #: Values of the block's keys as read; None before that.
+        self._stored: list[Raw | None] | None = None
+        #: By index of the key, its new value; None removes it.
         self._changed: dict[int, Raw | None] = {}
         block.join(self)
 
@@ -32,65 +33,67 @@ class ValueState:
         return self._raw() is not None
 
     def get(self) -> tuple[Any, ...] | None:
-        """The value; None if there is none."""
+        """Return the value; None if there is none."""
         raw = self._raw()
         return None if raw is None else self._rows.row(raw)
 
     def update(self, newValue: tuple[Any, ...]) -> None:
-        """Set the value; its time to live begins anew.
+        """Set the value; its time to live starts again.
 
         Raises
         ------
         InvalidRequestError
-            It is no tuple of the schema's columns.
+            The value is no tuple of the schema's columns.
         """
-        place = self._block.here()
-        self._changed[place] = self._rows.raw(newValue)
+        index = self._block.here()
+        self._changed[index] = self._rows.raw(newValue)
 
     def clear(self) -> None:
         """Remove the value, if there is one."""
         self._changed[self._block.here()] = None
 
     def _raw(self) -> Raw | None:
-        place = self._block.here()
-        if place in self._changed:
-            return self._changed[place]
-        if self._held is None:
-            found, alive = self._store.find(self._block.keys)
-            self._held = [row if there else None for row, there in zip(self._store.values(found), alive, strict=True)]
-        return self._held[place]
+        index = self._block.here()
+        if index in self._changed:
+            return self._changed[index]
+        if self._stored is None:
+            rows, alive = self._store.find(self._block.keys)
+            self._stored = [
+                value if is_alive else None for value, is_alive in zip(self._store.values(rows), alive, strict=True)
+            ]
+        return self._stored[index]
 
     def write(self) -> None:
-        """Write what was changed for the block's keys, and forget what was read."""
-        updated = {place: raw for place, raw in self._changed.items() if raw is not None}
+        """Write the changes for the block's keys, and drop what was read."""
+        updated = {index: raw for index, raw in self._changed.items() if raw is not None}
         if updated:
             columns = self._store.value_columns(list(updated.values()))
             expiries = self._store.expiries([self._store.expiry_ms] * len(updated))
             self._store.put(self._store.keys(list(updated)), {**columns, **expiries})
-        self._store.remove(self._store.keys([place for place, raw in self._changed.items() if raw is None]))
-        self._held, self._changed = None, {}
+        self._store.remove(self._store.keys([index for index, raw in self._changed.items() if raw is None]))
+        self._stored, self._changed = None, {}
 
     def evict(self) -> int:
-        """Remove expired values of all keys; returns how many."""
+        """Remove the expired values of all keys; return how many."""
         return self._store.evict()
 
     def drop(self) -> None:
-        """Be of no use any more."""
+        """Refuse all further use, as the variable was deleted."""
         self._block = DeletedBlock()
 
 
 @dataclass(slots=True)
 class _NewElements:
-    """What was done to a list: elements after those that it had, or in place of them."""
+    """Changes to a list: elements after its present ones, or in place of them."""
 
-    in_place: bool = False
+    replaces: bool = False
     added: list[Raw] = field(default_factory=list)
 
 
-class ListState(Many):
+class ListState(ElementState):
     """A list of the current key: Rows with a field for each column of its schema, in the order in which they were appended.
 
-    With a time to live each element has its own. Appending does not read the list.
+    With a time to live, each element expires by itself. Appending does not read the list.
     """
 
     def __init__(self, block: Block, variable: Variable) -> None:
@@ -100,17 +103,17 @@ class ListState(Many):
 
     def exists(self) -> bool:
         """Whether the list has elements."""
-        place = self._block.here()
-        change = self._changed.get(place)
-        if change is not None and (change.added or change.in_place):
+        index = self._block.here()
+        change = self._changed.get(index)
+        if change is not None and (change.added or change.replaces):
             return bool(change.added)
-        return self._head(place) is not None
+        return self._head(index) is not None
 
     def get(self) -> Iterator[tuple[Any, ...]]:
-        """The elements."""
-        place = self._block.here()
-        change = self._changed.get(place)
-        rows = [] if change is not None and change.in_place else self._read().rows[place]
+        """Return the elements."""
+        index = self._block.here()
+        change = self._changed.get(index)
+        rows = [] if change is not None and change.replaces else self._read().rows[index]
         return map(self._rows.row, [*rows, *(change.added if change is not None else ())])
 
     def put(self, newState: list[tuple[Any, ...]]) -> None:
@@ -119,7 +122,7 @@ class ListState(Many):
         Raises
         ------
         InvalidRequestError
-            There are none (use ``clear``), or one is no tuple of the schema's columns.
+            There are no elements (use ``clear``), or an element is no tuple of the schema's columns.
         """
         self._changed[self._block.here()] = _NewElements(True, self._checked(newState))
 
@@ -129,11 +132,11 @@ class ListState(Many):
         Raises
         ------
         InvalidRequestError
-            It is no tuple of the schema's columns.
+            The element is no tuple of the schema's columns.
         """
-        place = self._block.here()
+        index = self._block.here()
         raw = self._rows.raw(newState)
-        self._changed.setdefault(place, _NewElements()).added.append(raw)
+        self._changed.setdefault(index, _NewElements()).added.append(raw)
 
     def appendList(self, newState: list[tuple[Any, ...]]) -> None:
         """Append elements.
@@ -141,18 +144,18 @@ class ListState(Many):
         Raises
         ------
         InvalidRequestError
-            There are none, or one is no tuple of the schema's columns.
+            There are no elements, or an element is no tuple of the schema's columns.
         """
-        place = self._block.here()
+        index = self._block.here()
         rows = self._checked(newState)
-        self._changed.setdefault(place, _NewElements()).added += rows
+        self._changed.setdefault(index, _NewElements()).added += rows
 
     def clear(self) -> None:
         """Remove all elements."""
         self._changed[self._block.here()] = _NewElements(True)
 
-    def _checked(self, given: Iterable[tuple[Any, ...]]) -> list[Raw]:
-        rows = [self._rows.raw(one) for one in given]
+    def _checked(self, elements: Iterable[tuple[Any, ...]]) -> list[Raw]:
+        rows = [self._rows.raw(element) for element in elements]
         if not rows:
             raise InvalidRequestError(
                 "a list is not set to, or appended, nothing; use clear to remove it", variable=self._variable.name
@@ -160,47 +163,47 @@ class ListState(Many):
         return rows
 
     def write(self) -> None:
-        """Write what was changed for the block's keys, and forget what was read."""
+        """Write the changes for the block's keys, and drop what was read."""
         if self._changed:
-            written = Written()
-            heads = {place: self._written(place, change, written) for place, change in self._changed.items()}
-            self._write_rows(written, heads)
+            changes = ElementChanges()
+            heads = {index: self._collect(index, change, changes) for index, change in self._changed.items()}
+            self._write_rows(changes, heads)
         self._changed = {}
         self._forget()
 
-    def _written(self, place: int, change: _NewElements, written: Written) -> Head | None:
-        """Put a key's elements to what is written; returns its new head."""
-        head, expiry_ms = self._head(place), self._store.expiry_ms
+    def _collect(self, index: int, change: _NewElements, changes: ElementChanges) -> Head | None:
+        """Add a key's elements to the changes to write; return its new head."""
+        head, expiry_ms = self._head(index), self._store.expiry_ms
         begin = end = 0
-        if head is not None and change.in_place:
-            written.remove(place, range(max(head.begin, len(change.added)), head.end))
+        if head is not None and change.replaces:
+            changes.remove(index, range(max(head.begin, len(change.added)), head.end))
         elif head is not None:
-            # Elements before the first one that is left have expired.
-            known = None if self._elements is None else self._elements.numbers[place]
+            # Elements before the first known element have expired.
+            known = None if self._elements is None else self._elements.numbers[index]
             begin, end = head.begin if known is None else min(known, default=head.end), head.end
             expiry_ms = head.until(expiry_ms)
         for number, row in enumerate(change.added, end):
-            written.put(place, number, row)
+            changes.put(index, number, row)
         end += len(change.added)
         return Head(begin, end, expiry_ms) if end > begin else None
 
 
 @dataclass(slots=True)
 class _Map:
-    """A key's map: values, at which places they are, and what was done to it."""
+    """A key's map: its values, their element numbers, and its changes."""
 
     values: dict[Raw, Raw]
     numbers: dict[Raw, int]
     free: list[int]
     updated: dict[Raw, None] = field(default_factory=dict)
-    gone: set[int] = field(default_factory=set)
+    removed: set[int] = field(default_factory=set)
     is_changed: bool = False
 
 
-class MapState(Many):
+class MapState(ElementState):
     """A map of the current key: Rows under Rows, with a field for each column of the two schemas.
 
-    With a time to live each entry has its own. A map is read as a whole.
+    With a time to live, each entry expires by itself. A map is read as a whole.
     """
 
     def __init__(self, block: Block, variable: Variable) -> None:
@@ -214,7 +217,7 @@ class MapState(Many):
         return bool(self._map().values)
 
     def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """The value under a key; None if there is none."""
+        """Return the value under a key; None if there is none."""
         raw = self._map().values.get(self._key(key))
         return None if raw is None else self._rows.row(raw)
 
@@ -223,92 +226,93 @@ class MapState(Many):
         return self._key(key) in self._map().values
 
     def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:
-        """Set the value under a key; its time to live begins anew.
+        """Set the value under a key; its time to live starts again.
 
         Raises
         ------
         InvalidRequestError
-            One of the two is no tuple of its schema's columns.
+            The key or the value is no tuple of its schema's columns.
         """
-        one, raw, value_raw = self._map(), self._key(key), self._rows.raw(value)
-        one.values[raw] = value_raw
-        one.updated[raw] = None
-        one.is_changed = True
+        entries, raw, value_raw = self._map(), self._key(key), self._rows.raw(value)
+        entries.values[raw] = value_raw
+        entries.updated[raw] = None
+        entries.is_changed = True
 
     def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
-        """Keys with their values, in no particular order."""
+        """Return the keys with their values, in no particular order."""
         return zip(self.keys(), self.values(), strict=True)
 
     def keys(self) -> Iterator[tuple[Any, ...]]:
-        """The keys, in no particular order."""
+        """Return the keys, in no particular order."""
         return map(self._keys.row, list(self._map().values))
 
     def values(self) -> Iterator[tuple[Any, ...]]:
-        """The values, in the order of :meth:`keys`."""
+        """Return the values, in the order of :meth:`keys`."""
         return map(self._rows.row, list(self._map().values.values()))
 
     def removeKey(self, key: tuple[Any, ...]) -> None:
         """Remove the value under a key, if there is one."""
-        one, raw = self._map(), self._key(key)
-        if one.values.pop(raw, None) is not None:
-            one.updated.pop(raw, None)
-            self._free(one, raw)
+        entries, raw = self._map(), self._key(key)
+        if entries.values.pop(raw, None) is not None:
+            entries.updated.pop(raw, None)
+            self._free(entries, raw)
 
     def clear(self) -> None:
         """Remove all entries."""
-        one = self._map()
-        for raw in one.values:
-            self._free(one, raw)
-        one.values.clear()
-        one.updated.clear()
+        entries = self._map()
+        for raw in entries.values:
+            self._free(entries, raw)
+        entries.values.clear()
+        entries.updated.clear()
 
-    def _free(self, one: _Map, key: Raw) -> None:
-        one.is_changed = True
-        number = one.numbers.pop(key, None)
+    def _free(self, entries: _Map, key: Raw) -> None:
+        entries.is_changed = True
+        number = entries.numbers.pop(key, None)
         if number is not None:
-            one.free.append(number)
-            one.gone.add(number)
+            entries.free.append(number)
+            entries.removed.add(number)
 
     def _key(self, key: tuple[Any, ...]) -> Raw:
         return _findable(self._keys.raw(key))
 
     def _map(self) -> _Map:
-        place = self._block.here()
-        if place not in self._maps:
-            elements, head = self._read(), self._head(place)
-            keys = [_findable(key) for key in elements.user_keys[place]]
-            numbers = dict(zip(keys, elements.numbers[place], strict=True))
+        index = self._block.here()
+        if index not in self._maps:
+            elements, head = self._read(), self._head(index)
+            keys = [_findable(key) for key in elements.user_keys[index]]
+            numbers = dict(zip(keys, elements.numbers[index], strict=True))
             taken = set(numbers.values())
             free = [number for number in range(0 if head is None else head.end) if number not in taken]
-            self._maps[place] = _Map(dict(zip(keys, elements.rows[place], strict=True)), numbers, free)
-        return self._maps[place]
+            self._maps[index] = _Map(dict(zip(keys, elements.rows[index], strict=True)), numbers, free)
+        return self._maps[index]
 
     def write(self) -> None:
-        """Write what was changed for the block's keys, and forget what was read."""
-        changed = {place: one for place, one in self._maps.items() if one.is_changed}
+        """Write the changes for the block's keys, and drop what was read."""
+        changed = {index: entries for index, entries in self._maps.items() if entries.is_changed}
         if changed:
-            written = Written()
-            self._write_rows(written, {place: self._written(place, one, written) for place, one in changed.items()})
+            changes = ElementChanges()
+            heads = {index: self._collect(index, entries, changes) for index, entries in changed.items()}
+            self._write_rows(changes, heads)
         self._maps = {}
         self._forget()
 
-    def _written(self, place: int, one: _Map, written: Written) -> Head | None:
-        """Put a key's entries to what is written; returns its new head."""
-        head, end = self._head(place), len(one.numbers) + len(one.free)
-        for key in one.updated:
-            if key not in one.numbers:
-                one.numbers[key] = one.free.pop() if one.free else end
-                end = max(end, one.numbers[key] + 1)
-            one.gone.discard(one.numbers[key])
-            written.put(place, one.numbers[key], one.values[key], key)
-        written.remove(place, one.gone)
-        if not one.values:
-            # Expired entries that are still there are removed by their own time.
+    def _collect(self, index: int, entries: _Map, changes: ElementChanges) -> Head | None:
+        """Add a key's entries to the changes to write; return its new head."""
+        head, end = self._head(index), len(entries.numbers) + len(entries.free)
+        for key in entries.updated:
+            if key not in entries.numbers:
+                entries.numbers[key] = entries.free.pop() if entries.free else end
+                end = max(end, entries.numbers[key] + 1)
+            entries.removed.discard(entries.numbers[key])
+            changes.put(index, entries.numbers[key], entries.values[key], key)
+        changes.remove(index, entries.removed)
+        if not entries.values:
+            # Expired entries that remain are removed by their own time.
             return None
-        expiry_ms = self._store.expiry_ms if one.updated or head is None else head.expiry_ms
-        return Head(0, max(one.numbers.values()) + 1, expiry_ms if head is None else head.until(expiry_ms))
+        expiry_ms = self._store.expiry_ms if entries.updated or head is None else head.expiry_ms
+        return Head(0, max(entries.numbers.values()) + 1, expiry_ms if head is None else head.until(expiry_ms))
 
 
 def _findable(key: Raw) -> Raw:
-    # A NaN is found again in a dict only if it is the same object.
-    return tuple([math.nan if part != part else part for part in key])
+    # A dict finds a NaN only if it is the same object.
+    return tuple([math.nan if value != value else value for value in key])

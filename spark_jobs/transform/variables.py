@@ -1,4 +1,4 @@
-"""State variables of a processor: what they hold, and the keyed stores that hold it.
+"""State variables of a processor, and their keyed stores.
 
 ========  ==========================  =====================================================================
 store     keys                        values
@@ -9,9 +9,9 @@ list.x    key, ``place``              the element's columns, ``begin``, ``end``,
 map.x     key, ``place``              columns of the user's key and of its value, ``begin``, ``end``, ``expiry_ms``
 ========  ==========================  =====================================================================
 
-``key`` is the operator's key leaves. The elements of a list or map of one key are numbered; its *head*, at place -1, says that they are
-at places from ``begin`` to before ``end``, some of which may be empty. So they are found by their keys, without a look at other
-rows. A head expires when its last element does. ``expiry_ms`` is there with a time to live only; null is never.
+``key`` is the operator's key leaves. The elements of a list or map of a key are numbered, in column ``place``. Its *head*, at place
+-1, says that they are at places from ``begin`` to before ``end``; some of these may be empty. So elements are found by their keys,
+without reading other rows. A head expires with its last element. ``expiry_ms`` exists only with a time to live; null means never.
 """
 
 from __future__ import annotations
@@ -49,26 +49,26 @@ __all__ = [
     "Variable",
     "VariableKind",
     "accumulators_of",
-    "shown_of",
+    "view_of",
     "store_name",
     "timer_spec",
 ]
 
-#: When a timer fires, in milliseconds; as key and as the column that rows fall due by.
+#: When a timer fires, in milliseconds: as a key, and as the column by which rows are due.
 TIMER, DUE = Field("timer_ms", "int64", nullable=False), Field("due_ms", "int64")
-#: Number of an element of a list or map; of the head it is HEAD.
+#: Number of an element of a list or map; HEAD for the head.
 PLACE = Field("place", "int64", nullable=False)
 HEAD = -1
-#: Of a head: its elements are at these places, the second not included.
+#: In a head, the range of its elements' numbers, without END.
 BEGIN, END = Field("begin", "int64"), Field("end", "int64")
-#: When a row is no longer there, in milliseconds of processing time.
+#: When a row expires, in milliseconds of processing time.
 EXPIRY = Field("expiry_ms", "int64")
-#: Ten thousand years and more: a sum with a time of today is still a number of 64 bits.
+#: More than ten thousand years; its sum with a present time still fits into 64 bits.
 _LARGEST_TTL_MS = 1 << 50
 
 
 class TimeMode(StrEnum):
-    """What timers go by."""
+    """The clock of the timers."""
 
     NONE = "none"
     PROCESSING_TIME = "processingtime"
@@ -76,7 +76,7 @@ class TimeMode(StrEnum):
 
     @classmethod
     def of(cls, given: str) -> TimeMode:
-        """A mode as the user names it, in any case.
+        """Return a mode by the user's name for it, in any case.
 
         Raises
         ------
@@ -90,7 +90,7 @@ class TimeMode(StrEnum):
 
 
 class VariableKind(StrEnum):
-    """How many values a variable has for a key."""
+    """The structure of a variable's values for a key."""
 
     VALUE = "value"
     LIST = "list"
@@ -106,9 +106,9 @@ class Variable:
     values
         Columns of a value or element.
     user_key
-        Of a map, the columns of its keys.
+        For a map, the columns of its keys.
     ttl_ms
-        How long a value lives after it was written; None is for ever.
+        Time after its last write at which a value expires; None for never.
     """
 
     name: str
@@ -127,15 +127,16 @@ class Variable:
         time_mode: TimeMode,
         user_key: T.StructType | None = None,
     ) -> Variable:
-        """A variable as the user asks for it.
+        """Return a variable as the user requests it.
 
         Raises
         ------
         InvalidRequestError
-            The name is no folder's, a map's key is not of atomic types, or the time to live does not go with the time mode.
+            The name is not valid for a folder, a map's key has types that are not atomic, or the time mode does not allow a time to
+            live.
         """
         check_store_name(store_name(kind, name))
-        # No time to live may also be told by 0, as in Spark.
+        # 0 also means no time to live, as in Spark.
         ttl = ttl_ms or None
         if ttl is not None and not 0 < ttl < _LARGEST_TTL_MS:
             raise InvalidRequestError("a time to live is a positive number of ms", variable=name, ttlDurationMs=ttl_ms)
@@ -157,22 +158,22 @@ class Variable:
 
     @cached_property
     def columns(self) -> StateColumns:
-        """Columns of the store for those of a value."""
+        """The store's columns for a value."""
         return StateColumns(to_arrow_schema(self.values))
 
     @cached_property
     def key_columns(self) -> StateColumns:
-        """Columns of the store for those of a map's key; none of other variables."""
+        """The store's columns for a map's key; empty for other variables."""
         return StateColumns(to_arrow_schema(self.user_key) if self.user_key is not None else pa.schema([]), "u")
 
     @cached_property
     def rows(self) -> RowValues:
-        """Values as tuples."""
+        """Conversion of values to tuples."""
         return RowValues(self.values, f"state {self.name}")
 
     @cached_property
     def key_rows(self) -> RowValues:
-        """Keys of a map as tuples."""
+        """Conversion of a map's keys to tuples."""
         return RowValues(self.user_key or T.StructType(), f"state {self.name}, as a key,")
 
     @property
@@ -181,69 +182,69 @@ class Variable:
         return store_name(self.kind, self.name)
 
     def spec(self, keys: tuple[Field, ...]) -> StoreSpec:
-        """Its store, under an operator's keys."""
-        is_many = self.kind is not VariableKind.VALUE
+        """Return the spec of its store, for an operator's keys."""
+        has_elements = self.kind is not VariableKind.VALUE
         return StoreSpec(
             self.store_name,
-            (*keys, PLACE) if is_many else keys,
+            (*keys, PLACE) if has_elements else keys,
             (
                 *self.key_columns.fields,
                 *self.columns.fields,
-                *((BEGIN, END) if is_many else ()),
+                *((BEGIN, END) if has_elements else ()),
                 *((EXPIRY,) if self.ttl_ms is not None else ()),
             ),
             EXPIRY.name if self.ttl_ms is not None else None,
         )
 
     def accumulators(self) -> tuple[Accumulator, ...]:
-        """What an operator's schema says of it: the variable, with a map's keys, then each column.
+        """Return its accumulators in the operator's schema: the variable with a map's keys, then each column.
 
-        :mod:`coordinator.ledger.compatibility` compares them by meaning: a variable may come and go, and so may its columns, which
-        may also become wider; it cannot become one of another kind.
+        :mod:`coordinator.ledger.compatibility` compares them by fingerprint: variables and columns may be added and removed, and
+        columns may become wider; the kind of a variable cannot change.
         """
         kind = AccumulatorKind(self.kind.value)
-        named = Accumulator(kind, (), self.key_columns.fields, meaning=self.name)
+        variable = Accumulator(kind, (), self.key_columns.fields, meaning=self.name)
         columns = (
             Accumulator(AccumulatorKind.VALUE, (), (field,), meaning=f"{self.name}: {field.name}")
             for field in self.columns.fields
         )
-        return named, *columns
+        return variable, *columns
 
-    def shown(self, keys: tuple[Field, ...], view: GroupView) -> ViewComponent:
-        """What readers are shown of its store, under an operator's keys."""
-        part = ViewComponent(store=self.spec(keys))
-        view.show_keys(part)
+    def view(self, keys: tuple[Field, ...], group_view: GroupView) -> ViewComponent:
+        """Return the view of its store for readers, with an operator's keys."""
+        component = ViewComponent(store=self.spec(keys))
+        group_view.show_keys(component)
         if self.kind is not VariableKind.VALUE:
-            # Heads are no elements.
+            # Without the heads, which are no elements.
             zero = {"op": "literal", "type": PLACE.type, "value": 0}
-            part.where = {"op": ">=", "args": [column(PLACE.name), zero]}
+            component.where = {"op": ">=", "args": [column(PLACE.name), zero]}
         for name, tree in (*self.key_columns.shown_trees(), *self.columns.shown_trees()):
-            part.value(name, tree, of=self.name)
+            component.value(name, tree, of=self.name)
         if self.kind is VariableKind.LIST:
-            part.extra(PLACE.name, column(PLACE.name))
+            component.extra(PLACE.name, column(PLACE.name))
         if self.ttl_ms is not None:
-            part.extra("expiry", _time(EXPIRY.name))
-        return part
+            component.extra("expiry", _time(EXPIRY.name))
+        return component
 
 
 def store_name(kind: VariableKind, name: str) -> str:
-    """Name of a variable's store."""
+    """Return the name of a variable's store."""
     return f"{kind.value}.{name}"
 
 
 def timer_spec(keys: tuple[Field, ...]) -> StoreSpec:
-    """The timers' store, which every processor has: what the coordinator knows of the operator's batches goes with it."""
+    """Return the spec of the timers' store, which every processor has; the coordinator tracks the operator's batches by it."""
     return StoreSpec(DEFAULT_STORE, (*keys, TIMER), (DUE,), DUE.name)
 
 
-def shown_of(variables: tuple[Variable, ...], keys: tuple[Field, ...], view: GroupView) -> dict[str, Mapping[str, Any]]:
-    """What readers are shown of an operator's state: its timers, and each variable, by the names of their stores."""
+def view_of(variables: tuple[Variable, ...], keys: tuple[Field, ...], view: GroupView) -> dict[str, Mapping[str, Any]]:
+    """Return the view of an operator's state for readers: its timers, and each variable, by the names of their stores."""
     timers = ViewComponent(store=timer_spec(keys))
     view.show_keys(timers)
     timers.extra("timer", _time(TIMER.name))
     return {
         DEFAULT_STORE: timers.to_json(),
-        **{variable.store_name: variable.shown(keys, view).to_json() for variable in variables},
+        **{variable.store_name: variable.view(keys, view).to_json() for variable in variables},
     }
 
 
@@ -252,6 +253,6 @@ def _time(name: str) -> Node:
 
 
 def accumulators_of(variables: tuple[Variable, ...]) -> tuple[Accumulator, ...]:
-    """What an operator's schema says of its state."""
+    """Return the accumulators of an operator's state: its timers, then those of each variable."""
     timers = Accumulator(AccumulatorKind.VALUE, (), (DUE,), meaning="(timers)")
-    return timers, *(one for variable in variables for one in variable.accumulators())
+    return timers, *(accumulator for variable in variables for accumulator in variable.accumulators())

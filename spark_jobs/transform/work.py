@@ -1,4 +1,4 @@
-"""A batch of one partition in a processor: initial state, rows, timers, expired values; in this order, by blocks of keys."""
+"""A processor's work on a batch of a partition: initial state, rows, timers, expired values; in this order, by blocks of keys."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from spark_jobs.transform.variables import TIMER
 
 __all__ = ["TransformWork"]
 
-#: Keys whose state is in memory at once.
+#: Number of keys whose state is in memory at once.
 _BLOCK_KEYS = 1 << 14
 
 
 @dataclass
 class TransformWork:
-    """A processor that is at work on an open store.
+    """A processor at work on an open store.
 
     Parameters
     ----------
     processor, handle
-        The processor, and what it was initialised with.
+        The processor, and the handle of its ``init``.
     block
-        Where it is.
+        The keys that it works on.
     view, form
-        How it sees keys and rows.
+        The columns of keys and rows for the user, and their conversion.
     """
 
     processor: StatefulProcessor
@@ -44,61 +44,62 @@ class TransformWork:
     form: Rows
 
     def take_initial(self, groups: Groups, view: GroupView, form: Rows, times: TimerValues) -> None:
-        """Give the processor the initial state of keys, whose columns are another DataFrame's."""
-        for part in _blocks(groups):
-            seen = view.of(part)
-            with self.block.of(part.keys):
-                for place, (key, rows) in enumerate(zip(self.form.keys(seen.keys), form.rows(seen), strict=True)):
-                    self.block.enter(place)
-                    for one in rows:
-                        self.processor.handleInitialState(key, one, times)
+        """Have the processor take the initial state of keys, whose columns are another DataFrame's."""
+        for block in _blocks(groups):
+            viewed = view.of(block)
+            with self.block.of(block.keys):
+                for index, (key, rows) in enumerate(zip(self.form.keys(viewed.keys), form.rows(viewed), strict=True)):
+                    self.block.enter(index)
+                    for row in rows:
+                        self.processor.handleInitialState(key, row, times)
 
     def process(self, rows: pa.Table, times: TimerValues) -> Iterator[pa.Table]:
-        """Give it the rows of every key that has some."""
-        for part in _blocks(Groups.of(rows, self.view.leaves)):
-            with self.block.of(part.keys):
-                yield from self._tables(self._handle_rows(self.view.of(part), times))
+        """Have the processor handle the rows of each key that has any; yield what it emits."""
+        for block in _blocks(Groups.of(rows, self.view.leaves)):
+            with self.block.of(block.keys):
+                yield from self._tables(self._handle_rows(self.view.of(block), times))
 
     def fire_timers(self, now_ms: int, times: TimerValues) -> Iterator[pa.Table]:
-        """Give it the keys whose timers have expired, timer by timer in the order of their times.
+        """Have the processor handle the expired timers, in the order of their times; yield what it emits.
 
-        As in Spark these are the timers that there were when the rows were done: one that is registered, or deleted, while they fire,
-        makes a difference to the next batch only.
+        As in Spark these are the timers at the end of the rows: a timer that is registered or deleted while they fire only affects
+        the next batch.
         """
         due = self.handle.timers.due(now_ms)
         for begin in range(0, due.num_rows, _BLOCK_KEYS):
-            some = due.slice(begin, _BLOCK_KEYS)
-            found = np.unique(key_codes(some, self.view.leaves), return_index=True, return_inverse=True)
-            keys = some.select(self.view.leaves).take(pa.array(found[1])).combine_chunks()
-            timers = list(zip(found[2].tolist(), some.column(TIMER.name).to_pylist(), strict=True))
+            block = due.slice(begin, _BLOCK_KEYS)
+            codes = key_codes(block, self.view.leaves)
+            _, firsts, key_of_row = np.unique(codes, return_index=True, return_inverse=True)
+            keys = block.select(self.view.leaves).take(pa.array(firsts)).combine_chunks()
+            timers = list(zip(key_of_row.tolist(), block.column(TIMER.name).to_pylist(), strict=True))
             with self.block.of(keys):
                 yield from self._tables(self._handle_timers(keys, timers, times))
 
-    def _handle_rows(self, seen: Groups, times: TimerValues) -> Iterator[Iterator[Any]]:
-        inputs = zip(self.form.keys(seen.keys), self.form.rows(seen), strict=True)
-        for place, (key, rows) in enumerate(inputs):
-            self.block.enter(place)
+    def _handle_rows(self, groups: Groups, times: TimerValues) -> Iterator[Iterator[Any]]:
+        inputs = zip(self.form.keys(groups.keys), self.form.rows(groups), strict=True)
+        for index, (key, rows) in enumerate(inputs):
+            self.block.enter(index)
             yield self.form.checked(self.processor.handleInputRows(key, rows, times))
 
     def _handle_timers(
         self, leaves: pa.Table, timers: list[tuple[int, int]], times: TimerValues
     ) -> Iterator[Iterator[Any]]:
         keys = list(self.form.keys(self.view.key_columns(leaves)))
-        for place, time_ms in timers:
-            self.block.enter(place)
-            yield self.form.checked(self.processor.handleExpiredTimer(keys[place], times, ExpiredTimerInfo(time_ms)))
-            # Also if it was registered anew meanwhile, as in Spark: a timer fires once.
+        for index, time_ms in timers:
+            self.block.enter(index)
+            yield self.form.checked(self.processor.handleExpiredTimer(keys[index], times, ExpiredTimerInfo(time_ms)))
+            # Even if it was registered again meanwhile, as in Spark: a timer fires once.
             self.handle.timers.delete(time_ms)
 
     def _tables(self, calls: Iterator[Iterator[Any]]) -> Iterator[pa.Table]:
-        """What calls emit; each is at work until it has been asked for all of it."""
+        """Yield the rows that calls emit, as tables; each call is read to its end before the next begins."""
         pending: list[Any] = []
         size = 0
         for emitted in calls:
-            for one in emitted:
-                if self.form.size(one):
-                    pending.append(one)
-                    size += self.form.size(one)
+            for piece in emitted:
+                if self.form.size(piece):
+                    pending.append(piece)
+                    size += self.form.size(piece)
             if size > self.form.max_rows:
                 yield self.form.table(pending)
                 pending, size = [], 0
@@ -106,7 +107,7 @@ class TransformWork:
             yield self.form.table(pending)
 
     def evict(self) -> int:
-        """Remove what has expired, of all keys; returns how many rows that were."""
+        """Remove the expired values of all keys; return how many rows that were."""
         return sum(state.evict() for state in self.handle.states)
 
 
