@@ -1,4 +1,4 @@
-"""DataFrames for functions of the user: a key's rows in, what it emits out. Values are converted by PySpark's own code."""
+"""DataFrames for a user's functions: a key's rows, and the rows that it emits. PySpark's own code converts the values."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class PandasForm:
     Attributes
     ----------
     output
-        Type of what is emitted.
+        Type of the emitted rows.
     timezone, safe, by_name, max_rows
-        Of Spark's session: its time zone, whether conversions to Arrow are checked, whether columns of results are found by name, and
-        the largest number of rows in one DataFrame.
+        Settings of Spark's session: its time zone, whether conversions to Arrow are checked, whether columns of results are found
+        by name, and the largest number of rows in one DataFrame.
     """
 
     output: T.StructType
@@ -42,26 +42,26 @@ class PandasForm:
 
     @cached_property
     def _serializer(self) -> Any:
-        """PySpark's conversions between Arrow and pandas; it has no types."""
-        make: Any = ArrowStreamPandasUDFSerializer
-        return make(self.timezone, self.safe, self.by_name)
+        """PySpark's conversions between Arrow and pandas, which have no type annotations."""
+        serializer: Any = ArrowStreamPandasUDFSerializer
+        return serializer(self.timezone, self.safe, self.by_name)
 
     def keys(self, keys: pa.Table) -> Iterator[tuple[Any, ...]]:
-        """Each key as a tuple of what its pandas columns hold."""
+        """Return each key as a tuple of the values of its pandas columns."""
         yield from zip(*(self._values(single_chunk(column)) for column in keys.itercolumns()), strict=True)
 
     def _values(self, column: pa.Array) -> list[Any]:
         alone = _retyping(column)
         series = self._serializer.arrow_to_pandas(column.filter(pa.array(~alone)))
-        # Numbers stay NumPy's; times become pandas'.
+        # Numbers remain NumPy's; times become pandas'.
         together = iter(series.to_numpy() if series.dtype.kind in "biuf" else series)
         return [
-            self._serializer.arrow_to_pandas(column.slice(place, 1)).iloc[0] if by_itself else next(together)
-            for place, by_itself in enumerate(alone.tolist())
+            self._serializer.arrow_to_pandas(column.slice(index, 1)).iloc[0] if by_itself else next(together)
+            for index, by_itself in enumerate(alone.tolist())
         ]
 
     def rows(self, groups: Groups) -> Iterator[Iterator[pd.DataFrame]]:
-        """DataFrames of each key, of at most ``max_rows`` rows."""
+        """Return the DataFrames of each key, of at most ``max_rows`` rows."""
         alone = _converted_alone(groups)
         begins, ends = groups.offsets[:-1], groups.offsets[1:]
         together = groups.rows
@@ -81,13 +81,13 @@ class PandasForm:
 
     def _chunks(self, frame: pd.DataFrame, start: int, stop: int) -> Iterator[pd.DataFrame]:
         for begin in range(start, stop, self.max_rows):
-            # A copy: what a function does to its rows is not seen by other keys.
+            # A copy, as a function may change its rows, which must not affect other keys.
             chunk = frame.iloc[begin : min(stop, begin + self.max_rows)].copy()
             chunk.index = pd.RangeIndex(len(chunk))
             yield chunk
 
     def checked(self, frames: Any) -> Iterator[pd.DataFrame]:
-        """What the function returned, refused in Spark's words if it is not what it should be."""
+        """Yield the DataFrames that the function returned; refuse anything else, by Spark's own errors."""
         if isinstance(frames, pd.DataFrame) or not isinstance(frames, Iterable):
             raise _wrong_return("iterable of pandas.DataFrame", type(frames).__name__)
         for frame in frames:
@@ -101,11 +101,11 @@ class PandasForm:
             yield frame
 
     def size(self, emitted: pd.DataFrame) -> int:
-        """Rows of a DataFrame."""
+        """Return the number of rows of a DataFrame."""
         return len(emitted)
 
     def table(self, frames: Sequence[pd.DataFrame]) -> pa.Table:
-        """Arrow columns of the output type for what was emitted."""
+        """Return the emitted DataFrames as Arrow columns of the output type."""
         kind = to_arrow_type(self.output)
         struct = self._serializer._create_struct_array(pd.concat(frames, ignore_index=True), kind)
         return pa.Table.from_arrays(struct.flatten(), schema=pa.schema(list(kind)))
@@ -116,7 +116,7 @@ def _wrong_return(expected: str, actual: str) -> PySparkTypeError:
 
 
 def _frame(rows: pa.Table, serializer: Any) -> pd.DataFrame:
-    """Rows as pandas sees them in Spark."""
+    """Return rows as a DataFrame, converted as in Spark."""
     series = [
         serializer.arrow_to_pandas(column).rename(name)
         for name, column in zip(rows.column_names, rows.itercolumns(), strict=True)
@@ -126,35 +126,35 @@ def _frame(rows: pa.Table, serializer: Any) -> pd.DataFrame:
 
 
 def _converted_alone(groups: Groups) -> Mask:
-    """Keys with rows that are :func:`_retyping`: these must not change the columns of other keys."""
-    odd = np.zeros(groups.rows.num_rows, np.bool_)
+    """Return a mask of the keys with :func:`_retyping` rows, which must not change the columns of other keys."""
+    retypes = np.zeros(groups.rows.num_rows, np.bool_)
     for column in groups.rows.itercolumns():
-        odd |= _retyping(single_chunk(column))
-    if not odd.any():
+        retypes |= _retyping(single_chunk(column))
+    if not retypes.any():
         return np.zeros(len(groups), np.bool_)
-    return np.logical_or.reduceat(odd, groups.offsets[:-1])
+    return np.logical_or.reduceat(retypes, groups.offsets[:-1])
 
 
 def _retyping(column: pa.Array) -> Mask:
-    """Rows with a null, at any depth, for which pandas gives all that is converted with it another type: integers become floats."""
+    """Return a mask of the rows with a null, at any depth, that changes the type of the whole pandas column: integers become floats."""
     kind = column.type
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        odd: Mask = column.is_null().to_numpy(zero_copy_only=False)
-        return odd
-    odd = np.zeros(len(column), np.bool_)
+        retypes: Mask = column.is_null().to_numpy(zero_copy_only=False)
+        return retypes
+    retypes = np.zeros(len(column), np.bool_)
     if pa.types.is_struct(kind):
-        # What is in a null struct is null, too.
-        for part in column.flatten():
-            odd |= _retyping(part)
+        # The fields of a null struct are also null.
+        for field in column.flatten():
+            retypes |= _retyping(field)
     elif pa.types.is_map(kind):
-        odd |= _any_of(_retyping(column.keys) | _retyping(column.items), column)
+        retypes |= _any_of(_retyping(column.keys) | _retyping(column.items), column)
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        odd |= _any_of(_retyping(column.values), column)
-    return odd
+        retypes |= _any_of(_retyping(column.values), column)
+    return retypes
 
 
 def _any_of(elements: Mask, lists: pa.Array) -> Mask:
-    """Whether any element of each list is."""
+    """Return a mask of the lists in which the mask of elements has a True."""
     counts = np.concatenate([[0], np.cumsum(elements)])[lists.offsets.to_numpy()]
-    found: Mask = (np.diff(counts) > 0) & lists.is_valid().to_numpy(zero_copy_only=False)
-    return found
+    result: Mask = (np.diff(counts) > 0) & lists.is_valid().to_numpy(zero_copy_only=False)
+    return result

@@ -1,4 +1,4 @@
-"""Rows and keys of ``df.groupBy(...)`` on their way to a function of the user, as Spark analyses them."""
+"""Rows and keys of ``df.groupBy(...)`` for a user's function, as Spark analyses them."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ __all__ = ["GroupedInput", "function_mode", "pandas_settings", "struct_type"]
 
 @dataclass(frozen=True)
 class GroupedInput:
-    """What reaches the shards of an operator whose state is the user's.
+    """The input of an operator whose state is the user's.
 
     Attributes
     ----------
     frame
-        Key leaves, payload, batch time and hash; event time, if there is one.
+        Rows with key leaves, payload, hash, and event time if there is any.
     keys, inputs
         Columns of the operator's schema.
     view
-        How the user sees them.
+        The columns as the user sees them.
     key_type, row_type
         Spark's types of the grouping columns and of the rows.
     delay_ms
@@ -58,19 +58,19 @@ class GroupedInput:
 
     @classmethod
     def of(cls, grouped: GroupedData, *, late_times: bool, reserved: Sequence[str] = ()) -> GroupedInput:
-        """Take ``df.groupBy(...)`` apart.
+        """Return the input for ``df.groupBy(...)``.
 
         Parameters
         ----------
         late_times
-            Whether rows come with the event time by which they are late.
+            Whether rows include the event time by which they are late.
         reserved
             Names that the rows may not have.
 
         Raises
         ------
         InvalidRequestError
-            There are no grouping columns, columns cannot be told apart, or there is no event time for `late_times`.
+            There are no grouping columns, columns have the same name, or there is no event time for `late_times`.
         """
         df: DataFrame = grouped._df
         counted = grouped.agg(F.count(F.lit(1)))
@@ -79,20 +79,20 @@ class GroupedInput:
         if node.kind != "Aggregate" or not key_names:
             raise InvalidRequestError("group by the columns of a key first; for one state of everything, by a constant")
         if len(node.grouping) > len(key_names):
-            # By the number of the grouping set as well, which is no column.
+            # It groups by the number of the grouping set as well, which is no column.
             raise InvalidRequestError(
                 "a function has one state for each key: group by the columns of a key; rollup and cube are for agg"
             )
-        if any(one.is_session for one in node.grouping):
-            # Spark knows no such column here.
+        if any(expression.is_session for expression in node.grouping):
+            # Spark does not have such a column here.
             raise InvalidRequestError(
                 "a function's keys are no session windows, which change as rows come; keep the session in the function's state, and "
                 "end it by a timeout"
             )
         below = node.child
-        wanted = {one.id for one in analysed(df).output}
-        attributes = [one for one in below.output if one.id in wanted]
-        keys = [key_of(one, f"k{place}") for place, one in enumerate(node.grouping)]
+        ids = {attribute.id for attribute in analysed(df).output}
+        attributes = [attribute for attribute in below.output if attribute.id in ids]
+        keys = [key_of(expression, f"k{index}") for index, expression in enumerate(node.grouping)]
         _check_names(key_names, attributes, reserved)
         payload = _Payload.of(attributes, keys)
         delay_ms, time = event_time(attributes)
@@ -117,12 +117,12 @@ class GroupedInput:
 
 
 def struct_type(given: T.DataType | str, what: str) -> T.StructType:
-    """A struct that the user gave, as Spark's type or in DDL.
+    """Return a struct that the user defined by Spark's type or in DDL.
 
     Raises
     ------
     InvalidRequestError
-        It is none, has no columns or two of one name, or a type that Arrow does not carry.
+        It is no struct, has no columns or two of the same name, or has a type that Arrow lacks.
     """
     kind = _parse_datatype_string(given) if isinstance(given, str) else given
     if not isinstance(kind, T.StructType) or not kind.fields:
@@ -149,7 +149,7 @@ def struct_type(given: T.DataType | str, what: str) -> T.StructType:
 
 @dataclass
 class _Payload:
-    """The DataFrame's columns: those that are keys are made of these again, the others pass as they are."""
+    """The DataFrame's columns: columns that are keys are restored from the keys, and the others are passed unchanged."""
 
     fields: list[Field]
     selected: list[Column]
@@ -158,17 +158,17 @@ class _Payload:
     @classmethod
     def of(cls, attributes: Sequence[Expression], keys: Sequence[Key]) -> _Payload:
         payload = cls([], [], [])
-        for place, attribute in enumerate(attributes):
+        for index, attribute in enumerate(attributes):
             kind = attribute.type
-            name = f"c{place}"
-            held = None
+            name = f"c{index}"
+            leaf = None
             if not is_changed(kind, normalised=True):
-                # Floating-point keys are normalised; rows keep their own bits.
-                held = next((key.tree.leaf for key in keys if key.expression.matches(attribute)), None)
-            if held is None:
+                # Floating-point keys are normalised, but rows keep their own bits.
+                leaf = next((key.tree.leaf for key in keys if key.expression.matches(attribute)), None)
+            if leaf is None:
                 payload.fields.append(Field(name, payload_type(to_arrow_type(kind)), attribute.nullable))
                 payload.selected.append(attribute.column().alias(name))
-            payload.names.append((attribute.name, held or name))
+            payload.names.append((attribute.name, leaf or name))
         return payload
 
 
@@ -192,8 +192,8 @@ def _check_names(key_names: Sequence[str], attributes: Sequence[Expression], res
 
 
 def _late_time(attributes: Sequence[Expression]) -> Column:
-    """Event time of a row (of a window, its end), in microseconds: the first column with a watermark, as in Spark."""
-    marked = next((one for one in attributes if one.watermark_delay_ms is not None), None)
+    """Return the event time of a row (of a window, its end), in microseconds: the first column with a watermark, as in Spark."""
+    marked = next((attribute for attribute in attributes if attribute.watermark_delay_ms is not None), None)
     if marked is None:
         raise InvalidRequestError(
             "event-time timeouts need a watermark, and its column among those that reach the function; call withWatermark "
@@ -205,12 +205,12 @@ def _late_time(attributes: Sequence[Expression]) -> Column:
 
 
 def function_mode(output_mode: str, stateful_mode: str | None) -> str:
-    """The output mode of a function of the user, given to it and, if it was, to ``fleet.stateful``.
+    """Return the output mode of a user's function, which has to be that of ``fleet.stateful``, if that has one.
 
     Raises
     ------
     InvalidRequestError
-        It is neither append nor update, or the two differ.
+        The mode is neither append nor update, or the two differ.
     """
     mode = output_mode.lower()
     if mode not in ("append", "update"):
@@ -223,7 +223,7 @@ def function_mode(output_mode: str, stateful_mode: str | None) -> str:
 
 
 def pandas_settings(spark: SparkSession) -> dict[str, Any]:
-    """What a session says of conversions between Arrow and pandas (:class:`~spark_jobs.functions.frames.PandasForm`)."""
+    """Return a session's settings for conversions between Arrow and pandas (:class:`~spark_jobs.functions.frames.PandasForm`)."""
     conf = spark.conf
     # Zero or less is no limit, as in Spark.
     max_rows = int(conf.get("spark.sql.execution.arrow.maxRecordsPerBatch", "10000") or 0)

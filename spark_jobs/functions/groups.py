@@ -1,7 +1,7 @@
-"""Rows of many keys as Arrow: put together by key, and user-defined state in the columns of a keyed store.
+"""Rows of many keys as Arrow, grouped by key, and user-defined state as columns of a keyed store.
 
-State of a type that a store holds is a column of the store. Values of other types (arrays, maps, structs) are held as binary
-(:mod:`store_actors.engine.packed_values`), whose types the query's own state type gives.
+State of an atomic type is a column of the store. Values of other types (arrays, maps, structs) are stored as binary
+(:mod:`store_actors.engine.packed_values`); their types are in the query's own state type.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["EXISTS", "TIMEOUT", "Groups", "StateColumns", "key_codes", "single_c
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
-#: Whether a key has state; without it a row only has a timeout.
+#: Whether a key has state; without state, a row only has a timeout.
 EXISTS = Field("exists", "bool", nullable=False)
 #: When a key times out, in microseconds since the epoch; null if it does not.
 TIMEOUT = Field("timeout_us", "int64")
@@ -33,16 +33,16 @@ TIMEOUT = Field("timeout_us", "int64")
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Rows put together by key.
+    """Rows grouped by key.
 
     Attributes
     ----------
     keys
-        Key columns, one row a key.
+        Key columns, a row for each key.
     rows
-        All columns; rows of a key stand together, in the order in which they came.
+        All columns; rows of a key are adjacent, in the order of their arrival.
     offsets
-        Of key `i` are the rows from ``offsets[i]`` to ``offsets[i + 1]``.
+        Rows from ``offsets[i]`` to ``offsets[i + 1]`` belong to key `i`.
     """
 
     keys: pa.Table
@@ -51,7 +51,7 @@ class Groups:
 
     @classmethod
     def of(cls, rows: pa.Table, keys: Sequence[str]) -> Groups:
-        """Group rows by key columns. Nulls are equal, and NaNs are."""
+        """Group rows by key columns. Nulls are equal, and so are NaNs."""
         codes = key_codes(rows, keys)
         order = np.argsort(codes, kind="stable")
         ordered = codes[order]
@@ -64,7 +64,7 @@ class Groups:
 
     @classmethod
     def without_rows(cls, keys: pa.Table, schema: pa.Schema) -> Groups:
-        """Keys that no row came for."""
+        """Return groups without rows."""
         return cls(keys, schema.empty_table(), np.zeros(keys.num_rows + 1, np.int64))
 
     def __len__(self) -> int:
@@ -72,19 +72,19 @@ class Groups:
         return size
 
     def part(self, begin: int, end: int) -> Groups:
-        """Some of the keys, by place."""
+        """Return a range of the keys, by index."""
         offsets = self.offsets[begin : end + 1]
         rows = self.rows.slice(offsets[0], offsets[-1] - offsets[0])
         return Groups(self.keys.slice(begin, end - begin), rows, offsets - offsets[0])
 
 
 def key_codes(rows: pa.Table, keys: Sequence[str]) -> Numbers:
-    """A number for each row: the same for rows of the same key. Nulls are equal, and NaNs are."""
+    """Return a number for each row, equal for rows of the same key. Nulls are equal, and so are NaNs."""
     codes = np.zeros(rows.num_rows, np.int64)
     for name in keys:
         column = single_chunk(rows.column(name))
         if pa.types.is_nested(column.type):
-            # The engine's compiled code is loaded only by who needs it.
+            # Imported here, as it loads the engine's compiled code.
             from store_actors.engine.nested import nested_keys
 
             column = nested_keys(column)
@@ -98,44 +98,45 @@ def key_codes(rows: pa.Table, keys: Sequence[str]) -> Numbers:
 
 @dataclass(frozen=True)
 class StateColumns:
-    """A user's state type, and the value columns of a keyed store that hold it.
+    """A user's state type, and its value columns in a keyed store.
 
     Attributes
     ----------
     schema
         The user's columns.
     prefix
-        Of the names of the store's columns.
+        Prefix of the names of the store's columns.
     """
 
     schema: pa.Schema
     prefix: str = "s"
 
-    def _is_nested(self, place: int) -> bool:
-        return bool(pa.types.is_nested(self.schema.types[place]))
+    def _is_nested(self, index: int) -> bool:
+        return bool(pa.types.is_nested(self.schema.types[index]))
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Columns of the store, in the order of the user's."""
-        named = []
-        for place, one in enumerate(self.schema):
-            if self._is_nested(place):
-                # Bytes of another type could not be read: a column of another type is another column.
-                named.append(Field(f"{self.prefix}_{one.name}_{zlib.crc32(str(one.type).encode()):08x}", "binary"))
+        """The store's columns, in the order of the user's."""
+        fields = []
+        for index, column in enumerate(self.schema):
+            if self._is_nested(index):
+                # The name includes the type, as bytes of another type could not be read.
+                type_hash = zlib.crc32(str(column.type).encode())
+                fields.append(Field(f"{self.prefix}_{column.name}_{type_hash:08x}", "binary"))
             else:
-                named.append(Field(f"{self.prefix}_{one.name}", type_to_string(one.type)))
-        return tuple(named)
+                fields.append(Field(f"{self.prefix}_{column.name}", type_to_string(column.type)))
+        return tuple(fields)
 
     def group_store(self, keys: tuple[Field, ...]) -> StoreSpec:
-        """The store of a function with state: the state of each key, whether it has any, and its timeout."""
+        """Return the spec of the store of a function with state: each key's state, whether it has any, and its timeout."""
         return StoreSpec(DEFAULT_STORE, keys, (*self.fields, EXISTS, TIMEOUT), TIMEOUT.name)
 
     def held(self, values: Sequence[pa.Array]) -> list[pa.Array]:
-        """Columns of the store for the user's columns."""
-        return [packed(array) if self._is_nested(place) else array for place, array in enumerate(values)]
+        """Return the store's columns for the user's columns."""
+        return [packed(array) if self._is_nested(index) else array for index, array in enumerate(values)]
 
     def shown(self, rows: pa.Table) -> list[pa.Array]:
-        """The user's columns of rows of the store."""
+        """Return the user's columns of rows of the store."""
         columns = [single_chunk(rows.column(field.name)) for field in self.fields]
         return [
             unpacked(array, kind) if pa.types.is_nested(kind) else array.cast(kind)
@@ -143,17 +144,15 @@ class StateColumns:
         ]
 
     def shown_trees(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Name of each of the user's columns, and how readers make it of the store's (:mod:`store_actors.operators.expressions`)."""
-        for place, (one, field) in enumerate(zip(self.schema, self.fields, strict=True)):
-            held = {"op": "column", "name": field.name}
-            yield (
-                one.name,
-                {"op": "unpacked", "type": payload_type(one.type), "args": [held]} if self._is_nested(place) else held,
-            )
+        """Yield the name of each of the user's columns, and its tree over the store's (:mod:`store_actors.operators.expressions`)."""
+        for index, (column, field) in enumerate(zip(self.schema, self.fields, strict=True)):
+            stored = {"op": "column", "name": field.name}
+            unpacked_tree = {"op": "unpacked", "type": payload_type(column.type), "args": [stored]}
+            yield column.name, unpacked_tree if self._is_nested(index) else stored
 
 
 def single_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """A column in one piece."""
+    """Return a column as a single array."""
     if isinstance(column, pa.Array):
         return column
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays([pa.array([], column.type), *column.chunks])

@@ -1,6 +1,6 @@
-"""Functions of ``applyInPandasWithState``: called key by key over columns that are converted for all keys at once.
+"""Functions of ``applyInPandasWithState``: called for each key, over columns that are converted for all keys at once.
 
-Values are converted by PySpark's own code, and state is PySpark's own ``GroupState``, so a function sees what it sees in Spark.
+PySpark's own code converts the values, and state is PySpark's own ``GroupState``, so a function gets the same values as in Spark.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from spark_jobs.functions.values import to_arrow, to_python
 
 __all__ = ["PandasCalls", "PandasFunction"]
 
-#: ``func(key, pdfs, state)``: DataFrames to emit.
+#: ``func(key, pdfs, state)``, which returns the DataFrames to emit.
 PandasFunction = Callable[[tuple[Any, ...], Iterator[pd.DataFrame], GroupState], Iterable[pd.DataFrame]]
 
 
 @dataclass(frozen=True)
 class PandasCalls:
-    """A function of one key, as a function of many.
+    """A function of a single key, called for many keys.
 
     Attributes
     ----------
     function
-        The user's.
+        The user's function.
     output, state
-        Types of what it emits and of the state.
+        Types of the emitted rows and of the state.
     timezone, safe, by_name, max_rows
-        Of Spark's session: its time zone, whether conversions to Arrow are checked, whether columns of results are found by name, and
-        the largest number of rows in one DataFrame.
+        Settings of Spark's session: its time zone, whether conversions to Arrow are checked, whether columns of results are found
+        by name, and the largest number of rows in one DataFrame.
     """
 
     function: PandasFunction
@@ -51,18 +51,18 @@ class PandasCalls:
     max_rows: int
 
     def __call__(self, groups: Groups, state: StateBatch) -> Iterator[pa.Table]:
-        """Call the function for each key; yields what to emit and changes `state`."""
+        """Call the function for each key; yield the rows to emit, and change `state`."""
         form = PandasForm(self.output, self.timezone, self.safe, self.by_name, self.max_rows)
         emitted: list[pd.DataFrame] = []
         rows = 0
         results: list[GroupState] = []
         inputs = _no_rows(groups) if state.has_timed_out else form.rows(groups)
-        for key, frames, one in zip(form.keys(groups.keys), inputs, _states(self.state, state), strict=True):
-            for frame in form.checked(self.function(key, frames, one)):
+        for key, frames, key_state in zip(form.keys(groups.keys), inputs, _states(self.state, state), strict=True):
+            for frame in form.checked(self.function(key, frames, key_state)):
                 if len(frame):
                     emitted.append(frame)
                     rows += len(frame)
-            results.append(one)
+            results.append(key_state)
             if rows > self.max_rows:
                 yield form.table(emitted)
                 emitted, rows = [], 0
@@ -71,12 +71,12 @@ class PandasCalls:
         self._keep(results, state)
 
     def _keep(self, results: Sequence[GroupState], state: StateBatch) -> None:
-        """What the function did to the state of each key, in columns."""
-        updated = np.array([one._updated for one in results], np.bool_)
-        removed = np.array([one._removed for one in results], np.bool_)
+        """Set the changes of each key's state in the batch's columns."""
+        updated = np.array([result._updated for result in results], np.bool_)
+        removed = np.array([result._removed for result in results], np.bool_)
         if updated.any():
             empty = (None,) * len(self.state)
-            rows = [tuple(one._value) if one._updated else empty for one in results]
+            rows = [tuple(result._value) if result._updated else empty for result in results]
             for row in rows:
                 if len(row) != len(self.state):
                     raise InvalidRequestError(
@@ -90,17 +90,17 @@ class PandasCalls:
             )
         if removed.any():
             state.remove(removed)
-        state.keep_timeouts([one._timeout_timestamp for one in results])
+        state.keep_timeouts([result._timeout_timestamp for result in results])
 
 
 def _no_rows(groups: Groups) -> Iterator[Iterator[pd.DataFrame]]:
-    """For each key one DataFrame without rows."""
+    """Yield, for each key, a DataFrame without rows."""
     for _ in range(len(groups)):
         yield iter([pd.DataFrame(columns=groups.rows.column_names)])
 
 
 def _states(kind: T.StructType, state: StateBatch) -> Iterator[GroupState]:
-    """A ``GroupState`` for each key."""
+    """Yield a ``GroupState`` for each key."""
     columns = [
         [to_python(value, item.dataType) for value in array.to_pylist()]
         for item, array in zip(kind.fields, state.values.itercolumns(), strict=True)

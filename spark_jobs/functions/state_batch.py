@@ -1,7 +1,7 @@
-"""State of many keys at once: what the function of ``applyInArrowWithState`` is given.
+"""State of many keys at once, for a function of ``applyInArrowWithState``.
 
-:class:`StateBatch` has the rules of PySpark's ``GroupState`` for whole columns: a timeout holds until the function is called for its
-key again, and then stands only if it is set again; what was removed may still have a timeout.
+:class:`StateBatch` has the rules of PySpark's ``GroupState`` for whole columns: a timeout is valid until the function is called for
+its key again, and has to be set again then; a key whose state was removed may still have a timeout.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from spark_jobs.functions.groups import Numbers, StateColumns
 __all__ = ["FURTHEST_MS", "NO_TIMEOUT", "BatchFunction", "Mask", "Moment", "StateBatch"]
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
-#: A column of one value a key: Arrow, NumPy or a list.
+#: A column with a value for each key: Arrow, NumPy or a list.
 Values: TypeAlias = "pa.Array | pa.ChunkedArray | npt.NDArray[Any] | Sequence[Any]"
-#: Milliseconds: one number for all keys, or one each.
+#: Milliseconds: a number for all keys, or a column.
 Milliseconds: TypeAlias = "int | Values"
 
-#: In place of a timeout, where there is none.
+#: The value for no timeout.
 NO_TIMEOUT = -1
-#: Timeouts that are further away than this, in milliseconds since the epoch, are held as this one: state holds microseconds in 64 bits,
-#: and no clock or watermark of Spark's gets there, so the key never times out (``setTimeoutTimestamp(Long.MaxValue)``).
+#: Later timeouts, in milliseconds since the epoch, are stored as this one: state has microseconds in 64 bits, and no clock or
+#: watermark of Spark's gets there, so the key never times out (``setTimeoutTimestamp(Long.MaxValue)``).
 FURTHEST_MS: int = np.iinfo(np.int64).max // 1000
 
 
@@ -43,11 +43,11 @@ class Moment:
     timeout_conf
         The query's ``GroupStateTimeout``.
     watermark_ms
-        None without a watermark.
+        The watermark; None without one.
     processing_time_ms
-        That of the batch.
+        Processing time of the batch.
     has_timed_out
-        Whether the keys are there because they timed out.
+        Whether the function is called for keys that timed out.
     """
 
     timeout_conf: str
@@ -57,22 +57,22 @@ class Moment:
 
 
 class StateBatch:
-    """State of the keys of one call, key by key in the order of the call's ``keys`` table.
+    """State of the keys of a call, in the order of the call's ``keys`` table.
 
-    Arguments named `where` are masks, one boolean a key: which keys are meant; all by default.
+    Arguments named `where` are masks, with a boolean for each key: the keys to which the call applies; all by default.
 
     Parameters
     ----------
     columns
         The state's type.
     values
-        Column by column what is held; null where there is no state.
+        The state, column by column; null for a key without state.
     exists, timeouts_ms
-        Which keys have state, and when each times out (-1: it does not).
+        Which keys have state, and when each times out (-1: never).
     offsets
         Rows of key `i` are those from ``offsets[i]`` to ``offsets[i + 1]``.
     moment
-        When the call takes place.
+        The times of the call.
     """
 
     def __init__(
@@ -90,46 +90,46 @@ class StateBatch:
         self._offsets = offsets
         size = len(exists)
         self._updated, self._removed = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
-        self._former_timeouts = timeouts_ms
+        self._previous_timeouts = timeouts_ms
         self._timeouts = np.full(size, NO_TIMEOUT, np.int64)
 
     def __len__(self) -> int:
         return len(self._exists)
 
-    # -- what is there --------------------------------------------------------------------------------------------
+    # -- reading --------------------------------------------------------------------------------------------------
 
     @property
     def exists(self) -> Mask:
-        """Which keys have state, updates and removes of this call included."""
+        """Which keys have state, including the updates and removes of this call."""
         return self._exists.copy()
 
     @property
     def values(self) -> pa.Table:
-        """All columns of the state; null where a key has none."""
+        """All columns of the state; null for a key without state."""
         return pa.Table.from_arrays(self._values, schema=self._columns.schema)
 
     def get(self, column: str, default: Any = None) -> pa.Array:
-        """One column of the state; `default` (null, by default) where a key has none, or a null.
+        """Return a column of the state, with `default` (by default null) for a key without state or with a null.
 
         Raises
         ------
         InvalidRequestError
             The state has no such column.
         """
-        place = self._columns.schema.get_field_index(column)
-        if place < 0:
+        index = self._columns.schema.get_field_index(column)
+        if index < 0:
             raise InvalidRequestError("the state has no such column", column=column, columns=self._columns.schema.names)
-        values = self._values[place]
+        values = self._values[index]
         return values if default is None else pc.fill_null(values, pa.scalar(default, values.type))
 
     @property
     def offsets(self) -> Numbers:
-        """Where the rows of each key begin in ``rows``, and of the last one end; its differences are the numbers of rows."""
+        """Index in ``rows`` of each key's first row, and last the number of rows; the differences are the keys' numbers of rows."""
         return self._offsets
 
     @property
     def has_timed_out(self) -> bool:
-        """Whether the keys of this call are there because they timed out; they have no rows then."""
+        """Whether the function is called for keys that timed out, which have no rows."""
         return self._moment.has_timed_out
 
     @property
@@ -152,7 +152,7 @@ class StateBatch:
 
     @property
     def moment(self) -> Moment:
-        """When the call takes place."""
+        """The times of the call."""
         return self._moment
 
     # -- changes --------------------------------------------------------------------------------------------------
@@ -163,9 +163,9 @@ class StateBatch:
         Parameters
         ----------
         values
-            Every column of the state by name, with one value for each key of the call (those not meant by `where` are ignored).
+            Every column of the state by name, with one value for each key of the call (those outside `where` are ignored).
         where
-            Which keys.
+            Mask of the keys to update.
 
         Raises
         ------
@@ -174,16 +174,16 @@ class StateBatch:
         """
         mask = self._mask(where)
         if isinstance(values, Mapping):
-            given: dict[str, Values] = dict(values)
+            columns: dict[str, Values] = dict(values)
         else:
-            given = {name: values.column(name) for name in values.schema.names}
-        if set(given) != set(self._columns.schema.names):
+            columns = {name: values.column(name) for name in values.schema.names}
+        if set(columns) != set(self._columns.schema.names):
             raise InvalidRequestError(
                 "state is updated with all of its columns, and no others",
                 columns=self._columns.schema.names,
-                got=list(given),
+                got=list(columns),
             )
-        new = [self._fitted(field, given[field.name]) for field in self._columns.schema]
+        new = [self._fitted(field, columns[field.name]) for field in self._columns.schema]
         if not mask.all():
             new = [pc.if_else(pa.array(mask), after, before) for after, before in zip(new, self._values, strict=True)]
         self._values = new
@@ -192,7 +192,7 @@ class StateBatch:
         self._removed &= ~mask
 
     def remove(self, where: Values | None = None) -> None:
-        """Remove the state of keys; those that have none are ignored."""
+        """Remove the state of keys; keys without state are ignored."""
         mask = self._mask(where)
         keep = pa.array(~mask)
         self._values = [pc.if_else(keep, array, pa.scalar(None, array.type)) for array in self._values]
@@ -237,8 +237,8 @@ class StateBatch:
         self._timeouts[mask] = np.minimum(times[mask], FURTHEST_MS)
 
     def keep_timeouts(self, timeouts_ms: Sequence[int]) -> None:
-        """Take timeouts that ``GroupState`` has checked, -1 for none."""
-        self._timeouts = np.array([min(one, FURTHEST_MS) for one in timeouts_ms], np.int64)
+        """Set timeouts that ``GroupState`` has checked; -1 for none."""
+        self._timeouts = np.array([min(timeout_ms, FURTHEST_MS) for timeout_ms in timeouts_ms], np.int64)
 
     def _require_conf(self, conf: str) -> None:
         if self._moment.timeout_conf != conf:
@@ -265,7 +265,7 @@ class StateBatch:
         array = value if isinstance(value, pa.Array | pa.ChunkedArray) else pa.array(value)
         if pa.types.is_timestamp(array.type):
             array = self._in_milliseconds(array)
-        # A null where it is meant fails as not positive.
+        # A null within the mask is refused, as it is not positive.
         field = pa.field("timeout", pa.int64())
         numbers: Numbers = pc.fill_null(self._fitted(field, array), 0).to_numpy()
         return numbers
@@ -294,18 +294,18 @@ class StateBatch:
             )
         return fitted
 
-    # -- what became of it ----------------------------------------------------------------------------------------
+    # -- the result -----------------------------------------------------------------------------------------------
 
     def outcome(self) -> tuple[Mask, Mask, Numbers]:
-        """Which keys are to be written, which to be removed, and when each times out in milliseconds (-1: it does not).
+        """Return which keys to write, which to remove, and when each times out in milliseconds (-1: never).
 
-        Spark's rule: a key is written if its state was updated or removed or if its timeout is another one; a key that has neither
-        state nor a timeout is gone.
+        Spark's rule: a key is written if its state was updated or removed, or if its timeout changed. A key with neither state nor
+        a timeout is removed.
         """
         stays = self._exists | (self._timeouts != NO_TIMEOUT)
-        changed = self._updated | self._removed | (self._timeouts != self._former_timeouts)
+        changed = self._updated | self._removed | (self._timeouts != self._previous_timeouts)
         return stays & changed, ~stays, self._timeouts
 
 
-#: ``func(keys, rows, state)``: what to emit, or None.
+#: ``func(keys, rows, state)``, which returns the rows to emit, or None.
 BatchFunction = Callable[[pa.Table, pa.Table, StateBatch], "pa.Table | pa.RecordBatch | None"]

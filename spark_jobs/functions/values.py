@@ -1,4 +1,4 @@
-"""Values of state between Arrow and Python, as Spark gives them to functions of the user."""
+"""Conversion of values between Arrow and Python, as Spark does it for a user's functions."""
 
 from __future__ import annotations
 
@@ -16,51 +16,54 @@ from coordinator.model.errors import InvalidRequestError
 __all__ = ["Raw", "RowValues", "to_arrow", "to_python"]
 
 _LARGEST_FLOAT = 3.4028234663852886e38
-#: Types whose values are the same on both sides, besides those that are made of others.
+#: Types whose values are converted; values of all others are the same in Arrow and in Python.
 _CONVERTED = (T.TimestampType, T.ArrayType, T.MapType, T.StructType)
 
-#: A tuple of values that Arrow takes and gives; users may see others (:class:`RowValues`).
+#: A tuple of Arrow's Python values; users may get other values (:class:`RowValues`).
 Raw: TypeAlias = tuple[Any, ...]
 
 
 def to_python(value: Any, kind: T.DataType) -> Any:
-    """A value of Arrow as Spark gives it to Python: times in the worker's own zone, structs as rows, maps as dicts."""
+    """Return a value of Arrow as Spark passes it to Python: times in the worker's own zone, structs as rows, maps as dicts."""
     if value is None:
         return None
     if isinstance(kind, T.TimestampType):
         return value.astimezone().replace(tzinfo=None)
     if isinstance(kind, T.ArrayType):
-        return [to_python(one, kind.elementType) for one in value]
+        return [to_python(element, kind.elementType) for element in value]
     if isinstance(kind, T.MapType):
-        return {to_python(key, kind.keyType): to_python(one, kind.valueType) for key, one in value}
+        return {to_python(key, kind.keyType): to_python(item, kind.valueType) for key, item in value}
     if isinstance(kind, T.StructType):
         return T.Row(**{item.name: to_python(value[item.name], item.dataType) for item in kind.fields})
     return value
 
 
 def to_arrow(value: Any, kind: T.DataType) -> Any:
-    """The way back: what Arrow makes the type of."""
+    """Return a Python value as one that Arrow converts to the type."""
     if value is None:
         return None
     if isinstance(kind, T.TimestampType):
-        # A time without a zone is in the worker's own, as in Spark.
+        # A time without a zone is in the worker's own zone, as in Spark.
         return value.astimezone() if isinstance(value, datetime) else value
     if isinstance(kind, T.ArrayType):
-        return [to_arrow(one, kind.elementType) for one in value]
+        return [to_arrow(element, kind.elementType) for element in value]
     if isinstance(kind, T.MapType):
-        return [(to_arrow(key, kind.keyType), to_arrow(one, kind.valueType)) for key, one in value.items()]
+        return [(to_arrow(key, kind.keyType), to_arrow(item, kind.valueType)) for key, item in value.items()]
     if isinstance(kind, T.StructType):
         values = value if isinstance(value, dict) else dict(zip(kind.names, value, strict=True))
         return {item.name: to_arrow(values.get(item.name), item.dataType) for item in kind.fields}
     return value
 
 
-#: Integers of so many bits.
+#: Number of bits of integer types.
 _BITS = {T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64}
 
 
 def _fits(value: Any, kind: T.DataType) -> bool:
-    """Whether Arrow takes a value for what it is, or says that it does not: it cuts 1.5 to 1 and a moment to its day without a word."""
+    """Whether a value fits a type without a change; values that Arrow refuses itself count as fitting.
+
+    Arrow silently truncates 1.5 to 1, and a timestamp to its date.
+    """
     if value is None:
         return True
     if isinstance(kind, T.IntegralType):
@@ -82,16 +85,16 @@ def _fits(value: Any, kind: T.DataType) -> bool:
 
 
 class RowValues:
-    """Tuples of a struct's columns, as Python sees them and as Arrow takes them.
+    """Conversion of tuples of a struct's columns between Python and Arrow.
 
     Parameters
     ----------
     kind
         The struct.
     what
-        What the tuples are, for errors.
+        Name of the tuples in errors.
     needs_names
-        Whether the fields of a Row that has names must be the columns. Else those of a Row with other names are taken in their order.
+        Whether the field names of a Row have to be the columns. If not, the values of a Row with other names are taken in order.
     """
 
     def __init__(self, kind: T.StructType, what: str, *, needs_names: bool = False) -> None:
@@ -99,28 +102,28 @@ class RowValues:
         self._types = [item.dataType for item in kind.fields]
         self._names = sorted(kind.names)
         self._row = T.Row(*kind.names)
-        #: Whether tuples are the same on both sides.
-        self._is_plain = not any(isinstance(one, _CONVERTED) for one in self._types)
+        #: Whether tuples are the same in Python and in Arrow.
+        self._is_plain = not any(isinstance(kind, _CONVERTED) for kind in self._types)
 
     def shown(self, raw: Raw) -> tuple[Any, ...]:
-        """What the user sees of a tuple of Arrow's values."""
+        """Return a tuple of Arrow's values as the user gets it."""
         if self._is_plain:
             return raw
         return tuple([to_python(value, kind) for value, kind in zip(raw, self._types, strict=True)])
 
     def row(self, raw: Raw) -> T.Row:
-        """What the user sees of a tuple of Arrow's values, with the columns as its fields."""
+        """Return a tuple of Arrow's values as a Row of the columns."""
         return self._row(*self.shown(raw))
 
     def raw(self, given: Any) -> Raw:
-        """What Arrow takes of a tuple (or Row, list) of the user's; what is done to nested values afterwards is not seen.
+        """Return Arrow's values of a user's tuple, Row or list; later changes of nested values have no effect.
 
-        The fields of a Row are taken by their names, in whatever order they are.
+        The fields of a Row are taken by name, in any order.
 
         Raises
         ------
         InvalidRequestError
-            It has another number of values than there are columns, other names, or a value that cannot be of its type.
+            The number of values is not that of the columns, names differ, or a value does not fit its type.
         """
         values = self._ordered(given)
         if values is None or len(values) != len(self._types):
@@ -151,7 +154,7 @@ class RowValues:
         return values
 
     def _ordered(self, given: Any) -> Raw | None:
-        """The values in the order of the columns; None of what is no tuple."""
+        """Return the values in the order of the columns; None for anything but a tuple."""
         names = getattr(given, "__fields__", None) if isinstance(given, T.Row) else None
         if names is None or list(names) == self.kind.names:
             return tuple(given) if isinstance(given, tuple | list) else None
@@ -167,11 +170,11 @@ class RowValues:
         return tuple(given)
 
     def tuples(self, arrays: Iterable[pa.Array]) -> list[Raw]:
-        """Rows of Arrow columns, as Arrow has them."""
+        """Return the rows of Arrow columns as tuples of Arrow's values."""
         return list(zip(*(array.to_pylist() for array in arrays), strict=True))
 
     def arrays(self, rows: Sequence[Raw], types: Sequence[pa.DataType]) -> list[pa.Array]:
-        """Arrow columns of rows.
+        """Return rows as Arrow columns.
 
         Raises
         ------
