@@ -1,4 +1,4 @@
-"""The coordinator actor: the coordinator as a Ray actor, and credentials that it is handed or asks the store actors for."""
+"""The coordinator as a Ray actor, and the object store's credentials, which drivers or store actors forward to it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ __all__ = ["CoordinatorActor"]
 
 log = logging.getLogger(__name__)
 
-#: How long a store actor may take to say what it was handed, in seconds.
+#: Seconds that a store actor may take to answer whether it has the credentials.
 _PEER_S = 5.0
 
 
 class CoordinatorActor(Coordinator):
-    """The coordinator as Ray makes it, anew after each death.
+    """The coordinator as Ray starts it, and restarts it whenever it dies.
 
     Parameters
     ----------
@@ -44,12 +44,13 @@ class CoordinatorActor(Coordinator):
     def __init__(self, uri: str, storage_options: StorageOptions, maintenance: Maintenance, namespace: str) -> None:
         freeze_imports()
         log_to_stderr(uri, "coordinator")
+        self._uri = uri
         self._storage_options = storage_options
         self._namespace = namespace
-        figures = StorageStats()
-        self._handed = open_travelled_store(uri, storage_options, self._ask_store_actors, figures)
-        counted = CountedObjectStore(self._handed, figures, MachineClock())
-        super().__init__(uri, counted, maintenance, ray.get_runtime_context().get_node_id(), figures=figures)
+        stats = StorageStats()
+        self._handed = open_travelled_store(uri, storage_options, self._ask_store_actors, stats)
+        counted = CountedObjectStore(self._handed, stats, MachineClock())
+        super().__init__(uri, counted, maintenance, ray.get_runtime_context().get_node_id(), stats=stats)
         log.info("coordinator of %s started", uri, extra={"node": self._node_id})
 
     def _begin(self) -> None:
@@ -57,16 +58,16 @@ class CoordinatorActor(Coordinator):
         self._exporting = asyncio.create_task(keep_telling(self._uri, self.samples))
 
     async def storage_options(self) -> StorageOptions:
-        """Options that the fleet was started with, as they travel."""
+        """Return the options that the fleet was started with, without credentials."""
         return self._storage_options
 
     async def hand_over(self, secrets: Secrets) -> None:
-        """Take credentials of the object store, which are kept in memory only.
+        """Take forwarded credentials of the object store, which are kept in memory only.
 
         Raises
         ------
         StorageUnavailableError
-            The store does not accept them; those that were in use stay.
+            The store does not accept them; the previous ones stay in use.
         InvalidRequestError
             The fleet was started without any, so its processes use those of their environment.
         """
@@ -79,7 +80,7 @@ class CoordinatorActor(Coordinator):
         await asyncio.to_thread(self._handed.hand_over, secrets)
 
     async def handed_over(self) -> Secrets | None:
-        """The credentials that this process, or else a store actor, was handed; None if nobody knows them any more."""
+        """Return the credentials that this process, or else a store actor, has; None if no process has them any more."""
         if not isinstance(self._handed, ForwardedCredentialsStore):
             return None
         return self._handed.secrets or await asyncio.to_thread(self._ask_store_actors)

@@ -11,9 +11,9 @@ from coordinator.ledger.compatibility import changes, check_output_mode, fitting
 from coordinator.ledger.records import Dropped, Record, StateBegun
 from coordinator.ledger.rescaling import BatchShards, decide_shards, first_layout
 from coordinator.ledger.shard_layouts import ShardLayout
-from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
+from coordinator.ledger.state_ledger import AcceptedCommits, LeaseGrant, StateLedger
 from coordinator.log.ledger_writer import RECENT_S, LedgerWriter
-from coordinator.model.commits import CommitEntry
+from coordinator.model.commits import CommitEntry, PartitionCommit
 from coordinator.model.errors import FencedError
 from coordinator.model.identities import DEFAULT_STORE, PYTHON_QUERY_ID, ActorLocation, StateStoreId, TaskIdentity
 from coordinator.model.leases import Lease
@@ -273,6 +273,42 @@ class Leasing:
         read = next((one.watermarks for one in entries if one.store_name == DEFAULT_STORE), Watermarks())
         return LeaseGrant(lease, entry.version, read)
 
+    async def commit(self, writer: LedgerWriter, commit: PartitionCommit) -> tuple[AcceptedCommits, bool]:
+        """Accept the commits of a partition durably, with the lease of its next batch if that is known by now.
+
+        Returns
+        -------
+        tuple
+            What was accepted, and whether it is new: a repeated commit is answered as the first time.
+        """
+        created = writer.metadata
+
+        def decide(ledger: StateLedger) -> tuple[list[Record], tuple[AcceptedCommits, bool]]:
+            records, entries = ledger.decide_commits(commit.entries)
+            if not records:
+                return [], (AcceptedCommits(entries), False)
+            if created is None:
+                return records, (AcceptedCommits(entries), True)
+            task = _task_of(ledger, commit.entries[0])
+            ledger.check_whole(task, ledger.layouts.in_force(first_layout(created), task.run_id, task.batch_id))
+            return records, (AcceptedCommits(entries, self.next_lease(ledger, created, commit.entries)), True)
+
+        return await writer.decide(decide, is_batched=True)
+
     def count_piggybacked(self, state_name: str, partition_id: int) -> None:
         """Take note of a state operation for whose lease nobody was asked: tasks ask the store actors of their own node only."""
         self._placing.count_local(state_name, partition_id)
+
+
+def _task_of(ledger: StateLedger, entry: CommitEntry) -> TaskIdentity:
+    """The task that made a commit."""
+    return TaskIdentity(
+        ledger.state_name,
+        ledger.query_id,
+        entry.run_id,
+        entry.version - 1,
+        entry.partition_id,
+        0,
+        entry.executor,
+        is_import=entry.is_import,
+    )

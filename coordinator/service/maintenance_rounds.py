@@ -1,0 +1,106 @@
+"""Regular maintenance of the states of a fleet: clean, finish drops, unload ledgers of ended queries. No Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from coordinator.ledger.unloading import EndedQueries
+from coordinator.log.cleaner import Cleaner
+from coordinator.log.ledger_writer import LedgerWriter
+from coordinator.log.open_states import OpenStates
+from coordinator.placement.move_planner import MovePlanner
+from coordinator.service.active_instances import ActiveInstances
+from coordinator.service.dropping import Dropping
+from coordinator.service.overview import Overview
+from coordinator.service.state_metrics import StateMetrics
+
+__all__ = ["MaintenanceRounds"]
+
+log = logging.getLogger(__name__)
+
+
+class MaintenanceRounds:
+    """Visits every state again and again.
+
+    Parameters
+    ----------
+    interval_s
+        Seconds between two rounds.
+    states, cleaner, dropping
+        The states, and what is done for each.
+    ended_queries
+        Says which queries ended long ago.
+    overview, metrics, planner, instances
+        What memory has of a state besides its ledger, which is dropped with the ledger.
+    """
+
+    def __init__(
+        self,
+        interval_s: float,
+        states: OpenStates,
+        cleaner: Cleaner,
+        dropping: Dropping,
+        ended_queries: EndedQueries,
+        overview: Overview,
+        metrics: StateMetrics,
+        planner: MovePlanner,
+        instances: ActiveInstances,
+    ) -> None:
+        self._interval_s = interval_s
+        self._states = states
+        self._cleaner = cleaner
+        self._dropping = dropping
+        self._ended_queries = ended_queries
+        self._overview = overview
+        self._metrics = metrics
+        self._planner = planner
+        self._instances = instances
+
+    async def run(self) -> None:
+        """Maintain all states, until it is cancelled. The failure of a state is logged, and the next round tries again."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            for state_name, writer in self._states.writers():
+                try:
+                    await self._maintain(state_name, writer)
+                except Exception:  # any failure: the other states and the next round have their turn
+                    self._metrics.count(state_name, "cleaning_failures")
+                    log.exception(
+                        "maintenance of a state failed; it is tried again at the next round: %s",
+                        state_name,
+                        extra={"state": state_name},
+                    )
+
+    async def _maintain(self, state_name: str, writer: LedgerWriter) -> None:
+        await self._states.notice_deleted(state_name)
+        if state_name not in dict(self._states.writers()):
+            return
+        self._count_deleted(state_name, [info.size for info in await self._cleaner.round(writer, state_name)])
+        await self._dropping.finish(state_name, writer)
+        self._unload(state_name, writer)
+
+    async def clean(self, state_name: str, writer: LedgerWriter, *, dry_run: bool) -> dict[str, Any]:
+        """Clean a state at once; see :meth:`~coordinator.service.coordinator.Coordinator.clean`."""
+        cleaned = await self._cleaner.clean(writer, state_name, dry_run=dry_run)
+        if not dry_run:
+            self._count_deleted(state_name, [file["bytes"] for file in cleaned["files"]])
+        return cleaned
+
+    def _count_deleted(self, state_name: str, sizes: list[int]) -> None:
+        self._metrics.count(state_name, "deleted_files", len(sizes))
+        self._metrics.count(state_name, "deleted_bytes", sum(sizes))
+
+    def _unload(self, state_name: str, writer: LedgerWriter) -> None:
+        """Unload the ledger of a state whose query ended long ago, or that does not exist, once there is nothing more to clean."""
+        ledger, created = writer.ledger, writer.metadata
+        if ledger is None or writer.left_over is not None or not self._cleaner.is_at_rest(state_name):
+            return
+        if created is not None and not self._ended_queries.is_due(ledger):
+            return
+        details = None if created is None else self._overview.details(ledger, created, is_active=False)
+        if self._states.rest(state_name, details, self._overview.stamp(state_name, writer, is_active=False)):
+            self._metrics.forget(state_name)
+            self._planner.forget(state_name)
+            self._instances.registry.deactivate_instances(ledger.run_id)

@@ -1,0 +1,156 @@
+"""The states of a fleet as users and the dashboard see them, as JSON data. No Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from coordinator.ledger.state_ledger import StateLedger
+from coordinator.log.ledger_writer import LedgerWriter
+from coordinator.log.open_states import OpenStates
+from coordinator.model.metric_table import Sample
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.placement.actor_registry import ActorRegistry
+from coordinator.placement.move_planner import MovePlanner
+from coordinator.runtime.runtime import Clock, now_ms
+from coordinator.service.state_metrics import StateMetrics
+from coordinator.telemetry.status import fleet_status, query_details, query_status
+
+__all__ = ["Overview"]
+
+
+class Overview:
+    """Projects ledgers, plans and records to status, details and samples.
+
+    Parameters
+    ----------
+    uri, node_id, coordinator_id
+        The fleet, the coordinator's Ray node, and its incarnation.
+    clock
+        Measures how long an answer takes.
+    states
+        The states; only open ones are shown from their ledgers.
+    actors, planner, metrics
+        Store actors, plans, and what was recorded of states.
+    is_active
+        Returns whether the newest run of a state's query is not known to be over.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        node_id: str,
+        coordinator_id: str,
+        clock: Clock,
+        states: OpenStates,
+        actors: ActorRegistry,
+        planner: MovePlanner,
+        metrics: StateMetrics,
+        is_active: Callable[[StateLedger], bool],
+    ) -> None:
+        self._uri = uri
+        self._node_id = node_id
+        self._coordinator_id = coordinator_id
+        self._clock = clock
+        self._started_at_ms = now_ms(clock)
+        self._states = states
+        self._actors = actors
+        self._planner = planner
+        self._metrics = metrics
+        self._is_active = is_active
+
+    def status(self) -> dict[str, Any]:
+        """Return store actors, queries and shards."""
+        queries = [
+            {
+                **query_status(ledger, metadata, self._planner, active=self._is_active(ledger)),
+                "slow_batches": [asdict(batch) for batch in self._metrics.record(metadata.state_name).slow_batches],
+                "running_batch": self._running_batch(ledger, metadata),
+            }
+            for ledger, metadata in self._states.described()
+        ]
+        queries += [{**state.details(), "running_batch": None} for state in self._states.resting().values()]
+        queries.sort(key=lambda query: str(query["name"]))
+        unreadable = [{"name": name, "error": error} for name, error in self._states.unreadable().items()]
+        return {
+            **fleet_status(self._uri, self._coordinator(), self._actors, queries),
+            "executors": self._metrics.executors(),
+            "unreadable": unreadable,
+        }
+
+    async def changes(self, known: Mapping[str, str]) -> dict[str, Any]:
+        """Return what changed since the last answer; see :meth:`~coordinator.service.coordinator.Coordinator.watch`."""
+        stamps: dict[str, str] = {}
+        queries: list[dict[str, Any]] = []
+        took_s = 0.0
+        for name, writer in self._states.writers():
+            began_s = self._clock.elapsed_s()
+            details = self._changed_details(name, writer, known, stamps)
+            took_s += self._clock.elapsed_s() - began_s
+            if details is not None:
+                queries.append(details)
+                # Tasks have their turn between one query and the next.
+                await asyncio.sleep(0)
+        for name, state in self._states.resting().items():
+            stamps[name] = state.stamp
+            if known.get(name) != state.stamp:
+                queries.append(state.details())
+        return {
+            **fleet_status(self._uri, self._coordinator(), self._actors, queries),
+            "executors": self._metrics.executors(),
+            "running": self._running_batches(),
+            "stamps": stamps,
+            "drained": sorted(self._planner.drained),
+            "took_ms": int(1000 * took_s),
+        }
+
+    def _changed_details(
+        self, name: str, writer: LedgerWriter, known: Mapping[str, str], stamps: dict[str, str]
+    ) -> dict[str, Any] | None:
+        """Enter a query's stamp, and return its details if the known stamp is another one."""
+        ledger, created = writer.ledger, writer.metadata
+        if ledger is None or created is None:
+            if created is not None and name in known:
+                stamps[name] = known[name]  # its log is being read again
+            return None
+        is_active = self._is_active(ledger)
+        stamps[name] = self.stamp(name, writer, is_active=is_active)
+        return None if known.get(name) == stamps[name] else self.details(ledger, created, is_active=is_active)
+
+    def details(self, ledger: StateLedger, created: StateMetadata, *, is_active: bool) -> dict[str, Any]:
+        """Return all that is shown of a query."""
+        record = self._metrics.record(ledger.state_name)
+        return query_details(ledger, created, self._planner, record, active=is_active)
+
+    def stamp(self, name: str, writer: LedgerWriter, *, is_active: bool) -> str:
+        """Return a text that is another one once anything about a state has changed."""
+        opening, record = self._states.openings[name], self._metrics.record(name)
+        return f"{self._coordinator_id}-{opening}-{writer.changes}-{record.changes}-{is_active}"
+
+    async def samples(self) -> list[Sample]:
+        """Return the metrics of the states that are open; see :meth:`StateMetrics.samples`."""
+        states = []
+        for name, writer in self._states.writers():
+            ledger, created = writer.ledger, writer.metadata
+            if ledger is not None and created is not None:
+                is_active = self._is_active(ledger)
+                states.append((self.stamp(name, writer, is_active=is_active), ledger, created, is_active))
+        return await self._metrics.samples(states)
+
+    def _running_batch(self, ledger: StateLedger, metadata: StateMetadata) -> dict[str, Any] | None:
+        """Return a state's batch that has been running for some seconds."""
+        running = self._metrics.running(ledger, metadata) if self._is_active(ledger) else None
+        return None if running is None else asdict(running)
+
+    def _running_batches(self) -> dict[str, dict[str, Any]]:
+        """Return the batches that have been running for some seconds, by state."""
+        running = {
+            metadata.state_name: self._running_batch(ledger, metadata) for ledger, metadata in self._states.described()
+        }
+        return {name: batch for name, batch in running.items() if batch is not None}
+
+    def _coordinator(self) -> dict[str, Any]:
+        return {"node_id": self._node_id, "pid": os.getpid(), "started_at_ms": self._started_at_ms}
