@@ -13,6 +13,7 @@ from coordinator.ledger.history import StateHistory
 from coordinator.ledger.records import Committed
 from coordinator.ledger.shard_layouts import ShardLayout, ShardLayouts
 from coordinator.ledger.state_ledger import AcceptedCommits, StateLedger
+from coordinator.log.log_files import LogFiles
 from coordinator.log.manifest_log import ManifestLog, Needed
 from coordinator.model.commits import CommitEntry, PartitionCommit
 from coordinator.model.errors import CommitUnknownError, FencedError, LogConflictError, StateStoreError
@@ -363,7 +364,7 @@ BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
         _newest_taken_for_oldest,
     ),
     "parts that a checkpoint names are cleaned away": (ManifestLog, "needed", _parts_not_looked_for),
-    "records of parts are read in another order than the log's": (ManifestLog, "_records_of", _parts_without_an_order),
+    "records of parts are read in another order than the log's": (LogFiles, "_records_of", _parts_without_an_order),
     "what came of a task's shards is told in another order": (StoreProcess, "apply", _outcomes_in_another_order),
     "shards that no action asked for are left out of their batch": (Driver, "_complete", _batches_by_halves),
     # What the first of the two leaves out, the second would refuse.
