@@ -1,0 +1,167 @@
+"""A user's program with state, from a partition's rows to its commit: over keyed stores in this process, without Spark and Ray."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.state import GroupStateTimeout
+
+from coordinator.ledger.state_ledger import LeaseGrant
+from coordinator.model.errors import StoreUnavailableError
+from coordinator.model.identities import TaskIdentity
+from coordinator.model.schema import Field, OperatorKind, StateSchema
+from coordinator.model.state_metadata import StateMetadata
+from spark_jobs.functions import user_state_task
+from spark_jobs.functions.group_task import ArrowCalls, GroupStateProgram, GroupView
+from spark_jobs.functions.groups import StateColumns
+from spark_jobs.functions.state_batch import StateBatch
+from spark_jobs.functions.user_state_task import EVENT_TIME_FIELD, UserStateTask
+from spark_jobs.plan.keys import KeyTree
+from spark_jobs.worker.batch import BatchHeader
+from spark_jobs.worker.exchange import Received
+from spark_jobs.worker.fleet_client import FleetAddress
+from spark_jobs.worker.state_store import StateStore
+from spark_jobs.worker.store_calls import default_store
+from store_actors.messages import OpenRequest, ShardInput, StoreSpec
+from tests.unit.keyed_fleet import KeyedFleet
+
+KEYS = (Field("k", "string"),)
+SCHEMA = StateSchema(
+    keys=KEYS,
+    inputs=(Field("v", "int64"), EVENT_TIME_FIELD),
+    accumulators=(),
+    expiry_key=None,
+    delay_ms=0,
+    output_mode="update",
+    operator=OperatorKind.GROUP_STATE,
+)
+OUTPUT = pa.schema([("k", pa.string()), ("n", pa.int64())])
+COLUMNS = StateColumns(to_arrow_schema(T.StructType([T.StructField("n", T.LongType())])))
+#: Sessions of a store actor by what a handle calls them.
+SESSION_METHODS = {
+    "session_call": "call",
+    "commit_session": "commit",
+    "session_committed": "committed",
+    "end_session": "end",
+    "next_batch": "next_batch",
+}
+
+
+def sums(keys: pa.Table, rows: pa.Table, state: StateBatch) -> pa.Table:
+    """Add the rows of each key to its state, and emit it."""
+    before = state.values["n"].to_numpy()
+    totals = [0 if not there else int(n) for n, there in zip(before, state.exists, strict=True)]
+    for index, value in zip(rows["key_index"].to_pylist(), rows["v"].to_pylist(), strict=True):
+        totals[index] += value
+    new = pa.table({"n": pa.array(totals, pa.int64())})
+    state.update(new)
+    return pa.table({"k": keys["k"], "n": new["n"]})
+
+
+class FakeClient:
+    """A client of the fleet whose store actor is in this process.
+
+    Attributes
+    ----------
+    losses
+        How often the store actor is lost, before the answer to a commit, once it has committed.
+    """
+
+    def __init__(self, losses: int = 0) -> None:
+        self.fleet = KeyedFleet()
+        self.losses = losses
+
+    def open_granted(
+        self, task: TaskIdentity, metadata: StateMetadata, stores: tuple[StoreSpec, ...]
+    ) -> tuple[StateStore, LeaseGrant]:
+        grant = self.fleet.coordinator.lease(task, "a")
+        stores_of_actor = self.fleet.stores
+        session, base = stores_of_actor.open_update(OpenRequest(task, grant.lease, grant.base_version, stores))
+
+        def ask(method: str, *args: Any) -> Any:
+            if stores_of_actor is self.fleet.stores:
+                answer = getattr(stores_of_actor, SESSION_METHODS[method])(session, *args)
+                if method != "commit_session" or not self.losses:
+                    return answer
+                self.losses -= 1
+                self.fleet.stores = self.fleet.new_stores()
+            raise StoreUnavailableError("the store actor was lost")
+
+        return StateStore(ask, default_store(grant.lease.store_id, stores), base), grant
+
+
+class Query:
+    """A function on one partition, batch by batch."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, client: FakeClient, **task: Any) -> None:
+        view = GroupView((("k", KeyTree("k")),), (("v", "v"),))
+        program = GroupStateProgram(
+            ArrowCalls(sums, OUTPUT), view, COLUMNS, GroupStateTimeout.NoTimeout, has_watermark=True
+        )
+        metadata = StateMetadata("s", "query", 1, "update", SCHEMA)
+        self.task = UserStateTask(
+            program=program,
+            drops_late_rows=task.get("drops_late_rows", False),
+            due_per_ms=None,
+            schema=SCHEMA,
+            metadata=metadata,
+            address=FleetAddress("memory:///", "local"),
+        )
+        self.batch_id = 0
+        monkeypatch.setattr(user_state_task, "fleet_client", lambda address: client)
+        monkeypatch.setattr(user_state_task, "task_identity", self._identity)
+
+    def _identity(self, metadata: StateMetadata, header: BatchHeader) -> TaskIdentity:
+        return TaskIdentity("s", "query", "run-1", header.batch_id, 0, 0, "executor", batch_time_ms=header.time_ms)
+
+    def batch(self, *rows: tuple[str, int, int], late_ms: int = 0) -> list[tuple[str, int]]:
+        """Return what a batch of rows (key, value, event time in milliseconds) emits."""
+        keys, values, times = zip(*rows, strict=True)
+        columns = [pa.array(keys), pa.array(values), pa.array([1000 * time for time in times])]
+        table = pa.record_batch(columns, schema=SCHEMA.raw_schema())
+        header = BatchHeader("query", "run-1", self.batch_id, 0, late_ms, late_ms, 1000 + self.batch_id)
+        self.batch_id += 1
+        emitted = self.task._repeated(Received(ShardInput.of_raw(SCHEMA, table), {}, header))
+        return sorted((row["k"], row["n"]) for part in emitted for row in part.to_pylist())
+
+
+def test_state_goes_on_from_batch_to_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    query = Query(monkeypatch, FakeClient())
+    assert query.batch(("a", 1, 5), ("b", 2, 5), ("a", 3, 5)) == [("a", 4), ("b", 2)]
+    assert query.batch(("a", 1, 5), ("c", 7, 5)) == [("a", 5), ("c", 7)]
+
+
+@pytest.mark.parametrize(("drops", "expected"), [(True, [("b", 2)]), (False, [("a", 1), ("b", 2)])])
+def test_late_rows_are_left_out_where_the_task_says_so(
+    monkeypatch: pytest.MonkeyPatch, drops: bool, expected: list[tuple[str, int]]
+) -> None:
+    client = FakeClient()
+    query = Query(monkeypatch, client, drops_late_rows=drops)
+    assert query.batch(("a", 1, 5), ("b", 2, 11), late_ms=10) == expected
+    (partition,) = [partition for _, partition in client.fleet.stores.partitions.cache.items()]
+    (entry,) = partition.lineage.newest
+    assert (entry.rows_in, entry.rows_late) == (2, 2 - len(expected))
+
+
+def test_a_batch_whose_store_actor_was_lost_is_done_again_and_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = FakeClient(losses=2)
+    query = Query(monkeypatch, client)
+    assert query.batch(("a", 1, 5)) == [("a", 1)]
+    assert query.batch(("a", 1, 5)) == [("a", 2)]
+
+
+def test_a_store_actor_that_is_lost_in_each_attempt_fails_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    query = Query(monkeypatch, FakeClient(losses=3))
+    with pytest.raises(StoreUnavailableError):
+        query.batch(("a", 1, 5))
+
+
+def test_a_task_is_pickled_with_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Query(monkeypatch, FakeClient()).task
+    assert pickle.loads(pickle.dumps(task)) == replace(task)
