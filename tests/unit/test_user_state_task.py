@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import Row
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.state import GroupStateTimeout
@@ -21,8 +23,14 @@ from spark_jobs.functions import user_state_task
 from spark_jobs.functions.group_task import ArrowCalls, GroupStateProgram, GroupView
 from spark_jobs.functions.groups import StateColumns
 from spark_jobs.functions.state_batch import StateBatch
-from spark_jobs.functions.user_state_task import EVENT_TIME_FIELD, UserStateTask
+from spark_jobs.functions.user_state_task import EVENT_TIME_FIELD, UserProgram, UserStateTask
 from spark_jobs.plan.keys import KeyTree
+from spark_jobs.transform.block import Block
+from spark_jobs.transform.handle import StatefulProcessorHandle
+from spark_jobs.transform.processor import StatefulProcessor
+from spark_jobs.transform.rows import RowForm
+from spark_jobs.transform.task import ProcessorProgram
+from spark_jobs.transform.variables import TimeMode
 from spark_jobs.worker.batch import BatchHeader
 from spark_jobs.worker.exchange import Received
 from spark_jobs.worker.fleet_client import FleetAddress
@@ -42,6 +50,7 @@ SCHEMA = StateSchema(
     operator=OperatorKind.GROUP_STATE,
 )
 OUTPUT = pa.schema([("k", pa.string()), ("n", pa.int64())])
+VIEW = GroupView((("k", KeyTree("k")),), (("v", "v"),))
 COLUMNS = StateColumns(to_arrow_schema(T.StructType([T.StructField("n", T.LongType())])))
 #: Sessions of a store actor by what a handle calls them.
 SESSION_METHODS = {
@@ -96,14 +105,46 @@ class FakeClient:
         return StateStore(ask, default_store(grant.lease.store_id, stores), base), grant
 
 
-class Query:
-    """A function on one partition, batch by batch."""
+class Summing(StatefulProcessor):
+    """Adds the rows of each key to a value, and emits it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, client: FakeClient, **task: Any) -> None:
-        view = GroupView((("k", KeyTree("k")),), (("v", "v"),))
-        program = GroupStateProgram(
-            ArrowCalls(sums, OUTPUT), view, COLUMNS, GroupStateTimeout.NoTimeout, has_watermark=True
-        )
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._sum = handle.getValueState("sum", T.StructType([T.StructField("n", T.LongType())]))
+
+    def handleInputRows(self, key: tuple[Any, ...], rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        before = self._sum.get()[0] if self._sum.exists() else 0
+        after = before + sum(row["v"] for row in rows)
+        self._sum.update((after,))
+        yield Row(k=key[0], n=after)
+
+
+def processor_program() -> ProcessorProgram:
+    handle = StatefulProcessorHandle(Block(), TimeMode.NONE, {})
+    Summing().init(handle)
+    text = T.StructType([T.StructField("k", T.StringType())])
+    output, row_type = text.add("n", T.LongType()), T.StructType([T.StructField("v", T.LongType())])
+    return ProcessorProgram(
+        processor=pickle.dumps(Summing()),
+        view=VIEW,
+        form=RowForm(output, T.StructType([text["k"]]), row_type, 100),
+        time_mode=TimeMode.NONE,
+        variables=handle.variables,
+        schemas={},
+        initial=None,
+        event_time="",
+        has_watermark=True,
+    )
+
+
+FUNCTION = GroupStateProgram(ArrowCalls(sums, OUTPUT), VIEW, COLUMNS, GroupStateTimeout.NoTimeout, has_watermark=True)
+
+
+class Query:
+    """A program on one partition, batch by batch."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, client: FakeClient, program: UserProgram = FUNCTION, **task: Any
+    ) -> None:
         metadata = StateMetadata("s", "query", 1, "update", SCHEMA)
         self.task = UserStateTask(
             program=program,
@@ -131,8 +172,9 @@ class Query:
         return sorted((row["k"], row["n"]) for part in emitted for row in part.to_pylist())
 
 
-def test_state_goes_on_from_batch_to_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    query = Query(monkeypatch, FakeClient())
+@pytest.mark.parametrize("program", [FUNCTION, processor_program()], ids=["function", "processor"])
+def test_state_goes_on_from_batch_to_batch(monkeypatch: pytest.MonkeyPatch, program: UserProgram) -> None:
+    query = Query(monkeypatch, FakeClient(), program)
     assert query.batch(("a", 1, 5), ("b", 2, 5), ("a", 3, 5)) == [("a", 4), ("b", 2)]
     assert query.batch(("a", 1, 5), ("c", 7, 5)) == [("a", 5), ("c", 7)]
 
