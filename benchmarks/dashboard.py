@@ -45,7 +45,7 @@ def served(sight: FleetProbe, port: int = 0, token: str | None = None) -> Iterat
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     watching = Watching(sight, now_ms)
-    access = Access(token, only_own_names=token is None)
+    access = Access(token, only_loopback_names=token is None)
     server = Server(watching, _no_look_ups, ThreadPoolExecutor(2), access)
 
     async def start() -> str:

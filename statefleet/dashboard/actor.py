@@ -1,4 +1,4 @@
-"""The dashboard actor: looks at its fleet, and serves what it sees. State and coordinator do without it."""
+"""The dashboard actor, which polls its fleet and serves the dashboard. State and coordinator do not depend on it."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ __all__ = ["DashboardActor", "RayProbe"]
 
 log = logging.getLogger(__name__)
 
-#: Look-ups at once.
+#: Number of concurrent key queries.
 _LOOK_UPS = 4
-#: How long store actors may take to answer, all of them together, in seconds; and how many are asked at each look.
+#: How long all store actors together may take to answer, in seconds, and how many are pinged at each poll.
 _PING_S = 0.5
 _PINGS = 100
-#: Pings without an answer after which a store actor is taken for lost.
+#: Number of polls without an answer to a ping after which a store actor counts as lost.
 _UNANSWERED = 3
 
 
@@ -53,7 +53,7 @@ class RayProbe:
         self._actors = RayActors()
         self._coordinator: CoordinatorClient | None = None
         self._are_open = False
-        #: By name: the ping that is under way, and how often it was looked for in vain.
+        #: By name: the pending ping, and the number of polls without its answer.
         self._pings: dict[str, tuple[Any, int]] = {}
         self._answering: dict[str, bool] = {}
         self._next = 0
@@ -65,16 +65,16 @@ class RayProbe:
         if self._coordinator is None:
             raise SetupError("the fleet does not run (any more); state is safe in the object store", uri=self._uri)
         if not self._are_open:
-            # Those that nobody uses now are shown, too.
+            # States that no query uses now are shown, too.
             self._coordinator.load_all_states()
             self._are_open = True
         return self._coordinator.watch(known)
 
     def answering(self, status: Mapping[str, Any]) -> Mapping[str, bool]:
-        """See :class:`~statefleet.dashboard.watching.FleetProbe`: the coordinator learns of a loss when somebody needs the actor."""
+        """See :class:`~statefleet.dashboard.watching.FleetProbe`: the coordinator learns of a loss only once the actor is needed."""
         names = sorted(actor["actor_name"] for actor in status["store_actors"])
-        self._answering = {name: one for name, one in self._answering.items() if name in names}
-        self._pings = {name: one for name, one in self._pings.items() if name in names}
+        self._answering = {name: answers for name, answers in self._answering.items() if name in names}
+        self._pings = {name: ping for name, ping in self._pings.items() if name in names}
         for name in self._turn(names):
             if name not in self._pings:
                 self._ping(name)
@@ -86,7 +86,7 @@ class RayProbe:
         return dict(self._answering)
 
     def _turn(self, names: list[str]) -> list[str]:
-        """Those that are asked now, of many."""
+        """Return the store actors that are pinged at this poll, in turn."""
         begin = self._next if self._next < len(names) else 0
         self._next = begin + _PINGS
         return names[begin : begin + _PINGS]
@@ -114,14 +114,14 @@ class RayProbe:
 
 
 class DashboardActor:
-    """The dashboard as Ray makes it, anew after each death: it serves from the beginning, without a call.
+    """The dashboard actor. It serves from its construction on, also after Ray restarted it.
 
     Parameters
     ----------
     uri
         The fleet's normalised URI.
     options
-        Where it is served. Ray keeps them: they hold no token.
+        Host and port. Ray keeps them, so they have no token.
     """
 
     def __init__(self, uri: str, options: DashboardOptions) -> None:
@@ -130,25 +130,25 @@ class DashboardActor:
         self._uri = uri
         self._options = options
         self._clock = Runtime().clock
-        self._own = threading.local()
+        self._local = threading.local()
         self._url = ""
         self._error: StateStoreError | None = None
-        # A loop of its own: Ray's has the calls.
+        # Its own event loop: Ray's loop serves the calls.
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="statefleet-dashboard", daemon=True).start()
         try:
             self._url = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
         except StateStoreError as error:
-            # Told to whoever asks: an actor that cannot be made tells nobody why.
+            # Raised by `url`: an actor whose constructor fails cannot say why.
             self._error = error
             log.error("the dashboard is not served: %s", error)
 
     async def _start(self) -> str:
         options, needs_token = self._options, not is_loopback(self._options.host)
-        # Kept by this process alone; one that is in its environment outlives it.
+        # Only this process has a generated token; one in its environment outlives the process.
         token = DashboardOptions.token() or (secrets.token_urlsafe(32) if needs_token else None)
         watching = Watching(RayProbe(self._uri), lambda: now_ms(self._clock))
-        access = Access(token, only_own_names=not needs_token)
+        access = Access(token, only_loopback_names=not needs_token)
         pool = ThreadPoolExecutor(_LOOK_UPS, thread_name_prefix="statefleet-look-up")
         server = Server(watching, self._look_ups, pool, access)
         try:
@@ -166,27 +166,27 @@ class DashboardActor:
         return f"http://{shown}:{port}/" + ("" if token is None else f"?token={token}")
 
     def _look_ups(self) -> LookUps:
-        """Those of the calling thread: what they remember is nobody else's."""
-        if not hasattr(self._own, "look_ups"):
-            self._own.look_ups = LookUps(lambda: attach(self._uri), self._clock)
-        look_ups: LookUps = self._own.look_ups
+        """Return the queries of the calling thread, which share no cache with other threads."""
+        if not hasattr(self._local, "look_ups"):
+            self._local.look_ups = LookUps(lambda: attach(self._uri), self._clock)
+        look_ups: LookUps = self._local.look_ups
         return look_ups
 
     def url(self) -> str:
-        """Address to open once, with the token if one is needed.
+        """Return the address to open once, with the token if one is needed.
 
         Raises
         ------
         SetupError, InvalidRequestError
-            Nothing can be served there, or the token is not valid.
+            The dashboard cannot be served there, or the token is not valid.
         """
         if self._error is not None:
             raise self._error
         return self._url
 
     def options(self) -> DashboardOptions:
-        """Where it is served."""
+        """Return the host and port that were asked for."""
         return self._options
 
     def ping(self) -> None:
-        """Answers."""
+        """Return, as proof that the actor answers."""

@@ -1,4 +1,4 @@
-"""How the dashboard is deployed on Ray: every option with its reason."""
+"""Deployment of the dashboard actor on Ray, with the reason of every option."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ __all__ = ["dashboard_url"]
 
 log = logging.getLogger(__name__)
 
-#: How often it is tried while one ends or starts anew, and the pause between, in seconds.
+#: Number of tries while a dashboard ends or restarts, and the pause between two, in seconds.
 _ATTEMPTS = 10
 _PAUSE_S = 0.5
 
 
-def dashboard_url(actors: Actors, uri: str, asked: DashboardOptions | None = None) -> str:
-    """Address of the dashboard of a normalised URI's fleet, which is started if it isn't there.
+def dashboard_url(actors: Actors, uri: str, options: DashboardOptions | None = None) -> str:
+    """Return the address of the dashboard of a normalised URI's fleet; the dashboard is started if there is none.
 
     Parameters
     ----------
-    asked
-        Where it is served; None leaves it where it is. One that is served elsewhere is ended, and started there.
+    options
+        Host and port; None leaves a running dashboard where it is. A dashboard that is served elsewhere is ended, and started again.
 
     Raises
     ------
@@ -40,14 +40,18 @@ def dashboard_url(actors: Actors, uri: str, asked: DashboardOptions | None = Non
     for attempt in range(_ATTEMPTS):
         try:
             handle = actors.find(dashboard_name(uri))
-            if handle is not None and asked is not None and unwrapped(actors, handle, handle.options.remote()) != asked:
+            if (
+                handle is not None
+                and options is not None
+                and unwrapped(actors, handle, handle.options.remote()) != options
+            ):
                 actors.kill(handle, restart=False)
                 handle = None
             if handle is None:
-                handle = _deploy(uri, asked or DashboardOptions())
+                handle = _deploy(uri, options or DashboardOptions())
             url: str = unwrapped(actors, handle, handle.url.remote())
         except RayActorError as error:
-            # One that is ending had its name still, or it starts anew.
+            # A dashboard that is ending still had its name, or the actor restarts.
             log.info("the dashboard is asked again (%d): %s", attempt + 1, error)
             MachineClock().sleep(_PAUSE_S)
             last = error
@@ -61,10 +65,10 @@ def dashboard_url(actors: Actors, uri: str, asked: DashboardOptions | None = Non
 
 
 def _deploy(uri: str, options: DashboardOptions) -> Any:
-    """Handle of a dashboard, started with these options if there is none. Ray keeps its arguments: they hold no token."""
-    # Late: it brings what only the actor needs.
+    """Return the handle of a dashboard, started with these options if there is none. Ray keeps its arguments, so they have no token."""
+    # Imported here: only the actor needs its imports.
     from statefleet.dashboard.actor import DashboardActor
 
-    # Beside the coordinator: one address for as long as there is a fleet.
+    # On the coordinator's node, so that the address stays the same as long as the fleet runs.
     actor = ray.remote(DashboardActor).options(**options_on_head(dashboard_name(uri)), max_concurrency=4)
     return actor.remote(uri, options)

@@ -1,4 +1,4 @@
-"""What changed between two pictures of a fleet, so that browsers are sent that only. Pure."""
+"""The difference between two views of a fleet, so that browsers are sent only that. Pure."""
 
 from __future__ import annotations
 
@@ -13,33 +13,35 @@ Tables: TypeAlias = Mapping[str, Mapping[str, Row]]
 
 
 def difference(before: Tables, after: Tables) -> dict[str, dict[str, Any]]:
-    """What makes `after` of `before`.
+    """Return the changes from `before` to `after`.
 
     Returns
     -------
     dict
-        By table, where anything changed: ``set`` has the fields of new and changed rows that are other ones now, by id; ``gone`` the
-        ids of rows that are no more. Fields are never taken out of a row.
+        Changes of each table that has any: ``set`` has the changed fields of new and changed rows, by id; ``gone`` the ids of
+        rows that were removed. No field is ever removed from a row.
     """
-    found: dict[str, dict[str, Any]] = {}
+    changes: dict[str, dict[str, Any]] = {}
     for table, rows in after.items():
-        former = before.get(table, {})
+        previous = before.get(table, {})
         changed = {}
         for key, row in rows.items():
-            old = former.get(key)
+            old = previous.get(key)
             if old is row:
                 continue
-            fields = row if old is None else {name: one for name, one in row.items() if old.get(name, _NOTHING) != one}
+            fields = (
+                row if old is None else {name: value for name, value in row.items() if old.get(name, _NOTHING) != value}
+            )
             if fields or old is None:
                 changed[key] = fields
-        gone = [key for key in former if key not in rows]
+        gone = [key for key in previous if key not in rows]
         if changed or gone:
-            found[table] = {"set": changed, "gone": gone}
-    return found
+            changes[table] = {"set": changed, "gone": gone}
+    return changes
 
 
 def apply_difference(before: Tables, changes: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Row]]:
-    """The picture after a difference, as a browser makes it."""
+    """Return the view after a difference, as a browser applies it."""
     after = {table: dict(rows) for table, rows in before.items()}
     for table, change in changes.items():
         rows = after.setdefault(table, {})

@@ -1,4 +1,4 @@
-"""What browsers look up: columns of a state, rows of a key at several versions, some rows; as JSON data."""
+"""Queries of browsers: columns of a state, rows of a key at several versions, some rows; as JSON data."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from statefleet.reads.state import LiveState
 
 __all__ = ["LookUps"]
 
-#: Rows of a key, or of a state, that are shown.
+#: Maximum number of rows of a key, or of a state, that are returned.
 _ROWS = 100
-#: Versions that a key is looked up at, at most, and after how many seconds no further one is begun: old ones may have to be loaded.
+#: Maximum number of versions of a key, and the seconds after which no further version is read, since old ones may have to be loaded.
 _VERSIONS = 20
 _HISTORY_S = 10.0
-#: Keys of a shard that are shown as its hottest, and what part of all each has at least.
+#: Number of the hottest keys of a shard that are returned, and the smallest share of all accesses that such a key has.
 _HOTTEST = 5
 _HOT = 0.01
 
 
 class LookUps:
-    """Answers of one thread; nothing is changed by any of them.
+    """Queries of one thread, which change nothing.
 
     Parameters
     ----------
     open_fleet
-        Opens the fleet's states; called at the first look-up.
+        Opens the fleet's states; called at the first query.
     """
 
     def __init__(self, open_fleet: Callable[[], LiveFleet], clock: Clock) -> None:
@@ -40,7 +40,7 @@ class LookUps:
         self._fleet: LiveFleet | None = None
 
     def describe(self, state_name: str, part: str) -> dict[str, Any]:
-        """Parts, columns and versions of a state; of one with several parts, none of which is named, only these."""
+        """Return the parts, columns and versions of a state; only the parts, if it has several and none is named."""
         state = self._state(state_name, part)
         parts = state.parts
         if parts and not part:
@@ -55,52 +55,54 @@ class LookUps:
         }
 
     def rows(self, state_name: str, part: str, limit: int) -> dict[str, Any]:
-        """Some rows of the newest version, in no particular order."""
+        """Return some rows of the newest version, in no particular order."""
         state = self._state(state_name, part)
-        found = state.scan(limit=min(max(1, limit), _ROWS))
-        return {"version": found.version, "rows": [row_json(row) for row in found.to_arrow().to_pylist()]}
+        rows = state.scan(limit=min(max(1, limit), _ROWS))
+        return {"version": rows.version, "rows": [row_json(row) for row in rows.to_arrow().to_pylist()]}
 
     def look_up(self, state_name: str, part: str, key: Mapping[str, Any], versions: int) -> dict[str, Any]:
-        """Rows of a key at the newest version, and at so many before it.
+        """Return the rows of a key at the newest versions.
 
         Parameters
         ----------
         key
             A value for each key column, as text or as JSON has it.
+        versions
+            Number of versions.
 
         Returns
         -------
         dict
-            ``versions``, newest first: each a ``version``, its ``rows`` (none if the key is not there), and whether there are more rows
-            (``more``). ``complete`` is false where the time was up before all were read.
+            ``versions``, newest first: each with ``version``, ``rows`` (empty if the key has none), and ``more``, whether there are
+            further rows. ``complete`` is false if the time was over before all versions were read.
         """
         state = self._state(state_name, part)
-        asked = _typed(key, state.schema, state.keys)
+        typed_key = _typed(key, state.schema, state.keys)
         readable = state.versions()
         newest = readable.stop - 1
-        wanted = range(newest, max(readable.start, newest - min(max(1, versions), _VERSIONS) + 1) - 1, -1)
+        numbers = range(newest, max(readable.start, newest - min(max(1, versions), _VERSIONS) + 1) - 1, -1)
         deadline_s = self._clock.elapsed_s() + _HISTORY_S
-        found: list[dict[str, Any]] = []
-        for version in wanted:
-            if found and self._clock.elapsed_s() > deadline_s:
+        history: list[dict[str, Any]] = []
+        for version in numbers:
+            if history and self._clock.elapsed_s() > deadline_s:
                 break
             try:
-                rows = self._rows_at(state, version, asked)
+                rows = self._rows_at(state, version, typed_key)
             except VersionNotFoundError:
-                break  # it was let go of meanwhile
-            shown = [row_json(row) for row in rows[:_ROWS]]
-            found.append({"version": version, "rows": shown, "more": len(rows) > _ROWS})
-        return {"versions": found, "complete": len(found) == len(wanted)}
+                break  # it is not retained any more
+            first = [row_json(row) for row in rows[:_ROWS]]
+            history.append({"version": version, "rows": first, "more": len(rows) > _ROWS})
+        return {"versions": history, "complete": len(history) == len(numbers)}
 
     def hottest(self, state_name: str, shard: int) -> dict[str, Any]:
-        """Keys that batches (``batches``) and readers (``look_ups``) met most often on a shard: each a ``key`` and its ``share``."""
-        told: dict[str, list[dict[str, Any]]] = {"batches": [], "look_ups": []}
+        """Return the keys of a shard that batches (``batches``) and readers (``look_ups``) accessed most: ``key`` and ``share``."""
+        hottest: dict[str, list[dict[str, Any]]] = {"batches": [], "look_ups": []}
         parts = self._state(state_name, "").parts
         for row in self._state(state_name, parts[0] if parts else "").hottest_keys(shard, _HOTTEST).to_pylist():
             met_by, share = row.pop("_met_by"), row.pop("_share")
             if share >= _HOT:
-                told[met_by].append({"key": row_json(row), "share": share})
-        return told
+                hottest[met_by].append({"key": row_json(row), "share": share})
+        return hottest
 
     @staticmethod
     def _rows_at(state: LiveState, version: int, key: Mapping[str, Any]) -> Sequence[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""A fleet as the dashboard knows it: what the coordinator told last, newest batches, and events. Pure."""
+"""The dashboard's model of a fleet: the coordinator's last report, the newest batches, and events. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from statefleet.dashboard.view import actor_row, batch_row, executor_row, query_
 
 __all__ = ["FleetModel", "Update"]
 
-#: Newest batches of each query, and newest events, that are kept.
+#: Number of the newest batches of each query, and of the newest events, that are kept.
 _BATCHES = 40
 _EVENTS = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What a look found.
+    """Changes since the last poll.
 
     Attributes
     ----------
@@ -36,45 +36,45 @@ class Update:
 
 
 class FleetModel:
-    """What is known of a fleet, look by look."""
+    """The state of a fleet, updated at each poll."""
 
     def __init__(self) -> None:
-        #: As :meth:`Coordinator.watch <coordinator.service.coordinator.Coordinator.watch>` wants them back.
+        #: Stamps that the next :meth:`Coordinator.watch <coordinator.service.coordinator.Coordinator.watch>` takes.
         self.stamps: dict[str, str] = {}
-        self._told: Mapping[str, Any] = {}
+        self._report: Mapping[str, Any] = {}
         self._seen = Seen()
         self._batches: dict[str, dict[int, Row]] = {}
         self._tables: Tables = {}
         self._events: deque[Row] = deque(maxlen=_EVENTS)
         self._numbered = 0
 
-    def take(self, told: Mapping[str, Any], answering: Mapping[str, bool], now_ms: int) -> Update:
-        """Take in an answer of the coordinator.
+    def take(self, report: Mapping[str, Any], answering: Mapping[str, bool], now_ms: int) -> Update:
+        """Apply a report of the coordinator, and return the changes.
 
         Parameters
         ----------
-        told
+        report
             See :meth:`Coordinator.watch <coordinator.service.coordinator.Coordinator.watch>`.
         answering
-            By the names of store actors, whether they answered when they were asked last.
+            By the name of each store actor, whether it answered the last ping.
         """
-        self.stamps = dict(told["stamps"])
-        changed = {query["name"]: query for query in told["queries"]}
+        self.stamps = dict(report["stamps"])
+        changed = {query["name"]: query for query in report["queries"]}
         kept = {name: query for name, query in self._seen.queries.items() if name in self.stamps}
         queries = dict(sorted({**kept, **changed}.items()))
-        drained = set(told["drained"])
+        drained = set(report["drained"])
         actors = {
             one["actor_name"]: actor_row(
                 one, answers=answering.get(one["actor_name"]), is_drained=one["node_id"] in drained
             )
-            for one in told["store_actors"]
+            for one in report["store_actors"]
         }
-        coordinator = told["coordinator"]
-        executors = {f"{one['application']}/{one['executor_id']}": executor_row(one) for one in told["executors"]}
-        running = {name: batch for name, batch in told["running"].items() if name in queries}
+        coordinator = report["coordinator"]
+        executors = {f"{one['application']}/{one['executor_id']}": executor_row(one) for one in report["executors"]}
+        running = {name: batch for name, batch in report["running"].items() if name in queries}
         seen = Seen((coordinator["pid"], coordinator["started_at_ms"]), actors, queries, executors, running)
-        is_first = not self._told
-        self._told = told
+        is_first = not self._report
+        self._report = report
         for name, query in changed.items():
             self._keep_batches(name, query)
         for name in [name for name in self._batches if name not in queries]:
@@ -82,42 +82,42 @@ class FleetModel:
         return self._update(seen, self._rows(seen, set(changed)), now_ms, is_first=is_first)
 
     def unreachable(self, why: str, now_ms: int) -> Update:
-        """The coordinator did not answer: what is known stays, and is said to be old."""
+        """Return the changes when the coordinator does not answer: the last view remains, marked as old."""
         seen = replace(self._seen, coordinator=None)
         fleet = self._tables.get("fleet", {}).get("fleet", {})
         tables = {**self._tables, "fleet": {"fleet": {**fleet, "error": why}}}
         return self._update(seen, tables, now_ms, is_first=False)
 
     def view(self) -> dict[str, Any]:
-        """All that is shown: rows by table and id, and events, oldest first."""
+        """Return the whole view: rows by table and id, and events, oldest first."""
         return {"tables": self._tables, "events": list(self._events)}
 
     def shard(self, state_name: str, shard: int) -> Mapping[str, Any] | None:
-        """Everything that is known of a shard; None if there is none."""
+        """Return the last report of a shard; None if there is no such shard."""
         query = self._seen.queries.get(state_name)
         shards = () if query is None else query["shards"]
-        found: Mapping[str, Any] | None = shards[shard] if 0 <= shard < len(shards) else None
-        return found
+        report: Mapping[str, Any] | None = shards[shard] if 0 <= shard < len(shards) else None
+        return report
 
     def _keep_batches(self, name: str, query: Mapping[str, Any]) -> None:
-        told = {one["version"]: batch_row(name, one) for one in query["batches"]}
-        newest = max(told, default=0)
-        # What another run began again did not count.
+        reported = {batch["version"]: batch_row(name, batch) for batch in query["batches"]}
+        newest = max(reported, default=0)
+        # Batches that another run repeats were not committed.
         kept = {version: row for version, row in self._batches.get(name, {}).items() if version <= newest}
-        known = {**kept, **told}
+        known = {**kept, **reported}
         self._batches[name] = {version: known[version] for version in sorted(known)[-_BATCHES:]}
 
     def _rows(self, seen: Seen, changed: set[str]) -> Tables:
-        """Tables of what is seen now; rows of queries that did not change are the ones that were there."""
-        told = self._told
-        fleet = {"uri": told["uri"], "fleet_id": told["fleet_id"], **told["coordinator"], "error": None}
-        former = self._tables
+        """Return the tables of a report; rows of unchanged queries are the same objects as before."""
+        report = self._report
+        fleet = {"uri": report["uri"], "fleet_id": report["fleet_id"], **report["coordinator"], "error": None}
+        previous = self._tables
         shards: dict[str, Row] = {}
         for name, query in seen.queries.items():
-            for one in query["shards"]:
-                key = shard_id(name, one["partition_id"])
-                is_new = name in changed or key not in former.get("shards", {})
-                shards[key] = shard_row(name, one) if is_new else former["shards"][key]
+            for shard in query["shards"]:
+                key = shard_id(name, shard["partition_id"])
+                is_new = name in changed or key not in previous.get("shards", {})
+                shards[key] = shard_row(name, shard) if is_new else previous["shards"][key]
         return {
             "fleet": {"fleet": fleet},
             "actors": {name: dict(row) for name, row in seen.actors.items()},
@@ -130,7 +130,7 @@ class FleetModel:
         }
 
     def _update(self, seen: Seen, tables: Tables, now_ms: int, *, is_first: bool) -> Update:
-        # At the first look nobody knows when what is there came about.
+        # At the first poll it is not known when anything happened.
         happened = [] if is_first else events_between(self._seen, seen, now_ms)
         changes = difference(self._tables, tables)
         self._seen, self._tables = seen, tables

@@ -1,4 +1,4 @@
-"""Where a fleet's dashboard is served, and the token that whoever looks must know."""
+"""Host, port and token of a fleet's dashboard."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from coordinator.model.names import fleet_id_of
 
 __all__ = ["DashboardOptions"]
 
-#: Environment of the head's Ray processes.
+#: Variable in the environment of the head's Ray processes.
 _TOKEN = "STATEFLEET_DASHBOARD_TOKEN"
 _SHORTEST = 16
-#: Ports that are tried first, below those that systems give to connections.
+#: Default ports, below those that systems use for outgoing connections.
 _FIRST_PORT, _PORTS = 20000, 10000
 _EVERYWHERE = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True, slots=True)
 class DashboardOptions:
-    """Where a dashboard is served.
+    """Host and port of a dashboard.
 
     Attributes
     ----------
     host
-        Address to bind. Other than a loopback's, a token is needed to look.
+        Address to bind. If it is not a loopback address, requests need a token.
     port
-        By default one that follows from the fleet's URI, so that a page finds it again, or a free one if somebody has that.
+        Port; by default it is derived from the fleet's URI, so that a page finds it again, or a free one if that is taken.
     """
 
     host: str = "127.0.0.1"
@@ -35,12 +35,12 @@ class DashboardOptions:
 
     @classmethod
     def of(cls, host: str | None, port: int | None) -> DashboardOptions | None:
-        """What somebody asked for; None if they did not.
+        """Return the options of a host and a port; None if neither is given.
 
         Raises
         ------
         InvalidRequestError
-            The port is none.
+            The port is not valid.
         """
         if host is None and port is None:
             return None
@@ -50,29 +50,29 @@ class DashboardOptions:
 
     @staticmethod
     def token() -> str | None:
-        """The token in the environment of this process; None without one.
+        """Return the token in the environment of this process; None if there is none.
 
         Raises
         ------
         InvalidRequestError
-            It can be guessed.
+            The token is too short.
         """
-        given = os.environ.get(_TOKEN) or None
-        if given is not None and len(given) < _SHORTEST:
+        token = os.environ.get(_TOKEN) or None
+        if token is not None and len(token) < _SHORTEST:
             raise InvalidRequestError(
                 f"the token in {_TOKEN} is too short to keep anybody out; the dashboard was not started; take "
                 f"{_SHORTEST} characters or more, or none, and one is made",
-                characters=len(given),
+                characters=len(token),
             )
-        return given
+        return token
 
     def port_of(self, uri: str) -> int:
-        """The port to try first."""
+        """Return the port to try first."""
         return _FIRST_PORT + int(fleet_id_of(uri), 16) % _PORTS if self.port is None else self.port
 
     @staticmethod
     def shown_host(bound: str, node: str) -> str:
-        """What people call the host of a bound address.
+        """Return the host of a bound address, as users address it.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""The dashboard's HTTP server: the page's files, the stream of changes, and look-ups."""
+"""The dashboard's HTTP server: the files of the page, the stream of changes, and queries of state."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _TYPES = {
     ".svg": "image/svg+xml",
     ".txt": "text/plain",
 }
-#: Seconds after which a stream without changes says that it is there.
+#: Seconds after which a stream without changes sends a heartbeat.
 _HEARTBEAT_S = 10.0
-#: Seconds that the first look is waited for, before a page is shown what there is.
+#: Seconds that a page waits for the first poll before it gets the view.
 _FIRST_LOOK_S = 3.0
-#: Bytes of a request that anybody may send.
+#: Maximum size of a request, in bytes.
 _MOST_BYTES = 65536
-#: Versions of a key that are looked up where nobody says how many.
+#: Default number of versions of a key.
 _VERSIONS = 5
 _ROWS = 20
 
@@ -45,18 +45,18 @@ LookUp = Callable[[LookUps], Any]
 
 
 class Server:
-    """Serves a fleet's dashboard.
+    """The server of a fleet's dashboard.
 
     Parameters
     ----------
     watching
-        What is seen of the fleet.
+        Polls of the fleet.
     look_ups
-        Those of the calling thread.
+        Returns the queries of the calling thread.
     threads
-        Where look-ups run.
+        Threads that run queries.
     access
-        Who may look.
+        Check of every request.
     """
 
     def __init__(self, watching: Watching, look_ups: Callable[[], LookUps], threads: Executor, access: Access) -> None:
@@ -68,14 +68,14 @@ class Server:
         self._runner: web.AppRunner | None = None
 
     async def start(self, host: str, port: int, fallback: bool = False) -> tuple[str, int]:
-        """Serve; returns host and port.
+        """Start to serve, and return host and port.
 
         Parameters
         ----------
         port
             0 takes a free one.
         fallback
-            Whether a free one is taken where somebody has this one.
+            Whether a free port is used if this one is taken.
         """
         app = web.Application(middlewares=[self._access.middleware()], client_max_size=_MOST_BYTES)
         app.add_routes(
@@ -91,7 +91,7 @@ class Server:
         )
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        # Its own socket: a port that is taken says so before anything is served.
+        # The socket is bound first, so that a port that is taken is an error before anything is served.
         bound = await asyncio.to_thread(_bound, host, port, fallback)
         await web.SockSite(self._runner, bound).start()
         return str(bound.getsockname()[0]), int(bound.getsockname()[1])
@@ -105,25 +105,25 @@ class Server:
 
     async def _file(self, request: web.Request) -> web.Response:
         name = request.match_info["file"] or "index.html"
-        found = self._files.get(name)
-        if found is None:
+        file = self._files.get(name)
+        if file is None:
             raise web.HTTPNotFound(text="There is nothing here; the dashboard is at /.\n")
-        data, content_type = found
-        # Asked for anew each time: a page and its modules are always of one version.
+        data, content_type = file
+        # Requested again each time, so that a page and its modules are always of one version.
         answer = web.Response(
             body=data, content_type=content_type, charset="utf-8", headers={"Cache-Control": "no-cache"}
         )
         answer.enable_compression()
         return answer
 
-    # -- what is seen ---------------------------------------------------------------------------------------------
+    # -- the view -------------------------------------------------------------------------------------------------
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         await self._watching.looked(_FIRST_LOOK_S)
         answer = web.StreamResponse(headers={**self._access.headers, "Content-Type": "text/event-stream"})
         with self._watching.subscribed() as queue, suppress(ConnectionResetError):
             await answer.prepare(request)
-            # What comes from now on is queued; nothing awaits between this and the picture it goes on from.
+            # Changes from now on are queued, and nothing awaits between the subscription and the view that they apply to.
             await answer.write(self._watching.full().encoded())
             while True:
                 try:
@@ -139,15 +139,15 @@ class Server:
         return answer
 
     async def _shard(self, request: web.Request) -> web.Response:
-        found = self._watching.model.shard(request.match_info["state"], _number(request))
-        if found is None:
+        shard = self._watching.model.shard(request.match_info["state"], _number(request))
+        if shard is None:
             return _error(404, InvalidRequestError("there is no such shard (any more)"))
-        return web.json_response(dict(found))
+        return web.json_response(dict(shard))
 
-    # -- look-ups -------------------------------------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------------------------
 
     async def _describe(self, request: web.Request) -> web.Response:
-        name, part = _place(request)
+        name, part = _state_and_part(request)
         return await self._answer(lambda look_ups: look_ups.describe(name, part))
 
     async def _hottest(self, request: web.Request) -> web.Response:
@@ -155,19 +155,19 @@ class Server:
         return await self._answer(lambda look_ups: look_ups.hottest(name, shard))
 
     async def _rows(self, request: web.Request) -> web.Response:
-        name, part = _place(request)
+        name, part = _state_and_part(request)
         text = request.query.get("limit", str(_ROWS))
         limit = int(text) if text.isdecimal() and len(text) < 10 else _ROWS
         return await self._answer(lambda look_ups: look_ups.rows(name, part, limit))
 
     async def _look_up(self, request: web.Request) -> web.Response:
-        name, part = _place(request)
+        name, part = _state_and_part(request)
         if request.content_type != "application/json":
-            # What a form of another site may send without being asked whether it may is never JSON.
+            # A form of another site can send its data without a preflight request, but never as JSON.
             return _error(415, InvalidRequestError("a key is sent as application/json"))
         try:
-            asked = await request.json()
-            key, versions = asked["key"], asked.get("versions", _VERSIONS)
+            body = await request.json()
+            key, versions = body["key"], body.get("versions", _VERSIONS)
             if not isinstance(key, dict) or not isinstance(versions, int):
                 raise TypeError(key)
         except (ValueError, TypeError, KeyError, AttributeError):
@@ -176,26 +176,26 @@ class Server:
 
     async def _answer(self, look_up: LookUp) -> web.Response:
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self._threads, lambda: look_up(self._look_ups()))
+            result = await asyncio.get_running_loop().run_in_executor(self._threads, lambda: look_up(self._look_ups()))
         except InvalidRequestError as error:
             return _error(400, error)
         except StateStoreError as error:
             return _error(503, error)
-        except Exception as error:  # whoever looks is told that it failed, and the log has why
+        except Exception as error:  # the user sees that it failed, and the log has the reason
             log.exception("a look-up failed")
             return web.json_response(
                 {"kind": type(error).__name__, "error": "the look-up failed; see the dashboard actor's log"}, status=500
             )
-        return web.json_response(found)
+        return web.json_response(result)
 
 
 def _number(request: web.Request) -> int:
-    """Number of a shard; -1 if it is none."""
+    """Return the number of the shard in a path; -1 if it is not a number."""
     number = request.match_info["shard"]
     return int(number) if number.isdecimal() and len(number) < 10 else -1
 
 
-def _place(request: web.Request) -> tuple[str, str]:
+def _state_and_part(request: web.Request) -> tuple[str, str]:
     return request.match_info["state"], request.query.get("part", "")
 
 
@@ -221,7 +221,7 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def _read_files(folder: Path) -> dict[str, tuple[bytes, str]]:
-    """All that is served, by its path: nothing else can be asked for, whatever the path says."""
+    """Return all files that are served, by path: no other file can be requested."""
     return {
         file.relative_to(folder).as_posix(): (file.read_bytes(), _TYPES[file.suffix])
         for file in folder.rglob("*")

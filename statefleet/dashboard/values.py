@@ -1,4 +1,4 @@
-"""Values of state as JSON has them, and back: text that somebody typed as a value of a column's type."""
+"""Values of state as JSON, and values of a column's type from text or JSON."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from coordinator.model.errors import InvalidRequestError
 
 __all__ = ["column_json", "row_json", "typed_value"]
 
-#: Integers that a browser's numbers hold exactly.
+#: Largest integer that a browser's numbers represent exactly.
 _EXACT = 2**53
-#: Characters of a text, and items of a list, that are shown.
+#: Maximum number of characters of a text, and of items of a list, that are returned.
 _TEXT = 4000
 _ITEMS = 200
 
 
 def column_json(field: pa.Field) -> dict[str, Any]:
-    """A column's name and type, an example of what to type where that is no plain text or number, and the ``fields`` of a struct."""
+    """Return a column's name and type, an example of its input unless that is text or a number, and the ``fields`` of a struct."""
     column = {"name": field.name, "type": str(field.type), "example": _example(field.type)}
     if pa.types.is_struct(field.type):
-        column["fields"] = [column_json(one) for one in field.type]
+        column["fields"] = [column_json(child) for child in field.type]
     return column
 
 
@@ -40,14 +40,14 @@ def _example(kind: pa.DataType) -> str | None:
     if pa.types.is_boolean(kind):
         return "true"
     if pa.types.is_struct(kind):
-        return json.dumps({one.name: _example(one.type) or str(one.type) for one in kind})
+        return json.dumps({child.name: _example(child.type) or str(child.type) for child in kind})
     if _is_list(kind):
         return json.dumps([_example(kind.value_type) or str(kind.value_type)])
     return None
 
 
 def row_json(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of state."""
+    """Return a row of state as JSON data."""
     return {name: _json(value) for name, value in row.items()}
 
 
@@ -62,28 +62,28 @@ def _json(value: Any) -> Any:
         case str():
             return value if len(value) <= _TEXT else f"{value[:_TEXT]}… ({len(value)} characters)"
         case bytes():
-            shown = f"0x{value[: _TEXT // 2].hex()}"
-            return shown if len(value) <= _TEXT // 2 else f"{shown}… ({len(value)} bytes)"
+            text = f"0x{value[: _TEXT // 2].hex()}"
+            return text if len(value) <= _TEXT // 2 else f"{text}… ({len(value)} bytes)"
         case Mapping():
-            return {str(name): _json(one) for name, one in value.items()}
+            return {str(name): _json(item) for name, item in value.items()}
         case list() | tuple():
-            shown_items = [_json(one) for one in value[:_ITEMS]]
-            return shown_items if len(value) <= _ITEMS else [*shown_items, f"… ({len(value)} items)"]
+            items = [_json(item) for item in value[:_ITEMS]]
+            return items if len(value) <= _ITEMS else [*items, f"… ({len(value)} items)"]
         case _:
             # Times, dates and decimals.
             return str(value)
 
 
-def typed_value(given: Any, kind: pa.DataType, column: str) -> Any:
-    """A value of a column's type, given as text or as JSON has it; None stays null.
+def typed_value(value: Any, kind: pa.DataType, column: str) -> Any:
+    """Return a value of a column's type from text or JSON data; None stays null.
 
     Raises
     ------
     InvalidRequestError
-        It is none.
+        The value is not of the type.
     """
     try:
-        return _typed(given, kind)
+        return _typed(value, kind)
     except (ValueError, TypeError, KeyError, InvalidOperation) as error:
         example = _example(kind)
         raise InvalidRequestError(
@@ -94,16 +94,16 @@ def typed_value(given: Any, kind: pa.DataType, column: str) -> Any:
         ) from error
 
 
-def _typed(given: Any, kind: pa.DataType) -> Any:
-    if given is None:
+def _typed(value: Any, kind: pa.DataType) -> Any:
+    if value is None:
         return None
     if pa.types.is_struct(kind) or _is_list(kind):
-        return _nested(json.loads(given) if isinstance(given, str) else given, kind)
+        return _nested(json.loads(value) if isinstance(value, str) else value, kind)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        if not isinstance(given, str):
-            raise TypeError(given)
-        return given
-    text = (json.dumps(given) if isinstance(given, bool) else str(given)).strip()
+        if not isinstance(value, str):
+            raise TypeError(value)
+        return value
+    text = (json.dumps(value) if isinstance(value, bool) else str(value)).strip()
     if pa.types.is_boolean(kind):
         return {"true": True, "false": False}[text.lower()]
     if pa.types.is_integer(kind):
@@ -122,21 +122,21 @@ def _typed(given: Any, kind: pa.DataType) -> Any:
 
 
 def _time(text: str, kind: pa.TimestampType) -> dt.datetime:
-    moment = dt.datetime.fromisoformat(text)
+    time = dt.datetime.fromisoformat(text)
     if kind.tz is None:
-        return moment.replace(tzinfo=None)
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)
+        return time.replace(tzinfo=None)
+    return time if time.tzinfo is not None else time.replace(tzinfo=dt.UTC)
 
 
-def _nested(given: Any, kind: pa.DataType) -> Any:
+def _nested(value: Any, kind: pa.DataType) -> Any:
     if _is_list(kind):
-        if isinstance(given, str) or not isinstance(given, Sequence):
-            raise TypeError(given)
-        return [_typed(one, kind.value_type) for one in given]
-    names = [one.name for one in kind]
-    if set(given) != set(names):
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise TypeError(value)
+        return [_typed(item, kind.value_type) for item in value]
+    names = [child.name for child in kind]
+    if set(value) != set(names):
         raise KeyError(*names)
-    return {one.name: _typed(given[one.name], one.type) for one in kind}
+    return {child.name: _typed(value[child.name], child.type) for child in kind}
 
 
 def _is_list(kind: pa.DataType) -> bool:

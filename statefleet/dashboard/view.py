@@ -1,4 +1,4 @@
-"""The rows that are shown of a fleet, made of what its coordinator tells. Pure."""
+"""The rows of the dashboard's tables, from the coordinator's reports. Pure."""
 
 from __future__ import annotations
 
@@ -29,59 +29,59 @@ _ACTOR = ("actor_name", "instance_id", "node_id", "host", "pid", "memory_limit",
 
 
 def shard_id(state_name: str, shard: int) -> str:
-    """Id of a shard's row; a state's name has no slash."""
+    """Return the id of a shard's row; a state's name has no slash."""
     return f"{state_name}/{shard}"
 
 
-def _picked(told: Mapping[str, Any], names: Iterable[str]) -> Row:
-    return {name: told.get(name) for name in names}
+def _picked(report: Mapping[str, Any], names: Iterable[str]) -> Row:
+    return {name: report.get(name) for name in names}
 
 
-def executor_row(told: Mapping[str, Any]) -> Row:
-    """An executor of Spark's."""
-    return _picked(told, _EXECUTOR)
+def executor_row(report: Mapping[str, Any]) -> Row:
+    """Return the row of a Spark executor."""
+    return _picked(report, _EXECUTOR)
 
 
-def query_row(told: Mapping[str, Any], running: Mapping[str, Any] | None = None) -> Row:
-    """A query, without its shards and batches.
+def query_row(report: Mapping[str, Any], running: Mapping[str, Any] | None = None) -> Row:
+    """Return the row of a query, without its shards and batches.
 
     Parameters
     ----------
     running
         Its batch that has been running for some seconds, if there is one.
     """
-    rate, locality = told.get("rows_per_second"), told.get("locality")
+    rate, locality = report.get("rows_per_second"), report.get("locality")
     return {
-        **_picked(told, _QUERY),
+        **_picked(report, _QUERY),
         "rows_per_second": None if rate is None else round(rate, 1),
         "locality": None if locality is None else round(locality, 4),
         "running": None if running is None else _picked(running, _RUNNING),
     }
 
 
-def shard_row(state_name: str, told: Mapping[str, Any]) -> Row:
-    """A shard. ``locality`` is the part of its state operations whose task ran on its node; None without any."""
-    operations = told.get("operations")
+def shard_row(state_name: str, report: Mapping[str, Any]) -> Row:
+    """Return the row of a shard. ``locality`` is the share of its state operations whose task ran on its node; None without any."""
+    operations = report.get("operations")
     return {
         "state": state_name,
-        "shard": told["partition_id"],
-        **_picked(told, _SHARD),
-        "locality": round(told["operations_local"] / operations, 4) if operations else None,
+        "shard": report["partition_id"],
+        **_picked(report, _SHARD),
+        "locality": round(report["operations_local"] / operations, 4) if operations else None,
     }
 
 
-def batch_row(state_name: str, told: Mapping[str, Any]) -> Row:
-    """A batch, with its :func:`~coordinator.telemetry.batch_times.phases`."""
-    return {"state": state_name, **_picked(told, _BATCH), "phases": phases(told)}
+def batch_row(state_name: str, report: Mapping[str, Any]) -> Row:
+    """Return the row of a batch, with its :func:`~coordinator.telemetry.batch_times.phases`."""
+    return {"state": state_name, **_picked(report, _BATCH), "phases": phases(report)}
 
 
-def actor_row(told: Mapping[str, Any], *, answers: bool | None, is_drained: bool) -> Row:
-    """A store actor.
+def actor_row(report: Mapping[str, Any], *, answers: bool | None, is_drained: bool) -> Row:
+    """Return the row of a store actor.
 
     Parameters
     ----------
     answers
-        Whether it answered when it was asked last; None if it was not asked yet.
+        Whether it answered the last ping; None if it was not pinged yet.
     """
-    alive = bool(told.get("alive")) and answers is not False
-    return {**_picked(told, _ACTOR), "alive": alive, "drained": is_drained}
+    alive = bool(report.get("alive")) and answers is not False
+    return {**_picked(report, _ACTOR), "alive": alive, "drained": is_drained}

@@ -1,4 +1,4 @@
-"""One look at a time at the fleet, however many browsers look at the dashboard, and what each of them is sent of it."""
+"""Polls of the fleet, one at a time however many browsers are connected, and the messages that browsers are sent."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ __all__ = ["FleetProbe", "Message", "Watching"]
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks while a browser looks, and while none does: then for the events that it will see.
+#: Seconds between two polls while a browser is connected, and while none is: then for the events that a browser will see later.
 _INTERVAL_S = 1.0
 _IDLE_S = 10.0
-#: A coordinator that takes so long to tell is asked so many times as rarely: nobody is answered meanwhile.
+#: The pause after a poll is this many times the time that it took, since the coordinator answers no other call meanwhile.
 _REST = 20
-#: Seconds after which a coordinator that has not answered is said not to answer. It is not asked again before it does.
+#: Seconds after which a coordinator that has not answered is shown as not answering. It is not polled again before it answers.
 _PATIENCE_S = 5.0
-#: Messages that wait for a browser; one that is further behind is shown everything anew.
+#: Maximum number of messages that wait for a browser; a browser that is further behind gets the whole view again.
 _BEHIND = 16
 
 
 class FleetProbe(Protocol):
-    """The fleet, as it is looked at. Both are called in a thread."""
+    """Polls of a fleet. Both methods are called in a thread."""
 
     def watch(self, known: Mapping[str, str]) -> dict[str, Any]:
         """See :meth:`Coordinator.watch <coordinator.service.coordinator.Coordinator.watch>`."""
 
     def answering(self, status: Mapping[str, Any]) -> Mapping[str, bool]:
-        """Which of a status's store actors answer."""
+        """Return, by name, whether the store actors of a status answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +46,24 @@ class Message:
     data: str
 
     def encoded(self) -> bytes:
-        # JSON on one line: nothing that anybody called anything can end it.
+        # JSON on one line, so that no name in it can end the event.
         return f"event: {self.event}\ndata: {self.data}\n\n".encode()
 
 
 class Watching:
-    """Looks at the fleet and tells subscribers what changed.
+    """Polls the fleet and sends changes to subscribers.
 
     Parameters
     ----------
-    sight
+    probe
         The fleet.
     now_ms
-        Milliseconds since the epoch.
+        Returns the milliseconds since the epoch.
     """
 
-    def __init__(self, sight: FleetProbe, now_ms: Callable[[], int]) -> None:
+    def __init__(self, probe: FleetProbe, now_ms: Callable[[], int]) -> None:
         self.model = FleetModel()
-        self._sight = sight
+        self._probe = probe
         self._now_ms = now_ms
         self._subscribers: set[asyncio.Queue[Message | None]] = set()
         self._is_wanted = asyncio.Event()
@@ -73,30 +73,30 @@ class Watching:
         self._failed_looks = 0
 
     async def samples(self) -> list[Sample]:
-        """Figures of the dashboard, as metrics."""
+        """Return the metrics of the dashboard."""
         return [
             Sample("statefleet_dashboard_browsers", len(self._subscribers)),
             Sample("statefleet_dashboard_failed_looks_total", self._failed_looks),
         ]
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start to poll."""
         self._running = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Look no more."""
+        """Stop to poll."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
 
     def full(self) -> Message:
-        """Everything, for who comes."""
+        """Return the whole view, for a new subscriber."""
         if self._full is None:
             self._full = self._message("view", self.model.view())
         return self._full
 
     async def looked(self, timeout_s: float) -> bool:
-        """Whether the fleet was seen once, within a time."""
+        """Wait for the first poll, and return whether it came within a time."""
         try:
             await asyncio.wait_for(self._looked.wait(), timeout_s)
         except TimeoutError:
@@ -105,7 +105,7 @@ class Watching:
 
     @contextmanager
     def subscribed(self) -> Iterator[asyncio.Queue[Message | None]]:
-        """A queue of messages; None in it stands for everything anew."""
+        """Subscribe to a queue of messages; None in it stands for the whole view."""
         queue: asyncio.Queue[Message | None] = asyncio.Queue()
         self._subscribers.add(queue)
         self._is_wanted.set()
@@ -122,35 +122,35 @@ class Watching:
                 took_s = await self._look()
             except asyncio.CancelledError:
                 raise
-            except Exception as error:  # whatever it is, the next look may do
+            except Exception as error:  # any error: the next poll may succeed
                 log.exception("a look at the fleet failed; it is tried again")
                 self._failed_looks += 1
-                self._tell(self.model.unreachable(f"{type(error).__name__}: {error}", self._now_ms()))
+                self._send(self.model.unreachable(f"{type(error).__name__}: {error}", self._now_ms()))
                 took_s = 0.0
             await asyncio.sleep(max(_INTERVAL_S, _REST * took_s))
             if not self._subscribers:
-                # Until somebody comes, or it is time.
+                # Until a browser connects, or the time is over.
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._is_wanted.wait(), _IDLE_S)
 
     async def _look(self) -> float:
-        """One look; returns how long the coordinator was kept from others."""
-        asked = asyncio.create_task(asyncio.to_thread(self._sight.watch, self.model.stamps))
+        """Poll once, and return how long the coordinator was busy with it, in seconds."""
+        poll = asyncio.create_task(asyncio.to_thread(self._probe.watch, self.model.stamps))
         try:
-            done, _ = await asyncio.wait([asked], timeout=_PATIENCE_S)
+            done, _ = await asyncio.wait([poll], timeout=_PATIENCE_S)
             if not done:
                 why = f"no answer for {_PATIENCE_S:.0f} s; queries go on once it is back"
-                self._tell(self.model.unreachable(why, self._now_ms()))
-            told = await asked
+                self._send(self.model.unreachable(why, self._now_ms()))
+            report = await poll
         except asyncio.CancelledError:
-            asked.cancel()
+            poll.cancel()
             raise
-        answering = await asyncio.to_thread(self._sight.answering, told)
-        self._tell(self.model.take(told, answering, self._now_ms()))
+        answering = await asyncio.to_thread(self._probe.answering, report)
+        self._send(self.model.take(report, answering, self._now_ms()))
         self._looked.set()
-        return float(told["took_ms"]) / 1000
+        return float(report["took_ms"]) / 1000
 
-    def _tell(self, update: Update) -> None:
+    def _send(self, update: Update) -> None:
         if not update:
             return
         self._full = None

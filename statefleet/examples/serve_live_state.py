@@ -1,12 +1,12 @@
-"""Live state over HTTP, by Ray Serve: the rows of a key, with the query, the shard and the version that they are of.
+"""Live state over HTTP, by Ray Serve: the rows of a key, with their query, shard and version.
 
 Where the fleet runs, with ``pip install '.[serve]'`` in the project's folder::
 
     serve run statefleet.examples.serve_live_state:app uri=s3://bucket/prefix
     curl 'http://127.0.0.1:8000/clicks?user=ann'
 
-answers ``{"rows": [{"user": "ann", "n": 3}], "state": "clicks", "query": "5f0c..", "shard": 2, "version": 41}``. A key of more
-than plain texts and numbers is posted as JSON (``-d '{"user": null}'``). A part of a state stands after its name:
+answers ``{"rows": [{"user": "ann", "n": 3}], "state": "clicks", "query": "5f0c..", "shard": 2, "version": 41}``. A key with
+values other than texts and numbers is posted as JSON (``-d '{"user": null}'``). A part of a state follows its name:
 ``/orders/left``.
 
 =====  =================================================================================================
@@ -16,7 +16,7 @@ than plain texts and numbers is posted as JSON (``-d '{"user": null}'``). A part
 503    the fleet does not run, or does not answer in time
 =====  =================================================================================================
 
-Serve answers whoever reaches its port: put what knows your users in front of it.
+Serve answers every client that reaches its port: put a proxy that knows your users in front of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-# First: it says which packages are missing.
+# Imported first: it names the packages that are missing.
 from ray import serve  # isort: skip
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -47,52 +47,52 @@ from statefleet.reads.state import LiveState
 
 __all__ = ["LiveStateService", "app"]
 
-#: Look-ups at once in a replica.
+#: Number of concurrent queries in a replica.
 _LOOK_UPS = 16
-#: How long one may take, in seconds. A fleet whose coordinator or store actor is replaced answers after a few.
+#: How long a query may take, in seconds. A fleet whose coordinator or store actor is replaced answers after a few.
 _DEADLINE_S = 10.0
 
 
 class LiveStateService:
-    """What Serve makes replicas of.
+    """The deployment of Serve.
 
     Parameters
     ----------
     uri
         The fleet, as given to ``statefleet.connect``.
     deadline_s
-        How long a look-up may take.
+        How long a query may take, in seconds.
     """
 
     def __init__(self, uri: str, deadline_s: float = _DEADLINE_S) -> None:
         self._uri = uri
         self._deadline_s = deadline_s
         self._threads = ThreadPoolExecutor(_LOOK_UPS, "statefleet-look-up")
-        #: The fleet that runs, and its states: shared, so that keys that are asked for at once travel together.
+        #: The running fleet and its states, shared so that concurrent queries are sent in one call.
         self._opened: tuple[LiveFleet, dict[tuple[str, str], LiveState]] | None = None
 
     async def __call__(self, request: Request) -> JSONResponse:
-        """Answer a request."""
+        """Return the response to a request."""
         path = request.url.path.removeprefix(request.scope.get("root_path", "")).strip("/")
         state, _, part = path.partition("/")
         loop = asyncio.get_running_loop()
         try:
             key = await _key(request)
-            # Threads: a look-up waits for a store actor.
-            looking = loop.run_in_executor(self._threads, self._look_up, state, part, key)
-            status, told = await asyncio.wait_for(looking, self._deadline_s)
+            # In a thread, since a query waits for a store actor.
+            query = loop.run_in_executor(self._threads, self._look_up, state, part, key)
+            status, body = await asyncio.wait_for(query, self._deadline_s)
         except InvalidRequestError as error:
-            status, told = 400, {"error": str(error)}
+            status, body = 400, {"error": str(error)}
         except TimeoutError:
-            status, told = 503, {"error": "the fleet does not answer in time; nothing was changed; ask again"}
-        return JSONResponse(plain(told), status)
+            status, body = 503, {"error": "the fleet does not answer in time; nothing was changed; ask again"}
+        return JSONResponse(plain(body), status)
 
     def _look_up(self, state: str, part: str, key: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-        """Status and body of an answer."""
+        """Return status and body of the response."""
         try:
             return self._answer(state, part, key)
         except (SetupError, StorageUnavailableError, StoreUnavailableError) as error:
-            # The next look-up attaches to the fleet that runs then.
+            # The next query attaches to the fleet that runs then.
             self._opened = None
             return 503, {"error": str(error)}
         except StateStoreError as error:
@@ -111,7 +111,7 @@ class LiveStateService:
     def _find(self, name: str, part: str, key: Mapping[str, Any]) -> FoundKey:
         state = self._state(name, part)
         keys, schema = state.keys, state.schema
-        # Columns that are no keys are told by the look-up.
+        # The query raises an error for columns that are no keys.
         typed = {
             name: typed_value(value, schema.field(name).type, name) if name in keys else value
             for name, value in key.items()
@@ -120,13 +120,13 @@ class LiveStateService:
 
     def _state(self, name: str, part: str) -> LiveState:
         fleet, states = self._open()
-        found = states.get((name, part))
-        if found is None:
-            found = fleet.state(name, part)
-            # Only those that there are: anybody may ask for others.
-            if found.keys:
-                found = states.setdefault((name, part), found)
-        return found
+        state = states.get((name, part))
+        if state is None:
+            state = fleet.state(name, part)
+            # Only states that exist are kept, since a client may ask for any name.
+            if state.keys:
+                state = states.setdefault((name, part), state)
+        return state
 
     def _open(self) -> tuple[LiveFleet, dict[tuple[str, str], LiveState]]:
         opened = self._opened
@@ -136,12 +136,12 @@ class LiveStateService:
 
 
 async def _key(request: Request) -> Mapping[str, Any]:
-    """The key that a request asks for.
+    """Return the key of a request.
 
     Raises
     ------
     InvalidRequestError
-        What was posted is no JSON object.
+        The body is not a JSON object.
     """
     if request.method != "POST":
         return dict(request.query_params)
@@ -155,10 +155,10 @@ async def _key(request: Request) -> Mapping[str, Any]:
 
 
 def app(arguments: Mapping[str, str]) -> serve.Application:
-    """What ``serve run`` is given, with ``uri=``."""
+    """Return the application that ``serve run`` starts, with ``uri=`` among its arguments."""
     if "uri" not in arguments:
         raise InvalidRequestError("say whose state is served: serve run .. uri=s3://bucket/prefix", got=dict(arguments))
-    # It waits for store actors nearly all the time: no core is kept for it.
+    # It waits for store actors nearly all the time, so it reserves no core.
     options = {"num_cpus": 0}
-    made = serve.deployment(max_ongoing_requests=_LOOK_UPS, ray_actor_options=options)(LiveStateService)
-    return made.bind(arguments["uri"])
+    deployment = serve.deployment(max_ongoing_requests=_LOOK_UPS, ray_actor_options=options)(LiveStateService)
+    return deployment.bind(arguments["uri"])

@@ -1,8 +1,8 @@
-"""A query of the fleet as it would be with Spark's own aggregations.
+"""A query of the fleet, rebuilt with Spark's own aggregations.
 
-What Spark keeps of a group depends on what is above the aggregation: the optimiser makes one of it and a select on it, so the buffers
-are in the order in which the select names them (``CollapseProject``), and of what nothing uses there is none (``ColumnPruning``). So
-the whole query is put together with plain aggregations, and Spark's own optimiser says what it would run.
+Spark's state of a group depends on the plan above the aggregation: the optimiser merges a select into it, so the buffers are in the
+order of the select (``CollapseProject``), and unused aggregates have no buffer (``ColumnPruning``). So the whole query is rebuilt with
+plain aggregations, and Spark's optimiser decides what it would run.
 """
 
 from __future__ import annotations
@@ -15,48 +15,48 @@ from spark_jobs.plan.logical import Plan
 __all__ = ["aggregations_as_run"]
 
 
-def aggregations_as_run(plan: Plan, own: Mapping[str, Plan]) -> dict[str, Plan]:
-    """Each aggregation of a query as Spark would run it.
+def aggregations_as_run(plan: Plan, spark_plans: Mapping[str, Plan]) -> dict[str, Plan]:
+    """Return each aggregation of a query as Spark would run it.
 
     Parameters
     ----------
     plan
         The query, as analysed.
-    own
-        By the name of the state of each aggregation of the fleet in it: Spark's own, as analysed.
+    spark_plans
+        Spark's own plan of each aggregation of the fleet in the query, as analysed, by the name of the state.
 
     Returns
     -------
     dict
-        By the name of the state; empty if Spark would not run an aggregation for each.
+        Aggregations by the name of the state; empty if Spark would not run one for each.
     """
-    names = [one.state for one in operators_of(plan) if one.state in own]
-    run = _as_spark(plan, own).optimised()
-    found = [node for node in _all_of(run) if node.kind == "Aggregate" and node.is_streaming]
-    return dict(zip(names, found, strict=True)) if len(names) == len(found) else {}
+    names = [operator.state for operator in operators_of(plan) if operator.state in spark_plans]
+    run = _as_spark(plan, spark_plans).optimised()
+    aggregations = [node for node in _all_of(run) if node.kind == "Aggregate" and node.is_streaming]
+    return dict(zip(names, aggregations, strict=True)) if len(names) == len(aggregations) else {}
 
 
-def _as_spark(node: Plan, own: Mapping[str, Plan]) -> Plan:
-    state = _aggregation_at(node, own)
+def _as_spark(node: Plan, spark_plans: Mapping[str, Plan]) -> Plan:
+    state = _aggregation_at(node, spark_plans)
     if state is not None:
-        spark = own[state].with_children([_as_spark(own[state].child, own)])
-        # Under the ids by which what is above knows its columns.
-        return spark.project(column.named_as(wanted) for column, wanted in zip(spark.output, node.output, strict=True))
+        spark = spark_plans[state].with_children([_as_spark(spark_plans[state].child, spark_plans)])
+        # Under the ids by which the plan above refers to the columns.
+        return spark.project(column.named_as(output) for column, output in zip(spark.output, node.output, strict=True))
     children = node.children
-    return node.with_children([_as_spark(one, own) for one in children]) if children else node
+    return node.with_children([_as_spark(child, spark_plans) for child in children]) if children else node
 
 
-def _aggregation_at(node: Plan, own: Mapping[str, Plan]) -> str | None:
-    """State of the aggregation whose result a node is: of those that have its columns, the next one to its task."""
+def _aggregation_at(node: Plan, spark_plans: Mapping[str, Plan]) -> str | None:
+    """Return the state of the aggregation whose result a node is: of the nodes with its columns, the one nearest to its task."""
     path = [node]
     while (state := state_of_task(path[-1])) is None:
         if len(path[-1].children) != 1:
             return None
         path.append(path[-1].child)
-    if state not in own:
+    if state not in spark_plans:
         return None
-    columns = [one.name for one in own[state].output]
-    results = [one for one in path if [column.name for column in one.output] == columns]
+    columns = [column.name for column in spark_plans[state].output]
+    results = [step for step in path if [column.name for column in step.output] == columns]
     return state if results and results[-1] is node else None
 
 

@@ -1,9 +1,8 @@
-"""The checkpoint of a query that kept its state in Spark's own stores, and the one with which its successor goes on.
+"""The checkpoint of a query with state in Spark's own stores, and the new checkpoint of the query that continues it.
 
-Nothing is written to the old one. The new one has the logs of its newest batches, so that Spark goes on as after any restart: with the
-next batch, from the same offsets and watermark, under the same number. (A sink that knows batches by their numbers, as Spark's file
-sink, would take a batch that begins again at 1 for one that it has.) A batch that was begun and not committed is repeated, with the
-offsets that it had.
+Nothing is written to the old checkpoint. The new one has the logs of its newest batches, so that Spark continues as after any restart:
+with the next batch, from the same offsets and watermark, under the next number. (A sink that identifies batches by number, as Spark's
+file sink, would skip batches that begin again at 1.) A batch that was begun and not committed is repeated with its offsets.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ from spark_jobs.plan.hadoop_files import HadoopFolder, write_query_id
 
 __all__ = ["NewCheckpoint", "SparkCheckpoint", "SparkOperator"]
 
-#: File with the query's id that is in a new checkpoint until it is whole.
+#: File with the query's id, which a new checkpoint has until it is complete.
 _BEGUN = "_importing"
 _PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 @dataclass(frozen=True)
 class SparkCheckpoint:
-    """A checkpoint of Spark's at its newest committed batch.
+    """A Spark checkpoint at its newest committed batch.
 
     Attributes
     ----------
     batch_id
         The newest batch that is committed.
     batch_time_ms, watermark_ms
-        When it was planned, and the watermark that it went by.
+        When the batch was planned, and its watermark.
     conf
-        Spark's settings that the state was written with.
+        Spark's settings when the state was written.
     """
 
     folder: HadoopFolder
@@ -52,12 +51,12 @@ class SparkCheckpoint:
 
     @classmethod
     def open(cls, spark: SparkSession, location: str) -> SparkCheckpoint:
-        """Look into a checkpoint.
+        """Read a checkpoint.
 
         Raises
         ------
         InvalidRequestError
-            There is none, no batch of it is committed, or its query runs in this session.
+            There is no checkpoint, no batch of it is committed, or its query runs in this session.
         CorruptStateError
             A file of the newest batches is missing or damaged.
         """
@@ -70,7 +69,7 @@ class SparkCheckpoint:
                 **facts,
             )
         query_id = str(json.loads(folder.read("metadata"))["id"])
-        if any(str(one.id) == query_id for one in spark.streams.active):
+        if any(str(query.id) == query_id for query in spark.streams.active):
             raise InvalidRequestError(
                 "the query of this checkpoint is running; nothing was written; stop it first",
                 query_id=query_id,
@@ -84,17 +83,17 @@ class SparkCheckpoint:
                 **facts,
             )
         batch_id = committed[-1]
-        told = _logged(folder, f"offsets/{batch_id}")
+        offsets = _logged(folder, f"offsets/{batch_id}")
         _logged(folder, f"commits/{batch_id}")
-        # What else the new checkpoint is given of the logs, if it is there.
+        # Further files that are copied to the new checkpoint, if they exist.
         for path in (f"offsets/{batch_id - 1}", f"offsets/{batch_id + 1}"):
             if folder.exists(path):
                 _logged(folder, path)
         try:
-            times = int(told["batchTimestampMs"]), int(told["batchWatermarkMs"])
+            times = int(offsets["batchTimestampMs"]), int(offsets["batchWatermarkMs"])
         except (KeyError, TypeError, ValueError) as error:
             raise _damaged(folder, f"offsets/{batch_id}") from error
-        conf = {name: str(value) for name, value in told.get("conf", {}).items()}
+        conf = {name: str(value) for name, value in offsets.get("conf", {}).items()}
         return cls(folder, query_id, batch_id, *times, conf)
 
     @property
@@ -103,16 +102,16 @@ class SparkCheckpoint:
         return self.batch_id + 1
 
     def operators(self) -> list[int]:
-        """Numbers of the stateful operators."""
+        """Return the numbers of the stateful operators."""
         return self.folder.numbers("state")
 
     def check_unchanged(self) -> None:
-        """Refuse to go on if its query has committed another batch meanwhile.
+        """Check that the query has not committed another batch meanwhile.
 
         Raises
         ------
         InvalidRequestError
-            It has.
+            The query has committed another batch.
         """
         newest = max(self.folder.numbers("commits"), default=None)
         if newest != self.batch_id:
@@ -134,37 +133,37 @@ class SparkOperator:
     number: int
 
     def store(self, name: str = SPARK_DEFAULT_STORE, *, has_keys: bool = True) -> SparkStore | None:
-        """One of its stores; None if it has none of that name.
+        """Return a store of the operator; None if it has none of that name.
 
         Parameters
         ----------
         has_keys
-            Whether the operator has keys. Without any, Spark has all rows in one partition.
+            Whether the operator has keys. Without keys, all rows are in one partition.
 
         Raises
         ------
         CorruptStateError
-            The checkpoint does not have the folder of each partition, or has others.
+            The folders of the checkpoint are not those of the partitions.
         """
         folder = self.checkpoint.folder.folder("state")
-        there = folder.numbers(str(self.number))
-        schema = read_schema(self.spark, folder.uri, self.number, name) if 0 in there else None
-        if schema is None and 0 in there:
+        present = folder.numbers(str(self.number))
+        schema = read_schema(self.spark, folder.uri, self.number, name) if 0 in present else None
+        if schema is None and 0 in present:
             return None
         fields = [] if schema is None else schema.keys.fields
         # A limit has a key without a value.
         is_alone = schema is not None and (not fields or (not has_keys and fields[0].dataType == T.NullType()))
-        # As many as the query had in its first batch, whatever is there: of a copy that was not finished the last ones may be missing.
-        told = self.checkpoint.conf.get(_PARTITIONS)
-        partitions = 1 if is_alone else len(there) if told is None else int(told)
-        if there != list(range(partitions)) or schema is None:
+        # The number of the query's first batch, not that of the folders: an unfinished copy may lack the last ones.
+        setting = self.checkpoint.conf.get(_PARTITIONS)
+        partitions = 1 if is_alone else len(present) if setting is None else int(setting)
+        if present != list(range(partitions)) or schema is None:
             raise CorruptStateError(
                 "the checkpoint's state has not the partitions that its query had: it was not copied as a whole, or is mixed with "
                 "another; nothing was written; copy the checkpoint again, or restore it from a backup",
                 folder=f"{folder.uri}/{self.number}",
                 expected=partitions,
-                missing=sorted(set(range(partitions)) - set(there)),
-                unexpected=sorted(set(there) - set(range(partitions))),
+                missing=sorted(set(range(partitions)) - set(present)),
+                unexpected=sorted(set(present) - set(range(partitions))),
             )
         return SparkStore(
             folder.uri, self.number, name, self.checkpoint.version, partitions, self.checkpoint.conf, schema
@@ -172,12 +171,12 @@ class SparkOperator:
 
 
 def _logged(folder: HadoopFolder, path: str) -> Mapping[str, Any]:
-    """What a file of Spark's logs of batches says after its version.
+    """Return the JSON object in a file of Spark's logs, after the line with its version.
 
     Raises
     ------
     CorruptStateError
-        It is missing, empty or damaged.
+        The file is missing, empty or damaged.
     """
     try:
         if not folder.exists(path):
@@ -200,12 +199,12 @@ def _damaged(folder: HadoopFolder, path: str) -> CorruptStateError:
 
 @dataclass(frozen=True)
 class NewCheckpoint:
-    """A checkpoint for a query whose state is imported; it is one once all its files are there.
+    """A checkpoint for a query whose state is imported. It is valid once all its files exist.
 
     Attributes
     ----------
     query_id
-        Of the query that will go on with it: the same each time that the same state is imported for it.
+        Id of the query that will continue: the same each time that the same state is imported for it.
     """
 
     folder: HadoopFolder
@@ -213,37 +212,37 @@ class NewCheckpoint:
 
     @classmethod
     def of(cls, spark: SparkSession, location: str, origin: str) -> NewCheckpoint:
-        """The checkpoint of a folder, which need not be there.
+        """Return the checkpoint of a folder, which need not exist.
 
         Parameters
         ----------
         origin
-            What is imported: the checkpoint that it was, and its newest batch; or the name of a state.
+            Source of the import: the old checkpoint and its newest batch, or the name of a state.
 
         Raises
         ------
         InvalidRequestError
-            Something else is there.
+            The folder has other files.
         """
         folder = HadoopFolder.of(spark, location)
         query_id = str(uuid.uuid5(uuid.NAMESPACE_URL, f"{folder.uri} from {origin}"))
-        made = cls(folder, query_id)
-        if not made.is_whole and not made._was_begun and folder.names():
+        checkpoint = cls(folder, query_id)
+        if not checkpoint.is_whole and not checkpoint._was_begun and folder.names():
             raise InvalidRequestError(
                 "the folder for the new checkpoint is not empty; nothing was written; give one of its own",
                 checkpoint=folder.uri,
             )
-        return made
+        return checkpoint
 
     @property
     def is_whole(self) -> bool:
-        """Whether it was written before."""
+        """Whether the checkpoint is complete."""
         if not self.folder.exists("metadata"):
             return False
         return bool(json.loads(self.folder.read("metadata"))["id"] == self.query_id)
 
     def write_after(self, old: SparkCheckpoint) -> None:
-        """Go on where another checkpoint stands."""
+        """Write the checkpoint so that the query continues after another checkpoint."""
         self._begin()
         copy_logs(self.folder, old.folder, old.batch_id)
         begun = f"offsets/{old.batch_id + 1}"
@@ -252,7 +251,7 @@ class NewCheckpoint:
         self._end()
 
     def write_first(self, batch_time_ms: int, sources: int) -> None:
-        """Have a first batch that read nothing of any source."""
+        """Write the checkpoint with a first batch that read no rows of any source."""
         self._begin()
         begin_logs(self.folder, 0, sources=sources, batch_time_ms=batch_time_ms, watermark_ms=0)
         self._end()
@@ -262,13 +261,13 @@ class NewCheckpoint:
         return self.folder.exists(_BEGUN) and self.folder.read(_BEGUN) == self.query_id
 
     def _begin(self) -> None:
-        """Begin, or begin anew after an import that was killed."""
-        # A query that was started in between was refused, and has left an id of its own.
+        """Begin to write, also after an import that was killed."""
+        # A query that was started in between was refused, and has left its own id.
         for name in ("commits", "offsets", "sources", "metadata") if self._was_begun else ():
             self.folder.delete(name)
         self.folder.write(_BEGUN, self.query_id)
 
     def _end(self) -> None:
-        # Last: without it a query that is started here is another one, to which the state does not belong.
+        # Written last: without it, a query that is started here is another one, which does not own the state.
         write_query_id(self.folder, self.query_id)
         self.folder.delete(_BEGUN)

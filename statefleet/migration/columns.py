@@ -1,4 +1,4 @@
-"""Columns of Spark's state as what an operator of the fleet holds, and what does not fit."""
+"""Conversion of the columns of Spark's state to those of an operator of the fleet, and checks that they fit."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["check_types", "hashed", "keys_over", "named_columns", "store_of"]
 
 
 def store_of(operator: SparkOperator, name: str = SPARK_DEFAULT_STORE, *, has_keys: bool = True) -> SparkStore:
-    """A store that an operator of Spark's has; see :meth:`SparkOperator.store`.
+    """Return a store of a Spark operator; see :meth:`SparkOperator.store`.
 
     Raises
     ------
     StateMismatchError
-        It has none of that name, or Spark did not write down what is in it.
+        The operator has no store of that name, or Spark did not write its schema.
     CorruptStateError
-        Partitions of it are missing.
+        Partitions of the store are missing.
     """
     store = operator.store(name, has_keys=has_keys)
     if store is None:
@@ -42,74 +42,79 @@ def store_of(operator: SparkOperator, name: str = SPARK_DEFAULT_STORE, *, has_ke
 
 
 def check_types(
-    operator: SparkOperator, what: str, found: T.StructType, wanted: Sequence[tuple[str | None, T.DataType]]
+    operator: SparkOperator, columns: str, existing: T.StructType, expected: Sequence[tuple[str | None, T.DataType]]
 ) -> None:
-    """Refuse columns of a state that are not those of the query's own.
+    """Check that the columns of a state are those of the query.
 
     Parameters
     ----------
-    wanted
-        Names (None if any will do) and types.
+    columns
+        Name of the columns in the error.
+    existing
+        Columns of the state.
+    expected
+        Names (None for any name) and types of the query's columns.
 
     Raises
     ------
     StateMismatchError
-        They differ; shows both.
+        The columns differ; the error has both.
     """
-    own = [(one.name, one.dataType.simpleString()) for one in found.fields]
-    asked = [(name, kind.simpleString()) for name, kind in wanted]
-    fits = len(own) == len(asked) and all(
-        kind == other and name in (None, mine) for (mine, kind), (name, other) in zip(own, asked, strict=True)
+    present = [(column.name, column.dataType.simpleString()) for column in existing.fields]
+    asked = [(name, kind.simpleString()) for name, kind in expected]
+    fits = len(present) == len(asked) and all(
+        kind == other and name in (None, present_name)
+        for (present_name, kind), (name, other) in zip(present, asked, strict=True)
     )
     if not fits:
         raise StateMismatchError(
-            f"the {what} of the query are not those of the checkpoint's state; nothing was written; build the query as the one was "
+            f"the {columns} of the query are not those of the checkpoint's state; nothing was written; build the query as the one was "
             "that made the checkpoint",
             checkpoint=operator.checkpoint.folder.uri,
             operator=operator.number,
-            existing=", ".join(f"{name} {kind}" for name, kind in own),
+            existing=", ".join(f"{name} {kind}" for name, kind in present),
             asked=", ".join(f"{name or '?'} {kind}" for name, kind in asked),
         )
 
 
 def named_columns(prefix: str, types: Sequence[tuple[T.DataType, bool]]) -> list[T.StructField]:
-    """Columns with numbers for names, of these types, which may be null or not."""
-    return [T.StructField(f"{prefix}{place}", kind, nullable) for place, (kind, nullable) in enumerate(types)]
+    """Return columns that are named by a prefix and their index, from their types and nullability."""
+    return [T.StructField(f"{prefix}{index}", kind, nullable) for index, (kind, nullable) in enumerate(types)]
 
 
 def keys_over(rows: DataFrame, keys: Sequence[Key], columns: Sequence[str], *, normalised: bool = True) -> list[Key]:
-    """Keys of an operator over columns that hold their values, flattened to the same leaves."""
-    made = []
+    """Return the keys of an operator over columns with their values, flattened to the same leaves."""
+    over: list[Key] = []
     for key, name in zip(keys, columns, strict=True):
         path = _path(key)
-        made.append(key_of(resolved(rows, name).as_nullable_as(key.expression), path, normalised=normalised))
-        if [one.name for one in made[-1].leaves] != [one.name for one in key.leaves]:
+        over.append(key_of(resolved(rows, name).as_nullable_as(key.expression), path, normalised=normalised))
+        if [leaf.name for leaf in over[-1].leaves] != [leaf.name for leaf in key.leaves]:
             raise InvalidRequestError(
                 "a part of a key may be null where it never is in the query, so the key is another one; nothing was written; group by "
                 "the parts, each a column of its own",
                 key=key.expression.sql,
             )
-    return made
+    return over
 
 
 def _path(key: Key) -> str:
-    """What the names of a key's leaves begin with."""
+    """Return the prefix of the names of a key's leaves."""
     return key.leaves[0].name.partition("_")[0]
 
 
 def hashed(keys: Sequence[Key]) -> Column:
-    """By what rows are partitioned, as an aggregation or a deduplication does."""
+    """Return the hash by which an aggregation or a deduplication partitions its rows."""
     columns = [column for key in keys for column in key.columns]
     return (F.hash(*columns) if columns else F.lit(0)).alias(HASH_COLUMN)
 
 
 def key_columns(keys: Sequence[Key]) -> list[Column]:
-    """Leaves of keys, under their names."""
+    """Return the leaves of keys, under their names."""
     return [column.alias(leaf.name) for key in keys for leaf, column in zip(key.leaves, key.columns, strict=True)]
 
 
 def key_name(expression: Expression) -> str | None:
-    """Name that Spark's state has for a key; None for one that it made up."""
+    """Return the name of a key in Spark's state; None for a generated name."""
     if not expression.is_attribute or expression.name.startswith("_groupingexpression"):
         return None
     return expression.name

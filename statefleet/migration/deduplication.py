@@ -1,4 +1,4 @@
-"""What Spark's own ``dropDuplicates``, ``dropDuplicatesWithinWatermark`` and ``limit`` keep, as the fleet holds it."""
+"""State of Spark's own ``dropDuplicates``, ``dropDuplicatesWithinWatermark`` and ``limit``, in the columns of the fleet's state."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ __all__ = ["deduplication_rows", "limit_rows"]
 
 
 def deduplication_rows(plan: ProjectedPlan, operator: SparkOperator) -> DataFrame:
-    """Keys that an operator of Spark's has, in the columns of the plan's state.
+    """Return the keys of a Spark operator, in the columns of the plan's state.
 
     Raises
     ------
     StateMismatchError
-        It is another operator, or has other keys.
+        The operator is another one, or has other keys.
     """
     store = store_of(operator)
-    keys = [one.expression for one in plan.keys]
-    check_types(operator, "columns", store.schema.keys, [(key_name(one), one.type) for one in keys])
-    ends = [one.name for one in plan.schema.state_fields]
-    # Within a watermark, when a key is forgotten; else nothing.
+    keys = [key.expression for key in plan.keys]
+    check_types(operator, "columns", store.schema.keys, [(key_name(key), key.type) for key in keys])
+    ends = [state.name for state in plan.schema.state_fields]
+    # Within a watermark, the time when a key expires; else null.
     kind: T.DataType = T.LongType() if ends else T.NullType()
     check_types(operator, "values", store.schema.values, [(None, kind)])
     columns = [
-        *named_columns("key", [(one.type, one.nullable) for one in keys]),
+        *named_columns("key", [(key.type, key.nullable) for key in keys]),
         *named_columns("value", [(kind, True)]),
     ]
     rows = state_rows(operator.spark, store, T.StructType(columns))
-    leaves = keys_over(rows, plan.keys, [f"key{place}" for place in range(len(keys))], normalised=False)
+    leaves = keys_over(rows, plan.keys, [f"key{index}" for index in range(len(keys))], normalised=False)
     selected = [*key_columns(leaves), *(F.timestamp_micros("value0").alias(name) for name in ends)]
     return rows.select(*selected, hashed(leaves))
 
 
 def limit_rows(plan: ProjectedPlan, operator: SparkOperator) -> DataFrame:
-    """How many rows an operator of Spark's has let through, in the column of the plan's state.
+    """Return the number of rows that a Spark operator has let through, in the column of the plan's state.
 
     Raises
     ------
     StateMismatchError
-        It is another operator.
+        The operator is another one.
     """
     store = store_of(operator, has_keys=False)
     check_types(operator, "columns", store.schema.keys, [(None, T.NullType())])

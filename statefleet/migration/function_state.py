@@ -1,4 +1,4 @@
-"""State of a user's function under Spark (``applyInPandasWithState``), as the fleet holds it."""
+"""State of a user's function in Spark (``applyInPandasWithState``), in the columns of the fleet's state."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ __all__ = ["function_rows"]
 
 
 def function_rows(plan: GroupStatePlan, operator: SparkOperator) -> DataFrame:
-    """State and timeouts of an operator of Spark's by key, in the columns of the plan's store.
+    """Return the state and timeouts of a Spark operator by key, in the columns of the plan's store.
 
     Raises
     ------
     StateMismatchError
-        It is another operator, or has other keys, or state of another type.
+        The operator is another one, or has other keys, or state of another type.
     """
     store = store_of(operator)
-    keys = [one.expression for one in plan.keys]
-    check_types(operator, "grouping columns", store.schema.keys, [(key_name(one), one.type) for one in keys])
-    timed: list[tuple[str | None, T.DataType]] = [("timeoutTimestamp", T.LongType())]
+    keys = [key.expression for key in plan.keys]
+    check_types(operator, "grouping columns", store.schema.keys, [(key_name(key), key.type) for key in keys])
+    timeout_columns: list[tuple[str | None, T.DataType]] = [("timeoutTimestamp", T.LongType())]
     if plan.timeout_conf == GroupStateTimeout.NoTimeout:
-        timed = []
-    check_types(operator, "state", store.schema.values, [("groupState", plan.state), *timed])
+        timeout_columns = []
+    check_types(operator, "state", store.schema.values, [("groupState", plan.state), *timeout_columns])
     columns = [
-        *named_columns("key", [(one.type, one.nullable) for one in keys]),
+        *named_columns("key", [(key.type, key.nullable) for key in keys]),
         T.StructField("state", plan.state),
-        *named_columns("timeout", [(kind, True) for _, kind in timed]),
+        *named_columns("timeout", [(kind, True) for _, kind in timeout_columns]),
     ]
     rows = state_rows(operator.spark, store, T.StructType(columns))
-    leaves = keys_over(rows, plan.keys, [f"key{place}" for place in range(len(keys))])
-    held = [
-        F.col("state").getField(one.name).alias(field.name)
-        for one, field in zip(plan.state.fields, plan.columns.fields, strict=True)
+    leaves = keys_over(rows, plan.keys, [f"key{index}" for index in range(len(keys))])
+    state_columns = [
+        F.col("state").getField(part.name).alias(field.name)
+        for part, field in zip(plan.state.fields, plan.columns.fields, strict=True)
     ]
     timeout = F.lit(None).cast("long")
-    if timed:
+    if timeout_columns:
         timeout = F.when(F.col("timeout0") != NO_TIMEOUT, F.least("timeout0", F.lit(FURTHEST_MS)) * 1000)
     return rows.select(
         *key_columns(leaves),
-        *held,
+        *state_columns,
         F.col("state").isNotNull().alias(EXISTS.name),
         timeout.alias(TIMEOUT.name),
         hashed(leaves),

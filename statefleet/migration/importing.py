@@ -1,4 +1,4 @@
-"""Imports a state: rows in the columns of an operator's state become its first version, on all its shards or for no query."""
+"""Import of a state: rows in the columns of an operator's state become its first version, on all its shards or not at all."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ __all__ = ["Imported", "Importer", "PlannedState"]
 
 @dataclass(frozen=True)
 class PlannedState:
-    """The state of an operator of a query that was built here.
+    """The state of an operator of a query that was built in this process.
 
     Attributes
     ----------
     metadata
-        As its first batch would make it.
+        Metadata with which its first batch would create it.
     """
 
     operator: RoutedOperator
@@ -56,16 +56,16 @@ class PlannedState:
 
 @dataclass(frozen=True)
 class Imported:
-    """What was imported.
+    """The result of an import.
 
     Attributes
     ----------
     checkpoint
-        Where the query goes on.
+        Checkpoint with which the query continues.
     batch_id
-        The newest batch in it; the query's next one has the next number.
+        Newest batch of the checkpoint; the next batch of the query has the next number.
     rows
-        Rows of each state as it is now, by its name.
+        Number of rows of each state now, by its name.
     """
 
     checkpoint: str
@@ -75,7 +75,7 @@ class Imported:
 
 @dataclass(frozen=True)
 class _Batch:
-    """The batch that makes an imported version, as the query's log has it."""
+    """The batch that makes an imported version, as in the query's log."""
 
     query_id: str
     batch_id: int
@@ -84,12 +84,12 @@ class _Batch:
 
 
 class Importer:
-    """Imports states of a fleet.
+    """Import of states into a fleet.
 
     Parameters
     ----------
     planned
-        States of the operators that were built, by name.
+        States of the operators that were built in this process, by name.
     """
 
     def __init__(
@@ -107,27 +107,28 @@ class Importer:
         operators: Mapping[str, int] | None,
         from_nothing: Sequence[str],
     ) -> Imported:
-        """See :meth:`Fleet.import_checkpoint <spark_jobs.fleet.Fleet.import_checkpoint>`."""
+        """Import a checkpoint; see :meth:`Fleet.import_checkpoint <spark_jobs.fleet.Fleet.import_checkpoint>`."""
         spark = frame.sparkSession
         old = SparkCheckpoint.open(spark, source)
         new = NewCheckpoint.of(spark, checkpoint, f"{old.query_id} batch {old.batch_id}")
         states = _all_without(self._states_of(frame), from_nothing)
         numbers = _numbers(states, old, operators)
-        names = [one.metadata.state_name for one in states]
+        names = [state.metadata.state_name for state in states]
         if new.is_whole:
             return Imported(new.folder.uri, old.batch_id, {name: self._rows_of(name, new) for name in names})
         self._check_new(states, new)
-        # All of them before anything is written: what does not fit is told here.
-        own = {
-            one.metadata.state_name: plan.analysed
-            for one in states
-            if isinstance(plan := one.operator.plan, AggregatePlan)
+        # All frames are built before anything is written, so that a state that does not fit is an error here.
+        spark_plans = {
+            state.metadata.state_name: plan.analysed
+            for state in states
+            if isinstance(plan := state.operator.plan, AggregatePlan)
         }
-        as_run = aggregations_as_run(analysed(frame), own)
+        as_run = aggregations_as_run(analysed(frame), spark_plans)
         frames = [
-            _rows(one, SparkOperator(spark, old, numbers[one.metadata.state_name]), frame, as_run) for one in states
+            _rows(state, SparkOperator(spark, old, numbers[state.metadata.state_name]), frame, as_run)
+            for state in states
         ]
-        # Where operators follow one another, each has its own; Spark tells them with the next batch.
+        # Chained operators have watermarks of their own, which Spark passes with the next batch.
         watermarks = Watermarks(old.watermark_ms, old.watermark_ms) if len(states) == 1 else Watermarks()
         batch = _Batch(new.query_id, old.batch_id, old.batch_time_ms, watermarks)
         rows = self._write_all(states, frames, batch)
@@ -136,13 +137,13 @@ class Importer:
         return Imported(new.folder.uri, old.batch_id, rows)
 
     def import_table(self, frame: DataFrame, table: DataFrame, checkpoint: str) -> Imported:
-        """See :meth:`Fleet.import_table <spark_jobs.fleet.Fleet.import_table>`."""
+        """Import a table; see :meth:`Fleet.import_table <spark_jobs.fleet.Fleet.import_table>`."""
         spark = frame.sparkSession
         states = self._states_of(frame)
         if len(states) > 1 or table.isStreaming:
             raise InvalidRequestError(
                 "a table is imported for a query with one stateful operator, and is no stream; nothing was written",
-                states=[one.metadata.state_name for one in states],
+                states=[state.metadata.state_name for state in states],
                 isStreaming=table.isStreaming,
             )
         (state,) = states
@@ -154,12 +155,12 @@ class Importer:
         rows = table_rows(state.operator.plan, table)
         check_keys(rows, state.operator.schema.keys)
         batch = _Batch(new.query_id, 0, int(time.time() * 1000), Watermarks())
-        counted = self._write_all(states, [rows], batch)
+        counts = self._write_all(states, [rows], batch)
         new.write_first(batch.time_ms, analysed(frame).streaming_sources)
-        return Imported(new.folder.uri, 0, counted)
+        return Imported(new.folder.uri, 0, counts)
 
     def _write_all(self, states: Sequence[PlannedState], frames: Sequence[DataFrame], batch: _Batch) -> dict[str, int]:
-        """Make rows the first version of each state; returns how many each has."""
+        """Write rows as the first version of each state, and return their numbers by name."""
         run_id = f"import-{uuid.uuid4().hex}"
         try:
             return {
@@ -170,13 +171,13 @@ class Importer:
             self._coordinator.deactivate_instances(run_id)
 
     def _states_of(self, frame: DataFrame) -> list[PlannedState]:
-        """States of the operators of a query, the last operator first, as Spark numbers its own."""
-        found = operators_of(analysed(frame))
-        if not found:
+        """Return the states of the operators of a query, the last operator first, as Spark numbers its own."""
+        operators = operators_of(analysed(frame))
+        if not operators:
             raise InvalidRequestError(
                 "the DataFrame has no stateful operator of a fleet; give the one that fleet.stateful(..).groupBy(..) or the like gave"
             )
-        return [self._state(one) for one in found]
+        return [self._state(operator) for operator in operators]
 
     def _state(self, upstream: Upstream) -> PlannedState:
         planned = self._planned.get(upstream.state)
@@ -195,9 +196,9 @@ class Importer:
         return planned
 
     def _check_new(self, states: Sequence[PlannedState], new: NewCheckpoint) -> None:
-        """Refuse names that are taken."""
-        for one in states:
-            existing = self._coordinator.describe_state(one.metadata.state_name)
+        """Check that the names of the states are not taken."""
+        for state in states:
+            existing = self._coordinator.describe_state(state.metadata.state_name)
             if existing is not None and existing.query_id != new.query_id:
                 raise StateMismatchError(
                     "there is a state of this name, made by another query or by an import of something else; nothing was written; "
@@ -208,7 +209,7 @@ class Importer:
                 )
 
     def _rows_of(self, name: str, new: NewCheckpoint) -> int:
-        """Rows that an imported state has now."""
+        """Return the number of rows of an imported state now."""
         existing = self._coordinator.describe_state(name)
         if existing is None or existing.query_id != new.query_id:
             raise StateMismatchError(
@@ -225,13 +226,13 @@ class Importer:
             name, batch.query_id, run_id, batch.batch_id, 0, 0, "", batch_time_ms=batch.time_ms, is_import=True
         )
         existing = self._coordinator.describe_state(name)
-        # An import that was not finished has decided how many there are; the query may ask for others when it starts.
+        # An unfinished import has decided the number of shards; the query may ask for another one when it starts.
         shards = state.metadata.num_shards if existing is None else existing.num_shards
         metadata = replace(state.metadata, num_shards=shards)
-        write = ImportTask(held_schema(state.operator), metadata, self._address, task, batch.watermarks)
-        told = _by_shard(rows, shards).mapInArrow(write, from_arrow_schema(IMPORTED_SCHEMA))
+        write = ImportTask(file_schema(state.operator), metadata, self._address, task, batch.watermarks)
+        written = _by_shard(rows, shards).mapInArrow(write, from_arrow_schema(IMPORTED_SCHEMA))
         try:
-            counted = {one["shard"]: one["rows"] for one in told.collect()}
+            counts = {row["shard"]: row["rows"] for row in written.collect()}
         except JOB_FAILURES as error:
             raise StoreUnavailableError(
                 "the import was not finished; no query can use what there is of the state, and there is no new checkpoint; see the "
@@ -239,45 +240,45 @@ class Importer:
                 state=name,
                 cause=error,
             ) from error
-        assert counted.keys() == set(range(shards)), "a task for each shard"
-        return sum(counted.values())
+        assert counts.keys() == set(range(shards)), "a task for each shard"
+        return sum(counts.values())
 
 
 def _numbers(
-    states: Sequence[PlannedState], old: SparkCheckpoint, given: Mapping[str, int] | None
+    states: Sequence[PlannedState], old: SparkCheckpoint, operators: Mapping[str, int] | None
 ) -> Mapping[str, int]:
-    """Number of the operator of Spark's whose state each of some states is."""
-    names, there = [one.metadata.state_name for one in states], old.operators()
-    numbers = dict(zip(names, there, strict=False)) if given is None else dict(given)
-    if sorted(numbers.values()) != there or numbers.keys() != set(names):
+    """Return the number of the Spark operator of each state, by its name."""
+    names, existing = [state.metadata.state_name for state in states], old.operators()
+    numbers = dict(zip(names, existing, strict=False)) if operators is None else dict(operators)
+    if sorted(numbers.values()) != existing or numbers.keys() != set(names):
         raise StateMismatchError(
             "the checkpoint has other stateful operators than the query; nothing was written; build the query with an operator of the "
             "fleet for each of Spark's, and give operators={name: number} if they are in another order",
             checkpoint=old.folder.uri,
-            existing=there,
+            existing=existing,
             asked=names,
         )
     return numbers
 
 
 def _all_without(states: Sequence[PlannedState], names: Sequence[str]) -> list[PlannedState]:
-    """States without the aggregates in some columns of the results; the query's first batch adds them."""
-    plans = [one.operator.plan for one in states]
+    """Return the states without the aggregates in some columns of the results; the query's first batch adds them."""
+    plans = [state.operator.plan for state in states]
     known = {column.name for plan in plans if isinstance(plan, AggregatePlan) for column in plan.analysed.aggregates}
     if unknown := [name for name in names if name not in known]:
         raise _wrong_names(unknown, sorted(known))
-    return [_without(one, names) for one in states]
+    return [_without(state, names) for state in states]
 
 
 def _without(state: PlannedState, names: Sequence[str]) -> PlannedState:
     plan, schema = state.operator.plan, state.operator.schema
-    if not isinstance(plan, AggregatePlan) or not {one.name for one in plan.analysed.aggregates} & set(names):
+    if not isinstance(plan, AggregatePlan) or not {column.name for column in plan.analysed.aggregates} & set(names):
         return state
-    left = without(plan, schema, names)
-    if left == schema or all(one.kind is AccumulatorKind.VALUE for one in left.accumulators):
-        raise _wrong_names(names, [one.name for one in plan.analysed.aggregates])
-    metadata = replace(state.metadata, schema=left)
-    return PlannedState(replace(state.operator, schema=left), metadata)
+    remaining = without(plan, schema, names)
+    if remaining == schema or all(kept.kind is AccumulatorKind.VALUE for kept in remaining.accumulators):
+        raise _wrong_names(names, [column.name for column in plan.analysed.aggregates])
+    metadata = replace(state.metadata, schema=remaining)
+    return PlannedState(replace(state.operator, schema=remaining), metadata)
 
 
 def _wrong_names(names: Sequence[str], columns: Sequence[str]) -> InvalidRequestError:
@@ -291,7 +292,7 @@ def _wrong_names(names: Sequence[str], columns: Sequence[str]) -> InvalidRequest
 def _rows(
     state: PlannedState, operator: SparkOperator, frame: DataFrame, aggregations: Mapping[str, Plan]
 ) -> DataFrame:
-    """State of an operator of Spark's in the columns of the fleet's."""
+    """Return the state of a Spark operator in the columns of the fleet's."""
     plan = state.operator.plan
     if isinstance(plan, AggregatePlan):
         in_query = aggregations.get(state.metadata.state_name)
@@ -311,8 +312,8 @@ def _rows(
     )
 
 
-def held_schema(operator: RoutedOperator) -> StateSchema:
-    """Schema that the files of an operator's state are in."""
+def file_schema(operator: RoutedOperator) -> StateSchema:
+    """Return the schema of the files of an operator's state."""
     plan = operator.plan
     if isinstance(plan, GroupStatePlan):
         store = plan.columns.group_store(plan.schema.keys)
@@ -321,17 +322,17 @@ def held_schema(operator: RoutedOperator) -> StateSchema:
 
 
 def _by_shard(rows: DataFrame, shards: int) -> DataFrame:
-    """Rows in as many partitions as there are shards, each with the rows of one, and a row that tells which."""
+    """Return the rows partitioned by shard, with a marker row in each partition that has the number of its shard."""
     spark = rows.sparkSession
     shard = F.expr(f"pmod(`{HASH_COLUMN}`, {shards})").alias(SHARD_COLUMN)
     values = [name for name in rows.columns if name != HASH_COLUMN]
     present = rows.select(shard, F.lit(True).alias(PRESENT_COLUMN), *values)
-    kinds = {one.name: one.dataType for one in rows.schema.fields}
-    told = spark.range(shards).select(
+    kinds = {column.name: column.dataType for column in rows.schema.fields}
+    markers = spark.range(shards).select(
         F.col("id").cast("int").alias(SHARD_COLUMN),
         F.lit(False).alias(PRESENT_COLUMN),
         *(F.lit(None).cast(kinds[name]).alias(name) for name in values),
     )
     routes = F.array(*map(F.lit, marker_routes(shards)))
-    both = told.unionByName(present)
+    both = markers.unionByName(present)
     return both.repartition(shards, routes[F.col(SHARD_COLUMN)])

@@ -1,4 +1,4 @@
-"""Rows of both sides of Spark's own join of two streams, as the fleet holds them."""
+"""Rows of both sides of Spark's own stream-stream join, in the columns of the fleet's state."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from store_actors.operators.join_schema import MATCHED_COLUMN, SIDE_COLUMN, Join
 
 __all__ = ["join_rows"]
 
-#: Spark's store of a side's rows by key and place; the other one of a side only has how many there are.
+#: Spark's store of the rows of each side, by key and index; the other store of a side only has their number.
 _ROWS = ("left-keyWithIndexToValue", "right-keyWithIndexToValue")
 _FLOATS = ("float32", "float64")
 _MATCHED = "matched"
 
 
 def join_rows(plan: JoinPlan, operator: SparkOperator, used: Container[str]) -> DataFrame:
-    """Rows of both sides of an operator of Spark's, in the columns of the plan's state.
+    """Return the rows of both sides of a Spark operator, in the columns of the plan's state.
 
     Parameters
     ----------
     used
-        Columns of what the operator emits that the query uses: Spark keeps no others, which are null then.
+        Columns of the operator's results that the query uses: Spark keeps no others, which become null.
 
     Raises
     ------
     StateMismatchError
-        It is another operator, has other keys, or does not have a column that the query needs.
+        The operator is another one, has other keys, or lacks a column that the query needs.
     """
     left, right = (_side(plan, number, operator, used) for number in (0, 1))
     return left.unionByName(right)
@@ -49,33 +49,33 @@ def join_rows(plan: JoinPlan, operator: SparkOperator, used: Container[str]) -> 
 def _side(plan: JoinPlan, number: int, operator: SparkOperator, used: Container[str]) -> DataFrame:
     options, side = JoinOptions.of(plan.schema.options), plan.sides[number]
     store = store_of(operator, _ROWS[number])
-    keys: list[tuple[str | None, T.DataType]] = [(None, one.type) for one in side.keys]
+    keys: list[tuple[str | None, T.DataType]] = [(None, key.type) for key in side.keys]
     check_types(operator, "join keys", store.schema.keys, [*keys, ("index", T.LongType())])
-    found = list(store.schema.values.fields)
-    # Spark 2 did not note which rows have matched.
+    values_of_store = list(store.schema.values.fields)
+    # Spark 2 did not record which rows have matched.
     has_matched = operator.checkpoint.conf.get("spark.sql.streaming.join.stateFormatVersion", "2") != "1"
     if has_matched:
-        check_types(operator, "join's values", T.StructType(found[-1:]), [(_MATCHED, T.BooleanType())])
+        check_types(operator, "join's values", T.StructType(values_of_store[-1:]), [(_MATCHED, T.BooleanType())])
     elif options.is_outer(number):
         raise StateMismatchError(
             "the checkpoint's join does not note which rows have matched (state format 1), so nobody knows which are still to be "
             "emitted with nulls; nothing was written; start the query anew",
             checkpoint=operator.checkpoint.folder.uri,
         )
-    held = options.stored()[number]
+    stored = options.stored()[number]
     read = {*([] if options.condition is None else columns_of(options.condition)), options.expiry[number]}
-    needed = [name for name in held if name in read or name in used]
-    rows = _rows(operator, store, side, found[:-1] if has_matched else found, needed)
+    needed = [name for name in stored if name in read or name in used]
+    rows = _rows(operator, store, side, values_of_store[:-1] if has_matched else values_of_store, needed)
     if has_matched and options.join_type is JoinType.LEFT_SEMI and number == 0:
-        # Spark keeps what it has emitted until its time is over.
+        # Spark keeps rows that it has emitted until they expire.
         rows = rows.where(~F.col(_MATCHED))
     leaves = [_key(column, leaf).alias(leaf.name) for leaf, column in side.leaves]
     matched = F.col(_MATCHED) if options.is_outer(number) else F.lit(None).cast("boolean")
-    own = {_name(column): column for column in side.columns}
-    others = {one.name: one for one in plan.schema.state_fields}
+    columns = {_name(column): column for column in side.columns}
+    fields = {state.name: state for state in plan.schema.state_fields}
     values = [
-        own[name] if name in held else F.lit(None).cast(spark_field(one).dataType).alias(name)
-        for name, one in others.items()
+        columns[name] if name in stored else F.lit(None).cast(spark_field(state).dataType).alias(name)
+        for name, state in fields.items()
         if name not in (SIDE_COLUMN, MATCHED_COLUMN)
     ]
     hashed = F.hash(*(column for _, column in side.leaves)).alias(HASH_COLUMN)
@@ -85,54 +85,55 @@ def _side(plan: JoinPlan, number: int, operator: SparkOperator, used: Container[
 
 
 def _rows(
-    operator: SparkOperator, store: SparkStore, side: JoinedSide, found: list[T.StructField], held: Sequence[str]
+    operator: SparkOperator, store: SparkStore, side: JoinedSide, existing: list[T.StructField], stored: Sequence[str]
 ) -> DataFrame:
-    """Rows of a side as columns of the very ids that the query's expressions read, and whether they have matched."""
-    keys = [T.StructField(f"key{place}", one.dataType) for place, one in enumerate(store.schema.keys.fields)]
-    left = list(enumerate(found))
-    columns, places = list[T.StructField](), dict[int, int]()
+    """Return the rows of a side, as columns with the ids that the query's expressions read, and whether they have matched."""
+    keys = [T.StructField(f"key{index}", key.dataType) for index, key in enumerate(store.schema.keys.fields)]
+    unused = list(enumerate(existing))
+    columns, indexes = list[T.StructField](), dict[int, int]()
     for attribute in side.attributes:
         kind = attribute.type.simpleString()
-        place = next(
-            (at for at, one in left if one.name == attribute.name and one.dataType.simpleString() == kind), None
+        index = next(
+            (at for at, column in unused if (column.name, column.dataType.simpleString()) == (attribute.name, kind)),
+            None,
         )
-        if place is not None:
-            # Of two columns of one name each is the attribute's in its turn.
-            left = [one for one in left if one[0] != place]
-            places[attribute.id] = place
+        if index is not None:
+            # Two columns of the same name belong to the attributes in their order.
+            unused = [pair for pair in unused if pair[0] != index]
+            indexes[attribute.id] = index
     needed = {
-        one.id
-        for column in (*(c for _, c in side.leaves), *_held(side, held))
-        for one in Expression.of(column).references
+        reference.id
+        for column in (*(c for _, c in side.leaves), *_stored_columns(side, stored))
+        for reference in Expression.of(column).references
     }
-    missing = [one.name for one in side.attributes if one.id in needed and one.id not in places]
-    if missing or left:
+    missing = [attribute.name for attribute in side.attributes if attribute.id in needed - indexes.keys()]
+    if missing or unused:
         raise StateMismatchError(
             "the columns of a side of the query's join are not those of the checkpoint's, which has those that are used after the "
             "join; nothing was written; build the query as the one was that made the checkpoint",
             checkpoint=operator.checkpoint.folder.uri,
             missing=missing,
-            existing=[one.name for one in found],
-            asked=[one.name for one in side.attributes],
+            existing=[column.name for column in existing],
+            asked=[attribute.name for attribute in side.attributes],
         )
-    by_place = {place: one for one in side.attributes if (place := places.get(one.id)) is not None}
-    for place, one in enumerate(found):
-        columns.append(T.StructField(f"value{place}", by_place[place].type if place in by_place else one.dataType))
-    extra = [T.StructField(_MATCHED, T.BooleanType())] if len(store.schema.values.fields) > len(found) else []
+    by_index = {index: attribute for attribute in side.attributes if (index := indexes.get(attribute.id)) is not None}
+    for index, column in enumerate(existing):
+        columns.append(T.StructField(f"value{index}", by_index[index].type if index in by_index else column.dataType))
+    extra = [T.StructField(_MATCHED, T.BooleanType())] if len(store.schema.values.fields) > len(existing) else []
     rows = state_rows(operator.spark, store, T.StructType([*keys, *columns, *extra]), partitioned_by=len(keys) - 1)
     named = []
     for attribute in side.attributes:
-        place = places.get(attribute.id)
-        column = (
-            resolved(rows, f"value{place}") if place is not None else Expression.of(F.lit(None).cast(attribute.type))
+        index = indexes.get(attribute.id)
+        value = (
+            resolved(rows, f"value{index}") if index is not None else Expression.of(F.lit(None).cast(attribute.type))
         )
-        named.append(column.as_nullable_as(attribute).named_as(attribute))
+        named.append(value.as_nullable_as(attribute).named_as(attribute))
     passed = [resolved(rows, _MATCHED)] if extra else []
     return analysed(rows).project([*named, *passed]).frame()
 
 
-def _held(side: JoinedSide, held: Sequence[str]) -> list[Column]:
-    return [column for column in side.columns if _name(column) in held]
+def _stored_columns(side: JoinedSide, names: Sequence[str]) -> list[Column]:
+    return [column for column in side.columns if _name(column) in names]
 
 
 def _name(column: Column) -> str:
@@ -140,5 +141,5 @@ def _name(column: Column) -> str:
 
 
 def _key(column: Column, leaf: Field) -> Column:
-    """A leaf of the key; of floating-point numbers those that are equal are one."""
+    """Return a leaf of the key; equal floating-point numbers become the same value."""
     return Expression.of(column).normalised().column() if leaf.type in _FLOATS else column

@@ -1,9 +1,10 @@
-"""A state from a table of its keys and values: the columns that the query's results, and readers of live state, show."""
+"""A state from a table of its keys and values: the columns of the query's results, and of live state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
+from operator import or_
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -44,8 +45,8 @@ def _list(value: Column) -> list[Column]:
     return [F.coalesce(value, F.array())]
 
 
-#: State fields of the functions whose state follows from their result.
-_HELD: Mapping[str, Callable[[Column], list[Column]]] = {
+#: State columns, from the result, of the functions whose state follows from it.
+_STATE_OF_RESULT: Mapping[str, Callable[[Column], list[Column]]] = {
     "Count": _count,
     "Sum": _same,
     "Min": _same,
@@ -62,13 +63,13 @@ _HELD: Mapping[str, Callable[[Column], list[Column]]] = {
 
 
 def table_rows(plan: OperatorPlan, table: DataFrame) -> DataFrame:
-    """Rows of a table in the columns of an operator's state.
+    """Return the rows of a table in the columns of an operator's state.
 
     Raises
     ------
     InvalidRequestError
-        The operator, or one of its aggregates, has a state that does not follow from what is shown of it; or the table lacks a column,
-        has one of another type, or lacks a key.
+        The state of the operator, or of one of its aggregates, does not follow from its results; or the table lacks a column, has one
+        of another type, or lacks a key.
     """
     if isinstance(plan, AggregatePlan) and plan.schema.operator is OperatorKind.AGGREGATE:
         return _groups(plan, table)
@@ -84,15 +85,15 @@ def table_rows(plan: OperatorPlan, table: DataFrame) -> DataFrame:
 
 
 def check_keys(rows: DataFrame, keys: Sequence[Field]) -> None:
-    """Refuse rows of which two have the same key.
+    """Check that no two rows have the same key.
 
     Raises
     ------
     InvalidRequestError
-        There are such; shows one.
+        Two rows have the same key; the error has it.
     """
-    counted = rows.groupBy(*(one.name for one in keys)).agg(F.count("*").alias(HASH_COLUMN))
-    twice = counted.where(F.col(HASH_COLUMN) > 1).drop(HASH_COLUMN).limit(1).collect()
+    counts = rows.groupBy(*(key.name for key in keys)).agg(F.count("*").alias(HASH_COLUMN))
+    twice = counts.where(F.col(HASH_COLUMN) > 1).drop(HASH_COLUMN).limit(1).collect()
     if twice:
         raise InvalidRequestError(
             "a state has one row for each key, and two rows of the table have the same; nothing was written; group the table by its "
@@ -103,92 +104,92 @@ def check_keys(rows: DataFrame, keys: Sequence[Field]) -> None:
 
 def _groups(plan: AggregatePlan, table: DataFrame) -> DataFrame:
     node = plan.analysed
-    shown = [(output.name, output.unaliased) for output in node.aggregates]
-    names = [_shown_as(shown, key.expression) for key in plan.keys]
-    given = _keyed(table, names, plan.keys)
-    leaves = keys_over(given, plan.keys, names)
+    results = [(output.name, output.unaliased) for output in node.aggregates]
+    names = [_result_name(results, key.expression) for key in plan.keys]
+    keyed = _keyed(table, names, plan.keys)
+    leaves = keys_over(keyed, plan.keys, names)
     selected = key_columns(leaves)
     for number, aggregate in enumerate(plan.uses):
-        name = _shown_as(shown, aggregate)
-        column = _typed(given, [(name, aggregate.type)])[quoted(name)]
+        name = _result_name(results, aggregate)
+        column = _typed(keyed, [(name, aggregate.type)])[quoted(name)]
         selected += _state(plan, number, aggregate, column)
-    return given.select(*selected, hashed(leaves))
+    return keyed.select(*selected, hashed(leaves))
 
 
 def _state(plan: AggregatePlan, number: int, aggregate: AggregateExpression, value: Column) -> list[Column]:
     function = aggregate.function
-    fields = [one for accumulator in plan.accumulators(number) for one in accumulator.state]
-    make = _HELD.get(function.kind)
-    if make is None:
+    fields = [state for accumulator in plan.accumulators(number) for state in accumulator.state]
+    state_of = _STATE_OF_RESULT.get(function.kind)
+    if state_of is None:
         raise InvalidRequestError(
             f"what {function.sql_name} holds does not follow from its result, so no table tells it; nothing was written; import the "
             "checkpoint, or have the query hold what it is made of (of an average a sum and a count)",
             aggregate=aggregate.sql,
         )
-    columns = make(stored(value, aggregate.type))
+    columns = state_of(stored(value, aggregate.type))
     if len(fields) > len(columns):
-        # A sum that says by a field of its own that there is no value yet.
+        # A sum with a field for whether it has no value yet.
         zero = F.lit(0).cast(spark_field(fields[0]).dataType)
         columns = [F.coalesce(columns[0], zero), columns[0].isNull()]
     if function.kind in ("First", "Last") and not function.ignores_nulls and aggregate.where is None:
         # There is a row in each group, and a null is a value.
         columns[1] = F.lit(True)
-    return [column.alias(one.name) for column, one in zip(columns, fields, strict=True)]
+    return [column.alias(state.name) for column, state in zip(columns, fields, strict=True)]
 
 
 def _keys_seen(plan: ProjectedPlan, table: DataFrame) -> DataFrame:
-    ends = [one.name for one in plan.schema.state_fields]
+    ends = [state.name for state in plan.schema.state_fields]
     names = [key.expression.name for key in plan.keys]
-    given = _typed(_keyed(table, names, plan.keys), [(name, T.TimestampType()) for name in ends])
-    leaves = keys_over(given, plan.keys, names, normalised=False)
-    return given.select(*key_columns(leaves), *(F.col(name) for name in ends), hashed(leaves))
+    keyed = _typed(_keyed(table, names, plan.keys), [(name, T.TimestampType()) for name in ends])
+    leaves = keys_over(keyed, plan.keys, names, normalised=False)
+    return keyed.select(*key_columns(leaves), *(F.col(name) for name in ends), hashed(leaves))
 
 
 def _function_state(plan: GroupStatePlan, table: DataFrame) -> DataFrame:
     names = [name for name, _ in plan.view.keys]
-    given = _typed(_keyed(table, names, plan.keys), [(one.name, one.dataType) for one in plan.state.fields])
-    leaves = keys_over(given, plan.keys, names)
-    held = [
-        F.col(quoted(one.name)).alias(field.name)
-        for one, field in zip(plan.state.fields, plan.columns.fields, strict=True)
+    keyed = _typed(_keyed(table, names, plan.keys), [(part.name, part.dataType) for part in plan.state.fields])
+    leaves = keys_over(keyed, plan.keys, names)
+    state_columns = [
+        F.col(quoted(part.name)).alias(field.name)
+        for part, field in zip(plan.state.fields, plan.columns.fields, strict=True)
     ]
     timeout = F.lit(None).cast("long").alias(TIMEOUT.name)
-    return given.select(*key_columns(leaves), *held, F.lit(True).alias(EXISTS.name), timeout, hashed(leaves))
+    return keyed.select(*key_columns(leaves), *state_columns, F.lit(True).alias(EXISTS.name), timeout, hashed(leaves))
 
 
-def _shown_as(shown: Sequence[tuple[str, Expression]], wanted: Expression) -> str:
-    """Name under which the results of a query show an expression as it is."""
-    name = next((name for name, one in shown if one.matches(wanted)), None)
+def _result_name(results: Sequence[tuple[str, Expression]], expression: Expression) -> str:
+    """Return the name of the column of a query's results that is an expression."""
+    name = next((name for name, result in results if result.matches(expression)), None)
     if name is None:
         raise InvalidRequestError(
             "the query shows this only inside of another expression, from which it does not follow; nothing was written; give it a "
             "column of its own in agg",
-            expression=wanted.sql,
+            expression=expression.sql,
         )
     return name
 
 
 def _keyed(table: DataFrame, names: Sequence[str], keys: Sequence[Key]) -> DataFrame:
-    """A table that has these keys, none of them null that is never null in the query."""
+    """Return the table, checked: it has the keys, and none is null that is never null in the query."""
     named = list(zip(names, (key.expression for key in keys), strict=True))
-    given = _typed(table, [(name, one.type) for name, one in named])
-    missing = [F.col(quoted(name)).isNull() for name, one in named if not one.nullable]
-    if missing and given.where(reduce(lambda one, other: one | other, missing)).limit(1).collect():
+    typed = _typed(table, [(name, key.type) for name, key in named])
+    is_null = [F.col(quoted(name)).isNull() for name, key in named if not key.nullable]
+    if is_null and typed.where(reduce(or_, is_null)).limit(1).collect():
         raise InvalidRequestError(
             "a key of the table is null that is never null in the query; nothing was written; leave these rows out",
             keys=list(names),
         )
-    return given
+    return typed
 
 
 def _typed(table: DataFrame, columns: Sequence[tuple[str, T.DataType]]) -> DataFrame:
-    """A table that has these columns."""
-    there = {one.name: one.dataType.simpleString() for one in table.schema.fields}
-    wrong = {name: kind.simpleString() for name, kind in columns if there.get(name) != kind.simpleString()}
+    """Return the table, checked: it has the columns in their types."""
+    present = {column.name: column.dataType.simpleString() for column in table.schema.fields}
+    wrong = {name: kind.simpleString() for name, kind in columns if present.get(name) != kind.simpleString()}
     if wrong:
         raise InvalidRequestError(
             "the table lacks columns of the state, or has them in other types; nothing was written; cast or rename them",
             wanted=wrong,
-            columns=there,
+            columns=present,
         )
     return table

@@ -120,7 +120,7 @@ def test_a_cookie_is_one_dashboards_own_and_does_not_tell_the_token(locked: str)
     assert TOKEN not in headers["set-cookie"]
     assert ask(locked, "/", {"Cookie": f"{name}={TOKEN}"})[0] == 401, "the token itself is no cookie"
     assert ask(locked, "/", {"Authorization": f"Bearer {value}"})[0] == 401, "a cookie is no token"
-    other = Access("another fleet's token", only_own_names=False)
+    other = Access("another fleet's token", only_loopback_names=False)
     # A browser keeps both, of whatever port they are.
     assert other._cookie_name != name
     assert ask(locked, "/", {"Cookie": f"{other._cookie_name}={other._cookie_value}; {name}={value}"})[0] == 200
@@ -338,7 +338,7 @@ def answering() -> Iterator[tuple[str, Answers]]:
     loop = asyncio.new_event_loop()
     answers = Answers()
     watching = Watching(FedFleet(1, 1), lambda: 0)
-    server = Server(watching, lambda: answers, ThreadPoolExecutor(1), Access(None, only_own_names=True))
+    server = Server(watching, lambda: answers, ThreadPoolExecutor(1), Access(None, only_loopback_names=True))
     host, port = loop.run_until_complete(server.start("127.0.0.1", 0))
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(loop.run_forever)
