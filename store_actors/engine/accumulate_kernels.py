@@ -11,8 +11,19 @@ from numba import njit, void
 from numba.types import Tuple, float64, int64, uint8, uint32, uint64
 
 from store_actors.engine.fold_kernels import bytes_less, decimal_less, fold_step
-from store_actors.engine.hash_kernels import hash_row
-from store_actors.engine.index_kernels import _BLOCK, _LOW32, _NEVER, _ONE, _S32, _ZERO, LIVE, _find, index_shift
+from store_actors.engine.index_kernels import (
+    _BLOCK,
+    _LOW32,
+    _NEVER,
+    _ONE,
+    _S32,
+    _ZERO,
+    LIVE,
+    _find,
+    claim_slot,
+    index_shift,
+    tag_block,
+)
 from store_actors.engine.op_code_kernels import OpCode
 
 __all__ = ["ACCUMULATE_WORDS", "accumulate"]
@@ -180,7 +191,7 @@ def _fold_block(ops, rows, rows_i, rows_f, slots, values, values_f, valid, begin
 )  # fmt: skip
 def accumulate(
     index, rows, keys, nulls, key_mask, first, secret, start, values, valid, ops, limits, arena, offsets, initial,
-    stamp, free, counters, index_room, created, undo_slots, undo_rows, progress,
+    stamp, free, counters, spare_entries, created, undo_slots, undo_rows, progress,
 ):  # fmt: skip
     """Fold rows ``start..`` of a batch into the table.
 
@@ -206,19 +217,12 @@ def accumulate(
     block = start
     while block < total:
         end = min(block + _BLOCK, total)
-        # Independent loads first: the processor overlaps their cache misses, which a loop that depends on each
-        # probe before starting the next could not.
-        for row in range(block, end):
-            tags[row - block] = hash_row(keys, row, 0, keys.shape[1], nulls[row], secret)
-        for row in range(block, end):
-            entry = index[tags[row - block] >> shift]
-            if entry != _ZERO:
-                warmth ^= rows[np.int64(entry & _LOW32) - 1, 0]
+        warmth ^= tag_block(index, rows, keys, nulls, secret, shift, block, end, tags)
         for row in range(block, end):
             tag = tags[row - block]
-            place = _find(index, rows, keys, row, nulls[row], key_mask, first, tag, shift)
-            if place >= 0:
-                slot = np.int64(index[place] & _LOW32) - 1
+            position = _find(index, rows, keys, row, nulls[row], key_mask, first, tag, shift)
+            if position >= 0:
+                slot = np.int64(index[position] & _LOW32) - 1
                 if rows[slot, 0] >> _S32 != np.uint64(stamp):
                     undo_slots[n_undone] = slot
                     for word in range(rows.shape[1]):
@@ -226,13 +230,8 @@ def accumulate(
                     n_undone += 1
                     rows[slot, 0] = (rows[slot, 0] & _LOW32) | stamp_word
             else:
-                if added < index_room and counters[1] > 0:
-                    counters[1] -= 1
-                    slot = free[counters[1]]
-                elif added < index_room and counters[0] < rows.shape[0]:
-                    slot = counters[0]
-                    counters[0] += 1
-                else:
+                slot = claim_slot(rows.shape[0], free, counters, spare_entries - added)
+                if slot < 0:
                     _fold_block(
                         ops, rows, rows_i, rows_f, slots, values, values_f, valid, block, row, limits, arena, offsets
                     )
@@ -242,7 +241,7 @@ def accumulate(
                 rows[slot, 0] |= stamp_word | LIVE | nulls[row]
                 for word in range(keys.shape[1]):
                     rows[slot, first + word] = keys[row, word]
-                index[-1 - place] = (tag << _S32) | np.uint64(slot + 1)
+                index[-1 - position] = (tag << _S32) | np.uint64(slot + 1)
                 added += 1
                 created[n_created] = slot
                 n_created += 1

@@ -77,27 +77,69 @@ def grow_index(old, new):
     size = new.shape[0]
     mask = np.uint64(size - 1)
     shift = index_shift(size)
-    for position in range(old.shape[0]):
-        entry = old[position]
+    for number in range(old.shape[0]):
+        entry = old[number]
         if entry != _ZERO:
-            place = (entry >> _S32) >> shift
-            while new[place] != _ZERO:
-                place = (place + _ONE) & mask
-            new[place] = entry
+            position = (entry >> _S32) >> shift
+            while new[position] != _ZERO:
+                position = (position + _ONE) & mask
+            new[position] = entry
 
 
 @njit(int64(u64_1, u64_2, u64_2, int64, uint64, uint64, int64, uint64, uint64), cache=True, nogil=True)
 def _find(index, rows, keys, row, nulls, key_mask, first, tag, shift):
-    """Position in the index of the row's key, or -1 - position of the empty place where it belongs."""
+    """Position in the index of the row's key, or -1 - the empty position where it belongs."""
     mask = np.uint64(index.shape[0] - 1)
-    place = tag >> shift
+    position = tag >> shift
     while True:
-        entry = index[place]
+        entry = index[position]
         if entry == _ZERO:
-            return -1 - np.int64(place)
+            return -1 - np.int64(position)
         if entry >> _S32 == tag and _same_key(rows, np.int64(entry & _LOW32) - 1, keys, row, nulls, key_mask, first):
-            return np.int64(place)
-        place = (place + _ONE) & mask
+            return np.int64(position)
+        position = (position + _ONE) & mask
+
+
+@njit(uint64(u64_1, u64_2, u64_2, u64_1, u64_1, uint64, int64, int64, u64_1), cache=True, nogil=True)
+def tag_block(index, rows, keys, nulls, secret, shift, begin, end, tags):
+    """Put the tags of the keys ``begin..end`` into ``tags``, and load what the index has at their home positions.
+
+    These loads are independent, so the processor overlaps their cache misses; a loop that depends on each probe before it starts
+    the next one could not.
+
+    Returns
+    -------
+    uint64
+        A word of all loads, which the caller compares with ``_NEVER``: else they would be optimised away.
+    """
+    for row in range(begin, end):
+        tags[row - begin] = hash_row(keys, row, 0, keys.shape[1], nulls[row], secret)
+    warmth = _ZERO
+    for row in range(begin, end):
+        entry = index[tags[row - begin] >> shift]
+        if entry != _ZERO:
+            warmth ^= rows[np.int64(entry & _LOW32) - 1, 0]
+    return warmth
+
+
+@njit(int64(int64, i64_1, i64_1, int64), cache=True, nogil=True)
+def claim_slot(capacity, free, counters, spare_entries):
+    """Return the slot of a new key; -1 if the index takes no more entries or if none of the `capacity` slots of rows is free.
+
+    ``counters`` is (slots ever used, free slots). No array is touched in a branch: else Numba counts references to it in every call.
+    """
+    used, spare = counters[0], counters[1]
+    last_free = free[max(spare - 1, 0)]
+    slot = np.int64(-1)
+    if spare_entries > 0:
+        if spare > 0:
+            slot = last_free
+            spare -= 1
+        elif used < capacity:
+            slot = used
+            used += 1
+    counters[0], counters[1] = used, spare
+    return slot
 
 
 @njit(void(u64_2, u64_1, u64_1, u64_1), cache=True, nogil=True)
@@ -120,13 +162,13 @@ def lookup(index, rows, keys, nulls, key_mask, first, secret, out):
             entry = index[tags[row - block] >> shift]
             out[row] = np.int64(rows[np.int64(entry & _LOW32) - 1, 0] >> _S32) if entry != _ZERO else 0
         for row in range(block, end):
-            place = _find(index, rows, keys, row, nulls[row], key_mask, first, tags[row - block], shift)
-            out[row] = np.int64(index[place] & _LOW32) - 1 if place >= 0 else -1
+            position = _find(index, rows, keys, row, nulls[row], key_mask, first, tags[row - block], shift)
+            out[row] = np.int64(index[position] & _LOW32) - 1 if position >= 0 else -1
 
 
 @njit(void(u64_1, u64_2, int64, int64, uint64, int64, int64, u64_1), cache=True, nogil=True)
 def reindex(index, rows, begin, end, key_mask, first, key_words, secret):
-    """Enter every live row from `begin` up to `end` into an index that has none of them, after key words changed in place."""
+    """Enter every live row from `begin` up to `end` into an index that has none of them, after key words were changed in the rows."""
     shift = index_shift(index.shape[0])
     mask = np.uint64(index.shape[0] - 1)
     keys = np.empty((1, key_words), np.uint64)
@@ -136,19 +178,19 @@ def reindex(index, rows, begin, end, key_mask, first, key_words, secret):
         for word in range(key_words):
             keys[0, word] = rows[slot, first + word]
         tag = hash_row(keys, 0, 0, key_words, rows[slot, 0] & key_mask, secret)
-        place = tag >> shift
-        while index[place] != _ZERO:
-            place = (place + _ONE) & mask
-        index[place] = (tag << _S32) | np.uint64(slot + 1)
+        position = tag >> shift
+        while index[position] != _ZERO:
+            position = (position + _ONE) & mask
+        index[position] = (tag << _S32) | np.uint64(slot + 1)
 
 
 @njit(void(u64_1, int64), cache=True, nogil=True)
-def _delete_at(index, place):
-    """Empty a place and shift the entries behind it back, so that no probe ever stops short of its key."""
+def _delete_at(index, position):
+    """Empty a position and shift the entries behind it back, so that no probe ever stops short of its key."""
     size = index.shape[0]
     shift = index_shift(size)
-    hole = place
-    probe = place
+    hole = position
+    probe = position
     while True:
         probe = (probe + 1) & (size - 1)
         entry = index[probe]
@@ -171,7 +213,7 @@ def remove(index, rows, keys, nulls, key_mask, first, secret, free, counters, ou
     shift = index_shift(index.shape[0])
     removed = 0
     for row in range(keys.shape[0]):
-        place = _find(
+        position = _find(
             index,
             rows,
             keys,
@@ -182,9 +224,9 @@ def remove(index, rows, keys, nulls, key_mask, first, secret, free, counters, ou
             hash_row(keys, row, 0, keys.shape[1], nulls[row], secret),
             shift,
         )
-        if place >= 0:
-            slot = np.int64(index[place] & _LOW32) - 1
-            _delete_at(index, place)
+        if position >= 0:
+            slot = np.int64(index[position] & _LOW32) - 1
+            _delete_at(index, position)
             rows[slot, 0] &= ~LIVE
             free[counters[1]] = slot
             counters[1] += 1
@@ -210,19 +252,19 @@ def evict(index, rows, candidates, key_mask, first, key_words, secret, expiry_wo
     removed = 0
     for block in range(0, candidates.shape[0], _BLOCK):
         end = min(block + _BLOCK, candidates.shape[0])
-        for position in range(block, end):
-            slot = candidates[position]
+        for number in range(block, end):
+            slot = candidates[number]
             for word in range(key_words):
-                keys[position - block, word] = rows[slot, first + word]
-            tags[position - block] = hash_row(keys, position - block, 0, key_words, rows[slot, 0] & key_mask, secret)
-        for position in range(block, end):  # as in `accumulate_kernels.accumulate`: overlap the cache misses
-            warmth ^= index[tags[position - block] >> shift]
-        for position in range(block, end):
-            slot, row = candidates[position], position - block
+                keys[number - block, word] = rows[slot, first + word]
+            tags[number - block] = hash_row(keys, number - block, 0, key_words, rows[slot, 0] & key_mask, secret)
+        for number in range(block, end):  # as in `accumulate_kernels.accumulate`: overlap the cache misses
+            warmth ^= index[tags[number - block] >> shift]
+        for number in range(block, end):
+            slot, row = candidates[number], number - block
             if rows[slot, 0] & LIVE == _ZERO or rows_i[slot, expiry_word] > limit:
                 continue
-            place = _find(index, rows, keys, row, rows[slot, 0] & key_mask, key_mask, first, tags[row], shift)
-            _delete_at(index, place)
+            position = _find(index, rows, keys, row, rows[slot, 0] & key_mask, key_mask, first, tags[row], shift)
+            _delete_at(index, position)
             rows[slot, 0] &= ~LIVE
             free[counters[1]] = slot
             counters[1] += 1

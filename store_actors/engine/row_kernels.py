@@ -11,7 +11,18 @@ from numba import njit
 from numba.types import Tuple, int64, uint8, uint32, uint64
 
 from store_actors.engine.hash_kernels import hash_row
-from store_actors.engine.index_kernels import _BLOCK, _LOW32, _NEVER, _S32, _ZERO, LIVE, _find, index_shift
+from store_actors.engine.index_kernels import (
+    _BLOCK,
+    _LOW32,
+    _NEVER,
+    _S32,
+    _ZERO,
+    LIVE,
+    _find,
+    claim_slot,
+    index_shift,
+    tag_block,
+)
 
 __all__ = ["insert", "put", "take_columns", "upsert"]
 
@@ -22,7 +33,7 @@ u8_1, u64_1, u64_2, i64_1 = uint8[::1], uint64[::1], uint64[:, ::1], int64[::1]
     int64(u64_1, u64_2, u64_2, uint64, int64, int64, u64_1, int64, i64_1, i64_1, int64, i64_1),
     cache=True, nogil=True,
 )  # fmt: skip
-def put(index, rows, new_rows, key_mask, first, key_words, secret, start, free, counters, index_room, out):
+def put(index, rows, new_rows, key_mask, first, key_words, secret, start, free, counters, spare_entries, out):
     """Store whole rows ``start..`` (their words already laid out), replacing those of the same key; ``out`` gets their slots.
 
     Stops when out of room; returns the first row not stored.
@@ -35,21 +46,14 @@ def put(index, rows, new_rows, key_mask, first, key_words, secret, start, free, 
         for word in range(key_words):
             keys[0, word] = new_rows[row, first + word]
         tag = hash_row(keys, 0, 0, key_words, nulls, secret)
-        place = _find(index, rows, keys, 0, nulls, key_mask, first, tag, shift)
-        if place >= 0:
-            slot = np.int64(index[place] & _LOW32) - 1
+        position = _find(index, rows, keys, 0, nulls, key_mask, first, tag, shift)
+        if position >= 0:
+            slot = np.int64(index[position] & _LOW32) - 1
         else:
-            if added >= index_room:
+            slot = claim_slot(rows.shape[0], free, counters, spare_entries - added)
+            if slot < 0:
                 return row
-            if counters[1] > 0:
-                counters[1] -= 1
-                slot = free[counters[1]]
-            elif counters[0] < rows.shape[0]:
-                slot = counters[0]
-                counters[0] += 1
-            else:
-                return row
-            index[-1 - place] = (tag << _S32) | np.uint64(slot + 1)
+            index[-1 - position] = (tag << _S32) | np.uint64(slot + 1)
             added += 1
         for word in range(rows.shape[1]):
             rows[slot, word] = new_rows[row, word]
@@ -65,7 +69,7 @@ def put(index, rows, new_rows, key_mask, first, key_words, secret, start, free, 
     cache=True, nogil=True,
 )  # fmt: skip
 def upsert(
-    index, rows, new_rows, keys, nulls, key_mask, first, secret, start, stamp, free, counters, index_room, created,
+    index, rows, new_rows, keys, nulls, key_mask, first, secret, start, stamp, free, counters, spare_entries, created,
     undo_rows, progress,
 ):  # fmt: skip
     """Write whole rows ``start..`` under `stamp`, keeping what they overwrite unless that has the same stamp.
@@ -88,31 +92,21 @@ def upsert(
     block = start
     while block < total:
         end = min(block + _BLOCK, total)
-        for row in range(block, end):
-            tags[row - block] = hash_row(keys, row, 0, keys.shape[1], nulls[row], secret)
-        for row in range(block, end):  # as in `accumulate_kernels.accumulate`: overlap the cache misses
-            entry = index[tags[row - block] >> shift]
-            if entry != _ZERO:
-                warmth ^= rows[np.int64(entry & _LOW32) - 1, 0]
+        warmth ^= tag_block(index, rows, keys, nulls, secret, shift, block, end, tags)
         for row in range(block, end):
             tag = tags[row - block]
-            place = _find(index, rows, keys, row, nulls[row], key_mask, first, tag, shift)
-            if place >= 0:
-                slot = np.int64(index[place] & _LOW32) - 1
+            position = _find(index, rows, keys, row, nulls[row], key_mask, first, tag, shift)
+            if position >= 0:
+                slot = np.int64(index[position] & _LOW32) - 1
                 if rows[slot, 0] >> _S32 != np.uint64(stamp):
                     for word in range(rows.shape[1]):
                         undo_rows[n_undone, word] = rows[slot, word]
                     n_undone += 1
             else:
-                if added < index_room and counters[1] > 0:
-                    counters[1] -= 1
-                    slot = free[counters[1]]
-                elif added < index_room and counters[0] < rows.shape[0]:
-                    slot = counters[0]
-                    counters[0] += 1
-                else:
+                slot = claim_slot(rows.shape[0], free, counters, spare_entries - added)
+                if slot < 0:
                     return row, n_created, n_undone
-                index[-1 - place] = (tag << _S32) | np.uint64(slot + 1)
+                index[-1 - position] = (tag << _S32) | np.uint64(slot + 1)
                 added += 1
                 created[n_created] = slot
                 n_created += 1
@@ -132,12 +126,12 @@ def upsert(
     cache=True, nogil=True,
 )  # fmt: skip
 def insert(
-    index, rows, new_rows, keys, nulls, key_mask, first, secret, start, stamp, free, counters, index_room, created,
+    index, rows, new_rows, keys, nulls, key_mask, first, secret, start, stamp, free, counters, spare_entries, created,
     sources, made,
 ):  # fmt: skip
     """Write those of the whole rows ``start..`` whose key is not there yet; of rows with the same key the first one.
 
-    ``created`` gets the slots from place ``made`` on, ``sources`` the rows they come from. Stops early when out of room.
+    ``created`` gets the slots from index ``made`` on, ``sources`` the rows they come from. Stops early when out of room.
 
     Returns
     -------
@@ -153,26 +147,16 @@ def insert(
     block = start
     while block < total:
         end = min(block + _BLOCK, total)
-        for row in range(block, end):
-            tags[row - block] = hash_row(keys, row, 0, keys.shape[1], nulls[row], secret)
-        for row in range(block, end):  # as in `accumulate_kernels.accumulate`: overlap the cache misses
-            entry = index[tags[row - block] >> shift]
-            if entry != _ZERO:
-                warmth ^= rows[np.int64(entry & _LOW32) - 1, 0]
+        warmth ^= tag_block(index, rows, keys, nulls, secret, shift, block, end, tags)
         for row in range(block, end):
             tag = tags[row - block]
-            place = _find(index, rows, keys, row, nulls[row], key_mask, first, tag, shift)
-            if place >= 0:
+            position = _find(index, rows, keys, row, nulls[row], key_mask, first, tag, shift)
+            if position >= 0:
                 continue
-            if added < index_room and counters[1] > 0:
-                counters[1] -= 1
-                slot = free[counters[1]]
-            elif added < index_room and counters[0] < rows.shape[0]:
-                slot = counters[0]
-                counters[0] += 1
-            else:
+            slot = claim_slot(rows.shape[0], free, counters, spare_entries - added)
+            if slot < 0:
                 return row, made
-            index[-1 - place] = (tag << _S32) | np.uint64(slot + 1)
+            index[-1 - position] = (tag << _S32) | np.uint64(slot + 1)
             added += 1
             for word in range(1, rows.shape[1]):
                 rows[slot, word] = new_rows[row, word]
@@ -194,8 +178,8 @@ def take_columns(rows, chosen, begin, end, words, out, count):
     """
     for slot in range(begin, end):
         if chosen[slot]:
-            for place in range(words.shape[0]):
-                word = words[place]
+            for column in range(words.shape[0]):
+                word = words[column]
                 out[word, count] = rows[slot, word]
             count += 1
     return count
