@@ -33,7 +33,7 @@ from coordinator.storage.forwarded_credentials import ForwardedCredentialsStore
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_travelled_store
-from store_actors.direct_calls import DirectAddress, DirectAnswers
+from store_actors.direct_calls import DirectAddress, DirectServer
 from store_actors.key_queries import KeyQuery, KeyResult, KeyResults
 from store_actors.messages import (
     ApplyRequest,
@@ -454,13 +454,13 @@ class StoreActor(StoreProcess):
             self._handed.hand_over(secrets)
 
 
-def _direct_answers(answer: Callable[[bytes], bytes], runtime: Runtime) -> DirectAnswers | None:
+def _direct_answers(answer: Callable[[bytes], bytes], runtime: Runtime) -> DirectServer | None:
     # Such a cluster sends nothing that others on its network can read; these connections are not encrypted.
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         return None
     host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     try:
-        return DirectAnswers(host, secrets.token_bytes(32), answer, runtime)
+        return DirectServer(host, secrets.token_bytes(32), answer, runtime)
     except OSError:
         log.exception("look-ups are answered by calls of Ray only: nothing can be listened to on %s", host)
         return None

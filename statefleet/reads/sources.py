@@ -17,7 +17,8 @@ from coordinator.model.schema import StateSchema
 from coordinator.runtime.runtime import Runtime
 from coordinator.service.calls import Actors
 from coordinator.service.client import CoordinatorClient
-from store_actors.direct_calls import DirectAddress, DirectCalls
+from statefleet.reads.direct_client import DirectClient
+from store_actors.direct_calls import DirectAddress
 from store_actors.key_queries import KeyQuery, KeyResult, KeyResults
 from store_actors.messages import ReadRequest
 from store_actors.serving.hot_key_tracker import HottestKeys
@@ -91,7 +92,7 @@ class FleetSource:
         coordinator: CoordinatorClient,
         actors: Actors,
         runtime: Runtime,
-        direct: DirectCalls | None = None,
+        direct: DirectClient | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._actors = actors
@@ -112,7 +113,7 @@ class FleetSource:
             address: DirectAddress | None = handle and actors.get(handle.direct_address.remote(), _ADDRESS_S)
             return address
 
-        source = cls(coordinator, actors, runtime, DirectCalls(address_of, runtime))
+        source = cls(coordinator, actors, runtime, DirectClient(address_of, runtime))
         return source
 
     def names(self) -> list[str]:

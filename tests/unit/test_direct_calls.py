@@ -19,8 +19,10 @@ from typing import Any
 import pytest
 
 from coordinator.runtime.runtime import Runtime
+from statefleet.reads import direct_client
+from statefleet.reads.direct_client import DirectClient
 from store_actors import direct_calls
-from store_actors.direct_calls import DirectAddress, DirectAnswers, DirectCalls
+from store_actors.direct_calls import DirectAddress, DirectServer
 from tests.clocks import LaterClock, until
 
 KEY = bytes(range(32))
@@ -32,7 +34,7 @@ class EchoActor:
     def __init__(self) -> None:
         self.goes_on = threading.Event()
         self.asked: list[bytes] = []
-        self.direct = DirectAnswers("127.0.0.1", KEY, self.answer, Runtime())
+        self.direct = DirectServer("127.0.0.1", KEY, self.answer, Runtime())
 
     def answer(self, asked: bytes) -> bytes:
         self.asked.append(asked)
@@ -50,7 +52,7 @@ class Caller:
         self.address = address
         self.looked_up = 0
         self.clock = LaterClock()
-        self.calls = DirectCalls(self._address_of, Runtime(clock=self.clock))
+        self.calls = DirectClient(self._address_of, Runtime(clock=self.clock))
 
     def _address_of(self, actor_name: str) -> DirectAddress | None:
         self.looked_up += 1
@@ -64,7 +66,7 @@ class Caller:
         """By a connection, if there can be one; Ray would be asked until there is."""
         waiting = self.calls.begin(actor, life, asked)
         if waiting is None:
-            until(lambda: not any(one.is_connecting for one in self.calls._lives.values()))
+            until(lambda: not any(one.is_connecting for one in self.calls._incarnations.values()))
             waiting = self.calls.begin(actor, life, asked)
         return None if waiting is None else waiting()
 
@@ -106,11 +108,11 @@ def test_a_call_that_fails_is_left_to_ray_and_does_not_end_the_others(
 
 
 def test_a_slow_answer_is_not_taken_for_another_one(actor: EchoActor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct_calls, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(direct_client, "_PATIENCE_S", 0.1)
     caller = Caller(actor.direct.address)
     assert caller.ask(b"slow") is None
     actor.goes_on.set()
-    caller.clock.later_s = direct_calls._AGAIN_S
+    caller.clock.later_s = direct_client._AGAIN_S
     for asked in (b"x", b"y"):
         assert caller.ask(asked) == 2 * asked
 
@@ -166,12 +168,12 @@ def test_the_proof_of_one_caller_is_none_to_another(actor: EchoActor) -> None:
 def test_while_it_is_slow_nobody_else_waits(actor: EchoActor, monkeypatch: pytest.MonkeyPatch) -> None:
     caller = Caller(actor.direct.address)
     assert caller.ask(b"x") == b"xx"
-    monkeypatch.setattr(direct_calls, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(direct_client, "_PATIENCE_S", 0.1)
     assert caller.ask_at_once(b"slow") is None
     for _ in range(3):
         assert caller.ask(b"x") is None
     assert caller.looked_up == 1
-    caller.clock.later_s = direct_calls._AGAIN_S
+    caller.clock.later_s = direct_client._AGAIN_S
     assert caller.ask(b"x") == b"xx"
 
 
@@ -208,7 +210,7 @@ def test_signals_do_not_keep_a_caller_waiting(actor: EchoActor, monkeypatch: pyt
     """As of a profiler: each has the kernel's time limit begin anew."""
     caller = Caller(actor.direct.address)
     assert caller.ask(b"x") == b"xx"
-    monkeypatch.setattr(direct_calls, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(direct_client, "_PATIENCE_S", 0.3)
     came: list[int] = []
     former = signal.signal(signal.SIGALRM, lambda *_: came.append(1))
     signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
@@ -233,7 +235,7 @@ def test_an_interrupted_caller_closes_nothing_of_others(actor: EchoActor, monkey
 
     monkeypatch.setattr(direct_calls, "_wait_at_most", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        direct_calls._connected(actor.direct.address)
+        direct_calls.connect(actor.direct.address, direct_client._PATIENCE_S)
     opened = [socket.socket() for _ in range(8)]
     gc.collect()
     assert all(one.getsockname() for one in opened)
@@ -245,10 +247,10 @@ def test_connections_of_store_actors_that_are_gone_are_closed_in_time(actor: Ech
     caller = Caller(actor.direct.address)
     for number in range(3):
         assert caller.ask(b"x", "life", f"gone-{number}") == b"xx"
-    assert sum(len(one.spare) for one in caller.calls._lives.values()) == 3
-    caller.clock.later_s = direct_calls._IDLE_S + 1
+    assert sum(len(one.spare) for one in caller.calls._incarnations.values()) == 3
+    caller.clock.later_s = direct_client._IDLE_S + 1
     assert caller.ask(b"x") == b"xx"
-    assert [len(one.spare) for one in caller.calls._lives.values()] == [1]
+    assert [len(one.spare) for one in caller.calls._incarnations.values()] == [1]
     assert caller.ask(b"x", "another") == b"xx"
 
 
@@ -384,13 +386,13 @@ def test_where_there_is_no_connection_it_is_tried_again_after_a_while(actor: Ech
     caller.address = None
     assert caller.ask(b"x", "third") is None
     caller.address = actor.direct.address
-    caller.clock.later_s = direct_calls._AGAIN_S
+    caller.clock.later_s = direct_client._AGAIN_S
     assert caller.ask(b"x", "third") == b"xx"
 
 
 def test_a_store_actor_that_answers_nothing_is_asked_by_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one whose process is stopped: its machine accepts connections for it."""
-    monkeypatch.setattr(direct_calls, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(direct_client, "_PATIENCE_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         caller = Caller(DirectAddress("127.0.0.1", listening.getsockname()[1], KEY))
         assert caller.ask(b"x") is None
@@ -401,7 +403,7 @@ def test_a_process_that_was_forked_has_connections_of_its_own(actor: EchoActor) 
     """As the workers of a data loader: on its parent's, each would take the other's answers."""
     caller = Caller(actor.direct.address)
     assert caller.ask(b"x") == b"xx"
-    (life,) = caller.calls._lives.values()
+    (life,) = caller.calls._incarnations.values()
     (own,) = life.spare
     reading, writing = os.pipe()
     held, done = threading.Event(), threading.Event()
@@ -433,7 +435,7 @@ def test_a_process_that_was_forked_has_connections_of_its_own(actor: EchoActor) 
 def test_only_some_calls_are_worked_on_at_once(actor: EchoActor, monkeypatch: pytest.MonkeyPatch) -> None:
     callers = [Caller(actor.direct.address) for _ in range(direct_calls._AT_ONCE + 4)]
     with ThreadPoolExecutor(len(callers)) as threads:
-        monkeypatch.setattr(direct_calls, "_PATIENCE_S", 30.0)
+        monkeypatch.setattr(direct_client, "_PATIENCE_S", 30.0)
         waiting = [threads.submit(one.ask, b"slow") for one in callers]
         until(lambda: actor.direct._connected == len(callers) and len(actor.asked) == direct_calls._AT_ONCE)
         time.sleep(0.2)
