@@ -29,44 +29,44 @@ def status(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> None
     """Store actors and states, and why batches were slow."""
     coordinator = find(uri, address)
     coordinator.load_all_states()
-    told = coordinator.status()
+    report = coordinator.status()
     if as_json:
-        print_json(told)
+        print_json(report)
         return
-    print_text(f"fleet {told['fleet_id']} at {told['uri']}")
+    print_text(f"fleet {report['fleet_id']} at {report['uri']}")
     print()
     print_table(
         ("store actor", "id", "pid", "memory", "of", "spilled", "state"),
-        [_actor_row(told, actor) for actor in told["store_actors"]],
+        [_actor_row(report, actor) for actor in report["store_actors"]],
     )
     print()
     print_table(
         ("state", "version", "shards", "rows", "memory", "mode", "active", "last commit"),
         [
             (
-                one["name"],
-                str(one["version"]),
-                one["num_shards"],
-                one["state_rows"],
-                size_cell(one["state_bytes"]),
-                one["output_mode"],
-                one["active"],
-                ago_text(one["last_commit_ms"]),
+                state["name"],
+                str(state["version"]),
+                state["num_shards"],
+                state["state_rows"],
+                size_cell(state["state_bytes"]),
+                state["output_mode"],
+                state["active"],
+                ago_text(state["last_commit_ms"]),
             )
-            for one in told["queries"]
+            for state in report["queries"]
         ],
     )
-    _print_unreadable(told.get("unreadable", []))
-    _print_executors(told["executors"])
-    _print_overdue(told["queries"])
-    _print_slow(told["queries"])
+    _print_unreadable(report.get("unreadable", []))
+    _print_executors(report["executors"])
+    _print_overdue(report["queries"])
+    _print_slow(report["queries"])
 
 
 def _print_unreadable(states: list[dict[str, Any]]) -> None:
     """Print the states whose files cannot be read, and what to do."""
-    for one in states:
+    for state in states:
         print()
-        print_text(f"{one['name']} cannot be read: {one['error']}")
+        print_text(f"{state['name']} cannot be read: {state['error']}")
 
 
 def _print_executors(executors: list[dict[str, Any]]) -> None:
@@ -78,14 +78,14 @@ def _print_executors(executors: list[dict[str, Any]]) -> None:
         ("executor", "on", "state", "why"),
         [
             (
-                one["executor_id"],
-                one["host"],
+                executor["executor_id"],
+                executor["host"],
                 "alive"
-                if one["alive"]
-                else f"{'ended' if one['is_expected'] else 'lost'} {ago_text(one['lost_at_ms'])}",
-                one["reason"] or None,
+                if executor["alive"]
+                else f"{'ended' if executor['is_expected'] else 'lost'} {ago_text(executor['lost_at_ms'])}",
+                executor["reason"] or None,
             )
-            for one in executors
+            for executor in executors
         ],
     )
 
@@ -100,54 +100,54 @@ def _print_overdue(queries: list[dict[str, Any]]) -> None:
 
 def _print_slow(queries: list[dict[str, Any]]) -> None:
     """Print the newest slow batches, and where their time went."""
-    slow = sorted((one for query in queries for one in query["slow_batches"]), key=lambda one: -one["at_ms"])
-    for one in slow[:_SLOW_SHOWN]:
+    slow = sorted((batch for query in queries for batch in query["slow_batches"]), key=lambda batch: -batch["at_ms"])
+    for batch in slow[:_SLOW_SHOWN]:
         print()
-        print_text(f"{ago_text(one['at_ms'])}: {one['text']}")
+        print_text(f"{ago_text(batch['at_ms'])}: {batch['text']}")
 
 
-def _named(told: dict[str, Any], actor_name: str | None) -> str | None:
+def _named(report: dict[str, Any], actor_name: str | None) -> str | None:
     """Return a store actor as users see it: the address of its node, and its number there."""
     if actor_name is None:
         return None
-    hosts = {one["actor_name"]: one["host"] for one in told["store_actors"]}
-    number = _id(told, actor_name).partition("-")[2] or "0"
+    hosts = {actor["actor_name"]: actor["host"] for actor in report["store_actors"]}
+    number = _id(report, actor_name).partition("-")[2] or "0"
     # The store actor of a shard may be gone since an earlier coordinator.
-    return f"{hosts[actor_name]}#{number}" if actor_name in hosts else _id(told, actor_name)
+    return f"{hosts[actor_name]}#{number}" if actor_name in hosts else _id(report, actor_name)
 
 
-def _id(told: dict[str, Any], actor_name: str) -> str:
+def _id(report: dict[str, Any], actor_name: str) -> str:
     """Return a store actor's name without the prefix of its fleet: the beginning of its Ray node's id, and its number."""
-    return actor_name.removeprefix(store_actors_prefix(told["uri"]))
+    return actor_name.removeprefix(store_actors_prefix(report["uri"]))
 
 
-def _actor_row(told: dict[str, Any], actor: dict[str, Any]) -> tuple[object, ...]:
+def _actor_row(report: dict[str, Any], actor: dict[str, Any]) -> tuple[object, ...]:
     sizes = (size_cell(actor[name]) for name in ("resident_bytes", "memory_limit", "spilled_bytes"))
     name = actor["actor_name"]
-    return _named(told, name), _id(told, name), str(actor["pid"]), *sizes, "alive" if actor["alive"] else "lost"
+    return _named(report, name), _id(report, name), str(actor["pid"]), *sizes, "alive" if actor["alive"] else "lost"
 
 
 def queries(uri: Uri, name: Name = None, address: Address = "auto", as_json: AsJson = False) -> None:
     """Queries: states, watermarks, rates."""
     coordinator = find(uri, address)
     chosen = chosen_states(coordinator.load_all_states(), name) if name else None
-    told = [one for one in coordinator.status()["queries"] if chosen is None or one["name"] in chosen]
+    chosen_queries = [query for query in coordinator.status()["queries"] if chosen is None or query["name"] in chosen]
     if as_json:
-        print_json([{key: value for key, value in one.items() if key != "shards"} for one in told])
+        print_json([{key: value for key, value in query.items() if key != "shards"} for query in chosen_queries])
         return
     rows = [
         (
-            one["query_id"][:8] or None,
-            one["name"],
-            one["active"],
-            None if one["batch_id"] is None else str(one["batch_id"]),
-            time_text(one["watermark_ms"]),
-            one["rows_per_second"],
-            one["rows_late"],
-            None if one["locality"] is None else f"{one['locality']:.0%}",
-            ago_text(one["last_commit_ms"]),
+            query["query_id"][:8] or None,
+            query["name"],
+            query["active"],
+            None if query["batch_id"] is None else str(query["batch_id"]),
+            time_text(query["watermark_ms"]),
+            query["rows_per_second"],
+            query["rows_late"],
+            None if query["locality"] is None else f"{query['locality']:.0%}",
+            ago_text(query["last_commit_ms"]),
         )
-        for one in sorted(told, key=lambda one: (one["query_id"], one["name"]))
+        for query in sorted(chosen_queries, key=lambda query: (query["query_id"], query["name"]))
     ]
     print_table(("query", "state", "active", "batch", "watermark", "rows/s", "rows late", "local", "last commit"), rows)
 
@@ -156,10 +156,10 @@ def shards(uri: Uri, name: Name = None, address: Address = "auto", as_json: AsJs
     """Where each shard is, its version and rows."""
     coordinator = find(uri, address)
     coordinator.load_all_states()
-    told = coordinator.status()
+    report = coordinator.status()
     rows = [
         {"state": query["name"], **shard}
-        for query in told["queries"]
+        for query in report["queries"]
         if name in (None, query["name"])
         for shard in query["shards"]
     ]
@@ -172,7 +172,7 @@ def shards(uri: Uri, name: Name = None, address: Address = "auto", as_json: AsJs
             (
                 row["state"],
                 str(row["partition_id"]),
-                _named(told, row["actor_name"]),
+                _named(report, row["actor_name"]),
                 row["executor"],
                 str(row["version"]),
                 None if row["epoch"] is None else str(row["epoch"]),
@@ -191,19 +191,19 @@ def metrics(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> Non
     from coordinator.service.calls import RayActors
     from store_actors.deploy import store_metrics
 
-    told = find(uri, address).status()
-    counters = store_metrics(RayActors(), told)
+    report = find(uri, address).status()
+    counters = store_metrics(RayActors(), report)
     if as_json:
         print_json(counters)
         return
     names = list(counters) if len(counters) <= _ACTOR_COLUMNS else []
-    every = list(dict.fromkeys(counter for one in counters.values() for counter in one))
+    every = list(dict.fromkeys(counter for of_actor in counters.values() for counter in of_actor))
     rows = []
     for counter in every:
-        values = [one.get(counter) for one in counters.values()]
-        own = [counters[name].get(counter) for name in names]
-        rows.append((counter, *(_counter(counter, value) for value in (_sum(values), *own))))
-    print_table(("counter", f"all {len(counters)}", *(_named(told, name) or name for name in names)), rows)
+        values = [of_actor.get(counter) for of_actor in counters.values()]
+        of_each = [counters[name].get(counter) for name in names]
+        rows.append((counter, *(_counter(counter, value) for value in (_sum(values), *of_each))))
+    print_table(("counter", f"all {len(counters)}", *(_named(report, name) or name for name in names)), rows)
 
 
 def _sum(values: list[Any]) -> Any:

@@ -143,10 +143,12 @@ def _nodes(alive: list[dict[str, Any]]) -> Iterator[Finding]:
         yield compared(name, node["NodeID"][:12], here, versions)
 
 
-def compared(name: str, node_id: str, here: dict[str, str], there: dict[str, str]) -> Finding:
+def compared(name: str, node_id: str, here: dict[str, str], of_node: dict[str, str]) -> Finding:
     """Return whether a node has the same versions of packages as this machine."""
     differing = [
-        f"{package} {version} (here {here[package]})" for package, version in there.items() if version != here[package]
+        f"{package} {version} (here {here[package]})"
+        for package, version in of_node.items()
+        if version != here[package]
     ]
     if differing:
         return Finding(
@@ -155,7 +157,7 @@ def compared(name: str, node_id: str, here: dict[str, str], there: dict[str, str
             f"{node_id} has another {', another '.join(differing)}",
             "install the same versions on every node, from requirements.lock",
         )
-    return Finding(name, Outcome.OK, f"{node_id}, Python {there['python']}, the same packages as here")
+    return Finding(name, Outcome.OK, f"{node_id}, Python {of_node['python']}, the same packages as here")
 
 
 def _fleet(uri: str) -> Finding:

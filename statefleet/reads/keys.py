@@ -114,21 +114,23 @@ def key_array(values: list[Any], field: pa.Field) -> pa.Array:
         ) from error
 
 
-def one_row_each(asked: pa.Table, rows: pa.Table, indexes: npt.NDArray[np.int64], projection: Projection) -> pa.Table:
+def one_row_each(of_keys: pa.Table, rows: pa.Table, indexes: npt.NDArray[np.int64], projection: Projection) -> pa.Table:
     """Return a row for each key: its columns, with nulls and a false ``__found`` for a key that has no row.
 
     Parameters
     ----------
-    asked
+    of_keys
         The key columns.
     rows, indexes
         Rows that were found, and the index of the key of each.
     """
-    where = np.full(asked.num_rows, -1, np.int64)
+    where = np.full(of_keys.num_rows, -1, np.int64)
     where[indexes] = np.arange(len(indexes))
     is_found = where >= 0
     keys = projection.view_columns.keys
     values = rows.drop_columns([name for name in rows.column_names if name in keys])
     chosen = values.take(pa.array(where, mask=~is_found))
-    columns = {name: asked.column(name) for name in keys} | {name: chosen.column(name) for name in values.column_names}
+    columns = {name: of_keys.column(name) for name in keys} | {
+        name: chosen.column(name) for name in values.column_names
+    }
     return pa.table(columns).append_column(pa.field(FOUND_COLUMN, pa.bool_(), nullable=False), pa.array(is_found))

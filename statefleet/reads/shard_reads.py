@@ -134,9 +134,9 @@ class ShardReads:
         VersionReplacedError
             Another attempt has made the version since it was read.
         """
-        wanted = WantedView(read_version.version, self.is_committed, read_version.first_partition)
+        view_request = WantedView(read_version.version, self.is_committed, read_version.first_partition)
         if read_version.version is not None:
-            view = self._source.view(self._name, wanted, None)
+            view = self._source.view(self._name, view_request, None)
             assert view is not None
             if read_version.lineage not in ("", view.lineage):
                 raise VersionReplacedError(
@@ -148,7 +148,7 @@ class ShardReads:
             return view
         known = self._newest
         now_s = self._clock.elapsed_s()
-        newer = self._source.view(self._name, wanted, None if known is None else known.id)
+        newer = self._source.view(self._name, view_request, None if known is None else known.id)
         newest = newer or known
         assert newest is not None
         # Answers may arrive in another order than the requests.

@@ -52,17 +52,17 @@ class StoredSource:
     def names(self) -> list[str]:
         return [name for name in self._objects.folders() if is_state_name(name) and self._metadata(name) is not None]
 
-    def view(self, name: str, asked: WantedView, known: ViewId | None) -> ReadView | None:
+    def view(self, name: str, view_request: WantedView, known: ViewId | None) -> ReadView | None:
         ledger, created = self._ledger(name), self._created(name)
         if ledger.is_dropped:
             raise InvalidRequestError(
                 "the state was dropped, and there is no such state any more; nothing was changed", state=name
             )
-        siblings = self._siblings(name, ledger.query_id) if asked.version is None else ()
+        siblings = self._siblings(name, ledger.query_id) if view_request.version is None else ()
         newest, *others = (
-            newest_readable(*state, is_committed=asked.is_committed) for state in ((ledger, created), *siblings)
+            newest_readable(*state, is_committed=view_request.is_committed) for state in ((ledger, created), *siblings)
         )
-        return read_view(ledger, created, cut_of(newest, others), asked, known)
+        return read_view(ledger, created, cut_of(newest, others), view_request, known)
 
     def version_stats(self, name: str, count: int, *, is_committed: bool) -> tuple[VersionStats, ...]:
         newest = self.view(name, WantedView(None, is_committed), None)
