@@ -1,7 +1,7 @@
-"""What a fleet's actors log, a line an event: JSON for machines, or text for people. Never a value of a state, nor a credential.
+"""Log lines of a fleet's actors, one per event: JSON for machines, or text for users. Never a value of a state, nor a credential.
 
-Only the fields of :data:`FIELDS` are taken from a record. What is told of an error is this project's own words, or the operating
-system's; of any other one its kind and where it came from, as its text may repeat what was being worked on.
+Only the fields of :data:`FIELDS` are taken from a record. Of an error, the text is logged if it is this project's own or the operating
+system's. Of any other error, its kind and stack are, as its text may repeat the data that was being worked on.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from coordinator.model.names import fleet_id_of
 
 __all__ = ["FIELDS", "JsonLines", "TextLines", "about", "log_to_stderr"]
 
-#: What a line tells beside its message, where it is known, in this order: given by ``extra=``, or taken from an error.
+#: Fields of a line beside its message, where they are known, in this order: given by ``extra=``, or taken from an error.
 #: `partition` is the number in the paths of files: the shard's, as long as the state was not rescaled.
 FIELDS = (
     "state", "query", "run", "shard", "partition", "store", "version", "epoch", "batch", "actor", "node", "error",
 )  # fmt: skip
 #: Environment of a node's Ray processes: ``json`` (the default) or ``text``.
 _FORMAT = "STATEFLEET_LOG_FORMAT"
-#: Whose loggers are told: the packages that actors run.
+#: Packages whose loggers are written: those that actors run.
 _LOGGERS = ("coordinator", "store_actors", "statefleet")
-#: Errors of callers, who are told of the values that they gave.
+#: Errors about values that a caller gave: their texts have those values in them.
 _OF_CALLERS = (InvalidRequestError, SumOverflowError)
 
 
 def about(store_id: StateStoreId, **more: object) -> dict[str, object]:
-    """Fields of a line about a partition, or a store of it."""
+    """Return the fields of a line about a partition, or a store of it."""
     store = {} if store_id.store_name == DEFAULT_STORE else {"store": store_id.store_name}
     return {"state": store_id.state_name, "partition": store_id.partition_id, **store, **more}
 
 
 def log_to_stderr(uri: str, process: str) -> None:
-    """Have this process, an actor, log to its standard error, which Ray keeps with its logs.
+    """Log to this process's standard error, which Ray keeps with its logs; for actors.
 
     Parameters
     ----------
@@ -63,12 +63,12 @@ def log_to_stderr(uri: str, process: str) -> None:
 
 
 class JsonLines(logging.Formatter):
-    """A JSON object a line.
+    """Formats a record as a JSON object on one line.
 
     Parameters
     ----------
     facts
-        Told with each line.
+        Fields of every line.
     """
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
@@ -76,7 +76,7 @@ class JsonLines(logging.Formatter):
         self._facts = facts
 
     def format(self, record: logging.LogRecord) -> str:
-        """See :class:`logging.Formatter`."""
+        """Return the line of a record; see :class:`logging.Formatter`."""
         told: dict[str, Any] = {
             "time": _time(record),
             "level": record.levelname,
@@ -91,10 +91,10 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """A line as people read it; a stack follows on lines of its own."""
+    """Formats a record as text; a stack follows on lines of its own."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See :class:`logging.Formatter`."""
+        """Return the line of a record; see :class:`logging.Formatter`."""
         fields = " ".join(f"{name}={value}" for name, value in _fields(record).items())
         line = f"{_time(record)} {record.levelname} {record.name}: {_message(record)}" + (fields and f" [{fields}]")
         if record.exc_info and record.exc_info[1] is not None:
@@ -114,13 +114,13 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def _told(error: BaseException) -> str:
-    """An error in words that repeat nothing of anybody's data."""
+    """Return the text of an error without any data of users."""
     is_known = isinstance(error, StateStoreError | OSError) and not isinstance(error, _OF_CALLERS)
     return f"{type(error).__name__}: {error}" if is_known else type(error).__name__
 
 
 def _errors(record: logging.LogRecord) -> Iterator[BaseException]:
-    """Errors that a record is about."""
+    """Yield the errors that a record is about."""
     if record.exc_info and record.exc_info[1] is not None:
         yield record.exc_info[1]
     if isinstance(record.args, tuple):
@@ -138,7 +138,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _exception(error: BaseException) -> str:
-    """Kind and stack of an error, and of those that it came from, the first one first."""
+    """Return kind and stack of an error and of its causes, the first cause first."""
     former = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     stack = "".join(traceback.format_tb(error.__traceback__))
     return (f"{_exception(former)}\n" if former is not None else "") + f"{stack}{_told(error)}"

@@ -1,4 +1,4 @@
-"""What Ray's compiled parts write to standard error by themselves, before they have a log, is kept out of what a program prints."""
+"""Keeps the lines that Ray's compiled parts write to standard error, before they have a log, out of a program's output."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from contextlib import contextmanager, suppress
 
 __all__ = ["native_notes_kept", "stderr_without_notes"]
 
-#: A line of Ray's C++ code that tells something (I) or warns (W): ``[2026-11-24 15:29:37,160 I 700 708] gcs_client.cc:96: ..``.
-#: Errors go on.
+#: A line of Ray's C++ code, of level info (I) or warning (W): ``[2026-11-24 15:29:37,160 I 700 708] gcs_client.cc:96: ..``.
+#: Errors are passed on.
 _NOTE = re.compile(rb"\[\d{4}-\d\d-\d\d [\d:,]+ [IW] \d+ \d+\] \w+\.(?:cc|h):\d+: ")
 _PIECE = 1 << 16
 
 
 def stderr_without_notes() -> tuple[int, threading.Thread]:
-    """A standard error for a process that is started: all that it writes is passed on to this process's own, but for Ray's notes.
+    """Return a standard error for a child process: its output is passed on to this process's own, without Ray's notes.
 
     Returns
     -------
     int
-        File descriptor to write to. Whoever gave it to another process closes it.
+        File descriptor to write to. The caller closes it once the child has it.
     threading.Thread
-        Passes on until all have closed it.
+        Passes output on until all processes have closed the descriptor.
     """
     read, write = os.pipe()
-    # As the process would have had it, whatever becomes of this process's own later.
+    # A copy: this process's own may be redirected later.
     passing = threading.Thread(target=_pass_on, args=(read, os.dup(2)), name="statefleet-stderr", daemon=True)
     passing.start()
     return write, passing
@@ -35,9 +35,9 @@ def stderr_without_notes() -> tuple[int, threading.Thread]:
 
 @contextmanager
 def native_notes_kept() -> Iterator[None]:
-    """Keep Ray's notes to itself while something is tried that tells its failure in another way, too.
+    """Suppress Ray's notes during an attempt whose failure is reported in another way, too.
 
-    For moments only: file descriptor 2 is another one meanwhile. What other threads write is passed on.
+    For short times only: file descriptor 2 is redirected meanwhile. Output of other threads is passed on.
     """
     before = os.dup(2)
     write, passing = stderr_without_notes()
@@ -48,23 +48,23 @@ def native_notes_kept() -> Iterator[None]:
     finally:
         os.dup2(before, 2)
         os.close(before)
-        # A process that was started meanwhile may have it for longer.
+        # A process that was started meanwhile may have the descriptor for longer.
         passing.join(timeout=1.0)
 
 
 def _pass_on(read: int, write: int) -> None:
     rest = b""
-    with suppress(OSError):  # nobody takes it any more
+    with suppress(OSError):  # the reader is gone
         while piece := os.read(read, _PIECE):
             *lines, rest = (rest + piece).splitlines(keepends=True)
             if rest.endswith(b"\n"):
                 lines, rest = [*lines, rest], b""
             elif not rest.startswith(b"["):
-                # Not the beginning of a note: somebody may wait for it.
+                # Not the beginning of a note: a reader may wait for it.
                 lines, rest = [*lines, rest], b""
             os.write(write, b"".join(line for line in lines if not _NOTE.match(line)))
         os.write(write, rest)
-    # Who writes on is not held up.
+    # Later writers are not blocked.
     with suppress(OSError):
         while os.read(read, _PIECE):
             pass

@@ -1,6 +1,6 @@
-"""What a process takes from the machine that it runs on: time, ids, threads.
+"""Time, ids and threads of the machine that a process runs on.
 
-All of it is passed in, so that a simulation can put its own in place of it. Nothing else of the coordinator and the store actors
+All of it is passed in, so that a simulation can replace it. Nothing else of the coordinator and the store actors
 looks at a clock, makes an id or starts a thread by itself, but for the object stores, which wait between their attempts.
 """
 
@@ -34,7 +34,7 @@ __all__ = [
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
-#: Linux stops the ordinary monotonic clock while a machine sleeps; elsewhere it is the system's to say.
+#: Linux stops the ordinary monotonic clock while a machine sleeps; on other systems it depends.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -42,23 +42,23 @@ class Clock(Protocol):
     """Time as a process sees it."""
 
     def now_s(self) -> float:
-        """Seconds since the epoch; the machine's clock may be set, also back."""
+        """Return seconds since the epoch; the machine's clock may be set, also back."""
 
     def elapsed_s(self) -> float:
-        """Seconds since some moment. It never goes back, and goes on while the machine sleeps: ages are measured by it."""
+        """Return seconds since a fixed moment. They never go back, and go on while the machine sleeps: ages are measured by them."""
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for some seconds."""
 
 
 class Lock(Protocol):
     """A lock as :class:`threading.Lock`."""
 
     def acquire(self, blocking: bool = True) -> bool:
-        """Take it; False if somebody has it and `blocking` is."""
+        """Acquire the lock; returns False if another thread has it and `blocking` is false."""
 
     def release(self) -> None:
-        """Give it back."""
+        """Release the lock."""
 
     def __enter__(self) -> object: ...
 
@@ -68,26 +68,26 @@ class Lock(Protocol):
 
 
 class Pool(Protocol):
-    """Threads that work is given to."""
+    """Threads that run functions."""
 
     def submit(self, function: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs) -> Future[Result]:
-        """Have a function called."""
+        """Run a function on one of the threads."""
 
 
 class Threads(Protocol):
-    """Where work goes on side by side."""
+    """Starts threads and makes locks."""
 
     def lock(self) -> Lock:
-        """A lock that its holder may take again."""
+        """Return a lock that its holder may acquire again."""
 
     def pool(self, size: int, name: str) -> Pool:
-        """So many threads, whose names begin with `name`."""
+        """Return a pool of threads, whose names begin with `name`."""
 
     def start(self, target: Callable[[], None], name: str) -> None:
-        """Run a function beside everything else, until the process ends."""
+        """Run a function on a thread of its own, until the process ends."""
 
     def future(self) -> Future[Any]:
-        """What one thread tells another that waits for it."""
+        """Return an event that one thread sets and others wait for."""
 
 
 class MachineClock:
@@ -120,25 +120,26 @@ class MachineThreads:
 
 
 def random_id() -> str:
-    """32 hexadecimal digits that nobody else has."""
+    """Return 32 random hexadecimal digits."""
     return uuid.uuid4().hex
 
 
 def random_seed() -> int:
-    """128 bits that nobody can guess."""
+    """Return 128 random bits that cannot be guessed."""
     return secrets.randbits(128)
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """A process's surroundings; by default those that it really has.
+    """The clock, ids and threads of a process; by default the machine's own.
 
     Attributes
     ----------
     new_id
         As :func:`random_id`.
     hash_seed
-        What keys are hashed under, so that whoever chooses them cannot choose many with one hash. Nothing that is stored depends on it.
+        Seed of the hashes of keys, so that a user who chooses keys cannot choose many with one hash. Nothing that is stored
+        depends on it.
     """
 
     clock: Clock = field(default_factory=MachineClock)
@@ -148,11 +149,11 @@ class Runtime:
 
 
 def freeze_imports() -> None:
-    """Keep Python's garbage collection from looking at what was imported: a full one would halt each process for 0.2 s."""
+    """Exclude imported modules from Python's garbage collection: a full collection would halt each process for 0.2 s."""
     gc.collect()
     gc.freeze()
 
 
 def now_ms(clock: Clock) -> int:
-    """Milliseconds since the epoch."""
+    """Return milliseconds since the epoch."""
     return int(clock.now_s() * 1000)

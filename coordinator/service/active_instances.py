@@ -1,4 +1,4 @@
-"""Spark's StateStoreCoordinator in a coordinator that may restart: what its memory has forgotten, leases tell. No Ray."""
+"""Spark's StateStoreCoordinator in a coordinator that may restart: leases say what a restart has forgotten. No Ray."""
 
 from __future__ import annotations
 
@@ -18,30 +18,33 @@ class ActiveInstances:
 
     Parameters
     ----------
-    lives
-        Told of each reporter.
-    keeper
-        Gives the keeper of a state's ledger.
+    store_actors
+        Registers each store actor that reports.
+    writer_of
+        Returns the writer of a state's ledger.
 
     Attributes
     ----------
     registry
-        What was reported to this life of the coordinator.
+        The shards that were reported to this incarnation of the coordinator.
     ended_runs
-        Runs of which it is known that they are over.
+        Runs that are known to be over.
     """
 
-    def __init__(self, lives: ActorRegistry, writer: Callable[[str], Awaitable[LedgerWriter]]) -> None:
+    def __init__(self, store_actors: ActorRegistry, writer_of: Callable[[str], Awaitable[LedgerWriter]]) -> None:
         self.registry = InstanceRegistry()
         self.ended_runs: set[str] = set()
-        self._lives = lives
-        self._writer_of = writer
+        self._store_actors = store_actors
+        self._writer_of = writer_of
 
     async def report(
         self, provider_id: StateStoreProviderId, location: ActorLocation, ids_to_check: Sequence[StateStoreProviderId]
     ) -> list[StateStoreProviderId]:
-        """See :meth:`InstanceRegistry.report_active_instance`; what this coordinator has forgotten in a restart, leases tell."""
-        self._lives.started(location)
+        """Record that a store actor has loaded a shard, and return the other shards that it should unload.
+
+        See :meth:`InstanceRegistry.report_active_instance`. Leases say what this coordinator has forgotten in a restart.
+        """
+        self._store_actors.started(location)
         stale = self.registry.report_active_instance(provider_id, location, ids_to_check)
         remembered = await self._remembered(stale, location)
         for other in remembered:
@@ -49,7 +52,7 @@ class ActiveInstances:
         return [other for other in stale if other not in remembered]
 
     def has(self, ledger: StateLedger) -> bool:
-        """Whether store actors have reported shards of a state for its newest run, which nobody has said is over."""
+        """Return whether store actors have reported shards of a state for its newest run, and that run is not known to be over."""
         if ledger.run_id in self.ended_runs:
             return False
         stores = (StateStoreId(ledger.root, 0, partition) for partition in ledger.assigned())
@@ -58,14 +61,16 @@ class ActiveInstances:
         )
 
     def end(self, run_id: str) -> int:
-        """See :meth:`InstanceRegistry.deactivate_instances`; called when a query stops."""
+        """Forget all shards of a run, which has ended; returns how many there were."""
         self.ended_runs.add(run_id)
         return self.registry.deactivate_instances(run_id)
 
     async def _remembered(
         self, stale: Sequence[StateStoreProviderId], location: ActorLocation
     ) -> set[StateStoreProviderId]:
-        """Those that nobody has reported to this life of the coordinator, though they are leased to the store actor."""
+        """Return the shards that are leased to the store actor, though they were not reported to this incarnation of the
+        coordinator.
+        """
         unknown = [
             one for one in stale if self.registry.get_location(one) is None and one.query_run_id not in self.ended_runs
         ]

@@ -16,7 +16,7 @@ from coordinator.model.names import store_actors_prefix
 from coordinator.runtime.logs import log_to_stderr
 from coordinator.runtime.runtime import MachineClock, freeze_imports
 from coordinator.service.coordinator import Coordinator
-from coordinator.service.metric_export import keep_telling
+from coordinator.service.metric_export import keep_exporting
 from coordinator.storage.counted import CountedObjectStore, StorageStats
 from coordinator.storage.forwarded_credentials import ForwardedCredentialsStore
 from coordinator.storage.options import Secrets, StorageOptions
@@ -55,7 +55,7 @@ class CoordinatorActor(Coordinator):
 
     def _begin(self) -> None:
         super()._begin()
-        self._exporting = asyncio.create_task(keep_telling(self._uri, self.samples))
+        self._exporting = asyncio.create_task(keep_exporting(self._uri, self.samples))
 
     async def storage_options(self) -> StorageOptions:
         """Return the options that the fleet was started with, without credentials."""

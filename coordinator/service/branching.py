@@ -29,10 +29,10 @@ class Branching:
 
     Parameters
     ----------
-    keeper
-        Gives the keeper of a state's ledger.
+    writer_of
+        Returns the writer of a state's ledger.
     clock
-        By which a branch is dated, for people.
+        Gives the time at which a branch was made, which is shown to users.
     """
 
     def __init__(self, writer: Callable[[str], Awaitable[LedgerWriter]], clock: Clock) -> None:
@@ -40,7 +40,7 @@ class Branching:
         self._clock = clock
 
     async def existing(self, parent: str, version: int | None, name: str) -> Branch | None:
-        """The branch of that name, if it began with the version of the parent, or with any if none is given; None without one.
+        """Return the branch of that name, if it began with the version of the parent (any version if none is given); None without one.
 
         Raises
         ------
@@ -60,14 +60,14 @@ class Branching:
         return await writer.read(look)
 
     async def make(self, parent: StateMetadata, version: int, name: str) -> Branch:
-        """Have a new state that begins with a version of another one.
+        """Create a state that begins with a version of another one.
 
         Parameters
         ----------
         parent
-            The other one's metadata.
+            Metadata of the other state.
         name
-            Of the branch.
+            Name of the branch.
 
         Raises
         ------
@@ -85,7 +85,7 @@ class Branching:
         drops = await branch.read(lambda ledger: ledger.drops)
         made_at_ms = now_ms(self._clock)
         await self._note(owners(wanted), BranchMade(name, parent.state_name, version, made_at_ms))
-        # Again: what the parent needs from here on is left alone.
+        # Read again: from here on cleaning keeps the files that the branch needs.
         begun = await owner.read(first)
 
         def begin(ledger: StateLedger) -> tuple[list[Record], None]:
@@ -94,7 +94,7 @@ class Branching:
         await branch.decide(begin)
         wanted_metadata = replace(parent, state_name=name, query_id=str(begun.ledger["query_id"]))
         if await branch.create_metadata(wanted_metadata) != wanted_metadata:
-            # Of a query that has not committed anything: what is in the log is not its.
+            # Metadata of a query that has not committed anything: the log has the branch.
             raise taken(StateLedger(name), parent.state_name, version)
         made = await self.existing(parent.state_name, version, name)
         assert made is not None
@@ -103,7 +103,7 @@ class Branching:
         return made
 
     async def _note(self, names: Iterable[str], made: BranchMade) -> None:
-        """Have the states whose files a branch needs take note of it."""
+        """Write to the logs of the states whose files a branch needs that it is being made."""
         writers = [await self._writer_of(one) for one in sorted(names)]
         if strangers := [writer for writer in writers if writer.metadata is None]:
             raise InvalidRequestError(

@@ -1,4 +1,4 @@
-"""Calls of Ray actors: what is needed of Ray for them, and how an answer is waited for."""
+"""Calls of Ray actors: the part of Ray that they need, and how an answer is waited for."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ class Actors(Protocol):
     hung_after_s: float
 
     def find(self, name: str) -> Any | None:
-        """Handle of a named actor; None if there is no such."""
+        """Return the handle of a named actor; None if there is none."""
 
     def wait(self, references: Sequence[Any], timeout_s: float) -> bool:
-        """Whether one of the answers is there within a time."""
+        """Return whether one of the answers is there within a time."""
 
     def get(self, reference: Any, timeout_s: float | None = None) -> Any:
-        """An answer; raises what the method raised, or that the actor died; TimeoutError if it is not there within a time."""
+        """Return an answer; raises the method's error, RayActorError if the actor died, or TimeoutError after a time."""
 
     def put(self, value: Any) -> Any:
-        """A reference to a value, for an argument that is large or sent more than once."""
+        """Return a reference to a value, for an argument that is large or sent more than once."""
 
     def kill(self, handle: Any, *, restart: bool) -> None:
-        """End an actor's process; with `restart` Ray starts it anew."""
+        """End an actor's process; with `restart` Ray starts it again."""
 
     def node_id(self) -> str:
-        """Ray node of this process."""
+        """Return the id of this process's Ray node."""
 
     def node_answers(self, node_id: str) -> bool:
-        """Whether a Ray node can be reached from here, told within a second; Ray itself takes several to tell that one is lost."""
+        """Return within a second whether a Ray node can be reached; Ray itself takes several to report a lost one."""
 
 
 class RayActors:
-    """See :class:`Actors`."""
+    """The actors of the Ray cluster that this process is on; see :class:`Actors`."""
 
     def __init__(self, hung_after_s: float = 20.0) -> None:
         self.hung_after_s = hung_after_s
@@ -110,7 +110,7 @@ class RayActors:
 
 
 def answer(actors: Actors, handle: Any, reference: Any) -> Any:
-    """Result of an actor's method, however long it takes; an actor that hangs is ended, and Ray starts it anew.
+    """Return the result of an actor's method, however long it takes; an actor that hangs is ended, and Ray restarts it.
 
     Raises
     ------
@@ -120,14 +120,14 @@ def answer(actors: Actors, handle: Any, reference: Any) -> Any:
     while not actors.wait([reference], actors.hung_after_s / 4):
         ping = handle.ping.remote()
         if not actors.wait([ping, reference], actors.hung_after_s):
-            log.warning("an actor does not answer; it is ended and starts anew: %r", handle)
+            log.warning("an actor does not answer; it is ended and restarted: %r", handle)
             actors.kill(handle, restart=True)
             raise RayActorError(error_msg=f"the actor did not answer a ping for {actors.hung_after_s:.0f} s")
     return actors.get(reference)
 
 
 def unwrapped(actors: Actors, handle: Any, reference: Any) -> Any:
-    """:func:`answer`, in which an error of this project comes as itself."""
+    """Return :func:`answer`; an error of this project is raised as itself, and not in Ray's wrapper."""
     try:
         return answer(actors, handle, reference)
     except RayTaskError as error:
@@ -163,14 +163,14 @@ def call_until(
     Parameters
     ----------
     deadline_s
-        How long to repeat.
+        Seconds for which the call is repeated.
     renew
-        Gives the handle for the next try after a lost one.
+        Returns the handle for the next attempt.
 
     Raises
     ------
     StateStoreError
-        What the coordinator raised.
+        The coordinator's error.
     StoreUnavailableError
         It did not come back before the deadline.
     SetupError

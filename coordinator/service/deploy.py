@@ -1,4 +1,4 @@
-"""How the coordinator is deployed on Ray: its name, and every option with its reason."""
+"""Deployment of the coordinator on Ray: its name, and every option with its reason."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-#: Options of ``ray.init``: what actors print is for their logs.
+#: Options of ``ray.init``: the output of actors goes to their logs.
 _QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
 #: Ray's own, of the head only.
 HEAD_RESOURCE = "node:__internal_head__"
@@ -48,16 +48,16 @@ _FRAME_BYTES, _SETTINGS = 9, 4
 
 
 def coordinator_name(uri: str) -> str:
-    """Name of the coordinator of a normalised URI."""
+    """Return the actor name of the coordinator of a normalised URI."""
     return f"statefleet-coordinator-{fleet_id_of(uri)}"
 
 
 def deploy_coordinator(uri: str, storage_options: StorageOptions, maintenance: Maintenance) -> Any:
-    """Handle of a coordinator, started with these options if there is none; not yet proven to work.
+    """Return the handle of a coordinator, which is started with these options if there is none; it is not proven to work yet.
 
     Ray keeps its arguments: they hold no credentials.
     """
-    # Late: it brings what only the actor needs, and most callers find one that runs.
+    # Imported late: only the actor needs it, and most callers find a running one.
     from coordinator.service.actor import CoordinatorActor
 
     # Its memory is a cache of the manifest logs, so Ray may restart it as often as it dies. Lost answers are repeated by the client,
@@ -67,7 +67,7 @@ def deploy_coordinator(uri: str, storage_options: StorageOptions, maintenance: M
 
 
 def options_on_head(name: str) -> dict[str, Any]:
-    """Ray's options of an actor of which a fleet has one, found by its name, started anew whenever it dies."""
+    """Return Ray's options of an actor of which a fleet has one, found by its name, and restarted whenever it dies."""
     return {
         "name": name,
         "namespace": NAMESPACE,
@@ -75,7 +75,7 @@ def options_on_head(name: str) -> dict[str, Any]:
         "lifetime": "detached",
         "get_if_exists": True,
         "max_restarts": -1,
-        # Lost answers are asked for again by whoever asked.
+        # Callers repeat calls whose answers were lost.
         "max_task_retries": 0,
         "num_cpus": 0,
         # With the head Ray itself is lost; any other node may go, and would take the actor along.
@@ -84,7 +84,7 @@ def options_on_head(name: str) -> dict[str, Any]:
 
 
 def ray_address() -> str:
-    """Address of the Ray cluster that this process is on."""
+    """Return the address of the Ray cluster that this process is on."""
     address: str = ray.get_runtime_context().gcs_address
     return address
 
@@ -98,7 +98,7 @@ def init_ray(**options: Any) -> None:
         Of ``ray.init``. No namespace is among them: RayDP names its own actors, so each driver needs one of its own, and a fleet is
         looked up by its namespace.
     """
-    # Else Ray packages the working directory of a process that `uv run` started, and has every actor install its packages anew. It
+    # Else Ray packages the working directory of a process that `uv run` started, and has every actor install its packages again. It
     # reads the variable that turns this off when it is imported, which is too late to set it here.
     packages_for_uv = ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV
     ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = False
@@ -174,7 +174,7 @@ class ClusterOwner:
 
 
 def owner_of(address: str) -> ClusterOwner | None:
-    """Whose cluster answers at an address of this machine, by its GCS process; None if its head is elsewhere."""
+    """Return the owner of the cluster at an address of this machine, by its GCS process; None if its head is on another machine."""
     port = address.rpartition(":")[2]
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -188,7 +188,7 @@ def owner_of(address: str) -> ClusterOwner | None:
 
 
 def _check_owner(address: str) -> None:
-    """Refuse a cluster that nobody named and that another user started, or noted as the one of this machine (SetupError)."""
+    """Refuse a cluster that was found without an address, and that another user started or noted for this machine (SetupError)."""
     owner = owner_of(address)
     if owner is not None:
         user = owner.user
@@ -213,16 +213,16 @@ def _user_name(uid: int) -> str:
 
 
 def _knock(address: str) -> None:
-    """Ask in seconds whether a cluster answers, and lets this process in; Ray itself would try for minutes, and tell of each time.
+    """Check within seconds that a cluster answers and admits this process; Ray itself would try for minutes, and print each attempt.
 
     ``auto`` leads Ray to the newest cluster that it started on this machine, also if that has ended.
 
     Raises
     ------
     OSError, RpcError
-        There is none, but perhaps something else.
+        No cluster is there, but perhaps another server.
     AuthenticationError
-        It wants a token that this process does not have.
+        The cluster asks for a token that this process does not have.
     """
     found = address
     if address == "auto":
@@ -233,7 +233,7 @@ def _knock(address: str) -> None:
     if not (host and port.isdigit()):
         return
     with socket.create_connection((host, int(port)), timeout=_KNOCK_S) as connected:
-        # With TLS one would have to be let in for that.
+        # With TLS, the check would need a certificate.
         if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
             _check_http2(connected)
     if address == "auto" and get_authentication_mode() != AuthenticationMode.TOKEN:
@@ -244,7 +244,7 @@ def _knock(address: str) -> None:
 
 
 def _check_http2(connected: socket.socket) -> None:
-    """Refuse what speaks something else than Ray's servers (ConnectionError)."""
+    """Refuse a server that does not speak as Ray's servers do (ConnectionError)."""
     connected.sendall(_HTTP2)
     answered = b""
     while len(answered) < _FRAME_BYTES and (piece := connected.recv(_FRAME_BYTES - len(answered))):

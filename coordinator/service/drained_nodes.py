@@ -1,4 +1,4 @@
-"""Nodes that shall have no shards, kept in the object store: a coordinator that starts anew still knows them. No Ray."""
+"""Nodes that are to have no shards, kept in the object store, so that a restarted coordinator still knows them. No Ray."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ _NODE_ID = re.compile(r"[0-9A-Za-z_-]{1,128}")
 class DrainedNodes:
     """One empty object a node, ``_drained/<node id>``.
 
-    Ray never uses an id again, so what is left of a node that has ended keeps no other one empty.
+    Ray never uses an id again, so the object of a node that has ended affects no other node.
     """
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
     def node_ids(self) -> set[str]:
-        """Ids of all that were drained and not taken back."""
+        """Return the ids of the drained nodes."""
         return {info.path.rpartition("/")[2] for info in self._store.list(_FOLDER)}
 
     def add(self, node_id: str) -> None:
-        """Keep it, durably.
+        """Mark a node as drained, durably.
 
         Raises
         ------
         InvalidRequestError
-            It is no id.
+            This is no id of a node.
         StorageUnavailableError
-            The store failed; it may be kept or not.
+            The store failed; the node may be marked or not.
         """
-        # Whoever writes it at once writes the same.
+        # A concurrent writer writes the same.
         self._store.put(_path(node_id), b"")
 
     def remove(self, node_id: str) -> None:
-        """Take it back; nothing happens if it was never drained."""
+        """Remove the mark; nothing happens if the node was not drained."""
         self._store.delete(_path(node_id))
 
 

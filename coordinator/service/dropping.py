@@ -1,10 +1,10 @@
-"""Ending states: their names, memory and files are free again, while the fleet goes on. No Ray.
+"""Dropping states: their names, memory and files are free again, while the fleet runs. No Ray.
 
-A state's log outlives it. A record in it says that the state is no more (:class:`~coordinator.ledger.records.Dropped`), and from
-there on it
-is as the log of a state that has not begun: runs, owners and coordinators that slept find it in their way, and are refused. Only then
-files go, those that were listed before: what comes later may be another state's of that name. The metadata go last, so that what was
-cut off in the middle is found and done again: by another call, by whoever begins another state of the name, or by cleaning.
+A state's log stays. A record in it says that the state was dropped (:class:`~coordinator.ledger.records.Dropped`), and from there
+on it is the log of a state that has not begun: runs, owners and coordinators that were asleep meet the record, and are refused.
+Only then are files deleted, those that were listed before: later files may belong to another state of that name. The metadata file is
+deleted last, so that a drop that was cut off is found and finished: by another call, by a query that begins another state of the
+name, or by cleaning.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DroppedState:
-    """What went with a state, or would go.
+    """The versions and files of a state that were dropped, or would be.
 
     Attributes
     ----------
     versions
-        How many versions could be read.
+        Number of versions that could be read.
     files, file_bytes
-        Files in its folder but for those of its log, and their bytes.
+        Number of files in its folder without those of its log, and their bytes.
     others
         Names of the other states of its query, which stay.
     """
@@ -51,16 +51,16 @@ class DroppedState:
 
 
 class Dropping:
-    """Ends states of a fleet.
+    """Drops states of a fleet.
 
     Parameters
     ----------
     store
         The fleet's object store.
     states
-        Those of which this coordinator has the ledgers.
+        The states whose ledgers this coordinator has.
     is_active
-        Whether the query that a ledger is of goes on.
+        Returns whether the query of a ledger is active.
     """
 
     def __init__(self, store: ObjectStore, states: OpenStates, is_active: Callable[[StateLedger], bool]) -> None:
@@ -69,7 +69,7 @@ class Dropping:
         self._is_active = is_active
 
     async def drop(self, state_name: str, *, dry_run: bool, is_over: bool) -> DroppedState:
-        """End a state, or only say what would go; see ``Coordinator.drop``."""
+        """Drop a state, or only say what would go; see :meth:`~coordinator.service.coordinator.Coordinator.drop`."""
         check_state_name(state_name)
         infos = [
             info
@@ -117,9 +117,9 @@ class Dropping:
         others = sorted(
             other.metadata.state_name for other in of_query if other.metadata is not None and other is not writer
         )
-        told = DroppedState(state_name, versions, len(infos), sum(info.size for info in infos), tuple(others))
+        dropped = DroppedState(state_name, versions, len(infos), sum(info.size for info in infos), tuple(others))
         if dry_run:
-            return told
+            return dropped
         await asyncio.to_thread(self._store.delete_all, [info.path for info in infos])
         await writer.remove_metadata()
         for parent in sorted(needs - {state_name}):
@@ -130,19 +130,19 @@ class Dropping:
                 )
         await writer.write_down()
         log.info("a state was dropped: %d versions, %d files", versions, len(infos), extra={"state": state_name})
-        return told
+        return dropped
 
     async def _drop_remnants(self, state_name: str, infos: list[ObjectInfo], *, dry_run: bool) -> DroppedState:
-        """End a state whose folder was deleted while a query went on writing into it."""
-        told = DroppedState(state_name, 0, len(infos), sum(info.size for info in infos), ())
+        """Drop a state whose folder was deleted while a query went on writing into it."""
+        dropped = DroppedState(state_name, 0, len(infos), sum(info.size for info in infos), ())
         if not dry_run and await self._states.end_remnants(state_name):
             await asyncio.to_thread(self._store.delete_all, [info.path for info in infos])
             await (await self._states.writer(state_name)).write_down()
             log.info("what was left of a state was dropped: %d files", len(infos), extra={"state": state_name})
-        return told
+        return dropped
 
     async def finish(self, state_name: str, writer: LedgerWriter) -> None:
-        """Have the rest of a state go that was dropped in part: its metadata, once its other files are cleaned away."""
+        """Finish a drop that was cut off: remove the metadata file, once the other files are cleaned away."""
         if writer.left_over is None:
             return
         infos = await asyncio.to_thread(self._store.list, state_name)
@@ -150,7 +150,7 @@ class Dropping:
             await writer.remove_metadata()
 
     async def _branches(self, writer: LedgerWriter) -> set[str]:
-        """Branches of a state that are there."""
+        """Return the branches of a state that exist."""
         noted = await writer.read(lambda ledger: sorted(ledger.branches))
         opened = [(name, await self._states.writer(name)) for name in noted]
         return {name for name, branch in opened if branch.metadata is not None}

@@ -1,4 +1,4 @@
-"""Leases of shards: what a query and its tasks ask of a state before they may touch it. No Ray."""
+"""Leases of shards: requests of a query and its tasks before they may use a state. No Ray."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def log_rescale(state_name: str, layout: ShardLayout) -> None:
-    """Tell that a state was rescaled."""
+    """Log that a state was rescaled."""
     log.warning(
         "%s: from version %d on it has %d shards instead of %d; no file was rewritten",
         state_name,
@@ -42,7 +42,7 @@ def log_rescale(state_name: str, layout: ShardLayout) -> None:
 
 
 def _upstream(metadata: StateMetadata) -> tuple[str, ...]:
-    """Return the states of the operators that feed a state's."""
+    """Return the names of the states whose operators feed a state's operator."""
     event_time = None if metadata.schema is None else metadata.schema.event_time
     return () if event_time is None else event_time.upstream
 
@@ -53,11 +53,11 @@ class Leasing:
     Parameters
     ----------
     fleet
-        What is known of store actors.
+        Store actors, as the coordinator knows them.
     placing
-        Where shards go.
-    keeper
-        Gives the keeper of a state's ledger.
+        Places leases.
+    writer_of
+        Returns the writer of a state's ledger.
     """
 
     def __init__(
@@ -72,16 +72,16 @@ class Leasing:
     ) -> None:
         """Refuse a query that is to start on another query's state, or in another output mode than the state's (StateMismatchError).
 
-        A state whose query had a temporary checkpoint, and is over, goes as the checkpoint did: it begins anew.
+        A state whose query had a temporary checkpoint, and is over, is dropped as the checkpoint was, and begins empty.
 
         Parameters
         ----------
         query_id
-            That of its checkpoint; empty for a new query.
+            The id in its checkpoint; empty for a new query.
         output_mode
-            None if it was looked at before.
+            None if it was checked before.
         is_active
-            Whether the newest run of a state may still go on.
+            Returns whether the newest run of a state may still be active.
         """
         writer = await self._writer_of(state_name)
         created = writer.metadata
@@ -106,8 +106,8 @@ class Leasing:
     async def check(self, metadata: StateMetadata, is_active: Callable[[StateLedger], bool]) -> None:
         """Refuse a query that does not fit an existing state (StateMismatchError), before it starts.
 
-        A state that begins anew with the query fits any (:meth:`check_start`). Its first batch is known to its tasks only: the one
-        after the newest that every shard has, or that one again. It may fit either.
+        A state that begins empty with the query fits any query (:meth:`check_start`). Only the query's tasks know its first batch: the
+        one after the newest version that every shard has, or that batch again. The query may fit either.
         """
         writer = await self._writer_of(metadata.state_name)
         created = writer.metadata
@@ -125,7 +125,7 @@ class Leasing:
         if existing is not None:
             begun, gone = changes(existing, metadata.schema)
             if begun or gone:
-                # A renamed column is another column: whoever did not mean it should see it.
+                # A renamed column is another column: the log shows it to users who did not mean that.
                 log.warning(
                     "%s: starting from nothing: %s; left out: %s",
                     metadata.state_name,
@@ -135,14 +135,14 @@ class Leasing:
                 )
 
     async def begin_batch(self, task: TaskIdentity, planned: int, asked: int | None) -> BatchShards:
-        """The shards of a batch that is about to be planned.
+        """Return the shards of a batch that is about to be planned.
 
         Parameters
         ----------
         task
-            Any of the batch's.
+            Any task of the batch.
         planned
-            How many a state has that is yet to be made.
+            Number of shards of a state that does not exist yet.
         asked
             See :func:`~coordinator.ledger.rescaling.decide_shards`.
         """
@@ -163,7 +163,7 @@ class Leasing:
     async def end_batch(
         self, task: TaskIdentity, shards: BatchShards, placements: PlacementService
     ) -> tuple[BatchResult, Placement, BatchShards]:
-        """See :meth:`Coordinator.batch_result <coordinator.service.coordinator.Coordinator.batch_result>`."""
+        """Return a batch's result; see :meth:`~coordinator.service.coordinator.Coordinator.batch_result`."""
         writer = await self._writer_of(task.state_name)
         created = writer.metadata
         following = replace(task, batch_id=task.batch_id + 1, batch_time_ms=None, former_time_ms=task.batch_time_ms)
@@ -173,7 +173,7 @@ class Leasing:
             result = ledger.batch_result(task.run_id, task.batch_id, of_batch)
             records, layout = list[Record](), of_batch
             if created is not None and not result.missing:
-                # Here, so that the next batch need not ask.
+                # Decided here, so that the next batch need not ask.
                 records, layout = decide_shards(ledger, created, following, None)
             placement = placements.next_batch(ledger, shards.partitions, is_whole=not result.missing)
             return records, (result, placement, layout, bool(records))
@@ -191,8 +191,7 @@ class Leasing:
     async def lease(
         self, task: TaskIdentity, metadata: StateMetadata, local: ActorLocation
     ) -> tuple[LeaseGrant, bool, ActorLocation | None]:
-        """The store actor that may commit a task's shard and the version its batch reads; whether the task's run is new; and who had
-        the shard before.
+        """Return a task's lease, whether its run is new, and the store actor that had the shard before.
 
         Parameters
         ----------
@@ -202,14 +201,14 @@ class Leasing:
         writer = await self._writer_of(task.state_name)
 
         if writer.metadata is None:
-            # Before anything is written: a checkpoint ahead of a missing state must not make an empty one.
+            # Before anything is written: a checkpoint that is ahead of a missing state must not create an empty one.
             await writer.read(lambda ledger: ledger.check_query(task))
             await writer.create_metadata(metadata)
         created = writer.metadata
         assert created is not None
 
         def decide(ledger: StateLedger) -> tuple[list[Record], tuple[LeaseGrant, bool, ActorLocation | None]]:
-            # First whose the state is: a run that was replaced is told so, whatever became of the state since.
+            # Ownership first: a run that was replaced gets that error, also if the state has changed since.
             ledger.check_query(task)
             if writer.metadata is None or writer.metadata.state_id != created.state_id:
                 raise FencedError(
@@ -234,7 +233,7 @@ class Leasing:
             for name in _upstream(metadata)
         ]
         if task.is_of_python:
-            # Partitions that have no batches in common wait for nobody.
+            # Partitions that have no batches in common wait for no end of one.
             self._placing.batch_ended(task.state_name)
         grant, is_new, former = await writer.decide(decide)
         if not task.is_of_python:
@@ -249,17 +248,17 @@ class Leasing:
     def next_lease(
         self, ledger: StateLedger, created: StateMetadata, entries: Sequence[CommitEntry]
     ) -> LeaseGrant | None:
-        """The lease of the batch after a partition's commits, which are about to be counted, if it is known by now what it will be.
+        """Return the lease of the batch after a partition's commits, which are about to be accepted, if it is known by now.
 
-        It is not if the shard is to go elsewhere, or the operator is fed by another one, whose watermark of that batch is yet to come.
-        Partitions of programs have no next batch of their run.
+        It is not known if the shard is to go to another store actor, or if another operator feeds this one, whose watermark of
+        that batch is yet to come. Partitions of Python programs have no next batch of their run.
         """
         entry = entries[0]
         assignment = ledger.assignments.get(entry.partition_id)
         if assignment is None or _upstream(created) or ledger.query_id == PYTHON_QUERY_ID:
             return None
         holder = assignment.location
-        # A coordinator that has just started learns from commits who lives, as from leases that are asked for.
+        # A coordinator that has just started learns from commits which store actors are alive, as from requests for leases.
         self._fleet.newest(holder)
         if not self._placing.stays(LeaseRequest(ledger.state_name, entry.partition_id, holder, holder), self._fleet):
             return None
@@ -296,12 +295,12 @@ class Leasing:
         return await writer.decide(decide, is_batched=True)
 
     def count_piggybacked(self, state_name: str, partition_id: int) -> None:
-        """Take note of a state operation for whose lease nobody was asked: tasks ask the store actors of their own node only."""
+        """Count a state operation under a piggybacked lease: tasks take those from the store actors of their own node only."""
         self._placing.count_local(state_name, partition_id)
 
 
 def _task_of(ledger: StateLedger, entry: CommitEntry) -> TaskIdentity:
-    """The task that made a commit."""
+    """Return the task that made a commit."""
     return TaskIdentity(
         ledger.state_name,
         ledger.query_id,

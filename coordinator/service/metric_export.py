@@ -1,4 +1,4 @@
-"""Figures of a process as metrics of Ray, which every node's Ray exports for Prometheus."""
+"""Samples of a process as metrics of Ray, which each node's Ray exports for Prometheus."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ray.util.metrics import Counter, Gauge, Histogram
 from coordinator.model.metric_table import BATCH_BUCKETS_S, FLEET, Increments, Kind, Metric, Sample, metric_of
 from coordinator.model.names import fleet_id_of
 
-__all__ = ["EXPORT_INTERVAL_S", "MetricExport", "keep_telling"]
+__all__ = ["EXPORT_INTERVAL_S", "MetricExport", "keep_exporting"]
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two exports. Ray collects what was told about every ten, and forgets gauges that were not told since.
+#: Seconds between two exports. Ray collects about every ten seconds, and forgets gauges that were not set since.
 EXPORT_INTERVAL_S = 4.0
 
 
 class MetricExport:
-    """Tells Ray the figures of one process of a fleet.
+    """Exports the samples of one process of a fleet to Ray.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class MetricExport:
         self._instruments: dict[str, Any] = {}
 
     def tell(self, samples: Iterable[Sample]) -> None:
-        """Tell all figures of the process, as they are now; those of histograms since the last time."""
+        """Export all samples of the process as they are now; of histograms, the values since the last export."""
         for sample in samples:
             metric = metric_of(sample.name)
             tags = {FLEET: self._fleet, **dict(zip(metric.labels, sample.labels, strict=True))}
@@ -57,21 +57,21 @@ class MetricExport:
         return found
 
 
-async def keep_telling(uri: str, samples: Callable[[], Awaitable[Iterable[Sample]]]) -> None:
-    """Tell Ray the figures of an asynchronous actor, again and again.
+async def keep_exporting(uri: str, samples: Callable[[], Awaitable[Iterable[Sample]]]) -> None:
+    """Export the samples of an asynchronous actor to Ray, again and again.
 
     Parameters
     ----------
     uri
         The fleet's normalised URI.
     samples
-        Gives all figures of the process, as they are now.
+        Returns all samples of the process, as they are now.
     """
     export = MetricExport(uri)
     while True:
         try:
             export.tell(await samples())
-        except Exception:  # whoever uses the actor does without
+        except Exception:  # callers of the actor do without metrics
             log.exception("metrics could not be told; it is tried again")
         await asyncio.sleep(EXPORT_INTERVAL_S)
 

@@ -1,4 +1,4 @@
-"""Which versions the states of a fleet have, where they are read, and what begins with one of them. No Ray."""
+"""Versions of the states of a fleet: which there are, where they are read, and branches that begin with one. No Ray."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Versions:
     Parameters
     ----------
     states
-        Those that are open.
-    keeper
-        Gives the keeper of a state's ledger.
+        The states that are open.
+    writer_of
+        Returns the writer of a state's ledger.
     branching
         Makes branches.
     """
@@ -42,23 +42,23 @@ class Versions:
         self._states = states
         self._writer_of = writer
         self._branching = branching
-        #: Whether the states that were there when this coordinator began are open; those that are made later are, anyway.
+        #: Whether the states that existed when this coordinator started are open; later ones are opened when they are created.
         self._all_are_open = False
 
     async def read_view(self, state_name: str, asked: WantedView, known: ViewId | None = None) -> ReadView | None:
-        """How a version of a state is read, by the log as it was a moment ago at most.
+        """Return what a reader needs to read a version of a state, by the log as it was at most :data:`RECENT_S` ago.
 
         Parameters
         ----------
         asked
             The newest version by default: one cut across the shards of all operators of its query, whose batch Spark has finished.
         known
-            Of a view that the caller has.
+            Id of the view that the caller has.
 
         Returns
         -------
         ReadView or None
-            None if that one is still what it would be given.
+            None if the caller's view is still the right one.
 
         Raises
         ------
@@ -83,21 +83,21 @@ class Versions:
         return await writer.read(view, max_age_s=RECENT_S)
 
     async def batch_finished(self, state_names: Sequence[str], run_id: str, batch_id: int, within_s: float) -> None:
-        """Spark's commit log has a batch of a run, which worked on these states: readers see it from now on.
+        """Let readers see a batch of a run: Spark's commit log has it.
 
-        Returns once the states' logs say so, which they do with their next records, or after a while without any.
+        Returns once the states' logs say so: with their next records, or after a while without any.
 
         Parameters
         ----------
         within_s
-            That while, in seconds.
+            Seconds without records after which it is written by itself.
         """
         writers = [await self._writer_of(name) for name in state_names]
         notes = [writer.note(lambda ledger: ledger.decide_finished(run_id, batch_id), within_s) for writer in writers]
         await asyncio.gather(*notes)
 
     async def list_newest(self, state_name: str, count: int, is_committed: bool) -> tuple[VersionStats, ...]:
-        """What the log tells of the newest versions of a state that can be read, newest first; `count` of them at most.
+        """Return statistics of the newest versions of a state that can be read, newest first, `count` at most.
 
         Parameters
         ----------
@@ -121,7 +121,7 @@ class Versions:
         )
 
     async def _newest_beside(self, writer: LedgerWriter, is_committed: bool) -> list[int]:
-        """See :func:`~coordinator.ledger.read_views.newest_readable`; of each other state of a state's query."""
+        """Return the newest readable version of each other state of a state's query."""
         if not self._all_are_open:
             await self.load_all_states()
             self._all_are_open = True
@@ -142,12 +142,12 @@ class Versions:
         )
 
     async def locate(self, state_name: str, shard: int, version: int | None = None) -> ShardLocation:
-        """Where a shard is, and its newest counted version.
+        """Return where a shard is, and its newest committed version.
 
         Parameters
         ----------
         version
-            Shards are those that the state had at this version; at the newest by default.
+            The shard is one of those that the state had at this version; at the newest version by default.
         """
         writer = await self._writer_of(state_name)
         created = writer.metadata
@@ -165,17 +165,17 @@ class Versions:
         return await writer.read(look)
 
     async def branch(self, state_name: str, name: str, version: int | None) -> Branch:
-        """A state that begins with a version of another one, and shares its files: a new one, or the one that is there.
+        """Return a state that begins with a version of another one, and shares its files: a new one, or the existing one.
 
         Parameters
         ----------
         state_name
-            The other one.
+            The other state.
         name
-            Of the branch.
+            Name of the branch.
         version
-            One whose batch Spark has finished; the newest of all operators of the query by default. Of a state that Python programs
-            own, whose partitions go on each by itself, it is the newest of each, and none can be asked for.
+            A version whose batch Spark has finished; the newest of all operators of the query by default. Partitions of a state that
+            Python programs own have versions of their own: there it is the newest of each, and none can be asked for.
 
         Raises
         ------
@@ -201,5 +201,5 @@ class Versions:
         return await self._branching.make(parent, view.version, name)
 
     async def load_all_states(self) -> list[str]:
-        """See :meth:`OpenStates.open_all <coordinator.log.open_states.OpenStates.open_all>`."""
+        """Open the states that are stored; returns the names of all."""
         return await self._states.open_all()

@@ -1,4 +1,4 @@
-"""An object store whose requests are counted, for whoever wants to know what a process asks of it and what it answers."""
+"""An object store whose requests are counted, for the metrics of a process."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class StorageStats:
     requests, seconds
         By operation; seconds have the store's repetitions in them.
     errors
-        Of those that failed in the end, by operation and error.
+        Requests that failed in the end, by operation and error.
     retries
-        Conditional puts that were repeated. What obstore repeats by itself is not seen.
+        Conditional puts that were repeated. Requests that obstore repeats by itself are not counted.
     """
 
     requests: Counter[str] = field(default_factory=Counter)
@@ -38,12 +38,12 @@ class StorageStats:
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def repeated(self) -> None:
-        """A conditional put is sent again."""
+        """Count a conditional put that is sent again."""
         with self.lock:
             self.retries += 1
 
     def trouble(self) -> dict[str, int]:
-        """How often requests failed, by error, and were repeated."""
+        """Return how often requests failed, by error, and how often puts were repeated."""
         found = Counter({"repeated": self.retries})
         with self.lock:
             for (_, error), count in self.errors.items():
@@ -51,7 +51,7 @@ class StorageStats:
         return dict(found)
 
     def samples(self, process: str) -> Iterator[Sample]:
-        """As metrics, of a kind of process."""
+        """Yield the counts as metrics of a kind of process."""
         for operation, count in list(self.requests.items()):
             yield Sample("statefleet_object_store_requests_total", count, (process, operation))
         for operation, seconds in list(self.seconds.items()):
@@ -64,14 +64,14 @@ class StorageStats:
 
 
 class CountedObjectStore:
-    """See :class:`coordinator.storage.protocol.ObjectStore`.
+    """Counts the requests to another store; see :class:`coordinator.storage.protocol.ObjectStore`.
 
     Parameters
     ----------
     store
-        Who is asked.
+        The store that requests go to.
     figures
-        Where it is counted.
+        The counts.
     """
 
     def __init__(self, store: ObjectStore, figures: StorageStats, clock: Clock) -> None:
@@ -93,7 +93,7 @@ class CountedObjectStore:
         error: str | None = None
         try:
             yield
-        except FileNotFoundError:  # an answer as any other
+        except FileNotFoundError:  # an ordinary answer
             raise
         except Exception as raised:
             error = type(raised).__name__

@@ -1,7 +1,7 @@
-"""An object store whose credentials were handed to the running process and are nowhere but in its memory.
+"""An object store whose credentials were forwarded to the running process and are in its memory only.
 
-Who starts anew has forgotten them and asks the fleet's other processes. If nobody knows them any more, requests fail until a driver
-connects with them again; nothing is lost, since no request was carried out.
+A process that restarts has forgotten them and asks the fleet's other processes. If no process has them any more, requests fail until a
+driver connects with them again. Nothing is lost, since no request was carried out.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from coordinator.storage.protocol import ObjectInfo, ObjectStore
 
 __all__ = ["ForwardedCredentialsStore"]
 
-#: Asked for to see whether credentials are accepted; that it is not there is an answer, too.
+#: Path that is read to see whether credentials are accepted; that there is no such object is an answer, too.
 _ANY_OBJECT = "_probe/accepted"
 
 
 class ForwardedCredentialsStore:
-    """See :class:`coordinator.storage.protocol.ObjectStore`; opened by the first request, or when credentials are handed over.
+    """Opens a store with the first request, or when credentials are forwarded; see :class:`~coordinator.storage.protocol.ObjectStore`.
 
     Parameters
     ----------
     uri
         Normalised URI.
     options
-        Those that travel.
+        Options without credentials.
     ask
-        Asks other processes of the fleet for the credentials; None if none has them.
+        Asks other processes of the fleet for the credentials; returns None if none has them.
     open_store
         Opens the store of a URI with all its options.
     """
@@ -54,7 +54,7 @@ class ForwardedCredentialsStore:
 
     @property
     def secrets(self) -> Secrets | None:
-        """What this process was handed; None if it was not, or has forgotten it in a restart and not asked yet."""
+        """The credentials that this process has; None if none were forwarded since it started and it has not asked yet."""
         return self._secrets
 
     @property
@@ -62,12 +62,12 @@ class ForwardedCredentialsStore:
         return self._opened().tells_writers_apart
 
     def hand_over(self, secrets: Secrets) -> None:
-        """Work with these credentials from now on, if the store accepts them.
+        """Use these credentials from now on, if the store accepts them.
 
         Raises
         ------
         StorageUnavailableError, InvalidRequestError
-            It does not; those that were in use stay.
+            It does not accept them; the previous ones stay in use.
         """
         if secrets == self._secrets:
             return

@@ -1,15 +1,17 @@
 """Objects as files of a folder, durable once they are there.
 
-What outlives a power loss, in the order in which it is made so: a file's content (``fsync`` of the file), then its name (``fsync`` of
-its folder), and the names of folders that are new (``fsync`` of theirs). A name is given to content that is durable already, so a
-file that is there is whole. The rest is to be known, not assumed:
+These are made to outlive a power loss, in this order: a file's content (``fsync`` of the file), its name (``fsync`` of its folder), and
+the names of new folders (``fsync`` of the folders above). Content gets its name once it is durable, so a file that is there is whole.
+Three cases need care:
 
-- A folder that is there may have been made a moment ago, by another thread or by a process that died before it could sync. A process
-  therefore syncs the way to each folder once itself, before it first answers for a file in it.
-- A name that can be read may not be durable: who made it died, or its sync failed. Whoever relies on what it read asks for
+- Another thread, or a process that died before it could sync, may have created a folder a moment ago. So each process syncs the
+path to a
+  folder once itself, before it first returns a file of it.
+- A name that can be read may not be durable: its writer died, or its sync failed. A process that relies on what it read calls
   :meth:`LocalObjectStore.ensure_durable` first.
-- After a sync that failed nothing is known, and it is done again. For names that is an answer: a file system that cannot write its
-  journal goes on failing. For content it is none (Linux drops the pages), so content is written again, as a new file.
+- A sync that failed is repeated. For names the repetition is conclusive: a file system that cannot write its journal goes on
+failing. For
+  content it is not (Linux drops the pages), so content is written again, as a new file.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ _TEMPORARY_PREFIX = ".tmp-"
 
 
 class OsCalls(Protocol):
-    """What is asked of the operating system to make files durable, as in module ``os``."""
+    """The calls of module ``os`` that make files durable."""
 
     def open(self, path: Path, flags: int, mode: int = 0o777) -> int:
         """See :func:`os.open`."""
@@ -67,10 +69,10 @@ class LocalObjectStore:
     Parameters
     ----------
     root
-        Absolute folder; made when first written, and then for its user alone: state is as private as the rows that it is made of.
-        One that is there already keeps its permissions.
+        Absolute folder; created by the first write, readable for its user alone, as state is as private as the rows that it is made of.
+        An existing folder keeps its permissions.
     calls
-        The operating system's.
+        Calls of the operating system.
     """
 
     tells_writers_apart = True
@@ -79,7 +81,8 @@ class LocalObjectStore:
         self.uri = f"file://{root}"
         self._root = root
         self._calls = calls
-        #: Folders whose names this process has made durable, by device and inode: one that was removed and made again is another.
+        #: Folders whose names this process has made durable, by device and inode: a folder that was removed and created again is
+        #: another.
         self._durable: dict[Path, tuple[int, int]] = {}
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
@@ -176,7 +179,7 @@ class LocalObjectStore:
             raise self._failed(self._root, error) from error
 
     def _write_temporary(self, target: Path, data: bytes) -> Path:
-        """A file beside the target whose content is durable."""
+        """Write a file beside the target, with durable content, and return its path."""
         temporary = target.parent / f"{_TEMPORARY_PREFIX}{uuid.uuid4().hex}"
         try:
             self._make_folder(target.parent)
@@ -194,17 +197,17 @@ class LocalObjectStore:
         return temporary
 
     def _drop(self, temporary: Path) -> None:
-        # What cannot be removed now is removed by cleaning, later.
+        # A file that cannot be removed now is removed by cleaning.
         with suppress(OSError):
             self._calls.unlink(temporary)
 
     def _make_folder(self, folder: Path) -> None:
-        """See to it that a folder is there and its name, and those of the folders above it, outlive a power loss."""
+        """Create a folder if needed, and make its name and those of the folders above it outlive a power loss."""
         there = self._identity(folder)
         if there is not None and self._durable.get(folder) == there:
             return
         if there is not None and there[0] != self._parent_device(folder):
-            return  # the root of a file system: its name is not a file system's to lose
+            return  # the root of a file system has no name in one
         self._make_folder(folder.parent)
         if there is None:
             with suppress(FileExistsError):
@@ -212,7 +215,7 @@ class LocalObjectStore:
         try:
             self._sync(folder.parent)
         except PermissionError:
-            # Above the root stand folders of others, such as /home; what they do not let us read we have not made anything in.
+            # Above the root are folders of other users, such as /home. This process has created nothing in those that it may not read.
             if there is None or not self._root.is_relative_to(folder):
                 raise
         now = self._identity(folder)
@@ -229,7 +232,7 @@ class LocalObjectStore:
         return found.st_dev, found.st_ino
 
     def _parent_device(self, folder: Path) -> int | None:
-        """Device of the folder above; None above ``/``."""
+        """Return the device of the folder above; None above ``/``."""
         return None if folder.parent == folder else self._calls.stat(folder.parent).st_dev
 
     def _sync(self, folder: Path) -> None:

@@ -12,7 +12,7 @@ __all__ = ["MemoryObjectStore"]
 
 
 class MemoryObjectStore:
-    """Objects in a dict; for tests and simulation."""
+    """Stores objects in a dict; for tests and simulation."""
 
     uri = "memory://"
     tells_writers_apart = True
@@ -34,7 +34,7 @@ class MemoryObjectStore:
             self._objects[path], self._modified_s[path] = data, time.time()
 
     def ensure_durable(self, path: str) -> None:
-        """Nothing: what can be read is as durable as it will be."""
+        """Do nothing: an object that can be read is as durable as it will be."""
 
     def get(self, path: str) -> bytes:
         with self._lock:

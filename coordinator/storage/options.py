@@ -1,7 +1,7 @@
-"""Options of an object store: which of them may be kept by others, and which stay in the memory of the fleet's processes.
+"""Options of an object store: which of them Ray and Spark may keep, and which stay in the memory of the fleet's processes.
 
-Ray keeps the arguments of actors in its GCS, to start them anew, and Spark keeps the functions that its tasks run. Neither is a place
-for credentials. So only options that are known to be none travel there; the values of all others are handed over by calls between
+Ray keeps the arguments of actors in its GCS, to restart them, and Spark keeps the functions that its tasks run. Neither is a place
+for credentials. So only options that are known to be no credentials go there. The values of all others are forwarded by calls between
 running processes (:mod:`coordinator.storage.forwarded_credentials`).
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 __all__ = ["CLIENT_OPTIONS", "NO_CREDENTIALS", "PREFIXES", "Secrets", "StorageOptions", "bare_name", "split_options"]
 
-#: What obstore takes apart from a store's configuration; among the latter it panics on these names.
+#: Options that obstore takes apart from a store's configuration, where it panics on these names.
 CLIENT_OPTIONS = (
     "allow_http",
     "allow_invalid_certificates",
@@ -36,7 +36,7 @@ CLIENT_OPTIONS = (
 )
 #: Prefix of a scheme's options where they are environment variables.
 PREFIXES = {"s3": "aws_", "gs": "google_", "az": "azure_"}
-#: Options that say where and how, not who. One that is not here may be a credential, whatever it is called.
+#: Options that say where and how, and not who. An option that is not here may be a credential, by any name.
 NO_CREDENTIALS = frozenset(CLIENT_OPTIONS) | {
     "account_name",
     "bucket",
@@ -65,14 +65,14 @@ NO_CREDENTIALS = frozenset(CLIENT_OPTIONS) | {
 
 @dataclass(frozen=True, slots=True)
 class StorageOptions:
-    """Options as they travel in arguments of actors and functions of Spark.
+    """Options as they are sent in arguments of actors and functions of Spark.
 
     Attributes
     ----------
     plain
-        Names and values of those that are no credentials.
+        Names and values of options that are no credentials.
     withheld
-        Names of the others.
+        Names of the other options.
     """
 
     plain: tuple[tuple[str, str], ...] = ()
@@ -81,18 +81,18 @@ class StorageOptions:
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """Values of withheld options. Told to nobody but in a call between the fleet's own processes; not even by ``repr``."""
+    """Values of withheld options. They are sent only in calls between the fleet's own processes, and ``repr`` does not show them."""
 
     values: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
 
 def bare_name(option: str, scheme: str) -> str:
-    """An option's name as obstore has it, without the prefix that it has as an environment variable."""
+    """Return an option's name as obstore has it, without the prefix of the environment variable."""
     return option.lower().removeprefix(PREFIXES.get(scheme, ""))
 
 
 def split_options(uri: str, storage_options: Mapping[str, str] | None) -> tuple[StorageOptions, Secrets]:
-    """What may travel, and what may not; a folder needs neither.
+    """Return the options that may be sent, and the withheld values; a folder needs neither.
 
     Parameters
     ----------

@@ -23,7 +23,8 @@ __all__ = ["ProbeResult", "look_into", "probe", "prove_shared", "remove_left_ove
 
 log = logging.getLogger(__name__)
 
-#: What a store actor and the coordinator write in a folder of `_FOLDER` to show it to each other.
+#: Names of the objects by which a store actor and the coordinator show each other, in a folder of `_FOLDER`, that they see the
+#: same store.
 _FROM_STORE, _FROM_COORDINATOR = "from-store-actor", "from-coordinator"
 _FOLDER = re.compile(r"_probe/[0-9a-f]{32}")
 
@@ -37,7 +38,7 @@ def probe(store: ObjectStore) -> None:
     Raises
     ------
     StorageUnavailableError
-        It can't, or it doesn't; the message says which, and what to do.
+        It cannot be written, or does not refuse; the message says which, and what to do.
     """
     folder = f"_probe/{uuid.uuid4().hex}"
     try:
@@ -52,7 +53,7 @@ def probe(store: ObjectStore) -> None:
 
 
 def _fault(store: ObjectStore, folder: str) -> StorageUnavailableError | None:
-    """What is wrong with a store that can be written."""
+    """Return what is wrong with a store that can be written."""
     try:
         apart = _refuses_a_second(store, f"{folder}/second")
         if apart and store.tells_writers_apart:
@@ -79,7 +80,7 @@ def _one_racer_wins(store: ObjectStore, path: str) -> bool:
 
     with ThreadPoolExecutor(len(bodies)) as pool:
         won = list(pool.map(race, bodies))
-    # With a lost reply the winner, too, believes that another was first; two winners there never are.
+    # After a lost reply the winner, too, takes another writer for the first; there are never two winners.
     return all(not one or store.get(path) == body for one, body in zip(won, bodies, strict=True)) and not all(won)
 
 
@@ -107,7 +108,7 @@ def _without_conditions(verb: str, store: ObjectStore, **context: object) -> Sto
 
 
 def time_of_store(store: ObjectStore) -> float:
-    """Return the time of day of an object store's own clock: when it says that an object was written which is written now.
+    """Return the time of an object store's own clock, in seconds since the epoch: the time of an object that is written now.
 
     Raises
     ------
@@ -129,12 +130,12 @@ def time_of_store(store: ObjectStore) -> float:
 
 
 def remove_left_over(store: ObjectStore, grace_s: float) -> None:
-    """Delete what probes and proofs left behind whose process was killed.
+    """Delete the objects of probes and proofs whose process was killed.
 
     Parameters
     ----------
     grace_s
-        Anything younger may be of one that goes on.
+        Seconds; a younger object may belong to a running process.
     """
     try:
         now_s = time_of_store(store)
@@ -155,16 +156,16 @@ def _remove_all(store: ObjectStore, folder: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What the coordinator saw in a folder.
+    """The coordinator's part of a proof that both see the same storage.
 
     Attributes
     ----------
     found
-        What the store actor wrote there; None if there is no such object.
+        Content that the store actor wrote there; None if there is no such object.
     answer
-        What the coordinator wrote there in turn.
+        Content that the coordinator wrote there in turn.
     place
-        Where the coordinator runs, for people.
+        Where the coordinator runs, for messages.
     """
 
     found: str | None
@@ -173,12 +174,12 @@ class ProbeResult:
 
 
 def look_into(store: ObjectStore, folder: str, place: str) -> ProbeResult:
-    """The coordinator's part of :func:`prove_shared`; may be repeated.
+    """Read what a store actor wrote, and answer: the coordinator's part of :func:`prove_shared`, which may be repeated.
 
     Raises
     ------
     InvalidRequestError
-        It is no folder of a proof.
+        This is no folder of a proof.
     StorageUnavailableError
         The store failed.
     """
@@ -201,16 +202,16 @@ def prove_shared(store: ObjectStore, look: Callable[[str], ProbeResult], place: 
     Parameters
     ----------
     store
-        This process's.
+        This process's store.
     look
-        Has the coordinator look into a folder.
+        Calls the coordinator's :func:`look_into` with a folder.
     place
-        Where this process runs, for people.
+        Where this process runs, for messages.
 
     Raises
     ------
     SetupError
-        They do not; names both places and what to do.
+        They do not; the error names both places and what to do.
     StorageUnavailableError
         The store failed.
     """

@@ -32,13 +32,13 @@ class ObjectStore(Protocol):
 
     @property
     def tells_writers_apart(self) -> bool:
-        """Whether `put_if_absent` holds between two processes; else the user has promised that there is one."""
+        """Whether `put_if_absent` holds between two processes; if not, the user has promised that there is only one."""
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         """Create an object durably; False if one is there already.
 
-        The one that is there may be one's own: the reply of a first attempt can be lost. Callers who must know put an id of
-        their own into `data` and read back.
+        The object that is there may be the caller's own: the reply of a first attempt can be lost. Callers that must know put an id of
+        their own into `data` and read the object back.
 
         Raises
         ------
@@ -49,31 +49,32 @@ class ObjectStore(Protocol):
         """
 
     def put(self, path: str, data: bytes) -> None:
-        """Write an object durably under a name that nobody else uses."""
+        """Write an object durably under a name that no other writer uses."""
 
     def ensure_durable(self, path: str) -> None:
         """Make an object, or all objects of a folder (not of those below it), outlive a power loss if they can be read.
 
-        Asked before anything that was read is relied on and that this process has not put itself: its writer may have failed, or died,
-        between making it visible and making it durable. Nothing happens if it isn't there, or where what can be read is durable.
+        Called before this process relies on an object that it read and did not write itself: its writer may have failed, or died,
+        between making it visible and making it durable. Nothing happens if there is no such object, or in stores where it is
+        durable once visible.
 
         Raises
         ------
         StorageUnavailableError
-            It is still not known; what was read counts for nothing yet.
+            It may still not be durable; what was read must not be relied on yet.
         """
 
     def get(self, path: str) -> bytes:
-        """Whole content; FileNotFoundError if it isn't there. Not proof that it is durable: :meth:`ensure_durable`."""
+        """Return the whole content; FileNotFoundError if there is no object. It may not be durable yet: :meth:`ensure_durable`."""
 
     def list(self, prefix: str) -> list[ObjectInfo]:
-        """Objects whose path starts with the folder `prefix`, sorted by path."""
+        """Return the objects whose path starts with the folder `prefix`, sorted by path."""
 
     def list_unfinished(self, prefix: str) -> Sequence[ObjectInfo]:
-        """What writers that were killed left behind below a folder, and living ones write; `delete` removes it."""
+        """Return the unfinished files below a folder, of killed and of live writers; `delete` removes them."""
 
     def delete(self, path: str) -> None:
-        """Remove an object; nothing happens if it isn't there."""
+        """Remove an object; nothing happens if there is none."""
 
     def delete_all(self, paths: Sequence[str]) -> None:
         """:meth:`delete` for many, in as few requests as the store takes, some at once.
@@ -81,8 +82,8 @@ class ObjectStore(Protocol):
         Raises
         ------
         StorageUnavailableError
-            The store failed; some of them may be gone.
+            The store failed; some of them may be deleted.
         """
 
     def folders(self) -> Sequence[str]:
-        """Names of the folders at the top that have objects, sorted; whatever is below them is not looked at."""
+        """Return the names of the top folders that have objects, sorted."""

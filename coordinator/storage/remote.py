@@ -1,9 +1,9 @@
-"""Object stores in the cloud, or on a server that speaks S3: what obstore answers, told in our errors.
+"""Object stores in the cloud, or on a server that speaks S3, by obstore, with this project's errors.
 
 Rules that the code follows:
 
 - A conditional put is sent once at a time and repeated here, not by obstore: only so it is known whether an earlier attempt may have
-  landed. After such an attempt "it exists already" may mean one's own object, so callers read back.
+  landed. After such an attempt "it exists already" may mean the writer's own object, so callers read it back.
 - S3 answers 409 to a conditional put that meets another one; neither may have landed. obstore reports it like 412.
 - Text of a server can repeat what it was sent (S3 echoes access keys, Azure's URLs hold signatures), so causes are cut down to
   what failed, and obstore's own exceptions are never chained: Ray would print them with theirs.
@@ -45,13 +45,13 @@ _PATIENCE_S = 40.0
 
 
 def _nobody_counts() -> None:
-    """What is repeated is not counted."""
+    """Do nothing: repetitions are not counted."""
 
 
 def open_remote_store(
     uri: str, storage_options: Mapping[str, str] | None, repeated: Callable[[], None] = _nobody_counts
 ) -> RemoteObjectStore:
-    """Store of a bucket; credentials come from the usual environment unless the options have them.
+    """Return the store of a bucket; credentials come from the usual environment unless the options have them.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ class RemoteObjectStore:
     once
         The same without retries, for conditional puts; by default `store`.
     repeated
-        Told each time that a conditional put is sent again.
+        Called each time that a conditional put is sent again.
     """
 
     tells_writers_apart = True
@@ -142,7 +142,7 @@ class RemoteObjectStore:
             if attempt:
                 if time.monotonic() > give_up:
                     break
-                # Spread, because those who conflict tried at the same moment.
+                # Random, because writers that conflict tried at the same moment.
                 time.sleep(_FIRST_PAUSE_S * 2 ** (attempt - 1) * random.uniform(0.5, 1))
                 self._repeated()
             try:
@@ -183,14 +183,14 @@ class RemoteObjectStore:
         try:
             obstore.put(self._store, path, data)
         except FileNotFoundError as error:
-            # A large object goes in parts. When the answer to the last request was lost, its repetition finds no upload any more.
+            # A large object is uploaded in parts. After a lost answer to the last request, its repetition finds no upload any more.
             if not self._has(path, len(data)):
                 raise self._failed(path, error) from None
         except (BaseError, OSError) as error:
             raise self._failed(path, error) from None
 
     def _has(self, path: str, size: int) -> bool:
-        """Whether an object of one's own name and size is there."""
+        """Return whether an object of this name and size is there."""
         import obstore
         from obstore.exceptions import BaseError
 
@@ -200,7 +200,7 @@ class RemoteObjectStore:
             return False
 
     def ensure_durable(self, path: str) -> None:
-        """Nothing: these stores show what is durable."""
+        """Do nothing: these stores show durable objects only."""
 
     def get(self, path: str) -> bytes:
         import obstore
@@ -210,7 +210,7 @@ class RemoteObjectStore:
             return bytes(obstore.get(self._store, path).bytes())
         except FileNotFoundError as error:
             if re.search("NoSuchBucket|ContainerNotFound", str(error)):
-                # A bucket that is gone must not look like a state that never was.
+                # A bucket that was deleted must not look like a state that never existed.
                 raise self._failed(path, error) from None
             raise FileNotFoundError(path) from None
         except (BaseError, OSError) as error:
@@ -252,7 +252,7 @@ class RemoteObjectStore:
             # S3 takes a thousand in a request; of the others obstore has several on their way at once.
             obstore.delete(self._store, list(paths))
         except (BaseError, OSError) as error:
-            # Some were gone, or the server does not know such requests; if it is the store that fails, the next one tells.
+            # Some were deleted already, or the server has no such requests; if the store itself fails, the next request raises.
             log.warning("deleting files one by one, since together it failed: %s", _told(error))
             for path in paths:
                 self.delete(path)
@@ -313,7 +313,7 @@ class SingleWriterObjectStore(RemoteObjectStore):
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the server certainly did nothing, and will do nothing when asked again."""
+    """Return whether the server certainly did nothing, and will do nothing if the request is repeated."""
     from obstore.exceptions import NotSupportedError, PermissionDeniedError, UnauthenticatedError
 
     refusals = (NotSupportedError, PermissionDeniedError, UnauthenticatedError, FileNotFoundError, NotImplementedError)
@@ -321,7 +321,7 @@ def _is_refusal(error: Exception) -> bool:
 
 
 def _told(error: Exception) -> str:
-    """What an exception of obstore says, without anything that a server repeats of its request."""
+    """Return the cause of an obstore exception, without text in which a server may repeat its request."""
     text = str(error).partition("\n\nDebug source")[0]
     told, _, body = text.partition("<")
     told = re.sub(r"//[^/@\s]*@", "//", re.sub(r"\?\S*", "", told))[:300].rstrip(" :\n")

@@ -23,7 +23,7 @@ _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
 
 
 def normalize_uri(uri: str) -> str:
-    """Canonical form of a fleet's URI: known scheme, aliases resolved, no trailing slash.
+    """Return the canonical form of a fleet's URI: known scheme, aliases resolved, no trailing slash.
 
     Raises
     ------
@@ -35,7 +35,7 @@ def normalize_uri(uri: str) -> str:
         raise InvalidRequestError(
             "a fleet's URI holds no password; credentials belong in the environment", scheme=parts.scheme
         )
-    # What comes after a question mark, or before an @, may be a secret that was meant for somebody: no error repeats it.
+    # The text after a question mark, or before an @, may be a secret: no error repeats it.
     shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if parts.scheme else "(no scheme)"
     if parts.username is not None and _ALIASES.get(parts.scheme, parts.scheme) != "az":
         raise InvalidRequestError(
@@ -66,12 +66,12 @@ def normalize_uri(uri: str) -> str:
 def open_object_store(
     uri: str, storage_options: Mapping[str, str] | None = None, figures: StorageStats | None = None
 ) -> ObjectStore:
-    """Store of a URI.
+    """Return the object store of a URI.
 
     Parameters
     ----------
     figures
-        Where conditional puts are counted that are sent again.
+        Counts conditional puts that are sent again.
 
     Raises
     ------
@@ -89,12 +89,12 @@ def open_object_store(
 def open_travelled_store(
     uri: str, options: StorageOptions, ask: Callable[[], Secrets | None], figures: StorageStats
 ) -> ObjectStore:
-    """Store of a URI in an actor: with options that travelled, and with those that were withheld, once they are handed over.
+    """Return the object store of a URI in an actor, whose withheld options are forwarded later.
 
     Parameters
     ----------
     ask
-        Asks other processes of the fleet for what was withheld; see
+        Asks other processes of the fleet for the withheld options; see
         :class:`~coordinator.storage.forwarded_credentials.ForwardedCredentialsStore`.
     figures
         See :func:`open_object_store`.

@@ -18,7 +18,7 @@ from coordinator.runtime.logs import log_to_stderr
 from coordinator.runtime.runtime import Runtime, freeze_imports, now_ms
 from coordinator.service.calls import RayActors
 from coordinator.service.client import CoordinatorClient
-from coordinator.service.metric_export import keep_telling
+from coordinator.service.metric_export import keep_exporting
 from statefleet.dashboard.access import Access, is_loopback
 from statefleet.dashboard.lookups import LookUps
 from statefleet.dashboard.options import DashboardOptions
@@ -161,7 +161,7 @@ class DashboardActor:
                 cause=error,
             ) from error
         watching.start()
-        self._exporting = asyncio.create_task(keep_telling(self._uri, watching.samples))
+        self._exporting = asyncio.create_task(keep_exporting(self._uri, watching.samples))
         shown = options.shown_host(host, ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         return f"http://{shown}:{port}/" + ("" if token is None else f"?token={token}")
 
