@@ -88,9 +88,9 @@ class _LocatedCoordinator:
         return self._client.open_instance(provider_id, self._location, ids_to_check, version, store_names)
 
     def elsewhere(self, state_name: str, store_ids: Sequence[StateStoreId]) -> set[StateStoreId]:
-        partitions = [one.partition_id for one in store_ids]
-        found = self._client.elsewhere(state_name, self._location.actor_name, partitions)
-        return {one for one in store_ids if one.partition_id in found}
+        partitions = [store_id.partition_id for store_id in store_ids]
+        reassigned = self._client.elsewhere(state_name, self._location.actor_name, partitions)
+        return {store_id for store_id in store_ids if store_id.partition_id in reassigned}
 
 
 class StoreProcess:
@@ -151,7 +151,7 @@ class StoreProcess:
         while True:
             self._clock.sleep(self._maintenance.interval_s)
             try:
-                # A coordinator that was started anew may know of no life without shards.
+                # A coordinator that was started again may not know of incarnations without shards.
                 self._coordinator.report_store_actor(self._location, is_new=False)
                 self._partitions.maintain(self._maintenance.min_deltas_for_snapshot)
                 self._reads.maintain()
@@ -166,7 +166,7 @@ class StoreProcess:
 
     @ray.method(concurrency_group="control")
     def ping(self) -> str:
-        """Id of this life of the actor, at once."""
+        """Return the id of this incarnation of the actor, at once."""
         return self._location.instance_id
 
     def location(self) -> ActorLocation:
@@ -283,7 +283,7 @@ class StoreProcess:
     def _copy(self, store_id: StateStoreId, source: str) -> None:
         try:
             self.take_copy(store_id, source)
-        except Exception:  # whatever it is, the next commit begins anew
+        except Exception:  # of any kind: the next commit begins a new copy
             path = store_id.path()
             log.exception(
                 "a standby has no copy of %s yet; it tries again with the next commit", path, extra=about(store_id)
@@ -320,12 +320,12 @@ class StoreProcess:
 
     def _found(self, request: ReadRequest, keys: pa.Table) -> KeyResult:
         try:
-            found = self._reads.find(request, keys)
+            rows = self._reads.find(request, keys)
         except StateStoreError as error:
             return error
         self._metrics.look_ups += keys.num_rows
         self._hot_keys.looked_up(request.store_id.state_name, request.store_id.partition_id, keys)
-        return found
+        return rows
 
     @ray.method(concurrency_group="reading")
     def hottest_keys(self, state_name: str, partition_id: int, most: int) -> HottestKeys:
@@ -353,7 +353,7 @@ class StoreProcess:
 
     @ray.method(concurrency_group="control")
     def keep_scans(self, scan_ids: Sequence[str]) -> None:
-        """Whoever takes the rows of some scans lives, and is slow."""
+        """Keep scans open whose reader is alive, and slow."""
         self._reads.keep_scans(scan_ids)
 
     @ray.method(concurrency_group="reading")
@@ -382,7 +382,7 @@ class StoreProcess:
 
 
 class StoreActor(StoreProcess):
-    """The store actor as Ray makes it, anew after each death; :mod:`store_actors.deploy` has the options and their reasons."""
+    """The store actor as Ray makes it, again after each death; :mod:`store_actors.deploy` has the options and their reasons."""
 
     def __init__(
         self,
@@ -475,6 +475,6 @@ def _memory_of(options: MemoryOptions) -> StoreMemory:
 
 
 def _session_folder() -> str:
-    """Ray's folder of this node's session: on a disk of the node, and known to whoever runs it."""
+    """Return Ray's folder of this node's session: on a disk of the node, and known to its operators."""
     node: Any = worker._global_node
     return str(node.get_session_dir_path())

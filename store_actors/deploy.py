@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 #: use all cores of a node.
 _THREADS = 16
 
-#: Cores of a node that share one store actor, where nobody says how many it shall have. Python's lock lets a process that has many
+#: Cores of a node that share one store actor, unless the user says how many it shall have. Python's lock lets a process that has many
 #: small batches keep one core busy, and one that has large batches many (``benchmarks.costs cores``); the task of a small batch
 #: costs Spark's own processes several times what it costs the store actor.
 CORES_EACH = 8
@@ -115,7 +115,7 @@ def store_metrics(actors: Actors, status: Mapping[str, Any]) -> dict[str, dict[s
 def hand_over(actors: Actors, status: Mapping[str, Any], secrets: Secrets) -> None:
     """Hand credentials, which the coordinator has taken, to the store actors that a status lists as alive.
 
-    One that starts later asks the coordinator; one that cannot be reached is started anew, and asks, too.
+    One that starts later asks the coordinator; one that cannot be reached is started again, and asks, too.
     """
     for name in sorted({actor["actor_name"] for actor in status["store_actors"] if actor["alive"]}):
         handle = actors.find(name)

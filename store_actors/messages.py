@@ -1,4 +1,4 @@
-"""What callers send to a store actor. Light to import: Spark's workers have no need of the engine."""
+"""Messages that callers send to a store actor. Light to import: Spark's workers have no need of the engine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Write = tuple[str, str, tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class ApplyRequest:
-    """One Spark task's wish: fold its rows into its shard as the next version.
+    """A Spark task's request to fold its rows into its shard as the next version.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class StoreSpec:
 
 @dataclass(frozen=True, slots=True)
 class BatchFacts:
-    """What an operator that keeps its state in keyed stores knows of a micro-batch, for the commit that it makes.
+    """Facts of a micro-batch that an operator whose state is in keyed stores gives to its commit.
 
     Attributes
     ----------
@@ -182,7 +182,7 @@ class ReplicatedCommit:
 
 @dataclass(frozen=True, slots=True)
 class ReadProjection:
-    """What a reader wants of the rows of a store, the same for each of its partitions.
+    """Which rows and columns of a store a reader wants, the same for each of its partitions.
 
     Attributes
     ----------
@@ -195,7 +195,7 @@ class ReadProjection:
     filter
         Rows for which it is true, over columns as they are shown; all by default.
     filtered
-        Names of the columns that the filter looks at; None if nobody knows.
+        Names of the columns that the filter looks at; None if they are not known.
     """
 
     schema: StateSchema | None
@@ -210,7 +210,7 @@ class ReadProjection:
         return None if self.schema is None or self.schema.operator in _KEYED else self.schema
 
     def encoded(self) -> bytes:
-        """The form as it is sent: JSON. A filter is an expression of Arrow's, which is pickled, and is sent by Ray only."""
+        """Return the projection as it is sent: JSON. A filter is an expression of Arrow's, which is pickled and sent by Ray only."""
         if self.filter is not None:
             return pickle.dumps(self)
         schema = None if self.schema is None else self.schema.to_json()
@@ -218,7 +218,7 @@ class ReadProjection:
 
     @classmethod
     def decoded(cls, encoded: bytes) -> ReadProjection:
-        """The form of :meth:`encoded`, from somebody who may call the store actor by Ray."""
+        """Return the projection of :meth:`encoded`, from a caller that may call the store actor by Ray."""
         if not is_json(encoded):
             form: ReadProjection = pickle.loads(encoded)
             return form
@@ -229,7 +229,7 @@ class ReadProjection:
 
 
 def is_json(encoded: bytes) -> bool:
-    """Whether an encoded form is JSON, so that it may come from anywhere."""
+    """Whether an encoded projection is JSON, so that it may come from anywhere."""
     return encoded.startswith(b"{")
 
 
@@ -246,7 +246,7 @@ class ReadRequest(FastPickle):
     since
         Instead of all rows of the version, what commits after this one changed; None for all rows.
     snapshot
-        Rows of the version as its files make it from the snapshot of this version on, whatever memory has; None for any way to them.
+        Rows of the version as its files make it from the snapshot of this version on, not as memory has them; None for any way to them.
     form
         An encoded :class:`ReadProjection`: as bytes, of which a store actor knows most already.
     """
@@ -289,4 +289,4 @@ class ShardInput:
     def of_raw(cls, schema: StateSchema, *batches: pa.RecordBatch) -> ShardInput:
         """Rows of the first kind, of which none were combined."""
         raw = pa.Table.from_batches(batches, schema=None if batches else schema.raw_schema())
-        return cls((raw, *(one.empty_table() for one in schema.input_schemas()[1:])), raw.num_rows)
+        return cls((raw, *(kind.empty_table() for kind in schema.input_schemas()[1:])), raw.num_rows)

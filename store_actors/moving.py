@@ -1,4 +1,4 @@
-"""Moving shards between store actors, in the shadow of batches: the taker takes a copy, then the coordinator lets it have the shard."""
+"""Live migration of shards between store actors: the target takes a copy, then the coordinator gives it the lease."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True)
 class MoveOutcome:
-    """What came of a move.
+    """The outcome of a move.
 
     Attributes
     ----------
     preparation
-        What the taker took over; None if it took nothing.
+        What the target copied; None if it copied nothing.
     error
         Why the shard stays where it is; empty if it goes, with the next batch.
     """
@@ -46,8 +46,8 @@ def carry_out(actors: Actors, coordinator: CoordinatorClient, moves: Sequence[Pl
     A move that fails leaves its shard where it is, and does not keep the others from their turn; the state's log says why.
     """
     for begin in range(0, len(moves), _AT_ONCE):
-        some = moves[begin : begin + _AT_ONCE]
-        for move, started in [(move, _begun(actors, coordinator, move)) for move in some]:
+        group = moves[begin : begin + _AT_ONCE]
+        for move, started in [(move, _begun(actors, coordinator, move)) for move in group]:
             outcome = _ended(actors, coordinator, move, started)
             if outcome.error:
                 _tell(coordinator, outcome)
@@ -56,7 +56,7 @@ def carry_out(actors: Actors, coordinator: CoordinatorClient, moves: Sequence[Pl
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """The taker of a move with its answer to come, or why nothing was begun."""
+    """The target of a move with its answer to come, or why nothing was begun."""
 
     handle: Any = None
     answer: Any = None

@@ -1,4 +1,4 @@
-"""Telling standbys of commits.
+"""Sending commits to standbys.
 
 A standby holds a copy of a partition that is leased to another store actor, and applies each delta that this one has had counted. It
 proves nothing: once it has the lease itself, its copy is checked as any memory is (:mod:`store_actors.serving.lineage`).
@@ -60,7 +60,7 @@ class Replicator:
         entries: Sequence[CommitEntry],
         files: Sequence[bytes],
     ) -> None:
-        """Tell the standbys of a partition of a counted commit; nobody waits for them.
+        """Send a committed version of a partition to its standbys, without waiting for them.
 
         Parameters
         ----------
@@ -73,15 +73,15 @@ class Replicator:
             self._metrics.standbys_left_behind += len(lease.standbys) - len(ready)
             if not ready:
                 return
-            followed = ReplicatedCommit(lease.store_id, self._own_name, base_attempt, tuple(entries), tuple(files))
-            told = self._actors.put(followed)
+            commit = ReplicatedCommit(lease.store_id, self._own_name, base_attempt, tuple(entries), tuple(files))
+            reference = self._actors.put(commit)
             for name in ready:
-                self._on_their_way[name].append((self._handles[name].replicate.remote(told), size))
+                self._on_their_way[name].append((self._handles[name].replicate.remote(reference), size))
 
     def behind(self) -> tuple[int, int]:
         """Commits on their way to standbys, as far as is known, and their bytes."""
         with self._guard:
-            under_way = [size for one in self._on_their_way.values() for _, size in one]
+            under_way = [size for commits in self._on_their_way.values() for _, size in commits]
         return len(under_way), sum(under_way)
 
     def _has_room(self, name: str, size: int) -> bool:
@@ -102,5 +102,5 @@ class Replicator:
             if handle is None:
                 return False
             self._handles[name] = handle
-        behind = sum(one for _, one in under_way)
+        behind = sum(sent_bytes for _, sent_bytes in under_way)
         return not under_way or (len(under_way) < _ON_THEIR_WAY and behind + size <= _BYTES_ON_THEIR_WAY)

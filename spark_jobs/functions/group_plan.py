@@ -67,7 +67,7 @@ class GroupStatePlan:
         return self.output
 
     def finish(self, emitted: DataFrame) -> DataFrame:
-        """What the function emits is the result."""
+        """Return what the function emits, which is the result."""
         return emitted
 
     def reduce_task(self, schema: StateSchema, metadata: StateMetadata, address: FleetAddress) -> ReduceTask:

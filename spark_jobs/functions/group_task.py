@@ -1,6 +1,6 @@
 """A user's function with state: one partition's keys, rows and timeouts of one batch.
 
-The function runs in Spark's Python worker. State comes and goes in a few calls whatever the number of keys: one look-up, one put
+The function runs in Spark's Python worker. State comes and goes in a few calls for any number of keys: one look-up, one put
 and one remove a block of keys, one question for the keys that are due, one commit.
 """
 
@@ -126,7 +126,7 @@ class ArrowCalls:
 
 @dataclass
 class KeyedBatch:
-    """One partition's work of one batch on an open store.
+    """The work of a batch of one partition on an open store.
 
     Parameters
     ----------
@@ -158,20 +158,20 @@ class KeyedBatch:
         due = self.store.due(now_ms * 1000 - 1)
         due = due.append_column(FOUND, pa.array(np.ones(due.num_rows, np.bool_)))
         for begin in range(0, due.num_rows, _BLOCK_KEYS):
-            some = due.slice(begin, _BLOCK_KEYS)
-            keys = some.select(self.view.leaves)
-            yield from self._call(Groups.without_rows(keys, schema), some, moment)
+            block = due.slice(begin, _BLOCK_KEYS)
+            keys = block.select(self.view.leaves)
+            yield from self._call(Groups.without_rows(keys, schema), block, moment)
 
-    def _call(self, groups: Groups, held: pa.Table, moment: Moment) -> Iterator[pa.Table]:
-        found = _mask(held.column(FOUND))
-        exists = found & _mask(held.column(EXISTS.name))
-        former = pc.fill_null(single_chunk(held.column(TIMEOUT.name)), NO_TIMEOUT * 1000).to_numpy() // 1000
+    def _call(self, groups: Groups, stored: pa.Table, moment: Moment) -> Iterator[pa.Table]:
+        is_found = _mask(stored.column(FOUND))
+        exists = is_found & _mask(stored.column(EXISTS.name))
+        former_ms = pc.fill_null(single_chunk(stored.column(TIMEOUT.name)), NO_TIMEOUT * 1000).to_numpy() // 1000
         seen = self.view.of(groups)
-        state = StateBatch(self.columns, self.columns.shown(held), exists, former, groups.offsets, moment)
+        state = StateBatch(self.columns, self.columns.shown(stored), exists, former_ms, groups.offsets, moment)
         yield from self.calls(seen, state)
-        self._keep(groups.keys, found, state)
+        self._keep(groups.keys, is_found, state)
 
-    def _keep(self, keys: pa.Table, found: Mask, state: StateBatch) -> None:
+    def _keep(self, keys: pa.Table, is_found: Mask, state: StateBatch) -> None:
         written, gone, timeouts_ms = state.outcome()
         if written.any():
             mask = pa.array(written)
@@ -182,7 +182,7 @@ class KeyedBatch:
             names = [field.name for field in (*self.columns.fields, EXISTS, TIMEOUT)]
             rows = keys.filter(mask)
             self.store.later("put", pa.table([*rows.columns, *columns], [*rows.column_names, *names]))
-        gone = gone & found
+        gone = gone & is_found
         if gone.any():
             self.store.later("remove", keys.filter(pa.array(gone)))
 

@@ -1,6 +1,6 @@
 """The reduce side of operators that run a user's program with state: one partition's batch, from its rows to its commit.
 
-State comes and goes in a few calls, whatever the number of keys: the program's stores are open for the batch, and committed with it.
+State comes and goes in a few calls for any number of keys: the program's stores are open for the batch, and committed with it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class UserBatch:
-    """One partition's batch, as a user's program gets it.
+    """A batch of one partition, as a user's program gets it.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class OpenProgram(Protocol):
 
 
 class UserProgram(Protocol):
-    """What a user has an operator run."""
+    """A function or processor of the user, as an operator runs it."""
 
     def opened(
         self, client: FleetClient, task: TaskIdentity, schema: StateSchema

@@ -35,7 +35,7 @@ _WATERMARK_DELAY = "spark.watermarkDelayMs"
 
 @dataclass(frozen=True)
 class Transformation:
-    """What ``transformWithState`` was given.
+    """The arguments of ``transformWithState``.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ class TransformPlan:
         return self.output
 
     def finish(self, emitted: DataFrame) -> DataFrame:
-        """What the processor emits, with its event time marked for the operators that follow."""
+        """Return what the processor emits, with its event time marked for the operators that follow."""
         if not self.event_time:
             return emitted
         marked = F.col(quoted(self.event_time)).alias(self.event_time, metadata={_WATERMARK_DELAY: self.rows.delay_ms})
@@ -133,7 +133,7 @@ class TransformPlan:
 
 @dataclass(frozen=True)
 class StartedPlan(TransformPlan):
-    """One whose state starts from rows of a batch DataFrame; see :class:`~spark_jobs.plan.operator_plan.Collector`."""
+    """A plan whose state starts from rows of a batch DataFrame; see :class:`~spark_jobs.plan.operator_plan.Collector`."""
 
     state: InitialState
 
@@ -208,7 +208,7 @@ def _pickled(processor: StatefulProcessor) -> bytes:
 
 
 def _variables(pickled: bytes, time_mode: TimeMode, schemas: ParsedSchemas) -> tuple[Variable, ...]:
-    """What ``init`` asks for, found out on a copy."""
+    """Return the variables that ``init`` asks for, of a copy of the processor."""
     processor = load_processor(pickled)
     handle = StatefulProcessorHandle(Block(), time_mode, schemas)
     processor.init(handle)
@@ -253,7 +253,7 @@ def _initial(given: Transformation, output: T.StructType, rows: GroupedInput) ->
             got=type(grouped).__name__,
         )
     initial = GroupedInput.of(grouped, late_times=False)
-    types = [[(field.name, field.type) for field in one.keys] for one in (rows, initial)]
+    types = [[(field.name, field.type) for field in grouped_rows.keys] for grouped_rows in (rows, initial)]
     if types[0] != types[1]:
         raise InvalidRequestError(
             "the initial state is grouped by columns of other types than the stream; cast them",

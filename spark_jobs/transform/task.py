@@ -41,7 +41,7 @@ class InitialRows:
     Attributes
     ----------
     shards
-        For each shard that has some a broadcast of chunks (IPC record batches), loaded by whoever asks for its value.
+        For each shard that has some a broadcast of chunks (IPC record batches), loaded where its value is asked for.
     schema
         Their columns: key leaves and the DataFrame's.
     view, form

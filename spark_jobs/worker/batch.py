@@ -1,4 +1,4 @@
-"""What a task knows of its micro-batch: which it is, whose, and where event time stands in it."""
+"""The micro-batch of a task: which it is, whose, and where event time stands in it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ __all__ = ["BatchHeader", "EventTimes", "event_times"]
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """What Spark's driver tells each task of a stateful operator, as the first row of its partition (``StatefulExchangeExec.java``).
+    """The batch as Spark's driver sends it to each task of a stateful operator, as the first row of its
+    partition (``StatefulExchangeExec.java``).
 
     Attributes
     ----------

@@ -14,7 +14,7 @@ __all__ = ["main", "settle_process"]
 
 
 def settle_process() -> None:
-    """Spare a worker two costs that PySpark pays anew for every task and that grow with what is imported.
+    """Spare a worker two costs that PySpark pays again for every task and that grow with what is imported.
 
     - It invalidates the import caches, and Spark puts a jar of its own on the workers' path, whose directory of thousands of
       entries Python's zip importer then reads again: 0.05 to 0.2 s a task. No Python module is in it.

@@ -5,9 +5,9 @@ that each hold a *chunk*, an Arrow record batch of many rows for one shard. It s
 its barrier; only the rows in it are larger, and the JVM looks at no value between the source and the shard.
 
 Where groups repeat within a task's block of rows, the block is partially aggregated first. With a watermark every map task also
-tells every shard the largest event time that it saw: a shuffle is a barrier, so every shard knows the watermark that includes this
-batch, the same one on every shard and on every retry, with nobody to ask who could have died meanwhile. (That is for operators that
-close early; others go by what Spark's driver tells each task in the first row of its partition, a
+sends every shard the largest event time that it saw: a shuffle is a barrier, so every shard knows the watermark that includes this
+batch, the same one on every shard and on every retry, without a call of a process that could have died meanwhile. (That is for
+operators that close early; others go by what Spark's driver tells each task in the first row of its partition, a
 :class:`~spark_jobs.worker.batch.BatchHeader`.)
 """
 
@@ -98,7 +98,7 @@ def _table_class() -> type[GroupTable]:
 
 @cache
 def _hash_seed() -> int:
-    """What this worker's keys are hashed under."""
+    """Return the seed under which this worker's keys are hashed."""
     return random_seed()
 
 
@@ -183,7 +183,7 @@ class ExchangeTask:
     def _combine(
         self, rows: pa.RecordBatch, bounds: npt.NDArray[np.int64]
     ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
-        """One row a group, in the order of shards as before."""
+        """Return a row for each group, in the order of shards as before."""
         table = _table_class()(self.schema, _hash_seed(), capacity=1 << 12)
         encoded = table.encode(rows)
         groups = [0]
@@ -224,15 +224,15 @@ class ExchangeTask:
         ]
         return pa.record_batch(columns, schema=EXCHANGE_SCHEMA)
 
-    def _markers(self, number: int, told: Sequence[int]) -> pa.RecordBatch:
-        """What every shard is told: the own watermark of a source."""
-        size = len(told)
+    def _markers(self, number: int, watermarks_ms: Sequence[int]) -> pa.RecordBatch:
+        """Return the message for every shard: the watermark of a source."""
+        size = len(watermarks_ms)
         columns = [
             pa.array(marker_routes(size), pa.int32()),
             pa.array(np.zeros(size, np.int64)),
             pa.array(np.full(size, self.input, np.int8)),
             pa.array(np.full(size, number, np.int16)),
-            pa.array(told, pa.int64()),
+            pa.array(watermarks_ms, pa.int64()),
             pa.nulls(size, pa.binary()),
         ]
         return pa.record_batch(columns, schema=EXCHANGE_SCHEMA)
@@ -261,7 +261,7 @@ def _blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What one shard received of a micro-batch.
+    """The part of a micro-batch that one shard received.
 
     Attributes
     ----------

@@ -45,7 +45,7 @@ _GROUP_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class FleetAddress:
-    """Where a fleet is: its URI, options of the object store, and the Ray cluster it lives on.
+    """Where a fleet is: its URI, options of the object store, and its Ray cluster.
 
     Part of the functions that Spark keeps, so its options hold no credentials; a worker needs none.
     """
@@ -76,7 +76,7 @@ def _executors_node_ip() -> str | None:
     except (KeyError, ValueError, OSError):
         return None
     option = "--node_ip_address="
-    return next((one.removeprefix(option) for one in arguments if one.startswith(option)), None)
+    return next((argument.removeprefix(option) for argument in arguments if argument.startswith(option)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class FleetClient:
     ----------
     address
         The fleet.
-    actors, surroundings
+    actors, runtime
         How it reaches the fleet's actors, and what it takes from its machine; a simulation has its own.
     """
 
@@ -135,7 +135,7 @@ class FleetClient:
         StoreUnavailableError
             No store actor answered before the deadline.
         StateStoreError
-            Whatever the coordinator or the store refused.
+            The coordinator or the store refused the call.
         """
         # In complete mode each of them emits all that it has.
         is_large = schema.output_mode == "complete" and self._address.memory.limit is not None
@@ -161,7 +161,7 @@ class FleetClient:
         StoreUnavailableError
             No store actor answered before the deadline.
         StateStoreError
-            Whatever the coordinator or the store refused.
+            The coordinator or the store refused the call.
         """
         # Held by Ray, which has a disk, for as long as this goes on.
         references = [self._actors.put(piece) for piece in pieces]
@@ -178,7 +178,7 @@ class FleetClient:
         WriterBusyError
             Another handle is changing the partition.
         StateStoreError
-            Whatever the coordinator or the store refused.
+            The coordinator or the store refused the call.
         """
         return self.open_granted(task, metadata, stores)[0]
 
@@ -207,19 +207,19 @@ class FleetClient:
             located = self._coordinator.locate(state_name, shard, version)
             store_id, newest = located.store_id, located.newest_version
             where = located.location or self._calls.local_location()
-            wanted = newest if version is None else version
-            if not 0 <= wanted <= newest:
+            read_version = newest if version is None else version
+            if not 0 <= read_version <= newest:
                 raise VersionNotFoundError(
                     "the state has no such version",
                     state=state_name,
                     shard=shard,
-                    version=wanted,
+                    version=read_version,
                     newest=newest,
                 )
-            task = TaskIdentity(state_name, "", "", wanted, store_id.partition_id, 0, executor_name())
-            request = OpenRequest(task, Lease(store_id, "", -1, where), wanted, stores)
+            task = TaskIdentity(state_name, "", "", read_version, store_id.partition_id, 0, executor_name())
+            request = OpenRequest(task, Lease(store_id, "", -1, where), read_version, stores)
             try:
-                return ReadStateStore(self._open_read(where, request), default_store(store_id, stores), wanted)
+                return ReadStateStore(self._open_read(where, request), default_store(store_id, stores), read_version)
             except RayActorError as error:
                 self._calls.lost(where)
                 if retry.is_over:
@@ -227,7 +227,7 @@ class FleetClient:
                 retry.pause()
 
     def load_plans(self, task: TaskIdentity, store_names: Sequence[str]) -> Mapping[str, LoadPlan]:
-        """What makes up the version of some of a partition's stores that the task's batch reads, by store name."""
+        """Return the files that make the version of some of a partition's stores that the task's batch reads, by store name."""
         return self._coordinator.load_plans(task.state_name, task.partition_id, task.batch_id, store_names).plans
 
     def _open_read(self, location: ActorLocation, request: OpenRequest) -> SessionCalls:

@@ -1,4 +1,4 @@
-"""What runs inside Spark's tasks when state is imported: the rows of a shard go to that shard, as its first version."""
+"""The import of state in Spark's tasks: the rows of a shard go to that shard, as its first version."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ class ImportTask:
         pending: list[pa.RecordBatch] = []
         rows = 0
         for batch in batches:
-            own = as_state(batch.filter(batch.column(PRESENT_COLUMN)), self.schema, rows)
-            rows += own.num_rows
-            pending.append(own)
-            if sum(one.nbytes for one in pending) >= _PIECE_BYTES:
+            state_rows = as_state(batch.filter(batch.column(PRESENT_COLUMN)), self.schema, rows)
+            rows += state_rows.num_rows
+            pending.append(state_rows)
+            if sum(piece.nbytes for piece in pending) >= _PIECE_BYTES:
                 yield pa.Table.from_batches(pending)
                 pending = []
         if pending:
@@ -78,9 +78,9 @@ class ImportTask:
 
 def as_state(batch: pa.RecordBatch, schema: StateSchema, first_number: int) -> pa.RecordBatch:
     """Rows as a shard holds them: in ``row_schema``, numbered where rows of a key are many."""
-    wanted = schema.row_schema()
+    row_schema = schema.row_schema()
     columns = []
-    for field in wanted:
+    for field in row_schema:
         if field.name == ROW_COLUMN:
             columns.append(pa.array(np.arange(first_number, first_number + batch.num_rows)))
         elif pa.types.is_binary(field.type) and pa.types.is_nested(batch.column(field.name).type):
@@ -90,7 +90,7 @@ def as_state(batch: pa.RecordBatch, schema: StateSchema, first_number: int) -> p
             columns.append(_words(batch.column(field.name), field.type))
         else:
             columns.append(as_type(field.type, batch.column(field.name)))
-    return pa.RecordBatch.from_arrays(columns, schema=wanted)
+    return pa.RecordBatch.from_arrays(columns, schema=row_schema)
 
 
 def _words(lists: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -53,7 +53,7 @@ class LeasedCall(Protocol[Result]):
 
 
 class LeasedCalls:
-    """One process's way to the store actors of a fleet.
+    """A process's calls of the store actors of a fleet.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class LeasedCalls:
     def under_leases(
         self, tasks: Sequence[TaskIdentity], metadata: StateMetadata, call: LeasedCall[Result]
     ) -> list[Result]:
-        """What comes of calls under the leases of some tasks of one batch, in their order.
+        """Return the results of a call under the leases of some tasks of one batch, in their order.
 
         There is one call for each store actor that has shards of them. What fails because a store actor, or a lease, was lost is
         repeated under a new lease.
@@ -86,17 +86,17 @@ class LeasedCalls:
         StoreUnavailableError
             A store actor did not come back before the deadline.
         StateStoreError
-            Whatever the coordinator or the store refused.
+            The coordinator or the store refused a call.
         """
         # A plan is made before its query has an id.
         metadata = replace(metadata, query_id=tasks[0].query_id)
         retry = Retry(self._clock, DEADLINE_S, first_pause_s=PAUSE_S, longest_pause_s=2.0)
         # One that came with the batch before is tried once; what is wrong with it, the coordinator knows.
         grants = self._piggybacked(tasks)
-        found: dict[int, Result] = {}
+        results: dict[int, Result] = {}
         while True:
             failed: tuple[TaskIdentity, Exception] | None = None
-            for number, outcome in self._round(tasks, metadata, grants, found, call):
+            for number, outcome in self._round(tasks, metadata, grants, results, call):
                 if isinstance(outcome, FencedError | RayActorError):
                     # A lease may have moved between being granted and being used; the next one says whether this run may go on.
                     failed = tasks[number], outcome
@@ -104,9 +104,9 @@ class LeasedCalls:
                 elif isinstance(outcome, Exception):
                     raise outcome
                 else:
-                    found[number] = outcome
+                    results[number] = outcome
             if failed is None:
-                return [found[number] for number in range(len(tasks))]
+                return [results[number] for number in range(len(tasks))]
             if retry.is_over:
                 task, error = failed
                 raise error if isinstance(error, FencedError) else unavailable(task, error) from error
@@ -117,24 +117,24 @@ class LeasedCalls:
         tasks: Sequence[TaskIdentity],
         metadata: StateMetadata,
         grants: dict[int, LeaseGrant],
-        found: Mapping[int, Result],
+        results: Mapping[int, Result],
         call: LeasedCall[Result],
     ) -> Iterator[tuple[int, Result | Exception]]:
         """Outcomes of the tasks that have none yet: a call to each store actor concerned, all under way at once."""
-        left = [number for number in range(len(tasks)) if number not in found]
-        asked = [number for number in left if number not in grants]
+        unfinished = [number for number in range(len(tasks)) if number not in results]
+        asked = [number for number in unfinished if number not in grants]
         try:
             if asked:
-                told = self._coordinator.attach_and_lease_all(
+                leases = self._coordinator.attach_and_lease_all(
                     [tasks[number] for number in asked], metadata, self.local_location()
                 )
-                grants |= zip(asked, told, strict=True)
+                grants |= zip(asked, leases, strict=True)
         except RayActorError as error:
             self.lost(None)
             yield from ((number, error) for number in asked)
             return
         waiting = []
-        for location, granted in self._by_location(tasks, [(number, grants[number]) for number in left]):
+        for location, granted in self._by_location(tasks, [(number, grants[number]) for number in unfinished]):
             try:
                 self._check_node(location)
                 arguments = call.arguments(granted, self.local_location().node_id)
@@ -165,10 +165,10 @@ class LeasedCalls:
         return grouped.items()
 
     def _of_lost(
-        self, location: ActorLocation, some: Sequence[tuple[int, LeaseGrant]], error: RayActorError
+        self, location: ActorLocation, granted: Sequence[tuple[int, LeaseGrant]], error: RayActorError
     ) -> Iterator[tuple[int, RayActorError]]:
         self.lost(location)
-        return ((number, error) for number, _ in some)
+        return ((number, error) for number, _ in granted)
 
     def _piggybacked(self, tasks: Sequence[TaskIdentity]) -> dict[int, LeaseGrant]:
         """Leases of tasks whose shards a store actor of this node has, which got them with the commits before; by number."""
@@ -179,15 +179,19 @@ class LeasedCalls:
         try:
             local = self.local_location()
             # A node may have several; which one has the shard is known where a task of it ran before.
-            held: dict[ActorLocation, list[int]] = {}
+            by_location: dict[ActorLocation, list[int]] = {}
             for number, task in enumerate(tasks):
-                held.setdefault(self._holders.get((task.state_name, task.partition_id), local), []).append(number)
-            for where, numbers in held.items():
+                by_location.setdefault(self._holders.get((task.state_name, task.partition_id), local), []).append(
+                    number
+                )
+            for where, numbers in by_location.items():
                 if where.node_id != local.node_id:
                     continue
                 handle = self.handle(where)
-                told = unwrapped(self._actors, handle, handle.piggybacked.remote([tasks[number] for number in numbers]))
-                grants |= {number: one for number, one in zip(numbers, told, strict=True) if one is not None}
+                leases = unwrapped(
+                    self._actors, handle, handle.piggybacked.remote([tasks[number] for number in numbers])
+                )
+                grants |= {number: lease for number, lease in zip(numbers, leases, strict=True) if lease is not None}
         except RayActorError:
             self.lost(where)
         return grants
@@ -202,14 +206,14 @@ class LeasedCalls:
         return self._local
 
     def handle(self, location: ActorLocation) -> Any:
-        """Handle of one life of a store actor.
+        """Return the handle of one incarnation of a store actor.
 
         Raises
         ------
         ray.exceptions.RayActorError
             There is no such actor any more.
         """
-        # By life: a fleet that was shut down and connected to again has other actors of the same names.
+        # By incarnation: a fleet that was shut down and connected to again has other actors of the same names.
         if location.instance_id not in self._handles:
             handle = self._actors.find(location.actor_name)
             if handle is None:
@@ -226,12 +230,12 @@ class LeasedCalls:
             return
         log.warning("node %s does not answer; its store actor counts as lost", location.node_id)
         if (handle := self._actors.find(location.actor_name)) is not None:
-            # One that is only cut off from here must not go on as a life that counts as over.
+            # One that is only cut off from here must not go on as an incarnation that counts as dead.
             self._actors.kill(handle, restart=True)
         raise RayActorError(error_msg=f"node {location.node_id} cannot be reached")
 
     def lost(self, location: ActorLocation | None) -> None:
-        """An actor died under a call: tell the coordinator which life of it, and look everything up anew."""
+        """Report to the coordinator which incarnation of an actor died under a call, and look everything up again."""
         self._local = None
         self._handles.clear()
         self._holders.clear()
@@ -240,7 +244,7 @@ class LeasedCalls:
 
 
 def unavailable(task: TaskIdentity, error: Exception) -> StoreUnavailableError:
-    """What a task is told in the end."""
+    """Return the error of a task that has waited until the deadline."""
     return StoreUnavailableError(
         "the store actor of a shard did not come back in time; committed versions are safe in the object store and nothing of "
         "this batch was lost; see `ray list actors` and the actor's log, then restart the query",

@@ -32,9 +32,9 @@ def murmur3_int(value: int, seed: int = 42) -> int:
 @lru_cache(maxsize=64)
 def marker_routes(num_shards: int) -> tuple[int, ...]:
     """For each shard the smallest non-negative route that lands on it."""
-    found: dict[int, int] = {}
+    routes: dict[int, int] = {}
     route = 0
-    while len(found) < num_shards:
-        found.setdefault(murmur3_int(route) % num_shards, route)
+    while len(routes) < num_shards:
+        routes.setdefault(murmur3_int(route) % num_shards, route)
         route += 1
-    return tuple(found[shard] for shard in range(num_shards))
+    return tuple(routes[shard] for shard in range(num_shards))

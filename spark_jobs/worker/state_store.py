@@ -1,8 +1,8 @@
 """Spark's ``StateStore`` and ``ReadStateStore`` for Python: handles on the keyed state of one partition, in Arrow batches.
 
 A handle belongs to one partition and one version, and holds all the operator's named stores. Its methods work on the store ``default``;
-``handle.store(name)`` is the same handle seen through another of its stores. State lives in the store actor; a call sends or
-brings a batch.
+``handle.store(name)`` is the same handle seen through another of its stores. State is in the store actor; a call sends or
+returns a batch.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _fields(schema: pa.Schema) -> tuple[Field, ...]:
 
 
 class _Session:
-    """What the handles on the stores of one session share: the way to the store actor, and writes that go with the next call.
+    """The part that the handles on the stores of one session share: the way to the store actor, and writes that go with the next call.
 
     Attributes
     ----------
@@ -70,14 +70,14 @@ class _Session:
         self._writes: list[Write] = []
 
     def keep(self, write: Write) -> None:
-        """Have a write done before whatever comes next."""
+        """Have a write done before the next call."""
         self._writes.append(write)
 
     def call(self, method: str, *args: Any) -> Any:
         """Answer to a call, before which the writes are done; after a call that failed they are still to be done."""
-        found = self.ask(method, *args, tuple(self._writes))
+        answer = self.ask(method, *args, tuple(self._writes))
         self._writes.clear()
-        return found
+        return answer
 
 
 class ReadStateStore:
@@ -111,8 +111,8 @@ class ReadStateStore:
 
     def get(self, *key: object) -> dict[str, Any] | None:
         """Values under one key, given as its parts in the order of the key columns; None if it is not there."""
-        found: dict[str, Any] | None = self._call("get", key)
-        return found
+        row: dict[str, Any] | None = self._call("get", key)
+        return row
 
     def multi_get(self, keys: Rows) -> pa.Table:
         """Rows under keys, in their order: key columns, value columns (null where the key is missing), ``__found``."""
@@ -143,9 +143,9 @@ class ReadStateStore:
     @property
     def metrics(self) -> dict[str, int]:
         """``num_keys``, ``memory_used_bytes``, ``rows_updated``, ``rows_removed`` of this handle's store."""
-        found = self._call("metrics")
+        metrics = self._call("metrics")
         names = ("num_keys", "memory_used_bytes", "rows_updated", "rows_removed")
-        return {name: getattr(found, name) for name in names}
+        return {name: getattr(metrics, name) for name in names}
 
     def release(self) -> None:
         """End of reading."""

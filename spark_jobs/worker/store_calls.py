@@ -1,4 +1,4 @@
-"""What a Spark task calls a store actor for under leases: a batch, an import, a session; and the calls of an open session."""
+"""Calls of a store actor by a Spark task: of a batch, an import or a session under a lease, and those of an open session."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["ApplyCall", "ImportCall", "OpenCall", "SessionCalls", "ShardWork", "
 
 @dataclass(frozen=True, slots=True)
 class ShardWork:
-    """What a task has for one shard.
+    """The rows of a task for one shard.
 
     Attributes
     ----------

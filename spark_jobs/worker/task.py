@@ -1,4 +1,4 @@
-"""What runs inside Spark's tasks on the reduce side: the rows of each shard go to that shard."""
+"""The reduce side of operators in Spark's tasks: the rows of each shard go to that shard."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ class StateTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         works = (
-            ShardWork(task_identity(self.metadata, one.header), one.rows, one.watermarks_ms, one.header)
-            for one in unpack_shards(batches, self.schema)
+            ShardWork(
+                task_identity(self.metadata, received.header), received.rows, received.watermarks_ms, received.header
+            )
+            for received in unpack_shards(batches, self.schema)
         )
         # All of a task's shards are of one batch.
         if (first := next(works, None)) is None:
@@ -42,8 +44,8 @@ class StateTask:
         metadata = in_output_mode(self.metadata, schema)
         for emitted in fleet_client(self.address).apply_all(chain([first], works), metadata, schema):
             # The numbers of rows are the shard's own affair.
-            wanted = emitted.drop_columns([name for name in emitted.column_names if name.startswith("__")])
-            yield from wanted.to_batches(max_chunksize=1 << 16)
+            shown = emitted.drop_columns([name for name in emitted.column_names if name.startswith("__")])
+            yield from shown.to_batches(max_chunksize=1 << 16)
 
 
 def in_output_mode(metadata: StateMetadata, schema: StateSchema) -> StateMetadata:
@@ -63,7 +65,7 @@ def task_identity(metadata: StateMetadata, header: BatchHeader | None) -> TaskId
     Raises
     ------
     InvalidRequestError
-        The DataFrame runs outside a streaming query, where nobody tells of a batch.
+        The DataFrame runs outside a streaming query, where there is no batch.
     """
     context = TaskContext.get()
     if context is None or header is None:

@@ -1,4 +1,4 @@
-"""Reading one version of a keyed store through a handle, and the life that every handle has."""
+"""Reading one version of a keyed store through a handle, and the states that every handle goes through."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from store_actors.keyed.view import KeyedView
 
 __all__ = ["BATCH_ROWS", "FOUND_COLUMN", "HandleState", "KeyedMetrics", "ReadHandle", "Reads"]
 
-#: Largest number of rows in a batch of a scan, unless told.
+#: Largest number of rows in a batch of a scan, unless the caller says otherwise.
 BATCH_ROWS = 1 << 16
 #: Last column of ``multi_get``: whether the key is there.
 FOUND_COLUMN = "__found"
@@ -54,7 +54,7 @@ class KeyedMetrics:
 
 
 class Reads:
-    """What both kinds of handles read: their version, and for one that updates its own puts and removes.
+    """The reads of both kinds of handles: of their version, and for one that updates of its own puts and removes.
 
     Every method raises OperationOutOfOrderError once the handle is released, committed or aborted, and VersionNotFoundError once an
     error (memory exhausted) has cut a change of the store short.
@@ -118,12 +118,10 @@ class Reads:
         pieces = []
         for batch in checked_table(keys, fields.keys).cast(fields.key_schema()).to_batches():
             rows, found = self._view.rows_of_keys(table.rows_of(batch, table.layout.keys))
-            for some in table.cut(rows, table.layout.state):
-                values = [table.decode_field(slot, rows[some]) for slot in table.layout.state]
-                keys_of_some = batch.slice(some.start, some.stop - some.start).columns
-                pieces.append(
-                    pa.RecordBatch.from_arrays([*keys_of_some, *values, pa.array(found[some])], schema=schema)
-                )
+            for cut in table.cut(rows, table.layout.state):
+                values = [table.decode_field(slot, rows[cut]) for slot in table.layout.state]
+                keys_of_cut = batch.slice(cut.start, cut.stop - cut.start).columns
+                pieces.append(pa.RecordBatch.from_arrays([*keys_of_cut, *values, pa.array(found[cut])], schema=schema))
         return pa.Table.from_batches(pieces, schema)
 
     def iterator(self, batch_rows: int = BATCH_ROWS) -> RowScan:

@@ -11,7 +11,7 @@ number of :class:`ReadHandle` read retained versions meanwhile::
 Keys are equal if their bits are (as Spark compares the bytes of rows): -0.0 and 0.0 are two keys. Handles and scans are not
 thread-safe, and reading enters strings into the shard's pool: the owner locks. An error from inside the engine (memory
 exhausted) that comes in the middle of a change breaks the shard (:attr:`KeyedShard.is_broken`): nothing of it can be read or
-changed any more, through whatever handle; its owner forgets it, and loads it anew.
+changed any more, through any handle; its owner forgets it, and loads it again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 
 
 class KeyedShard:
-    """One named store of one partition: rows of value columns under keys, at its newest version and the ones before.
+    """A named store of one partition: rows of value columns under keys, at its newest version and the ones before.
 
     Parameters
     ----------
@@ -151,11 +151,11 @@ class KeyedShard:
                 version=version,
                 newest=self.version,
             )
-        wanted = version + 1 if next_version is None else next_version
-        self._table.check_next(wanted)
+        target = version + 1 if next_version is None else next_version
+        self._table.check_next(target)
         self._loaded = None
         with self._table.changing():
-            self._writer = UpdateHandle(self._table, wanted, self._end_writing)
+            self._writer = UpdateHandle(self._table, target, self._end_writing)
         return self._writer
 
     def read(self, version: int | None = None) -> ReadHandle:
@@ -166,9 +166,9 @@ class KeyedShard:
         VersionNotFoundError
             The version is negative, or not in memory.
         """
-        wanted = self.version if version is None else version
-        self._check_version(wanted)
-        return ReadHandle(self._table, wanted)
+        target = self.version if version is None else version
+        self._check_version(target)
+        return ReadHandle(self._table, target)
 
     def _check_version(self, version: int) -> None:
         if version < 0:
@@ -292,10 +292,10 @@ def _check_fields(keys: tuple[Field, ...], values: tuple[Field, ...]) -> None:
             )
     for field in (*keys, *values):
         try:
-            held = type_to_string(string_to_type(field.type))
+            kept_as = type_to_string(string_to_type(field.type))
         except (KeyError, ValueError) as error:
             raise _not_held(field) from error
-        if held != field.type:  # what only passes, or only accumulators have
+        if kept_as != field.type:  # what only passes, or only accumulators have
             raise _not_held(field)
 
 

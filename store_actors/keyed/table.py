@@ -86,9 +86,9 @@ class RowScan(Iterator[pa.RecordBatch]):
     def freeze(self) -> None:
         """Copy what is left, because the table is about to change."""
         if self._slots is not None:
-            left = self._table.taken(self._slots[self._position :])
+            remaining = self._table.taken(self._slots[self._position :])
             done = max(0, self._position - len(self._slots))
-            rows = self._table.memory.kept(np.concatenate([left, self._rows[done:]]))
+            rows = self._table.memory.kept(np.concatenate([remaining, self._rows[done:]]))
             self._rows, self._slots, self._position = rows, None, 0
 
     def read_all(self) -> pa.Table:
@@ -104,7 +104,7 @@ class RowScan(Iterator[pa.RecordBatch]):
 
 @dataclass(frozen=True, slots=True)
 class NetChange:
-    """What a version adds up to against its base: new rows, changed rows with their new words, removed ones with their last.
+    """The net change of a version against its base: new rows, changed rows with their new words, removed ones with their last.
 
     Attributes
     ----------
@@ -167,8 +167,8 @@ class DueRows:
         self._enter(self._times(rows), self._table.find(rows))
 
     def _enter(self, times: Slots, slots: Slots) -> None:
-        wanted = (times != NEVER) & (slots >= 0)
-        self._calendar.add(times[wanted], slots[wanted])
+        is_entered = (times != NEVER) & (slots >= 0)
+        self._calendar.add(times[is_entered], slots[is_entered])
 
     def find(self, limit: int) -> Slots:
         """Slots of the rows that are due at or before `limit` as they are now; the same if asked again."""
@@ -176,10 +176,10 @@ class DueRows:
         rows = self._table.taken(slots)
         times = self._times(rows)
         is_due = (rows[:, 0] & LIVE != 0) & (times <= limit)
-        # Whoever asked may leave a row as it is, or abort: it stays due.
+        # The caller may leave a row as it is, or abort: it stays due.
         self._enter(times[is_due], slots[is_due])
-        found: Slots = slots[is_due]
-        return found
+        due_slots: Slots = slots[is_due]
+        return due_slots
 
     def earliest(self) -> int | None:
         """When the first row falls due as the rows are now; None if none does."""
@@ -227,7 +227,7 @@ class KeyedTable(VersionedTable):
         """Memory held, in bytes, with what older versions, a pending change and those who read need."""
         calendar = 0 if self._due is None else self._due.nbytes
         beside: list[HoldsRows] = [*self.steps(), *self._scans, *self._readers]
-        return self.table.nbytes + calendar + sum(one.nbytes for one in beside)
+        return self.table.nbytes + calendar + sum(holder.nbytes for holder in beside)
 
     def read_by(self, reader: HoldsRows) -> None:
         """Count what a reader holds for as long as it is there."""
@@ -237,7 +237,7 @@ class KeyedTable(VersionedTable):
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """A change of the table in place: where an error cuts it short, the table is given up, as nobody knows how far it got."""
+        """A change of the table in place: where an error cuts it short, the table is given up, as it is not known how far it got."""
         try:
             yield
         except BaseException:
@@ -280,7 +280,7 @@ class KeyedTable(VersionedTable):
         return len(gone)
 
     def net_change(self, step: VersionStep) -> NetChange:
-        """What a pending version changes."""
+        """Return what a pending version changes."""
         table = self.table
         before = np.concatenate(
             [np.empty((0, table.layout.row_words), np.uint64), *(part.before for part in step.parts)]
@@ -336,15 +336,15 @@ class KeyedTable(VersionedTable):
 
     def clear_columns(self, names: Collection[str]) -> None:
         """Make value columns null in all rows, for good: there is no way back to versions before."""
-        assert not self.steps(), "nobody goes back to what a store was loaded from"
+        assert not self.steps(), "there is no way back to what a store was loaded from"
         self.freeze_scans()
         with self.changing():
             used = self.table.used_rows()
             dropped = [slot for slot in self.table.layout.state if slot.name in names]
-            for some in blocks(self.table.memory, used):
+            for block in blocks(self.table.memory, used):
                 for slot in dropped:
-                    used[some, slot.word : slot.word + slot.words] = 0
-                    used[some, slot.flag_word] &= ~np.uint64(slot.flag)
+                    used[block, slot.word : slot.word + slot.words] = 0
+                    used[block, slot.flag_word] &= ~np.uint64(slot.flag)
 
     # -- rows that fall due ---------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ class UpdateHandle(Reads):
     next_version
         Version to make on top of the newest.
     on_end
-        Told when the handle commits or aborts.
+        Called when the handle commits or aborts.
     """
 
     def __init__(self, store: KeyedTable, next_version: int, on_end: Callable[[UpdateHandle], None]) -> None:
@@ -136,10 +136,10 @@ class UpdateHandle(Reads):
         table = self._store.table
         slots, chosen = table.live(), [np.empty(0, np.int64)]
         for begin in range(0, len(slots), BATCH_ROWS):
-            some = slots[begin : begin + BATCH_ROWS]
-            for batch in table.decode(table.taken(some)).to_batches():
-                chosen.append(some[: batch.num_rows][matches(condition, batch)])
-                some = some[batch.num_rows :]
+            block = slots[begin : begin + BATCH_ROWS]
+            for batch in table.decode(table.taken(block)).to_batches():
+                chosen.append(block[: batch.num_rows][matches(condition, batch)])
+                block = block[batch.num_rows :]
         return self._store.remove_rows(table.taken(np.concatenate(chosen)), self._step)
 
     def due(self, limit: int) -> pa.Table:
@@ -169,10 +169,10 @@ class UpdateHandle(Reads):
     # -- what changed ---------------------------------------------------------------------------------------------
 
     def updates(self) -> pa.Table:
-        """What the version changes against its base: ``row_schema`` and ``__change``, a string.
+        """Return what the version changes against its base: ``row_schema`` and ``__change``, a string.
 
-        ``added`` and ``changed`` rows have their new values, ``removed`` ones their last. Only net changes are told: a key
-        that was added and removed is not, nor one that was put with the values that it had.
+        ``added`` and ``changed`` rows have their new values, ``removed`` ones their last. Only net changes are returned: a key
+        that was added and removed is none, nor one that was put with the values that it had.
         """
         self._require("updates")
         net = self._store.net_change(self._step)

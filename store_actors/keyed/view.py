@@ -48,7 +48,7 @@ class KeyedView(VersionView):
     def prefix_scan(self, prefixes: Words, columns: int, batch_rows: int) -> RowScan:
         """Rows whose first `columns` key columns are as in one of the `prefixes` (rows of this table's layout).
 
-        One pass over the keys, whatever the number of prefixes.
+        One pass over the keys, for any number of prefixes.
         """
         matching = PrefixMatch(self._table, prefixes, columns)
         slots, extra = self._all()

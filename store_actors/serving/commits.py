@@ -1,7 +1,7 @@
-"""What is written for a version of a partition: the deltas of a commit with their manifest entries, and snapshots. No Ray.
+"""How a version of a partition becomes durable: the deltas of its commit with their manifest entries, and snapshots. No Ray.
 
 One commit protocol for operators and keyed stores: write each store's delta under a unique name, have them counted together, and bring
-memory to what counts, which is the own attempt, or another one of the same run.
+memory to what counts, which is this attempt, or another one of the same run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _AT_ONCE = 8
 
 
 class CommitReplicator(Protocol):
-    """Who follows what is committed; see :class:`store_actors.replicator.Replicator`."""
+    """Where committed versions are sent; see :class:`store_actors.replicator.Replicator`."""
 
     def send(
         self,
@@ -65,7 +65,7 @@ class Commits:
     piece_bytes
         Bytes of rows from which on a file of a snapshot is closed.
     standbys
-        Who is told of what counts.
+        Where committed versions are sent.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Commits:
     def commit(self, transaction: Transaction) -> tuple[CommitEntry, ...]:
         """Make a transaction's changes the next version of its partition; return the entries that count, one a store.
 
-        Whatever is raised, memory may be ahead of what counts, or behind it: the caller forgets it.
+        After any error, memory may be ahead of what counts, or behind it: the caller forgets it.
 
         Raises
         ------
@@ -215,14 +215,14 @@ class Commits:
                 further=tuple(further),
             )
         except BaseException:
-            # Nobody was told of them.
-            self._discard([one.file for one in stored])
+            # No record names them.
+            self._discard([file_entry.file for file_entry in stored])
             raise
         if not self._coordinator.add_snapshot(store_id.state_name, snapshot):
             self._discard(snapshot.files)
             return False
         self._metrics.snapshots_written += 1
-        self._metrics.bytes_written += sum(one.file_bytes for one in stored)
+        self._metrics.bytes_written += sum(file_entry.file_bytes for file_entry in stored)
         return True
 
 

@@ -1,4 +1,4 @@
-"""What a store asks of the coordinator: Spark's StateStoreCoordinatorRef, for the one store actor that holds it."""
+"""Calls of the coordinator that a store makes: Spark's StateStoreCoordinatorRef, for the store actor that has it."""
 
 from __future__ import annotations
 
@@ -34,4 +34,4 @@ class CoordinatorRef(Protocol):
         """Count a snapshot; False if its version was superseded meanwhile."""
 
     def elsewhere(self, state_name: str, store_ids: Sequence[StateStoreId]) -> Collection[StateStoreId]:
-        """Those of a state's partitions whose lease another store actor has."""
+        """Return those of a state's partitions whose lease another store actor has."""

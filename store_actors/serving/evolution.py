@@ -31,7 +31,7 @@ __all__ = ["EvolvingStore", "evolve", "evolve_groups", "groups_adapter"]
 
 
 def groups_adapter(plan: LoadPlan, schema: StateSchema) -> Callable[[pa.Table, str], pa.Table]:
-    """What turns the rows of a file of an aggregation (named second) into a query's schema.
+    """Return what turns the rows of a file of an aggregation (named second) into a query's schema.
 
     It goes the way that the query went, one schema after the other: an aggregate that was gone for a while starts from nothing when
     it is back, wherever its group was written last.
@@ -59,7 +59,7 @@ def groups_adapter(plan: LoadPlan, schema: StateSchema) -> Callable[[pa.Table, s
 class EvolvingStore:
     """A keyed store that is loaded from its files, one after the other, of which each may have columns of its own.
 
-    A version that was written without a column has dropped it: what older files have of it counts no more, whatever its type was, and a
+    A version that was written without a column has dropped it: what older files have of it counts no more, also with another type; a
     row has null there until it is written with the column again. So it is the same whether a snapshot was made meanwhile or not.
 
     Parameters
@@ -139,17 +139,17 @@ def evolve_groups(rows: pa.Table, written: StateSchema, schema: StateSchema, fil
     try:
         if not same_keys:
             raise ValueError("its key columns are fixed")
-        places = continued(written.accumulators, schema.accumulators)
+        indices = continued(written.accumulators, schema.accumulators)
     except ValueError as error:
         raise _groups_mismatch(error, written, schema, file) from error
     # One row, as often as there are rows.
     beginning, first = _beginning(schema), np.zeros(rows.num_rows, np.int64)
     columns = [rows.column(field.name) for field in schema.keys]
-    for accumulator, place in zip(schema.accumulators, places, strict=True):
-        if place is None:
+    for accumulator, index in zip(schema.accumulators, indices, strict=True):
+        if index is None:
             columns += [beginning.column(field.name).take(first) for field in accumulator.state]
         else:
-            columns += _continued(rows, written.accumulators[place], accumulator)
+            columns += _continued(rows, written.accumulators[index], accumulator)
     return pa.table(
         [*columns, rows.column(CHANGE_COLUMN)], schema=schema.row_schema().append(rows.schema.field(CHANGE_COLUMN))
     )
@@ -201,7 +201,7 @@ class _Columns:
         }
 
     def adapted(self, leave_out: Collection[str] = ()) -> pa.Table:
-        """What is asked for; null in columns that the file has not, and in those to leave out."""
+        """Return the columns asked for; null in columns that the file has not, and in those to leave out."""
         columns = [self._rows.column(field.name) for field in self._keys]
         for field in self._values:
             if field.name in self.written and field.name not in leave_out:
@@ -227,17 +227,18 @@ class _Columns:
 
 
 def _groups_mismatch(reason: ValueError, written: StateSchema, schema: StateSchema, file: str) -> StateMismatchError:
-    def told(one: StateSchema) -> str:
-        fields = ", ".join(f"{field.name} {field.type}" for field in one.keys)
+    def described(schema: StateSchema) -> str:
+        fields = ", ".join(f"{field.name} {field.type}" for field in schema.keys)
         state = (
-            f"{item.meaning or item.kind} {' '.join(field.type for field in item.state)}" for item in one.accumulators
+            f"{item.meaning or item.kind} {' '.join(field.type for field in item.state)}"
+            for item in schema.accumulators
         )
         return f"{fields}; {', '.join(state)}"
 
     return StateMismatchError(
         f"a file of the state cannot be read in the query's schema: {reason}; nothing was changed; restore the query that wrote "
         "it, or use another name for the new one",
-        written=told(written),
-        asked=told(schema),
+        written=described(written),
+        asked=described(schema),
         file=file,
     )

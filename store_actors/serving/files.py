@@ -46,7 +46,7 @@ PIECE_BYTES = 1 << 26
 
 @dataclass(frozen=True, slots=True)
 class EncodedPiece:
-    """One file of a snapshot: its number from 0, its bytes, their CRC-32, the rows in it."""
+    """A file of a snapshot: its number from 0, its bytes, their CRC-32, the rows in it."""
 
     number: int
     data: bytes
@@ -65,7 +65,7 @@ def snapshot_path(store_id: StateStoreId, version: int, attempt_id: str, piece: 
 
 
 def place_in_state(store_id: StateStoreId, attempt_id: str) -> dict[str, Any]:
-    """What a file says of itself: its format, whose it is, and the attempt that committed its version."""
+    """Return what a file says of itself: its format, whose it is, and the attempt that committed its version."""
     return {
         "format": FORMAT,
         "state": store_id.state_name,
@@ -103,7 +103,7 @@ def encode_snapshot(
     tables
         All rows, in ``row_schema``; each is asked for when the ones before are encoded.
     room
-        What the shard needs to hold the rows (``OperatorShard.room``), for whoever loads them.
+        What the store needs to hold the rows (``VersionedStore.room``), for a process that loads them.
     place
         As :func:`place_in_state` gives it.
     piece_bytes
@@ -138,7 +138,7 @@ class _OpenFile:
         self._sink = pa.BufferOutputStream()
         self._writer = pa.ipc.new_file(self._sink, described, options=pa.ipc.IpcWriteOptions(compression="lz4"))
         self.rows = 0
-        #: Bytes that whoever reads it gets; the file has fewer.
+        #: Bytes that a reader gets; the file has fewer.
         self.size = 0
 
     def write(self, table: pa.Table) -> None:
@@ -170,7 +170,7 @@ def schema_of(rows: pa.Table) -> StateSchema:
 
 
 def room_of(rows: pa.Table) -> Mapping[str, Any]:
-    """What a shard needs to hold the rows of a snapshot of several files, of which this is the first."""
+    """Return what a store needs to hold the rows of a snapshot of several files, of which this is the first."""
     room: Mapping[str, Any] = json.loads(rows.schema.metadata[_METADATA_KEY])["room"]
     return room
 
@@ -205,7 +205,7 @@ def decode_file(data: bytes, entry: CommitEntry | SnapshotEntry, piece: StoredFi
 
 
 def _expected(entry: CommitEntry | SnapshotEntry, piece: StoredFile) -> dict[str, Any]:
-    """What a file of an entry says of itself. A branch has files of the state that it was made of, whose name is in their paths."""
+    """Return what a file of an entry says of itself. A branch has files of the state it came from, whose name is in their paths."""
     expected = {
         "state": entry.file.partition("/")[0],
         "partition": entry.partition_id,
@@ -219,7 +219,7 @@ def _expected(entry: CommitEntry | SnapshotEntry, piece: StoredFile) -> dict[str
 
 
 def corrupt_file(entry: CommitEntry | SnapshotEntry, reason: str, file: str | None = None) -> CorruptStateError:
-    """The error for a file that the manifest names and nobody can use."""
+    """Return the error for a file that the manifest names and that cannot be used."""
     if isinstance(entry, SnapshotEntry):
         text, facts = "a snapshot file cannot be used", {}
     else:

@@ -1,7 +1,7 @@
 """Commits of one process on their way to the coordinator: those of a state go together, and bring the leases of the next batch back.
 
-One call of a state is under way at a time. Whoever has a delta stored meanwhile waits, and goes with all others that wait in the next
-one. Where a task has several shards, the first one that is there waits for those that are known to come, for as long as half a
+One call of a state is under way at a time. A commit whose delta is stored meanwhile waits, and goes with all others that wait in the
+next one. Where a task has several shards, the first one that is there waits for those that are known to come, for as long as half a
 call takes: else it would go alone, and all others would wait for its call and then for theirs. So a batch costs a store actor a call or
 two, however many shards it has.
 
@@ -89,23 +89,23 @@ class GroupedCommits:
         StateStoreError
             What the coordinator refused this one with, or why it cannot be asked.
         """
-        own = _Waiting(PartitionCommit(tuple(entries), self._is_piggybacked(state_name, entries[0])))
+        waiting = _Waiting(PartitionCommit(tuple(entries), self._is_piggybacked(state_name, entries[0])))
         line = self._line(state_name)
         with self._guard:
-            line.waiting.append(own)
+            line.waiting.append(waiting)
             line.coming.discard(entries[0].partition_id)
         with line.turn:
-            if own.outcome is None:
+            if waiting.outcome is None:
                 self._await_others(line)
                 with self._guard:
                     group, line.waiting = line.waiting, []
                 begun_s = self._clock.elapsed_s()
                 self._send_all(state_name, group)
                 line.call_s = self._clock.elapsed_s() - begun_s
-        if not isinstance(own.outcome, AcceptedCommits):
-            assert own.outcome is not None
-            raise own.outcome
-        return own.outcome.entries
+        if not isinstance(waiting.outcome, AcceptedCommits):
+            assert waiting.outcome is not None
+            raise waiting.outcome
+        return waiting.outcome.entries
 
     def _line(self, state_name: str) -> _Line:
         with self._guard:
@@ -134,15 +134,15 @@ class GroupedCommits:
 
     def _send_all(self, state_name: str, group: Sequence[_Waiting]) -> None:
         try:
-            outcomes = self._send(state_name, [one.commit for one in group])
-            for one, outcome in zip(group, outcomes, strict=True):
+            outcomes = self._send(state_name, [waiting.commit for waiting in group])
+            for waiting, outcome in zip(group, outcomes, strict=True):
                 if isinstance(outcome, AcceptedCommits):
                     self._keep(state_name, outcome)
-                one.outcome = outcome
-        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+                waiting.outcome = outcome
+        except BaseException as error:  # noqa: BLE001 - each commit that waits gets it
             # Each of them may have been counted, or not.
-            for one in group:
-                one.outcome = one.outcome or error
+            for waiting in group:
+                waiting.outcome = waiting.outcome or error
 
     def _keep(self, state_name: str, counted: AcceptedCommits) -> None:
         partition = state_name, counted.entries[0].partition_id

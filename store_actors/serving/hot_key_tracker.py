@@ -40,7 +40,7 @@ class HottestKeys:
 
 
 class HotKeyTracker:
-    """Counts keys. Thread-safe; what goes wrong here keeps nobody from anything.
+    """Counts keys. Thread-safe; an error in here fails no batch and no read.
 
     Parameters
     ----------
@@ -66,7 +66,9 @@ class HotKeyTracker:
     def hottest(self, state_name: str, partition_id: int, most: int) -> HottestKeys:
         """The hottest keys of a shard, so many at most of each kind."""
         with self._lock:
-            return HottestKeys(*(self._hottest((state_name, partition_id, one), most) for one in (False, True)))
+            return HottestKeys(
+                *(self._hottest((state_name, partition_id, of_reads), most) for of_reads in (False, True))
+            )
 
     def _hottest(self, which: tuple[str, int, bool], most: int) -> pa.Table | None:
         counted = self._keys.get(which)

@@ -313,8 +313,8 @@ class KeyedStores:
 
     def committed(self, session_id: str) -> bool:
         """Whether a session's version was made."""
-        found = self._found(session_id)
-        ended = found.ended if isinstance(found, Session) else found
+        session = self._found(session_id)
+        ended = session.ended if isinstance(session, Session) else session
         return ended is not None and ended.committed is not None
 
     def end(self, session_id: str) -> None:

@@ -5,14 +5,14 @@ Theory of operation
 Memory is a cache of what the coordinator counts. A partition that is held is at one version, whose lineage is known by the attempts
 that made it and the few versions before. A batch brings a lease (its epoch) and the version that it reads, its base:
 
-- Same epoch and run, memory at the base: nobody else can have committed since, so memory is right, and nobody is asked
+- Same epoch and run, memory at the base: no other process can have committed since, so memory is right, and none is asked
   (:meth:`Lineage.is_hot`).
 - Otherwise the coordinator is asked, once, which attempt made the base. If that is the one that memory knows, memory is kept, or goes
   back to it; else it is loaded (:meth:`Lineage.sync_action`).
 - Memory that is at an earlier version of what counts, as of a partition that came from another store actor, goes on by the commits
   since, unless they are in another schema.
 - A commit that is counted is the next version, be it one's own or that of another attempt of the run (:meth:`Lineage.committed`).
-- A commit that fails leaves nobody knowing: memory is forgotten (:meth:`Lineage.forget`).
+- After a commit that fails it is not known what counts: memory is forgotten (:meth:`Lineage.forget`).
 
 ::
 
@@ -119,7 +119,7 @@ class Lineage:
 
     def recorded(self, run_id: str, version: int) -> bool:
         """Whether the version in memory is the one asked for, made by this very run: its task is a repeated one."""
-        return self.is_loaded and any((one.run_id, one.version) == (run_id, version) for one in self.newest)
+        return self.is_loaded and any((entry.run_id, entry.version) == (run_id, version) for entry in self.newest)
 
     def rolled_back(self, base: int) -> None:
         """Memory is at an earlier version: its rows must not become the snapshot of a newer commit."""
@@ -148,7 +148,7 @@ class Lineage:
         """Memory is what these commits, one a store, made."""
         self.version, self.newest = counted[0].version, tuple(counted)
         self.attempts[self.version] = counted[0].attempt_id
-        for version in [one for one in self.attempts if one < self.version - _KNOWN_ATTEMPTS]:
+        for version in [known for known in self.attempts if known < self.version - _KNOWN_ATTEMPTS]:
             del self.attempts[version]
         self.deltas += 1
         self.restore_ms = self.load_bytes = 0

@@ -46,7 +46,7 @@ class Loader:
         The fleet's object store.
     metrics
         Where reads are counted.
-    surroundings
+    runtime
         Threads, where files are fetched side by side, and a clock.
     ahead_bytes
         Bytes of files that are fetched before they are used, at most; one file may be larger.
@@ -161,12 +161,12 @@ class Loader:
     def _ahead(self, entries: Sequence[CommitEntry]) -> Iterator[pa.Table]:
         """Tables of the entries in order; the next few are on their way while one is used."""
         waiting: deque[tuple[Any, int]] = deque()
-        left, under_way = deque(entries), 0
-        while left or waiting:
-            while left and (
-                not waiting or (len(waiting) < _AHEAD and under_way + left[0].file_bytes <= self._ahead_bytes)
+        unread, under_way = deque(entries), 0
+        while unread or waiting:
+            while unread and (
+                not waiting or (len(waiting) < _AHEAD and under_way + unread[0].file_bytes <= self._ahead_bytes)
             ):
-                entry = left.popleft()
+                entry = unread.popleft()
                 waiting.append((self._pool.submit(self.read, entry), entry.file_bytes))
                 under_way += entry.file_bytes
             table, size = waiting.popleft()
@@ -174,7 +174,7 @@ class Loader:
             under_way -= size
 
     def read(self, entry: CommitEntry | SnapshotEntry, piece: StoredFile | None = None) -> pa.Table:
-        """One file, checked; of a snapshot this `piece` (by default the first).
+        """Return the rows of a file, checked; of a snapshot this `piece` (by default the first).
 
         Raises
         ------
@@ -211,6 +211,6 @@ def _runs(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
 
 
 def _load(shard: Loadable, step: Step, rows: pa.Table, file: str, adapt: Adapt | None) -> None:
-    wanted = rows if step.split is None else step.split.rows(rows, file)
+    chosen = rows if step.split is None else step.split.rows(rows, file)
     watermark_ms = step.watermark_ms if step.entry is None else step.entry.watermark_ms
-    shard.load(adapt(wanted, file) if adapt else wanted, step.version, watermark_ms)
+    shard.load(adapt(chosen, file) if adapt else chosen, step.version, watermark_ms)

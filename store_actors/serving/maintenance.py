@@ -60,7 +60,7 @@ class PartitionMaintenance:
                     self._evict(partition)
                 elif partition.lineage.deltas >= min_deltas_for_snapshot:
                     self._write_snapshots(store_id, partition)
-            except Exception as error:  # whatever it is, the other shards have their turn
+            except Exception as error:  # of any kind: the other shards have their turn
                 self._metrics.maintenance_failed(store_id.path(), error)
                 log.exception(
                     "maintenance of a shard failed; it is tried again in the next round: %s",
@@ -80,7 +80,7 @@ class PartitionMaintenance:
         for name, store_ids in by_state.items():
             try:
                 reassigned.update(self._coordinator.elsewhere(name, store_ids))
-            except Exception as error:  # whatever it is, the other states have their turn
+            except Exception as error:  # of any kind: the other states have their turn
                 self._metrics.maintenance_failed(name, error)
                 log.exception(
                     "where a state's shards are cannot be learned; it is asked again in the next round: %s",

@@ -9,7 +9,7 @@ __all__ = ["StoreMetrics"]
 
 @dataclass(slots=True)
 class StoreMetrics:
-    """What was read, written and decided.
+    """Counts of what was read, written and decided.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""One partition in memory: its stores at one version, their history, and its locks. No Ray.
+"""A partition in memory: its stores at one version, their history, and its locks. No Ray.
 
 An operator's shard is a partition with one store. All stores of a partition go to a version together, by the rules of
 :mod:`store_actors.serving.lineage`.

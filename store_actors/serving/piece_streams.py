@@ -1,4 +1,4 @@
-"""Rows that somebody takes a piece at a time, over several calls. No Ray."""
+"""Rows that a caller takes a piece at a time, over several calls. No Ray."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["PieceStreams"]
 
 Piece = TypeVar("Piece")
 
-#: Seconds without a word after which a taker is taken for dead: what is kept for it takes memory.
+#: Seconds without a call after which a caller counts as dead: what is kept for it takes memory.
 _IDLE_S = 60.0
 
 
@@ -41,7 +41,7 @@ class PieceStreams(Generic[Piece]):
         self._open: dict[str, _Open[Piece]] = {}
 
     def add(self, pieces: Generator[Piece]) -> str:
-        """Have pieces taken; returns the id to ask for them by."""
+        """Keep a stream of pieces; return the id to ask for them by."""
         pulled_id = self._new_id()
         with self._guard:
             self._open[pulled_id] = _Open(pieces, self._elapsed_s())
@@ -53,40 +53,40 @@ class PieceStreams(Generic[Piece]):
         Raises
         ------
         OperationOutOfOrderError
-            The taker was not heard of for long, or the process has begun anew.
+            The caller was not heard of for long, or the process has restarted.
         """
         with self._guard:
-            found = self._open.get(pulled_id)
-            if found is None:
+            stream = self._open.get(pulled_id)
+            if stream is None:
                 raise OperationOutOfOrderError(
                     "the rows that were offered are not given any more: their taker was not heard of for a minute; nothing was lost; "
                     "ask anew"
                 )
-            found.used_s = self._elapsed_s()
-        piece = next(found.pieces, None)
+            stream.used_s = self._elapsed_s()
+        piece = next(stream.pieces, None)
         if piece is None:
             self.close(pulled_id)
         return piece
 
     def keep(self, pulled_ids: Iterable[str]) -> None:
-        """Their takers live, and take more later."""
+        """Keep streams open whose callers are alive, and take more later."""
         now_s = self._elapsed_s()
         with self._guard:
             for pulled_id in pulled_ids:
-                if (found := self._open.get(pulled_id)) is not None:
-                    found.used_s = now_s
+                if (stream := self._open.get(pulled_id)) is not None:
+                    stream.used_s = now_s
 
     def close_idle(self) -> None:
-        """Let go of what nobody takes."""
+        """Close what is not taken any more."""
         horizon = self._elapsed_s() - _IDLE_S
         with self._guard:
-            idle = [pulled_id for pulled_id, one in self._open.items() if one.used_s < horizon]
+            idle = [pulled_id for pulled_id, stream in self._open.items() if stream.used_s < horizon]
         for pulled_id in idle:
             self.close(pulled_id)
 
     def close(self, pulled_id: str) -> None:
-        """Give no more of one; closing twice is harmless."""
+        """Close a stream; closing twice is harmless."""
         with self._guard:
-            found = self._open.pop(pulled_id, None)
-        if found is not None:
-            found.pieces.close()
+            stream = self._open.pop(pulled_id, None)
+        if stream is not None:
+            stream.pieces.close()

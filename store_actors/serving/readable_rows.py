@@ -31,11 +31,11 @@ class Views:
 
     def of(self, store_name: str, version: int, make: Callable[[], ShardView]) -> ShardView:
         """A view that memory still has the version of."""
-        found = self._views.get((store_name, version))
-        if found is None or not found.is_there:
+        view = self._views.get((store_name, version))
+        if view is None or not view.is_there:
             self._views = {which: view for which, view in self._views.items() if view.is_there}
-            found = self._views[store_name, version] = make()
-        return found
+            view = self._views[store_name, version] = make()
+        return view
 
     def clear(self) -> None:
         """Let go of all: their stores are others now."""
@@ -60,8 +60,8 @@ class ReadableRows:
         begin = 0
         for batch in keys.to_batches(max_chunksize=_KEYS_AT_ONCE):
             with self.lock:
-                places, rows = self.view.find(batch, columns)
-            yield places + begin, rows
+                indices, rows = self.view.find(batch, columns)
+            yield indices + begin, rows
             begin += batch.num_rows
 
     def scan(self, columns: Sequence[str]) -> Generator[pa.Table]:

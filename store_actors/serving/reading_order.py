@@ -65,7 +65,7 @@ class Split:
         Raises
         ------
         CorruptStateError
-            A row is not where its key belongs: nobody can tell where the others are.
+            A row is not where its key belongs, so it is not known where the others are.
         """
         hashes = spark_hash(table, self.keys)
         shard, num_shards = self.whole
@@ -106,7 +106,7 @@ class Step:
 
 
 def reading_order(plan: LoadPlan, skipped: Collection[str], in_memory: InMemory) -> list[Step]:
-    """What makes a plan's version, in order.
+    """Return the steps that make a plan's version, in order.
 
     Parameters
     ----------
@@ -123,20 +123,20 @@ def reading_order(plan: LoadPlan, skipped: Collection[str], in_memory: InMemory)
 
 
 def _steps(plan: LoadPlan, split: Split | None, skipped: Collection[str], in_memory: InMemory) -> Iterator[Step]:
-    start = next((one for one in plan.snapshots if one.file not in skipped), None)
+    start = next((snapshot for snapshot in plan.snapshots if snapshot.file not in skipped), None)
     if start is not None:
         yield Step(start.version, start, split=split)
     elif plan.floor > 0:
         raise NoSnapshotError
     elif plan.origin is not None:
         origin = plan.origin
-        own = origin.shard, origin.num_shards
+        child = origin.shard, origin.num_shards
         for parent in origin.parents:
             whole = parent.shard, parent.num_shards
             taken = (
-                Split(origin.keys, whole, (own,))
+                Split(origin.keys, whole, (child,))
                 if split is None
-                else replace(split, whole=whole, into=(own, *split.into))
+                else replace(split, whole=whole, into=(child, *split.into))
             )
             rows = in_memory(parent, origin.version)
             if rows is None:

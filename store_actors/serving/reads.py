@@ -1,4 +1,4 @@
-"""Answers to whoever reads versions of the shards and keyed stores of one process, beside its batches. No Ray.
+"""Reads of versions of the shards and keyed stores of one process, beside its batches. No Ray.
 
 A version that memory has is read there, under a lock that batches take only while rows change. Any other one that is retained is loaded
 for its readers, and kept for as long as they come and there is room for it.
@@ -105,7 +105,7 @@ class Reads:
         Returns
         -------
         FoundRows or None
-            None if the version was made anew by another attempt, since the reader asked the coordinator.
+            None if another attempt made the version again since the reader asked the coordinator.
         """
         form, newest = _form(request.form), self._newest(request)
         version, attempt_id = _wanted(request, newest)
@@ -113,18 +113,18 @@ class Reads:
         if rows is None:
             return None
         shown = _shown(request, rows.view.schema)
-        places, tables = [], []
+        key_indices, tables = [], []
         with self._stored.memory.using(_partition(request.store_id)):
-            for found, table in rows.find(keys, shown.needed(form.columns)):
+            for indices, table in rows.find(keys, shown.needed(form.columns)):
                 is_of_part = shown.is_of_part(table)
-                places.append(found if is_of_part is None else found[is_of_part.to_numpy()])
+                key_indices.append(indices if is_of_part is None else indices[is_of_part.to_numpy()])
                 tables.append(shown.rows(table, form.columns))
         if len(tables) == 1:
-            return FoundRows(version, newest[0], places[0], tables[0])
+            return FoundRows(version, newest[0], key_indices[0], tables[0])
         nothing = shown.schema.empty_table()
         if form.columns is not None:
             nothing = nothing.select(list(form.columns))
-        every = np.concatenate([np.empty(0, np.int64), *places])
+        every = np.concatenate([np.empty(0, np.int64), *key_indices])
         return FoundRows(version, newest[0], every, pa.concat_tables([nothing, *tables]))
 
     def scan(self, request: ReadRequest, limit: int | None) -> str | None:
@@ -156,7 +156,7 @@ class Reads:
         return None if rows is None else rows.view.schema
 
     def maintain(self) -> None:
-        """Let go of what nobody reads any more."""
+        """Drop scans and loaded versions that no reader uses any more."""
         self._scans.close_idle()
         horizon = self._elapsed_s() - _IDLE_S
         with self._guard:
@@ -177,9 +177,9 @@ class Reads:
                 return rows
         key = store_id, version, attempt_id
         with self._guard:
-            one = self._loading.setdefault(key, self._new_lock())
+            lock = self._loading.setdefault(key, self._new_lock())
         try:
-            with one:
+            with lock:
                 return self._kept(key) or self._load_and_keep(key, form)
         finally:
             with self._guard:
@@ -205,7 +205,7 @@ class Reads:
     def _make_room(self, more: int) -> None:
         """Let go of what was read longest ago, if it does not fit beside so many bytes more; the newest stays if there are none."""
         with self._guard:
-            kept = sum(one.nbytes for one in self._loaded.values())
+            kept = sum(loaded.nbytes for loaded in self._loaded.values())
             while self._loaded and (kept + more > self._most_bytes or len(self._loaded) > _LOADED):
                 if not more and len(self._loaded) == 1:
                     return
@@ -264,40 +264,40 @@ def _wanted(request: ReadRequest, newest: tuple[int, str]) -> tuple[int, str]:
 
 def _limited(pieces: Iterator[pa.Table], limit: int | None) -> Generator[pa.Table]:
     """Rows up to so many; a piece at a time, none of them empty."""
-    left = limit
+    remaining = limit
     for piece in pieces:
-        some = piece if left is None else piece.slice(0, left)
-        if left is not None:
-            left -= some.num_rows
-        if some.num_rows:
-            yield some
-        if left == 0:
+        rows = piece if remaining is None else piece.slice(0, remaining)
+        if remaining is not None:
+            remaining -= rows.num_rows
+        if rows.num_rows:
+            yield rows
+        if remaining == 0:
             return
 
 
 def _shown_changes(changes: Changes, request: ReadRequest, form: ReadProjection) -> Iterator[pa.Table]:
     """Changes as they are shown: what they did, in which version and when comes last."""
-    wanted = _looked_at(form)
+    columns = _looked_at(form)
     for entry, table, schema in changes:
         shown = _shown(request, schema)
-        needed = list(shown.needed(wanted))
+        needed = list(shown.needed(columns))
         is_of_part = shown.is_of_part(table.select(needed))
-        some = table if is_of_part is None else table.filter(is_of_part)
-        rows = shown.rows(some.select(needed), wanted)
-        kinds = pc.if_else(pc.equal(some.column(CHANGE_COLUMN), UPDATED), UPSERT, DELETE)
+        changed = table if is_of_part is None else table.filter(is_of_part)
+        rows = shown.rows(changed.select(needed), columns)
+        kinds = pc.if_else(pc.equal(changed.column(CHANGE_COLUMN), UPDATED), UPSERT, DELETE)
         at = pa.scalar(1000 * entry.committed_at_ms, CHANGE_FIELDS[2].type)
-        told = [kinds, *(pa.repeat(one, rows.num_rows) for one in (pa.scalar(entry.version), at))]
-        for field, column in zip(CHANGE_FIELDS, told, strict=True):
+        facts = [kinds, *(pa.repeat(fact, rows.num_rows) for fact in (pa.scalar(entry.version), at))]
+        for field, column in zip(CHANGE_FIELDS, facts, strict=True):
             rows = rows.append_column(field, column)
         yield _chosen(rows, form, [field.name for field in CHANGE_FIELDS])
 
 
 def _filtered(rows: ReadableRows, shown: ViewColumns, form: ReadProjection) -> Iterator[pa.Table]:
     """All rows for which the filter is true, as they are shown."""
-    wanted = _looked_at(form)
-    with closing(rows.scan(shown.needed(wanted))) as tables:
+    columns = _looked_at(form)
+    with closing(rows.scan(shown.needed(columns))) as tables:
         for table in tables:
-            yield _chosen(shown.rows(table, wanted), form)
+            yield _chosen(shown.rows(table, columns), form)
 
 
 def _looked_at(form: ReadProjection) -> Sequence[str] | None:

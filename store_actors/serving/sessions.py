@@ -24,14 +24,14 @@ IDLE_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What is kept of a session that is over: enough to answer who asks again. None of its rows.
+    """How a session ended: enough to answer further calls, and none of its rows.
 
     Attributes
     ----------
     reason
         Why it is over.
     fenced
-        Whether somebody newer ended it.
+        Whether a newer owner or attempt ended it.
     committed
         Version that it made.
     """
@@ -44,7 +44,7 @@ class Ended:
     base_version: int
 
     def error(self) -> FencedError | OperationOutOfOrderError:
-        """What a further call on the session is told."""
+        """Return the error of a further call on the session."""
         kind = FencedError if self.fenced else OperationOutOfOrderError
         return kind(
             f"the handle has ended: {self.reason}; nothing was changed; open a new one",
@@ -56,7 +56,7 @@ class Ended:
 
 @dataclass(slots=True)
 class Session:
-    """One handle on all named stores of a partition, at one version.
+    """A handle on all named stores of a partition, at one version.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class Session:
     ended
         How it ended; None while it is open.
     on_end
-        Told how it ended.
+        Called with how it ended.
     """
 
     request: OpenRequest
@@ -115,7 +115,7 @@ class Session:
 
 
 class Sessions:
-    """Sessions by id. Thread-safe; whatever is done takes the same time however many there are.
+    """Sessions by id. Thread-safe. Each call takes the same time however many there are.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ class Sessions:
         return len(self._writing) + len(self._others)
 
     def add(self, session: Session) -> str:
-        """Know a session that was just opened; returns its id. Those that read or ended and that nobody has used for long go."""
+        """Keep a session that was just opened; return its id. Sessions that read or ended, and were not used for long, are dropped."""
         session_id = self._new_id()
         session.on_end = partial(self._ended, session_id)
         with self._guard:

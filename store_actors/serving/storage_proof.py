@@ -1,4 +1,4 @@
-"""What a store actor proves before it takes any work: that it sees the coordinator's storage. No Ray."""
+"""The proof, before a store actor takes any work, that it sees the coordinator's storage. No Ray."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ StoreDefinition: TypeAlias = StateSchema | StoreSpec
 
 
 class StoreFormat(Protocol):
-    """What is particular to the rows of a store.
+    """How the rows of one store are kept, loaded and brought up to date.
 
     Attributes
     ----------

@@ -32,7 +32,7 @@ Delta: TypeAlias = tuple[CommitEntry, bytes]
 
 @dataclass(frozen=True, slots=True)
 class PreparedWrite:
-    """What a write changes of one store, which is pending there.
+    """The change of one store, which is pending there.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class PreparedWrite:
 
 
 class Write(Protocol):
-    """What a transaction does to one store."""
+    """The part of a transaction that changes one store."""
 
     def prepare(self) -> PreparedWrite:
         """Make the change, not yet committed."""
