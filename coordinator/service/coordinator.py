@@ -509,14 +509,6 @@ class Coordinator:
         loading = await self.load_plans(store_id.state_name, store_id.partition_id, version, store_names)
         return InstancePlans(tuple(await self.report_active_instance(provider_id, location, ids_to_check)), loading)
 
-    async def verify_if_instance_active(self, provider_id: StateStoreProviderId, location: ActorLocation) -> bool:
-        """Return whether the shard is recorded at exactly this store actor."""
-        return self._instances.registry.verify_if_instance_active(provider_id, location)
-
-    async def get_location(self, provider_id: StateStoreProviderId) -> ActorLocation | None:
-        """Return the store actor that has the shard loaded, None if none reported it."""
-        return self._instances.registry.get_location(provider_id)
-
     async def deactivate_instances(self, run_id: str) -> int:
         """Forget all shards of a run, which has ended; returns how many there were."""
         return self._instances.end(run_id)

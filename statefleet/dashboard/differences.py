@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-__all__ = ["Row", "Tables", "apply_difference", "difference"]
+__all__ = ["Row", "Tables", "difference"]
 
 Row: TypeAlias = dict[str, Any]
 #: Rows by table and id.
@@ -38,18 +38,6 @@ def difference(before: Tables, after: Tables) -> dict[str, dict[str, Any]]:
         if changed or gone:
             changes[table] = {"set": changed, "gone": gone}
     return changes
-
-
-def apply_difference(before: Tables, changes: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Row]]:
-    """Return the view after a difference, as a browser applies it."""
-    after = {table: dict(rows) for table, rows in before.items()}
-    for table, change in changes.items():
-        rows = after.setdefault(table, {})
-        for key in change["gone"]:
-            del rows[key]
-        for key, fields in change["set"].items():
-            rows[key] = {**rows.get(key, {}), **fields}
-    return after
 
 
 _NOTHING = object()

@@ -23,8 +23,8 @@ from pyspark.sql import SparkSession
 
 import statefleet as sf
 from statefleet.cli import main
-from statefleet.dashboard.differences import apply_difference
 from tests.clocks import until
+from tests.dashboard_views import apply_difference
 from tests.integration.streams import Feed, Run
 
 
@@ -146,7 +146,7 @@ from ray._private.utils import read_ray_address
 services.find_gcs_addresses = lambda: set()
 assert read_ray_address() == "{(tmp_path / "ray" / "ray_current_cluster").read_text()}"
 from statefleet.cli import main
-from statefleet.dashboard.differences import apply_difference
+from tests.dashboard_views import apply_difference
 from tests.clocks import until
 raise SystemExit(main(["status", "file://{tmp_path}/fleet"]))
 """

@@ -49,7 +49,7 @@ def test_a_restarted_coordinator_has_no_shard_unloaded_that_is_still_leased_to_w
         again = coordinator_over(store)
         opened = await again.open_instance(arriving, actor("a"), [*mine, other], 1, ["default"])
         assert opened.stale == (other,)
-        assert await again.verify_if_instance_active(mine[0], actor("a"))
+        assert again._instances.registry.verify_if_instance_active(mine[0], actor("a"))
         # A run that has ended needs its shards no more.
         ended = coordinator_over(store)
         await ended.deactivate_instances("run-1")
@@ -117,11 +117,11 @@ def test_what_a_killed_drivers_run_had_is_forgotten_once_another_run_has_the_sta
         killed = await leased(coordinator, 0, "a")
         await coordinator.report_active_instance(killed, actor("a"))
         await coordinator.attach_and_lease(task("run-2", 0), METADATA, actor("a"))
-        assert await coordinator.get_location(killed) is None
+        assert coordinator._instances.registry.get_location(killed) is None
         # Also if it is asked about: its shard is leased to the same store actor, but to the new run.
         mine = replace(killed, query_run_id="run-2")
         assert await coordinator.report_active_instance(mine, actor("a"), [killed]) == [killed]
-        assert await coordinator.get_location(killed) is None
+        assert coordinator._instances.registry.get_location(killed) is None
 
     asyncio.run(scenario())
 
