@@ -1,4 +1,4 @@
-"""Who calls the coordinator in :mod:`benchmarks.scale`: tasks and store actors as coroutines, and an object store that counts."""
+"""The callers of the coordinator in :mod:`benchmarks.scale`: tasks and store actors as coroutines, and an object store that counts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CORES = 16
 
 
 class CountedObjects(MemoryObjectStore):
-    """An object store in memory that counts requests, and takes a time for each."""
+    """An object store in memory that counts requests, and waits for each."""
 
     def __init__(self, delay_s: float = 0.0) -> None:
         super().__init__()
@@ -78,37 +78,37 @@ def actors(count: int) -> list[ActorLocation]:
 
 
 def metadata_of(name: str, query_id: str, shards: int) -> StateMetadata:
-    """Fixed facts of a state of counts and sums."""
+    """Return the metadata of a state of counts and sums."""
     return StateMetadata(name, query_id, shards, "update", COUNT_AND_SUM)
 
 
 class Query:
     """A query: its tasks, and the store actors that commit for them."""
 
-    def __init__(self, coordinator: Coordinator, name: str, shards: int, there: Sequence[ActorLocation]) -> None:
+    def __init__(self, coordinator: Coordinator, name: str, shards: int, present: Sequence[ActorLocation]) -> None:
         self._coordinator = coordinator
-        self.name, self.shards, self.actors = name, shards, there
+        self.name, self.shards, self.actors = name, shards, present
         self.query_id, self.run_id = str(uuid.uuid4()), str(uuid.uuid4())
         self._metadata = metadata_of(name, self.query_id, shards)
-        self._nodes = {one.node_id: one for one in there}
-        #: Where Spark runs the task of each shard.
-        self._where = [there[partition % len(there)] for partition in range(shards)]
+        self._nodes = {actor.node_id: actor for actor in present}
+        #: Store actor of the node on which Spark runs the task of each shard.
+        self._where = [present[partition % len(present)] for partition in range(shards)]
         self._grants: dict[int, LeaseGrant] = {}
 
     def actor_of(self, partition: int) -> ActorLocation:
-        """Store actor of the node that the shard's task runs on."""
+        """Return the store actor of the node that the shard's task runs on."""
         return self._where[partition]
 
     async def place(self) -> None:
-        """Tell which nodes have executors, and run tasks where the coordinator says."""
-        for one in self.actors:
-            await self._coordinator.report_store_actor(one)
-        places = [ActorSlot(one, _CORES) for one in self.actors]
-        placement = await self._coordinator.place_shards(self.name, self.query_id, BatchShards(0, self.shards), places)
+        """Report the nodes that have executors, and run tasks on the nodes that the coordinator chooses."""
+        for actor in self.actors:
+            await self._coordinator.report_store_actor(actor)
+        slots = [ActorSlot(actor, _CORES) for actor in self.actors]
+        placement = await self._coordinator.place_shards(self.name, self.query_id, BatchShards(0, self.shards), slots)
         self._where = [self._nodes[node] for node in placement.nodes if node is not None]
 
     def leases(self, batch: int) -> Iterator[Awaitable[None]]:
-        """Each task's question for its lease."""
+        """Return each task's request for its lease."""
         return (self._lease(partition, batch) for partition in range(self.shards))
 
     async def _lease(self, partition: int, batch: int) -> None:
@@ -116,7 +116,7 @@ class Query:
         self._grants[partition] = await self._coordinator.attach_and_lease(task, self._metadata, self._where[partition])
 
     def task_of(self, partition: int, batch: int) -> TaskIdentity:
-        """The task of a shard, on the node that the coordinator named."""
+        """Return the task of a shard, on the node that the coordinator chose."""
         where = self._where[partition]
         return TaskIdentity(
             self.name,
@@ -131,12 +131,12 @@ class Query:
         )
 
     async def ask_for_leases(self, partitions: Sequence[int], batch: int) -> list[LeaseGrant]:
-        """The leases of a task with several shards."""
+        """Return the leases of a task with several shards."""
         tasks = [self.task_of(partition, batch) for partition in partitions]
         return await self._coordinator.attach_and_lease_all(tasks, self._metadata, self._where[partitions[0]])
 
     def commits(self, batch: int) -> Iterator[Awaitable[object]]:
-        """Each shard's commit."""
+        """Return each shard's commit."""
         return (self._commit(partition, batch) for partition in range(self.shards))
 
     async def _commit(self, partition: int, batch: int) -> None:
@@ -148,24 +148,25 @@ class Query:
             raise counted
 
     async def settle(self, batch: int) -> None:
-        """The end of a batch."""
+        """End a batch."""
         result, placement, _ = await self._coordinator.batch_result(self.task_of(0, batch), BatchShards(0, self.shards))
         if result.missing:
             raise AssertionError(f"{len(result.missing)} shards have not committed batch {batch}")
         self._where = [self._nodes[node] for node in placement.nodes if node is not None]
 
     def elsewhere(self) -> Iterator[Awaitable[object]]:
-        """What store actors ask in each round of maintenance."""
-        held: dict[str, list[int]] = {}
+        """Return the requests that store actors make in each round of maintenance."""
+        partitions: dict[str, list[int]] = {}
         for partition in range(self.shards):
-            held.setdefault(self._where[partition].actor_name, []).append(partition)
+            partitions.setdefault(self._where[partition].actor_name, []).append(partition)
         return (
-            self._coordinator.elsewhere(self.name, one.actor_name, held.get(one.actor_name, [])) for one in self.actors
+            self._coordinator.elsewhere(self.name, actor.actor_name, partitions.get(actor.actor_name, []))
+            for actor in self.actors
         )
 
 
 def commit_of(query: Query, partition: int, version: int, epoch: int) -> CommitEntry:
-    """A commit as a store actor tells of it."""
+    """Return a commit as a store actor sends it."""
     where, attempt = query.actor_of(partition), uuid.uuid4().hex
     return CommitEntry(
         partition_id=partition,
@@ -195,12 +196,12 @@ def commit_of(query: Query, partition: int, version: int, epoch: int) -> CommitE
 
 
 class Node:
-    """A node with as many tasks at once as it has cores, each for several shards, and its store actors' way to the coordinator.
+    """A node that runs a task on each core, each task for several shards, with the calls of its store actors to the coordinator.
 
     Parameters
     ----------
     loop
-        Where the coordinator runs.
+        The coordinator's event loop.
     """
 
     def __init__(
@@ -214,11 +215,11 @@ class Node:
         self._query, self._coordinator, self._objects, self._loop = query, coordinator, objects, loop
         self._tasks = ThreadPoolExecutor(cores)
         self._shares = [range(first, query.shards, cores) for first in range(min(cores, query.shards))]
-        self._appliers = {one.instance_id: ThreadPoolExecutor(SHARDS_AT_ONCE) for one in query.actors}
+        self._appliers = {actor.instance_id: ThreadPoolExecutor(SHARDS_AT_ONCE) for actor in query.actors}
         self._commits = {
-            one.instance_id: GroupedCommits(self._send, threading.RLock, MachineClock()) for one in query.actors
+            actor.instance_id: GroupedCommits(self._send, threading.RLock, MachineClock()) for actor in query.actors
         }
-        #: Calls of the coordinator.
+        #: Number of calls of the coordinator, by kind.
         self.calls: Counter[str] = Counter()
 
     def _send(self, state_name: str, commits: Sequence[PartitionCommit]) -> Sequence[AcceptedCommits | StateStoreError]:
@@ -229,7 +230,7 @@ class Node:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
 
     async def batch(self, batch: int) -> None:
-        """The tasks, and the end of the batch."""
+        """Run the tasks and the end of a batch."""
         await asyncio.gather(
             *(self._loop.run_in_executor(self._tasks, self._task, share, batch) for share in self._shares)
         )
@@ -237,23 +238,23 @@ class Node:
         await self._query.settle(batch)
 
     def _task(self, share: Sequence[int], batch: int) -> None:
-        """What a task waits for: leases, unless these came with the commits before; then for each shard its delta and its commit."""
+        """Wait as a task does: for leases, unless they came with the commits before, then for each shard's delta and commit."""
         query = self._query
-        of = [query.actor_of(partition).instance_id for partition in share]
+        actors = [query.actor_of(partition).instance_id for partition in share]
         grants = [
             self._commits[actor].piggybacked(query.task_of(partition, batch))
-            for actor, partition in zip(of, share, strict=True)
+            for actor, partition in zip(actors, share, strict=True)
         ]
         if None in grants:
             grants = self._ask("lease", query.ask_for_leases(share, batch))
-        for actor in set(of):
-            self._commits[actor].expect(query.name, [p for a, p in zip(of, share, strict=True) if a == actor])
+        for actor in set(actors):
+            self._commits[actor].expect(query.name, [p for a, p in zip(actors, share, strict=True) if a == actor])
         waiting = [
             self._appliers[actor].submit(self._shard, actor, partition, batch, grant)
-            for actor, partition, grant in zip(of, share, grants, strict=True)
+            for actor, partition, grant in zip(actors, share, grants, strict=True)
         ]
-        for one in waiting:
-            one.result()
+        for shard in waiting:
+            shard.result()
 
     def _shard(self, actor: str, partition: int, batch: int, grant: LeaseGrant) -> None:
         name = self._query.name

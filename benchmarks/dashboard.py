@@ -1,9 +1,9 @@
-"""The dashboard with many queries and shards: bytes a browser is sent, and how long it takes to show them.
+"""The dashboard with many queries and shards: bytes that a browser gets, and how long it takes to show them.
 
     python -m benchmarks.dashboard [--queries 50] [--shards 1000] [--json result.json]
-    python -m benchmarks.dashboard --serve      # only serves the page, to look at it
+    python -m benchmarks.dashboard --serve      # only serves the page
 
-Every query makes a batch between two looks, a second apart: more cannot change. The browser is headless Chromium.
+Every query makes a batch between two updates, a second apart, so that all values change. The browser is headless Chromium.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from statefleet.dashboard.watching import FleetProbe, Watching
 
 __all__ = ["main", "served"]
 
-#: Looks over which what is sent and shown is measured.
-_LOOKS = 5
+#: Number of updates that are measured.
+_UPDATES = 5
 
 
 def _no_look_ups() -> LookUps:
@@ -39,12 +39,12 @@ def _no_look_ups() -> LookUps:
 
 
 @contextmanager
-def served(sight: FleetProbe, port: int = 0, token: str | None = None) -> Iterator[str]:
-    """The address of a dashboard of a fleet without Ray, served from a thread."""
+def served(probe: FleetProbe, port: int = 0, token: str | None = None) -> Iterator[str]:
+    """Serve the dashboard of a fleet without Ray from a thread; yield its address."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    watching = Watching(sight, now_ms)
+    watching = Watching(probe, now_ms)
     access = Access(token, only_loopback_names=token is None)
     server = Server(watching, _no_look_ups, ThreadPoolExecutor(2), access)
 
@@ -66,7 +66,7 @@ def served(sight: FleetProbe, port: int = 0, token: str | None = None) -> Iterat
         loop.close()
 
 
-#: In the page: when its parts are there, and the main thread's tasks that take long.
+#: Script in the page: records updates, and the main thread's long tasks.
 _WATCH = """
 window.longTasks = [];
 new PerformanceObserver((list) => list.getEntries().forEach((one) => longTasks.push(one.duration)))
@@ -83,38 +83,38 @@ EventSource.prototype.addEventListener = function (name, listener, ...rest) {
 """
 
 
-def measure(browser: Any, queries: int, shards: int, looks: int = _LOOKS) -> dict[str, Any]:
-    """Figures of a browser that looks at so many, so many times."""
+def measure(browser: Any, queries: int, shards: int, updates: int = _UPDATES) -> dict[str, Any]:
+    """Return the figures of a browser that shows a number of queries and shards for some updates."""
     with served(FedFleet(queries, shards)) as url:
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.add_init_script(_WATCH)
-        found: dict[str, Any] = {"queries": queries, "shards": shards}
-        for name, address, there in (
+        figures: dict[str, Any] = {"queries": queries, "shards": shards}
+        for name, address, selector in (
             ("map", "", ".cell"), ("queries", "#/queries", "tbody tr"), ("one query", "#/queries/query-03", ".u-wrap"),
         ):  # fmt: skip
             page.goto("about:blank")
             begun = time.perf_counter()
             page.goto(url + address)
-            page.wait_for_selector(there)
+            page.wait_for_selector(selector)
             shown_ms = 1000 * (time.perf_counter() - begun)
-            # Not wait_for_function: the page's policy lets nobody evaluate text in it.
-            while page.evaluate("sent.length") <= looks:
+            # Not wait_for_function: the page's policy forbids the evaluation of text.
+            while page.evaluate("sent.length") <= updates:
                 page.wait_for_timeout(200)
             sent, long = page.evaluate("[sent, longTasks]")
-            changes = [one for one in sent if one[0] == "change"]
-            found[name] = {
+            changes = [message for message in sent if message[0] == "change"]
+            figures[name] = {
                 "first shown after ms": round(shown_ms),
-                "bytes at first": max(one[1] for one in sent if one[0] == "view"),
-                "bytes of an update": round(statistics.median(one[1] for one in changes)),
-                "ms to show an update": round(statistics.median(one[2] for one in changes)),
+                "bytes at first": max(message[1] for message in sent if message[0] == "view"),
+                "bytes of an update": round(statistics.median(message[1] for message in changes)),
+                "ms to show an update": round(statistics.median(message[2] for message in changes)),
                 "longest task in ms": round(max(long, default=0)),
             }
         page.close()
-    return found
+    return figures
 
 
 def main() -> None:
-    """Run it."""
+    """Measure, or serve the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--queries", type=int, default=50)
     parser.add_argument("--shards", type=int, default=1000)
@@ -125,7 +125,7 @@ def main() -> None:
         with served(FedFleet(options.queries, options.shards)) as url:
             print(url, flush=True)
             threading.Event().wait()
-    # Late: what is only served needs no browser.
+    # Imported here, as serving needs no browser.
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

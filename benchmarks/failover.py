@@ -1,9 +1,10 @@
-"""A node is killed in the middle of a batch: how long until that batch is finished, with standbys, without, and without any state.
+"""A node is killed in the middle of a batch: time until the batch is finished, with standbys, without, and without any state.
 
 ``python -m benchmarks.failover --json result.json``
 
-Each side has three Ray nodes of this machine and a Spark session of its own, and loses one of the nodes for good. What Ray and Spark
-need by themselves is what the same plan without state takes; told is what the fleet adds. Sides take turns, several times.
+Each side has three Ray nodes of this machine and a Spark session of its own, and loses one of the nodes for good. The same plan
+without state shows the time that Ray and Spark need by themselves; the report has the time that the fleet adds. Sides take turns,
+several times.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from store_actors.deploy import store_metrics
 
 STANDBYS, RELOAD = "standbys", "reload"
 SIDES = (STATELESS, STANDBYS, RELOAD)
-#: How long after its input came a batch is in the middle, in seconds.
+#: Seconds from the arrival of its input to the middle of a batch.
 _INTO_THE_BATCH_S = 0.4
-#: What store actors count of shards that they load: bytes, rows, and the seconds that it takes.
+#: Counters of store actors for loaded shards: bytes, rows, and seconds.
 _LOADED = ("bytes_loaded", "rows_loaded", "loading_s")
 
 
@@ -47,9 +48,9 @@ def _query(spark: SparkSession, fleet: Fleet, side: str, root: Path, shards: int
 
 
 def _total(fleet: Fleet, node_ids: set[str], counter: str) -> float:
-    """Sum of a counter of the store actors of some nodes."""
-    actors = [one for one in fleet.status()["store_actors"] if one["node_id"] in node_ids]
-    return sum(one[counter] for one in store_metrics(RayActors(), {"store_actors": actors}).values())
+    """Return the sum of a counter over the store actors of some nodes."""
+    actors = [actor for actor in fleet.status()["store_actors"] if actor["node_id"] in node_ids]
+    return sum(metrics[counter] for metrics in store_metrics(RayActors(), {"store_actors": actors}).values())
 
 
 def _loaded(fleet: Fleet, node_ids: set[str]) -> dict[str, float]:
@@ -57,7 +58,7 @@ def _loaded(fleet: Fleet, node_ids: set[str]) -> dict[str, float]:
 
 
 def _wait_for_standbys(fleet: Fleet, query: Variant, file: Path, nodes: set[str], shards: int) -> None:
-    """Until a batch was followed by the standby of every shard."""
+    """Run a batch, and wait until the standby of every shard has it."""
     before = _total(fleet, nodes, "followed")
     query.run(file)
     deadline = time.monotonic() + 60
@@ -82,9 +83,9 @@ def _lose_a_node(cluster: Cluster, side: str, number: int, options: argparse.Nam
         try:
             query.run(write_rows(files / "fill.parquet", keyed_rows(np.arange(options.keys, dtype=np.int64))))
             before_s = [query.run(file(f"before-{batch}")) for batch in range(options.batches)]
-            addresses = {one["NodeID"]: one["NodeManagerAddress"] for one in ray.nodes() if one["Alive"]}
+            addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
             workers = {node for node, address in addresses.items() if address in WORKERS}
-            lost = next(one for one in cluster.worker_nodes if one.node_id in workers)
+            lost = next(node for node in cluster.worker_nodes if node.node_id in workers)
             survivors = workers - {lost.node_id}
             if side == STANDBYS:
                 _wait_for_standbys(fleet, query, file("followed"), workers, options.shards)
@@ -101,7 +102,7 @@ def _lose_a_node(cluster: Cluster, side: str, number: int, options: argparse.Nam
 
 
 def _killed_in_a_batch(cluster: Cluster, lost: Any, query: Variant, file: Path) -> float:
-    """Seconds from the kill of a node in the middle of a batch to the end of that batch."""
+    """Kill a node in the middle of a batch; return the seconds from then to the end of the batch."""
     finished: list[float] = []
 
     def run() -> None:
@@ -121,14 +122,14 @@ def _killed_in_a_batch(cluster: Cluster, lost: Any, query: Variant, file: Path) 
 
 def _report(results: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> dict[str, Any]:
     medians = {
-        side: statistics.median(one["kill_to_batch_s"] for one in runs) for side, runs in results.items() if runs
+        side: statistics.median(run["kill_to_batch_s"] for run in runs) for side, runs in results.items() if runs
     }
     print(
         f"\nfrom the kill of one of {len(WORKERS)} nodes to the end of its batch; {options.keys:,} keys, median of runs"
     )
     for side, runs in results.items():
-        each = ", ".join(f"{one['kill_to_batch_s']:.1f}" for one in runs)
-        read, rows, seconds = (statistics.median(one[kind] for one in runs) for kind in _LOADED)
+        each = ", ".join(f"{run['kill_to_batch_s']:.1f}" for run in runs)
+        read, rows, seconds = (statistics.median(run[kind] for run in runs) for kind in _LOADED)
         rate = f" of {rows:,.0f} rows at {rows / seconds:,.0f} rows/s a store actor" if rows else ""
         print(
             f"  {side:<10} {medians[side]:6.1f} s ({each}); {read / 1e6:.1f} MB read{rate}; batches before {runs[0]['batch_s']:.1f} s"

@@ -1,4 +1,4 @@
-"""A fleet that nobody runs, in figures: what a coordinator would tell of many queries, for :mod:`benchmarks.dashboard` and tests."""
+"""A fleet of made-up figures: the status that a coordinator would report of many queries, for :mod:`benchmarks.dashboard` and tests."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ __all__ = ["FedFleet", "now_ms"]
 _NODES = 5
 _ACTORS_EACH = 2
 _ROWS = 4000
-_BATCHES_TOLD = 6
+_BATCHES_REPORTED = 6
 
 
 def now_ms() -> int:
-    """Milliseconds since the epoch."""
+    """Return the time in milliseconds since the epoch."""
     return int(time.time() * 1000)
 
 
 class FedFleet:
-    """Queries of which each makes a batch between two looks; see :class:`~statefleet.dashboard.watching.FleetProbe`.
+    """Queries that each make a batch between two probes; see :class:`~statefleet.dashboard.watching.FleetProbe`.
 
     Parameters
     ----------
     queries, shards
-        How many, and how many shards all of them have together.
+        Number of queries, and of the shards of all together.
     """
 
     def __init__(self, queries: int, shards: int, seed: int = 7) -> None:
@@ -35,46 +35,46 @@ class FedFleet:
         self.unanswering: set[str] = set()
         self.executors = [self._executor(node) for node in range(_NODES)]
         self.running: dict[str, dict[str, Any]] = {}
-        self._looks = 0
+        self._probes = 0
         self.queries = {
             name: self._query(name, shards // queries) for name in map("query-{:02d}".format, range(queries))
         }
 
     def watch(self, known: Mapping[str, str]) -> dict[str, Any]:
-        """A look, after another batch of each query."""
-        self._looks += 1
+        """Run another batch of each query, and return the status."""
+        self._probes += 1
         for name in self.queries:
             self._batch(name)
         return {
             "fleet_id": "fed", "uri": "s3://bucket/many-queries", "drained": [], "took_ms": 0,
             "coordinator": {"node_id": _node_id(0), "pid": 4001, "started_at_ms": 1_760_000_000_000},
-            "store_actors": [dict(one) for one in self.actors],
+            "store_actors": [dict(actor) for actor in self.actors],
             "queries": list(self.queries.values()),
-            "executors": [dict(one) for one in self.executors], "running": dict(self.running),
-            "stamps": {name: str(self._looks) for name in self.queries},
+            "executors": [dict(executor) for executor in self.executors], "running": dict(self.running),
+            "stamps": {name: str(self._probes) for name in self.queries},
         }  # fmt: skip
 
     def answering(self, status: Mapping[str, Any]) -> Mapping[str, bool]:
-        """All but those that are said not to."""
-        return {one["actor_name"]: one["actor_name"] not in self.unanswering for one in status["store_actors"]}
+        """Return which store actors answer: all but those in :attr:`unanswering`."""
+        return {actor["actor_name"]: actor["actor_name"] not in self.unanswering for actor in status["store_actors"]}
 
     def move(self, name: str, shard: int, to: int, reason: str) -> None:
         """Give a shard to another store actor."""
         query, target = self.queries[name], self.actors[to]
         shards = list(query["shards"])
-        was = shards[shard]
+        previous = shards[shard]
         move = {
-            "epoch": was["epoch"] + 1, "version": was["version"], "from": was["actor_name"], "from_instance": "i",
+            "epoch": previous["epoch"] + 1, "version": previous["version"], "from": previous["actor_name"], "from_instance": "i",
             "to": target["actor_name"], "reason": reason, "moved_bytes": 1_200_000, "moved_ms": 31, "error": "",
         }  # fmt: skip
         shards[shard] = {
-            **was, "actor_name": target["actor_name"], "node_id": target["node_id"], "epoch": was["epoch"] + 1,
-            "moves": [*was["moves"], move][-4:],
+            **previous, "actor_name": target["actor_name"], "node_id": target["node_id"], "epoch": previous["epoch"] + 1,
+            "moves": [*previous["moves"], move][-4:],
         }  # fmt: skip
         self.queries[name] = {**query, "shards": shards}
 
     def lose_executor(self, number: int) -> None:
-        """Have an executor's driver take it for lost."""
+        """Have an executor reported as lost."""
         self.executors[number] |= {"alive": False, "lost_at_ms": now_ms(), "reason": "Remote RPC client disassociated"}
 
     @staticmethod
@@ -113,24 +113,26 @@ class FedFleet:
         }  # fmt: skip
 
     def _batch(self, name: str) -> None:
-        former, draw, end = self.queries[name], self._random, now_ms()
-        version = former["version"] + 1
+        query, draw, end = self.queries[name], self._random, now_ms()
+        version = query["version"] + 1
         skew = draw.lognormvariate(0, 0.35)
-        shards = [self._committed(one, version, end, skew) for one in former["shards"]]
-        last = max(shards, key=lambda one: one["counted_ms"])
-        rows_in = sum(one["rows_in"] for one in shards)
+        shards = [self._committed(shard, version, end, skew) for shard in query["shards"]]
+        last = max(shards, key=lambda shard: shard["counted_ms"])
+        rows_in = sum(shard["rows_in"] for shard in shards)
+        begun_ms = min(shard["begun_ms"] for shard in shards)
         batch = {
-            "batch_id": version - 1, "version": version, "planned_ms": min(one["begun_ms"] for one in shards) - draw.randrange(90, 260),
-            "first_begun_ms": min(one["begun_ms"] for one in shards), "last_begun_ms": last["begun_ms"], "ended_ms": end,
+            "batch_id": version - 1, "version": version, "planned_ms": begun_ms - draw.randrange(90, 260),
+            "first_begun_ms": begun_ms, "last_begun_ms": last["begun_ms"], "ended_ms": end,
             "shards_counted": len(shards), "rows_in": rows_in, "rows_late": draw.choice((0, 0, 0, 12)), "rows_updated": rows_in,
-            "rows_removed": 0, "state_rows": sum(one["state_rows"] for one in shards), "run_id": former["run_id"],
-            "state_bytes": sum(one["state_bytes"] for one in shards), "delta_bytes": rows_in * 40, "watermark_ms": end - 600_000,
+            "rows_removed": 0, "state_rows": sum(shard["state_rows"] for shard in shards), "run_id": query["run_id"],
+            "state_bytes": sum(shard["state_bytes"] for shard in shards), "delta_bytes": rows_in * 40, "watermark_ms": end - 600_000,
             "apply_total_ms": 40, "write_total_ms": 60, "last_shard": last["partition_id"],
-            **{one: last[one] for one in ("asked_ms", "leased_ms", "begun_ms", "apply_ms", "write_ms", "counted_ms")},
+            **{moment: last[moment] for moment in ("asked_ms", "leased_ms", "begun_ms", "apply_ms", "write_ms", "counted_ms")},
         }  # fmt: skip
         self.queries[name] = {
-            **former, "shards": shards, "version": version, "batch_id": version - 1, "last_commit_ms": end,
-            "watermark_ms": end - 600_000, "rows_per_second": rows_in * skew, "batches": [*former["batches"], batch][-_BATCHES_TOLD:],
+            **query, "shards": shards, "version": version, "batch_id": version - 1, "last_commit_ms": end,
+            "watermark_ms": end - 600_000, "rows_per_second": rows_in * skew,
+            "batches": [*query["batches"], batch][-_BATCHES_REPORTED:],
             "state_rows": batch["state_rows"], "state_bytes": batch["state_bytes"],
         }  # fmt: skip
 

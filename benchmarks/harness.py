@@ -1,7 +1,7 @@
-"""What the benchmarks share: a session, Spark's own state stores, queries that are fed a file at a time, ratios of medians.
+"""Shared by the benchmarks: a session, Spark's own state stores, queries that get a file at a time, ratios of medians.
 
-All sides of a comparison live in one Spark session. Batch by batch, in rotating order, each is given the same file and must finish it
-before the next one starts, so slow drifts of the machine hit all alike. Only ratios of medians are meant to be quoted.
+All sides of a comparison run in one Spark session. Batch by batch, in rotating order, each gets the same file and has to finish it
+before the next side starts, so slow drifts of the machine affect all sides alike. Only ratios of medians are meant to be quoted.
 """
 
 from __future__ import annotations
@@ -68,53 +68,53 @@ SPARK_STORES = {
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     },
 }
-#: Every row group of a file of :func:`write_rows` is read by a task of its own.
+#: Settings with which Spark reads each row group of a file of :func:`write_rows` in a task of its own.
 SMALL_SPLITS = {"spark.sql.files.maxPartitionBytes": "4m", "spark.sql.files.openCostInBytes": "0"}
-#: How long the tasks of a stopped query may live on, in seconds: Spark gives Python two to end by itself.
+#: Seconds for which the tasks of a stopped query may go on: Spark gives Python two to end by itself.
 _SETTLE_S = 5.0
 
 
 class DidNotFinish(Exception):
-    """A batch took longer than it may; its query was stopped."""
+    """A batch took longer than its limit; its query was stopped."""
 
 
 # -- a session --------------------------------------------------------------------------------------------------------
 
 
 def cores() -> int:
-    """Cores of this machine, all of which the one Spark executor has."""
+    """Return the number of cores of this machine, all of which the only Spark executor has."""
     return os.cpu_count() or 1
 
 
 def some_of(what: str, names: Collection[str]) -> Callable[[str], list[str]]:
-    """An option's type: some of the names, with commas between them."""
+    """Return an option's type: some of the names, separated by commas."""
 
     def chosen(text: str) -> list[str]:
-        given = [name for name in text.split(",") if name]
-        unknown = [name for name in given if name not in names]
-        if unknown or not given:
+        chosen_names = [name for name in text.split(",") if name]
+        unknown = [name for name in chosen_names if name not in names]
+        if unknown or not chosen_names:
             raise argparse.ArgumentTypeError(f"no such {what}: {', '.join(unknown)}; there are {', '.join(names)}")
-        return given
+        return chosen_names
 
     return chosen
 
 
 def add_options(parser: argparse.ArgumentParser, *, executor_memory: str) -> None:
-    """Options of every benchmark with Spark in it."""
+    """Add the options of every benchmark with Spark."""
     add_files(parser)
     parser.add_argument("--shards", type=int, default=4, help="shards, and shuffle partitions of Spark's stores")
     parser.add_argument("--executor-memory", default=executor_memory, help="of the Spark executor (%(default)s)")
 
 
 def add_files(parser: argparse.ArgumentParser) -> None:
-    """Options that say where files go: those of :func:`report_json` and :func:`scratch`."""
+    """Add the options for the folders of files, of :func:`report_json` and :func:`scratch`."""
     parser.add_argument("--json", type=Path, help="file for all figures")
     parser.add_argument("--folder", type=Path, help="where to put input and state (default: a temporary folder)")
 
 
 @contextmanager
 def scratch(options: argparse.Namespace) -> Iterator[Path]:
-    """A folder for files, which is gone afterwards."""
+    """Create a folder for files, and delete it afterwards."""
     root = Path(tempfile.mkdtemp(prefix="statefleet-bench-", dir=options.folder))
     try:
         yield root
@@ -130,16 +130,16 @@ def session(
     *,
     task_slots: int | None = None,
 ) -> Iterator[tuple[SparkSession, Path]]:
-    """A Spark session with one executor, and a folder for files; both are gone afterwards.
+    """Start a Spark session with one executor, and create a folder for files; both are removed afterwards.
 
     Parameters
     ----------
     options
-        Those of :func:`add_options`.
+        The options of :func:`add_options`.
     configs
         Further Spark configuration.
     task_slots
-        Of the executor; by default one for each core.
+        Task slots of the executor; by default one for each core.
     """
     # Spark evicts state by the watermark of the batch before: in a steady stream that is one batch an input, as on the fleet.
     settings = {
@@ -149,7 +149,7 @@ def session(
     }
     slots = task_slots or cores()
     spark = start_session(app_name, executor_cores=slots, executor_memory=options.executor_memory, configs=settings)
-    # State that nothing ends, on every side, is what some of the queries are to measure.
+    # Some of the queries measure unbounded state, on every side.
     warnings.filterwarnings("ignore", category=UnboundedStateWarning)
     with scratch(options) as root:
         try:
@@ -159,7 +159,7 @@ def session(
 
 
 def fairness() -> str:
-    """How the sides share the machine."""
+    """Describe how the sides share the machine."""
     return (
         f"{cores()} cores shared by all: one Spark executor with {cores()} task slots for every variant; the fleet's actors reserve "
         "no core and are idle while Spark's own stores have their turn; one query runs at a time, and every variant reads the same "
@@ -168,19 +168,19 @@ def fairness() -> str:
 
 
 def use_store(spark: SparkSession, variant: str) -> None:
-    """Have the next query use one of Spark's own stores, if the variant is one: a query keeps what is set when it starts."""
+    """Have the next query use one of Spark's own stores, if the variant is one: a query keeps the settings of its start."""
     for key, value in SPARK_STORES.get(variant, {}).items():
         spark.conf.set(key, value)
 
 
 def own_operators(frame: DataFrame, operator: str, mode: str = "append") -> Any:
-    """Spark's own stateful operators, whose output mode is the query's; see :class:`benchmarks.nexmark.query.Operators`."""
+    """Return Spark's own stateful operators, whose output mode is the query's; see :class:`benchmarks.nexmark.query.Operators`."""
     return frame
 
 
-def write_rows(file: Path, rows: pa.Table, parts: int = 4) -> Path:
-    """Parquet file of so many row groups, which Spark reads side by side."""
-    pq.write_table(rows, file, row_group_size=max(1, -(-rows.num_rows // parts)))
+def write_rows(file: Path, rows: pa.Table, row_groups: int = 4) -> Path:
+    """Write a Parquet file with a number of row groups, which Spark reads in parallel."""
+    pq.write_table(rows, file, row_group_size=max(1, -(-rows.num_rows // row_groups)))
     return file
 
 
@@ -189,16 +189,16 @@ def write_rows(file: Path, rows: pa.Table, parts: int = 4) -> Path:
 
 @dataclass
 class Variant:
-    """One query of a comparison, over a folder of its own that it is fed into.
+    """A query of a comparison, which reads a folder of its own.
 
     Attributes
     ----------
     batch_s, fill_s
-        Seconds of the batches that count, and of those before them that built up state.
+        Seconds of the measured batches, and of the batches before that built up state.
     rows_out
-        Rows that each of the batches that count gave to the sink.
+        Rows that each of the measured batches gave to the sink.
     failure, limit_s
-        Why it was given up (empty if it was not), and if a batch took too long, how long that was.
+        Why the query was stopped (empty if it was not), and the limit of a batch that took too long.
     progress
         Spark's progress of the newest batch.
     """
@@ -215,32 +215,32 @@ class Variant:
 
     @classmethod
     def start(cls, name: str, root: Path, frame: DataFrame, mode: str) -> Variant:
-        """Start a query whose results are made and thrown away; it reads ``root/name/input`` (:meth:`input_folder`)."""
+        """Start a query whose results are computed and discarded; it reads ``root/name/input`` (:meth:`input_folder`)."""
         writer = frame.writeStream.outputMode(mode).format("noop")
         query = writer.option("checkpointLocation", str(root / name / "checkpoint")).start()
         return cls(name, cls.input_folder(root, name), query)
 
     @staticmethod
     def input_folder(root: Path, name: str) -> Path:
-        """Folder that the variant's source is to read."""
+        """Return the folder that the variant's source reads."""
         folder = root / name / "input"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def run(self, file: Path, limit_s: float | None = None) -> float:
-        """Give the query one more file, which has rows, and wait for its batch; seconds as Spark measured them.
+        """Give the query another file, which has rows, and wait for its batch; return the seconds that Spark measured.
 
         Raises
         ------
         DidNotFinish
-            It took longer than `limit_s`. The query is stopped.
+            The batch took longer than `limit_s`. The query was stopped.
         pyspark.errors.StreamingQueryException
             The query failed.
         """
         os.link(file, self.folder / file.name)
         before = self.progress.get("batchId", -1)
         with ThreadPoolExecutor(1) as waiting:
-            # A look at the folder that began before the file was there may end the first wait.
+            # A listing of the folder that began before the file existed may end the first wait.
             while self.progress.get("batchId", -1) == before:
                 try:
                     waiting.submit(self.query.processAllAvailable).result(limit_s)
@@ -248,18 +248,18 @@ class Variant:
                     self.query.stop()
                     time.sleep(_SETTLE_S)
                     raise DidNotFinish(f"did not finish in {limit_s:.0f} s") from None
-                batches = [one for one in self.query.recentProgress if one["numInputRows"] > 0]
+                batches = [progress for progress in self.query.recentProgress if progress["numInputRows"] > 0]
                 self.progress = dict(batches[-1]) if batches else {}
         return float(self.progress["durationMs"]["triggerExecution"]) / 1000
 
     def measure(self, file: Path, limit_s: float | None = None) -> None:
-        """:meth:`run` of a batch that counts."""
+        """Run a measured batch; see :meth:`run`."""
         self.batch_s.append(self.run(file, limit_s))
         self.rows_out.append(int(self.progress["sink"]["numOutputRows"]))
 
 
 def in_turn(variants: Sequence[Side], number: int) -> list[Side]:
-    """The sides in the order of batch `number`."""
+    """Return the sides in the order for a batch."""
     turn = number % len(variants)
     return [*variants[turn:], *variants[:turn]]
 
@@ -268,7 +268,7 @@ def in_turn(variants: Sequence[Side], number: int) -> list[Side]:
 
 
 def summary(batch_s: Sequence[float]) -> dict[str, Any]:
-    """Seconds of batches, and what is quoted of them."""
+    """Return the seconds of batches, with their median, minimum and maximum."""
     return {
         "median_s": statistics.median(batch_s),
         "min_s": min(batch_s),
@@ -279,14 +279,14 @@ def summary(batch_s: Sequence[float]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Target:
-    """A ratio of medians, and what the project promises of it.
+    """A ratio of medians, and the project's promise for it.
 
     Attributes
     ----------
     bound
-        None: nothing is promised.
+        The promised bound; None if there is none.
     is_least
-        Whether the ratio is to be at least `bound`, or at most.
+        Whether `bound` is the least promised ratio, or the largest.
     """
 
     over: str
@@ -298,7 +298,7 @@ class Target:
 def ratios_of(
     results: Mapping[str, Mapping[str, Any]], targets: Sequence[Target], **facts: Any
 ) -> list[dict[str, Any]]:
-    """The ratios whose both sides were measured; where the upper one was stopped at ``limit_s``, a lower bound of it."""
+    """Return the ratios of which both sides were measured; if the numerator was stopped at ``limit_s``, its lower bound."""
     ratios = []
     for target in targets:
         over, under = results.get(target.over, {}), results.get(target.under, {})
@@ -309,7 +309,7 @@ def ratios_of(
         row = {**facts, "ratio": f"{target.over} / {target.under}", "value": value, "is_lower_bound": is_bound}
         if target.bound is not None:
             met = value >= target.bound if target.is_least else value <= target.bound
-            # A lower bound below the target tells nothing.
+            # A lower bound below the target is no result.
             row["met"] = True if met and target.is_least else None if is_bound else met
             row["target"] = f"{'at least' if target.is_least else 'at most'} {target.bound}"
         ratios.append(row)
@@ -317,19 +317,19 @@ def ratios_of(
 
 
 def print_ratios(ratios: Sequence[Mapping[str, Any]], label: str) -> None:
-    """A line each; `label` is the key of what a ratio is about."""
+    """Print a line for each ratio; `label` is the key of its subject."""
     if not ratios:
         return
     print("\nratios of medians")
     marks = {True: "met", False: "MISSED", None: "unknown"}
     for row in ratios:
-        told = f"  target {row['target']}  {marks[row['met']]}" if "target" in row else ""
+        target = f"  target {row['target']}  {marks[row['met']]}" if "target" in row else ""
         value = f"{'>' if row['is_lower_bound'] else ' '}{row['value']:7.2f}"
-        print(f"  {row[label]!s:<10} {row['ratio']:<28} {value}{told}")
+        print(f"  {row[label]!s:<10} {row['ratio']:<28} {value}{target}")
 
 
 def report_json(options: argparse.Namespace, **document: Any) -> None:
-    """Write all figures, if asked for."""
+    """Write all figures to a file, if the options have one."""
     if options.json is not None:
         machine = {"cores": cores(), "machine": platform.machine()}
         options.json.write_text(json.dumps({**machine, **document}, indent=2))

@@ -1,14 +1,15 @@
-"""What reads of live state cost: alone, and for the batches of a query that runs meanwhile.
+"""The cost of reads of live state: alone, and for the batches of a query that runs meanwhile.
 
 ``python -m benchmarks.live --json result.json``
 
 One aggregation by an integer key. Alone: a ``get`` beside a bare call of a Ray actor, in turn; ``multi_get`` of every key; a scan,
-beside a copy of the same bytes through Ray's object store. Then batches in turn: alone; beside another process that gets keys, so many
-``--gets`` a second by so many ``--readers``; beside the same process making as many bare calls of the store actor instead; and beside
-its threads doing nothing at the same times. Medians of all sides, and the processor time of that process for each call.
+beside a copy of the same bytes through Ray's object store. Then batches in turn: alone; beside another process that gets keys, by
+``--readers`` threads at a rate of ``--gets`` a second; beside the same process with as many bare calls of the store actor; and
+beside its threads doing nothing at the same times. Reported are the medians of all sides, and the processor time of that process
+for each call.
 
-A batch fills all cores of a small machine, and whatever else they do slows it. With ``--apart`` the processes of Spark have half of
-the cores, and readers, store actors and the coordinator the other half: what is left is what reads themselves do to batches.
+A batch fills all cores of a small machine, and any other work on them slows it. With ``--apart`` Spark's processes have half of the
+cores, and readers, store actors and the coordinator the other half: the rest is the cost of the reads themselves for batches.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ _NAME = "live"
 
 def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
     begun = time.perf_counter()
-    found = call()
-    return time.perf_counter() - begun, found
+    result = call()
+    return time.perf_counter() - begun, result
 
 
 def _bare_call(actor_name: str) -> Callable[[], Any]:
@@ -55,7 +56,7 @@ def _bare_call(actor_name: str) -> Callable[[], Any]:
 
 
 def _look_ups(state: LiveState, bare_call: Callable[[], Any], keys: int, count: int) -> dict[str, float]:
-    """Medians of a bare actor call and of a ``get``, in turn, in milliseconds."""
+    """Return the medians of a bare actor call and of a ``get``, in turn, in milliseconds."""
     bare, gets = [], []
     for key in np.random.default_rng(1).integers(0, keys, count).tolist():
         bare.append(_timed(bare_call)[0])
@@ -71,36 +72,36 @@ def _look_ups(state: LiveState, bare_call: Callable[[], Any], keys: int, count: 
 
 
 def _bulk(state: LiveState, keys: int, repeats: int) -> dict[str, float]:
-    """Keys a second of ``multi_get``, bytes a second of a scan, and of a copy of these through Ray's object store."""
+    """Return the keys a second of ``multi_get``, and the bytes a second of a scan and of their copy through Ray's object store."""
     asked = pa.table({"key": np.random.default_rng(2).permutation(keys)})
-    many, scans, copies = [], [], []
+    multi_gets, scans, copies = [], [], []
     for _ in range(repeats):
-        took, found = _timed(lambda: state.multi_get(asked))
-        assert found["__found"].to_numpy().all()
-        many.append(len(found) / took)
-        del found
+        took, rows = _timed(lambda: state.multi_get(asked))
+        assert rows["__found"].to_numpy().all()
+        multi_gets.append(len(rows) / took)
+        del rows
         took, rows = _timed(lambda: state.scan().to_arrow())
         assert len(rows) == keys
         scans.append(rows.nbytes / took)
         took, copy = _timed(lambda rows=rows: ray.get(ray.put(rows)))  # type: ignore[misc]
         copies.append(rows.nbytes / took)
-        # Ray's memory is used again, instead of more of it for the first time.
+        # So Ray reuses its memory, instead of touching more of it for the first time.
         del rows, copy
     return {
-        "multi_get_keys_s": statistics.median(many),
+        "multi_get_keys_s": statistics.median(multi_gets),
         "scan_bytes_s": statistics.median(scans),
         "copy_bytes_s": statistics.median(copies),
     }
 
 
 class _Reader:
-    """Another process, some threads of which make calls of a kind at a rate, while they are told to."""
+    """Another process, whose threads make calls of a kind at a rate, from :meth:`start` to :meth:`stop`."""
 
     def __init__(self, uri: str, actor_name: str, keys: int, gets_s: int, threads: int) -> None:
         facts = {"uri": uri, "address": ray_address(), "actor_name": actor_name}
-        told = json.dumps({**facts, "keys": keys, "gets_s": gets_s, "threads": threads})
+        settings = json.dumps({**facts, "keys": keys, "gets_s": gets_s, "threads": threads})
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.live", "--reader", told],
+            [sys.executable, "-m", "benchmarks.live", "--reader", settings],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._ask("")
@@ -113,26 +114,26 @@ class _Reader:
         return self._process.stdout.readline()
 
     def start(self, kind: str) -> None:
-        """Make calls from now on."""
+        """Begin to make calls of a kind."""
         self._ask(kind)
 
     def stop(self) -> dict[str, float]:
-        """Make none for now; how many there were a second, their median and the processor time of each, in milliseconds."""
-        told: dict[str, float] = json.loads(self._ask("halt"))
-        return told
+        """Pause; return the calls a second, their median and the processor time of each, in milliseconds."""
+        figures: dict[str, float] = json.loads(self._ask("halt"))
+        return figures
 
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
 
 
-#: What batches run beside.
+#: The calls beside which batches run.
 _SIDES = ("alone", "gets", "bare", "threads")
 
 
-def _read(told: str) -> int:
-    """The other process."""
-    facts = json.loads(told)
+def _read(settings: str) -> int:
+    """Run the other process."""
+    facts = json.loads(settings)
     state = attach(facts["uri"], address=facts["address"]).state(_NAME)
     keys = cycle(np.random.default_rng(facts["threads"]).integers(0, facts["keys"], 100_000).tolist())
     calls: dict[str, Callable[[], Any]] = {
@@ -175,39 +176,39 @@ def _read(told: str) -> int:
 
 
 def _set_apart(spark_cores: int) -> None:
-    """Give Spark's processes the first cores and all others of this session the rest, with the threads that they have and will have."""
+    """Pin Spark's processes to the first cores, and all others of this session to the rest, with their present and later threads."""
     every = sorted(os.sched_getaffinity(0))
     here = psutil.Process()
     session_processes = [here, *here.children(recursive=True)]
-    jvms = [one for one in session_processes if one.name() == "java"]
-    of_spark = {one.pid for jvm in jvms for one in (jvm, *jvm.children(recursive=True))}
+    jvms = [process for process in session_processes if process.name() == "java"]
+    of_spark = {process.pid for jvm in jvms for process in (jvm, *jvm.children(recursive=True))}
     for process in session_processes:
-        own = every[:spark_cores] if process.pid in of_spark else every[spark_cores:] or every
+        assigned = every[:spark_cores] if process.pid in of_spark else every[spark_cores:] or every
         for thread in process.threads():
-            os.sched_setaffinity(thread.id, own)
+            os.sched_setaffinity(thread.id, assigned)
 
 
 def _beside(variant: Variant, files: Path, reader: _Reader, options: argparse.Namespace) -> dict[str, Any]:
-    """Medians of batches in turn beside nothing and beside each kind of calls, and of these calls."""
+    """Return the medians of batches, in turn alone and beside each kind of calls, and of these calls."""
     files.mkdir()
     random = np.random.default_rng(4)
     batches: dict[str, list[float]] = {side: [] for side in _SIDES}
-    told: dict[str, list[dict[str, float]]] = {side: [] for side in _SIDES[1:]}
+    calls_of: dict[str, list[dict[str, float]]] = {side: [] for side in _SIDES[1:]}
     for number in range(len(_SIDES) * (1 + options.batches)):
         drawn = random.integers(0, options.keys, options.rows, dtype=np.int64)
         file = write_rows(files / f"{files.name}-{number:04d}.parquet", keyed_rows(drawn))
         side = _SIDES[number % len(_SIDES)]
-        if side in told:
+        if side in calls_of:
             reader.start(side)
         took = variant.run(file)
-        calls = reader.stop() if side in told else None
+        calls = reader.stop() if side in calls_of else None
         if number >= len(_SIDES):
             batches[side].append(took)
             if calls is not None:
-                told[side].append(calls)
+                calls_of[side].append(calls)
     medians: dict[str, Any] = {side: {"batch_s": statistics.median(took)} for side, took in batches.items()}
-    for side, all_calls in told.items():
-        medians[side] |= {name: statistics.median(one[name] for one in all_calls) for name in all_calls[0]}
+    for side, all_calls in calls_of.items():
+        medians[side] |= {name: statistics.median(calls[name] for calls in all_calls) for name in all_calls[0]}
     return medians
 
 
@@ -229,7 +230,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure both; returns the exit code."""
+    """Measure reads alone and beside batches; return the exit code."""
     options = _parse(argv)
     if options.reader:
         return _read(options.reader)
@@ -243,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         variant.run(write_rows(root / "prefill.parquet", keyed_rows(every_key)))
         state = attach(fleet.uri).state(_NAME)
         state.get({"key": 0})
-        (actor,) = [one for one in fleet.status()["store_actors"] if one["alive"]][:1]
+        (actor,) = [actor for actor in fleet.status()["store_actors"] if actor["alive"]][:1]
         look_ups = _look_ups(state, _bare_call(actor["actor_name"]), options.keys, options.count)
         alone = {**look_ups, **_bulk(state, options.keys, options.repeats)}
         print(
@@ -262,9 +263,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 reader.end()
             print(f"{gets_s:,} calls/s asked for; batches alone {beside[-1]['alone']['batch_s']:.2f} s")
             for side in _SIDES[1:]:
-                one = beside[-1][side]
-                print(f"  beside {one['calls_s']:,.0f} {side}/s: {one['batch_s'] / beside[-1]['alone']['batch_s']:.3f} times as long; "
-                      f"{one['call_ms']:.2f} ms, {one['cpu_ms']:.2f} ms of a core", flush=True)  # fmt: skip
+                figures = beside[-1][side]
+                ratio = figures["batch_s"] / beside[-1]["alone"]["batch_s"]
+                print(f"  beside {figures['calls_s']:,.0f} {side}/s: {ratio:.3f} times as long; "
+                      f"{figures['call_ms']:.2f} ms, {figures['cpu_ms']:.2f} ms of a core", flush=True)  # fmt: skip
         variant.query.stop()
         fleet.shutdown()
     report_json(options, alone=alone, beside=beside)

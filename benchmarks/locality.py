@@ -1,11 +1,11 @@
-"""The same query with its tasks where their shards are, and without, on several Ray nodes of this machine, in one run.
+"""The same query with and without tasks on the nodes of their shards, on several Ray nodes of this machine, in one run.
 
 ``python -m benchmarks.locality --json result.json``
 
-Both sides are fed the same files, batch by batch in turn. Told are the part of state operations that ran on the node of their shard,
-bytes that went between nodes, shards that changed their store actor, and ratios of batch times. Then a shard is moved while the
-query runs: what was copied, how long that took, and the batch after it beside the one before. With several waits (``--wait``) all of
-that under each ``spark.locality.wait``.
+Both sides get the same files, batch by batch in turn. Reported are the share of state operations that ran on the node of their
+shard, the bytes between nodes, the shards that changed their store actor, and ratios of batch times. Then a shard is moved while
+the query runs. Reported are the bytes copied, the time of the copy, and how much longer the batch after the move takes than the
+batch before it. With several waits (``--wait``) all of that is measured under each ``spark.locality.wait``.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ from store_actors.moving import carry_out
 PLACED, UNPLACED = "placed", "unplaced"
 
 
-class _PlacesFor(DriverCalls):
-    """Tells Spark of places for one fleet only; queries of others run as if there were none."""
+class _HostsOfOneFleet(DriverCalls):
+    """Answers the hosts of shards for one fleet only; tasks of the others prefer no node."""
 
     def __init__(self, uri: str) -> None:
         super().__init__()
         self._uri = uri
 
-    def answer(self, told: str) -> str:
-        batch = json.loads(told)
+    def answer(self, message: str) -> str:
+        batch = json.loads(message)
         if batch["operator"]["uri"] == self._uri:
-            return super().answer(told)
+            return super().answer(message)
         if batch["asked"] == "place":
             return json.dumps({"hosts": []})
-        return json.dumps({**json.loads(super().answer(told)), "hosts": []})
+        return json.dumps({**json.loads(super().answer(message)), "hosts": []})
 
 
 def _start(spark: SparkSession, fleet: Fleet, name: str, root: Path, shards: int) -> Variant:
@@ -70,7 +70,7 @@ def _start(spark: SparkSession, fleet: Fleet, name: str, root: Path, shards: int
 
 
 def _between_nodes(fleet: Fleet) -> int:
-    return sum(one["bytes_between_nodes"] for one in store_metrics(RayActors(), fleet.status()).values())
+    return sum(metrics["bytes_between_nodes"] for metrics in store_metrics(RayActors(), fleet.status()).values())
 
 
 def _state(fleet: Fleet) -> dict[str, Any]:
@@ -80,16 +80,16 @@ def _state(fleet: Fleet) -> dict[str, Any]:
 
 def _operations(fleet: Fleet) -> tuple[int, int]:
     shards = _state(fleet)["shards"]
-    return sum(one["operations"] for one in shards), sum(one["operations_local"] for one in shards)
+    return sum(shard["operations"] for shard in shards), sum(shard["operations_local"] for shard in shards)
 
 
 def _epochs(fleet: Fleet) -> list[int]:
-    return [one["epoch"] for one in _state(fleet)["shards"]]
+    return [shard["epoch"] for shard in _state(fleet)["shards"]]
 
 
 def _measure(spark: SparkSession, options: argparse.Namespace, root: Path) -> dict[str, dict[str, Any]]:
     fleets = {name: connect(f"file://{root}/{name}-fleet") for name in (PLACED, UNPLACED)}
-    fleet_module._DRIVER = _PlacesFor(fleets[PLACED].uri)
+    fleet_module._DRIVER = _HostsOfOneFleet(fleets[PLACED].uri)
     files = root / "files"
     files.mkdir(parents=True)
     random = np.random.default_rng(1)
@@ -101,7 +101,9 @@ def _measure(spark: SparkSession, options: argparse.Namespace, root: Path) -> di
         before: dict[str, tuple[Any, ...]] = {}
         for number in range(options.warmup + options.batches):
             if number == options.warmup:
-                before = {name: (_operations(one), _between_nodes(one), _epochs(one)) for name, one in fleets.items()}
+                before = {
+                    name: (_operations(fleet), _between_nodes(fleet), _epochs(fleet)) for name, fleet in fleets.items()
+                }
             file = write_rows(files / f"{number}.parquet", keyed_rows(random.integers(0, options.keys, options.rows)))
             for side in in_turn(sides, number):
                 side.run(file) if number < options.warmup else side.measure(file)
@@ -127,7 +129,7 @@ def _measure(spark: SparkSession, options: argparse.Namespace, root: Path) -> di
 
 
 def _moved(fleet: Fleet, side: Variant, files: Path, random: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """A shard goes to another node, a few times; each time the batch after it is beside the one before it."""
+    """Move a shard to another node a few times; compare the batches after and before each move."""
     coordinator = CoordinatorClient.find(fleet.uri)
     assert coordinator is not None, "the query runs on it"
     copies, longer_s = [], []
@@ -139,27 +141,29 @@ def _moved(fleet: Fleet, side: Variant, files: Path, random: Any, options: argpa
 
     for number in range(options.moves):
         shard = _state(fleet)["shards"][0]
-        others = [one for one in fleet.status()["store_actors"] if one["alive"] and one["node_id"] != shard["node_id"]]
+        others = [
+            actor for actor in fleet.status()["store_actors"] if actor["alive"] and actor["node_id"] != shard["node_id"]
+        ]
         before_s = run(f"{number}-before")
         moves = coordinator.plan_move("bench-placed", 0, others[number % len(others)]["node_id"])
         (outcome,) = carry_out(RayActors(), coordinator, moves)
         if outcome.preparation is None:
             raise RuntimeError(f"the shard was not moved: {outcome.error}")
         copies.append(outcome.preparation)
-        # The taker has it from the end of a batch on.
+        # The target has it from the end of a batch on.
         run(f"{number}-meanwhile")
         longer_s.append(run(f"{number}-after") - before_s)
     return {
         "moves": options.moves,
         "shard_rows": _state(fleet)["shards"][0]["state_rows"],
-        "bytes_from_memory": [one.moved_bytes for one in copies],
-        "copy_ms": [one.duration_ms for one in copies],
+        "bytes_from_memory": [copy.moved_bytes for copy in copies],
+        "copy_ms": [copy.duration_ms for copy in copies],
         "batch_longer_by_s": longer_s,
         "median_longer_by_s": statistics.median(longer_s),
     }
 
 
-def _told(wait: str, results: dict[str, dict[str, Any]], batches: int) -> None:
+def _report(wait: str, results: dict[str, dict[str, Any]], batches: int) -> None:
     print(f"\nspark.locality.wait {wait}, {len(WORKERS)} nodes, {batches} batches")
     for name in (PLACED, UNPLACED):
         row = results[name]
@@ -203,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             }
             with scratch(options) as root, session_on(f"statefleet-locality-{wait}", configs) as spark:
                 document[wait] = results = _measure(spark, options, root)
-            _told(wait, results, options.batches)
+            _report(wait, results, options.batches)
             ratios += ratios_of(results, (Target(UNPLACED, PLACED),), wait=wait)
     print_ratios(ratios, "wait")
     report_json(options, nodes=len(WORKERS), shards=options.shards, results=document, ratios=ratios)

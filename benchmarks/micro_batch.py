@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.micro_batch --json result.json``
 
-Each variant is a streaming query of its own over its own folder of the same Parquet files (:mod:`benchmarks.harness`).
+Each variant is a streaming query over a folder of its own with the same Parquet files (:mod:`benchmarks.harness`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from spark_jobs.fleet import Fleet, connect
 #: Columns of the input.
 SCHEMA = "key BIGINT, amount BIGINT"
 VARIANTS = (FLEET, *SPARK_STORES, STATELESS)
-#: What the project promises, by number of keys.
+#: The project's promises, by number of keys.
 _TARGETS = {
     5_000_000: (
         Target("hdfs", FLEET, 3.0),
@@ -53,25 +53,25 @@ _TARGETS = {
 
 
 def aggregate(frame: Any) -> DataFrame:
-    """The aggregation that all stateful variants run."""
+    """Return the aggregation that all stateful variants run."""
     result: DataFrame = frame.groupBy("key").agg(F.count("*").alias("n"), F.sum("amount").alias("total"))
     return result
 
 
 def keyed_rows(keys: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Table:
-    """Input rows of these keys."""
+    """Return input rows of keys."""
     return pa.table({"key": keys, "amount": keys * 7 + 1})
 
 
 def _pass_through(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The stateless plan's Python stage: Arrow in, the operator's output columns out, no state touched."""
+    """Return the operator's output columns without any state: the stateless plan's Python stage."""
     for batch in batches:
         ones = pa.array(np.ones(batch.num_rows, np.int64))
         yield pa.record_batch([batch.column("key"), ones, batch.column("amount")], names=["key", "n", "total"])
 
 
 def stateless(frame: DataFrame, shards: int) -> DataFrame:
-    """The plan of :func:`aggregate` on the fleet, but for the state."""
+    """Return the fleet's plan of :func:`aggregate` without its state."""
     routed = frame.withColumn("route", F.hash("key")).repartition(shards, "route").drop("route")
     return routed.mapInArrow(_pass_through, "key BIGINT, n BIGINT, total BIGINT")
 

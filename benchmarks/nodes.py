@@ -16,19 +16,19 @@ from spark_jobs.session.spark_session import spark_environment, start_session, s
 
 __all__ = ["HEAD", "WORKERS", "add_worker", "ray_nodes", "session_on"]
 
-#: Ray takes 127.0.0.1 for "find out yourself".
+#: Ray replaces 127.0.0.1 by an address that it chooses itself.
 HEAD = "127.0.0.9"
 WORKERS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 
 
 def add_worker(nodes: Cluster, address: str) -> Any:
-    """A node with a core and room for one executor."""
+    """Add a node with a core and resources for one executor."""
     return nodes.add_node(node_ip_address=address, num_cpus=1, resources={STORE_RESOURCE: 1})
 
 
 @contextmanager
 def ray_nodes() -> Iterator[Cluster]:
-    """A head, and a worker at each address of :data:`WORKERS`, with a core and room for one executor."""
+    """Start a head, and at each address of :data:`WORKERS` a worker with a core and resources for one executor."""
     with spark_environment():
         nodes = Cluster()
         nodes.add_node(node_ip_address=HEAD, num_cpus=1, include_dashboard=False, dashboard_host="127.0.0.1")
@@ -46,7 +46,7 @@ def ray_nodes() -> Iterator[Cluster]:
 def session_on(
     app_name: str, configs: Mapping[str, str], *, max_executors: int | None = None
 ) -> Iterator[SparkSession]:
-    """A Spark session on these nodes, with a small executor on each worker, and on others that join up to a number."""
+    """Start a Spark session on these nodes, with a small executor on each worker, and on nodes that join, up to a number."""
     addresses = {"spark.driver.host": HEAD, "spark.driver.bindAddress": HEAD}
     spark = start_session(
         app_name,

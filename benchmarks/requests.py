@@ -1,14 +1,14 @@
-"""How many actor calls and object-store requests a micro-batch costs, by kind; nothing is timed.
+"""The actor calls and object-store requests of a micro-batch, by kind; nothing is timed.
 
 ``python -m benchmarks.requests --json result.json``
 
-The query is a ``transformWithState`` of five state variables (three values, a list, a map) on the S3 server that the tests use, fed a
-file at a time. Counted are a steady batch (the median of those after the warm-up); a new run of the query up to the end of its first
-batch, over state that is in the store actors' memory; and the same after the store actors were restarted, so that state is read
-from the object store. Maintenance is off: no snapshots, no rounds.
+The query is a ``transformWithState`` of five state variables (three values, a list, a map) on the S3 server that the tests use, and
+gets a file at a time. Counted are a steady batch (the median after the warm-up); a new run of the query up to the end of its first
+batch, over state in the store actors' memory; and the same after a restart of the store actors, so that state is read from the
+object store. Maintenance is off: no snapshots, no rounds.
 
-Object-store requests are those in the server's access log, which has all of them. Actor calls are those of Ray's task events, read
-from the GCS; if Ray says that it dropped some, or does not know the name of one, the benchmark fails.
+Object-store requests come from the server's access log, which has all of them. Actor calls come from Ray's task events in the GCS;
+if Ray dropped events, or does not know the name of a call, the benchmark fails.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ import statefleet as sf
 from benchmarks.harness import FLEET, Variant, add_options, report_json, session, write_rows
 from tests.s3_server import BUCKET, S3Server
 
-#: The fleet's classes of actors; others are Ray's own and RayDP's.
+#: The fleet's classes of actors; all others are Ray's own and RayDP's.
 _CLASSES = ("CoordinatorActor", "StoreActor")
-#: Counts are taken when they have stood still for so long: each process sends its task events once a second.
+#: Seconds without a change after which counts are complete: each process sends its task events once a second.
 _QUIET_S = 3.0
 _RESTART_DEADLINE_S = 60.0
 _NAMELESS = "?"
-#: What is counted; the names in the report.
+#: Names in the report of what is counted.
 _BATCH, _HOT, _COLD = "batch", "new run, memory hot", "new run, memory cold"
 
 Counts = Counter[str]
@@ -68,12 +68,12 @@ class ActorCalls:
         self._asked = GetTaskEventsRequest(filters=GetTaskEventsRequest.Filters(exclude_driver=True))
 
     def counts(self) -> Counts:
-        """Every attempt of a call counts; calls that Ray does not know the name of yet are under :data:`_NAMELESS`.
+        """Return the number of calls, each attempt counted; calls whose name Ray does not know yet are under :data:`_NAMELESS`.
 
         Raises
         ------
         IncompleteError
-            Ray has let go of some.
+            Ray has dropped events.
         """
         reply = self._tasks.GetTaskEvents(self._asked)
         if missing := reply.num_status_task_events_dropped + reply.num_truncated:
@@ -83,11 +83,11 @@ class ActorCalls:
 
 
 def _is_call(event: TaskEvents) -> bool:
-    # Who is called may tell of a call before the caller does, and then without saying what it is.
+    # The callee may report a call before the caller does, and then without its type.
     return not event.HasField("task_info") or event.task_info.type == ACTOR_TASK
 
 
-#: Operations in the S3 server's log, by the method that a client thinks of.
+#: Clients' methods, by operation in the S3 server's log.
 _METHODS = {
     "s3_GetObject": "GET",
     "s3_PutObject": "PUT",
@@ -99,7 +99,7 @@ _METHODS = {
 
 
 def requests_of(log: str) -> Counts:
-    """Requests in the S3 server's log by method and by what was asked for: ``GET delta``, ``PUT manifest``, .."""
+    """Return the requests in the S3 server's log by method and kind of object: ``GET delta``, ``PUT manifest``, .."""
     counts: Counts = Counter()
     for line in log.splitlines():
         if line.startswith("log starts"):
@@ -107,13 +107,13 @@ def requests_of(log: str) -> Counts:
         # Owner, bucket, time in two, address, requester, request id, operation, key, URI, status, ..
         fields = line.split(" ")
         operation, key, status = fields[7], fields[8], fields[10]
-        told = "" if status.startswith("2") else f" ({status})"
-        counts[f"{_METHODS.get(operation, operation)} {_kind(key)}{told}"] += 1
+        failure = "" if status.startswith("2") else f" ({status})"
+        counts[f"{_METHODS.get(operation, operation)} {_kind(key)}{failure}"] += 1
     return counts
 
 
 def _kind(key: str) -> str:
-    """What kind of object it is, by docs/format.md."""
+    """Return the kind of an object, by docs/format.md."""
     *folders, name = key.split("/")
     if name.endswith((".delta", ".snapshot")):
         return name.rsplit(".", 1)[-1]
@@ -134,7 +134,7 @@ class Counted:
 
 
 class Meter:
-    """Counts what happens between two looks.
+    """Counts calls and requests.
 
     Parameters
     ----------
@@ -146,8 +146,8 @@ class Meter:
         self._log = log
         self._calls = ActorCalls()
 
-    def look(self) -> Counted:
-        """All so far, once nothing is on its way any more.
+    def total(self) -> Counted:
+        """Return all calls and requests so far, once no more are under way.
 
         Raises
         ------
@@ -173,9 +173,9 @@ class Meter:
 
 
 def _processor() -> sf.StatefulProcessor:
-    # Made in here, so that Spark's workers get the class by value.
+    # Defined here, so that Spark's workers get the class by value.
     class Visits(sf.StatefulProcessor):
-        """What each user did: three values, a list and a map."""
+        """State of each user: three values, a list and a map."""
 
         def init(self, handle: Any) -> None:
             self.visits = handle.getValueState("visits", "n bigint")
@@ -201,7 +201,7 @@ def _processor() -> sf.StatefulProcessor:
 
 
 class _Query:
-    """The query, fed and restarted."""
+    """The query, with its input and restarts."""
 
     def __init__(self, spark: SparkSession, fleet: sf.Fleet, options: argparse.Namespace, root: Path) -> None:
         self._spark, self._fleet, self._options, self._root = spark, fleet, options, root
@@ -211,7 +211,7 @@ class _Query:
         self._variant: Variant | None = None
 
     def start(self) -> None:
-        """A run of the query; goes on from the checkpoint of the one before."""
+        """Start a run of the query, from the checkpoint of the run before."""
         self._variant = Variant.start(FLEET, self._root, self._frame(), "update")
 
     def _frame(self) -> DataFrame:
@@ -224,7 +224,7 @@ class _Query:
         return result
 
     def batch(self) -> None:
-        """Feed it a file and wait for the batch; every user comes several times, so that every shard has rows."""
+        """Give the query a file and wait for the batch; each user has several rows, so that every shard has rows."""
         assert self._variant is not None
         amounts = np.random.default_rng(self._number).integers(0, 1000, self._options.rows)
         users = np.arange(self._options.rows) % self._options.users
@@ -233,23 +233,23 @@ class _Query:
         self._number += 1
 
     def stop(self) -> None:
-        """End the run; the state stays where it is."""
+        """End the run; the state stays in memory."""
         if self._variant is not None:
             self._variant.query.stop()
 
 
 def _restart_store_actors(fleet: sf.Fleet) -> None:
     """End the processes of the store actors; Ray starts them again, with empty memories."""
-    mine = {actor["actor_name"] for actor in fleet.status()["store_actors"]}
+    fleet_names = {actor["actor_name"] for actor in fleet.status()["store_actors"]}
     for named in ray.util.list_named_actors(all_namespaces=True):
-        if named["name"] in mine:
+        if named["name"] in fleet_names:
             handle = ray.get_actor(named["name"], namespace=named["namespace"])
             before = ray.get(handle.ping.remote())
             ray.kill(handle, no_restart=False)
-            _await_new_life(handle, before)
+            _await_restart(handle, before)
 
 
-def _await_new_life(handle: Any, before: str) -> None:
+def _await_restart(handle: Any, before: str) -> None:
     deadline = time.monotonic() + _RESTART_DEADLINE_S
     while True:
         try:
@@ -264,13 +264,13 @@ def _await_new_life(handle: Any, before: str) -> None:
 def _measure(
     spark: SparkSession, fleet: sf.Fleet, meter: Meter, options: argparse.Namespace, root: Path
 ) -> dict[str, list[Counted]]:
-    """What each batch, and each new run up to the end of its first batch, took."""
+    """Return the counts of each batch, and of each new run up to the end of its first batch."""
     query = _Query(spark, fleet, options, root)
 
     def counted(work: Callable[[], None]) -> Counted:
-        before = meter.look()
+        before = meter.total()
         work()
-        return meter.look() - before
+        return meter.total() - before
 
     def new_run() -> None:
         query.start()
@@ -299,19 +299,19 @@ def _measure(
 
 
 def _medians(results: Mapping[str, Sequence[Counted]]) -> dict[str, dict[str, dict[str, float]]]:
-    """For calls and requests, the median of each kind, and of all together, by what was counted."""
+    """Return, for calls and requests and by what was counted, the median of each kind and of all together."""
     medians: dict[str, dict[str, dict[str, float]]] = {}
-    for part in ("calls", "requests"):
+    for attribute in ("calls", "requests"):
         for what, counted in results.items():
-            counts: list[Counts] = [getattr(one, part) for one in counted]
+            counts: list[Counts] = [getattr(sample, attribute) for sample in counted]
             kinds = sorted(set().union(*counts))
-            row = {kind: float(statistics.median(one[kind] for one in counts)) for kind in kinds}
-            # What comes once in many batches, such as a checkpoint of the log, is in the JSON only.
+            row = {kind: float(statistics.median(count[kind] for count in counts)) for kind in kinds}
+            # Kinds that occur once in many batches, such as a checkpoint of the log, are in the JSON only.
             row = {kind: median for kind, median in row.items() if median}
-            row["all"] = float(statistics.median(one.total() for one in counts))
-            if part == "requests":
-                row["all GET"] = float(statistics.median(_gets(one) for one in counts))
-            medians.setdefault(part, {})[what] = row
+            row["all"] = float(statistics.median(count.total() for count in counts))
+            if attribute == "requests":
+                row["all GET"] = float(statistics.median(_gets(count) for count in counts))
+            medians.setdefault(attribute, {})[what] = row
     return medians
 
 
@@ -326,10 +326,10 @@ def _report(medians: Mapping[str, Mapping[str, Mapping[str, float]]], options: a
         f"{options.batches} batches and of {options.restarts} new runs up to the end of their first batch\n"
     )
     titles = {"calls": "actor calls", "requests": "object-store requests"}
-    for part, columns in medians.items():
-        if part == "requests" and options.store != "s3":
+    for attribute, columns in medians.items():
+        if attribute == "requests" and options.store != "s3":
             continue
-        print(f"{titles[part]:<36}" + "".join(f"{what:>22}" for what in whats))
+        print(f"{titles[attribute]:<36}" + "".join(f"{what:>22}" for what in whats))
         kinds = sorted(
             {kind for row in columns.values() for kind in row}, key=lambda kind: (kind.startswith("all"), kind)
         )
@@ -340,16 +340,16 @@ def _report(medians: Mapping[str, Mapping[str, Mapping[str, float]]], options: a
 
 @contextmanager
 def _store(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[], str]]]:
-    """URI of an empty fleet, and the log of its server, which is empty for a folder. To be entered before Ray starts."""
+    """Yield the URI of an empty fleet, and its server's log, which is empty for a folder. Enter it before Ray starts."""
     with tempfile.TemporaryDirectory(prefix="statefleet-requests-", dir=options.folder) as folder:
         if options.store == "file":
             yield f"file://{folder}", str
             return
-        # Its other log, which S3Server.log() shows, is not in order when many ask at once.
+        # The server's other log, which S3Server.log() shows, is out of order with concurrent requests.
         log = Path(folder, "access.log")
         os.environ["VGW_ACCESS_LOG"] = str(log)
         server = S3Server(Path(folder))
-        # Whatever else is set there for S3 belongs to the developer.
+        # Other S3 settings in the environment belong to the developer.
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             del os.environ[name]
         os.environ.update(server.environment())
@@ -361,7 +361,7 @@ def _store(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[], str]
 
 @contextmanager
 def _fleet(uri: str) -> Iterator[sf.Fleet]:
-    # Rounds would come in at any time; and without snapshots what is loaded does not depend on when they are made.
+    # Rounds would run at any time; and without snapshots, loading does not depend on when they were written.
     fleet = sf.connect(uri, maintenance=sf.Maintenance(interval_s=24 * 3600.0))
     try:
         yield fleet
@@ -387,7 +387,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run it and print the counts."""
+    """Count calls and requests, and print their medians."""
     options = _parse(argv)
     with (
         _store(options) as (uri, log),
@@ -400,7 +400,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     sizes = {
         key: getattr(options, key) for key in ("store", "shards", "users", "rows", "batches", "warmup", "restarts")
     }
-    counted = {what: [{"calls": one.calls, "requests": one.requests} for one in some] for what, some in results.items()}
+    counted = {
+        what: [{"calls": sample.calls, "requests": sample.requests} for sample in samples]
+        for what, samples in results.items()
+    }
     report_json(options, **sizes, medians=medians, counted=counted)
     return 0
 

@@ -1,15 +1,15 @@
-"""What the coordinator does at the size of a large fleet: decisions a second, memory, recovery, requests a batch. No Ray, no Spark.
+"""The coordinator at the size of a large fleet: decisions a second, memory, recovery, requests a batch. No Ray, no Spark.
 
 ``python -m benchmarks.scale --json result.json``
 
-The coordinator itself, in this process, over an object store in memory whose requests are counted, and may take a time. Its callers
-are coroutines, so a call costs what the coordinator makes of it and nothing of Ray.
+The coordinator runs in this process, over an object store in memory that counts requests and may delay them. Its callers are
+coroutines, so a call has the coordinator's own cost, without Ray's.
 
-- *One state* of many shards, and *many queries* side by side: rounds of place, lease, commit, the end of the batch; and what people
-  ask: where a shard is and why, what is elsewhere, the status as JSON. The longest stall is the longest time for which the event
-  loop answered nobody.
-- *Recovery*: the same state with as many versions as are retained, read by a new coordinator.
-- *Requests*: a batch of one query where each request takes so long, its tasks so many at a time, as Spark's cores are.
+- *One state* of many shards, and *many queries* side by side: rounds of place, lease, commit, the end of the batch; and the
+  requests of users: where a shard is and why, which shards are reassigned, the status as JSON. The longest stall is the longest
+  time for which the event loop was blocked.
+- *Recovery*: the same state with all retained versions, read by a new coordinator.
+- *Requests*: a batch of a query over a store with slow requests, with as many tasks at a time as Spark has cores.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ from store_actors.deploy import actors_for
 
 Result = TypeVar("Result")
 
-#: Calls that are on their way at once, as many as Ray lets into the coordinator (``coordinator.service.deploy``).
+#: Number of concurrent calls, as many as Ray lets into the coordinator (``coordinator.service.deploy``).
 _AT_ONCE = 1000
-#: How often the event loop is looked at for stalls.
+#: Seconds between checks of the event loop for stalls.
 _TICK_S = 0.005
 
 
 @dataclass
 class Timed:
-    """Calls of a kind: how many, in which time, and how long the event loop answered nobody at worst."""
+    """Calls of a kind: their number, their time, and the longest time for which the event loop was blocked."""
 
     calls: int
     seconds: float
     stall_s: float
     requests: Counter[str] = field(default_factory=Counter)
 
-    def told(self) -> dict[str, Any]:
-        """As JSON data."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures as JSON values."""
         return {
             "calls": self.calls,
             "seconds": self.seconds,
@@ -68,15 +68,15 @@ class Timed:
 
 
 class Meter:
-    """Times what is asked of a coordinator."""
+    """Times calls of a coordinator."""
 
     def __init__(self, objects: CountedObjects) -> None:
         self._objects = objects
-        self.found: dict[str, Timed] = {}
+        self.timed: dict[str, Timed] = {}
 
     async def time(self, name: str, calls: int, work: Callable[[], Awaitable[Result]]) -> Result:
-        """Do some work of so many calls; a name that comes again is added to."""
-        before, watching = Counter(self._objects.requests), _Watch()
+        """Do work of a number of calls, and add it to the figures of a name."""
+        before, watching = Counter(self._objects.requests), _StallWatch()
         ticking = asyncio.create_task(watching.tick())
         await asyncio.sleep(0)
         started = time.perf_counter()
@@ -86,7 +86,7 @@ class Meter:
             seconds = time.perf_counter() - started
             await asyncio.sleep(2 * _TICK_S)
             ticking.cancel()
-        timed = self.found.setdefault(name, Timed(0, 0.0, 0.0))
+        timed = self.timed.setdefault(name, Timed(0, 0.0, 0.0))
         timed.calls += calls
         timed.seconds += seconds
         timed.stall_s = max(timed.stall_s, watching.longest_s)
@@ -94,8 +94,8 @@ class Meter:
         return result
 
 
-class _Watch:
-    """How long the event loop answered nobody."""
+class _StallWatch:
+    """Measures the longest time for which the event loop was blocked."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -108,17 +108,18 @@ class _Watch:
 
 
 async def _all(calls: Iterable[Awaitable[Result]], at_once: int = _AT_ONCE) -> list[Result]:
-    """Results of calls, so many of which are on their way at once."""
+    """Return the results of calls, of which `at_once` run concurrently."""
     waiting = iter(calls)
 
     async def caller() -> list[Result]:
         return [await call for call in waiting]
 
-    return [one for some in await asyncio.gather(*(caller() for _ in range(at_once))) for one in some]
+    results = await asyncio.gather(*(caller() for _ in range(at_once)))
+    return [result for caller_results in results for result in caller_results]
 
 
 def _resident_mib() -> float:
-    """Memory of this process."""
+    """Return the memory of this process."""
     gc.collect()
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmRSS:")[2].split()[0]) / 1024
@@ -128,7 +129,7 @@ def _resident_mib() -> float:
 
 
 async def _batch(meter: Meter, queries: Sequence[Query], number: int, at_once: int = _AT_ONCE) -> None:
-    """One batch of all queries, side by side; each step is begun when the one before is done by all."""
+    """Run a batch of all queries, concurrently; each step begins once all queries have done the step before."""
     shards = sum(query.shards for query in queries)
     await meter.time("lease", shards, lambda: _all((call for q in queries for call in q.leases(number)), at_once))
     await meter.time("commit", shards, lambda: _all((call for q in queries for call in q.commits(number)), at_once))
@@ -142,7 +143,7 @@ async def _rounds(queries: Sequence[Query], coordinator: Coordinator, objects: C
     # The first batch starts the run and gives every shard to a store actor.
     first = Meter(objects)
     await _batch(first, queries, 0)
-    meter.found |= {f"{name}, first batch": timed for name, timed in first.found.items()}
+    meter.timed |= {f"{name}, first batch": timed for name, timed in first.timed.items()}
     for number in range(1, batches + 1):
         await _batch(meter, queries, number)
     await meter.time("elsewhere", len(queries[0].actors), lambda: _all(queries[0].elsewhere()))
@@ -155,8 +156,8 @@ async def _rounds(queries: Sequence[Query], coordinator: Coordinator, objects: C
         return len(json.dumps(await coordinator.status()))
 
     size = await meter.time("status as JSON", 1, status)
-    told = await meter.time("watch, all changed", 1, lambda: coordinator.watch({}))
-    await meter.time("watch, nothing changed", 1, lambda: coordinator.watch(told["stamps"]))
+    watched = await meter.time("watch, all changed", 1, lambda: coordinator.watch({}))
+    await meter.time("watch, nothing changed", 1, lambda: coordinator.watch(watched["stamps"]))
     print(f"  status: {size / 2**20:.1f} MiB of JSON; memory grew by {_resident_mib() - before:.0f} MiB")
     return meter
 
@@ -166,7 +167,7 @@ def _coordinator(objects: CountedObjects) -> Coordinator:
 
 
 async def _large(options: argparse.Namespace) -> dict[str, Any]:
-    """One state of many shards."""
+    """Measure a single state of many shards."""
     objects = CountedObjects()
     coordinator = _coordinator(objects)
     query = Query(coordinator, "large", options.shards, actors(options.actors))
@@ -175,28 +176,28 @@ async def _large(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _many(options: argparse.Namespace) -> dict[str, Any]:
-    """Many queries."""
+    """Measure many queries."""
     objects = CountedObjects()
-    coordinator, there = _coordinator(objects), actors(options.actors)
-    queries = [Query(coordinator, f"query-{n:02d}", options.query_shards, there) for n in range(options.queries)]
+    coordinator, present = _coordinator(objects), actors(options.actors)
+    queries = [Query(coordinator, f"query-{n:02d}", options.query_shards, present) for n in range(options.queries)]
     meter = await _rounds(queries, coordinator, objects, options.batches)
     return _report(f"{options.queries} queries of {options.query_shards} shards each", meter)
 
 
 def _report(title: str, meter: Meter) -> dict[str, Any]:
     print(f"{title}\n  {'':<26}{'calls':>8}{'calls/s':>10}{'seconds':>9}{'stall':>9}  requests")
-    for name, one in meter.found.items():
-        requests = ", ".join(f"{count} {kind}" for kind, count in sorted(one.requests.items()))
-        rate = one.calls / one.seconds
-        print(f"  {name:<26}{one.calls:>8}{rate:>10.0f}{one.seconds:>9.3f}{one.stall_s:>8.3f}s  {requests}")
-    return {name: one.told() for name, one in meter.found.items()}
+    for name, timed in meter.timed.items():
+        requests = ", ".join(f"{count} {kind}" for kind, count in sorted(timed.requests.items()))
+        rate = timed.calls / timed.seconds
+        print(f"  {name:<26}{timed.calls:>8}{rate:>10.0f}{timed.seconds:>9.3f}{timed.stall_s:>8.3f}s  {requests}")
+    return {name: timed.to_json() for name, timed in meter.timed.items()}
 
 
 # -- recovery ---------------------------------------------------------------------------------------------------------
 
 
 def _history(query: Query, versions: int) -> Iterable[Record]:
-    """Records of a state that has so many versions of each shard; each was told in a message of its own."""
+    """Yield the records of a state with a number of versions of each shard, each as if received in a message of its own."""
     yield RunStarted(query.run_id, query.query_id, 0, 1)
     for partition in range(query.shards):
         yield ShardsAssigned(partition, 2 + partition, query.actor_of(partition), "spread")
@@ -207,7 +208,7 @@ def _history(query: Query, versions: int) -> Iterable[Record]:
 
 
 async def _recovery(options: argparse.Namespace) -> dict[str, Any]:
-    """A state with all the versions that are retained, read by a new coordinator."""
+    """Measure a state with all retained versions, read by a new coordinator."""
     objects = CountedObjects()
     query = Query(_coordinator(objects), "large", options.shards, actors(options.actors))
     before = _resident_mib()
@@ -216,7 +217,7 @@ async def _recovery(options: argparse.Namespace) -> dict[str, Any]:
     ledger = StateLedger(f"{objects.uri}/{query.name}")
     for record in _history(query, options.versions):
         ledger.fold(record)
-    held_mib = _resident_mib() - before
+    memory_mib = _resident_mib() - before
     log.append([])
     started = time.perf_counter()
     log.write_checkpoint(log.plan_checkpoint(ledger))
@@ -227,25 +228,25 @@ async def _recovery(options: argparse.Namespace) -> dict[str, Any]:
     await fresh.locate(query.name, 0)
     open_s = time.perf_counter() - started
     size = objects.bytes_put["checkpoints"] + objects.bytes_put["parts"]
-    found = {
+    figures = {
         "versions": options.versions,
-        "memory_mib": held_mib,
+        "memory_mib": memory_mib,
         "checkpoint_bytes": size,
         "checkpoint_s": write_s,
         "recovery_s": open_s,
     }
     print(
-        f"recovery of {options.shards:,} shards with {options.versions} versions: {open_s:.1f} s; in memory {held_mib:.0f} MiB; "
+        f"recovery of {options.shards:,} shards with {options.versions} versions: {open_s:.1f} s; in memory {memory_mib:.0f} MiB; "
         f"a whole checkpoint {size / 2**20:.0f} MiB, {write_s:.1f} s"
     )
-    return found
+    return figures
 
 
 # -- requests that take their time ------------------------------------------------------------------------------------
 
 
 async def _slow(options: argparse.Namespace) -> dict[str, Any]:
-    """A query's batches over a store that takes so long for each request; what a task does beside the requests takes nothing."""
+    """Measure a query's batches over a store with slow requests; a task takes no time besides its requests."""
     objects = CountedObjects(delay_s=options.request_s)
     coordinator = _coordinator(objects)
     query = Query(coordinator, "slow", options.query_shards, actors(actors_for(options.cores)))
@@ -258,7 +259,7 @@ async def _slow(options: argparse.Namespace) -> dict[str, Any]:
         seconds.append(time.perf_counter() - started)
         requests.append(dict(objects.requests - before))
         calls.append(dict(node.calls - called))
-    times = [one / options.request_s for one in seconds]
+    times = [batch_s / options.request_s for batch_s in seconds]
     print(
         f"a batch of {options.query_shards} shards, {options.cores} tasks, "
         f"{1000 * options.request_s:.0f} ms a request: {statistics.median(times[1:]):.1f} request times, the first one of a run "
@@ -273,7 +274,7 @@ _PARTS = {"large": _large, "many": _many, "recovery": _recovery, "slow": _slow}
 
 
 def main() -> int:
-    """Run what was asked for."""
+    """Run the parts that the options name."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
     add_files(parser)
     parser.add_argument("--only", choices=_PARTS, action="append", help="part to run (default: all); may be repeated")
@@ -287,7 +288,7 @@ def main() -> int:
     parser.add_argument("--cores", type=int, default=16, help="tasks at once over the slow store (%(default)s)")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
-    # As the processes of a fleet do.
+    # As in the processes of a fleet.
     freeze_imports()
     results = {name: asyncio.run(_PARTS[name](options)) for name in options.only or _PARTS}
     report_json(options, settings={k: v for k, v in vars(options).items() if k not in ("json", "folder")}, **results)

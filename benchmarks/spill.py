@@ -1,19 +1,19 @@
-"""Batch times of a state that is as large as its store actor's memory limit, and up to eight times as large; no Ray and no Spark.
+"""Batch times of a state of one to eight times its store actor's memory limit; no Ray and no Spark.
 
 ``python -m benchmarks.spill --json result.json``
 
 Each side has a process of its own, with four shards of one aggregation (15 sums a group), which it fills to 1, 2, 4 and 8 times the
-limit. At each size it is given batches whose keys come from all groups alike, and batches of which most rows are of few groups
-(Zipf, 1.2), one shard after the other. ``limit`` has the memory limit, ``heap`` none.
+limit. At each size it gets batches with keys of all groups alike, and batches in which most rows have keys of few groups (Zipf,
+1.2), one shard after the other. ``limit`` has the memory limit, ``heap`` none.
 
-What is in files only may still be in the operating system's page cache, which no limit counts and which everybody's memory comes
-before. What a machine without memory to spare does is seen by running this on one, or in a container with little more memory than
-the limit.
+State in files may still be in the operating system's page cache, which no limit counts, and which the system gives up for any
+process's memory. To measure a machine without spare memory, run this on such a machine, or in a container with little more memory
+than the limit.
 
-``--engines rocksdict,lmdb`` adds embedded engines, where they are installed: the same groups under the same keys, read and written
-back once a batch, as many at once as the engine takes, with a cache of a third of the limit (RocksDB) or the page cache (LMDB), without
-logs and syncs, since a store actor's commits are elsewhere. Their values cross into Python one by one, which is part of what
-they cost here.
+``--engines rocksdict,lmdb`` adds embedded engines, if they are installed. They have the same groups under the same keys, which are
+read and written back once a batch, as many at once as the engine accepts. Their cache is a third of the limit (RocksDB) or the page
+cache (LMDB). They write no logs and do not sync, as a store actor's commits are in the object store. Their values cross into Python
+one by one, which is part of their cost here.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ SCHEMA = StateSchema(
     output_mode="update",
 )
 SHARDS = 4
-#: Bytes of a group: its words, and its place in an index that is about half full.
+#: Bytes of a group: its slots, and its entry in an index that is about half full.
 GROUP_BYTES = 8 * (2 + SUMS) + 16
 _FILLED_AT_ONCE = 1 << 17
 
 
 class Side(Protocol):
-    """What holds the groups."""
+    """A store of the groups."""
 
     def fold(self, shard: int, keys: Slots) -> None:
         """Add 1 to all sums of each key."""
 
     def facts(self) -> dict[str, int]:
-        """What it takes."""
+        """Return its memory use."""
 
 
 class Fleet:
@@ -78,30 +78,30 @@ class Fleet:
     def __init__(self, memory: StoreMemory) -> None:
         self._memory = memory
         self._ids = [StateStoreId("bench", 0, shard) for shard in range(SHARDS)]
-        self._shards = [AggregateShard(SCHEMA, 1, memory.region(one)) for one in self._ids]
+        self._shards = [AggregateShard(SCHEMA, 1, memory.region(store_id)) for store_id in self._ids]
 
     def fold(self, shard: int, keys: Slots) -> None:
         rows = ShardInput.of_raw(SCHEMA, pa.record_batch({"k": keys, "v": np.ones(len(keys), np.int64)}))
-        held = self._shards[shard]
-        version, size = held.version + 1, rows.raw.nbytes
+        folded = self._shards[shard]
+        version, size = folded.version + 1, rows.raw.nbytes
         with self._memory.working(self._ids[shard], version, 2 * size, 6 * len(keys) * GROUP_BYTES):
-            held.apply(rows, 0, version)
-            held.commit()
+            folded.apply(rows, 0, version)
+            folded.commit()
 
     def facts(self) -> dict[str, int]:
         use = self._memory.use()
-        return {"spilled_bytes": use.spilled_bytes, "state_bytes": sum(one.nbytes for one in self._shards)}
+        return {"spilled_bytes": use.spilled_bytes, "state_bytes": sum(shard.nbytes for shard in self._shards)}
 
 
 class _Engine:
-    """Groups under their keys in an embedded engine."""
+    """Groups in an embedded engine, by their keys."""
 
     def fold(self, shard: int, keys: Slots) -> None:
         groups, counts = np.unique(keys, return_counts=True)
         named = (groups * SHARDS + shard).astype(">i8").tobytes()
         names = [named[begin : begin + 8] for begin in range(0, len(named), 8)]
         nothing = bytes(8 * SUMS)
-        values: Words = np.frombuffer(b"".join(one or nothing for one in self._get(names)), np.int64).copy()
+        values: Words = np.frombuffer(b"".join(value or nothing for value in self._get(names)), np.int64).copy()
         values.reshape(-1, SUMS)[:] += counts[:, np.newaxis]
         written, width = values.tobytes(), 8 * SUMS
         self._put(zip(names, (written[begin : begin + width] for begin in range(0, len(written), width)), strict=True))
@@ -117,7 +117,7 @@ class _Engine:
 
 
 class RocksDB(_Engine):
-    """By way of rocksdict."""
+    """RocksDB, through rocksdict."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         self._rocks: Any = importlib.import_module("rocksdict")
@@ -133,8 +133,8 @@ class RocksDB(_Engine):
         self._unlogged.disable_wal = True
 
     def _get(self, names: list[bytes]) -> list[bytes | None]:
-        found: list[bytes | None] = self._db.get(names)
-        return found
+        values: list[bytes | None] = self._db.get(names)
+        return values
 
     def _put(self, items: Iterator[tuple[bytes, bytes]]) -> None:
         batch = self._rocks.WriteBatch(raw_mode=True)
@@ -144,7 +144,7 @@ class RocksDB(_Engine):
 
 
 class Lmdb(_Engine):
-    """LMDB, which maps its file as this does."""
+    """LMDB, which maps its file into memory as the fleet does."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         lmdb = importlib.import_module("lmdb")
@@ -152,8 +152,8 @@ class Lmdb(_Engine):
 
     def _get(self, names: list[bytes]) -> list[bytes | None]:
         with self._db.begin() as reading, reading.cursor() as cursor:
-            found = dict(cursor.getmulti(names))
-        return [found.get(name) for name in names]
+            values = dict(cursor.getmulti(names))
+        return [values.get(name) for name in names]
 
     def _put(self, items: Iterator[tuple[bytes, bytes]]) -> None:
         with self._db.begin(write=True) as writing, writing.cursor() as cursor:
@@ -173,7 +173,7 @@ def _uniform(random: np.random.Generator, groups: int, rows: int) -> Slots:
 
 
 def _skewed(random: np.random.Generator, groups: int, rows: int) -> Slots:
-    # The hot groups are of all ages: neighbours in this order are none in another.
+    # Hot groups are of all ages: neighbours by rank are not neighbours by number.
     return (random.zipf(1.2, rows).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) % np.uint64(groups)).astype(
         np.int64
     )
@@ -183,9 +183,9 @@ _KEYS = {"uniform": _uniform, "skewed": _skewed}
 
 
 def _run(name: str, folder: Path, limit: int, sizes: Sequence[int], rows: int, batches: int) -> list[dict[str, Any]]:
-    """All sizes of one side, in the process that it is called in."""
+    """Measure all sizes of a side, in the process that this is called in."""
     side, random, resident = _SIDES[name](folder, limit), np.random.default_rng(7), ResidentMemory()
-    told: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     filled = 0
     for size in sizes:
         groups = size * limit // GROUP_BYTES // SHARDS
@@ -193,19 +193,19 @@ def _run(name: str, folder: Path, limit: int, sizes: Sequence[int], rows: int, b
             for shard in range(SHARDS):
                 side.fold(shard, np.arange(begin, min(begin + _FILLED_AT_ONCE, groups)))
         filled = groups
-        one: dict[str, Any] = {"size": size, "groups": groups * SHARDS}
+        figures: dict[str, Any] = {"size": size, "groups": groups * SHARDS}
         for kind, keys in _KEYS.items():
             seconds = []
             for _ in range(batches + 1):
                 chosen = [keys(random, groups, rows // SHARDS) for _ in range(SHARDS)]
                 begun = time.perf_counter()
-                for shard, some in enumerate(chosen):
-                    side.fold(shard, some)
+                for shard, shard_keys in enumerate(chosen):
+                    side.fold(shard, shard_keys)
                 seconds.append(time.perf_counter() - begun)
-            # The first one finds what filling left in memory.
-            one[kind] = seconds[1:]
-        told.append({**one, **side.facts(), "resident_bytes": sum(resident.read()), "peak_bytes": _peak()})
-    return told
+            # Without the first batch, which has the memory as filling left it.
+            figures[kind] = seconds[1:]
+        results.append({**figures, **side.facts(), "resident_bytes": sum(resident.read()), "peak_bytes": _peak()})
+    return results
 
 
 def _peak() -> int:
@@ -226,7 +226,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(sorted(int(one) for one in text.split(",")))
+    return tuple(sorted(int(number) for number in text.split(",")))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -242,13 +242,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             tempfile.TemporaryDirectory(prefix="statefleet-bench-", dir=options.folder) as folder,
             ProcessPoolExecutor(1, context) as process,
         ):
-            told = process.submit(
+            results = process.submit(
                 _run, name, Path(folder), limit, options.sizes, options.rows, options.batches
             ).result()
-        result[name] = told
-        for one in told:
-            medians = "  ".join(f"{kind} {1000 * statistics.median(one[kind]):8.1f}" for kind in _KEYS)
-            print(f"  {name:<9} {one['size']:>2}x  {medians}  highest {size_text(one['peak_bytes'])}")
+        result[name] = results
+        for figures in results:
+            medians = "  ".join(f"{kind} {1000 * statistics.median(figures[kind]):8.1f}" for kind in _KEYS)
+            print(f"  {name:<9} {figures['size']:>2}x  {medians}  highest {size_text(figures['peak_bytes'])}")
     if options.json is not None:
         options.json.write_text(json.dumps({"limit": limit, "rows": options.rows, "sides": result}, indent=2))
     return 0

@@ -1,8 +1,8 @@
-"""What ``benchmarks.operators`` runs: for each stateful operator a stream of rows in a steady state, and the query over it.
+"""The workloads of ``benchmarks.operators``: for each stateful operator a stream of rows in a steady state, and the query over it.
 
-A stream is a function of places: row `i` comes at ``i / RATE`` seconds of event time, and how far watermarks, gaps and ranges reach is
-told in rows, so that the state holds about as many rows as asked for, whatever the size of a batch. The first :attr:`Workload.fill`
-rows build it up, in a few large batches.
+A stream is a function of row numbers: row `i` has ``i / RATE`` seconds of event time. Watermarks, gaps and ranges are given in
+rows, so that the state has about the requested number of rows for any size of a batch. The first :attr:`Workload.fill` rows build
+it up, in a few large batches.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _STEP_US = 1_000_000 // RATE
 
 
 def _span(rows: int) -> str:
-    """So long as so many rows take to come, as Spark's interval."""
+    """Return the event time of a number of rows, as Spark's interval."""
     return f"{max(1, rows * 1000 // RATE)} milliseconds"
 
 
-def _times(places: Numbers) -> pa.Array:
-    return pa.array(_START_US + places * _STEP_US, pa.timestamp("us", tz="UTC"))
+def _times(numbers: Numbers) -> pa.Array:
+    return pa.array(_START_US + numbers * _STEP_US, pa.timestamp("us", tz="UTC"))
 
 
 def _as_it_is(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -62,22 +62,22 @@ class Workload(ABC):
     rows
         Rows of a batch.
     state
-        Rows that the state is to have, about.
+        Approximate number of rows of the state.
 
     Attributes
     ----------
     columns
-        Of the files, as Spark's DDL.
+        Columns of the files, as Spark's DDL.
     mode
         Output mode.
     keys
-        What rows are shuffled by.
+        Columns by which rows are shuffled.
     targets, full_size
-        What is compared, and from which `rows` and `state` on the bounds of it are promised.
+        The ratios to compare, and the `rows` and `state` from which on their bounds are promised.
     forms
-        Variants on the fleet: :data:`FLEET`, and others that only the fleet has.
+        Variants on the fleet: :data:`FLEET`, and variants that only the fleet has.
     fill
-        Rows that come before those that count.
+        Number of rows before the measured ones.
     """
 
     name: ClassVar[str]
@@ -94,33 +94,33 @@ class Workload(ABC):
 
     @abstractmethod
     def table(self, begin: int, end: int) -> pa.Table:
-        """Rows from one place to another, the same whenever asked for."""
+        """Return a range of the stream's rows by number, the same in each call."""
 
     @abstractmethod
     def query(self, ops: Operators, source: DataFrame, form: str) -> DataFrame:
-        """The query, on the operators of one side; `form` is one of `forms`, or a store of Spark's."""
+        """Return the query on the operators of a side; `form` is one of `forms`, or one of Spark's stores."""
 
     def filling(self) -> Iterator[pa.Table]:
-        """The batches that build up state: a few large ones."""
+        """Yield the batches that build up state, a few large ones."""
         for begin in range(0, self.fill, 2 * self.rows):
             yield self.table(begin, min(begin + 2 * self.rows, self.fill))
 
     def batch(self, number: int) -> pa.Table:
-        """A batch after those."""
+        """Return a batch after those that build up state."""
         begin = self.fill + number * self.rows
         return self.table(begin, begin + self.rows)
 
     def stateless(self, source: DataFrame, shards: int) -> DataFrame:
-        """The same rows through the same shuffle and a Python stage, with no state touched."""
+        """Return the same rows through the same shuffle and a Python stage, without state."""
         routed = self.keyed(source).withColumn("route", F.hash(*self.keys)).repartition(shards, "route").drop("route")
         return routed.mapInArrow(_as_it_is, routed.schema)
 
     def keyed(self, source: DataFrame) -> DataFrame:
-        """Rows with the columns that they are shuffled by."""
+        """Return the rows with the columns by which they are shuffled."""
         return source
 
     def comparisons(self) -> list[Target]:
-        """``targets``; without their bounds, if this is smaller than what they are promised for."""
+        """Return the targets; without their bounds, if the workload is smaller than the promise."""
         is_full = self.rows >= self.full_size[0] and self.state >= self.full_size[1]
         return [target if is_full else replace(target, bound=None) for target in self.targets]
 
@@ -129,10 +129,10 @@ class Workload(ABC):
 
 
 class Window(Workload):
-    """Counts and sums by key and tumbling window; a batch makes groups, changes some of those before, and closes a window.
+    """Counts and sums by key and tumbling window; a batch adds groups, changes earlier ones, and closes a window.
 
-    Rows come up to a window late, so every window gets them from two batches. The watermark keeps as many windows open as have
-    `state` groups; a batch closes one.
+    Rows arrive up to a window late, so every window has rows of two batches. The watermark keeps as many windows open as have
+    `state` groups; a batch closes a window.
     """
 
     name = "window"
@@ -151,8 +151,8 @@ class Window(Workload):
     def table(self, begin: int, end: int) -> pa.Table:
         random = self._random(begin)
         keys = random.integers(0, self._distinct, end - begin)
-        places = np.arange(begin, end) - random.integers(0, self.rows, end - begin)
-        return pa.table({"key": keys, "ts": _times(places), "amount": keys * 7 + 1})
+        numbers = np.arange(begin, end) - random.integers(0, self.rows, end - begin)
+        return pa.table({"key": keys, "ts": _times(numbers), "amount": keys * 7 + 1})
 
     def _window(self) -> Any:
         return F.window("ts", _span(self.rows))
@@ -168,7 +168,7 @@ class Window(Workload):
 
 
 class Session(Workload):
-    """Sessions of users; at any time about as many are open as there are users, of whom each may have several.
+    """Sessions of users; at any time about as many are open as there are users, and a user may have several.
 
     A user has a row in every third gap on average. A session is closed, and emitted, once the watermark, which is three gaps behind,
     has passed the gap after its last row.
@@ -197,7 +197,7 @@ class Session(Workload):
 
 
 class Deduplicate(Workload):
-    """First rows of keys, of which nothing is forgotten: half of a batch's rows have keys that are new, half have been seen."""
+    """First rows of keys, with all keys kept: half of a batch's rows have new keys, half have known ones."""
 
     name = "dedup"
     columns = "key BIGINT, amount BIGINT"
@@ -210,13 +210,13 @@ class Deduplicate(Workload):
         self.fill = state
 
     def table(self, begin: int, end: int) -> pa.Table:
-        places, random = np.arange(begin, end), self._random(begin)
+        numbers, random = np.arange(begin, end), self._random(begin)
         if end <= self.fill:
-            keys = random.permutation(places)
+            keys = random.permutation(numbers)
         else:
             seen = self.fill + (begin - self.fill) // 2
-            is_new = (places - begin) % 2 == 0
-            keys = np.where(is_new, seen + (places - begin) // 2, random.integers(0, seen, end - begin))
+            is_new = (numbers - begin) % 2 == 0
+            keys = np.where(is_new, seen + (numbers - begin) // 2, random.integers(0, seen, end - begin))
             random.shuffle(keys)
         return pa.table({"key": keys, "amount": keys * 7 + 1})
 
@@ -226,9 +226,9 @@ class Deduplicate(Workload):
 
 
 class Join(Workload):
-    """Inner join of two streams by key, where a right row comes after the left one, up to a range later: about one match a right row.
+    """Inner join of two streams by key, where a right row is up to a range later than the left row: about one match for each right row.
 
-    Both sides come in one file, so that a batch has its rows of both; Spark reads each side's row groups.
+    Both sides are in one file, so that a batch has rows of both; Spark reads each side's row groups.
     """
 
     name = "join"
@@ -239,7 +239,7 @@ class Join(Workload):
 
     def __init__(self, rows: int, state: int) -> None:
         super().__init__(rows, state)
-        # Of each side comes a row in two places. Left rows are kept for range and delay, right ones for the delay.
+        # Rows alternate between the sides. Left rows are kept for range and delay, right ones for the delay.
         self._range, self._delay = state, state // 2
         self._distinct = max(1, state // 2)
         self.fill = self._range + self._delay + rows
@@ -254,10 +254,10 @@ class Join(Workload):
 
     def query(self, ops: Operators, source: DataFrame, form: str) -> DataFrame:
         left, right = (
-            source.where(f"side = {place}")
+            source.where(f"side = {number}")
             .select(F.col("key").alias(f"{side}_key"), F.col("ts").alias(f"{side}_ts"), F.col("amount").alias(side))
             .withWatermark(f"{side}_ts", _span(self._delay))
-            for place, side in enumerate(("left", "right"))
+            for number, side in enumerate(("left", "right"))
         )
         soon = f"right_ts between left_ts and left_ts + interval {_span(self._range)}"
         result: DataFrame = ops(left, "join").join(right, F.expr(f"left_key = right_key and {soon}"))
@@ -265,10 +265,10 @@ class Join(Workload):
 
 
 class Profile(Workload):
-    """A running profile of each user, by a function of one's own: in pandas, a key at a time, on all sides, and in Arrow on the fleet.
+    """A running profile of each user, by a user's function: in pandas, a key at a time, on all sides, and in Arrow on the fleet.
 
-    A batch has `rows` users, of three times as many, with one row each: PySpark 3.5's own worker fails with today's pyarrow where a key
-    has several rows. The first batches fill the state as any other.
+    A batch has `rows` users, of three times as many, with one row each: PySpark 3.5's own worker fails with today's pyarrow if a
+    key has several rows. The first batches fill the state.
     """
 
     name = "profile"
@@ -304,10 +304,10 @@ class Profile(Workload):
 
 
 def _profile(key: tuple[int], pdfs: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-    """One user's rows."""
+    """Update the profile of a user."""
     n, total, largest = state.get if state.exists else (0, 0.0, 0.0)
     for pdf in pdfs:
-        # pandas takes long over columns of a few rows: what is measured is what is around the function.
+        # Not by pandas, which is slow for columns of a few rows: the cost around the function is measured.
         amounts = pdf["amount"].to_numpy()
         n, total, largest = n + len(amounts), total + float(amounts.sum()), max(largest, float(amounts.max()))
     state.update((n, total, largest))
@@ -315,7 +315,7 @@ def _profile(key: tuple[int], pdfs: Iterator[pd.DataFrame], state: GroupState) -
 
 
 def _profiles(keys: pa.Table, rows: pa.Table, state: StateBatch) -> pa.Table:
-    """All users' rows."""
+    """Update the profiles of all users."""
     new = rows.group_by("key_index", use_threads=False).aggregate([("amount", "sum"), ("amount", "max")])
     n = pc.add(state.get("n", 0), np.diff(state.offsets))
     total = pc.add(state.get("total", 0.0), new["amount_sum"])
@@ -325,4 +325,6 @@ def _profiles(keys: pa.Table, rows: pa.Table, state: StateBatch) -> pa.Table:
     return keys.append_column("n", n).append_column("mean", mean).append_column("largest", largest)
 
 
-WORKLOADS: dict[str, type[Workload]] = {one.name: one for one in (Window, Session, Deduplicate, Join, Profile)}
+WORKLOADS: dict[str, type[Workload]] = {
+    workload.name: workload for workload in (Window, Session, Deduplicate, Join, Profile)
+}
