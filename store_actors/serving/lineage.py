@@ -2,23 +2,23 @@
 
 Theory of operation
 -------------------
-Memory is a cache of what the coordinator counts. A partition that is held is at one version, whose lineage is known by the attempts
+Memory is a cache of what the coordinator counts. A partition that is loaded is at one version, whose lineage is known by the attempts
 that made it and the few versions before. A batch brings a lease (its epoch) and the version that it reads, its base:
 
 - Same epoch and run, memory at the base: no other process can have committed since, so memory is right, and none is asked
   (:meth:`Lineage.is_hot`).
-- Otherwise the coordinator is asked, once, which attempt made the base. If that is the one that memory knows, memory is kept, or goes
-  back to it; else it is loaded (:meth:`Lineage.sync_action`).
-- Memory that is at an earlier version of what counts, as of a partition that came from another store actor, goes on by the commits
-  since, unless they are in another schema.
-- A commit that is counted is the next version, be it one's own or that of another attempt of the run (:meth:`Lineage.committed`).
+- Otherwise the coordinator is asked, once, which attempt made the base. If that is the one that memory knows, memory is kept, or
+  rolled back to it; else it is loaded (:meth:`Lineage.sync_action`).
+- Memory that is at an earlier version of what counts, as of a partition that was copied from another store actor, catches up by the
+  commits since, unless they are in another schema.
+- A commit that is counted is the next version, be it that of this attempt or of another one of the run (:meth:`Lineage.committed`).
 - After a commit that fails it is not known what counts: memory is forgotten (:meth:`Lineage.forget`).
 
 ::
 
-    FORGOTTEN --loaded--> HELD --committed--> HELD (next version)
-                          HELD --rolled_back--> HELD (an earlier one)
-                          HELD --caught_up--> HELD (a later one)
+    FORGOTTEN --loaded--> LOADED --committed--> LOADED (next version)
+                          LOADED --rolled_back--> LOADED (an earlier one)
+                          LOADED --caught_up--> LOADED (a later one)
         ^------------- forget -------|
 """
 
@@ -39,15 +39,15 @@ _KNOWN_ATTEMPTS = 4
 
 
 class SyncAction(StrEnum):
-    """How memory stands to a version that is wanted."""
+    """What brings memory to a version."""
 
-    #: It is at that version.
+    #: Nothing: memory is at that version.
     KEEP = "keep"
-    #: It is at a later one of the same history.
+    #: Undo: memory is at a later one of the same history.
     ROLLBACK = "rollback"
-    #: It is at an earlier one of the same history.
+    #: The commits since: memory is at an earlier one of the same history.
     CATCH_UP = "catch up"
-    #: It is of another history, or of none.
+    #: Files: memory is of another history, or of none.
     RELOAD = "reload"
 
 
@@ -102,7 +102,7 @@ class Lineage:
         return self.attempts.get(version, "")
 
     def sync_action(self, base: int, counted: str, earlier: Mapping[int, str] = MappingProxyType({})) -> SyncAction:
-        """How memory stands to a lease's base version.
+        """Return what brings memory to a lease's base version.
 
         Parameters
         ----------

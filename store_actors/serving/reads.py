@@ -107,52 +107,56 @@ class Reads:
         FoundRows or None
             None if another attempt made the version again since the reader asked the coordinator.
         """
-        form, newest = _form(request.form), self._newest(request)
-        version, attempt_id = _wanted(request, newest)
-        rows = self._rows(request, form, version, attempt_id)
+        projection, newest = _projection_of(request.form), self._newest(request)
+        version, attempt_id = _version_to_read(request, newest)
+        rows = self._rows(request, projection, version, attempt_id)
         if rows is None:
             return None
-        shown = _shown(request, rows.view.schema)
+        view_columns = _view_columns(request, rows.view.schema)
         key_indices, tables = [], []
         with self._stored.memory.using(_partition(request.store_id)):
-            for indices, table in rows.find(keys, shown.needed(form.columns)):
-                is_of_part = shown.is_of_part(table)
-                key_indices.append(indices if is_of_part is None else indices[is_of_part.to_numpy()])
-                tables.append(shown.rows(table, form.columns))
+            for indices, table in rows.find(keys, view_columns.needed(projection.columns)):
+                is_of_component = view_columns.is_of_part(table)
+                key_indices.append(indices if is_of_component is None else indices[is_of_component.to_numpy()])
+                tables.append(view_columns.rows(table, projection.columns))
         if len(tables) == 1:
             return FoundRows(version, newest[0], key_indices[0], tables[0])
-        nothing = shown.schema.empty_table()
-        if form.columns is not None:
-            nothing = nothing.select(list(form.columns))
+        nothing = view_columns.schema.empty_table()
+        if projection.columns is not None:
+            nothing = nothing.select(list(projection.columns))
         every = np.concatenate([np.empty(0, np.int64), *key_indices])
         return FoundRows(version, newest[0], every, pa.concat_tables([nothing, *tables]))
 
     def scan(self, request: ReadRequest, limit: int | None) -> str | None:
         """Begin to give out all rows, or all changes, up to so many; returns what to ask for them by, or None as :meth:`find`."""
-        form = _form(request.form)
+        projection = _projection_of(request.form)
         if request.since is not None:
-            changes = self._changes(request, form, request.since)
+            changes = self._changes(request, projection, request.since)
             return None if changes is None else self._scans.add(_limited(changes, limit))
         if request.snapshot is None:
-            rows = self._rows(request, form, *_wanted(request, self._newest(request)))
+            rows = self._rows(request, projection, *_version_to_read(request, self._newest(request)))
         else:
-            loaded = self._load((request.store_id, request.version, request.attempt_id), form, request.snapshot)
+            loaded = self._load((request.store_id, request.version, request.attempt_id), projection, request.snapshot)
             rows = None if loaded is None else loaded.rows
         if rows is None:
             return None
-        return self._scans.add(_limited(_filtered(rows, _shown(request, rows.view.schema), form), limit))
+        return self._scans.add(
+            _limited(_projected_rows(rows, _view_columns(request, rows.view.schema), projection), limit)
+        )
 
-    def _changes(self, request: ReadRequest, form: ReadProjection, since: int) -> Iterator[pa.Table] | None:
+    def _changes(self, request: ReadRequest, projection: ReadProjection, since: int) -> Iterator[pa.Table] | None:
         store_id = request.store_id
         names = (store_id.store_name,)
         loading = self._coordinator.load_plans(store_id.state_name, store_id.partition_id, request.version, names)
         if loading.attempt_id != request.attempt_id:
             return None
-        return _shown_changes(self._stored.changes(store_id, loading, since, form.shard_schema), request, form)
+        return _projected_changes(
+            self._stored.changes(store_id, loading, since, projection.shard_schema), request, projection
+        )
 
     def describe(self, request: ReadRequest) -> StateSchema | None:
         """Columns of a store; None as :meth:`find`."""
-        rows = self._rows(request, _form(request.form), *_wanted(request, self._newest(request)))
+        rows = self._rows(request, _projection_of(request.form), *_version_to_read(request, self._newest(request)))
         return None if rows is None else rows.view.schema
 
     def maintain(self) -> None:
@@ -168,19 +172,21 @@ class Reads:
     def _newest(self, request: ReadRequest) -> tuple[int, str]:
         return (-1, "") if self._resident is None else self._resident.newest(_partition(request.store_id))
 
-    def _rows(self, request: ReadRequest, form: ReadProjection, version: int, attempt_id: str) -> ReadableRows | None:
+    def _rows(
+        self, request: ReadRequest, projection: ReadProjection, version: int, attempt_id: str
+    ) -> ReadableRows | None:
         store_id = request.store_id
         if self._resident is not None:
             rows = self._resident.view(_partition(store_id), store_id.store_name, version, attempt_id)
             # Of an operator whose query was changed since, rows are shown as the version had them.
-            if rows is not None and form.shard_schema in (None, rows.view.schema):
+            if rows is not None and projection.shard_schema in (None, rows.view.schema):
                 return rows
         key = store_id, version, attempt_id
         with self._guard:
             lock = self._loading.setdefault(key, self._new_lock())
         try:
             with lock:
-                return self._kept(key) or self._load_and_keep(key, form)
+                return self._kept(key) or self._load_and_keep(key, projection)
         finally:
             with self._guard:
                 self._loading.pop(key, None)
@@ -193,8 +199,8 @@ class Reads:
             self._loaded[key] = replace(kept, used_s=self._elapsed_s())
             return kept.rows
 
-    def _load_and_keep(self, key: tuple[StateStoreId, int, str], form: ReadProjection) -> ReadableRows | None:
-        loaded = self._load(key, form)
+    def _load_and_keep(self, key: tuple[StateStoreId, int, str], projection: ReadProjection) -> ReadableRows | None:
+        loaded = self._load(key, projection)
         if loaded is None:
             return None
         with self._guard:
@@ -212,7 +218,7 @@ class Reads:
                 kept -= self._loaded.popitem(last=False)[1].nbytes
 
     def _load(
-        self, key: tuple[StateStoreId, int, str], form: ReadProjection, snapshot: int | None = None
+        self, key: tuple[StateStoreId, int, str], projection: ReadProjection, snapshot: int | None = None
     ) -> _Loaded | None:
         """A version from its files, from a snapshot on if one is named; None as :meth:`find`."""
         store_id, version, attempt_id = key
@@ -228,26 +234,26 @@ class Reads:
         size = loading.state_bytes()
         with self._one_large if size > self._most_bytes // _LARGE else nullcontext():
             self._make_room(size)
-            loaded = self._stored.view(store_id, version, loading, form.shard_schema)
+            loaded = self._stored.view(store_id, version, loading, projection.shard_schema)
             return _Loaded(ReadableRows(self._new_lock(), loaded.view), loaded.nbytes, self._elapsed_s())
 
 
 @lru_cache(maxsize=256)
-def _form(encoded: bytes) -> ReadProjection:
-    """A form as it was sent; readers ask with one for many keys."""
+def _projection_of(encoded: bytes) -> ReadProjection:
+    """Return a projection from the bytes in which it was sent; readers send the same for many keys."""
     return ReadProjection.decoded(encoded)
 
 
 @lru_cache(maxsize=256)
 def _columns(encoded: bytes) -> ViewColumns:
-    form = _form(encoded)
-    assert form.schema is not None
-    return ViewColumns.of(form.schema, form.part)
+    projection = _projection_of(encoded)
+    assert projection.schema is not None
+    return ViewColumns.of(projection.schema, projection.part)
 
 
-def _shown(request: ReadRequest, schema: StateSchema) -> ViewColumns:
+def _view_columns(request: ReadRequest, schema: StateSchema) -> ViewColumns:
     """How rows are shown: as the state's description says, else as they are, in this schema."""
-    return ViewColumns.of(schema) if _form(request.form).schema is None else _columns(request.form)
+    return ViewColumns.of(schema) if _projection_of(request.form).schema is None else _columns(request.form)
 
 
 @lru_cache(maxsize=4096)
@@ -255,7 +261,7 @@ def _partition(store_id: StateStoreId) -> StateStoreId:
     return replace(store_id, store_name=DEFAULT_STORE)
 
 
-def _wanted(request: ReadRequest, newest: tuple[int, str]) -> tuple[int, str]:
+def _version_to_read(request: ReadRequest, newest: tuple[int, str]) -> tuple[int, str]:
     """Version to read, and the attempt that made it."""
     if request.is_latest and newest[0] > request.version:
         return newest
@@ -275,40 +281,40 @@ def _limited(pieces: Iterator[pa.Table], limit: int | None) -> Generator[pa.Tabl
             return
 
 
-def _shown_changes(changes: Changes, request: ReadRequest, form: ReadProjection) -> Iterator[pa.Table]:
+def _projected_changes(changes: Changes, request: ReadRequest, projection: ReadProjection) -> Iterator[pa.Table]:
     """Changes as they are shown: what they did, in which version and when comes last."""
-    columns = _looked_at(form)
+    columns = _scanned_columns(projection)
     for entry, table, schema in changes:
-        shown = _shown(request, schema)
-        needed = list(shown.needed(columns))
-        is_of_part = shown.is_of_part(table.select(needed))
-        changed = table if is_of_part is None else table.filter(is_of_part)
-        rows = shown.rows(changed.select(needed), columns)
+        view_columns = _view_columns(request, schema)
+        needed = list(view_columns.needed(columns))
+        is_of_component = view_columns.is_of_part(table.select(needed))
+        changed = table if is_of_component is None else table.filter(is_of_component)
+        rows = view_columns.rows(changed.select(needed), columns)
         kinds = pc.if_else(pc.equal(changed.column(CHANGE_COLUMN), UPDATED), UPSERT, DELETE)
         at = pa.scalar(1000 * entry.committed_at_ms, CHANGE_FIELDS[2].type)
         facts = [kinds, *(pa.repeat(fact, rows.num_rows) for fact in (pa.scalar(entry.version), at))]
         for field, column in zip(CHANGE_FIELDS, facts, strict=True):
             rows = rows.append_column(field, column)
-        yield _chosen(rows, form, [field.name for field in CHANGE_FIELDS])
+        yield _projected(rows, projection, [field.name for field in CHANGE_FIELDS])
 
 
-def _filtered(rows: ReadableRows, shown: ViewColumns, form: ReadProjection) -> Iterator[pa.Table]:
+def _projected_rows(rows: ReadableRows, view_columns: ViewColumns, projection: ReadProjection) -> Iterator[pa.Table]:
     """All rows for which the filter is true, as they are shown."""
-    columns = _looked_at(form)
-    with closing(rows.scan(shown.needed(columns))) as tables:
+    columns = _scanned_columns(projection)
+    with closing(rows.scan(view_columns.needed(columns))) as tables:
         for table in tables:
-            yield _chosen(shown.rows(table, columns), form)
+            yield _projected(view_columns.rows(table, columns), projection)
 
 
-def _looked_at(form: ReadProjection) -> Sequence[str] | None:
+def _scanned_columns(projection: ReadProjection) -> Sequence[str] | None:
     """Columns that a scan needs: what it gives, and what its filter looks at."""
-    if form.filter is None or form.columns is None:
-        return form.columns
+    if projection.filter is None or projection.columns is None:
+        return projection.columns
     # Without their names the filter may look at any.
-    return None if form.filtered is None else [*dict.fromkeys((*form.columns, *form.filtered))]
+    return None if projection.filtered is None else [*dict.fromkeys((*projection.columns, *projection.filtered))]
 
 
-def _chosen(rows: pa.Table, form: ReadProjection, further: Sequence[str] = ()) -> pa.Table:
-    if form.filter is not None:
-        rows = rows.filter(form.filter)
-    return rows if form.columns is None else rows.select([*form.columns, *further])
+def _projected(rows: pa.Table, projection: ReadProjection, further: Sequence[str] = ()) -> pa.Table:
+    if projection.filter is not None:
+        rows = rows.filter(projection.filter)
+    return rows if projection.columns is None else rows.select([*projection.columns, *further])

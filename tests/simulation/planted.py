@@ -290,7 +290,7 @@ def _any_shards_will_do(to: Callable[..., ReadVersion]) -> Any:
 
 #: Those that are sought where the state is read all the time; see BUGS.
 READ_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
-    "a reader is given the newest version of each shard": (reads, "_wanted", _newest_of_each_shard),
+    "a reader is given the newest version of each shard": (reads, "_version_to_read", _newest_of_each_shard),
     "a reader believes whatever it knew": (ShardReads, "_is_newest", _any_view_believed),
     "a reader sees the change that is being made": (VersionView, "_catch_up", _pending_change_shown),
     "a version is read before all shards have it": (versions, "newest_readable", _shards_not_waited_for),
