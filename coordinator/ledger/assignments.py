@@ -12,8 +12,8 @@ from coordinator.model.identities import ActorLocation
 
 __all__ = ["Assignment", "Assignments"]
 
-#: Newest moves of a shard that are told of.
-_MOVES_TOLD = 8
+#: Newest moves of a shard that are kept.
+_MOVES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,80 +32,77 @@ class Assignments:
         self._moves: dict[int, tuple[ShardMove, ...]] = {}
 
     def get(self, partition_id: int) -> Assignment | None:
-        """A shard's present lease; None if it was never given to anybody."""
+        """Return a shard's present lease; None if it was never leased."""
         return self._present.get(partition_id)
 
     def locations(self) -> dict[int, ActorLocation]:
-        """Store actor of each partition's present lease."""
+        """Return the store actor of each partition's present lease."""
         return {partition: assignment.location for partition, assignment in self._present.items()}
 
     def moves(self, partition_id: int) -> tuple[ShardMove, ...]:
-        """Newest moves of a shard, oldest first; those of earlier versions of this package, which gave no reasons, are not told."""
+        """Return the newest moves of a shard, oldest first, but those of early releases, which gave no reasons."""
         return self._moves.get(partition_id, ())
 
     def renew(self, epoch: int) -> None:
-        """Every lease goes on under another epoch."""
-        self._present = {partition: replace(one, epoch=epoch) for partition, one in self._present.items()}
+        """Move every lease to another epoch."""
+        self._present = {partition: replace(lease, epoch=epoch) for partition, lease in self._present.items()}
 
     def assign(self, record: ShardsAssigned, version: int) -> None:
-        """A shard, at a version, goes to a store actor."""
+        """Lease a shard, which is at a version, to a store actor."""
         partition, before = record.partition_id, self._present.get(record.partition_id)
         self._present[partition] = Assignment(record.epoch, record.location)
         if record.reason:
-            former = None if before is None else before.location
-            move = ShardMove(record.epoch, version, former, record.location, record.reason, record.preparation)
-            self._tell(partition, move)
+            previous = None if before is None else before.location
+            move = ShardMove(record.epoch, version, previous, record.location, record.reason, record.preparation)
+            self._add_move(partition, move)
 
     def stay(self, record: MoveFailed, version: int) -> None:
-        """A shard, at a version, was to go to a store actor and did not."""
+        """Note that a shard, which is at a version, was to go to a store actor and did not."""
         present = self._present.get(record.partition_id)
-        epoch, former = (0, None) if present is None else (present.epoch, present.location)
-        self._tell(
-            record.partition_id,
-            ShardMove(epoch, version, former, record.location, record.reason, error=record.error),
-        )
+        epoch, holder = (0, None) if present is None else (present.epoch, present.location)
+        move = ShardMove(epoch, version, holder, record.location, record.reason, error=record.error)
+        self._add_move(record.partition_id, move)
 
-    def _tell(self, partition_id: int, move: ShardMove) -> None:
-        self._moves[partition_id] = (*self.moves(partition_id), move)[-_MOVES_TOLD:]
+    def _add_move(self, partition_id: int, move: ShardMove) -> None:
+        self._moves[partition_id] = (*self.moves(partition_id), move)[-_MOVES:]
 
     def forget(self, partitions: Iterable[int]) -> None:
-        """There are no such partitions any more."""
+        """Drop partitions that the state does not have any more."""
         for partition in partitions:
             self._present.pop(partition, None)
             self._moves.pop(partition, None)
 
     def copy(self) -> Assignments:
-        """The same, for good: this one may go on."""
+        """Return a deep copy."""
         other = Assignments()
         other._present, other._moves = dict(self._present), dict(self._moves)
         return other
 
     def to_json(self) -> dict[str, Any]:
-        """Fields of a checkpoint of the log: ``assignments``, and ``moves`` if there are any."""
+        """Return the fields of a checkpoint of the log: ``assignments``, and ``moves`` if there are any."""
         present = {str(key): asdict(value) for key, value in self._present.items()}
-        moves = {str(key): [asdict(move) for move in some] for key, some in self._moves.items()}
+        moves = {str(key): [asdict(move) for move in moves] for key, moves in self._moves.items()}
         return {"assignments": present, **({"moves": moves} if moves else {})}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Assignments:
-        """Those of a checkpoint; one of earlier versions tells of no moves."""
-        found = cls()
-        found._present = {
+        """Return the assignments of a checkpoint; checkpoints of early releases have no moves."""
+        assignments = cls()
+        assignments._present = {
             int(key): Assignment(value["epoch"], ActorLocation(**value["location"]))
             for key, value in data["assignments"].items()
         }
-        found._moves = {int(key): tuple(_moves(value)) for key, value in data.get("moves", {}).items()}
-        return found
+        assignments._moves = {int(key): tuple(map(_move, value)) for key, value in data.get("moves", {}).items()}
+        return assignments
 
 
-def _moves(data: Iterable[Mapping[str, Any]]) -> Iterable[ShardMove]:
-    for one in data:
-        former = one["former"]
-        yield ShardMove(
-            **{
-                **one,
-                "former": None if former is None else ActorLocation(**former),
-                "location": ActorLocation(**one["location"]),
-                "preparation": copy_result_from_json(one),
-            }
-        )
+def _move(data: Mapping[str, Any]) -> ShardMove:
+    previous = data["former"]
+    return ShardMove(
+        **{
+            **data,
+            "former": None if previous is None else ActorLocation(**previous),
+            "location": ActorLocation(**data["location"]),
+            "preparation": copy_result_from_json(data),
+        }
+    )

@@ -180,7 +180,7 @@ def described(ledger: StateLedger, created: StateMetadata) -> Branch:
     own = f"{ledger.state_name}/"
     shared = {file: size for file, size in _sizes(ledger) if not file.startswith(own)}
     first = layout.partitions[0]
-    made = ledger.made_by(version, first)
+    made = ledger.commit_of(version, first)
     return Branch(
         ledger.state_name,
         parent,

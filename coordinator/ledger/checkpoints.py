@@ -8,7 +8,7 @@ ledger is written in *parts*:
   before it, and has the rest: runs, leases, floors, and the commits and snapshots after its last part.
 - The next checkpoint names the same parts, and those that were filled since.
 - What a part says may count no more: a later record supersedes it, or a floor is above it. Reading the parts in their order and cutting
-  at the floors leaves what counts (:meth:`coordinator.ledger.history.StateHistory.load_history`).
+  at the floors leaves what counts (:meth:`coordinator.ledger.history_changes.ChangingHistory.load_history`).
 - Parts go from the front, once every shard's floor is above all that they have: what they had superseded lies before them. Where that
   is not enough (a shard of a program that stands still), all is written anew once more than half of it is of no use.
 

@@ -48,7 +48,7 @@ class KnownFleet:
     def load(self, location: ActorLocation) -> ActorLoad:
         """Sum over the partitions that are leased to the life; looks at every partition of every ledger."""
         held = [
-            ledger.held(partition)
+            ledger.rows_and_bytes(partition)
             for ledger in self._ledgers()
             for partition, where in ledger.assigned().items()
             if where.instance_id == location.instance_id and not ledger.is_taken_over(partition)

@@ -155,7 +155,7 @@ def _lineage(ledger: StateLedger, committed_by: ShardLayout, version: int) -> st
     """See :attr:`ReadView.lineage`."""
     if ledger.is_of_python:
         return ""
-    attempts = "\n".join(ledger.counted(one, version)[1] for one in committed_by.partitions)
+    attempts = "\n".join(ledger.committed(one, version)[1] for one in committed_by.partitions)
     return hashlib.blake2b(attempts.encode(), digest_size=8).hexdigest()
 
 
@@ -221,7 +221,7 @@ def read_view(
     view_id = ViewId(wanted, ledger.epoch, layout.first_partition, created.state_id)
     if view_id == known:
         return None
-    made = [ledger.counted(one, wanted) for one in layout.partitions]
+    made = [ledger.committed(one, wanted) for one in layout.partitions]
     located = [ledger.holder(one) for one in layout.partitions]
     lives = {one.instance_id: one for one in located if one is not None}
     places = {instance: place for place, instance in enumerate(lives)}

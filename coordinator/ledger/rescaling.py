@@ -1,8 +1,8 @@
-"""How many shards a batch has: a state is rescaled when a run begins with another number, or is asked to while it goes on. Pure.
+"""How many shards a batch has: a state is rescaled when a run begins with another number, or is asked to while it runs. Pure.
 
-The number of a batch is decided, and in the log, before the batch is planned. A run that begins decides by what its program asks for;
-its later batches have the same number, unless somebody asks for another one meanwhile. Decided is only what can be: the version that
-the batch reads must be on every shard. Where it is not, the batch is planned for the shards that are there, and its tasks say what is
+The number of shards is decided, and in the log, before the batch is planned. A run that begins takes the number that its program asks
+for. Its later batches have the same number, unless a caller asks for another one meanwhile. A state can only be rescaled if every shard
+has the version that the batch reads. If one does not, the batch is planned for the shards that are there, and its tasks report what is
 wrong.
 """
 
@@ -28,7 +28,7 @@ __all__ = [
     "first_layout",
 ]
 
-#: As tasks number them.
+#: Most shards of a state, as tasks number them.
 MAX_SHARDS = 1 << 15
 
 
@@ -41,7 +41,7 @@ class BatchShards:
 
     @property
     def partitions(self) -> range:
-        """Their partition ids."""
+        """Partition ids of the shards."""
         return range(self.first_partition, self.first_partition + self.num_shards)
 
     @classmethod
@@ -51,14 +51,14 @@ class BatchShards:
 
 @dataclass(frozen=True, slots=True)
 class RescalePlan:
-    """What a rescale makes of a state.
+    """The effect of a rescale on a state.
 
     Attributes
     ----------
     num_shards, new_shards
         Before and after.
     sources
-        For each new shard the old ones that have its rows.
+        For each new shard the old shards that have its rows.
     """
 
     state_name: str
@@ -68,31 +68,31 @@ class RescalePlan:
 
 
 def first_layout(created: StateMetadata) -> ShardLayout:
-    """The shards that a state was made with."""
+    """Return the layout that a state was created with."""
     return ShardLayout(created.num_shards)
 
 
 def decide_shards(
     ledger: StateLedger, created: StateMetadata, task: TaskIdentity, asked: int | None
 ) -> tuple[list[Record], ShardLayout]:
-    """The shards of a batch that is about to be planned, and what has to be in the log for that.
+    """Return the layout of a batch that is about to be planned, and the records that have to be in the log for that.
 
     Parameters
     ----------
     task
-        Any of the batch's.
+        Any task of the batch.
     asked
-        How many the program of a run asks for when it begins; None if it takes what is there.
+        How many shards the program of a run asks for when it begins; None if it takes the present number.
     """
     first = first_layout(created)
     present = ledger.layouts.in_force(first, task.run_id, task.batch_id)
-    wanted = _wanted(ledger, task, asked)
+    num_shards = _requested(ledger, task, asked)
     keys = routing_keys(created)
-    if wanted in (None, present.num_shards) or not keys or not _is_ready(ledger, task, present):
+    if num_shards in (None, present.num_shards) or not keys or not _is_ready(ledger, task, present):
         return [], present
-    assert wanted is not None
-    made = ShardLayout(
-        wanted,
+    assert num_shards is not None
+    layout = ShardLayout(
+        num_shards,
         ledger.layouts.next_partition(first),
         task.batch_id,
         task.run_id,
@@ -100,13 +100,13 @@ def decide_shards(
         present.num_shards,
         keys,
     )
-    return [Rescaled(made)], made
+    return [Rescaled(layout)], layout
 
 
-def _wanted(ledger: StateLedger, task: TaskIdentity, asked: int | None) -> int | None:
-    if ledger.asked is not None and ledger.asked.run_id == task.run_id:
-        return ledger.asked.num_shards
-    has_begun = task.run_id == ledger.run_id or any(one.run_id == task.run_id for one in ledger.layouts.made)
+def _requested(ledger: StateLedger, task: TaskIdentity, asked: int | None) -> int | None:
+    if ledger.requested_rescale is not None and ledger.requested_rescale.run_id == task.run_id:
+        return ledger.requested_rescale.num_shards
+    has_begun = task.run_id == ledger.run_id or any(layout.run_id == task.run_id for layout in ledger.layouts.made)
     return None if has_begun else asked
 
 
@@ -116,22 +116,22 @@ def _is_ready(ledger: StateLedger, task: TaskIdentity, present: ShardLayout) -> 
         ledger.check_query(task)
         ledger.check_not_of_the_past(task)
         ledger.check_whole(task, present)
-        # Of the first batch, too: nothing that it builds on may have been let go of.
-        return all(ledger.base_version(one, task.batch_id) == task.batch_id for one in present.partitions)
+        # Of the first batch, too: what it builds on may not have been truncated.
+        return all(ledger.base_version(partition, task.batch_id) == task.batch_id for partition in present.partitions)
     except StateStoreError:
-        # Its tasks are told, each in words of its own.
+        # Its tasks are refused with the same error.
         return False
 
 
 def decide_rescale_request(
     ledger: StateLedger, created: StateMetadata, num_shards: int, *, is_active: bool, dry_run: bool
 ) -> tuple[list[Record], RescalePlan]:
-    """Have the run that goes on rescaled with one of its next batches.
+    """Have the present run rescaled with one of its next batches; returns the effect and what has to be in the log.
 
     Raises
     ------
     InvalidRequestError
-        The state cannot be rescaled, no run of its query goes on, or the number is none.
+        The state cannot be rescaled, no run of its query is active, or the number is not allowed.
     """
     present = ledger.layouts.in_force(first_layout(created), ledger.run_id, sys.maxsize)
     facts = {"state": created.state_name, "shards": present.num_shards, "asked": num_shards}
@@ -155,5 +155,7 @@ def decide_rescale_request(
     sources = tuple(tuple(target.parents(shard)) for shard in target.partitions)
     plan = RescalePlan(created.state_name, present.num_shards, num_shards, sources)
     asked = RescaleAsked(ledger.run_id, num_shards)
-    is_new = ledger.asked != asked and (num_shards != present.num_shards or ledger.asked is not None)
+    is_new = ledger.requested_rescale != asked and (
+        num_shards != present.num_shards or ledger.requested_rescale is not None
+    )
     return ([asked] if is_new and not dry_run else []), plan

@@ -82,7 +82,7 @@ def _stats_of(ledger: StateLedger, layout: ShardLayout, version: int) -> Version
 
 def _newest_commits(ledger: StateLedger, partition: int, version: int) -> Iterator[CommitEntry]:
     """Return the commits of a partition's stores that made its newest version up to one."""
-    newest, _ = ledger.counted(partition, version)
+    newest, _ = ledger.committed(partition, version)
     for store_name in ledger.store_names([partition]):
         entry = ledger.entry_of(newest, partition, store_name)
         if entry is not None:

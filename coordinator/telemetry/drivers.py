@@ -1,4 +1,4 @@
-"""What Spark's drivers report of their executors and of batches that run: kept in memory, until the driver reports again. Pure."""
+"""Reports of Spark's drivers on their executors and running batches: kept in memory, until the driver reports again. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from coordinator.model.text import clock_text
 
 __all__ = ["DriverReport", "Drivers", "ExecutorState", "LongBatch"]
 
-#: Seconds after which a driver that has not reported again is taken for ended. It reports every ten seconds.
+#: Seconds without a report after which a driver is taken for dead. It reports every ten seconds.
 _SILENT_S = 30.0
 #: Newest losses that are remembered.
 _LOSSES = 100
@@ -26,7 +26,7 @@ class ExecutorState:
     lost_at_ms
         When Spark gave it up, by the driver's clock; None while it lives.
     reason
-        Why, in Spark's words.
+        Why it was lost, in Spark's words.
     is_expected
         Whether it was ended on purpose.
     """
@@ -38,7 +38,7 @@ class ExecutorState:
     is_expected: bool = False
 
     def loss_text(self) -> str:
-        """Sentence about its loss, with the time in UTC."""
+        """Return a sentence about its loss, with the time in UTC."""
         return f"executor {self.executor_id} on {self.host} was lost at {clock_text(self.lost_at_ms or 0)}"
 
 
@@ -51,7 +51,7 @@ class LongBatch:
     running_ms
         Since Spark planned it, by the driver's clock.
     waits_for
-        What Spark is at, as far as the driver knows.
+        What Spark does at present, as far as the driver knows.
     """
 
     run_id: str
@@ -97,12 +97,12 @@ class Drivers:
         return self._counted
 
     def take(self, report: DriverReport, now_s: float) -> Sequence[ExecutorState]:
-        """Take in a report; returns the executors that are newly known to be lost.
+        """Take in a report; returns the executors that were not known to be lost before.
 
         Parameters
         ----------
         now_s
-            Time, of a clock that only goes on.
+            Time of a clock that never goes back.
         """
         known = {(loss.application, loss.executor.executor_id) for loss in self._losses}
         lost = [
@@ -120,26 +120,26 @@ class Drivers:
         return lost
 
     def executors(self, now_s: float) -> Iterator[tuple[str, ExecutorState]]:
-        """Executors of the drivers that go on, with the ids of their applications."""
-        for report in self._living(now_s):
+        """Return the executors of living drivers, with the ids of their applications."""
+        for report in self._alive(now_s):
             for executor in report.executors:
                 yield report.application, executor
 
     def lost_since(self, run_id: str, number: int) -> list[ExecutorState]:
-        """Executors that a run's application has lost, of those that were counted after the first `number`."""
+        """Return the executors that a run's application has lost, without the first `number` of all losses."""
         applications = {report.application for report, _ in self._reports.values() if run_id in report.run_ids}
         return [loss.executor for loss in self._losses if loss.number > number and loss.application in applications]
 
     def is_running(self, run_id: str, now_s: float) -> bool:
-        """Whether a driver that goes on reports a run."""
-        return any(run_id in report.run_ids for report in self._living(now_s))
+        """Whether a living driver reports a run."""
+        return any(run_id in report.run_ids for report in self._alive(now_s))
 
     def batch(self, run_id: str, now_s: float) -> LongBatch | None:
-        """A run's batch at hand, if it has been running for some seconds."""
-        batches = (batch for report in self._living(now_s) for batch in report.batches if batch.run_id == run_id)
+        """Return a run's batch if it has been running for some seconds."""
+        batches = (batch for report in self._alive(now_s) for batch in report.batches if batch.run_id == run_id)
         return next(batches, None)
 
-    def _living(self, now_s: float) -> list[DriverReport]:
+    def _alive(self, now_s: float) -> list[DriverReport]:
         self._reports = {
             application: (report, heard_s)
             for application, (report, heard_s) in self._reports.items()

@@ -24,21 +24,21 @@ __all__ = [
     "running_batch",
 ]
 
-#: A batch is slow that takes so many times as long as is usual, and so much longer: milliseconds.
+#: A batch is slow if it takes this many times as long as the median, and so many milliseconds longer.
 _TIMES = 3
 _LONGER_MS = 1000
-#: A batch that runs is overdue after so many times what is usual, and so much longer: milliseconds.
+#: A running batch is overdue after this many times the median, and so many milliseconds more.
 _OVERDUE_TIMES = 10
 _OVERDUE_LONGER_MS = 5000
-#: Batches by which it is known what is usual: at most, and at least.
+#: Batches that a median is computed from: at most, and at least.
 RECENT = 20
 _LEAST = 5
-#: Parts of the time that was lost that are told of, and how many.
-_WORTH_TELLING = 0.15
-_TOLD = 3
-#: Times the usual rows from which on there are many.
+#: Phases are named that have at least this share of the lost time, and at most so many.
+_NAMED_SHARE = 0.15
+_NAMED = 3
+#: A batch with more than this many times the median of rows has many.
 _MANY_ROWS = 2
-#: Shards that are named of those that a batch waits for.
+#: Shards that are named among those that a batch waits for.
 _SHARDS_NAMED = 8
 
 
@@ -53,7 +53,7 @@ class EndedBatch:
     phases
         See :func:`~coordinator.telemetry.batch_times.phases`.
     last
-        The commit that was counted last: all others were waited for with it.
+        The commit that came last: the batch waited for it.
     """
 
     took_ms: int
@@ -69,11 +69,11 @@ class SlowBatch:
     Attributes
     ----------
     number
-        Of all slow batches of the state since the coordinator started, counted from 1.
+        Number of the batch among the slow ones of the state since the coordinator started, from 1.
     shard
-        The one that was counted last.
+        The shard that committed last.
     text
-        Where its time went.
+        Where the batch's time went.
     """
 
     number: int
@@ -91,15 +91,15 @@ class BatchContext:
     Attributes
     ----------
     shard, host
-        The shard that was counted last, as people are told it, and where it is.
+        The shard that committed last, by its number, and where it is.
     move
-        How it came to that store actor, if it did with this batch; `was_lost` if who had it was lost.
+        How it came to that store actor, if it did with this batch; `was_lost` if the store actor that had it was lost.
     memory
-        Of that store actor, if it has a limit.
+        Memory of that store actor, if it has a limit.
     refusals
-        Leases and commits that were refused meanwhile, by error.
+        How many leases and commits were refused meanwhile, by error.
     storage
-        What the coordinator's own requests to the object store met with meanwhile: errors, and ``repeated``.
+        How many of the coordinator's own requests to the object store failed meanwhile, by error, and were ``repeated``.
     lost_executors
         Executors of the batch's application that were lost meanwhile.
     """
@@ -143,7 +143,7 @@ def running_batch(
     num_shards: int,
     lost_executors: Sequence[ExecutorState],
 ) -> RunningBatch:
-    """A batch that runs, with what it waits for as far as that is known.
+    """Return a running batch, with what it waits for as far as that is known.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ def running_batch(
     missing
         Shards of the state that have not committed it yet.
     """
-    usual_ms = int(median(one.took_ms for one in recent)) if len(recent) >= _LEAST else None
+    usual_ms = int(median(other.took_ms for other in recent)) if len(recent) >= _LEAST else None
     is_overdue = usual_ms is not None and (
         batch.running_ms > _OVERDUE_TIMES * usual_ms and batch.running_ms - usual_ms >= _OVERDUE_LONGER_MS
     )
@@ -172,65 +172,65 @@ def running_batch(
 
 
 def is_slow(took_ms: int, recent: Sequence[EndedBatch]) -> bool:
-    """Whether a batch took much longer than is usual; False if too few are known."""
+    """Whether a batch took much longer than the median of `recent`; False if these are too few."""
     if len(recent) < _LEAST:
         return False
-    usual_ms = median(one.took_ms for one in recent)
+    usual_ms = median(batch.took_ms for batch in recent)
     return took_ms > _TIMES * usual_ms and took_ms - usual_ms >= _LONGER_MS
 
 
-def explanation(state_name: str, batch: EndedBatch, recent: Sequence[EndedBatch], around: BatchContext) -> str:
-    """A sentence that says where the time of a slow batch went, and why, as far as that is known.
+def explanation(state_name: str, batch: EndedBatch, recent: Sequence[EndedBatch], context: BatchContext) -> str:
+    """Return a sentence that says where the time of a slow batch went, and why, as far as that is known.
 
     Parameters
     ----------
     recent
         The batches before it.
     """
-    usual_ms = median(one.took_ms for one in recent)
-    told = f"batch {batch.last.version - 1} of {state_name} took {_s(batch.took_ms)} (median {_s(usual_ms)})"
-    where = ", ".join(_lost(batch, recent, around)) or "nobody knows where its time went"
-    reasons = [*_reasons(batch, recent, around)]
-    if around.was_lost and "was lost" not in where:
-        reasons.insert(0, f"the store actor that had shard {around.shard} was lost")
-    reasons[:0] = [text for executor in around.lost_executors if (text := executor.loss_text()) not in where]
-    return "; ".join((f"{told}: {where}", *reasons))
+    usual_ms = median(other.took_ms for other in recent)
+    summary = f"batch {batch.last.version - 1} of {state_name} took {_s(batch.took_ms)} (median {_s(usual_ms)})"
+    where = ", ".join(_lost(batch, recent, context)) or "nobody knows where its time went"
+    reasons = [*_reasons(batch, recent, context)]
+    if context.was_lost and "was lost" not in where:
+        reasons.insert(0, f"the store actor that had shard {context.shard} was lost")
+    reasons[:0] = [text for executor in context.lost_executors if (text := executor.loss_text()) not in where]
+    return "; ".join((f"{summary}: {where}", *reasons))
 
 
-def _lost(batch: EndedBatch, recent: Sequence[EndedBatch], around: BatchContext) -> Iterator[str]:
-    """The parts in which most of the time was lost, the largest first."""
-    longer = {
-        phase: (took_ms, took_ms - _usual_phase(recent, place))
-        for place, (phase, took_ms) in enumerate(zip(PHASES, batch.phases, strict=True))
+def _lost(batch: EndedBatch, recent: Sequence[EndedBatch], context: BatchContext) -> Iterator[str]:
+    """Describe the phases in which most of the time was lost, the largest first."""
+    lost_by_phase = {
+        phase: (took_ms, took_ms - _usual_phase(recent, index))
+        for index, (phase, took_ms) in enumerate(zip(PHASES, batch.phases, strict=True))
         if took_ms is not None
     }
-    all_of_it = sum(max(0.0, lost) for _, lost in longer.values())
-    worst = sorted(longer.items(), key=lambda one: -one[1][1])[:_TOLD]
+    total_ms = sum(max(0.0, lost_ms) for _, lost_ms in lost_by_phase.values())
+    worst = sorted(lost_by_phase.items(), key=lambda item: -item[1][1])[:_NAMED]
     for phase, (took_ms, lost_ms) in worst:
-        if lost_ms > _WORTH_TELLING * all_of_it:
-            yield f"{_s(took_ms)} {_words(phase, took_ms, batch.last, around)}"
+        if lost_ms > _NAMED_SHARE * total_ms:
+            yield f"{_s(took_ms)} {_words(phase, took_ms, batch.last, context)}"
 
 
-def _usual_phase(recent: Sequence[EndedBatch], place: int) -> float:
-    known = [took_ms for one in recent if (took_ms := one.phases[place]) is not None]
+def _usual_phase(recent: Sequence[EndedBatch], index: int) -> float:
+    known = [took_ms for batch in recent if (took_ms := batch.phases[index]) is not None]
     return median(known) if known else 0.0
 
 
-def _words(phase: str, took_ms: int, last: CommitEntry, around: BatchContext) -> str:
-    shard = f"shard {around.shard}" + (f" on {around.host}" if around.host else "")
+def _words(phase: str, took_ms: int, last: CommitEntry, context: BatchContext) -> str:
+    shard = f"shard {context.shard}" + (f" on {context.host}" if context.host else "")
     match phase:
-        case "spark" if around.was_lost:
-            # Tasks that had its lease call the lost one first, and wait until there is another.
+        case "spark" if context.was_lost:
+            # Tasks that had its lease call the lost store actor first, and wait until there is another.
             return f"before {shard} was asked for again, after its store actor was lost"
-        case "spark" if around.lost_executors:
-            lost = ", ".join(executor.loss_text() for executor in around.lost_executors)
+        case "spark" if context.lost_executors:
+            lost = ", ".join(executor.loss_text() for executor in context.lost_executors)
             return f"in Spark before {shard} was asked: {lost}, and its tasks had to run again"
         case "spark":
             return f"in Spark before {shard} was asked (source, shuffle, waiting for a core)"
         case "lease":
             return f"until the coordinator gave the lease of {shard}"
         case "hand_over":
-            return _hand_over(shard, took_ms, last, around)
+            return _hand_over(shard, took_ms, last, context)
         case "apply":
             return f"working on {last.rows_in:,} rows in {shard}"
         case "write":
@@ -241,30 +241,30 @@ def _words(phase: str, took_ms: int, last: CommitEntry, around: BatchContext) ->
             return "in the sink and at the batch's end"
 
 
-def _hand_over(shard: str, took_ms: int, last: CommitEntry, around: BatchContext) -> str:
+def _hand_over(shard: str, took_ms: int, last: CommitEntry, context: BatchContext) -> str:
     if last.restore_ms < took_ms / 2:
         return f"handing rows over to {shard} (on their way, or waiting for its threads or memory)"
     what = f"loading {size_text(last.load_bytes)}" if last.load_bytes else f"coming to version {last.base_version}"
-    if around.was_lost:
+    if context.was_lost:
         return f"in {shard} {what} after its store actor was lost"
-    return f"in {shard} {what}" + (f" after it was moved ({around.move.reason})" if around.move else "")
+    return f"in {shard} {what}" + (f" after it was moved ({context.move.reason})" if context.move else "")
 
 
-def _reasons(batch: EndedBatch, recent: Sequence[EndedBatch], around: BatchContext) -> Iterator[str]:
-    """What else was unusual."""
-    usual_rows = median(one.rows_in for one in recent)
+def _reasons(batch: EndedBatch, recent: Sequence[EndedBatch], context: BatchContext) -> Iterator[str]:
+    """Describe what else was unusual."""
+    usual_rows = median(other.rows_in for other in recent)
     if batch.rows_in > _MANY_ROWS * max(1, usual_rows):
         yield f"it had {batch.rows_in:,} rows (median {usual_rows:,.0f})"
     if batch.last.failures:
-        yield f"commits of shard {around.shard} failed before: {_counts(batch.last.failures)}"
-    if around.refusals:
-        yield f"tasks were refused: {_counts(around.refusals)}"
-    if around.storage:
-        yield f"the coordinator's requests to the object store: {_counts(around.storage)}"
-    memory = around.memory
+        yield f"commits of shard {context.shard} failed before: {_counts(batch.last.failures)}"
+    if context.refusals:
+        yield f"tasks were refused: {_counts(context.refusals)}"
+    if context.storage:
+        yield f"the coordinator's requests to the object store: {_counts(context.storage)}"
+    memory = context.memory
     if memory is not None and memory.spilled_bytes:
-        told = f"the store actor of shard {around.shard} has spilled {size_text(memory.spilled_bytes)}"
-        yield told + (f" (limit {size_text(memory.memory_limit)})" if memory.memory_limit else "")
+        spilled = f"the store actor of shard {context.shard} has spilled {size_text(memory.spilled_bytes)}"
+        yield spilled + (f" (limit {size_text(memory.memory_limit)})" if memory.memory_limit else "")
 
 
 def _counts(counts: Mapping[str, int]) -> str:

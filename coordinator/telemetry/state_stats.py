@@ -64,7 +64,7 @@ class ShardStats:
     @classmethod
     def of(cls, ledger: StateLedger, placing: MovePlanner, partition_id: int) -> ShardStats:
         """Return the shard of a partition."""
-        rows, size = ledger.held(partition_id)
+        rows, size = ledger.rows_and_bytes(partition_id)
         return cls(
             partition_id,
             ledger.newest_version(partition_id),

@@ -10,6 +10,7 @@ from typing import Any
 
 from coordinator.ledger.discards import Discards
 from coordinator.ledger.history import StateHistory
+from coordinator.ledger.ledger_state import LedgerState
 from coordinator.ledger.records import Committed
 from coordinator.ledger.shard_layouts import ShardLayout, ShardLayouts
 from coordinator.ledger.state_ledger import AcceptedCommits, StateLedger
@@ -64,9 +65,9 @@ def _runs_outlive_their_state(drop: Callable[..., None]) -> Callable[..., None]:
     return careless
 
 
-def _any_version_there(counted: Callable[..., tuple[int, str]]) -> Callable[..., tuple[int, str]]:
+def _any_version_there(committed: Callable[..., tuple[int, str]]) -> Callable[..., tuple[int, str]]:
     def careless(history: StateHistory, partition_id: int, version: int) -> tuple[int, str]:
-        newest, attempt_id = counted(history, partition_id, version)
+        newest, attempt_id = committed(history, partition_id, version)
         return (newest, attempt_id) if attempt_id else (version, "")
 
     return careless
@@ -331,8 +332,8 @@ MOVE_BUGS = {
 }
 #: Those that are sought where the state is dropped.
 DROP_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
-    "runs of a dropped state may go on": (StateLedger, "_drop", _runs_outlive_their_state),
-    "versions of a dropped state are read as empty ones": (StateHistory, "counted", _any_version_there),
+    "runs of a dropped state may go on": (LedgerState, "_drop", _runs_outlive_their_state),
+    "versions of a dropped state are read as empty ones": (StateHistory, "committed", _any_version_there),
 }
 #: Those that are sought where coordinators stop just before they write.
 STOPPED_BUGS = {"what cleaning deletes may be counted later"}
@@ -357,7 +358,7 @@ BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "a standby applies a commit to whatever it has": (Transfers, "replicate", _followed_over_gaps),
     "commits since a copy are left out": (Restorer, "_catch_up", _commits_since_left_out),
     "a schema counts without a commit in it": (StateHistory, "_load_plan", _schemas_of_failed_runs_kept),
-    "a checkpoint of the ledger forgets schemas": (StateLedger, "to_json", _schemas_left_out),
+    "a checkpoint of the ledger forgets schemas": (LedgerState, "to_json", _schemas_left_out),
     "parts of a checkpoint go while some of their records count": (
         StateHistory,
         "oldest_retained",

@@ -1,0 +1,291 @@
+"""Everything that the records of a state add up to: runs, leases, branches and drops, beside the history of its versions. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any, Self, assert_never
+
+from coordinator.ledger.assignments import Assignments
+from coordinator.ledger.discards import DataFile, Discards
+from coordinator.ledger.history_changes import ChangingHistory
+from coordinator.ledger.records import (
+    BatchFinished,
+    BranchBorn,
+    Branched,
+    BranchEnded,
+    BranchMade,
+    Committed,
+    Discarded,
+    Dropped,
+    MoveFailed,
+    Record,
+    RescaleAsked,
+    Rescaled,
+    RunStarted,
+    SchemaChanged,
+    ShardsAssigned,
+    SnapshotAdded,
+    StateBegun,
+    Truncated,
+)
+from coordinator.model.identities import PYTHON_QUERY_ID, ActorLocation
+from coordinator.model.state_metadata import StateMetadata
+
+__all__ = ["LedgerState"]
+
+
+class LedgerState(ChangingHistory):
+    """The fold of the records of one state; :class:`~coordinator.ledger.state_ledger.StateLedger` adds the rules for new ones.
+
+    Parameters
+    ----------
+    root
+        Folder of the state, ``<fleet uri>/<state name>``.
+    """
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.epoch = 0
+        self.run_id = ""
+        self.query_id = ""
+        #: Whether the query's checkpoint ends with its run.
+        self.is_temporary = False
+        #: Newest version whose batch Spark is known to have finished; None of a run of an earlier release, which did not report it.
+        self.finished: int | None = None
+        #: Newest version that any shard ever had, those of layouts that never counted included.
+        self._newest_seen = 0
+        #: Runs that a newer run has replaced; they may not lease or commit any more.
+        self.retired: set[str] = set()
+        self.assignments = Assignments()
+        #: Run, batch and layout (its first partition) whose base was found on every shard.
+        self._checked_base: tuple[str, int, int] | None = None
+        #: Run and metadata of its query that were found to fit the state and its newest schema.
+        self._checked_query: tuple[str, StateMetadata] | None = None
+        #: The number of shards that the present run was asked to go on with.
+        self.requested_rescale: RescaleAsked | None = None
+        #: State and version that this one began with, of a branch.
+        self.origin: tuple[str, int] | None = None
+        #: States that began with files of this one, by name; and the names of those that were seen to be there.
+        self.branches: dict[str, BranchMade] = {}
+        self.born: set[str] = set()
+        #: Files that may be deleted, and never count again.
+        self.discards = Discards()
+        #: How many states of this name were dropped, and the metadata of the newest of them.
+        self.drops = 0
+        self.dropped_metadata: Mapping[str, Any] | None = None
+        #: Metadata of the state, if it has the name of a state that was dropped.
+        self.begun_metadata: Mapping[str, Any] | None = None
+
+    # -- leases ---------------------------------------------------------------------------------------------------
+
+    def location(self, partition_id: int) -> tuple[int, ActorLocation] | None:
+        """Return epoch and store actor of a shard's present lease; None if it was never leased."""
+        assignment = self.assignments.get(partition_id)
+        return None if assignment is None else (assignment.epoch, assignment.location)
+
+    def holder(self, partition_id: int) -> ActorLocation | None:
+        """Return the store actor of a shard's present lease; None if it was never leased."""
+        assignment = self.assignments.get(partition_id)
+        return None if assignment is None else assignment.location
+
+    def assigned(self) -> dict[int, ActorLocation]:
+        """Return the store actor of each partition's present lease."""
+        return self.assignments.locations()
+
+    def inherited(self, partitions: Iterable[int]) -> dict[int, ActorLocation]:
+        """Return, by partition, the store actor of a shard that the partition is made of, where one of these is leased."""
+        inherited = {}
+        for partition in partitions:
+            layout = self.layouts.of(partition)
+            holders = map(self.holder, () if layout is None else layout.parents(partition))
+            holder = next((location for location in holders if location is not None), None)
+            if holder is not None:
+                inherited[partition] = holder
+        return inherited
+
+    # -- runs -----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_of_python(self) -> bool:
+        """Whether Python programs own the state, which have no batches."""
+        return self.query_id == PYTHON_QUERY_ID
+
+    @property
+    def ends_with_its_run(self) -> bool:
+        """Whether no run will ever go on from the state once its present run is over."""
+        return self.is_temporary and not self.branches
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether the state was dropped, and no other state of its name has begun."""
+        return self.drops > 0 and not self.run_id and self.origin is None
+
+    def _newest_of_run(self, partition_id: int) -> int:
+        """Return the newest version of a partition that the present run committed; 0 without any."""
+        newest = (chain[-1] for chain in self._partition_chains(partition_id) if chain)
+        return max((entry.version for entry in newest if entry.run_id == self.run_id), default=0)
+
+    def _may_count(self, path: str, epoch: int) -> bool:
+        """Whether a file that was written at an epoch, or before, could still be committed."""
+        file = DataFile.of(path)
+        if file is None:
+            return False
+        if file.is_snapshot:
+            return any(
+                entry.version == file.version for chain in self._partition_chains(file.partition_id) for entry in chain
+            )
+        assignment = self.assignments.get(file.partition_id)
+        return (
+            assignment is not None
+            and assignment.epoch <= epoch
+            and file.version > self._newest_of_run(file.partition_id)
+        )
+
+    # -- folding --------------------------------------------------------------------------------------------------
+
+    def fold(self, record: Record) -> None:
+        """Take in one record of the log."""
+        match record:
+            case RunStarted():
+                self._start_run(record)
+            case BatchFinished():
+                if record.run_id == self.run_id:
+                    self._raise_finished(record.batch_id + 1)
+            case ShardsAssigned():
+                self.epoch = record.epoch
+                self.assignments.assign(record, self.newest_version(record.partition_id))
+            case MoveFailed():
+                self.assignments.stay(record, self.newest_version(record.partition_id))
+            case SchemaChanged():
+                self._checked_query = None
+                self.take(record)
+            case Committed(entry):
+                # A batch is planned once the one before it is in Spark's commit log; what was imported was finished elsewhere.
+                self._raise_finished(entry.version if entry.is_import else entry.version - 1)
+                self._newest_seen = max(self._newest_seen, entry.version)
+                self.take(record)
+            case SnapshotAdded() | Truncated():
+                self.take(record)
+            case Discarded(files):
+                self.discards.keep(self._may_count)
+                self.discards.add(files, self.epoch)
+            case RescaleAsked():
+                self.requested_rescale = record
+            case Rescaled():
+                self.requested_rescale = None
+                self.take(record)
+            case Branched():
+                self.origin, self.finished = (record.parent, record.version), record.version
+                self.epoch, self.query_id = max(self.epoch, record.ledger["epoch"]), record.ledger["query_id"]
+                self.load_history(record.ledger)
+            case BranchMade():
+                self.branches[record.name] = record
+                self.born.discard(record.name)
+            case BranchBorn():
+                self.born.add(record.name)
+            case BranchEnded():
+                self.branches.pop(record.name, None)
+                self.born.discard(record.name)
+            case Dropped():
+                self._drop(record)
+            case StateBegun():
+                self.begun_metadata = record.metadata
+            case _:
+                assert_never(record)
+
+    def _start_run(self, record: RunStarted) -> None:
+        if self.run_id:
+            self.retired.add(self.run_id)
+        self.run_id, self.query_id, self.epoch = record.run_id, record.query_id, record.epoch
+        self.is_temporary = record.is_temporary
+        # The run begins with this batch because the commit log ends before it, whatever earlier runs reported.
+        self.finished = record.batch_id if record.reports_finished else None
+        self.assignments.renew(self.epoch)
+        self.requested_rescale = None
+        for layout in self.layouts.start_run(record.run_id):
+            self.forget(layout.partitions)
+
+    def _raise_finished(self, version: int) -> None:
+        if self.finished is not None:
+            self.finished = max(self.finished, version)
+
+    def _drop(self, record: Dropped) -> None:
+        """Begin again as an empty state. Requests of runs and owners of the dropped state are refused."""
+        retired, epoch, drops = {*self.retired, *filter(None, [self.run_id])}, self.epoch, self.drops
+        ended = self.begun_metadata or record.metadata or self.dropped_metadata
+        self.__init__(self.root)  # type: ignore[misc]
+        self.retired, self.epoch, self.drops = retired, epoch + 1, drops + 1
+        self.dropped_metadata = ended
+
+    def forget(self, partitions: Iterable[int]) -> None:
+        """See :meth:`ChangingHistory.forget`; their leases end, too."""
+        super().forget(partitions)
+        self.assignments.forget(partitions)
+
+    def leave(self, partition_id: int) -> None:
+        """See :meth:`ChangingHistory.leave`."""
+        self.assignments.forget([partition_id])
+
+    # -- copies and checkpoints -----------------------------------------------------------------------------------
+
+    def copy(self, records: Iterable[Committed | SnapshotAdded]) -> Self:
+        """Return a deep copy with these of the commits and snapshots only."""
+        other = type(self)(self.root)
+        other.epoch, other.run_id, other.query_id = self.epoch, self.run_id, self.query_id
+        other.finished, other._newest_seen = self.finished, self._newest_seen
+        other.is_temporary = self.is_temporary
+        other.retired = set(self.retired)
+        other.assignments = self.assignments.copy()
+        other.requested_rescale = self.requested_rescale
+        other.origin, other.branches = self.origin, dict(self.branches)
+        other.discards = self.discards.copy()
+        other.born = set(self.born)
+        other.drops, other.dropped_metadata = self.drops, self.dropped_metadata
+        other.begun_metadata = self.begun_metadata
+        other.copy_history(self, records)
+        return other
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the ledger as data, for a checkpoint of the log."""
+        return {
+            "epoch": self.epoch,
+            "run_id": self.run_id,
+            "query_id": self.query_id,
+            **({} if self.finished is None else {"finished": self.finished, "newest_seen": self._newest_seen}),
+            **({"is_temporary": True} if self.is_temporary else {}),
+            "retired": sorted(self.retired),
+            **self.assignments.to_json(),
+            **self.history_to_json(),
+            **({} if self.requested_rescale is None else {"rescale_asked": asdict(self.requested_rescale)}),
+            **({} if self.origin is None else {"origin": list(self.origin)}),
+            **({"discarded": discarded} if (discarded := self.discards.to_json()) else {}),
+            **({"drops": self.drops, "dropped_metadata": self.dropped_metadata} if self.drops else {}),
+            **({"begun_metadata": self.begun_metadata} if self.begun_metadata else {}),
+            **({"born": sorted(self.born)} if self.born else {}),
+            **({"branches": [asdict(branch) for branch in self.branches.values()]} if self.branches else {}),
+        }
+
+    @classmethod
+    def from_json(
+        cls, root: str, data: Mapping[str, Any], earlier: Iterable[Committed | SnapshotAdded] | None = None
+    ) -> Self:
+        """Return the ledger of a checkpoint; `earlier` as for :meth:`load_history`."""
+        ledger = cls(root)
+        ledger.epoch, ledger.run_id, ledger.query_id = data["epoch"], data["run_id"], data["query_id"]
+        ledger.finished, ledger._newest_seen = data.get("finished"), data.get("newest_seen", 0)
+        ledger.is_temporary = data.get("is_temporary", False)
+        ledger.retired = set(data["retired"])
+        ledger.assignments = Assignments.from_json(data)
+        ledger.load_history(data, earlier)
+        if "rescale_asked" in data:
+            ledger.requested_rescale = RescaleAsked(**data["rescale_asked"])
+        if "origin" in data:
+            parent, version = data["origin"]
+            ledger.origin = parent, version
+        ledger.discards = Discards(data.get("discarded"))
+        ledger.born = set(data.get("born", ()))
+        ledger.drops, ledger.dropped_metadata = data.get("drops", 0), data.get("dropped_metadata")
+        ledger.begun_metadata = data.get("begun_metadata")
+        ledger.branches = {item["name"]: BranchMade(**item) for item in data.get("branches", ())}
+        return ledger
