@@ -104,7 +104,7 @@ class Counts:
         return Totals(sum(chain[-1].state_rows for chain in chains if chain), u, r, d)
 
 
-def own(frame: DataFrame, name: str, mode: str = "append") -> DataFrame:
+def on_spark(frame: DataFrame, name: str, mode: str = "append") -> DataFrame:
     """Spark's own operators."""
     return frame
 

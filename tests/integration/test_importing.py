@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from coordinator.model.errors import CorruptStateError, InvalidRequestError, StateMismatchError, StateStoreError
 from spark_jobs.fleet import Fleet
 from statefleet.migration.checkpoint import NewCheckpoint, SparkCheckpoint
-from tests.integration.case_systems import ALL_CASES, Inputs, System, configured, own
+from tests.integration.case_systems import ALL_CASES, Inputs, System, configured, on_spark
 from tests.integration.operator_cases import RESTART, Case, Step
 from tests.integration.streams import Feed, Run
 
@@ -62,7 +62,7 @@ def moved(
     inputs, old, new = Inputs(spark, folder / "in", case.inputs), folder / "old", folder / "new"
     steps = [one for one in case.steps if isinstance(one, Step)]
     with configured(spark, {**case.conf, **conf}):
-        sparks = System(case, inputs, own, old)
+        sparks = System(case, inputs, on_spark, old)
         running = [sparks]
         try:
             for step in steps[:at]:
@@ -309,9 +309,9 @@ def swap_newest(old: Path) -> None:
     """Swap the files of the first version of two partitions, with Hadoop's checksums of them."""
     for file in ("1.delta", ".1.delta.crc"):
         one, other = (old / "state/0" / partition / file for partition in "01")
-        own, others = one.read_bytes(), other.read_bytes()
-        one.write_bytes(others)
-        other.write_bytes(own)
+        first_bytes, other_bytes = one.read_bytes(), other.read_bytes()
+        one.write_bytes(other_bytes)
+        other.write_bytes(first_bytes)
 
 
 #: What is done to a checkpoint whose newest batch is 0 and whose state has two partitions, and what the refusal says.

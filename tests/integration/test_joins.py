@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from coordinator.model.errors import InvalidRequestError
 from spark_jobs.fleet import Fleet
-from tests.integration.case_systems import Inputs, System, own
+from tests.integration.case_systems import Inputs, System, on_spark
 from tests.integration.join_cases import both
 from tests.integration.operator_cases import Case, Operators, seconds
 from tests.integration.streams import Feed, Run
@@ -64,7 +64,7 @@ def test_random_rows_are_joined_as_by_spark_with_each_join_type(
     for how in KINDS:
         case = Case(COLUMNS, random_join(how), [])
         systems[how, "fleet"] = System(case, inputs, ours, tmp_path / f"{how}-fleet")
-        systems[how, "Spark"] = System(case, inputs, own, tmp_path / f"{how}-spark")
+        systems[how, "Spark"] = System(case, inputs, on_spark, tmp_path / f"{how}-spark")
     try:
         emitted = dict.fromkeys(KINDS, 0)
         for step, now in enumerate((40, 52, 60, 95, 100)):

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_jobs.fleet import Fleet
-from tests.integration.case_systems import Inputs, System, own
+from tests.integration.case_systems import Inputs, System, on_spark
 from tests.integration.operator_cases import Case, Operators, seconds
 from tests.integration.streams import Run
 
@@ -164,7 +164,7 @@ def test_filters_after_an_operator_leave_the_rows_in_the_batches_that_spark_has_
     inputs, query = Inputs(spark, tmp_path / "in", COLUMNS), QUERIES[which]
     systems = [
         System(Case(COLUMNS, build, [], mode=MODES.get(which, "append")), inputs, operators, tmp_path / side)
-        for side, build, operators in (("fleet", query, ours), ("spark", SPARKS.get(which, query), own))
+        for side, build, operators in (("fleet", query, ours), ("spark", SPARKS.get(which, query), on_spark))
     ]
     emitted = 0
     try:
@@ -214,7 +214,7 @@ def test_joined_aggregations_of_one_form_have_a_watermark_each(
         joined = line(counts, "join").join(counted, F.expr("window = window2 and k = k2"), "full_outer")
         return joined.select(seconds("window2.start").alias("start"), "k2", "n", "count")  # type: ignore[no-any-return]
 
-    sides = {"fleet": lambda df, operator: fleet.stateful(df, name=f"{name}-{operator}", shards=2), "spark": own}
+    sides = {"fleet": lambda df, operator: fleet.stateful(df, name=f"{name}-{operator}", shards=2), "spark": on_spark}
     runs = {side: Run(query(line), "append", tmp_path / side) for side, line in sides.items()}
     try:
         inputs.add({"a": [("p", 45, 1)], "b": [("p", 45, 1), ("p", 12, 1)]})

@@ -11,7 +11,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_jobs.fleet import Fleet
-from tests.integration.case_systems import ALL_CASES, Counts, Inputs, System, check, configured, own
+from tests.integration.case_systems import ALL_CASES, Counts, Inputs, System, check, configured, on_spark
 from tests.integration.operator_cases import RESTART
 from tests.integration.streams import Feed, Run, short_list
 from tests.tasks import deltas_of
@@ -48,7 +48,7 @@ def test_case(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case
     with configured(spark, case.conf):
         systems = {"the fleet": System(case, inputs, ours, tmp_path / "ck-fleet")}
         if case.spark:
-            systems["Spark"] = System(case, inputs, own, tmp_path / "ck-spark")
+            systems["Spark"] = System(case, inputs, on_spark, tmp_path / "ck-spark")
         try:
             for place, step in enumerate(case.steps):
                 if isinstance(step, str):

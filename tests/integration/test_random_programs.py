@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from coordinator.model.errors import InvalidRequestError, StateStoreError
 from spark_jobs.fleet import Fleet
-from tests.integration.case_systems import Inputs, configured, own
+from tests.integration.case_systems import Inputs, configured, on_spark
 from tests.integration.operator_cases import Operators
 from tests.integration.random_inputs import COLUMNS
 from tests.integration.random_programs import Program, program
@@ -133,7 +133,7 @@ def test_a_random_program_does_what_it_does_on_spark(
     inputs = Inputs(spark, tmp_path / "in", COLUMNS)
     sides = {
         which: Side(made, inputs, operators, tmp_path / which)
-        for which, operators in (("the fleet", ours), ("Spark", own))
+        for which, operators in (("the fleet", ours), ("Spark", on_spark))
     }
     with configured(spark, made.conf), ExitStack() as ended:
         for side in sides.values():
@@ -175,7 +175,7 @@ def test_nearly_all_programs_are_such_as_spark_runs(spark: SparkSession, tmp_pat
     for seed in range(FEW):
         made = program(seed)
         try:
-            check_as_spark_does(spark, made.query(own, inputs.streams()), made.mode)
+            check_as_spark_does(spark, made.query(on_spark, inputs.streams()), made.mode)
         except PySparkException as error:
             refused[f"seed {seed}: {''.join(made.lines)}, {made.mode}"] = str(error).partition("\n")[0]
     assert len(refused) <= FEW // 10, refused

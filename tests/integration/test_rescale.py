@@ -18,7 +18,7 @@ from coordinator.model.errors import InvalidRequestError, StateMismatchError
 from spark_jobs.fleet import Fleet
 from spark_jobs.map_partitions import map_partitions_with_state_store
 from statefleet.cli import main
-from tests.integration.case_systems import ALL_CASES, Inputs, System, configured, own
+from tests.integration.case_systems import ALL_CASES, Inputs, System, configured, on_spark
 from tests.integration.operator_cases import RESTART
 from tests.integration.streams import Feed, Run, short_list
 
@@ -77,7 +77,7 @@ def test_case_with_rescales(spark: SparkSession, fleet: Fleet, tmp_path: Path, n
     with configured(spark, case.conf):
         systems = {"the fleet": System(case, inputs, rescaler.operators, tmp_path / "ck-fleet")}
         if case.spark:
-            systems["Spark"] = System(case, inputs, own, tmp_path / "ck-spark")
+            systems["Spark"] = System(case, inputs, on_spark, tmp_path / "ck-spark")
         try:
             for place, step in enumerate(case.steps):
                 if isinstance(step, str):

@@ -17,7 +17,7 @@ def checkpointing(objects: MemoryObjectStore) -> LocalCoordinator:
     return LocalCoordinator(objects, created, checkpoint_interval=6, part_records=3)
 
 
-def files(letter: str) -> MemoryObjectStore:
+def state_files(letter: str) -> MemoryObjectStore:
     """Files of a state ``s`` that counts a letter."""
     fleet = AggregationFleet()
     fleet.coordinator = checkpointing(fleet.objects)
@@ -29,7 +29,7 @@ def files(letter: str) -> MemoryObjectStore:
     return fleet.objects
 
 
-def written(objects: MemoryObjectStore, folder: Path) -> None:
+def write_files(objects: MemoryObjectStore, folder: Path) -> None:
     """Write files to a folder."""
     for info in objects.list(""):
         file = folder / info.path
@@ -37,6 +37,6 @@ def written(objects: MemoryObjectStore, folder: Path) -> None:
         file.write_bytes(objects.get(info.path))
 
 
-def made(folder: Path, letter: str) -> None:
+def write_state(folder: Path, letter: str) -> None:
     """Write the state to a folder."""
-    written(files(letter), folder)
+    write_files(state_files(letter), folder)

@@ -129,7 +129,7 @@ class CoordinatorHarness:
         return [file["path"] for file in cleaned["files"]]
 
 
-async def until(reached: threading.Event) -> None:
+async def wait_for_event(reached: threading.Event) -> None:
     assert await asyncio.to_thread(reached.wait, 30)
 
 

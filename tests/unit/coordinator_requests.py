@@ -15,12 +15,12 @@ SHARDS = 4
 METADATA = StateMetadata("clicks", "query", SHARDS, "keyed")
 
 
-def made(grant: LeaseGrant, version: int) -> CommitEntry:
+def commit_of(grant: LeaseGrant, version: int) -> CommitEntry:
     name = f"attempt-{grant.lease.store_id.partition_id}"
     return replace(entry(grant, version, name), committed_at_ms=now_ms(MachineClock()))
 
 
-async def begun(coordinator: Coordinator, run_id: str = "run-1", batch: int = 0) -> list[LeaseGrant]:
+async def lease_all_shards(coordinator: Coordinator, run_id: str = "run-1", batch: int = 0) -> list[LeaseGrant]:
     """Leases that tasks ask for."""
     return [
         await coordinator.attach_and_lease(task(run_id, batch, shard=shard), METADATA, actor("a"))

@@ -29,7 +29,7 @@ def batch_of(schema: StateSchema, rows: Rows) -> pa.RecordBatch:
     )
 
 
-def fed(schema: StateSchema, parts: list[Rows], *, combined: bool) -> dict[int, dict[str, Any]]:
+def aggregate_parts(schema: StateSchema, parts: list[Rows], *, combined: bool) -> dict[int, dict[str, Any]]:
     """What is emitted, by key, of a shard that has taken all parts, each undone once, and that was loaded anew after each."""
     shard = AggregateShard(schema)
     empty = schema.row_schema().empty_table()

@@ -94,7 +94,7 @@ class LedgerHarness:
         return counted
 
 
-async def opened(store: MemoryObjectStore, writer: str = "w") -> LedgerWriter:
+async def open_writer(store: MemoryObjectStore, writer: str = "w") -> LedgerWriter:
     keeper = LedgerWriter(ManifestLog(store, "clicks", writer))
     await keeper.open()
     return keeper

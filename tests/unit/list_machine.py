@@ -96,7 +96,7 @@ def input_of(raw: Sequence[Row], combined: Sequence[Row] = ()) -> ShardInput:
     return ShardInput((some.raw, table.decode(table.rows[table.live()])), len(raw) + len(combined))
 
 
-def told(groups: Groups) -> dict[Key, tuple[Any, ...]]:
+def expected_groups(groups: Groups) -> dict[Key, tuple[Any, ...]]:
     def of(rows: list[Row], place: int) -> list[Any]:
         return [row[place] for row in rows if row[place] is not None]
 
@@ -151,8 +151,8 @@ class ListMachine(OperatorMachine[Groups]):
         watermark = before + 1000 * forward
         change = self.apply_input(input_of(raw, combined), watermark)
         closed = {key: rows for key, rows in groups.items() if key[0] * 1000 <= watermark}
-        assert groups_of(output_of(change.delta, "update")) == told({key: groups[key] for key in touched})
-        assert groups_of(output_of(change.delta, "append")) == told(closed)
+        assert groups_of(output_of(change.delta, "update")) == expected_groups({key: groups[key] for key in touched})
+        assert groups_of(output_of(change.delta, "append")) == expected_groups(closed)
         self.applied(change, {key: rows for key, rows in groups.items() if key not in closed})
         self.equals_model()
         if then == "commit":
@@ -161,4 +161,4 @@ class ListMachine(OperatorMachine[Groups]):
             self.abort()
 
     def check(self, model: Groups) -> None:
-        assert groups_of(self.shard.snapshot()) == told(model)
+        assert groups_of(self.shard.snapshot()) == expected_groups(model)

@@ -26,7 +26,7 @@ SHARDS = 3
 Rows = list[tuple[str, float | None]]
 
 
-def live(objects: MemoryObjectStore, shards: int, schema: StateSchema | None) -> LiveState:
+def open_state(objects: MemoryObjectStore, shards: int, schema: StateSchema | None) -> LiveState:
     """The state as whoever reads it offline has it."""
     metadata = StateMetadata("s", "query", shards, "update", schema)
     log = ManifestLog(objects, "s", "test")
@@ -52,7 +52,7 @@ def of_operator(schema: StateSchema, batches: Sequence[Rows]) -> LiveState:
             ]
             made = input_of(schema, [{name: row[name] for name in names} for row in own])
             fleet.store.apply(fleet.request(batch, schema=schema, shard=shard), made)
-    return live(fleet.objects, SHARDS, schema)
+    return open_state(fleet.objects, SHARDS, schema)
 
 
 def of_store(batches: Sequence[Rows]) -> LiveState:
@@ -66,7 +66,7 @@ def of_store(batches: Sequence[Rows]) -> LiveState:
             else:
                 fleet.put(session, **{key: 0 if math.isnan(value) else int(value)})
         fleet.stores.commit(session)
-    return live(fleet.objects, 1, None)
+    return open_state(fleet.objects, 1, None)
 
 
 rows = st.lists(

@@ -36,7 +36,7 @@ SUMS = StateSchema(
 KEYS = [None, "", *"abcdefghijklmnop"]
 
 
-def sums(chance: random.Random, _: int) -> ShardInput:
+def random_sums(chance: random.Random, _: int) -> ShardInput:
     rows = [
         {"k": chance.choice(KEYS), "f": chance.choice([-0.0, 0.0, 1.5, None]), "v": chance.randint(0, 9)}
         for _ in range(30)
@@ -44,13 +44,13 @@ def sums(chance: random.Random, _: int) -> ShardInput:
     return ShardInput.of_raw(SUMS, pa.RecordBatch.from_pylist(rows, schema=SUMS.raw_schema()))
 
 
-def routed(rows: ShardInput, schema: StateSchema, shard: int, num_shards: int) -> ShardInput:
+def rows_of_shard(rows: ShardInput, schema: StateSchema, shard: int, num_shards: int) -> ShardInput:
     names = [field.name for field in schema.input_keys]
     tables = tuple(table.filter(pa.array(shards_of(table, names, num_shards) == shard)) for table in rows.tables)
     return ShardInput(tables, sum(table.num_rows for table in tables))
 
 
-def counted(table: pa.Table) -> Counter[str]:
+def row_counts(table: pa.Table) -> Counter[str]:
     """Rows whatever their order, without their number in the shard; lists whatever theirs."""
     shown = table.drop_columns([name for name in table.column_names if name == ROW_COLUMN])
     rows = (
@@ -89,7 +89,9 @@ class RescaledQuery:
             assert grant.base_version == self.batch
             marks = Watermarks(watermark_ms, watermark_ms)
             request = ApplyRequest(task, grant.lease, grant.base_version, self.schema, marks, grant.watermarks.input_ms)
-            emitted += counted(store.apply(request, routed(rows, self.schema, shard, self.layout.num_shards))[0])
+            emitted += row_counts(
+                store.apply(request, rows_of_shard(rows, self.schema, shard, self.layout.num_shards))[0]
+            )
         self.batch += 1
         return emitted
 
@@ -98,5 +100,5 @@ class RescaledQuery:
         found: Counter[str] = Counter()
         for partition in self.layout.partitions:
             store_id = self.fleet.coordinator.lease(self.task(partition), "a").lease.store_id
-            found += counted(self.fleet.new_store().read(store_id, self.batch, self.schema))
+            found += row_counts(self.fleet.new_store().read(store_id, self.batch, self.schema))
         return found

@@ -24,7 +24,7 @@ from store_actors.messages import ApplyRequest
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
 from tests.clocks import LaterClock
-from tests.unit.rescaled_query import SUMS, counted, routed, sums
+from tests.unit.rescaled_query import SUMS, random_sums, row_counts, rows_of_shard
 
 HERE = ActorLocation("a", "a-1", "node", "host", 1)
 Answer = TypeVar("Answer")
@@ -130,12 +130,12 @@ class RunningQuery:
         """
         fleet, coordinator = self.fleet, self.fleet.coordinator
         shards: BatchShards = fleet.do(coordinator.begin_batch(self._task(0), 2, num_shards))
-        rows, emitted = sums(random.Random(f"{seed} {self.batch}"), self.batch), list[str]()
+        rows, emitted = random_sums(random.Random(f"{seed} {self.batch}"), self.batch), list[str]()
         for shard, partition in enumerate(shards.partitions):
             grant = self.lease(partition)
             request = ApplyRequest(self._task(partition), grant.lease, grant.base_version, SUMS, Watermarks(0, 0), 0)
-            found = fleet.shards.apply(request, routed(rows, SUMS, shard, shards.num_shards))[0]
-            emitted += counted(found).elements()
+            found = fleet.shards.apply(request, rows_of_shard(rows, SUMS, shard, shards.num_shards))[0]
+            emitted += row_counts(found).elements()
         fleet.do(coordinator.batch_result(self._task(0), shards))
         fleet.do(coordinator.batch_finished([self.state], self.run, self.batch, 0.0))
         self.batch += 1

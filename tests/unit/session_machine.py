@@ -85,7 +85,7 @@ class Session:
     end: int
     values: Values
 
-    def told(self, key: Key) -> tuple[Any, ...]:
+    def comparable(self, key: Key) -> tuple[Any, ...]:
         numbers = [v for v, _ in self.values if v is not None]
         words = [s for _, s in self.values if s is not None]
         (first, _), (_, last) = self.values[0], self.values[-1]
@@ -107,7 +107,7 @@ class Session:
 Sessions = dict[Key, tuple[Session, ...]]
 
 
-def told(table: pa.Table) -> list[tuple[Any, ...]]:
+def comparable_sessions(table: pa.Table) -> list[tuple[Any, ...]]:
     rows = []
     for row in table.to_pylist():
         row.pop(ROW_COLUMN, None)
@@ -138,10 +138,10 @@ class SessionModel:
                     one = Session(former.start, max(former.end, one.end), former.values + one.values)
                 merged.append(one)
             sessions[key] = tuple(merged)
-            updated += [one.told(key) for one in merged if not any(one is other for other in old)]
+            updated += [one.comparable(key) for one in merged if not any(one is other for other in old)]
             put += len(merged)
             gone += len({one.start for one in old} - {one.start for one in merged})
-        closed = [one.told(key) for key, ones in sessions.items() for one in ones if one.end <= watermark]
+        closed = [one.comparable(key) for key, ones in sessions.items() for one in ones if one.end <= watermark]
         left = {key: tuple(one for one in ones if one.end > watermark) for key, ones in sessions.items()}
         facts = {
             # Rows of one key and time are one: Spark adds them up before it looks at the watermark.
@@ -152,8 +152,8 @@ class SessionModel:
         }
         return SessionModel(left, watermark), facts
 
-    def told(self) -> list[tuple[Any, ...]]:
-        return sorted((one.told(key) for key, ones in self.sessions.items() for one in ones), key=repr)
+    def comparable(self) -> list[tuple[Any, ...]]:
+        return sorted((one.comparable(key) for key, ones in self.sessions.items() for one in ones), key=repr)
 
 
 class SessionMachine(OperatorMachine[SessionModel]):
@@ -181,14 +181,16 @@ class SessionMachine(OperatorMachine[SessionModel]):
         change = self.apply_input(ShardInput((raw,), len(rows)), watermark * 1000)
         assert (change.rows_in, change.rows_late) == (len(rows), facts["late"])
         assert (change.rows_updated, change.rows_removed) == facts["counts"]
-        assert told(self.shard.output(change.delta)) == facts["closed"]
+        assert comparable_sessions(self.shard.output(change.delta)) == facts["closed"]
         update = SessionShard(replace(MODEL, output_mode="update"))
-        assert told(update.output(change.delta)) == facts["updated"]
+        assert comparable_sessions(update.output(change.delta)) == facts["updated"]
         self.applied(change, model)
 
     def check(self, model: SessionModel) -> None:
-        assert told(self.shard.snapshot()) == model.told()
-        assert told(read_frozen(self.shard.frozen(), self.shard.schema.row_schema())) == model.told()
+        assert comparable_sessions(self.shard.snapshot()) == model.comparable()
+        assert (
+            comparable_sessions(read_frozen(self.shard.frozen(), self.shard.schema.row_schema())) == model.comparable()
+        )
         numbers = self.shard.snapshot().column(ROW_COLUMN).to_pylist()
         assert len(numbers) == len(set(numbers)) == len(self.shard)
         assert self.pending is not None or self.watermark_ms == model.watermark * 1000

@@ -19,7 +19,7 @@ def store_id(coordinator: LocalCoordinator, batch: int) -> StateStoreId:
     return coordinator.lease(TaskIdentity("s", "query", "run-1", batch, 0, 0, "executor"), "a").lease.store_id
 
 
-def offered(source: Kind, shard: StateStoreId) -> Transfer:
+def offer_of(source: Kind, shard: StateStoreId) -> Transfer:
     offer = source.partitions.transfers.begin(shard)
     assert offer is not None
     return offer
@@ -30,7 +30,7 @@ def pieces(source: Kind, offer: Transfer) -> Iterator[tuple[int, pa.Table]]:
         yield piece
 
 
-def hand_over(source: Kind, target: Kind, shard: StateStoreId) -> int:
+def transfer_shard(source: Kind, target: Kind, shard: StateStoreId) -> int:
     """The version that the taker holds then."""
-    offer = offered(source, shard)
+    offer = offer_of(source, shard)
     return target.partitions.transfers.take(shard, offer, pieces(source, offer))[0]

@@ -18,7 +18,13 @@ from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import files_of
-from tests.unit.coordinator_harness import GRACE_S, CoordinatorHarness, GatedObjectStore, two_coordinators, until
+from tests.unit.coordinator_harness import (
+    GRACE_S,
+    CoordinatorHarness,
+    GatedObjectStore,
+    two_coordinators,
+    wait_for_event,
+)
 
 SCHEMA = StateSchema((Field("k", "int32"),), (), (), None, None, "update")
 CREATED = StateMetadata("s", "query", 1, "update", SCHEMA)
@@ -207,7 +213,7 @@ def test_a_branch_that_is_made_while_somebody_cleans_lacks_no_file(hangs: str, m
         await asyncio.sleep(1.1 * GRACE_S)
         gated.gate.clear()
         cleaning = asyncio.create_task(old.clean())
-        await until(gated.reached)
+        await wait_for_event(gated.reached)
         # The branch has a branch, and does without the parent's files from then on.
         made = await make(new, 2, "deeper", "what_if")
         assert made.shared_files == 2
@@ -230,12 +236,12 @@ def test_while_a_branch_may_come_nothing_goes_and_a_maker_who_slept_too_long_is_
         await asyncio.sleep(1.1 * GRACE_S)
         gated.gate.clear()
         making = asyncio.create_task(make(old, 2))
-        await until(gated.reached)
+        await wait_for_event(gated.reached)
         gated.gate.set()
         await asyncio.sleep(0)
         gated.gate.clear()
         gated.reached.clear()
-        await until(gated.reached)
+        await wait_for_event(gated.reached)
         snapshot = await add_snapshot(new, "s", 3)
         await let_go(new, "s")
         assert ManifestLog(objects, "s", "").load().branches.keys() == {"what_if"}

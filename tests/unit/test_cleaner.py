@@ -19,7 +19,13 @@ from coordinator.model.maintenance import Maintenance
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectStore
-from tests.unit.coordinator_harness import GRACE_S, CoordinatorHarness, GatedObjectStore, two_coordinators, until
+from tests.unit.coordinator_harness import (
+    GRACE_S,
+    CoordinatorHarness,
+    GatedObjectStore,
+    two_coordinators,
+    wait_for_event,
+)
 
 
 async def read_anew(objects: ObjectStore) -> set[str]:
@@ -57,7 +63,7 @@ def test_a_commit_that_hangs_on_its_way_to_the_log_is_not_counted_after_its_file
         objects.put(begun.file, b"delta")
         gated.gate.clear()
         counting = asyncio.create_task(old.count(begun))
-        await until(gated.reached)
+        await wait_for_event(gated.reached)
         await asyncio.sleep(1.1 * GRACE_S)
         assert await new.clean() == [begun.file]
         gated.gate.set()
@@ -91,7 +97,7 @@ def test_a_coordinator_that_sleeps_while_it_cleans_deletes_nothing_that_its_succ
         await asyncio.sleep(1.1 * GRACE_S)
         gated.gate.clear()
         cleaning = asyncio.create_task(old.clean())
-        await until(gated.reached)
+        await wait_for_event(gated.reached)
         second = await new.begin("run-2", 1)
         objects.put(second.file, b"delta")
         await new.count(second)

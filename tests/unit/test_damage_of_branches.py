@@ -25,7 +25,7 @@ from statefleet.reads.verify import files_of
 from store_actors.serving.files import decode_file
 from tests.unit.aggregation_fleet import LocalCoordinator
 from tests.unit.damages import DAMAGES, ERROR, Survey, copied, counterpart, state_in, taken_from, told
-from tests.unit.rescaled_query import SUMS, RescaledQuery, sums
+from tests.unit.rescaled_query import SUMS, RescaledQuery, random_sums
 
 PARENT, BRANCH = "s", "what_if"
 STATES = (PARENT, BRANCH)
@@ -62,7 +62,7 @@ class BranchQuery(RescaledQuery):
     def batches(self, count: int, seed: str) -> list[str]:
         """What some batches emit."""
         store, chance = self.fleet.new_store(), random.Random(f"{seed} {self.batch}")
-        return [repr(sorted(self.apply(sums(chance, self.batch), 0, store).items())) for _ in range(count)]
+        return [repr(sorted(self.apply(random_sums(chance, self.batch), 0, store).items())) for _ in range(count)]
 
 
 def go_on(objects: MemoryObjectStore, seed: str) -> None:
@@ -82,7 +82,7 @@ def files(seed: str, backup: MemoryObjectStore | None = None) -> MemoryObjectSto
     query = BranchQuery(objects, PARENT, 0, "run-0")
     store, chance = query.fleet.new_store(), random.Random(seed)
     for _ in range(3):
-        query.apply(sums(chance, query.batch), 0, store)
+        query.apply(random_sums(chance, query.batch), 0, store)
     store.partitions.maintain(1)
     for info in objects.list("") if backup is not None else ():
         backup.put(info.path, objects.get(info.path))

@@ -12,7 +12,7 @@ import pytest
 
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.fleet import attach
-from tests.unit.checkpointed_state import BATCHES, files, written
+from tests.unit.checkpointed_state import BATCHES, state_files, write_files
 from tests.unit.damages import DAMAGES, Survey, named_by_verify, state_in, taken_from, told
 
 #: Of the samples in every change's tests.
@@ -36,8 +36,8 @@ def read(objects: MemoryObjectStore) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def survey() -> Survey:
-    damages = {**DAMAGES, "another fleet's": taken_from(files("b"))}
-    return Survey(files("a"), ("s",), read, damages)
+    damages = {**DAMAGES, "another fleet's": taken_from(state_files("b"))}
+    return Survey(state_files("a"), ("s",), read, damages)
 
 
 def test_every_kind_of_file_is_there(survey: Survey, tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_every_kind_of_file_is_there(survey: Survey, tmp_path: Path) -> None:
     }
     assert named_by_verify(survey.objects, survey.states) == set()
     # From a folder of files it is the same.
-    written(survey.objects, tmp_path)
+    write_files(survey.objects, tmp_path)
     state = attach(f"file://{tmp_path}", offline=True).state("s", consistency="committed")
     assert told(lambda: state.scan().to_arrow().to_pylist()) == survey.expected[str(BATCHES)]
 

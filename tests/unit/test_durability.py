@@ -23,7 +23,7 @@ from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages import ShardInput
 from tests.clocks import LaterClock
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet
-from tests.unit.ledger_harness import opened
+from tests.unit.ledger_harness import open_writer
 
 
 async def nobody_deletes(state_name: str) -> None:
@@ -126,7 +126,7 @@ def test_a_record_or_checkpoint_that_is_no_json_is_named(path: str) -> None:
     store = MemoryObjectStore()
     store.put(f"clicks/{path}", b"{")
     with pytest.raises(CorruptStateError, match=path):
-        asyncio.run(opened(store))
+        asyncio.run(open_writer(store))
 
 
 def test_append_mode_emits_closed_groups_once_and_the_same_to_retry_replay_and_after_a_restart() -> None:

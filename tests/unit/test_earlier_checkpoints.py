@@ -18,7 +18,7 @@ from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import check_files, files_of
 from store_actors.messages import ShardInput
 from tests.unit.aggregation_fleet import LocalCoordinator
-from tests.unit.rescaled_query import SUMS, RescaledQuery, counted
+from tests.unit.rescaled_query import SUMS, RescaledQuery, row_counts
 
 FOLDER = Path(__file__).parents[1] / "data" / "state-15ad431"
 EXPECTED: dict[str, Any] = json.loads((FOLDER / "expected.json").read_text())
@@ -50,7 +50,7 @@ def rows_of(query: RescaledQuery, version: int) -> Counter[str]:
     partitions = (0, 1) if version <= RESCALED_AT else query.layout.partitions
     for partition in partitions:
         store_id = StateStoreId(query.submit(lambda ledger: ([], ledger.root)), 0, partition)
-        rows += counted(query.fleet.new_store().read(store_id, version, SUMS))
+        rows += row_counts(query.fleet.new_store().read(store_id, version, SUMS))
     return rows
 
 

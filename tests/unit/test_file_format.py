@@ -24,12 +24,12 @@ from statefleet.reads.verify import check_files, files_of
 from store_actors.engine.versions import Change
 from store_actors.serving.files import decode_file, encode_delta, place_in_state
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet
-from tests.unit.checkpointed_state import checkpointing, made
+from tests.unit.checkpointed_state import checkpointing, write_state
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made(tmp_path / "fleet", "a")
+    write_state(tmp_path / "fleet", "a")
     return tmp_path / "fleet"
 
 
@@ -136,7 +136,7 @@ def put_back(folder: Path, other: Path) -> None:
 def test_an_open_reader_reads_anew_what_became_another_state(
     folder: Path, tmp_path: Path, change: Callable[[Path, Path], None]
 ) -> None:
-    made(tmp_path / "other", "b")
+    write_state(tmp_path / "other", "b")
     state = attach(f"file://{folder}", offline=True).state("s", consistency="committed")
     before = rows_of(state.scan().to_arrow())
     assert "a" in before

@@ -13,7 +13,7 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from coordinator.model.type_names import list_type
 from store_actors.engine.table import GroupTable
-from tests.unit.grouped_rows import Rows, batch_of, fed, schema_of
+from tests.unit.grouped_rows import Rows, aggregate_parts, batch_of, schema_of
 
 K = AccumulatorKind
 #: Of 0, 1 and 2; and of 'ab' once to 39 times, in order of their bits; as Spark 3.5 has them.
@@ -50,7 +50,7 @@ def sketch(type_name: str, values: list[Any], lg_k: int, *, combined: bool = Fal
     rows: Rows = [(0, value) for value in values] or [(0, None)]
     size = -(-len(rows) // parts)
     some = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
-    (row,) = fed(sketch_of(type_name, lg_k), some, combined=combined).values()
+    (row,) = aggregate_parts(sketch_of(type_name, lg_k), some, combined=combined).values()
     told: bytes = row["s"]
     return told
 
@@ -138,7 +138,7 @@ def test_a_union_is_a_sketch_of_what_is_in_any(combined: bool, data: st.DataObje
     lg_k = data.draw(st.sampled_from([4, 8]))
     sets = [range(begin, begin + size // 4) for begin, size in pairs]
     rows: Rows = [(0, room_for_more(sketch("int64", list(some), lg_k))) for some in sets]
-    (row,) = fed(union_of(may_differ=False), [[one] for one in rows], combined=combined).values()
+    (row,) = aggregate_parts(union_of(may_differ=False), [[one] for one in rows], combined=combined).values()
     everything = sorted({value for some in sets for value in some})
     direct = sketch("int64", everything, lg_k)
     assert row["s"][7] == direct[7]
@@ -153,21 +153,21 @@ def test_sketches_of_several_precisions(combined: bool) -> None:
     fine, coarse = sketch("int64", list(range(600)), 9), sketch("int64", list(range(500, 900)), 7)
     rows: Rows = [(0, fine), (0, coarse), (0, None)]
     with pytest.raises(InvalidRequestError, match=r"HLL_UNION_DIFFERENT_LG_K.*values: 9 and 7"):
-        fed(union_of(may_differ=False), [rows], combined=combined)
+        aggregate_parts(union_of(may_differ=False), [rows], combined=combined)
     with pytest.raises(InvalidRequestError, match=r"HLL_UNION_DIFFERENT_LG_K.*values: 9 and 7"):
-        fed(union_of(may_differ=False), [rows[:1], rows[1:]], combined=combined)
+        aggregate_parts(union_of(may_differ=False), [rows[:1], rows[1:]], combined=combined)
     for parts in ([rows], [rows[:1], rows[1:]], [rows[::-1]]):
-        (row,) = fed(union_of(may_differ=True), parts, combined=combined).values()
+        (row,) = aggregate_parts(union_of(may_differ=True), parts, combined=combined).values()
         assert row["s"] == sketch("int64", list(range(900)), 7)
     # Of few values no register is there that would be coarser than what was asked for first.
     few: Rows = [(0, sketch("int64", [1], 9)), (0, sketch("int64", [2], 7))]
-    (row,) = fed(union_of(may_differ=True), [few], combined=combined).values()
+    (row,) = aggregate_parts(union_of(may_differ=True), [few], combined=combined).values()
     assert (row["s"][3], coupons(row["s"])) == (9, coupons(sketch("int64", [1, 2], 12)))
 
 
 def test_a_sketch_stays_small_whatever_comes() -> None:
     schema = sketch_of("int64", 8)
-    held = fed(
+    held = aggregate_parts(
         schema, [[(0, value) for value in range(begin, begin + 997)] for begin in range(0, 9970, 997)], combined=True
     )
     assert len(held[0]["s"]) == 40 + 2**8

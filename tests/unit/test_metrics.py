@@ -22,7 +22,7 @@ from coordinator.storage.counted import CountedObjectStore, StorageStats
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.serving.metric_samples import COUNTERS, store_samples
 from store_actors.serving.metrics import StoreMetrics
-from tests.unit.coordinator_requests import METADATA, SHARDS, begun, made
+from tests.unit.coordinator_requests import METADATA, SHARDS, commit_of, lease_all_shards
 from tests.unit.ledger_harness import actor, task
 from tests.unit.observed_objects import ObservedObjectStore
 
@@ -116,8 +116,10 @@ def test_the_coordinators_figures_are_those_of_its_status() -> None:
     async def scenario() -> None:
         coordinator = Coordinator("memory://", MemoryObjectStore(), Maintenance(), "node")
         for batch in range(3):
-            for grant in await begun(coordinator, batch=batch):
-                (outcome,) = await coordinator.commit_partitions("clicks", [PartitionCommit((made(grant, batch + 1),))])
+            for grant in await lease_all_shards(coordinator, batch=batch):
+                (outcome,) = await coordinator.commit_partitions(
+                    "clicks", [PartitionCommit((commit_of(grant, batch + 1),))]
+                )
                 assert isinstance(outcome, AcceptedCommits)
             await coordinator.batch_result(task("run-1", batch), BatchShards(0, SHARDS))
         # Told again, as after a lost answer: it counts once.

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from coordinator.model.nested_types import has_map
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field
 from coordinator.model.type_names import counts_type, list_type, string_to_type, type_to_string
-from tests.unit.grouped_rows import Rows, fed, schema_of
+from tests.unit.grouped_rows import Rows, aggregate_parts, schema_of
 from tests.unit.nested_values import NESTED, identity, values
 
 K = AccumulatorKind
@@ -62,7 +62,7 @@ def test_extremes_are_those_of_sparks_order_and_of_equal_ones_the_first(combined
         types=[name],
     )
     parts = data.draw(parts_of(kind))
-    found = fed(schema, parts, combined=combined)
+    found = aggregate_parts(schema, parts, combined=combined)
     for k, row in found.items():
         present = [value for part in parts for key, value in part if key == k and value is not None]
         order = cmp_to_key(lambda one, other: compared(kind, one, other))
@@ -84,7 +84,7 @@ def test_values_by_an_ordering(combined: bool, data: st.DataObject) -> None:
         types=[name, its, "decimal(38,4)"],
     )
     parts = data.draw(parts_of(kind, by, pa.decimal128(38, 4)))
-    for k, row in fed(schema, parts, combined=combined).items():
+    for k, row in aggregate_parts(schema, parts, combined=combined).items():
         rows = [one for part in parts for key, *one in part if key == k]
         order = cmp_to_key(lambda one, other: compared(by, one[1], other[1]))
         present = [one for one in reversed(rows) if one[1] is not None]
@@ -111,7 +111,7 @@ def test_places_lists_and_counts(combined: bool, data: st.DataObject) -> None:
         types=[name],
     )
     parts = data.draw(parts_of(kind))
-    for k, row in fed(schema, parts, combined=combined).items():
+    for k, row in aggregate_parts(schema, parts, combined=combined).items():
         all_values = [identity(value) for part in parts for key, value in part if key == k]
         present = [one for one in all_values if one != identity(None)]
         assert identity(row["first"]) == all_values[0]
@@ -158,5 +158,5 @@ def test_each_pair_is_in_order(kind: pa.DataType, ordered: list[Any]) -> None:
     for place, one in enumerate(ordered):
         for other in ordered[place + 1 :]:
             for pair in ([(0, one), (0, other)], [(0, other), (0, one)]):
-                (row,) = fed(schema, [pair], combined=False).values()
+                (row,) = aggregate_parts(schema, [pair], combined=False).values()
                 assert identity([row["smallest"], row["largest"]]) == identity([one, other])

@@ -16,7 +16,7 @@ from coordinator.model.schema import EventTime, StateSchema
 from coordinator.model.watermarks import Watermarks
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
-from tests.unit.coordinator_requests import METADATA, SHARDS, begun, made
+from tests.unit.coordinator_requests import METADATA, SHARDS, commit_of, lease_all_shards
 from tests.unit.ledger_harness import actor, task
 
 
@@ -34,7 +34,7 @@ async def committed(
 ) -> AcceptedCommits | StateStoreError:
     """What becomes of a commit that is made now."""
     (outcome,) = await coordinator.commit_partitions(
-        "clicks", [PartitionCommit((made(grant, version),), is_piggybacked)]
+        "clicks", [PartitionCommit((commit_of(grant, version),), is_piggybacked)]
     )
     return outcome
 
@@ -56,8 +56,8 @@ def carried(found: list[LeaseGrant | None]) -> list[LeaseGrant]:
 
 def test_a_commit_brings_the_lease_that_would_be_given_for_the_next_batch() -> None:
     async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
-        first = carried(await following(coordinator, await begun(coordinator), 1))
-        assert first == await begun(coordinator, batch=1)
+        first = carried(await following(coordinator, await lease_all_shards(coordinator), 1))
+        assert first == await lease_all_shards(coordinator, batch=1)
         second = carried(await following(coordinator, first, 2))
         assert [one.base_version for one in second] == [2] * SHARDS
         # Those for which nobody was asked count as well: that of the first batch, the one above, and the second batch.
@@ -68,7 +68,7 @@ def test_a_commit_brings_the_lease_that_would_be_given_for_the_next_batch() -> N
 
 def test_a_batch_whose_base_is_not_on_every_shard_is_refused_though_its_lease_came_with_a_commit() -> None:
     async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
-        grants = await begun(coordinator)
+        grants = await lease_all_shards(coordinator)
         some = carried(await following(coordinator, grants[:3], 1))
         for grant in some:
             assert isinstance(await committed(coordinator, grant, 2), StateMismatchError)
@@ -81,8 +81,8 @@ def test_a_batch_whose_base_is_not_on_every_shard_is_refused_though_its_lease_ca
 
 def test_a_lease_that_came_with_a_commit_is_worth_nothing_once_another_run_has_the_state() -> None:
     async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
-        former = carried(await following(coordinator, await begun(coordinator), 1))
-        newer = await begun(coordinator, "run-2", 1)
+        former = carried(await following(coordinator, await lease_all_shards(coordinator), 1))
+        newer = await lease_all_shards(coordinator, "run-2", 1)
         for grant in former:
             assert isinstance(await committed(coordinator, grant, 2), FencedError)
         await following(coordinator, newer, 2)
@@ -92,7 +92,7 @@ def test_a_lease_that_came_with_a_commit_is_worth_nothing_once_another_run_has_t
 
 def test_no_lease_comes_with_an_answer_that_is_repeated_or_goes_to_a_store_actor_that_is_lost() -> None:
     async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
-        grants = await begun(coordinator)
+        grants = await lease_all_shards(coordinator)
         counted = await committed(coordinator, grants[0], 1)
         assert isinstance(counted, AcceptedCommits)
         assert counted.next_lease is not None
@@ -106,7 +106,7 @@ def test_no_lease_comes_with_an_answer_that_is_repeated_or_goes_to_a_store_actor
 
 def test_a_shard_that_is_about_to_move_goes_to_its_next_store_actor() -> None:
     async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
-        grants = await begun(coordinator)
+        grants = await lease_all_shards(coordinator)
         await coordinator.report_store_actor(actor("b"))
         (move,) = await coordinator.plan_move("clicks", 0, actor("b").node_id)
         assert await coordinator.move_prepared(move, None)
@@ -121,11 +121,11 @@ def test_a_shard_that_is_about_to_move_goes_to_its_next_store_actor() -> None:
 
 def test_an_operator_that_is_fed_by_another_one_asks_before_each_batch() -> None:
     async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
-        await following(coordinator, await begun(coordinator), 1)
+        await following(coordinator, await lease_all_shards(coordinator), 1)
         schema = StateSchema((), (), (), None, None, "update", event_time=EventTime(upstream=("clicks",)))
         fed = replace(METADATA, state_name="fed", num_shards=1, schema=schema)
         grant = await coordinator.attach_and_lease(replace(task(), state_name="fed"), fed, actor("a"))
-        (outcome,) = await coordinator.commit_partitions("fed", [PartitionCommit((made(grant, 1),))])
+        (outcome,) = await coordinator.commit_partitions("fed", [PartitionCommit((commit_of(grant, 1),))])
         assert isinstance(outcome, AcceptedCommits)
         assert outcome.next_lease is None
 
@@ -134,7 +134,7 @@ def test_an_operator_that_is_fed_by_another_one_asks_before_each_batch() -> None
 
 def test_commits_that_come_in_one_call_are_counted_or_refused_each_by_itself_in_one_append() -> None:
     async def scenario(coordinator: Coordinator, store: MemoryObjectStore) -> None:
-        entries = [made(grant, 1) for grant in await begun(coordinator)]
+        entries = [commit_of(grant, 1) for grant in await lease_all_shards(coordinator)]
         before = len(store.list("clicks/manifest"))
         entries[2] = replace(entries[2], epoch=0)
         outcomes = await coordinator.commit_partitions("clicks", [PartitionCommit((one,)) for one in entries])
@@ -146,7 +146,7 @@ def test_commits_that_come_in_one_call_are_counted_or_refused_each_by_itself_in_
 
 def test_a_coordinator_that_starts_anew_learns_from_commits_who_lives() -> None:
     async def scenario(coordinator: Coordinator, store: MemoryObjectStore) -> None:
-        first = carried(await following(coordinator, await begun(coordinator), 1))
+        first = carried(await following(coordinator, await lease_all_shards(coordinator), 1))
         again = Coordinator("memory://", store, Maintenance(), "node")
         assert (await again.status())["store_actors"] == []
         assert carried(await following(again, first, 2))
@@ -159,7 +159,7 @@ def test_watermarks_that_come_with_a_commit_are_those_that_a_lease_would_tell() 
     async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
         for shard, names in enumerate((("default", "other"), ("other", "default"), ("other", "more"))):
             grant = await coordinator.attach_and_lease(task(shard=shard), METADATA, actor("a"))
-            plain = replace(made(grant, 1), watermark_ms=7, output_watermark_ms=8, source_watermarks_ms={"0": 9})
+            plain = replace(commit_of(grant, 1), watermark_ms=7, output_watermark_ms=8, source_watermarks_ms={"0": 9})
             entries = tuple(replace(plain, store_name=name, file=f"{name}/1.delta") for name in names)
             (outcome,) = await coordinator.commit_partitions("clicks", [PartitionCommit(entries)])
             assert isinstance(outcome, AcceptedCommits)

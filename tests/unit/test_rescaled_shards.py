@@ -25,7 +25,7 @@ from store_actors.serving.reading_order import Split
 from tests.unit.deduplicate_machine import WITHIN
 from tests.unit.deduplicate_machine import input_of as dedup_input
 from tests.unit.join_machine import table_of
-from tests.unit.rescaled_query import KEYS, SUMS, WORD, RescaledQuery, sums
+from tests.unit.rescaled_query import KEYS, SUMS, WORD, RescaledQuery, random_sums
 from tests.unit.session_machine import COUNT, schema_of
 from tests.unit.session_machine import input_of as session_input
 from tests.unit.top_machine import at, by
@@ -79,7 +79,7 @@ class Kind:
 
 
 KINDS = {
-    "aggregation": Kind(SUMS, sums),
+    "aggregation": Kind(SUMS, random_sums),
     "sessions": Kind(SESSIONS, sessions),
     "dropDuplicatesWithinWatermark": Kind(WITHIN, first_rows),
     "topN": Kind(BEST, best),
@@ -121,7 +121,7 @@ def test_a_shard_that_was_made_of_others_is_made_again_after_the_loss_of_its_sto
     store = query.fleet.new_store()
 
     def batch() -> None:
-        rows = sums(chance, query.batch)
+        rows = random_sums(chance, query.batch)
         assert query.apply(rows, 0, store) == alone.apply(rows, 0, its_store)
 
     batch()
@@ -147,14 +147,14 @@ def test_a_new_run_that_replays_the_first_batch_of_new_shards_takes_them_from_th
     chance, query, alone = random.Random(2), RescaledQuery(SUMS, 4), RescaledQuery(SUMS, 1)
     store, its_store = query.fleet.new_store(), alone.fleet.new_store()
     for _ in range(2):
-        rows = sums(chance, query.batch)
+        rows = random_sums(chance, query.batch)
         assert query.apply(rows, 0, store) == alone.apply(rows, 0, its_store)
     query.rescale(8)
-    query.apply(sums(chance, query.batch), 0, store)
+    query.apply(random_sums(chance, query.batch), 0, store)
     query.batch -= 1
     for num_shards in (8, 2):
         query.rescale(num_shards) if num_shards != 8 else None
-    rows = sums(chance, query.batch)
+    rows = random_sums(chance, query.batch)
     assert query.apply(rows, 0, store) == alone.apply(rows, 0, its_store)
     assert query.state() == alone.state()
 
@@ -271,7 +271,7 @@ def test_a_column_that_was_dropped_before_a_rescale_stays_dropped_when_shards_ar
 def test_what_is_told_of_a_parent_in_memory_is_of_just_the_version_that_is_taken_over() -> None:
     chance, query = random.Random(3), RescaledQuery(SUMS, 2)
     store = query.fleet.new_store()
-    query.apply(sums(chance, 0), 0, store)
+    query.apply(random_sums(chance, 0), 0, store)
     store_id = query.fleet.coordinator.lease(query.task(0), "a").lease.store_id
     query.rescale(4)
     loading: LoadPlans = query.submit(lambda ledger: ([], ledger.load_plans(query.layout.first_partition, 1)))

@@ -21,7 +21,7 @@ from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
 from tests.unit.aggregation_fleet import AggregationFleet, counts, rows
 from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet
-from tests.unit.shard_transfer import hand_over, store_id
+from tests.unit.shard_transfer import store_id, transfer_shard
 
 
 class FakeMethod:
@@ -92,7 +92,7 @@ class FollowedShard:
         return counts(self.owner.apply(self.request(run), rows(values))[0])
 
     def take_copy(self) -> int:
-        return hand_over(self.owner, self.standby, store_id(self.fleet.coordinator, self.batch))
+        return transfer_shard(self.owner, self.standby, store_id(self.fleet.coordinator, self.batch))
 
     def take_over(self, values: str) -> dict[str, int]:
         return counts(self.standby.apply(self.request(local="b", lost="a"), rows(values))[0])
@@ -193,7 +193,7 @@ def test_keyed_stores_follow_together() -> None:
     fleet.call(session, "put", pa.record_batch({"id": [7], "name": ["seven"]}), store="names")
     owner.commit(session)
     shard: StateStoreId = store_id(fleet.coordinator, 1)
-    assert hand_over(owner, standby, shard) == 1
+    assert transfer_shard(owner, standby, shard) == 1
     session = begin(1)
     fleet.put(session, a=5)
     fleet.call(session, "remove_key", ("b",))

@@ -40,7 +40,17 @@ from coordinator.placement.instance_registry import InstanceRegistry
 from coordinator.placement.lease_placer import StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
 from tests.clocks import LaterClock
-from tests.unit.ledger_harness import ROOT, FakeFleetView, LedgerHarness, actor, entry, opened, run, task, through_json
+from tests.unit.ledger_harness import (
+    ROOT,
+    FakeFleetView,
+    LedgerHarness,
+    actor,
+    entry,
+    open_writer,
+    run,
+    task,
+    through_json,
+)
 from tests.unit.observed_objects import ObservedObjectStore
 
 
@@ -272,12 +282,12 @@ def test_commits_that_come_together_share_an_append_and_survive_a_crash() -> Non
     store = MemoryObjectStore()
 
     async def scenario() -> None:
-        keeper = await opened(store)
+        keeper = await open_writer(store)
         grants = [await lease(keeper, task(shard=shard), actor("a")) for shard in range(20)]
         before = len(store.list("clicks/manifest"))
         await asyncio.gather(*(commit(keeper, entry(grant, 1)) for grant in grants))
         assert len(store.list("clicks/manifest")) - before <= 2
-        again = await opened(store)
+        again = await open_writer(store)
         assert again.ledger is not None
         assert keeper.ledger is not None
         assert again.ledger.to_json() == keeper.ledger.to_json()
@@ -289,14 +299,14 @@ def test_a_long_log_is_read_from_its_checkpoint() -> None:
     store = MemoryObjectStore()
 
     async def scenario() -> None:
-        keeper = await opened(store)
+        keeper = await open_writer(store)
         for batch in range(80):
             await commit(keeper, entry(await lease(keeper, task(batch=batch), actor("a")), batch + 1))
         assert keeper._checkpointing is not None
         await keeper._checkpointing
         assert store.list("clicks/checkpoints")
         store.delete("clicks/manifest/00000000000000000003.json")  # folded long ago
-        again = await opened(store)
+        again = await open_writer(store)
         assert again.ledger is not None
         assert len(again.ledger.entries(0)) == 80
 
@@ -307,12 +317,12 @@ def test_a_gap_in_the_log_is_named() -> None:
     store = MemoryObjectStore()
 
     async def scenario() -> None:
-        keeper = await opened(store)
+        keeper = await open_writer(store)
         for batch in range(3):
             await commit(keeper, entry(await lease(keeper, task(batch=batch), actor("a")), batch + 1))
         store.delete("clicks/manifest/00000000000000000002.json")
         with pytest.raises(CorruptStateError, match="00000000000000000002"):
-            await opened(store)
+            await open_writer(store)
 
     run(scenario)
 
@@ -322,12 +332,12 @@ def test_a_put_without_an_answer_counts_exactly_once(lost: int, dropped: int) ->
     store = Flaky()
 
     async def scenario() -> None:
-        keeper = await opened(store)
+        keeper = await open_writer(store)
         grant = await lease(keeper, task(), actor("a"))
         store.lost, store.dropped = lost, dropped
         mine = entry(grant, 1)
         assert await commit(keeper, mine) == mine
-        again = await opened(store)
+        again = await open_writer(store)
         assert again.ledger is not None
         assert again.ledger.entries(0) == (mine,)
 
@@ -338,7 +348,7 @@ def test_a_store_that_stays_silent_counts_nothing() -> None:
     store = Flaky()
 
     async def scenario() -> None:
-        keeper = await opened(store)
+        keeper = await open_writer(store)
         grant = await lease(keeper, task(), actor("a"))
         store.dropped = 99
         with pytest.raises(StorageUnavailableError, match="nothing was counted"):
@@ -353,14 +363,14 @@ def test_a_zombie_coordinator_is_fenced_by_the_log() -> None:
     store = MemoryObjectStore()
 
     async def scenario() -> None:
-        zombie = await opened(store, "zombie")
+        zombie = await open_writer(store, "zombie")
         old = await lease(zombie, task(), actor("a"))
-        successor = await opened(store, "successor")
+        successor = await open_writer(store, "successor")
         new = await lease(successor, task("run-2"), actor("b"))
         mine = await commit(successor, entry(new, 1))
         with pytest.raises(FencedError):
             await commit(zombie, entry(old, 1))
-        again = await opened(store)
+        again = await open_writer(store)
         assert again.ledger is not None
         assert again.ledger.entries(0) == (mine,)
 
@@ -374,7 +384,7 @@ def test_an_error_that_nobody_foresaw_fails_its_own_caller_only() -> None:
         raise ZeroDivisionError
 
     async def scenario() -> None:
-        keeper = await opened(store)
+        keeper = await open_writer(store)
         grants = [await lease(keeper, task(shard=shard), actor("a")) for shard in range(2)]
         ledger, lists = keeper.ledger, len(store.list("clicks/manifest"))
         first, failed, second = await asyncio.gather(

@@ -20,7 +20,7 @@ from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.telemetry.state_record import StateRecord
 from statefleet.dashboard.model import FleetModel
-from tests.unit.coordinator_requests import METADATA, SHARDS, begun, made
+from tests.unit.coordinator_requests import METADATA, SHARDS, commit_of, lease_all_shards
 from tests.unit.ledger_harness import ENTRY, actor, task
 
 
@@ -47,8 +47,8 @@ class Watched:
 
     async def batch(self, run: str = "run-1", batch: int = 0, waited_ms: int = 0) -> None:
         planned_ms = now_ms(MachineClock()) - waited_ms
-        for grant in await begun(self.coordinator, run, batch):
-            entry = replace(made(grant, batch + 1), apply_ms=7, write_ms=9, batch_time_ms=planned_ms)
+        for grant in await lease_all_shards(self.coordinator, run, batch):
+            entry = replace(commit_of(grant, batch + 1), apply_ms=7, write_ms=9, batch_time_ms=planned_ms)
             (outcome,) = await self.coordinator.commit_partitions("clicks", [PartitionCommit((entry,))])
             assert isinstance(outcome, AcceptedCommits), outcome
 
@@ -122,9 +122,9 @@ async def test_a_coordinator_that_starts_anew_does_not_make_up_what_the_log_does
 
 @scenario
 async def test_a_refusal_is_told_of_with_its_shard_and_another_run_begins_with_no_moments(watched: Watched) -> None:
-    grants = await begun(watched.coordinator)
+    grants = await lease_all_shards(watched.coordinator)
     await watched.batch("run-2")
-    (refused,) = await watched.coordinator.commit_partitions("clicks", [PartitionCommit((made(grants[2], 1),))])
+    (refused,) = await watched.coordinator.commit_partitions("clicks", [PartitionCommit((commit_of(grants[2], 1),))])
     assert isinstance(refused, FencedError)
     with pytest.raises(FencedError):
         await watched.coordinator.attach_and_lease(task("run-1", 0, 1), METADATA, actor("a"))

@@ -16,7 +16,7 @@ from store_actors.serving.partitions import Partitions
 from store_actors.serving.piece_streams import _IDLE_S
 from tests.unit.aggregation_fleet import AggregationFleet, counts, rows
 from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet
-from tests.unit.shard_transfer import hand_over, offered, pieces, store_id
+from tests.unit.shard_transfer import offer_of, pieces, store_id, transfer_shard
 
 
 class Move:
@@ -42,7 +42,7 @@ class Move:
 
 def test_the_next_batch_goes_on_from_what_was_handed_over_and_reads_nothing() -> None:
     move = Move("aab", "bc", "d")
-    assert hand_over(move.source, move.target, move.shard) == 3
+    assert transfer_shard(move.source, move.target, move.shard) == 3
     assert move.run_on_taker("abe") == {"a": 3, "b": 3, "e": 1}
     assert move.run_on_taker("cd") == {"c": 2, "d": 2}
     assert move.target.metrics.bytes_loaded == 0
@@ -51,7 +51,7 @@ def test_the_next_batch_goes_on_from_what_was_handed_over_and_reads_nothing() ->
 
 def test_what_is_committed_while_rows_are_given_is_taken_from_the_log() -> None:
     move = Move("aab", "bc")
-    offer = offered(move.source, move.shard)
+    offer = offer_of(move.source, move.shard)
     move.run("aad")
     move.run("b")
     assert move.target.partitions.transfers.take(move.shard, offer, pieces(move.source, offer))[0] == 4
@@ -64,7 +64,7 @@ def test_what_is_committed_while_rows_are_given_is_taken_from_the_log() -> None:
 
 def test_what_the_giver_committed_and_a_newer_run_replaced_is_not_gone_on_from() -> None:
     move = Move("a", "b")
-    offer = offered(move.source, move.shard)
+    offer = offer_of(move.source, move.shard)
     # Batch 1 is made anew by another run, on the store actor that has the shard, with other rows.
     move.fleet.apply(1, "cc", "run-2")
     move.target.partitions.transfers.take(move.shard, offer, pieces(move.source, offer))
@@ -76,7 +76,7 @@ def test_whoever_has_the_lease_is_asked_whether_a_copy_counts() -> None:
     """Under its lease memory is right beyond doubt; a copy that comes in is not of that lease."""
     move = Move("a")
     ours = move.fleet.request(move.batch, local="b", lost="a")
-    offer = offered(move.source, move.shard)
+    offer = offer_of(move.source, move.shard)
     move.target.apply(ours, rows("b"))
     ((_, held),) = move.target.partitions.cache.items()
     assert held.lineage.is_hot(ours.lease.epoch, "run-1", 2)
@@ -90,9 +90,9 @@ def test_whoever_has_the_lease_is_asked_whether_a_copy_counts() -> None:
 
 def test_a_copy_that_is_older_than_what_is_held_is_left_alone() -> None:
     move = Move("a")
-    old = offered(move.source, move.shard)
+    old = offer_of(move.source, move.shard)
     move.run("b")
-    assert hand_over(move.source, move.target, move.shard) == 2
+    assert transfer_shard(move.source, move.target, move.shard) == 2
     assert move.target.partitions.transfers.take(move.shard, old, pieces(move.source, old))[0] == 2
     assert move.target.metrics.taken_over == 1
     assert move.run_on_taker("ab") == {"a": 2, "b": 2}
@@ -100,7 +100,7 @@ def test_a_copy_that_is_older_than_what_is_held_is_left_alone() -> None:
 
 def test_a_copy_outlives_maintenance_though_it_is_leased_elsewhere_and_not_for_ever() -> None:
     move = Move("a")
-    hand_over(move.source, move.target, move.shard)
+    transfer_shard(move.source, move.target, move.shard)
     move.fleet.coordinator.is_elsewhere = True
     rounds = 0
     while move.target.loaded():
@@ -129,7 +129,7 @@ def test_rows_that_nobody_takes_are_let_go_of() -> None:
     fleet.store = OperatorShards(Partitions(fleet.objects, fleet.coordinator, runtime=Runtime(clock=clock)))
     fleet.apply(0, "ab")
     shard = store_id(fleet.coordinator, 1)
-    offer = offered(fleet.store, shard)
+    offer = offer_of(fleet.store, shard)
     ((_, held),) = fleet.store.partitions.cache.items()
     table: Any = held.stores["default"].table  # type: ignore[attr-defined]
     assert table.is_frozen
@@ -165,7 +165,7 @@ def test_all_stores_of_a_partition_are_handed_over() -> None:
     fleet.call(session, "put", pa.record_batch({"id": [7], "name": ["seven"]}), store="names")
     fleet.stores.commit(session)
     move.begin(1)
-    assert hand_over(move.source, move.target, move.shard) == 1
+    assert transfer_shard(move.source, move.target, move.shard) == 1
     # One more batch meanwhile, which changes one of the stores only.
     session = fleet.open(1, "run-1", 0, COUNTS, NAMES)
     fleet.put(session, a=5)
@@ -188,7 +188,7 @@ def test_a_store_that_the_next_batch_does_not_ask_for_is_left_behind() -> None:
     fleet.call(session, "put", pa.record_batch({"id": [7], "name": ["seven"]}), store="names")
     fleet.stores.commit(session)
     move.begin(1)
-    hand_over(move.source, move.target, move.shard)
+    transfer_shard(move.source, move.target, move.shard)
     fleet.write(1, a=2)
     move.to_taker()
     fleet.write(2, a=3)
@@ -203,7 +203,7 @@ def test_columns_that_were_added_meanwhile_are_loaded() -> None:
     fleet = move.fleet
     fleet.write(0, a=1)
     move.begin(1)
-    hand_over(move.source, move.target, move.shard)
+    transfer_shard(move.source, move.target, move.shard)
     session = fleet.open(1, "run-2", 0, wider)
     fleet.call(session, "put", pa.record_batch({"k": ["b"], "n": pa.array([2]), "m": pa.array([3])}))
     fleet.stores.commit(session)
@@ -221,7 +221,7 @@ def test_a_writer_that_is_at_work_does_not_keep_its_partition_from_being_given()
     session = fleet.open(1)
     fleet.put(session, a=9, b=9)
     move.begin(1)
-    assert hand_over(move.source, move.target, move.shard) == 1
+    assert transfer_shard(move.source, move.target, move.shard) == 1
     assert fleet.stores.commit(session) == 2
     move.to_taker()
     fleet.write(2, c=3)
