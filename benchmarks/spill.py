@@ -39,7 +39,7 @@ from coordinator.model.identities import StateStoreId
 from coordinator.model.memory_options import MemoryOptions
 from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.text import size_text
-from store_actors.engine.arrays import Slots, Words
+from store_actors.engine.arrays import Slots
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.spilling.resident_memory import ResidentMemory
@@ -101,7 +101,7 @@ class _Engine:
         named = (groups * SHARDS + shard).astype(">i8").tobytes()
         names = [named[begin : begin + 8] for begin in range(0, len(named), 8)]
         nothing = bytes(8 * SUMS)
-        values: Words = np.frombuffer(b"".join(value or nothing for value in self._get(names)), np.int64).copy()
+        values: Slots = np.frombuffer(b"".join(value or nothing for value in self._get(names)), np.int64).copy()
         values.reshape(-1, SUMS)[:] += counts[:, np.newaxis]
         written, width = values.tobytes(), 8 * SUMS
         self._put(zip(names, (written[begin : begin + width] for begin in range(0, len(written), width)), strict=True))

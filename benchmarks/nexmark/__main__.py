@@ -1,7 +1,7 @@
 """Run one of Nexmark's stateful queries with its state in the fleet: ``python -m benchmarks.nexmark q5 --events 1000000``.
 
-Events are read from a folder, one micro-batch a file, and made there first if asked for. The job ends when it has read them all; run it
-again after more events came and it goes on where it stopped.
+Events are read from a folder, a micro-batch from each file, and generated there first with ``--events``. The job ends when it has
+read them all. After more events arrive, a second run continues where the first stopped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["execute", "main", "parse", "prepare"]
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The job's options."""
+    """Parse the job's options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.nexmark", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("query", choices=list(QUERIES), help="the query")
     parser.add_argument("--folder", type=Path, default=Path("statefleet-data/nexmark"),
@@ -43,22 +43,24 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--name", help="what the names of the query's states begin with (default: nexmark-QUERY)")
     parser.add_argument("--shards", type=int, help="shards of new states (default: by the cluster's cores)")
     parser.add_argument("--top", type=int, default=10, help="rows of the answer to show (%(default)s)")
-    made = parser.add_argument_group("making events")
-    made.add_argument("--events", type=int, metavar="N", help="make the first N events; nothing is made without it")
-    made.add_argument("--batch-events", type=int, default=100_000, help="events a micro-batch (%(default)s)")
-    made.add_argument("--rate", type=int, default=10_000, help="events a second of event time (%(default)s)")
-    made.add_argument("--seed", type=int, default=1, help="(%(default)s)")
-    made.add_argument("--end", action="store_true", help="end the stream, so that all windows and sessions close")
+    generating = parser.add_argument_group("making events")
+    generating.add_argument(
+        "--events", type=int, metavar="N", help="make the first N events; nothing is made without it"
+    )
+    generating.add_argument("--batch-events", type=int, default=100_000, help="events a micro-batch (%(default)s)")
+    generating.add_argument("--rate", type=int, default=10_000, help="events a second of event time (%(default)s)")
+    generating.add_argument("--seed", type=int, default=1, help="(%(default)s)")
+    generating.add_argument("--end", action="store_true", help="end the stream, so that all windows and sessions close")
     return parser.parse_args(argv)
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Make the events that are asked for and not there, and see that there are some.
+    """Generate the requested events that do not exist yet, and check that there are any.
 
     Raises
     ------
     InvalidRequestError
-        There are none, or they cannot be continued.
+        There are no events, or they cannot be continued.
     """
     events = _events(options)
     if options.events is not None:
@@ -70,16 +72,16 @@ def prepare(options: argparse.Namespace) -> None:
 
 
 def _make(options: argparse.Namespace, events: Path) -> None:
-    # A query that has read a file never reads it again, so files that are there stay as they are.
-    there, batches = count_events(events), len(list((events / Inputs._fields[-1]).glob("batch-*.parquet")))
-    if there == options.events + len(Inputs._fields) * options.end:
+    # A query never reads a file again, so existing files are not changed.
+    present, batches = count_events(events), len(list((events / Inputs._fields[-1]).glob("batch-*.parquet")))
+    if present == options.events + len(Inputs._fields) * options.end:
         return
-    if there != batches * options.batch_events:
+    if present != batches * options.batch_events:
         raise InvalidRequestError(
             "the events in the input folder cannot be continued: they are in micro-batches of another size, or have come to their "
             "end; nothing was made; ask for the same events, or use another --input or --folder",
             folder=str(events),
-            events=there,
+            events=present,
             batches=batches,
         )
     nexmark = Nexmark(seed=options.seed, rate=options.rate)
@@ -101,7 +103,7 @@ def _report(spark: SparkSession, query: str, results: Path, top: int) -> None:
 
 
 def execute(spark: SparkSession, fleet: Fleet, options: argparse.Namespace) -> None:
-    """Run a query over the events there are, and print how fast it was and what it answers."""
+    """Run a query over the present events, and print its speed and its answer."""
     name, folder, events = options.query, options.folder.resolve(), _events(options)
     checkpoint = (options.checkpoint or folder / f"checkpoint-{name}").resolve()
     results = None if options.console else (options.results or folder / f"results-{name}").resolve()
@@ -118,7 +120,7 @@ def execute(spark: SparkSession, fleet: Fleet, options: argparse.Namespace) -> N
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job; returns the exit code."""
+    """Run the job; return the exit code."""
     options = parse(argv)
     try:
         prepare(options)

@@ -1,4 +1,4 @@
-"""Nexmark's streams as folders of Parquet files: one file per stream and micro-batch, in an order that Spark's file source keeps."""
+"""Nexmark's streams as folders of Parquet files: a file for each stream and micro-batch, in an order that Spark's file source keeps."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ __all__ = [
 ]
 
 _SCHEMAS: Final = Events(PERSONS, AUCTIONS, BIDS)
-#: Modification time of micro-batch 0, 2001-09-09 01:46:40 UTC; each further one is a second younger.
+#: Modification time of micro-batch 0, 2001-09-09 01:46:40 UTC; each further batch is a second younger.
 _EPOCH_S: Final = 1_000_000_000
 _NS: Final = 1_000_000_000
 #: Ids of the events that end a stream.
 _END_ID: Final = -1
-#: How long after the last event the stream ends, in seconds: longer than any window or session is open.
+#: Seconds from the last event to the end of the stream: longer than any window or session is open.
 _END_S: Final = 3600
 
 
 class Inputs(NamedTuple):
-    """The three streams as DataFrames, streaming or not: what every query is a function of."""
+    """The three streams as DataFrames, streaming or not: the input of every query."""
 
     persons: DataFrame
     auctions: DataFrame
@@ -54,20 +54,20 @@ def write_events(
     first_batch: int = 0,
     last_batch: int | None = None,
 ) -> int:
-    """Write events as micro-batches, each a file in ``persons/``, ``auctions/`` and ``bids/``; returns how many there are in all.
+    """Write events as micro-batches, each a file in ``persons/``, ``auctions/`` and ``bids/``; return the number of batches.
 
     A file's name and modification time come from its number, so Spark's file source with ``maxFilesPerTrigger=1`` reads batch `n`
     as its micro-batch `n`, from all three folders at once, also when files are added while it runs. A stream that has no event in
-    a batch gets a file without rows. Files appear whole or not at all; files that are there are written anew.
+    a batch gets a file without rows. Files are written atomically; existing files are replaced.
 
     Parameters
     ----------
     folder
-        Made if it is not there.
+        The folder; created if it does not exist.
     nexmark
         The stream of events.
     events
-        The first so many events are written; those of the last batch may be fewer.
+        Number of events to write; the last batch may have fewer.
     batch_events
         Events of a micro-batch, of all three streams together.
     first_batch, last_batch
@@ -85,14 +85,14 @@ def write_events(
     batches = -(-events // batch_events)
     for batch in range(first_batch, batches if last_batch is None else min(last_batch, batches)):
         first = batch * batch_events
-        made = nexmark.events(first, min(first + batch_events, events))
-        for name, rows in made._asdict().items():
+        streams = nexmark.events(first, min(first + batch_events, events))
+        for name, rows in streams._asdict().items():
             write_file(folder / name, batch, rows)
     return batches
 
 
 def write_file(folder: Path, batch: int, rows: pa.RecordBatch) -> None:
-    """Write one micro-batch of one stream."""
+    """Write a micro-batch of a stream."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"batch-{batch:08d}.parquet"
     temporary = file.with_name(f".{file.name}")  # Spark reads no file whose name begins with a dot
@@ -103,9 +103,9 @@ def write_file(folder: Path, batch: int, rows: pa.RecordBatch) -> None:
 
 
 def write_end(folder: Path, nexmark: Nexmark, events: int, batch_events: int) -> None:
-    """End the stream: one more micro-batch with an event of each kind an hour later, which closes everything before it.
+    """End the stream by another micro-batch with an event of each kind an hour later, which closes all windows and sessions.
 
-    Its person, auction and bid have the id -1, so they meet no others.
+    Its person, auction and bid have the id -1, so they match no others.
     """
     later = replace(nexmark, start=nexmark.start + _END_S * 1_000_000, out_of_order=1)
     epoch = -(-events // EVENTS_OF_EPOCH) * EVENTS_OF_EPOCH
@@ -113,31 +113,31 @@ def write_end(folder: Path, nexmark: Nexmark, events: int, batch_events: int) ->
     for name, rows in later.events(epoch, epoch + EVENTS_OF_EPOCH)._asdict().items():
         first = rows.slice(0, 1)
         for column in {"id", "seller", "auction", "bidder"} & set(first.schema.names):
-            place = first.schema.get_field_index(column)
-            first = first.set_column(place, first.schema.field(place), pa.array([_END_ID], pa.int64()))
+            index = first.schema.get_field_index(column)
+            first = first.set_column(index, first.schema.field(index), pa.array([_END_ID], pa.int64()))
         write_file(folder / name, batch, first)
 
 
 def without_end(inputs: Inputs) -> Inputs:
-    """The events without those of :func:`write_end`."""
+    """Return the events without those of :func:`write_end`."""
     persons, auctions, bids = inputs
     is_real = F.col("id") != _END_ID
     return Inputs(persons.where(is_real), auctions.where(is_real), bids.where(F.col("auction") != _END_ID))
 
 
 def count_events(folder: Path, first_batch: int = 0) -> int:
-    """Events of all three streams in the micro-batches from a number on."""
+    """Return the number of events of all three streams, in the micro-batches from a number on."""
     files = (file for name in _SCHEMAS._fields for file in (folder / name).glob("batch-*.parquet"))
     return sum(pq.read_metadata(file).num_rows for file in files if int(file.stem[len("batch-") :]) >= first_batch)
 
 
 def read_batch(spark: SparkSession, folder: Path) -> Inputs:
-    """All events that :func:`write_events` has written, as tables."""
+    """Return all events that :func:`write_events` has written, as tables."""
     return _read(spark.read, folder)
 
 
 def read_stream(spark: SparkSession, folder: Path) -> Inputs:
-    """The same as streams, one file of each for every micro-batch."""
+    """Return them as streams, with a file of each for every micro-batch."""
     return _read(spark.readStream.option("maxFilesPerTrigger", 1), folder)
 
 

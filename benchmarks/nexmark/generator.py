@@ -88,7 +88,7 @@ _START: Final = 1_735_689_600_000_000  # 2025-01-01 00:00 UTC
 
 
 class _Draw(IntEnum):
-    """What an event draws. The values are part of the data: append, never reorder."""
+    """The random draws of an event. The values are part of the data: append, never reorder."""
 
     CHANNEL = auto()
     URL = auto()
@@ -213,7 +213,7 @@ class Nexmark:
             )
 
     def events(self, first: int, last: int) -> Events:
-        """Those that arrive as numbers `first` to `last` - 1 of the stream, whatever else was made before.
+        """Return the events that arrive as numbers `first` to `last` - 1 of the stream, in any order of calls.
 
         Ranges of some 10,000 are fastest per event: what is made in between stays in a processor's cache.
 
@@ -231,12 +231,12 @@ class Nexmark:
         )
 
     def bids(self, first: int, last: int) -> pa.RecordBatch:
-        """The bids among ``events(first, last)`` alone, for jobs that read nothing else."""
+        """Return only the bids of ``events(first, last)``, for jobs that read nothing else."""
         numbers = self.arrivals(first, last)
         return self._bids(numbers[numbers % EVENTS_OF_EPOCH >= _FIRST_BID])
 
     def arrivals(self, first: int, last: int) -> Ints:
-        """Numbers of the events in the order of arrival."""
+        """Return the numbers of the events in the order of arrival."""
         if not (0 <= first <= last <= _LARGEST_NUMBER and last - first <= _MOST_AT_ONCE):
             raise InvalidRequestError(
                 "a range of events is from 0 on and has at most 16,777,216; ask for it in parts", first=first, last=last

@@ -23,16 +23,16 @@ def q3(ops: Operators, inputs: Inputs) -> DataFrame:
     auctions = inputs.auctions.where(F.col("category") == 10).select("id", "seller")
     persons = inputs.persons.where(F.col("state").isin("OR", "ID", "CA"))
     sellers = persons.select(F.col("id").alias("person"), "name", "city", "state")
-    found: DataFrame = ops(auctions, "sellers").join(sellers, F.col("seller") == F.col("person"), "inner")
-    return found.select("name", "city", "state", "id")
+    joined: DataFrame = ops(auctions, "sellers").join(sellers, F.col("seller") == F.col("person"), "inner")
+    return joined.select("name", "city", "state", "id")
 
 
 def q20(ops: Operators, inputs: Inputs) -> DataFrame:
     """Every bid for an auction of category 10, with that auction; both sides are kept for ever."""
     bids = inputs.bids.withColumnsRenamed({"dateTime": "bid_dateTime", "extra": "bid_extra"})
     auctions = inputs.auctions.where(F.col("category") == 10).drop("eventNumber").withColumnRenamed("id", "listed")
-    found: DataFrame = ops(bids, "listed").join(auctions, F.col("auction") == F.col("listed"), "inner")
-    return found.select(
+    joined: DataFrame = ops(bids, "listed").join(auctions, F.col("auction") == F.col("listed"), "inner")
+    return joined.select(
         *("auction", "bidder", "price", "channel", "url", "bid_dateTime", "bid_extra"),
         *("itemName", "description", "initialBid", "reserve", "dateTime", "expires", "seller", "category", "extra"),
         "eventNumber",
@@ -42,19 +42,19 @@ def q20(ops: Operators, inputs: Inputs) -> DataFrame:
 def _valid_bids(ops: Operators, auctions: DataFrame, bids: DataFrame) -> DataFrame:
     """Auctions with each bid made from their begin to their expiry, both included.
 
-    The watermark forgets bids: an auction that is still to come begins after them. Auctions are kept for ever, as nothing ties their
-    expiry to the watermark.
+    The watermark removes bids: an auction that is still to come begins after them. Auctions are kept for ever, as their expiry is
+    not bounded by the watermark.
     """
-    # Spark takes any time that is compared with a bid's for the auction's event time, and would forget an auction when the
+    # Spark takes any time that is compared with a bid's for the auction's event time, and would remove an auction when the
     # watermark is at its begin instead of its expiry. It does not look into numbers.
     begun = F.col("bid_dateTime") >= F.col("dateTime")
     not_expired = F.unix_micros("bid_dateTime") <= F.unix_micros("expires")
     on = (F.col("id") == F.col("auction")) & begun & not_expired
-    left = marked(auctions)
-    right = marked(bids.withColumnRenamed("dateTime", "bid_dateTime"), "bid_dateTime")
-    found: DataFrame = ops(left, "valid").join(right, on, "inner")
-    # An auction is long past when most of its bids come: no later operator may call that late.
-    return unmarked(found, "dateTime", "bid_dateTime")
+    listed = marked(auctions)
+    bid_times = marked(bids.withColumnRenamed("dateTime", "bid_dateTime"), "bid_dateTime")
+    joined: DataFrame = ops(listed, "valid").join(bid_times, on, "inner")
+    # An auction began long before most of its bids: no later operator may treat its time as late.
+    return unmarked(joined, "dateTime", "bid_dateTime")
 
 
 def _final_prices(ops: Operators, inputs: Inputs, *columns: str) -> DataFrame:

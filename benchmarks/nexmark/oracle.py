@@ -1,4 +1,4 @@
-"""What Nexmark's stateful queries answer: batch Spark SQL over the same finite events, to hold a streaming run against.
+"""The answers of Nexmark's stateful queries: batch Spark SQL over the same finite events, to hold a streaming run against.
 
 Every oracle gives the *final table*: what is left when the stream has ended, all windows, sessions and auctions are closed and
 every update has replaced the row of its key. A run that emits only what a watermark has closed lacks the last windows; it
@@ -114,7 +114,7 @@ def q3(inputs: Inputs) -> DataFrame:
 def q4(inputs: Inputs) -> DataFrame:
     """Average selling price by category, over all auctions that have a valid bid, whether or not they expired in the events.
 
-    A bid is valid from its auction's ``dateTime`` to its ``expires``, both included, and whatever the initial bid and reserve are.
+    A bid is valid from its auction's ``dateTime`` to its ``expires``, both included, regardless of the initial bid and reserve.
     """
     return _sql(
         inputs,

@@ -1,4 +1,4 @@
-"""What the streaming form of a Nexmark query is, and what several of them share."""
+"""Nexmark queries in streaming form, and the operators that they share."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _DELAY: Final = "4 seconds"
 
 
 class Operators(Protocol):
-    """Gives a streaming DataFrame's next stateful operator: one of the fleet, or Spark's own."""
+    """Functions from a streaming DataFrame to its next stateful operator: the fleet's, or Spark's own."""
 
     def __call__(self, frame: DataFrame, operator: str, mode: str = "append") -> Any:
-        """What has ``groupBy``, ``join``, .. of `frame`; `operator` names it within its query, `mode` is its output mode."""
+        """Return `frame` with stateful ``groupBy``, ``join``, ..; `operator` is its name within the query, `mode` its output mode."""
 
 
 class FleetOperators:
@@ -33,14 +33,14 @@ class FleetOperators:
     fleet
         The fleet.
     prefix
-        What the names of the states begin with; one checkpoint belongs to it.
+        Prefix of the names of the states; it belongs to a single checkpoint.
     shards
         Shards of new states; by default the fleet's own choice.
 
     Attributes
     ----------
     states
-        Names of the states given so far, those nearest to the sources first.
+        Names of the states so far, those nearest to the sources first.
     """
 
     def __init__(self, fleet: Fleet, prefix: str, shards: int | None = None) -> None:
@@ -54,7 +54,7 @@ class FleetOperators:
         return self._fleet.stateful(frame, name=name, outputMode=mode, shards=self._shards)
 
 
-def _as_it_is(table: DataFrame) -> DataFrame:
+def _unchanged(table: DataFrame) -> DataFrame:
     return table
 
 
@@ -65,19 +65,19 @@ class Query:
     Attributes
     ----------
     name
-        As in Nexmark: ``q3``.
+        Name in Nexmark, such as ``q3``.
     build
-        Makes the streaming DataFrame.
+        Function that returns the streaming DataFrame.
     key
-        Columns of it that name a row: the last row that the stream emits for a key stands for it.
+        Columns that identify a row: the last row that the stream emits for a key is the valid one.
     mode
-        Output mode to start it with. In ``append`` mode nothing that is emitted changes any more.
+        Output mode to start it with. In ``append`` mode, emitted rows are final.
     closes
-        Whether rows are emitted once the watermark has passed them: what is still open when the stream ends is missing.
+        Whether rows are emitted once the watermark has passed them: windows that are open when the stream ends are missing.
     finish
-        From the table of last rows by key to the query's answer, where a streaming query cannot go all the way.
+        Function from the table of last rows by key to the query's answer, where a streaming query cannot compute it.
     plain_spark
-        Whether Spark's own operators can run it, in this form.
+        Whether Spark's own operators can run it in this form.
     """
 
     name: str
@@ -85,15 +85,15 @@ class Query:
     key: tuple[str, ...]
     mode: str
     closes: bool = False
-    finish: Callable[[DataFrame], DataFrame] = _as_it_is
+    finish: Callable[[DataFrame], DataFrame] = _unchanged
     plain_spark: bool = False
 
 
 def marked(frame: DataFrame, time: str = "dateTime") -> DataFrame:
-    """A stream with its watermark."""
+    """Return a stream with its watermark."""
     return frame.withWatermark(time, _DELAY)
 
 
 def unmarked(frame: DataFrame, *columns: str) -> DataFrame:
-    """The same rows, in which these columns are plain times that no watermark is compared with."""
-    return frame.select(*(F.col(one).alias(one, metadata={}) if one in columns else one for one in frame.columns))
+    """Return the same rows without the marks of event time on some columns."""
+    return frame.select(*(F.col(name).alias(name, metadata={}) if name in columns else name for name in frame.columns))

@@ -1,4 +1,4 @@
-"""Run a Nexmark query over a folder of events until it has read all of them, and tell its answer."""
+"""Run a Nexmark query over a folder of events until it has read all of them, and compute its answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BATCH: Final = "batch"
 def start(
     spark: SparkSession, query: Query, ops: Operators, events: Path, checkpoint: str, results: Path | None
 ) -> StreamingQuery:
-    """Start a query over all events there are now; it ends by itself.
+    """Start a query over all present events; it ends by itself.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ def start(
     checkpoint
         The query's checkpoint; the names of its states belong to it.
     results
-        Folder for what each micro-batch emits, as Parquet; None: it is shown on the console.
+        Folder for the rows of each micro-batch, as Parquet; None to show them on the console.
 
     Raises
     ------
@@ -51,32 +51,32 @@ def _to_console(writer: DataStreamWriter) -> DataStreamWriter:
 
 def _to_folder(writer: DataStreamWriter, results: Path) -> DataStreamWriter:
     def keep(rows: DataFrame, batch: int) -> None:
-        # A batch that is repeated writes its own folder anew.
+        # A repeated batch replaces its own folder.
         rows.write.mode("overwrite").parquet(str(results / f"{_BATCH}={batch}"))
 
     return writer.foreachBatch(keep)
 
 
 def batches_done(checkpoint: Path) -> int:
-    """Batches of events that a checkpoint has finished: files of each stream, of which there is one in a micro-batch with data.
+    """Return how many batches of events a checkpoint has finished: the number of files of each stream that were read.
 
-    By the offsets of the newest finished micro-batch, as Spark has micro-batches without data, too.
+    It is computed from the offsets of the newest finished micro-batch, as Spark also has micro-batches without data.
     """
     finished = [int(file.name) for file in (checkpoint / "commits").glob("*") if file.name.isdigit()]
     if not finished:
         return 0
-    # A version, what Spark planned the micro-batch with, and a line a source.
+    # A version, the metadata of Spark's plan, and a line for each source.
     _, _, *sources = (checkpoint / "offsets" / str(max(finished))).read_text().splitlines()
     return max(int(json.loads(source)["logOffset"]) + 1 for source in sources if source != "-")
 
 
 def _table(spark: SparkSession, query: Query, results: Path) -> DataFrame:
-    """The table that a query's emissions make: the last row of each key."""
+    """Return the table of a query's results: the last emitted row of each key."""
     rows = spark.read.parquet(str(results))
     newest_first = Window.partitionBy(*query.key).orderBy(F.desc(_BATCH))
     return rows.withColumn("place", F.row_number().over(newest_first)).where("place = 1").drop("place", _BATCH)
 
 
 def answer(spark: SparkSession, query: Query, results: Path) -> DataFrame:
-    """The query's answer, as its oracle gives it (:mod:`benchmarks.nexmark.oracle`), from what it has emitted so far."""
+    """Return the query's answer from the rows emitted so far, in the form of its oracle's (:mod:`benchmarks.nexmark.oracle`)."""
     return query.finish(_table(spark, query, results))

@@ -43,19 +43,19 @@ VARIANTS = (FLEET, *SPARK_STORES)
 
 
 def variants_of(query: Query, chosen: Sequence[str]) -> list[str]:
-    """Those that can run the query."""
+    """Return the sides that can run the query."""
     return [name for name in chosen if name == FLEET or query.plain_spark]
 
 
 def _run(
     spark: SparkSession, query: Query, ops: Operators, variant: str, events: Path, checkpoint: Path
 ) -> list[float]:
-    """Run a query over all events; seconds of its micro-batches, as Spark measured them."""
+    """Run a query over all events; return the seconds of its micro-batches, as Spark measured them."""
     use_store(spark, variant)
     writer = query.build(ops, read_stream(spark, events)).writeStream.outputMode(query.mode).format("noop")
     running = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     running.awaitTermination()
-    by_batch = {one["batchId"]: one for one in running.recentProgress if one["numInputRows"] > 0}
+    by_batch = {progress["batchId"]: progress for progress in running.recentProgress if progress["numInputRows"] > 0}
     return [by_batch[batch]["durationMs"]["triggerExecution"] / 1000 for batch in sorted(by_batch)]
 
 
@@ -70,9 +70,9 @@ def _measure(
             label = f"{query.name}-{name}-{number}"
             ops = FleetOperators(fleet, label, options.shards) if name == FLEET else own_operators
             seconds = _run(spark, query, ops, name, root / "events", root / label)
-            # The last batch may have fewer events; the first ones compile and connect.
+            # The last batch may have fewer events; the first batches compile and connect.
             batch_s[name] += seconds[options.warmup : options.events // options.batch_events]
-            print(f"  {label}: {' '.join(f'{one:.2f}' for one in seconds)} s", flush=True)
+            print(f"  {label}: {' '.join(f'{batch_s:.2f}' for batch_s in seconds)} s", flush=True)
             shutil.rmtree(root / label, ignore_errors=True)
     results = {name: summary(seconds) for name, seconds in batch_s.items()}
     return {name: {**row, "events_per_s": options.batch_events / row["median_s"]} for name, row in results.items()}
@@ -113,7 +113,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the comparison; returns the exit code."""
+    """Run the comparison; return the exit code."""
     options = _parse(argv)
     facts = (
         f"{options.events:,} events at {options.rate:,} events/s of event time, {options.batch_events:,} a micro-batch, "

@@ -22,7 +22,7 @@ def _rank() -> Column:
 
 
 def _counted(kind: str, rank: int) -> Column:
-    """How many things of a kind (``bid``, ``bidder``, ``auction``) there are of a rank, or of all bids."""
+    """Return how many things of a kind (``bid``, ``bidder``, ``auction``) there are of a rank, or of all bids."""
     whole = F.col("kind") == kind
     # A bid is there once, with its rank; bidders and auctions are there once for each rank and once for all.
     is_it = whole if kind == "bid" and rank == _ALL else whole & (F.col("rank") == rank)
@@ -63,24 +63,24 @@ def q15(ops: Operators, inputs: Inputs) -> DataFrame:
     """Bids, distinct bidders and distinct auctions of each day: all, and of the price ranks below 10^4, below 10^6 and above."""
     things = _things_of_days(ops, inputs)
     counts = [_counted(kind, rank) for kind, rank in _STATISTICS]
-    found: DataFrame = ops(things, "days", "update").groupBy("period").agg(*counts)
-    return found.select(_day(), *found.columns[1:])
+    counted: DataFrame = ops(things, "days", "update").groupBy("period").agg(*counts)
+    return counted.select(_day(), *counted.columns[1:])
 
 
 def q16(ops: Operators, inputs: Inputs) -> DataFrame:
     """:func:`q15` for each channel and day, and the minute of the day's last bid."""
     things = _things_of_days(ops, inputs, "channel")
     counts = [_counted(kind, rank) for kind, rank in _STATISTICS]
-    # Whatever comes out of the deduplication is also there as a bid.
+    # Each row of the deduplication is also there as a bid.
     grouped = ops(things, "channels", "update").groupBy("channel", "period")
-    found: DataFrame = grouped.agg(F.max("dateTime").alias("last"), *counts)
-    return found.select("channel", _day(), F.date_format("last", "HH:mm").alias("minute"), *found.columns[3:])
+    counted: DataFrame = grouped.agg(F.max("dateTime").alias("last"), *counts)
+    return counted.select("channel", _day(), F.date_format("last", "HH:mm").alias("minute"), *counted.columns[3:])
 
 
 def q17(ops: Operators, inputs: Inputs) -> DataFrame:
     """Bids of each auction and day: how many, of each price rank, and the lowest, highest, average and sum of prices."""
     day = F.window("dateTime", "1 day").alias("period")
-    found: DataFrame = (
+    counted: DataFrame = (
         ops(marked(inputs.bids), "days", "update")
         .groupBy("auction", day)
         .agg(
@@ -92,7 +92,7 @@ def q17(ops: Operators, inputs: Inputs) -> DataFrame:
             F.sum("price").alias("sum_price"),
         )
     )
-    return found.select("auction", _day(), *found.columns[2:])
+    return counted.select("auction", _day(), *counted.columns[2:])
 
 
 def q18(ops: Operators, inputs: Inputs) -> DataFrame:

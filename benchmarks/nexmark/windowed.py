@@ -58,13 +58,13 @@ def q7(ops: Operators, inputs: Inputs) -> DataFrame:
         F.col("window.end").alias("endtime"),
         "highest",
     )
-    own = bids.select("auction", "bidder", "price", "dateTime", "extra", "eventNumber")
+    selected = bids.select("auction", "bidder", "price", "dateTime", "extra", "eventNumber")
     # The watermark knows the window by its last microsecond; these bounds say how long bids need to be kept.
     kept = "dateTime >= closing - INTERVAL 10 SECONDS AND dateTime <= closing + INTERVAL 1 SECOND"
     in_window = F.col("dateTime").between(F.col("starttime"), F.col("endtime"))
     on = (F.col("price") == F.col("highest")) & F.expr(kept) & in_window
-    found: DataFrame = ops(own, "bids").join(highest, on, "inner")
-    return found.select("endtime", "auction", "bidder", "price", "dateTime", "extra", "eventNumber")
+    rows: DataFrame = ops(selected, "bids").join(highest, on, "inner")
+    return rows.select("endtime", "auction", "bidder", "price", "dateTime", "extra", "eventNumber")
 
 
 def q8(ops: Operators, inputs: Inputs) -> DataFrame:
@@ -75,18 +75,18 @@ def q8(ops: Operators, inputs: Inputs) -> DataFrame:
     arrived = ops(persons, "arrived").dropDuplicates(["period", "id", "name"]).select("period", "id", "name")
     sold = ops(auctions, "sold").dropDuplicates(["sold", "seller"]).select("sold", "seller")
     on = (F.col("id") == F.col("seller")) & (F.col("period") == F.col("sold"))
-    found: DataFrame = ops(arrived, "both").join(sold, on, "inner")
-    return found.select("id", "name", F.col("period.start").alias("starttime"), F.col("period.end").alias("endtime"))
+    rows: DataFrame = ops(arrived, "both").join(sold, on, "inner")
+    return rows.select("id", "name", F.col("period.start").alias("starttime"), F.col("period.end").alias("endtime"))
 
 
 def q11(ops: Operators, inputs: Inputs) -> DataFrame:
     """Bids of each bidder's sessions; a session ends 10 s after its last bid."""
     session = F.session_window("dateTime", _WINDOW).alias("session")
     counts = ops(marked(inputs.bids), "sessions").groupBy("bidder", session).agg(F.count("*").alias("bid_count"))
-    found: DataFrame = counts.select(
+    rows: DataFrame = counts.select(
         "bidder", "bid_count", F.col("session.start").alias("starttime"), F.col("session.end").alias("endtime")
     )
-    return found
+    return rows
 
 
 def q12(ops: Operators, inputs: Inputs) -> DataFrame:
@@ -97,10 +97,10 @@ def q12(ops: Operators, inputs: Inputs) -> DataFrame:
     bids = inputs.bids.select("bidder", F.current_timestamp().alias("arrival")).withWatermark("arrival", "0 seconds")
     windows = F.window("arrival", _WINDOW)
     counts = ops(bids, "counts", "update").groupBy("bidder", windows).agg(F.count("*").alias("bid_count"))
-    found: DataFrame = counts.select(
+    rows: DataFrame = counts.select(
         "bidder", "bid_count", F.col("window.start").alias("starttime"), F.col("window.end").alias("endtime")
     )
-    return found
+    return rows
 
 
 def _sum_of_windows(table: DataFrame) -> DataFrame:
@@ -111,7 +111,7 @@ def _sum_of_windows(table: DataFrame) -> DataFrame:
 WINDOWED: Final = (
     Query("q5", q5, ("starttime", "auction"), "append", closes=True, plain_spark=True),
     Query("q7", q7, ("endtime", "eventNumber"), "append", closes=True, plain_spark=True),
-    # A pair comes as soon as both are there; the watermark only forgets.
+    # A pair is emitted as soon as both are there; the watermark only removes rows.
     Query("q8", q8, ("starttime", "id"), "append", plain_spark=True),
     Query("q11", q11, ("bidder", "starttime"), "append", closes=True, plain_spark=True),
     Query("q12", q12, ("bidder", "starttime"), "update", finish=_sum_of_windows, plain_spark=True),

@@ -1,10 +1,9 @@
 /*
- * Rows of one state store of a Spark checkpoint, at one version: a partition of the state to a task.
+ * Rows of a state store of a Spark checkpoint at a version: a task reads a partition of the state.
  *
- * The body of a class as Spark's own code generation makes them: executors are sent this text, and compile it as they compile the
- * stages of a query (spark_jobs/plan/checkpoint_state.py), so nothing has to be installed on them. Spark's provider reads the files, and
- * only it: there is no instance that others see, no maintenance, and nothing is written below the checkpoint.
- * Janino has no generics worth the name.
+ * The body of a class as Spark's own code generation writes them: executors get this text, and compile it as they compile the stages of a
+ * query (spark_jobs/plan/checkpoint_state.py), so nothing has to be installed on them. Only Spark's provider reads the files: no shared
+ * instance is registered, no maintenance runs, and nothing is written below the checkpoint. Janino has no usable generics.
  */
 public Object generate(Object[] references) {
     return new StateRows(references);
@@ -23,7 +22,7 @@ final class StateRows extends org.apache.spark.sql.execution.BufferedRowIterator
     private final Object[] functions;
     private final org.apache.spark.sql.catalyst.expressions.UnsafeProjection row;
 
-    private scala.collection.Iterator found;
+    private scala.collection.Iterator rows;
 
     StateRows(Object[] references) {
         folder = (String) references[0];
@@ -54,20 +53,20 @@ final class StateRows extends org.apache.spark.sql.execution.BufferedRowIterator
                 provider.close();
             }
         });
-        found = reader.iterator();
+        rows = reader.iterator();
     }
 
     protected void processNext() throws java.io.IOException {
-        if (!found.hasNext()) {
+        if (!rows.hasNext()) {
             return;
         }
         org.apache.spark.sql.execution.streaming.state.UnsafeRowPair pair =
-            (org.apache.spark.sql.execution.streaming.state.UnsafeRowPair) found.next();
-        append(row.apply(new org.apache.spark.sql.catalyst.expressions.JoinedRow(pair.key(), opened(pair.value()))));
+            (org.apache.spark.sql.execution.streaming.state.UnsafeRowPair) rows.next();
+        append(row.apply(new org.apache.spark.sql.catalyst.expressions.JoinedRow(pair.key(), decoded(pair.value()))));
     }
 
-    /** A value in which the buffers of some functions, which Spark keeps as bytes of their own, are columns. */
-    private InternalRow opened(UnsafeRow value) {
+    /** Returns a value with columns in place of the buffers that Spark stores as bytes, for functions that have them. */
+    private InternalRow decoded(UnsafeRow value) {
         if (functions.length == 0) {
             return value;
         }
@@ -75,15 +74,15 @@ final class StateRows extends org.apache.spark.sql.execution.BufferedRowIterator
         for (int i = 0; i < fields.length; i++) {
             fields[i] = value.isNullAt(i) ? null : value.get(i, values.apply(i).dataType());
             if (functions[i] != null && fields[i] != null) {
-                fields[i] = opened(
+                fields[i] = decoded(
                     (org.apache.spark.sql.catalyst.expressions.aggregate.TypedImperativeAggregate) functions[i], (byte[]) fields[i]);
             }
         }
         return new org.apache.spark.sql.catalyst.expressions.GenericInternalRow(fields);
     }
 
-    /** Values with how often each came, of a function that counts them; else the function's result. */
-    private Object opened(
+    /** Returns the values with their counts, for a function that counts them; else the function's result. */
+    private Object decoded(
         org.apache.spark.sql.catalyst.expressions.aggregate.TypedImperativeAggregate function, byte[] bytes) {
         Object buffer = function.deserialize(bytes);
         if (!(buffer instanceof org.apache.spark.util.collection.OpenHashMap)) {
@@ -92,8 +91,8 @@ final class StateRows extends org.apache.spark.sql.execution.BufferedRowIterator
         java.util.ArrayList pairs = new java.util.ArrayList();
         scala.collection.Iterator counted = ((org.apache.spark.util.collection.OpenHashMap) buffer).iterator();
         while (counted.hasNext()) {
-            scala.Tuple2 one = (scala.Tuple2) counted.next();
-            pairs.add(new org.apache.spark.sql.catalyst.expressions.GenericInternalRow(new Object[] {one._1(), one._2()}));
+            scala.Tuple2 pair = (scala.Tuple2) counted.next();
+            pairs.add(new org.apache.spark.sql.catalyst.expressions.GenericInternalRow(new Object[] {pair._1(), pair._2()}));
         }
         return new org.apache.spark.sql.catalyst.util.GenericArrayData(pairs.toArray());
     }
