@@ -14,8 +14,8 @@ __all__ = ["EndedQueries"]
 class EndedQueries:
     """Which states belong to a query that ended a while ago.
 
-    A query has ended if its driver said so, or if no driver that reports has its run: one that was killed says nothing. Who ended
-    it, and when, is not in the log, so the time counts from when it was first seen.
+    A query has ended if its driver said so, or if no driver that reports has its run: a driver that was killed says nothing. When it
+    ended is not in the log, so the time counts from when that was first seen.
 
     Parameters
     ----------

@@ -70,21 +70,21 @@ class CommitEntry(FastPickle):
         return Watermarks(self.watermark_ms, self.output_watermark_ms, self.source_watermarks_ms)
 
     def to_json(self) -> dict[str, Any]:
-        # Not by asdict(), which copies what it finds, and takes longer than all else that is done for a commit.
-        told = {name: getattr(self, name) for name in _RECORDED}
-        told["source_watermarks_ms"] = dict(self.source_watermarks_ms)
+        # Not by asdict(), which copies every value, and takes longer than all else that is done for a commit.
+        data = {name: getattr(self, name) for name in _RECORDED}
+        data["source_watermarks_ms"] = dict(self.source_watermarks_ms)
         for name, default in _OPTIONAL.items():
             # Records of states that have no such times are as they always were.
-            if told[name] is default:
-                del told[name]
-        return told
+            if data[name] is default:
+                del data[name]
+        return data
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> CommitEntry:
         return cls(**data).sharing()
 
     def sharing(self) -> CommitEntry:
-        """The same, which has in common with others what many have alike: a coordinator keeps all that are retained."""
+        """Return the commit with interned texts and shared empty mappings: a coordinator keeps all retained commits in memory."""
         return replace(
             self,
             run_id=sys.intern(self.run_id),
@@ -101,19 +101,19 @@ class PartitionCommit(FastPickle):
 
     Attributes
     ----------
-    is_carried
-        Whether its lease came with the commit before, so that nobody was asked for it.
+    is_piggybacked
+        Whether its lease came with the commit before, so that the coordinator was not asked for it.
     """
 
     entries: tuple[CommitEntry, ...]
     is_piggybacked: bool = False
 
 
-#: What commits without sources of their own, or without failures, have in common; nobody changes it.
+#: The mapping of commits without sources of their own, or without failures; it is never changed.
 _NOTHING: Mapping[str, int] = {}
 
 
-#: Fields of a commit's record, in their order; and those that only some have, with what the others have.
+#: Fields that are not in a commit's record; those that are, in their order; and those that only some records have, with their defaults.
 _NOT_RECORDED = ("apply_ms", "write_ms", "restore_ms", "load_bytes", "failures")
 
 

@@ -1,4 +1,4 @@
-"""What a store actor took over of a partition before it was to have it. Pure."""
+"""The result of copying a partition to its next store actor, and moves of shards. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["CopyResult", "ShardMove"]
 
 @dataclass(frozen=True, slots=True)
 class CopyResult:
-    """What a store actor took over of a partition before it was to have it.
+    """The copy of a partition that a store actor took from another one before it had the partition's lease.
 
     Attributes
     ----------
     version
-        Newest version that it held then; 0 for none: it will load the partition from its files.
+        Newest version of the copy; 0 if there is none: the partition will be loaded from its files.
     moved_bytes
-        Bytes of Arrow data that came from the memory of the store actor that had it.
+        Bytes of Arrow data that came from the memory of the other store actor.
     duration_ms
-        How long that took.
+        How long the copy took.
     """
 
     version: int
@@ -35,11 +35,11 @@ class ShardMove:
     Attributes
     ----------
     version
-        Newest version of the shard then: the one that went along.
+        Newest version of the shard then.
     former
-        Store actor that had it; None if nobody had.
+        Store actor that had it; None if it was never leased.
     preparation
-        What the new one took over beforehand, while batches went on; None if it loads the shard from its files.
+        The copy that the new one took beforehand, while batches went on; None if it loads the shard from its files.
     error
         Why the shard stayed with `former`; empty if it went to `location`.
     """

@@ -16,9 +16,9 @@ class ShardLocation:
     Attributes
     ----------
     newest_version
-        Newest counted version; 0 without any.
+        Newest committed version; 0 without any.
     location
-        Store actor with its lease; None if nobody has it.
+        Store actor with its lease; None if it was never leased.
     """
 
     store_id: StateStoreId
@@ -33,7 +33,7 @@ class Lease(FastPickle):
     Attributes
     ----------
     standbys
-        Names of the store actors that are told of each commit, so that they can take over.
+        Names of the store actors that each commit is replicated to, so that they can take over.
     """
 
     store_id: StateStoreId
