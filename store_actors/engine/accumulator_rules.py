@@ -1,7 +1,7 @@
 """The table of accumulators: of each kind, how its state is held, how a new group begins and which compiled step moves it.
 
 Whatever depends on an accumulator's kind is derived from :data:`RULES`: where its state sits and begins
-(``engine/layout.py``), the numbers of the compiled steps (``engine/accumulate_kernels.py``), how partial states are merged.
+(``engine/layout.py``), which compiled step moves it (numbers: ``engine/op_code_kernels.py``), how partial states are merged.
 """
 
 from __future__ import annotations
