@@ -1,4 +1,4 @@
-"""Which compiled kernels on disk still are what the sources say.
+"""Checks that compiled kernels on disk are of the current sources, and compiles them before they are used.
 
 Numba keeps a compiled function beside its module and takes it for good as long as that one file is unchanged; functions that it calls
 from other files are compiled into it. So a changed file would go on being used in its old form by the kernels of all other files.
@@ -45,7 +45,7 @@ def drop_stale(package: str) -> None:
         for pattern in ("*.nbi", "*.nbc"):
             for compiled in kept.glob(pattern):
                 compiled.unlink(missing_ok=True)
-        # Last: whoever dies before it leaves the work to the next process.
+        # Last: a process that dies before it leaves the work to the next one.
         beside = stamp.with_name(f"{stamp.name}.{os.getpid()}")
         beside.write_text(digest)
         beside.replace(stamp)
@@ -54,7 +54,7 @@ def drop_stale(package: str) -> None:
 
 
 def _digest(folder: Path) -> str:
-    """Of the sources of all kernels of a package."""
+    """Return the digest of the sources of all kernels of a package."""
     digest = hashlib.sha256()
     for source in sorted(folder.glob("*kernels.py")):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
@@ -62,7 +62,7 @@ def _digest(folder: Path) -> str:
 
 
 def _whole(folder: Path) -> Path:
-    """File that says of which sources all kernels are compiled."""
+    """Return the path of the file with the digest of the sources that all kernels were compiled from."""
     return folder / "__pycache__" / "kernels.whole"
 
 
@@ -92,7 +92,7 @@ def warm(folder: Path = KERNELS, package: str = "store_actors.engine") -> Iterat
 
 
 def warm_with_progress() -> None:
-    """Compile what is not compiled yet, and tell how far it is on standard error, unless all is compiled."""
+    """Compile what is not compiled yet, with progress on standard error, unless all is compiled."""
     if is_compiled():
         return
     print("statefleet: compiling code, about a minute of a core, once on this machine", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""Look-ups of keys and their answers, as they travel: few rows, whosever shards they are of, as one piece of bytes.
+"""Queries of a few keys and their results, and their encoding: the rows of any number of shards as one piece of bytes.
 
-What goes over a connection of its own (:mod:`store_actors.direct_calls`) is JSON and Arrow data, of which nothing is run: what came
-from a socket is never unpickled.
+Messages of a direct connection (:mod:`store_actors.direct_calls`) are JSON and Arrow data, which run no code: bytes from a socket
+are never unpickled.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def is_few(rows: pa.Table | pa.RecordBatch) -> bool:
-    """Whether rows are few enough to be copied without a thought."""
+    """Whether rows are so few that a copy costs nothing that counts."""
     # The first is not asked column by column, but counts all of what a slice is a part of.
     return bool(rows.get_total_buffer_size() <= _FEW_BYTES or rows.nbytes <= _FEW_BYTES)
 
@@ -49,7 +49,7 @@ class FoundRows:
     places
         Of each row the place of its key among those asked for, in ascending order.
     rows
-        As they are shown.
+        Columns of the view.
     """
 
     version: int
@@ -58,7 +58,7 @@ class FoundRows:
     rows: pa.Table
 
 
-#: What came of a look-up; None if the version was made anew by another attempt meanwhile.
+#: Result of a query; None if another attempt wrote the version meanwhile.
 KeyResult: TypeAlias = FoundRows | StateStoreError | None
 
 
@@ -119,7 +119,7 @@ class KeyQuery:
 
 
 class KeyResults:
-    """What came of each request of a :class:`KeyQuery`, in their order."""
+    """The results of the requests of a :class:`KeyQuery`, in their order."""
 
     __slots__ = ("each",)
 
@@ -193,7 +193,7 @@ def _joined(facts: dict[str, Any], blobs: Sequence[bytes], tables: Sequence[pa.T
 
 
 def _parted(encoded: bytes) -> tuple[dict[str, Any], list[bytes], Sequence[pa.Table]]:
-    """What :func:`_joined` was given."""
+    """Return the tables that :func:`_joined` joined."""
     (length,) = _LENGTH.unpack_from(encoded)
     begin = _LENGTH.size + length
     facts = json.loads(encoded[_LENGTH.size : begin])
@@ -251,7 +251,7 @@ def _unpacked(packed: _Packed) -> Sequence[pa.Table]:
 
 @lru_cache(maxsize=256)
 def _schema(written: bytes) -> pa.Schema:
-    """A schema as it was told: a reader's many look-ups are all of the same few."""
+    """Return a schema from its encoding; the many queries of a reader have few schemas."""
     return pa.ipc.read_schema(pa.py_buffer(written))
 
 

@@ -1,4 +1,4 @@
-"""The table of accumulators: of each kind, how its state is held, how a new group begins and which compiled step moves it.
+"""The table of accumulators: for each kind, how its state is stored, how a new group begins and which compiled step moves it.
 
 Whatever depends on an accumulator's kind is derived from :data:`RULES`: where its state sits and begins
 (``engine/layout.py``), which compiled step moves it (numbers: ``engine/op_code_kernels.py``), how partial states are merged.
@@ -17,7 +17,7 @@ __all__ = ["RULES", "Ordering", "Rule", "StateForm"]
 
 
 class Ordering(Enum):
-    """How values of a type are compared, as words."""
+    """How values of a type, as 64-bit words, are compared."""
 
     INT = auto()
     FLOAT = auto()
@@ -28,7 +28,7 @@ class Ordering(Enum):
 
 
 class StateForm(Enum):
-    """How a kind's state is held."""
+    """How a kind's state is stored."""
 
     #: In a fixed number of words of its group's row, moved by a compiled step.
     FOLDED = auto()
@@ -36,13 +36,13 @@ class StateForm(Enum):
     GROWING = auto()
     #: In words of the row, written whole.
     WRITTEN = auto()
-    #: In stores of its own: the schema only tells of it.
+    #: In stores of its own: the schema only names it.
     ELSEWHERE = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What holds for one kind.
+    """The rule of one kind.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class Rule:
     means
         Kinds whose states are the same thing have the same name here; empty: no other has.
     compared
-        Which state field's type tells the ordering of a step that compares values.
+        Index of the state field whose type decides the ordering of a step that compares values.
     fails_on_overflow
         Whether a batch fails that leaves the first state field null for good.
     """

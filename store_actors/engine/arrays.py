@@ -1,4 +1,4 @@
-"""What the engine's arrays hold."""
+"""Types of the engine's arrays."""
 
 from __future__ import annotations
 

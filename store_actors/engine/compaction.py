@@ -40,18 +40,18 @@ def compact_together(tables: Sequence[tuple[GroupTable, Sequence[Words]]]) -> No
     """
     old = tables[0][0].pool
     held = [(table, *_lists(table, [table.used_rows(), *others])) for table, others in tables]
-    texts = [(table.lists, one) for table, lists, _ in held for one in lists if one[0].is_text]
-    wanted = old.memory.zeros(max(old.count, 1), np.uint8)
+    string_lists = [(table.lists, one) for table, lists, _ in held for one in lists if one[0].is_text]
+    is_used = old.memory.zeros(max(old.count, 1), np.uint8)
     for rows, word, chosen in _all_texts(tables):
-        wanted[rows[chosen, word].view(np.int64)] = 1
-    for pool, (field, offsets, lengths) in texts:
-        list_kernels.mark(pool.arena, offsets, lengths, field.width, wanted)
-    renumbers = _is_worthwhile(old, wanted)
+        is_used[rows[chosen, word].view(np.int64)] = 1
+    for pool, (field, offsets, lengths) in string_lists:
+        list_kernels.mark(pool.arena, offsets, lengths, field.width, is_used)
+    renumbers = _is_worthwhile(old, is_used)
     if renumbers:
-        new, new_ids = _subset(old, wanted)
+        new, new_ids = _subset(old, is_used)
         for rows, word, chosen in _all_texts(tables):
             rows[chosen, word] = new_ids[rows[chosen, word].view(np.int64)]
-        for pool, (field, offsets, lengths) in texts:
+        for pool, (field, offsets, lengths) in string_lists:
             list_kernels.renumber(pool.arena, offsets, lengths, field.width, new_ids)
         for table, _ in tables:
             table.pool = new
@@ -62,16 +62,16 @@ def compact_together(tables: Sequence[tuple[GroupTable, Sequence[Words]]]) -> No
                 table.lists.index(*one)
 
 
-def _is_worthwhile(pool: StringPool, wanted: Bytes) -> bool:
-    """Whether letting go of all but the wanted strings frees a quarter at least: a copy of them all is made for it."""
-    kept = sum(int(lengths.sum()) + _STRING_BYTES * len(ids) for ids, lengths in _chosen(pool, wanted))
+def _is_worthwhile(pool: StringPool, is_used: Bytes) -> bool:
+    """Whether dropping the unused strings frees a quarter at least: all others are copied for it."""
+    kept = sum(int(lengths.sum()) + _STRING_BYTES * len(ids) for ids, lengths in _chosen(pool, is_used))
     return 4 * kept <= 3 * (pool.used + _STRING_BYTES * pool.count)
 
 
-def _chosen(pool: StringPool, wanted: Bytes) -> Iterator[tuple[Slots, Slots]]:
-    """Ids of the wanted strings and their lengths, some at a time."""
+def _chosen(pool: StringPool, is_used: Bytes) -> Iterator[tuple[Slots, Slots]]:
+    """Yield ids of the used strings and their lengths, a block at a time."""
     for begin in range(0, pool.count, _BLOCK):
-        ids = begin + np.flatnonzero(wanted[begin : min(begin + _BLOCK, pool.count)])
+        ids = begin + np.flatnonzero(is_used[begin : min(begin + _BLOCK, pool.count)])
         yield ids, pool.offsets[ids + 1] - pool.offsets[ids]
 
 
@@ -142,17 +142,17 @@ class _HeldLists:
         return cls(field, rows, chosen, extents.view(np.int64), lengths, place)
 
     def point_to(self, offsets: Slots) -> None:
-        """Tell the rows where their lists are now."""
+        """Write to the rows where their lists are now."""
         begin = 0
         for one, some in zip(self.rows, self.chosen, strict=True):
             one[some, self.field.word] = offsets[self.place[begin : begin + len(some)]].view(np.uint64)
             begin += len(some)
 
 
-def _subset(pool: StringPool, wanted: Bytes) -> tuple[StringPool, Words]:
-    """A pool of only the wanted strings, and the new id of each old one (0 of those that are left out)."""
+def _subset(pool: StringPool, is_used: Bytes) -> tuple[StringPool, Words]:
+    """Return a pool of only the used strings, and the new id of each old one (0 for an unused one)."""
     subset, new_ids = StringPool(pool.seed, pool.memory), pool.memory.zeros(max(pool.count, 1), np.uint64)
-    for ids, lengths in _chosen(pool, wanted):
+    for ids, lengths in _chosen(pool, is_used):
         # What is copied is in memory three times for a moment, so it is copied in pieces.
         for piece in cut(lengths, _COPIED_BYTES):
             some, all_valid = ids[piece], np.ones(piece.stop - piece.start, np.uint8)

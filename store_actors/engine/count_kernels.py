@@ -1,7 +1,7 @@
 """Compiled loops of values that are counted: lists (``list_kernels.py``) whose elements are a value and how often it came.
 
 Lists are only appended to, so that an earlier version of a row keeps what it had: a value may stand in a list several times, and its
-count is the sum of these. A list that is full is written anew with each value once, if that gives it a quarter of its room back, so it
+count is the sum of these. A full list is rewritten with each value once, if that gives it a quarter of its room back, so it
 has at most a small multiple of its distinct values, and an element costs constant time.
 """
 
@@ -100,7 +100,7 @@ def append_counted(arena, used, rows, slots, word, elements, width, start):
     cache=True, nogil=True,
 )  # fmt: skip
 def merge_counted(arena, used, rows, slots, word, source, values, column, width, start, element):
-    """Add lists of another arena (``source``), told by two columns of ``values``, to those at ``rows[slots, word]``.
+    """Add lists of another arena (``source``), given by two columns of ``values`` (begin, length), to those at ``rows[slots, word]``.
 
     Begins with the given element of row ``start``. Stops when the arena is full; returns (row, element, words in use).
     """

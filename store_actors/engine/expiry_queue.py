@@ -1,8 +1,8 @@
 """When rows expire: what is due is found without a look at the rest.
 
-Rows are entered as they are made, a batch at a time, and never taken out; whoever evicts checks that a slot still holds a
-row that is due. So the cost of an eviction follows what is evicted, not the size of the state. A calendar that has far more entries
-than there are rows is made anew of these by its owner, so its memory follows the rows, too.
+Rows are entered as they are made, a batch at a time, and never taken out; the caller that evicts checks that a slot still holds a
+row that is due. So the cost of an eviction follows what is evicted, not the size of the state. A queue that has far more entries
+than there are rows is rebuilt from these by its owner, so its memory follows the rows, too.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from store_actors.engine.memory import HEAP, Memory
 __all__ = ["NEVER", "ExpiryQueue"]
 
 
-#: Expiry of a row that lives for ever, in microseconds.
+#: Expiry of a row that never expires, in microseconds.
 NEVER = np.iinfo(np.int64).max
-#: A calendar with fewer entries than this is not made anew.
+#: A queue with fewer entries than this is not rebuilt.
 _SMALL = 1 << 16
 #: Entries that take as much memory as a page besides its own.
 _PAGE_ENTRIES = 32
@@ -41,16 +41,16 @@ class ExpiryQueue:
         #: few of them hold rows that are due at once.
         self._pages: list[tuple[int, int, Slots, Slots, int]] = []
         self._numbers = count()
-        #: What was entered and not yet due; entries that are out of date are among it.
+        #: Entries that are not due yet; some may be out of date.
         self.entries = 0
 
     @property
     def nbytes(self) -> int:
-        """Memory held, in bytes."""
+        """Memory of the entries, in bytes."""
         return sum(expiries.nbytes + slots.nbytes for _, _, expiries, slots, _ in self._pages)
 
     def is_cluttered(self, rows: int) -> bool:
-        """Whether it is time to make it anew of the `rows` that there are: most entries are out of date, or alone on their pages."""
+        """Whether the owner should rebuild it from its `rows` rows: most entries are out of date, or alone on their pages."""
         return self.entries + _PAGE_ENTRIES * len(self._pages) > 2 * rows + _SMALL
 
     def add(self, expiries: Slots, slots: Slots) -> None:

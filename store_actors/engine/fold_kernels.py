@@ -18,7 +18,7 @@ __all__ = ["bytes_less", "decimal_less", "fold_step", "sum_registers"]
 _ONE = np.uint64(1)
 _ZERO = np.uint64(0)
 _INT_MAX = 2**31 - 1
-#: Of the six bits of a register.
+#: The six bits of a register.
 _REGISTER = np.uint64(63)
 
 u64_2, i64_1, i64_2, f64_2 = uint64[:, ::1], int64[::1], int64[:, ::1], float64[:, ::1]
@@ -59,7 +59,7 @@ def _add_checked(rows, rows_i, slot, word, value, bits, flag_word, flag):
     cache=True, nogil=True,
 )  # fmt: skip
 def _replaces(code, rows, rows_i, rows_f, slot, word, values, values_f, column, row, limits, parts, arena, offsets):
-    """Whether the ordering of a row takes the place of the group's: an equal one does."""
+    """Whether the ordering of a row replaces the group's: an equal one does."""
     if code == OpCode.MIN_BY_INT or code == OpCode.MAX_BY_INT:
         x, now = np.int64(values[column, row]), rows_i[slot, word]
         return x <= now if code == OpCode.MIN_BY_INT else x >= now
@@ -87,7 +87,7 @@ def _replaces(code, rows, rows_i, rows_f, slot, word, values, values_f, column, 
 
 @njit(void(f64_2, int64, int64, float64, int64), cache=True, nogil=True)
 def _add_moments(rows_f, slot, word, x, highest):
-    """One value more in n, avg, m2, m3 and (`highest` 4) m4, in the order Spark's CentralMomentAgg computes them."""
+    """Add one value to n, avg, m2, m3 and (`highest` 4) m4, in the order Spark's CentralMomentAgg computes them."""
     count = rows_f[slot, word] + 1.0
     delta = x - rows_f[slot, word + 1]
     delta_n = delta / count
@@ -137,7 +137,7 @@ def _merge_moments(rows_f, slot, word, values_f, a, row, highest):
 
 @njit(void(f64_2, int64, int64, float64, float64, int64), cache=True, nogil=True)
 def _add_co_moments(rows_f, slot, word, x, y, with_squares):
-    """One pair more in n, both averages, ck and (`with_squares`) both second moments, as Spark's Covariance computes them."""
+    """Add one pair to n, both averages, ck and (`with_squares`) both second moments, as Spark's Covariance computes them."""
     count = rows_f[slot, word] + 1.0
     dx, dy = x - rows_f[slot, word + 1], y - rows_f[slot, word + 2]
     x_avg, y_avg = rows_f[slot, word + 1] + dx / count, rows_f[slot, word + 2] + dy / count
@@ -173,7 +173,7 @@ def _merge_co_moments(rows_f, slot, word, values_f, a, row, with_squares):
     cache=True, nogil=True,
 )  # fmt: skip
 def _step_by(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limits, arena, offsets):
-    """Take a row's value if its ordering says so."""
+    """Replace the group's value by a row's if the row comes first in the ordering."""
     code, a, column, width = ops[n, 0], ops[n, 1], ops[n, 3], ops[n, 7]
     word, flag_word, flag = ops[n, 4], ops[n, 5], np.uint64(ops[n, 6])
     ordering, ordering_flag_word, ordering_flag = ops[n, 9], ops[n, 10], np.uint64(ops[n, 11])
@@ -197,7 +197,7 @@ def _step_by(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, l
 
 @njit(void(u64_2, int64, int64, uint64, int64), cache=True, nogil=True)
 def _add_hash(rows, slot, word, hashed, words):
-    """Note a hash in registers: its first bits say which one, the zeros that follow how far that goes."""
+    """Enter a hash in the registers: its first bits are the register's index, the number of zeros after them its rank."""
     bits = np.uint64(0)
     while (_ONE << bits) // np.uint64(10) + _ONE < np.uint64(words):
         bits += _ONE
@@ -242,7 +242,7 @@ def _step_words(code, rows, slot, word, values, a, row, words):
 
 @njit(void(u64_2, f64_2), cache=True, nogil=True)
 def sum_registers(registers, out):
-    """Of states of registers (one a row): the sums of ``2**-register``, and how many registers are 0."""
+    """Put into ``out``, for each row of registers, the sum of ``2**-register`` and the number of registers that are 0."""
     words = registers.shape[1]
     count = 1
     while count // 10 + 1 < words:

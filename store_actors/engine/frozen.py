@@ -1,6 +1,6 @@
 """The rows of a table as they are at one moment, given out piece by piece while the table goes on: what snapshots are made of.
 
-Nothing is copied at first. A table tells its frozen rows which slots it is about to change, and what was not given out yet is copied
+Nothing is copied at first. A table reports to them which slots it is about to change, and what was not given out yet is copied
 then. So a snapshot takes memory for what changes while it is written, and for the piece that is on its way.
 """
 
@@ -22,7 +22,7 @@ __all__ = ["FrozenRows"]
 
 
 class Freezable(Protocol):
-    """What frozen rows need of their table."""
+    """The methods of a table that its frozen rows call."""
 
     rows: Words
     layout: RowLayout
@@ -45,7 +45,7 @@ class Freezable(Protocol):
 class FrozenRows(Iterator[Words]):
     """Rows of a table as they are now, as copies of their words, in no particular order.
 
-    Whoever owns the table locks while it takes a piece, and while it changes the table; what was taken needs no lock. The table does
+    The owner of the table locks while it takes a piece, and while it changes the table; what was taken needs no lock. The table does
     not compact its pools as long as this is open.
 
     Parameters
@@ -66,14 +66,14 @@ class FrozenRows(Iterator[Words]):
         self._words = np.arange(table.layout.row_words) if words is None else words
         self._position = 0
         self._kept: list[Words] = [] if extra is None or not len(extra) else [extra]
-        #: What the words of strings and lists mean.
+        #: The strings and lists that words refer to.
         self.pool: StringPool = table.pool
         self.lists = table.lists
         table.frozen_by(self)
 
     @property
     def nbytes(self) -> int:
-        """Memory held beside the table, in bytes."""
+        """Memory beside the table's, in bytes."""
         return self._left.nbytes + sum(rows.nbytes for rows in self._kept)
 
     def keep(self, slots: Iterable[Slots]) -> None:
@@ -105,7 +105,7 @@ class FrozenRows(Iterator[Words]):
         return rows
 
     def close(self) -> None:
-        """Give out nothing more; the table need not tell of its changes any more."""
+        """Give out no more rows; the table stops reporting its changes."""
         self._left, self._kept = np.empty(0, np.uint8), []
         self._position = 0
         self._table.thawed_by(self)

@@ -1,6 +1,6 @@
 """Hashing under a secret: who does not know it cannot choose keys, strings or elements that meet in an index.
 
-Whoever fills a state chooses its keys. Under a hash that everybody knows they can choose many with one hash, and each then costs a walk
+A producer of rows chooses the keys of a state. Under a public hash it can choose many with one hash, and each then costs a walk
 past all others. The functions here are drawn by the secret from families in which *any* two different values meet with a known, small
 chance, whatever they are, so there is nothing to choose:
 
@@ -11,7 +11,7 @@ chance, whatever they are, so there is nothing to choose:
 
 A last step, known and reversible, scatters hashes that follow each other (those of ascending ids may), which linear probing needs.
 
-Nothing that is stored or told depends on the secret, so each process may have another one.
+Nothing that is stored or sent depends on the secret, so each process may have another one.
 """
 
 # Compiled kernels are typed by their numba signatures; numba makes its type names at run time.

@@ -5,7 +5,7 @@ they are few; then, of those whose places in the registers are the same, the one
 tells, an element too small to be a coupon: the precision (``lg_k``) that is asked for, and above its five bits that of the registers, 0
 while there are none. A list begins with one; later ones are of sketches that came in.
 
-Lists are only appended to, so coupons may stand in them that count no more. A list that is full is written anew without these, if that
+Lists are only appended to, so coupons may stand in them that count no more. A full list is rewritten without these, if that
 gives it a quarter of its room back.
 """
 

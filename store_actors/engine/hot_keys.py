@@ -25,12 +25,12 @@ _SAMPLE = 64
 _COUNTED = 512
 #: Batches that wait to be counted, at most: one row of each may do.
 _WAITING = 256
-#: What is left of former counts each time.
+#: Share of the previous counts that stays each time.
 _KEPT = 0.9
 #: Bytes of a sample's keys at most, and of all that are kept or wait: of longer ones there are fewer, or none.
 _LONGEST, _MOST_BYTES = 1 << 14, 1 << 16
 _GOLDEN = 0.6180339887498949
-#: What part of all rows a key has at least.
+#: Smallest share of all rows of a key that counts as hot.
 SHARE_COLUMN = "__share"
 _COUNT = "__count"
 

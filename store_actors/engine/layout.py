@@ -21,7 +21,7 @@ from store_actors.engine.list_kernels import FLOAT_SET, LIST, SET
 from store_actors.engine.nested import is_text, parts_of
 from store_actors.engine.op_code_kernels import OpCode
 
-__all__ = ["Feed", "FieldSlot", "ListSlot", "RowLayout", "Sketch", "all_words", "held_type", "words_of"]
+__all__ = ["Feed", "FieldSlot", "ListSlot", "RowLayout", "Sketch", "all_words", "stored_type", "words_of"]
 
 #: State fields of a correlation; a covariance has fewer.
 _CORRELATION_FIELDS = 6
@@ -36,32 +36,32 @@ def words_of(data_type: pa.DataType) -> int:
     return 2 if pa.types.is_decimal(data_type) or pa.types.is_list(data_type) else 1
 
 
-def held_type(data_type: pa.DataType) -> pa.DataType:
-    """Arrow type that the words of values of a type are made of: of arrays, maps and structs their bytes."""
+def stored_type(data_type: pa.DataType) -> pa.DataType:
+    """Return the Arrow type of the words of values of a type: binary for arrays, maps and structs."""
     return pa.binary() if pa.types.is_nested(data_type) else data_type
 
 
-def _held_field(name: str) -> pa.DataType:
-    """:func:`held_type` of a type named in a schema; of a list that grows, of what is in it."""
-    shown = string_to_type(name)
+def _stored_field(name: str) -> pa.DataType:
+    """Return :func:`stored_type` of a type named in a schema; of a list that grows, of its elements."""
+    view_type = string_to_type(name)
     if is_counted(name):
-        value, count = shown.value_type
-        held = pa.struct([value.with_type(held_type(value.type)), count])
+        value, count = view_type.value_type
+        element = pa.struct([value.with_type(stored_type(value.type)), count])
     elif is_growing(name):
-        held = held_type(shown.value_type)
+        element = stored_type(view_type.value_type)
     else:
-        return pa.binary() if is_nested(name) else shown
-    return pa.list_(shown.value_field.with_type(held))
+        return pa.binary() if is_nested(name) else view_type
+    return pa.list_(view_type.value_field.with_type(element))
 
 
 @dataclass(frozen=True, slots=True)
 class FieldSlot:
-    """A field's place in a row: its first word and its flag bit (a key's: null, a state field's: valid).
+    """Where a field is in a row: its first word and its flag bit (a key's: null, a state field's: valid).
 
     Attributes
     ----------
     type
-        What its words are made of: of arrays, maps and structs, which are held as bytes (``nested.py``), binary.
+        Arrow type of its words: binary for arrays, maps and structs, which are stored as bytes (``nested.py``).
     nested
         The field's own type, if that is not `type`; None of any other field.
     words
@@ -95,15 +95,16 @@ class FieldSlot:
             object.__setattr__(self, name, value)
 
     @property
-    def shown(self) -> pa.DataType:
+    def view_type(self) -> pa.DataType:
         """The field's Arrow type."""
         return self.type if self.nested is None else self.nested
 
     @classmethod
     def of(cls, field: Field, word: int, flag_word: int, flag: int, *, is_key: bool) -> FieldSlot:
-        """The place of a field."""
-        shown, held = string_to_type(field.type), _held_field(field.type)
-        return cls(field.name, held, word, flag_word, flag, is_key, None if shown == held else shown)
+        """Return the slot of a field."""
+        view_type, stored = string_to_type(field.type), _stored_field(field.type)
+        nested = None if view_type == stored else view_type
+        return cls(field.name, stored, word, flag_word, flag, is_key, nested)
 
 
 def all_words(fields: Sequence[FieldSlot]) -> Slots:
@@ -141,7 +142,7 @@ class ListSlot:
     is_text: bool
     #: Whether elements end with how often they came.
     is_counted: bool = False
-    #: What HLL sketch it is (``hll_kernels.py``), if it is one.
+    #: The HLL sketch that it is (``hll_kernels.py``), if it is one.
     sketch: Sketch | None = None
 
 
@@ -160,7 +161,7 @@ class RowLayout:
     lists
         State fields whose lists grow.
     key_words
-        Words that tell the key, with `key_mask` in word 0: of keys beyond the first 31, their nulls (`null_words`), then the values.
+        Number of words of the key beside `key_mask` in word 0: nulls of keys beyond the first 31 (`null_words`), then values.
     initial
         The words of a new group.
     fails_on_overflow
@@ -218,14 +219,14 @@ class RowLayout:
         return tuple(slots)
 
     def null_bits(self, keys: Iterable[FieldSlot]) -> dict[int, np.uint64]:
-        """Words of a row that tell which of these keys are null, each with the bits that do."""
+        """Return the words of a row that have the null bits of these keys, each with these bits."""
         bits: dict[int, int] = {}
         for slot in keys:
             bits[slot.flag_word] = bits.get(slot.flag_word, 0) | slot.flag
         return {word: np.uint64(some) for word, some in bits.items()}
 
     def slots_of(self, accumulator: Accumulator) -> list[FieldSlot]:
-        """Places of an accumulator's state fields."""
+        """Return the slots of an accumulator's state fields."""
         by_name = {slot.name: slot for slot in self.state}
         return [by_name[field.name] for field in accumulator.state]
 
@@ -295,7 +296,7 @@ class Feed:
             limits.append((bound >> 64, _signed(bound & (2**64 - 1))))
         if code in _NESTED_STEPS:
             b = len(limits)
-            limits.extend(parts_of(compared.shown))
+            limits.extend(parts_of(compared.view_type))
         place = [first.word, first.flag_word, _signed(first.flag)]
         return [
             int(code), a, b, c, *place, extra, int(rule.skips_nulls), last.word, last.flag_word, _signed(last.flag)
@@ -310,7 +311,7 @@ class Feed:
 
     @staticmethod
     def _extra(code: OpCode, slots: list[FieldSlot], accumulator: Accumulator) -> int:
-        """What else a step goes by."""
+        """Return the step's own parameter, column 7 of its line."""
         first = slots[0]
         if code in (OpCode.COUNT_LONG, OpCode.COUNT_HASHES, OpCode.MERGE_COUNTS):
             return int(accumulator.options["depth"]) << 32 | words_of(first.type)
@@ -337,7 +338,7 @@ class Feed:
         for one in self.inputs:
             if one.name == name:
                 return column
-            column += words_of(_held_field(one.type))
+            column += words_of(_stored_field(one.type))
         raise InvalidRequestError("an accumulator reads a column that the batch does not carry", column=name)
 
 
@@ -347,10 +348,10 @@ def _signed(word: int) -> int:
 
 
 def _list_slot(slot: FieldSlot, accumulator: Accumulator, schema: StateSchema) -> ListSlot:
-    """What a list that grows is made of."""
+    """Return the first word, the kind and the elements of a list that grows."""
     element, kind, options = slot.type.value_type, accumulator.kind, accumulator.options
     if kind in (AccumulatorKind.HLL_SKETCH, AccumulatorKind.HLL_UNION):
-        (value,) = (_held_field(one.type) for one in schema.inputs if one.name in accumulator.inputs)
+        (value,) = (_stored_field(one.type) for one in schema.inputs if one.name in accumulator.inputs)
         is_text, is_union = _ordering(value) is Ordering.STRING, kind is AccumulatorKind.HLL_UNION
         sketch = Sketch(is_text, is_union, int(options["lg_k"]), bool(options.get("may_differ", False)))
         return ListSlot(slot.word, LIST, 1, is_text=False, sketch=sketch)

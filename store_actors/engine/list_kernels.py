@@ -33,7 +33,7 @@ __all__ = [
     "store",
 ]
 
-#: What a list is: any elements; distinct ones; distinct floats, as Spark tells them apart: -0.0 is 0.0, and no NaN is another one.
+#: Kinds of lists: any elements; distinct elements; distinct floats, compared as in Spark: -0.0 equals 0.0, and no NaN equals another.
 LIST, SET, FLOAT_SET = 0, 1, 2
 #: Elements that are looked through one by one.
 _SMALL = 8
@@ -121,7 +121,7 @@ def _enter(arena, places, offset, capacity, number, width, kind, secret):
 
 @njit(void(u64_1, u32_1, int64, int64, int64, int64, int64, u64_1), cache=True, nogil=True)
 def _index(arena, places, offset, capacity, length, width, kind, secret):
-    """Make the index of a set anew."""
+    """Rebuild the index of a set."""
     begin = offset + capacity * width
     for word in range(begin, begin + capacity):
         arena[word] = _ZERO
@@ -185,7 +185,7 @@ def append(arena, used, secret, rows, slots, word, values, valid, column, width,
     cache=True, nogil=True,
 )  # fmt: skip
 def merge(arena, used, secret, rows, slots, word, source, values, column, width, kind, start, element):
-    """Add lists of another arena (``source``), told by two columns of ``values``, to those at ``rows[slots, word]``.
+    """Add lists of another arena (``source``), given by two columns of ``values`` (begin, length), to those at ``rows[slots, word]``.
 
     Begins with the given element of row ``start``. Stops when the arena is full; returns (row, element, words in use).
     """
@@ -258,11 +258,11 @@ def measure(arena, offsets, lengths, width, ends, out):
 
 
 @njit(void(u64_1, i64_1, i64_1, int64, uint8[::1]), cache=True, nogil=True)
-def mark(arena, offsets, lengths, width, wanted):
+def mark(arena, offsets, lengths, width, is_marked):
     """Note which strings the elements of lists are, by their first words."""
     for one in range(lengths.shape[0]):
         for number in range(lengths[one]):
-            wanted[np.int64(arena[offsets[one] + number * width])] = 1
+            is_marked[np.int64(arena[offsets[one] + number * width])] = 1
 
 
 @njit(void(u64_1, i64_1, i64_1, int64, u64_1), cache=True, nogil=True)

@@ -23,7 +23,7 @@ class ListPool:
     """The elements of all lists of a table; a row has two words of each list: its extent, and its length.
 
     Lists are only ever appended to, so a row of an earlier version keeps what it had, by its own two words. Extents that no row has
-    any more stay until the pool is made anew (``compaction.py``).
+    any more stay until the pool is rebuilt (``compaction.py``).
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class ListPool:
 
     @property
     def nbytes(self) -> int:
-        """Memory held, in bytes."""
+        """Memory of the lists, in bytes."""
         return self.arena.nbytes
 
     def append(self, rows: Words, targets: Slots, field: ListSlot, values: Words, valid: Bytes, column: int) -> None:
@@ -87,7 +87,7 @@ class ListPool:
     def merge(
         self, rows: Words, targets: Slots, field: ListSlot, source: Words | None, values: Words, column: int
     ) -> None:
-        """Add whole lists, told by two columns of `values`, to those of ``rows[targets]``; they lie in `source`, or (None) here."""
+        """Add whole lists, given by two columns of `values`, to those of ``rows[targets]``; they lie in `source`, or (None) here."""
         row = element = 0
         while True:
             given = (rows, targets, field.word, self.arena if source is None else source, values, column, field.width)
@@ -121,9 +121,9 @@ class ListPool:
             )  # fmt: skip
             if used < 0:
                 found = (self.arena[rows[targets[row], field.word]], given[begins[row] + element])
-                told = " and ".join(str(int(mark) & 31) for mark in found)
+                ks = " and ".join(str(int(mark) & 31) for mark in found)
                 raise InvalidRequestError(
-                    f"[HLL_UNION_DIFFERENT_LG_K] Sketches have different `lgConfigK` values: {told}. Set the `allowDifferentLgConfigK` "
+                    f"[HLL_UNION_DIFFERENT_LG_K] Sketches have different `lgConfigK` values: {ks}. Set the `allowDifferentLgConfigK` "
                     "parameter to true to call `hll_union_agg` with different `lgConfigK` values; the batch was not committed; state "
                     "and checkpoint are as before it"
                 )
@@ -188,14 +188,14 @@ class ListPool:
         kind = element.field(0).type if is_counted else element
         words = np.empty((words_of(kind) + is_counted, int(ends[-1])), np.uint64)
         list_kernels.gather(self.arena, offsets, lengths, words)
-        told = tuple(word.view(np.int64) for word in words[: words_of(kind)])
-        values = decode_column(kind, told, np.ones(words.shape[1], np.uint8), pool)
-        shown = slot.shown.value_type
+        columns = tuple(word.view(np.int64) for word in words[: words_of(kind)])
+        values = decode_column(kind, columns, np.ones(words.shape[1], np.uint8), pool)
+        view_type = slot.view_type.value_type
         if slot.nested is not None:
-            values = decode_nested(values, shown.field(0).type if is_counted else shown)
+            values = decode_nested(values, view_type.field(0).type if is_counted else view_type)
         if is_counted:
-            values = pa.StructArray.from_arrays([values, pa.array(words[-1].view(np.int64))], fields=list(shown))
-        return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values, type=slot.shown)
+            values = pa.StructArray.from_arrays([values, pa.array(words[-1].view(np.int64))], fields=list(view_type))
+        return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values, type=slot.view_type)
 
 
 def element_words(array: pa.ListArray, field: ListSlot, pool: StringPool) -> tuple[Words, Slots, Slots]:

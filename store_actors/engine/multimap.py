@@ -48,7 +48,7 @@ class MultimapTable(GroupTable):
 
     @property
     def nbytes(self) -> int:
-        """Memory held, in bytes."""
+        """Memory of the table and its chains, in bytes."""
         return super().nbytes + self._heads.nbytes + self._next.nbytes + self._previous.nbytes
 
     # -- looking --------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class MultimapTable(GroupTable):
         return slots
 
     def reindex(self) -> None:
-        """See :meth:`GroupTable.reindex`; all chains are made anew, too."""
+        """See :meth:`GroupTable.reindex`; all chains are rebuilt, too."""
         super().reindex()
         self._heads[:] = 0
         self._chains = 0

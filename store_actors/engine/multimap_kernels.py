@@ -1,4 +1,4 @@
-"""Compiled loops of chains (``chains.py``): rows that share their leading key words, linked from slot to slot."""
+"""Compiled loops of the multimap's chains (``multimap.py``): rows that share their leading key words, linked from slot to slot."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _same(rows, slot, words, row, first, words_first, key_words, nulls, key_mask
 
 @njit(int64(u64_1, u64_2, u64_2, int64, int64, int64, int64, uint64, uint64, uint64, uint64), cache=True, nogil=True)
 def _probe(index, rows, words, row, first, words_first, key_words, nulls, key_mask, tag, shift):
-    """Place in the index of a key's chain, or -1 - the empty place where it belongs."""
+    """Position in the index of a key's chain, or -1 - the empty position where it belongs."""
     mask = np.uint64(index.shape[0] - 1)
     place = tag >> shift
     while True:
@@ -55,7 +55,7 @@ def _head(index, rows, words, row, first, words_first, key_words, nulls, key_mas
     cache=True, nogil=True,
 )  # fmt: skip
 def link(index, rows, slots, start, following, previous, first, key_words, key_mask, secret, room):
-    """Put rows at the heads of their chains; stops when a new chain finds no room. Returns (rows done, new chains)."""
+    """Put rows at the heads of their chains; stops when the index takes no new chain. Returns (rows done, new chains)."""
     added, warmth = 0, _ZERO
     shift = index_shift(index.shape[0])
     tags = np.empty(_BLOCK, np.uint64)

@@ -22,7 +22,7 @@ _S13, _S15, _S16, _S17, _S19 = np.uint32(13), np.uint32(15), np.uint32(16), np.u
 _S32 = np.uint64(32)
 
 u32_1 = uint32[::1]
-#: What lies in an Arrow buffer may not be written to.
+#: Arrow's buffers are read-only.
 i32_1, i64_1, u64_1, u8_1 = (Array(kind, 1, "C", readonly=True) for kind in (int32, int64, uint64, uint8))
 
 

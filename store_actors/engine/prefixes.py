@@ -46,7 +46,7 @@ class PrefixMatch:
         row_kernels.put(
             self._index, self._held, wanted, self._mask, 1, width, self._secret, 0, nothing_free, counters, len(wanted), slots
         )  # fmt: skip
-        #: Of equal prefixes the last one.
+        #: The last one of equal prefixes.
         self._prefix_at = np.zeros(len(wanted) + 1, np.int64)
         self._prefix_at[slots] = np.arange(len(wanted))
 

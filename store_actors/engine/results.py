@@ -1,4 +1,4 @@
-"""What is emitted of accumulators whose state is not what Spark's final expression works on."""
+"""Emitted values of accumulators whose state Spark's final expression does not take."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def _counted(accumulator: Accumulator, state: pa.Array) -> list[pa.Array]:
     ends = np.cumsum(np.array(pc.list_value_length(state), np.int64))
     percentages = np.array(accumulator.options.get("percentages", ()), np.float64)
     if "percentages" not in accumulator.options:
-        told = nested_keys(values) if pa.types.is_nested(values.type) else values
-        codes = np.array(told.dictionary_encode().indices, np.uint64)
+        comparable = nested_keys(values) if pa.types.is_nested(values.type) else values
+        codes = np.array(comparable.dictionary_encode().indices, np.uint64)
         chosen = np.empty(len(state), np.int64)
         count_kernels.most_frequent(ends, codes, counts, chosen)
         return [values.take(pa.array(chosen, mask=chosen < 0))]

@@ -94,7 +94,7 @@ def cut(
     """Cut the arranged events into sessions; those without an input row are left out.
 
     A session consists of pieces: a session of the state (``piece_state``; -1: none) and the input rows that follow it. Input
-    rows are told in order, by ``input_order`` and ``input_piece``. Sessions get their key's place, start and end.
+    rows are given in order, by ``input_order`` and ``input_piece``. Sessions get their key's index, start and end.
 
     Returns
     -------

@@ -34,7 +34,7 @@ _TEXTS = (pa.types.is_string, pa.types.is_binary, pa.types.is_large_string, pa.t
 
 
 def spark_hash(rows: pa.Table | pa.RecordBatch, columns: Sequence[str] | None = None) -> npt.NDArray[np.int32]:
-    """What Spark's ``hash(columns)`` is of each row.
+    """Return Spark's ``hash(columns)`` of each row.
 
     Parameters
     ----------
@@ -157,12 +157,12 @@ def _is_text(kind: pa.DataType) -> bool:
 def _fields(values: pa.Array) -> Iterator[pa.Array]:
     """Fields of structs, each as long as these."""
     for number in range(values.type.num_fields):
-        # Without what a null struct says of them: where it is null, nobody looks.
+        # Without the nulls of the struct: where it is null, its fields are not read.
         yield values.field(number)
 
 
 def _numbers(values: pa.Array) -> npt.NDArray[Any]:
-    """Numbers of an atomic type, as 32 or 64 bits; whatever stands where a value is null."""
+    """Numbers of an atomic type, as 32 or 64 bits; any number where a value is null."""
     kind = values.type
     if pa.types.is_boolean(kind):
         return values.cast(pa.int32()).fill_null(0).to_numpy()  # type: ignore[no-any-return]

@@ -156,7 +156,7 @@ class StringPool:
 
     @property
     def nbytes(self) -> int:
-        """Memory held, in bytes."""
+        """Memory of the pool, in bytes."""
         return self.arena.nbytes + self.offsets.nbytes + self._index.nbytes
 
     def ids(self, data: Bytes, ends: Slots, valid: Bytes) -> Words:
@@ -178,7 +178,7 @@ class StringPool:
         return out
 
     def looking(self) -> StringPool:
-        """The pool as it is now, for whoever only looks for values: those that it does not have get an id that nothing has."""
+        """Return the pool as it is now, for lookups only: a value that it does not have gets an id that no value has."""
         other = copy.copy(self)
         other._takes_in = False
         return other

@@ -34,7 +34,7 @@ _FULL = 0.6
 
 @dataclass(slots=True)
 class Touched:
-    """What folding did: slots of new groups, slots of changed groups and what those held before."""
+    """The effect of folding: slots of new groups, slots of changed groups and the rows that these had before."""
 
     created: Slots
     changed: Slots
@@ -64,19 +64,19 @@ class GroupTable(WordRows):
     seed, memory
         As :class:`~store_actors.engine.word_rows.WordRows`.
     capacity
-        Groups to have room for from the start.
+        Groups that fit without growing.
     """
 
     def __init__(self, schema: StateSchema, seed: int = 0, memory: Memory = HEAP, *, capacity: int = 1 << 8) -> None:
         super().__init__(schema, seed, memory)
-        #: What the hashes of keys are keyed by.
+        #: Secret that the hashes of keys are keyed by.
         self.secret: Words = secret_words(seed, "rows", row_secrets(self.layout.key_words))
         self.rows: Words = memory.zeros((capacity, self.layout.row_words), np.uint64)
         self._index: Words = memory.zeros(1 << (capacity * 2).bit_length(), np.uint64)
         self._free: Slots = memory.zeros(1 << 8, np.int64)
         #: Slots ever used, free slots among them.
         self._counters: Slots = np.zeros(2, np.int64)
-        self._calendar = ExpiryQueue(memory)
+        self._expiry_queue = ExpiryQueue(memory)
         #: :attr:`piece_bytes` of pieces of a snapshot.
         self.snapshot_bytes = memory.snapshot_bytes
         self._frozen: WeakSet[FrozenRows] = WeakSet()
@@ -86,8 +86,8 @@ class GroupTable(WordRows):
 
     @property
     def nbytes(self) -> int:
-        """Memory held, in bytes."""
-        beside = self._index.nbytes + self._free.nbytes + self._calendar.nbytes
+        """Memory of the table, in bytes."""
+        beside = self._index.nbytes + self._free.nbytes + self._expiry_queue.nbytes
         beside += sum(reader.nbytes for reader in list(self._frozen))
         return self.rows.nbytes + self.pool.nbytes + self.lists.nbytes + beside
 
@@ -237,11 +237,11 @@ class GroupTable(WordRows):
         """Note when rows expire. A row's expiry stays as long as the row is there."""
         word = self.layout.expiry_word
         if word >= 0 and len(slots):
-            self._calendar.add(self.rows[slots, word].view(np.int64), slots.copy())
-            if self._calendar.is_cluttered(len(self)):
+            self._expiry_queue.add(self.rows[slots, word].view(np.int64), slots.copy())
+            if self._expiry_queue.is_cluttered(len(self)):
                 live = self.live()
-                self._calendar = ExpiryQueue(self.memory)
-                self._calendar.add(self.rows[live, word].view(np.int64), live)
+                self._expiry_queue = ExpiryQueue(self.memory)
+                self._expiry_queue.add(self.rows[live, word].view(np.int64), live)
 
     def keys_of(self, rows: Words) -> tuple[Words, Words]:
         """Key words and key-null bits of rows given as words."""
@@ -305,7 +305,7 @@ class GroupTable(WordRows):
     def evict(self, limit: int) -> Slots:
         """Remove every group whose expiry is at most ``limit`` (microseconds); returns their slots, words intact."""
         layout = self.layout
-        candidates = self._calendar.due(limit)
+        candidates = self._expiry_queue.due(limit)
         if self.memory.is_slow_at_random:
             candidates.sort()
         self.will_change(candidates)
@@ -320,7 +320,7 @@ class GroupTable(WordRows):
         return out[:count].copy()
 
     def taken(self, slots: Slots) -> Words:
-        """Copies of the rows at these slots."""
+        """Return copies of the rows at these slots."""
         if self.memory.step(len(slots)) >= len(slots):
             return np.take(self.rows, slots, axis=0)
         out = np.empty((len(slots), self.layout.row_words), np.uint64)
@@ -329,12 +329,14 @@ class GroupTable(WordRows):
         return out
 
     def taken_columns(self, chosen: Bytes, some: slice, words: Slots) -> Words:
-        """:meth:`taken` of the slots from one on up to another that are chosen: the copies of a word are beside each other.
+        """Return copies of some words of the chosen rows in a range of slots; copies of the same word are adjacent in memory.
 
         Parameters
         ----------
+        chosen
+            1 for each slot whose row is copied, else 0.
         words
-            Which to copy; what the others are is left open.
+            Indices of the words to copy; the other words of the result are undefined.
         """
         out = np.empty((self.layout.row_words, int(np.count_nonzero(chosen[some]))), np.uint64)
         count = 0
@@ -356,7 +358,7 @@ class GroupTable(WordRows):
         return out
 
     def live_flags(self) -> Bytes:
-        """Of every row that was ever used whether it is live: 1, or 0."""
+        """Return for every row that was ever used whether it is live: 1, or 0."""
         used = self.used_rows()
         live = self.memory.zeros(len(used), np.uint8)
         for some in blocks(self.memory, used):
@@ -367,15 +369,15 @@ class GroupTable(WordRows):
 
     @property
     def is_frozen(self) -> bool:
-        """Whether somebody reads the table as it was."""
+        """Whether a reader has the table frozen."""
         return len(self._frozen) > 0
 
     def frozen_by(self, reader: FrozenRows) -> None:
-        """Tell a reader of changes from now on, before they are made."""
+        """Report changes to a reader from now on, before they are made."""
         self._frozen.add(reader)
 
     def thawed_by(self, reader: FrozenRows) -> None:
-        """Tell it no more."""
+        """Report no more changes to it."""
         self._frozen.discard(reader)
 
     def will_change(self, slots: Slots) -> None:
@@ -397,7 +399,7 @@ class GroupTable(WordRows):
             yield past.decode(rows[some])
 
     def as_of(self, frozen: FrozenRows) -> GroupTable:
-        """A table that knows what the words of frozen rows mean, and nothing else."""
+        """Return a table that only decodes the words of frozen rows."""
         past = copy.copy(self)
         past.pool, past.lists = frozen.pool, frozen.lists
         return past
@@ -405,7 +407,7 @@ class GroupTable(WordRows):
     # -- strings --------------------------------------------------------------------------------------------------
 
     def reindex(self) -> None:
-        """Make the index anew, after key words changed in place."""
+        """Rebuild the index, after key words were changed in the rows."""
         layout = self.layout
         self._index[:] = 0
         for some in blocks(self.memory, self.used_rows()):
@@ -414,10 +416,10 @@ class GroupTable(WordRows):
                 self.secret,
             )  # fmt: skip
 
-    # -- room -----------------------------------------------------------------------------------------------------
+    # -- capacity -----------------------------------------------------------------------------------------------------
 
     def room(self) -> dict[str, int]:
-        """How much the table holds, for :meth:`reserve`."""
+        """Return the sizes of the table, for :meth:`reserve`."""
         return {
             "rows": len(self),
             "texts": self.pool.count,
@@ -426,7 +428,7 @@ class GroupTable(WordRows):
         }
 
     def reserve(self, room: Mapping[str, int]) -> None:
-        """Make room at once for what a table of the same rows had (:meth:`room`), so that nothing is moved while they come."""
+        """Allocate at once for a table of such sizes (:meth:`room`), so that nothing is moved while rows are added."""
         rows = room["rows"]
         if rows > len(self.rows):
             self.rows = self.memory.larger(self.rows, int(self._counters[0]), rows)
@@ -437,18 +439,18 @@ class GroupTable(WordRows):
         self.lists.reserve(room["list_words"])
 
     def _index_room(self) -> int:
-        """Keys that still fit before the index is full."""
+        """Return the number of keys that the index takes before it has to grow."""
         return int(len(self._index) * _FULL) - len(self)
 
-    def _grow(self, wanted: int) -> None:
-        """Make room for at least one more key; for `wanted` (the rest of a batch) as far as doubling goes."""
+    def _grow(self, rest: int) -> None:
+        """Grow for at least one more key; for `rest` (rows of the batch that are left) as far as doubling goes."""
         if self._index_room() <= 0:
             self._index = larger_index(self.memory, self._index, 2 * len(self._index))
         used, capacity = int(self._counters[0]), len(self.rows)
         if used == capacity and self._counters[1] == 0:
             # Half more, not double, once large: at most a third of a big shard's rows are spare.
             extra = capacity if capacity < 1 << 20 else capacity // 2
-            self.rows = self.memory.larger(self.rows, used, capacity + max(extra, min(wanted, 1 << 16)))
+            self.rows = self.memory.larger(self.rows, used, capacity + max(extra, min(rest, 1 << 16)))
 
     def _reserve_free(self, more: int) -> None:
         needed = int(self._counters[1]) + more
@@ -457,7 +459,7 @@ class GroupTable(WordRows):
 
 
 def _put_back(slots: Slots, order: Slots) -> Slots:
-    """What was found in an order, as it was asked for."""
+    """Return slots that were looked up in `order`, in the order of the query."""
     back = np.empty_like(slots)
     back[order] = slots
     return back

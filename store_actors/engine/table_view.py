@@ -1,4 +1,4 @@
-"""One version of a shard's rows as Arrow tables, for whoever only reads: by key, and all of them."""
+"""One version of a shard's rows as Arrow tables, for readers: by key, and all of them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["Found", "ShardView", "TableView"]
 
 _Columns = tuple[list[FieldSlot], pa.Schema]
 
-#: Of each row the place of its key among those that were asked for, in ascending order; and the rows.
+#: The index of each row's key among the queried keys, in ascending order; and the rows.
 Found = tuple[Slots, pa.Table]
 
 
 class ShardView(Protocol):
-    """A version of a shard. Whoever owns the shard locks while anything is called."""
+    """A version of a shard. The owner of the shard locks during each call."""
 
     @property
     def nbytes(self) -> int:
-        """Memory held besides the shard's, in bytes."""
+        """Memory besides the shard's, in bytes."""
 
     @property
     def is_there(self) -> bool:
@@ -39,7 +39,7 @@ class ShardView(Protocol):
 
     @property
     def schema(self) -> StateSchema:
-        """Of the rows."""
+        """Schema of the rows."""
 
     def find(self, keys: pa.RecordBatch, columns: Sequence[str]) -> Found:
         """Rows with some keys.

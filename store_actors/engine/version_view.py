@@ -29,7 +29,7 @@ _FEW_KEYS, _FEW_LOOKS = 4, 8
 class VersionView:
     """One version of a table, or (`version` None) what it holds at each moment, pending changes included.
 
-    Whoever owns the table locks while anything here is called.
+    The owner of the table locks during each call.
 
     Parameters
     ----------
@@ -51,12 +51,12 @@ class VersionView:
 
     @property
     def nbytes(self) -> int:
-        """Memory held besides the store's, in bytes."""
+        """Memory besides the store's, in bytes."""
         return self._overlay.nbytes - self._overlay.pool.nbytes
 
     @property
     def is_there(self) -> bool:
-        """Whether memory still holds the version, and not one of the same number that was made anew."""
+        """Whether memory still has the version, and not another attempt's of the same number."""
         return self._version is None or self._store.retained().get(self._version) == self._serial
 
     def _forget(self) -> None:
@@ -93,7 +93,7 @@ class VersionView:
             self._seen[step.serial] = len(step.parts)
 
     def _lay_over(self, overlay: GroupTable, rows: Words, mark: np.uint64) -> None:
-        # The oldest change of a key tells what it was in the version; later ones do not count.
+        # The oldest change of a key has its row in the version; later ones do not count.
         new = rows[overlay.find(rows) < 0]
         whole = np.zeros((len(new), self._table.layout.row_words), np.uint64)
         whole[:, : new.shape[1]] = new
@@ -101,7 +101,7 @@ class VersionView:
         overlay.put(whole)
 
     def _overlay_for(self, keys: Words, nulls: Words, mask: np.uint64) -> GroupTable:
-        """What changed since the version of rows with some leading key words, at least.
+        """Return at least the changes since the version to rows with some leading key words.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""What every store of a partition can do, whatever its rows are: an operator's shard and a keyed store alike."""
+"""The protocol of every store of a partition, an operator's shard and a keyed store alike."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ _serials = count(1)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What one batch did to a shard.
+    """The change that one batch made to a shard.
 
     Attributes
     ----------
@@ -112,14 +112,14 @@ class UndoPart:
 
 @dataclass(slots=True)
 class VersionStep:
-    """How a version differs from the one it was made from. A key's first appearance tells what it was before."""
+    """How a version differs from the one it was made from. A key's first entry has its row as it was before."""
 
     version: int
     watermark_ms: int
     base_version: int
     base_watermark_ms: int
     parts: list[UndoPart] = field(default_factory=list)
-    #: Never used twice, unlike versions, which are made anew after a rollback.
+    #: Never used twice, unlike versions, which are written again after a rollback.
     serial: int = field(default_factory=lambda: next(_serials))
 
     @property
@@ -167,7 +167,7 @@ class VersionedTable:
 
     @property
     def nbytes(self) -> int:
-        """Memory held, in bytes, with what the retained versions need."""
+        """Memory in bytes, retained versions included."""
         return self.table.nbytes + sum(step.nbytes for step in self._steps)
 
     @property
@@ -250,7 +250,7 @@ class VersionedTable:
         Raises
         ------
         VersionNotFoundError
-            Memory does not hold the version, or holds one of the same number that was made anew.
+            The version is not in memory, or another attempt's of the same number is.
         """
         if self.retained().get(version) != serial:
             raise VersionNotFoundError(
@@ -324,7 +324,7 @@ Frozen = Generator[Callable[[], Iterator[pa.Table]], None, None]
 
 
 def frozen_pieces(rows: FrozenRows, decode: Callable[[Words, FrozenRows], Iterator[pa.Table]]) -> Frozen:
-    """What is given out of frozen rows, a piece after the other."""
+    """Pieces of frozen rows, one after the other."""
     try:
         for some in rows:
             yield partial(decode, some, rows)
@@ -340,7 +340,7 @@ class Compaction:
         self._floor = 0
 
     def is_due(self, *sharing: GroupTable) -> bool:
-        """Whether it is time to, by the pools of the first table. Not while somebody reads the tables as they were."""
+        """Whether it is time to, by the pools of the first table. Not while a reader has the tables frozen."""
         return _pooled(sharing[0]) >= 2 * self._floor + _SMALL_POOL and not any(table.is_frozen for table in sharing)
 
     def run(self, *sharing: VersionedTable) -> None:

@@ -37,7 +37,7 @@ class EncodedBatch:
     nulls: Words
     values: Words
     valid: Bytes
-    #: Elements of lists in partial states; ``values`` tell where each begins in here, and its length.
+    #: Elements of lists in partial states; ``values`` have the begin and the length of each list.
     elements: Words
 
     def __len__(self) -> int:
@@ -70,14 +70,14 @@ class EncodedBatch:
 
 
 class WordRows:
-    """What words mean: where each field of a row lies, and the strings and lists that words stand for.
+    """The meaning of words: where each field of a row lies, and the strings and lists that words stand for.
 
     Parameters
     ----------
     schema
         The operator's schema.
     seed
-        128 bits that nobody else knows, where others choose the keys: see :mod:`store_actors.engine.hash_kernels`.
+        128 secret bits, where others choose the keys: see :mod:`store_actors.engine.hash_kernels`.
     memory
         Where arrays come from that are as large as the state.
     """
@@ -169,7 +169,7 @@ class WordRows:
         return np.concatenate([np.empty((0, self.layout.row_words), np.uint64), *pieces])
 
     def looking(self) -> Self:
-        """The rows as they are now, for whoever only looks for keys: no string is taken in."""
+        """Return the rows as they are now, for readers that only look up keys: no string is added to the pool."""
         if not self.layout.has_text_keys:
             return self
         other = copy.copy(self)
@@ -237,7 +237,7 @@ class WordRows:
     def decode_field(
         self, slot: FieldSlot, rows: Words, pool: StringPool | None = None, data_type: pa.DataType | None = None
     ) -> pa.Array:
-        """One column of rows given as words, as one array: cut them before, or ask for the large form of a `data_type` of strings."""
+        """Return a column of rows given as words: cut them before, or ask for the large form of a `data_type` of strings."""
         if slot.is_plain and not self._has_nulls(slot, rows):
             values = np.ascontiguousarray(rows[:, slot.word])
             return pa.Array.from_buffers(slot.type, len(rows), [None, pa.py_buffer(values)], 0)

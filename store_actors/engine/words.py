@@ -4,7 +4,7 @@
 Arrow type           words
 ===================  ===========================================================================
 bool, int8..int64,   the value, sign-extended to int64
-date32, timestamp,   (timestamps in microseconds since the epoch, whatever their zone; durations
+date32, timestamp,   (timestamps in microseconds since the epoch, for any zone; durations
 duration             in microseconds)
 float32, float64     the bits of the float64
 decimal128           low word, high word of the unscaled 128-bit two's complement integer
@@ -34,7 +34,7 @@ _MOST = 2**31 - 1
 
 
 def check_countable(count: int, what: str) -> None:
-    """Refuse what no Arrow array of Spark's types can hold: rows are cut before, so it is a single row.
+    """Refuse a count that no Arrow array of Spark's types can have: rows are cut before, so it is of a single row.
 
     Raises
     ------

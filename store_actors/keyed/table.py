@@ -146,12 +146,12 @@ class DueRows:
 
     def __init__(self, table: GroupTable, slot: FieldSlot) -> None:
         self._table, self._slot = table, slot
-        self._calendar = ExpiryQueue(table.memory)
+        self._expiry_queue = ExpiryQueue(table.memory)
 
     @property
     def nbytes(self) -> int:
         """Memory held, in bytes."""
-        return self._calendar.nbytes
+        return self._expiry_queue.nbytes
 
     def _times(self, rows: Words) -> Slots:
         valid = (rows[:, self._slot.flag_word] & np.uint64(self._slot.flag)) != 0
@@ -160,19 +160,19 @@ class DueRows:
 
     def add(self, rows: Words) -> None:
         """Enter rows (in words) that are in the table."""
-        if self._calendar.is_cluttered(len(self._table)):
-            self._calendar = ExpiryQueue(self._table.memory)
+        if self._expiry_queue.is_cluttered(len(self._table)):
+            self._expiry_queue = ExpiryQueue(self._table.memory)
             slots = self._table.live()
             self._enter(self._times(self._table.taken(slots)), slots)
         self._enter(self._times(rows), self._table.find(rows))
 
     def _enter(self, times: Slots, slots: Slots) -> None:
         is_entered = (times != NEVER) & (slots >= 0)
-        self._calendar.add(times[is_entered], slots[is_entered])
+        self._expiry_queue.add(times[is_entered], slots[is_entered])
 
     def find(self, limit: int) -> Slots:
         """Slots of the rows that are due at or before `limit` as they are now; the same if asked again."""
-        slots = np.unique(self._calendar.due(limit))
+        slots = np.unique(self._expiry_queue.due(limit))
         rows = self._table.taken(slots)
         times = self._times(rows)
         is_due = (rows[:, 0] & LIVE != 0) & (times <= limit)

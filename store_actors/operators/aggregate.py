@@ -1,4 +1,4 @@
-"""One shard of one stateful operator: pure logic, no Ray, no Spark, no I/O.
+"""One shard of an aggregation: pure logic, no Ray, no Spark, no I/O.
 
 Life of a batch: :meth:`AggregateShard.apply` folds the batch into the newest version and returns the :class:`Change` (what the
 delta file will hold); then :meth:`AggregateShard.commit` once the change is durable and counted, or :meth:`AggregateShard.abort`.
@@ -159,5 +159,5 @@ def output_of(delta: pa.Table, output_mode: str) -> pa.Table:
     emits the whole version: :meth:`AggregateShard.snapshot`.)
     """
     change = delta.column(CHANGE_COLUMN)
-    wanted = pc.not_equal(change, REMOVED if output_mode == "update" else UPDATED)
-    return delta.filter(wanted).drop_columns([CHANGE_COLUMN])
+    is_kept = pc.not_equal(change, REMOVED if output_mode == "update" else UPDATED)
+    return delta.filter(is_kept).drop_columns([CHANGE_COLUMN])

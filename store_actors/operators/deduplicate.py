@@ -65,7 +65,7 @@ class DeduplicateShard(VersionedTable):
         gone = self.table.evict(watermark_ms * 1000)
         removed = self.table.taken(gone)
         removed[:, 0] |= LIVE
-        # A new row may take a slot of its own only, so the slots tell which of the removed keys this batch made.
+        # A new row may take a slot of its own only, so the slots show which of the removed keys this batch made.
         is_new = np.isin(gone, created)
         step = self.begin(version)
         step.watermark_ms = watermark_ms
@@ -84,9 +84,9 @@ class DeduplicateShard(VersionedTable):
     @staticmethod
     def _chosen(batch: pa.Table, places: Slots) -> pa.Table:
         """Some rows of a batch, in its order: a filter goes chunk by chunk, so that none grows past what Arrow counts."""
-        wanted = np.zeros(batch.num_rows, np.bool_)
-        wanted[places] = True
-        return batch.filter(pa.array(wanted))
+        is_kept = np.zeros(batch.num_rows, np.bool_)
+        is_kept[places] = True
+        return batch.filter(pa.array(is_kept))
 
     def _dated(self, batch: pa.Table, words: Words) -> Words:
         """Words of rows; within a watermark, a row without a time is never late, but its key is forgotten as if it were of 1970, as in

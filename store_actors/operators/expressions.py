@@ -97,12 +97,12 @@ class ExpressionTree:
         unknown = [name for name in self.columns if name not in types]
         if unknown:
             raise NotComputableError(tree, f"there is no column {', '.join(unknown)}")
-        # Run once without rows: whatever the types do not allow shows now, not in a batch.
+        # Run once without rows: operations that the types do not allow fail now, not in a batch.
         #: Type of its values.
         self.type: pa.DataType = _evaluate(tree, {name: pa.array([], types[name]) for name in self.columns}, 0).type
 
     def values(self, columns: Columns, size: int) -> Datum:
-        """One value for each of `size` rows, or one for all.
+        """Return a value for each of `size` rows, or one for all.
 
         Raises
         ------
@@ -112,7 +112,7 @@ class ExpressionTree:
         return _evaluate(self._tree, columns, size)
 
     def array(self, columns: Columns, size: int) -> pa.Array:
-        """One value for each of `size` rows; see :meth:`values`."""
+        """Return a value for each of `size` rows; see :meth:`values`."""
         return numbers.as_array(self.values(columns, size), size)
 
 

@@ -81,7 +81,7 @@ class JoinShard:
 
     @property
     def nbytes(self) -> int:
-        """Memory held, in bytes, with what the retained versions need."""
+        """Memory in bytes, retained versions included."""
         return self._sides[0].nbytes + self._sides[1].nbytes - self._pool.nbytes
 
     @property

@@ -1,4 +1,4 @@
-"""What a stream-stream join is told, and the schema of its state. Light to import: the driver has no need of the engine.
+"""The options of a stream-stream join, and the schema of its state. Light to import: the driver has no need of the engine.
 
 Schema: ``keys`` are the join key's leaves and ``__row``, which numbers the rows of both sides; ``inputs`` the
 columns of both sides. State, and so a delta's row, is ``__side`` (0 left, 1 right), ``__matched`` (of an outer side) and those columns
@@ -79,7 +79,7 @@ class JoinOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> JoinOptions:
-        """Read the options of a schema; what is missing is not wanted."""
+        """Read the options of a schema; a missing option is off."""
         join_type = JoinType(options["join_type"])
         sides = tuple(options["sides"][0]), tuple(options["sides"][1])
         output = options.get("output") or sides

@@ -221,11 +221,11 @@ class JoinSide(MultiTable):
     # -- columns --------------------------------------------------------------------------------------------------
 
     def unmatched(self, rows: Words) -> Words:
-        """Those of an outer side's rows that never matched."""
+        """Return the rows of an outer side that never matched."""
         return rows[:0] if self._matched is None else rows[rows[:, self._matched.word] == 0]
 
     def column(self, name: str, rows: Words, places: Slots) -> pa.Array:
-        """One column of some of the rows."""
+        """Return one column of some rows."""
         slot = self._slots[name]
         # Only the words of the one column are taken: pairs are many.
         flagged = (rows[places, slot.flag_word] & np.uint64(slot.flag)) != 0
@@ -244,7 +244,7 @@ class JoinSide(MultiTable):
         return self._output
 
     def fields(self, names: Iterable[str]) -> tuple[FieldSlot, ...]:
-        """Those of the named columns that are of this side."""
+        """Return which of the named columns are of this side."""
         return tuple(self._slots[name] for name in names if self.has(name))
 
     def stored_pieces(self, rows: Words) -> Iterator[Words]:
@@ -261,7 +261,7 @@ class JoinSide(MultiTable):
 
     def no_output(self, count: int) -> list[pa.Array]:
         """Nulls instead of output columns."""
-        return [pa.nulls(count, slot.shown) for slot in self._output]
+        return [pa.nulls(count, slot.view_type) for slot in self._output]
 
     def has(self, name: str) -> bool:
         """Whether a column is one of its keys or of its state."""

@@ -1,7 +1,7 @@
 """First rows of all: ``limit(n)``. Pure logic.
 
 One shard sees all rows, and its state is one row without a key: how many rows were let through so far. The rows are no state,
-whatever their types; the delta carries those of its batch, each with the count that it made, so that a retry of a committed
+of any types; the delta carries those of its batch, each with the count that it made, so that a retry of a committed
 batch emits the same rows. A batch that lets nothing through changes nothing.
 
 Schema: no keys; ``inputs`` are the columns of a row; one ``VALUE``, int64: the count.

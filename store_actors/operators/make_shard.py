@@ -1,4 +1,4 @@
-"""What a store needs of a stateful operator, and which class is which operator."""
+"""The protocol of a stateful operator's shard, and the class of each operator."""
 
 from __future__ import annotations
 

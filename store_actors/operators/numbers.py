@@ -34,7 +34,7 @@ __all__ = [
     "timestamp",
 ]
 
-#: One value for each row, or one for all.
+#: A value for each row, or one for all.
 Datum: TypeAlias = "pa.Array | pa.Scalar"
 Doubles: TypeAlias = npt.NDArray[np.float64]
 
@@ -53,12 +53,12 @@ class UnfitError(Exception):
 
 
 def as_array(value: Datum, size: int) -> pa.Array:
-    """One value for each of `size` rows."""
+    """Return a value for each of `size` rows."""
     return pa.repeat(value, size) if isinstance(value, pa.Scalar) else value
 
 
 def on_arrays(compute: Callable[..., pa.Array], *values: Datum) -> Datum:
-    """What is computed of arrays only, of these values: one for all rows again, if each of them is."""
+    """Apply a function of arrays to these values: the result is one value for all rows if each of them is."""
     arrays = [one for one in values if isinstance(one, pa.Array)]
     if not arrays:
         return compute(*(pa.repeat(one, 1) for one in values))[0]
@@ -80,7 +80,7 @@ def check_alike(left: Datum, right: Datum) -> None:
 # -- casts ------------------------------------------------------------------------------------------------------------
 
 
-def cast(value: Datum, wanted: pa.DataType) -> Datum:
+def cast(value: Datum, target: pa.DataType) -> Datum:
     """A value as one of another type.
 
     Raises
@@ -88,30 +88,30 @@ def cast(value: Datum, wanted: pa.DataType) -> Datum:
     UnfitError
         Not from this type to that one.
     """
-    former = value.type
-    if former == wanted:
+    source = value.type
+    if source == target:
         return value
-    if pa.types.is_decimal(wanted) and pa.types.is_decimal(former):
-        return _fitted(_wide(value), wanted)
-    if pa.types.is_decimal(wanted) and pa.types.is_integer(former):
-        return _fitted(pc.cast(value, pa.decimal256(20, 0)), wanted)
-    if pa.types.is_decimal(wanted) and pa.types.is_floating(former):
-        return _decimal_of_float(value, wanted)
-    if pa.types.is_floating(wanted) and pa.types.is_decimal(former):
+    if pa.types.is_decimal(target) and pa.types.is_decimal(source):
+        return _fitted(_wide(value), target)
+    if pa.types.is_decimal(target) and pa.types.is_integer(source):
+        return _fitted(pc.cast(value, pa.decimal256(20, 0)), target)
+    if pa.types.is_decimal(target) and pa.types.is_floating(source):
+        return _decimal_of_float(value, target)
+    if pa.types.is_floating(target) and pa.types.is_decimal(source):
         # By way of its digits, so that the nearest double comes out, as in Java.
-        return pc.cast(pc.cast(value, pa.string()), wanted)
-    if not _may_cast(former, wanted):
-        raise UnfitError(f"{former} is not cast to {wanted} here")
-    return pc.cast(value, wanted, safe=False)
+        return pc.cast(pc.cast(value, pa.string()), target)
+    if not _may_cast(source, target):
+        raise UnfitError(f"{source} is not cast to {target} here")
+    return pc.cast(value, target, safe=False)
 
 
-def _may_cast(former: pa.DataType, wanted: pa.DataType) -> bool:
-    if pa.types.is_date32(former) and pa.types.is_int32(wanted):
+def _may_cast(source: pa.DataType, target: pa.DataType) -> bool:
+    if pa.types.is_date32(source) and pa.types.is_int32(target):
         return True
-    if pa.types.is_floating(wanted):
-        is_narrower = pa.types.is_float64(former) and pa.types.is_float32(wanted)
-        return bool(pa.types.is_integer(former) or (pa.types.is_floating(former) and not is_narrower))
-    return bool(pa.types.is_integer(former) and pa.types.is_integer(wanted) and wanted.bit_width >= former.bit_width)
+    if pa.types.is_floating(target):
+        is_narrower = pa.types.is_float64(source) and pa.types.is_float32(target)
+        return bool(pa.types.is_integer(source) or (pa.types.is_floating(source) and not is_narrower))
+    return bool(pa.types.is_integer(source) and pa.types.is_integer(target) and target.bit_width >= source.bit_width)
 
 
 def timestamp(value: Datum, unit: str) -> Datum:
@@ -133,30 +133,30 @@ def _wide(value: Datum, more: int = 0) -> Datum:
     return pc.cast(value, pa.decimal256(kind.precision + more, kind.scale + more))
 
 
-def _fitted(value: Datum, wanted: pa.DataType) -> Datum:
+def _fitted(value: Datum, target: pa.DataType) -> Datum:
     """A decimal rounded to a type's scale, halves away from zero; null if it has too many digits."""
-    if value.type.scale > wanted.scale:
-        value = pc.round(value, ndigits=wanted.scale, round_mode="half_towards_infinity")
-    whole = wanted.precision - wanted.scale
+    if value.type.scale > target.scale:
+        value = pc.round(value, ndigits=target.scale, round_mode="half_towards_infinity")
+    whole = target.precision - target.scale
     if value.type.precision - value.type.scale >= whole:
         limit = pa.scalar(Decimal(10) ** whole).cast(pa.decimal256(_DIGITS, value.type.scale))
         value = pc.if_else(pc.less(pc.abs(value), limit), value, pa.scalar(None, value.type))
-    return pc.cast(value, wanted)
+    return pc.cast(value, target)
 
 
-def _decimal_of_float(value: Datum, wanted: pa.DataType) -> Datum:
-    """By the fewest digits that tell it, as Java writes it."""
-    whole, scale = wanted.precision - wanted.scale, wanted.scale
+def _decimal_of_float(value: Datum, target: pa.DataType) -> Datum:
+    """Convert by the fewest digits that identify the number, as Java writes it."""
+    whole, scale = target.precision - target.scale, target.scale
     # What is as small as this is 0, however it is rounded; what is as large is null, as are NaN and infinities.
     is_small = pc.less(pc.abs(value), 10.0 ** -(scale + 2))
     is_near = pc.less(pc.abs(value), 10.0**whole)
     zero, null = pa.scalar(0.0, value.type), pa.scalar(None, value.type)
     near = pc.if_else(is_small, zero, pc.if_else(is_near, value, null))
-    return _fitted(pc.cast(pc.cast(near, pa.string()), pa.decimal256(_DIGITS, scale + 20)), wanted)
+    return _fitted(pc.cast(pc.cast(near, pa.string()), pa.decimal256(_DIGITS, scale + 20)), target)
 
 
 def rounded(value: Datum, digits: int) -> Datum:
-    """A double rounded to digits after the point, halves away from zero, by the fewest digits that tell it, as Java does it."""
+    """A double rounded to digits after the point, halves away from zero, by the fewest digits that identify it, as in Java."""
     if not pa.types.is_float64(value.type) or not 0 <= digits <= _ROUNDED:
         raise UnfitError(f"{value.type} is not rounded to {digits} digits here")
     # Larger ones have no digits after the point; NaN stays what it is, too.
@@ -165,14 +165,14 @@ def rounded(value: Datum, digits: int) -> Datum:
     return pc.coalesce(cast(decimal, value.type), value)
 
 
-def _of_decimals(op: str, left: Datum, right: Datum, wanted: pa.DataType | None) -> Datum:
-    if wanted is None or not pa.types.is_decimal(wanted):
+def _of_decimals(op: str, left: Datum, right: Datum, target: pa.DataType | None) -> Datum:
+    if target is None or not pa.types.is_decimal(target):
         raise UnfitError("it does not say what decimal it gives")
     if op != "/":
-        return _fitted(_COMPUTED[op](_wide(left), _wide(right)), wanted)
+        return _fitted(_COMPUTED[op](_wide(left), _wide(right)), target)
     # Arrow cuts the quotient off: one digit more than is kept is enough to round it by.
     digits = left.type.scale + right.type.precision - right.type.scale + 1
-    return _fitted(pc.divide(_wide(left, max(0, wanted.scale + 1 - digits)), _without_zero(_wide(right))), wanted)
+    return _fitted(pc.divide(_wide(left, max(0, target.scale + 1 - digits)), _without_zero(_wide(right))), target)
 
 
 def _without_zero(value: Datum) -> Datum:
@@ -183,7 +183,7 @@ def _without_zero(value: Datum) -> Datum:
 # -- arithmetic -------------------------------------------------------------------------------------------------------
 
 
-def computed(op: str, left: Datum, right: Datum, wanted: pa.DataType | None) -> Datum:
+def computed(op: str, left: Datum, right: Datum, target: pa.DataType | None) -> Datum:
     """``left op right``.
 
     Parameters
@@ -197,7 +197,7 @@ def computed(op: str, left: Datum, right: Datum, wanted: pa.DataType | None) -> 
         Not of these types.
     """
     if pa.types.is_decimal(left.type) and pa.types.is_decimal(right.type):
-        return _of_decimals(op, left, right, wanted)
+        return _of_decimals(op, left, right, target)
     if not _may_compute(op, left.type, right.type):
         raise UnfitError(f"{left.type} {op} {right.type} is not computed here")
     return _COMPUTED[op](left, right)
@@ -302,7 +302,7 @@ def _whole(array: pa.Array) -> pa.Array:
 
 
 def bias(value: Datum, raw: Sequence[float], biases: Sequence[float]) -> Datum:
-    """What HyperLogLog++ says that estimates are too large by: the mean over the estimates of `raw` that are nearest to each."""
+    """Return the bias of HyperLogLog++'s estimates: the mean bias of the raw estimates that are nearest to each."""
     _number(value, "bias", floating=True)
     return on_arrays(partial(_mean_bias, np.asarray(raw, np.float64), np.asarray(biases, np.float64)), value)
 

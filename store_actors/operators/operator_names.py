@@ -1,4 +1,4 @@
-"""What Spark calls operators, in its progress and in what it tells of a checkpoint's state."""
+"""Spark's names of operators, in its progress and in the metadata of a checkpoint's state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What shards of ordered rows share: reading a batch, and telling what it did (see ``top.py``)."""
+"""The base of shards of ordered rows: reading a batch, and making its delta and output (see ``top.py``)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["OrderedRows"]
 
 
 class OrderedRows(VersionedTable):
-    """Rows of one partition of a ``topN`` or ``keepLast``; how a batch changes them is told by its subclasses.
+    """Rows of one partition of a ``topN`` or ``keepLast``; its subclasses say how a batch changes them.
 
     Parameters
     ----------
@@ -114,10 +114,10 @@ class OrderedRows(VersionedTable):
 
     def output(self, delta: pa.Table) -> pa.Table:
         """Rows that are new or moved, and removed ones if these are asked for: partition, payload and rank."""
-        wanted = pc.not_equal(delta.column(CHANGE_COLUMN), REMOVED)
+        is_kept = pc.not_equal(delta.column(CHANGE_COLUMN), REMOVED)
         names = [*(field.name for field in self.schema.input_keys), *self._payload]
         if self._rank is not None:
             names.append(RANK_COLUMN)
             if self._emit_removed:
-                wanted = pc.or_(wanted, pc.is_null(delta.column(RANK_COLUMN)))
-        return delta.filter(wanted).select(names)
+                is_kept = pc.or_(is_kept, pc.is_null(delta.column(RANK_COLUMN)))
+        return delta.filter(is_kept).select(names)

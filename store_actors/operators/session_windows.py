@@ -37,7 +37,7 @@ from store_actors.messages import ShardInput
 
 __all__ = ["MERGED", "SessionShard"]
 
-#: What a delta says of a session that went into another one; the row holds its values before that.
+#: Change of a session that was merged into another one; the row has its values before that.
 MERGED = 3
 
 
@@ -77,7 +77,7 @@ class _Timeline:
 
 @dataclass(frozen=True, slots=True)
 class _Merged:
-    """What a batch makes of the sessions of its keys.
+    """The sessions of a batch's keys after the batch.
 
     Attributes
     ----------
@@ -125,8 +125,8 @@ class SessionShard(MultiTable):
         batch, rows_late = self._on_time(self._encode(rows.raw))
         merged = self._merge(self._timeline(batch), batch, stamp)
         check_overflow(table.layout, merged.rows)
-        # A session that grows keeps its number, so the delta need not tell of its removal. Its expiry changes in place: `put`
-        # enters it in the calendar anew, and eviction asks the row itself whether an earlier entry still holds.
+        # A session that grows keeps its number, so the delta has no removal of it. Its expiry changes in place: `put`
+        # enters it in the expiry queue again, and eviction reads in the row whether an earlier entry still holds.
         table.remove_rows(merged.absorbed)
         slots = table.put(merged.rows)
         gone = table.taken(table.evict(watermark_ms * 1000))
@@ -157,8 +157,8 @@ class SessionShard(MultiTable):
         codes = (
             [UPDATED, UPDATED_AND_REMOVED] if self.schema.output_mode == "update" else [REMOVED, UPDATED_AND_REMOVED]
         )
-        wanted = pc.is_in(delta.column(CHANGE_COLUMN), pa.array(codes, pa.int8()))
-        return delta.filter(wanted).drop_columns([ROW_COLUMN, CHANGE_COLUMN])
+        is_kept = pc.is_in(delta.column(CHANGE_COLUMN), pa.array(codes, pa.int8()))
+        return delta.filter(is_kept).drop_columns([ROW_COLUMN, CHANGE_COLUMN])
 
     # -- in -------------------------------------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class SessionShard(MultiTable):
     # -- merging --------------------------------------------------------------------------------------------------
 
     def _timeline(self, batch: EncodedBatch) -> _Timeline:
-        """What the keys of a batch have in the state and in the batch, cut into sessions."""
+        """Return the pieces of the batch's keys, from the state and from the batch, cut into sessions."""
         table = self.table
         start, end = (slot.word for slot in table.layout.state[:2])
         distinct = GroupTable(self._key_schema, table.seed)
@@ -211,32 +211,32 @@ class SessionShard(MultiTable):
     def _merge(self, line: _Timeline, batch: EncodedBatch, stamp: int) -> _Merged:
         table, layout = self.table, self.table.layout
         of_state = np.flatnonzero(line.piece_slot >= 0)
-        former, owners = table.taken(line.piece_slot[of_state]), line.piece_session[of_state]
+        previous, owners = table.taken(line.piece_slot[of_state]), line.piece_session[of_state]
         is_first = np.diff(owners, prepend=-1) != 0
-        rows = self._fold(line, batch, of_state, former)
+        rows = self._fold(line, batch, of_state, previous)
         number = layout.keys[-1].word
         is_new = np.ones(len(rows), np.bool_)
         is_new[owners] = False
         rows[is_new, number] = self.numbers(int(np.count_nonzero(is_new))).view(np.uint64)
-        rows[owners[is_first], number] = former[is_first, number]
+        rows[owners[is_first], number] = previous[is_first, number]
         rows[:, layout.flag_words : number] = line.keys[line.session_key]
         rows[:, 0] &= _LOW32 & ~layout.key_mask
         rows[:, 0] |= line.nulls[line.session_key] | LIVE | np.uint64(stamp << 32)
-        starts = former[:, layout.state[0].word].view(np.int64)
+        starts = previous[:, layout.state[0].word].view(np.int64)
         return _Merged(
             rows,
             is_new,
-            former[is_first],
-            former[~is_first],
-            updated=len(line.slots) - len(former) + len(rows),
+            previous[is_first],
+            previous[~is_first],
+            updated=len(line.slots) - len(previous) + len(rows),
             removed=int(np.count_nonzero(starts != line.session_times[owners, 0])),
         )
 
-    def _fold(self, line: _Timeline, batch: EncodedBatch, of_state: Slots, former: Words) -> Words:
+    def _fold(self, line: _Timeline, batch: EncodedBatch, of_state: Slots, previous: Words) -> Words:
         """Times and accumulators of the sessions with input: rows are folded into their pieces, then pieces into the first."""
         layout = self.table.layout
         pieces = np.tile(layout.initial, (len(line.piece_slot), 1))
-        pieces[of_state] = former
+        pieces[of_state] = previous
         order = line.input_order
         self._accumulate(
             layout.raw,

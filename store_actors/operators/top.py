@@ -116,7 +116,7 @@ class FirstShard(OrderedRows):
 
 @dataclass(frozen=True, slots=True)
 class _Picked:
-    """What a batch changes: rows of it that enter, in the order of arrival, and slots of rows that leave or move."""
+    """The changes of a batch: its rows that enter, in the order of arrival, and slots of rows that leave or move."""
 
     entering: Slots
     entering_ranks: Slots
@@ -194,7 +194,7 @@ class TopShard(OrderedRows, MultiTable):
         return self._compared(best, ranks, chosen[chosen < len(slots)], slots, existing)
 
     def _compared(self, best: Slots, ranks: Slots, challenged: Slots, slots: Slots, existing: Words) -> _Picked:
-        """What follows from the first rows and their ranks; rows of the state are those below ``len(slots)``."""
+        """Return the changes that follow from the first rows and their ranks; rows of the state are those below ``len(slots)``."""
         is_old = best < len(slots)
         stays = np.zeros(len(slots), np.bool_)
         stays[best[is_old]] = True

@@ -1,4 +1,4 @@
-"""What a reader is shown of a state's rows: result columns in place of internal ones. Pure logic, and light to import.
+"""The view schema of a state's rows: result columns in place of internal ones. Pure logic, and light to import.
 
 ``StateSchema.shown`` describes it, as JSON: by the name of a part (``""`` where a state has one list only; ``left`` and ``right`` of a
 join; the name of a store of ``transformWithState``) an object with
@@ -13,7 +13,7 @@ join; the name of a store of ``transformWithState``) an object with
                an operator's own
 =============  ============================================================================================
 
-Without a description, as in states from before there was any, a reader is shown the columns of ``row_schema``.
+Without a description, as in states of the first releases, the view has the columns of ``row_schema``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Plan:
 
 
 class ViewColumns:
-    """What a reader is shown of one store of a state.
+    """The view schema of one store of a state.
 
     Parameters
     ----------
@@ -78,15 +78,15 @@ class ViewColumns:
         self._key_trees: dict[str, Node] = {
             one["name"]: one["value"] for one in described["columns"] if one.get("key", False)
         }
-        #: All shown columns, keys first.
+        #: All columns of the view, keys first.
         self.schema = pa.schema([(name, tree.type) for name, tree in self._trees.items()])
-        #: Names of the results that are not shown, with why.
+        #: Names of the results that are not in the view, with the reason.
         self.not_shown: dict[str, str] = {one["name"]: one["why"] for one in described.get("not_shown", ())}
         self._planned: dict[tuple[str, ...] | None, _Plan] = {}
 
     @classmethod
     def of(cls, schema: StateSchema, part: str = "") -> ViewColumns:
-        """What is shown of a state, or of a part of it: a side of a join, a store of ``transformWithState``.
+        """Return the view schema of a state, or of a component of it: a side of a join, a store of ``transformWithState``.
 
         Raises
         ------
@@ -107,12 +107,12 @@ class ViewColumns:
 
     @staticmethod
     def parts_of(schema: StateSchema) -> tuple[str, ...]:
-        """Names of the parts that a state is shown in; none where there is only one list."""
+        """Return the names of a state's components; none where there is only one list of columns."""
         return tuple(name for name in schema.shown if name)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Names of the key columns, as shown."""
+        """Names of the view's key columns."""
         return tuple(self._key_trees)
 
     @cached_property
@@ -123,12 +123,12 @@ class ViewColumns:
         return {field.name: one for one in self._schema.accumulators for field in one.emitted}
 
     def needed(self, columns: Sequence[str] | None) -> tuple[str, ...]:
-        """Columns of the state's rows that these shown columns (None: all of them) are made of.
+        """Return the columns of the state's rows that these columns of the view (None: all) are computed from.
 
         Raises
         ------
         InvalidRequestError
-            No column is shown under one of the names.
+            The view has no column of one of the names.
         """
         return self._plan(columns).needed
 
@@ -172,7 +172,7 @@ class ViewColumns:
         return pa.chunked_array(pieces, pa.bool_())
 
     def rows(self, state: pa.Table, columns: Sequence[str] | None) -> pa.Table:
-        """Shown columns (None: all of them) of rows of the state, of types as in :attr:`schema`.
+        """Return columns of the view (None: all) of rows of the state, of types as in :attr:`schema`.
 
         Parameters
         ----------
@@ -182,7 +182,7 @@ class ViewColumns:
         Raises
         ------
         InvalidRequestError
-            No column is shown under one of the names.
+            The view has no column of one of the names.
         """
         plan = self._plan(columns)
         # Piece by piece: one column of all rows may have more text than Arrow has in a piece.
@@ -219,7 +219,7 @@ class ViewColumns:
         return columns | {name: results.column(name).combine_chunks() for name in results.column_names}
 
     def keys_of(self, leaves: pa.Table) -> pa.Table:
-        """Key columns as they are shown, of key columns of the state's rows: what :meth:`key_leaves` takes apart."""
+        """Return the view's key columns, of key columns of the state's rows: the inverse of :meth:`key_leaves`."""
         trees = {name: self._trees[name] for name in self._key_trees}
         schema = pa.schema([(name, tree.type) for name, tree in trees.items()])
         shown = []
@@ -230,20 +230,20 @@ class ViewColumns:
         return pa.Table.from_batches(shown, schema=schema)
 
     def key_leaves(self, keys: pa.Table) -> pa.RecordBatch:
-        """Key columns of the state's rows (``StateSchema.input_keys``, in their order and types), of shown ones.
+        """Return key columns of the state's rows (``StateSchema.input_keys``, in their order and types), of the view's.
 
         Parameters
         ----------
         keys
-            All shown key columns, in any order, of types that can be cast. Nulls are keys like others. Floating-point numbers become
-            what Spark groups them as.
+            All key columns of the view, in any order, of types that can be cast. Nulls are keys like others. Floating-point numbers
+            become what Spark groups them as.
 
         Raises
         ------
         InvalidRequestError
             One is missing, unknown, or of another type.
         """
-        # Duplicates are told by the bits of floats, as in Spark.
+        # Duplicates are compared by the bits of floats, as in Spark.
         normalised = self._schema.operator is not OperatorKind.DEDUPLICATE
         types = {name: self._trees[name].type for name in self._key_trees}
         return leaves_of_keys(keys, self._key_trees, types, self._schema.input_keys, normalised=normalised)

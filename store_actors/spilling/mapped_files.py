@@ -45,7 +45,7 @@ class MappedFile:
 
     def __init__(self, folder: str) -> None:
         self.size = 0
-        # Its descriptor is closed, and with it the file is gone, once nobody has a mapping of it any more.
+        # Its descriptor is closed, and with it the file is gone, once no process maps it any more.
         try:
             self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
         except FileNotFoundError:
@@ -76,7 +76,7 @@ class MappedFile:
 
 
 class Mapping:
-    """All of a file as memory, for as long as somebody has an array of it."""
+    """All of a file as memory, for as long as an array of it exists."""
 
     def __init__(self, file: MappedFile) -> None:
         self.file = file
@@ -87,7 +87,7 @@ class Mapping:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
         self._address = address
-        # Or the system reads and maps up to megabytes round each page: :meth:`fetch` asks for what is wanted as a whole.
+        # Or the system reads and maps up to megabytes round each page: :meth:`fetch` asks for whole ranges.
         self._advise(mmap.MADV_RANDOM)
 
     @property
@@ -101,7 +101,7 @@ class Mapping:
     def drop(self) -> None:
         """Take none of the process's memory: what is used again comes back from the file, and nothing of it is lost.
 
-        Whoever reads or writes it meanwhile is not disturbed: the file and its mapping are one to the operating system, which keeps
+        Readers and writers of it meanwhile are not disturbed: the file and its mapping are one to the operating system, which keeps
         what was written, and takes the access up again.
         """
         self._advise(mmap.MADV_DONTNEED)

@@ -1,6 +1,6 @@
 """Keeps a process below its memory limit: what was used longest ago leaves it first.
 
-What leaves is in its file: the operating system writes it to disk, and keeps it in its own cache for as long as nobody else needs
+What leaves is in its file: the operating system writes it to disk, and keeps it in its own cache for as long as no other process needs
 that memory. So there is no second copy to keep in step, and which pages of a shard are used often is known to the one who sees every
 access. The process itself only says which shards it is done with.
 """
@@ -33,7 +33,7 @@ _GIVE_BACK_S = 1.0
 
 
 class Resident(Protocol):
-    """What a process has of memory; see :class:`~store_actors.spilling.resident_memory.ResidentMemory`."""
+    """The memory of a process; see :class:`~store_actors.spilling.resident_memory.ResidentMemory`."""
 
     def read(self) -> tuple[int, int]:
         """Bytes of its own, and bytes of files that it has mapped."""
@@ -47,7 +47,7 @@ class Spillable(Protocol):
 
 
 class MemoryKeeper:
-    """What of the state stays in a process's memory. Thread-safe.
+    """Decides which state stays in a process's memory. Thread-safe.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class MemoryKeeper:
         self.limit = limit
         self._resident = resident or ResidentMemory()
         own, self._other_files = self._resident.read()
-        #: What it has before any state.
+        #: Bytes of the process before any state.
         self.base = own + self._other_files
         #: Shards leave from here on; between here and the limit is what is touched until the keeper looks again.
         self.high = limit - limit // 8
@@ -70,7 +70,7 @@ class MemoryKeeper:
         self._keeping = threading.Lock()
         self._used: dict[Spillable, int] = {}
         self._busy: dict[Spillable, int] = {}
-        #: Those that nobody said to use since they left.
+        #: Regions that no batch used since they left memory.
         self._out: set[Spillable] = set()
         self._given_back_s = -_GIVE_BACK_S
 
@@ -141,14 +141,14 @@ class MemoryKeeper:
             return
         if self._may_give_back():
             give_back()
-        # What is worked with comes back page by page as it is touched: which of it is, nobody knows but the operating system.
+        # What is worked with comes back page by page as it is touched: only the operating system knows which pages were.
         for one in list(self._busy):
             if self.resident() <= above:
                 return
             one.drop()
 
     def _idle(self) -> list[Spillable]:
-        """Parts that nobody works with, the one that was used longest ago first; last those that have left already.
+        """Return regions that no batch works with, least recently used first; last those that have left memory already.
 
         Of these some may be back: who only reads, as a copy for another store actor, need not say so.
         """

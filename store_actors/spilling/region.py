@@ -32,7 +32,7 @@ Item = TypeVar("Item", bound=np.generic)
 _DENSE = 1 << 10
 #: A batch that may look at this part of the state's pages, or more, has all of them read in order: that is as fast as some at random.
 _SPARSE = 16
-#: What to do about errors that are not of the folder's room.
+#: Advice in errors that are not about the folder's capacity.
 _REMEDIES = {
     errno.EMFILE: "raise the limit of open files of the store actors (ulimit -n)",
     errno.ENFILE: "raise the machine's limit of open files (fs.file-max)",
@@ -82,7 +82,7 @@ class Region:
         self.is_slow_at_random = True
         #: Version that is being made.
         self.version = 0
-        #: Whether a batch has begun of which nobody knows yet how much of the state it looks at.
+        #: Whether a batch has begun whose share of the state is not known yet.
         self.is_new_batch = False
         # Threads of one partition may make arrays side by side: one that applies, and one that reads an older version.
         self._guard = threading.Lock()
@@ -90,7 +90,7 @@ class Region:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What errors tell of it."""
+        """Return the fields that errors have of it."""
         return {
             "state": self._store_id.state_name,
             "shard": self._store_id.partition_id,

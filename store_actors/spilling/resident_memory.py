@@ -1,4 +1,4 @@
-"""What a process takes of the machine's memory, and giving back what it has no use for."""
+"""The resident memory of a process, and returning unused memory to the system."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def free_bytes(folder: str) -> int:
 
 
 def file_system(folder: str) -> str:
-    """Type of the file system that a folder lies on; empty if the system does not tell."""
+    """Return the type of a folder's file system; empty if the system does not name it."""
     device = os.stat(folder).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():

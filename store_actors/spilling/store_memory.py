@@ -35,7 +35,7 @@ _WORK = 0.75
 
 
 class StoreMemory(Protocol):
-    """What a process's partitions ask of its memory.
+    """The memory of a process, as its partitions use it.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class StoreMemory(Protocol):
         """Work on a partition; see :meth:`WorkBudget.admitted <store_actors.spilling.work_budget.WorkBudget.admitted>`."""
 
     def loading(self, store_id: StateStoreId, version: int) -> AbstractContextManager[None]:
-        """Read a partition from its files; whoever does waits for nobody."""
+        """Read a partition from its files; the reader waits for no other batch."""
 
     def using(self, store_id: StateStoreId) -> AbstractContextManager[None]:
         """Work on a partition with no more than a piece of it beside it."""
@@ -67,7 +67,7 @@ class StoreMemory(Protocol):
         """A partition's table that is seldom looked at from now on, or a copy in its place."""
 
     def use(self) -> MemoryUse:
-        """What the process has."""
+        """Return the memory of the process."""
 
 
 class UnlimitedMemory:

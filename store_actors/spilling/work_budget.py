@@ -17,7 +17,7 @@ __all__ = ["WorkBudget"]
 class WorkBudget:
     """Memory that is shared by the requests of a process, in the order in which they come. Thread-safe.
 
-    Who was let in waits for nobody who is not: locks of partitions are taken before.
+    A batch that was admitted never waits for one that was not: locks of partitions are taken before.
 
     Parameters
     ----------

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import Field
-from store_actors.engine import expiry_queue as calendar
+from store_actors.engine import expiry_queue
 from store_actors.keyed.shard import KeyedShard, UpdateHandle
 
 KEYS, VALUES = (Field("k", "int64"),), (Field("name", "string"), Field("at", "int64"))
@@ -91,14 +91,14 @@ def test_a_shard_that_was_loaded_knows_what_is_due() -> None:
 
 
 def test_rows_that_are_written_often_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calendar, "_SMALL", 16)
+    monkeypatch.setattr(expiry_queue, "_SMALL", 16)
     shard = new()
     for version in range(200):
         handle = shard.begin(version)
         put(handle, k1=1000 + version, k2=None, k3=5000 - version)
         handle.commit()
     assert shard._table._due is not None
-    assert shard._table._due._calendar.entries < 40
+    assert shard._table._due._expiry_queue.entries < 40
     assert due(shard.begin(200), 1199) == {1: 1199}
 
 
@@ -112,7 +112,7 @@ def test_only_a_store_with_a_due_column_can_be_asked() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_due_is_always_what_the_rows_say(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calendar, "_SMALL", 8)
+    monkeypatch.setattr(expiry_queue, "_SMALL", 8)
     chance, shard = random.Random(seed), new()
     for _ in range(60):
         handle = shard.begin(shard.version)

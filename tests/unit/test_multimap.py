@@ -104,27 +104,27 @@ def test_a_thousand_rows_of_one_key_and_a_thousand_keys_are_all_found() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 50), max_size=10), max_size=10), st.lists(st.integers(0, 60), max_size=10))
 def test_a_calendar_gives_what_is_due_once(batches: list[list[int]], limits: list[int]) -> None:
-    calendar, waiting, slot = ExpiryQueue(), dict[int, int](), 0
+    queue, waiting, slot = ExpiryQueue(), dict[int, int](), 0
     for batch, limit in zip(batches, limits, strict=False):
         slots = np.arange(slot, slot + len(batch))
         slot += len(batch)
-        calendar.add(np.array(batch, np.int64), slots)
+        queue.add(np.array(batch, np.int64), slots)
         waiting |= dict(zip(slots.tolist(), batch, strict=True))
-        due = calendar.due(limit).tolist()
+        due = queue.due(limit).tolist()
         assert sorted(due) == sorted(one for one, expiry in waiting.items() if expiry <= limit)
         for one in due:
             del waiting[one]
 
 
 def test_what_expires_late_does_not_hold_what_was_entered_with_it() -> None:
-    calendar, size = ExpiryQueue(), 1000
+    queue, size = ExpiryQueue(), 1000
     for batch in range(200):
         expiries = np.full(size, batch)
         expiries[7] = 10**6
-        calendar.add(expiries, np.arange(size))
-        assert len(calendar.due(batch)) == size - 1
-    assert (calendar.entries, calendar.nbytes) == (200, 200 * 16)
-    assert len(calendar.due(10**6)) == 200
+        queue.add(expiries, np.arange(size))
+        assert len(queue.due(batch)) == size - 1
+    assert (queue.entries, queue.nbytes) == (200, 200 * 16)
+    assert len(queue.due(10**6)) == 200
 
 
 def test_the_calendar_of_a_table_follows_its_rows() -> None:
@@ -137,12 +137,12 @@ def test_the_calendar_of_a_table_follows_its_rows() -> None:
         table.put(rows)
         table.remove_rows(rows[:-100])
     assert len(table) == 100 * 100
-    assert table._calendar.entries <= 2 * len(table) + (1 << 16)
+    assert table._expiry_queue.entries <= 2 * len(table) + (1 << 16)
     assert (len(table.evict(2 * 10**6)), len(table)) == (100 * 100, 0)
 
 
 def test_what_never_expires_is_not_entered() -> None:
-    calendar = ExpiryQueue()
-    calendar.add(np.array([NEVER, 5]), np.array([1, 2]))
-    assert calendar.due(NEVER - 1).tolist() == [2]
-    assert calendar.nbytes == 0
+    queue = ExpiryQueue()
+    queue.add(np.array([NEVER, 5]), np.array([1, 2]))
+    assert queue.due(NEVER - 1).tolist() == [2]
+    assert queue.nbytes == 0
