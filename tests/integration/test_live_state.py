@@ -336,12 +336,12 @@ def test_look_ups_go_by_a_connection_or_else_by_ray(
     attached = sf.attach(fleet.uri)
     state, direct = attached.state(name), attached._source._direct  # type: ignore[attr-defined]
     assert state.get({"user": "u7"}) == wanted
-    (life,) = direct._lives.values()
+    (incarnation,) = direct._incarnations.values()
     for _ in range(2):
-        until(lambda: bool(life.spare))
-        (connection,) = life.spare
+        until(lambda: bool(incarnation.spare))
+        (connection,) = incarnation.spare
         assert state.get({"user": "u7"}) == wanted
-        assert life.spare == [connection]
+        assert incarnation.spare == [connection]
         connection.close()
         assert state.get({"user": "u7"}) == wanted
         assert state.get({"user": "u7"}) == wanted
