@@ -11,17 +11,16 @@ Files of the parent must outlive the parent's own need of them:
 2. *After that* the parent's ledger is read, and written as the first record of the branch's log.
 3. The branch gets its metadata: now it is there.
 
-Whoever cleans a folder looks *first* at what the branches that its log names need, *then* appends the record behind which nothing can
-come that was decided before (:mod:`coordinator.ledger.cleaning_rules`), and deletes nothing if that log names a branch which was
-not looked
-at. So of a branch that is noted before that record it knows what it needs. One that is noted later reads its parent's ledger later
-still, and needs nothing that the parent did not need when it was looked at: an old file of another state is never needed anew.
+Whoever cleans a folder looks *first* at what the branches that its log names need, *then* appends the record behind which nothing
+can come that was decided before (:mod:`coordinator.ledger.cleaning_rules`), and deletes nothing if that log names a branch which
+was not looked at. So of a branch that is noted before that record it knows what it needs. One that is noted later reads its
+parent's ledger later still, and needs nothing that the parent did not need when it was looked at: an old file of another state is
+never needed anew.
 
-A branch that is noted and not there yet may come any moment, so nothing is deleted. Once a coordinator has seen it missing for a grace
-period, it writes into the branch's own log that there is no such state (:class:`~coordinator.ledger.records.Dropped`): what the
-maker, who
-slept, still has on its way is refused its place, and decided again, by a log that says so (:func:`decide_beginning`). No clock of one
-machine is compared with another's. A branch that was there is noted as such
+A branch that is noted and not there yet may come any moment, so nothing is deleted. Once a coordinator has seen it missing for a
+grace period, it writes into the branch's own log that there is no such state (:class:`~coordinator.ledger.records.Dropped`): what
+the maker, who slept, still has on its way is refused its place, and decided again, by a log that says so
+(:func:`decide_beginning`). No clock of one machine is compared with another's. A branch that was there is noted as such
 (:class:`~coordinator.ledger.records.BranchBorn`): if its folder is missing, it was deleted, and nothing is written into it.
 """
 

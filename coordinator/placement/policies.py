@@ -83,9 +83,8 @@ def spread(
     """Return choices for shards that are to go to another store actor, or that have none yet.
 
     - A slot gets shards by its cores; a slot that has no more shards than that keeps them.
-    - A shard without a store actor goes to its slot in one order, the same for every state of a query that has as many shards:
-    operators
-      whose keys are the same have the same rows on the same node.
+    - A shard without a store actor goes to its slot in one order, the same for every state of a query that has as many shards. So
+      operators whose keys are the same have the same rows on the same node.
     - Each query begins that order at a slot of its own, so that remainders do not all fall to the same slot.
 
     Parameters

@@ -4,14 +4,12 @@ These are made to outlive a power loss, in this order: a file's content (``fsync
 the names of new folders (``fsync`` of the folders above). Content gets its name once it is durable, so a file that is there is whole.
 Three cases need care:
 
-- Another thread, or a process that died before it could sync, may have created a folder a moment ago. So each process syncs the
-path to a
-  folder once itself, before it first returns a file of it.
+- Another thread, or a process that died before it could sync, may have created a folder a moment ago. So each process syncs the path
+  to a folder once itself, before it first returns a file of it.
 - A name that can be read may not be durable: its writer died, or its sync failed. A process that relies on what it read calls
   :meth:`LocalObjectStore.ensure_durable` first.
 - A sync that failed is repeated. For names the repetition is conclusive: a file system that cannot write its journal goes on
-failing. For
-  content it is not (Linux drops the pages), so content is written again, as a new file.
+  failing. For content it is not (Linux drops the pages), so content is written again, as a new file.
 """
 
 from __future__ import annotations

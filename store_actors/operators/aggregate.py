@@ -7,9 +7,8 @@ Versions (:mod:`store_actors.engine.versions`): state is changed in place and ea
 back to one of the last versions, put those rows back; nothing is reloaded when Spark replays a batch.
 
 Event time is shared by all shards of an operator (:mod:`coordinator.model.watermarks`). As in Spark, a batch has two watermarks:
-rows are
-late by the one before it, and what the other one has passed is closed. That is the watermark of the batches before, or, of an operator
-that closes early, the one that includes the batch.
+rows are late by the one before it, and what the other one has passed is closed. That is the watermark of the batches before, or, of
+an operator that closes early, the one that includes the batch.
 """
 
 from __future__ import annotations

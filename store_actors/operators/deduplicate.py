@@ -5,9 +5,9 @@ delay of its first row (``within watermark``). The rows themselves are no state;
 retry of a committed batch emits the same rows.
 
 Schema: ``keys``; ``inputs`` are the other columns of a row, of any type; the accumulators are empty, or one ``VALUE``: the expiry,
-which then is an input, too.
-Option ``late_us``: how long before its expiry a row is late already, in microseconds (the delay, within watermark; else 0).
-Option ``late``: the input by whose time a row is late, where that is no key; it is not part of what is emitted.
+which then is an input, too. Option ``late_us``: how long before its expiry a row is late already, in microseconds (the delay,
+within watermark; else 0). Option ``late``: the input by whose time a row is late, where that is no key; it is not part of what is
+emitted.
 """
 
 from __future__ import annotations
