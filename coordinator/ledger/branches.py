@@ -1,27 +1,26 @@
 """Branches: a state that begins with a version of another one, and shares its files until it has its own. Pure.
 
-Nothing of the state's rows is copied. The branch's log begins with the parent's ledger as far as it leads to the version: which files
-its shards are made of, wherever these lie. From there on it is a state like any other, with runs, commits and snapshots of its own, in
-a folder of its own. Its versions go on counting from the parent's, as the batches of a query do that goes on from a copy of its
-checkpoint.
+No rows are copied. The branch's log begins with the parent's ledger up to the version: the files that make its shards, in whichever
+folders. From there on the branch is a state like any other, with runs, commits and snapshots of its own, in a folder of its own. Its
+versions continue the parent's numbers, as the batches of a query do that starts from a copy of its checkpoint.
 
-Files of the parent must outlive the parent's own need of them:
+Files of the parent have to stay after the parent itself needs them no more:
 
-1. Every state whose files the branch is to use takes note of it in its log (:class:`~coordinator.ledger.records.BranchMade`).
+1. Every state whose files the branch is to use writes that into its own log (:class:`~coordinator.ledger.records.BranchMade`).
 2. *After that* the parent's ledger is read, and written as the first record of the branch's log.
-3. The branch gets its metadata: now it is there.
+3. The branch gets its metadata file: now it exists.
 
-Whoever cleans a folder looks *first* at what the branches that its log names need, *then* appends the record behind which nothing
-can come that was decided before (:mod:`coordinator.ledger.cleaning_rules`), and deletes nothing if that log names a branch which
-was not looked at. So of a branch that is noted before that record it knows what it needs. One that is noted later reads its
-parent's ledger later still, and needs nothing that the parent did not need when it was looked at: an old file of another state is
-never needed anew.
+Cleaning a folder first reads which files the branches that its log names need. Then it appends a record, after which no earlier
+decision can be appended any more (:mod:`coordinator.ledger.cleaning_rules`). It deletes nothing if the log then names a branch
+that it did not look at. So it knows the needs of every branch that was noted before that record. A branch that is noted later
+reads its parent's ledger later still, and needs no file that the parent did not need by then: an old file of another state never
+becomes needed again.
 
-A branch that is noted and not there yet may come any moment, so nothing is deleted. Once a coordinator has seen it missing for a
-grace period, it writes into the branch's own log that there is no such state (:class:`~coordinator.ledger.records.Dropped`): what
-the maker, who slept, still has on its way is refused its place, and decided again, by a log that says so
-(:func:`decide_beginning`). No clock of one machine is compared with another's. A branch that was there is noted as such
-(:class:`~coordinator.ledger.records.BranchBorn`): if its folder is missing, it was deleted, and nothing is written into it.
+While a branch is noted and does not exist yet, it may be created at any moment, so nothing is deleted. Once a coordinator has seen it
+missing for a grace period, it writes into the branch's own log that there is no such state
+(:class:`~coordinator.ledger.records.Dropped`). A creator that was asleep then finds its sequence number taken, reads the log, and is
+refused (:func:`decide_beginning`). No clock of one machine is compared with another's. A branch that exists is noted as such
+(:class:`~coordinator.ledger.records.BranchBorn`): if its folder is missing later, it was deleted, and nothing is written into it.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ class Branch:
     Attributes
     ----------
     query_id
-        Of the query that owns it; empty until one has gone on from it.
+        Id of the query that owns it; empty until a query has started from it.
     shared_files, shared_bytes
-        Files of other states that it needs.
+        Number and bytes of the files of other states that it needs.
     batch_time_ms
         When Spark planned the batch that made the version (milliseconds since the epoch); None if that is not known.
     watermark_ms
-        Where event time stood after it.
+        Its watermark, in milliseconds since the epoch.
     """
 
     state_name: str
@@ -68,14 +67,14 @@ class Branch:
 
 
 def first_record(ledger: StateLedger, created: StateMetadata, name: str, version: int) -> Branched:
-    """What the log of a branch begins with.
+    """Return the first record of a branch's log.
 
     Parameters
     ----------
     ledger, created
-        The parent's.
+        Ledger and metadata of the parent.
     name
-        The branch's.
+        Name of the branch.
 
     Raises
     ------
@@ -83,16 +82,16 @@ def first_record(ledger: StateLedger, created: StateMetadata, name: str, version
         Not every shard has the version, or it is not retained any more.
     """
     branch = StateLedger(f"{ledger.root.removesuffix(ledger.state_name)}{name}")
-    # Above it are the epochs of what is committed to the branch: they tell which schema that is in.
+    # Commits to the branch have epochs above it: epochs tell which schema a commit is in.
     branch.epoch = ledger.epoch
     branch.query_id = ledger.query_id if ledger.is_of_python else ""
     if ledger.is_of_python:
-        # Each of its partitions goes on by itself.
+        # Each of its partitions has versions of its own.
         branch.begin_with(ledger, sys.maxsize)
     else:
         _check_retained(ledger, created, version)
         branch.begin_with(ledger, version)
-        # Of older versions nobody was promised anything.
+        # Older versions are not promised to any reader.
         for record in branch.decide_truncation(1)[0]:
             branch.fold(record)
     return Branched(ledger.state_name, version, branch.to_json())
@@ -114,12 +113,12 @@ def _check_retained(ledger: StateLedger, created: StateMetadata, version: int) -
 
 
 def owners(record: Branched) -> set[str]:
-    """States whose files a branch needs."""
+    """Return the names of the states whose files a branch needs."""
     return {file.partition("/")[0] for file in _ledger_of(record).referenced_files()} | {record.parent}
 
 
 def owners_of(ledger: StateLedger) -> set[str]:
-    """States that took note of a branch, or of one that it is a branch of: those whose files it needs, and its parent."""
+    """Return the states whose logs name a branch: those whose files it needs, and its parent."""
     named = {file.partition("/")[0] for file in ledger.referenced_files()}
     return named if ledger.origin is None else named | {ledger.origin[0]}
 
@@ -136,14 +135,14 @@ def decide_beginning(ledger: StateLedger, begun: Branched, drops: int) -> list[R
     Parameters
     ----------
     ledger
-        The branch's own, which has nothing yet, or has begun just so before.
+        The branch's own, which is empty, or has begun in the same way before.
     drops
-        How many states of the name were no more when the first state took note of this one.
+        How many states of the name had been dropped when the branch was first noted.
 
     Raises
     ------
     InvalidRequestError
-        There is something else under that name.
+        There is another state of that name.
     """
     if ledger.origin == (begun.parent, begun.version):
         return []
@@ -160,7 +159,7 @@ def decide_beginning(ledger: StateLedger, begun: Branched, drops: int) -> list[R
 
 
 def taken(ledger: StateLedger, parent: str, version: int | None) -> InvalidRequestError:
-    """The error for a name that another state has."""
+    """Return the error for a name that another state has."""
     told = {} if ledger.origin is None else {"branch_of": ledger.origin[0], "branched_at": ledger.origin[1]}
     return InvalidRequestError(
         "there is a state of that name, and it is not this branch; nothing was changed; choose another name",
@@ -172,7 +171,7 @@ def taken(ledger: StateLedger, parent: str, version: int | None) -> InvalidReque
 
 
 def described(ledger: StateLedger, created: StateMetadata) -> Branch:
-    """What a branch is like."""
+    """Return the description of a branch."""
     assert ledger.origin is not None
     parent, version = ledger.origin
     layout = ledger.layouts.newest(first_layout(created))
@@ -194,7 +193,7 @@ def described(ledger: StateLedger, created: StateMetadata) -> Branch:
 
 
 def _sizes(ledger: StateLedger) -> Iterator[tuple[str, int]]:
-    """Files that retained versions need, each with its bytes."""
+    """Return the files that retained versions need, each with its bytes."""
     for record in ledger.retained():
         if isinstance(record, Committed):
             yield record.entry.file, record.entry.file_bytes

@@ -1,16 +1,18 @@
-"""Checkpoints of a state's ledger: what is written of it, and in which files. Pure.
+"""Checkpoints of a state's ledger: their contents, and the files that have them. Pure.
 
-A checkpoint is the ledger after a record of the log, so that whoever opens the state reads little. Most of it are commits and
-snapshots, which only come and go: a state of ten thousand shards retains a million of them, and a batch adds ten thousand. So a large
-ledger is written in *parts*:
+A checkpoint is the ledger after a record of the log, so that opening a state reads little. Most of a ledger are commits and snapshots,
+which are added and removed and never changed: a state of ten thousand shards retains a million of them, and a batch adds ten thousand.
+So a large ledger is written in *parts*:
 
-- A part is a file of so many commits and snapshots in the order of the log, and never changed. The checkpoint itself names the parts
-  before it, and has the rest: runs, leases, floors, and the commits and snapshots after its last part.
+- A part is a file of a fixed number of commits and snapshots in the order of the log. It is never changed. The checkpoint itself names
+  the parts before it, and has the rest: runs, leases, oldest retained versions (floors), and the commits and snapshots after its
+  last part.
 - The next checkpoint names the same parts, and those that were filled since.
-- What a part says may count no more: a later record supersedes it, or a floor is above it. Reading the parts in their order and cutting
-  at the floors leaves what counts (:meth:`coordinator.ledger.history_changes.ChangingHistory.load_history`).
-- Parts go from the front, once every shard's floor is above all that they have: what they had superseded lies before them. Where that
-  is not enough (a shard of a program that stands still), all is written anew once more than half of it is of no use.
+- An entry of a part may be obsolete: a later record supersedes it, or its version is below a floor. Reading the parts in their
+order and
+  cutting at the floors leaves the valid ones (:meth:`coordinator.ledger.history_changes.ChangingHistory.load_history`).
+- The oldest parts are left out once every shard's floor is above all that they have: entries that they superseded are in still older
+  parts. Where that is not enough (a partition of a program that stands still), all is written again once more than half is obsolete.
 
 A ledger that fits into one part has no parts: its checkpoint has all of it.
 """
@@ -52,9 +54,9 @@ class Part:
     file
         Path relative to the fleet's URI.
     records
-        How many it has.
+        Number of its commits and snapshots.
     newest_version
-        Newest version that one of them is about.
+        Newest version of one of them.
     """
 
     file: str
@@ -67,7 +69,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a checkpoint was made of, for the next one: its place in the log, its parts, and the commits and snapshots after them."""
+    """The contents of a checkpoint, for the next one: its sequence number, its parts, and the commits and snapshots after them."""
 
     seq: int
     parts: tuple[Part, ...] = ()
@@ -76,42 +78,42 @@ class Written:
 
 @dataclass(slots=True)
 class Since:
-    """Records of the log after a place, each with its own place."""
+    """Records of the log after a sequence number, each with its own number."""
 
     seq: int
     records: list[tuple[int, Record]] = field(default_factory=list)
 
     def add(self, seq: int, records: Iterable[Record]) -> None:
-        """Take note of records that were appended."""
+        """Add records that were appended."""
         self.records += [(seq, record) for record in records]
 
     def retained_after(self, seq: int) -> Iterator[Committed | SnapshotAdded]:
-        """Those after a later place that parts are made of."""
+        """Return the commits and snapshots after a later sequence number, which parts are made of."""
         return (one for place, one in self.records if place > seq and isinstance(one, Committed | SnapshotAdded))
 
     def after(self, seq: int) -> Since:
-        """Those after a later place."""
+        """Return the records after a later sequence number."""
         return Since(seq, [one for one in self.records if one[0] > seq])
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
-    """What is to be written of a ledger, for good: the ledger may go on.
+    """The contents of a checkpoint that is to be written; the ledger may change meanwhile.
 
     Attributes
     ----------
     seq
-        Place in the log of the last record that is in it.
+        Sequence number of the last record that is in it.
     ledger
-        The ledger with those commits and snapshots only that no part has.
+        The ledger without the commits and snapshots that parts have.
     parts
-        Parts that are there.
+        Parts that are written already.
     further
         Records that are to be written as parts (:func:`in_parts`).
     rest
-        The commits and snapshots after these, of which some may count no more.
+        The commits and snapshots after these, of which some may be obsolete.
     record_id
-        Of the last record that is in it.
+        Id of the last record that is in it.
     """
 
     seq: int
@@ -129,12 +131,12 @@ def plan_checkpoint(
     since: Since,
     part_records: int = PART_RECORDS,
 ) -> CheckpointPlan:
-    """What to write of a ledger. It takes as long as there are shards and new records, but for a ledger that is written anew.
+    """Return the plan of a checkpoint. It takes time by shards and new records, unless the whole ledger is written again.
 
     Parameters
     ----------
     written
-        What the checkpoint before was made of; None if that is not known, or it was not stored.
+        The contents of the checkpoint before; None if they are not known, or it was not stored.
     since
         The newest records of the log.
     """
@@ -153,31 +155,31 @@ def plan_checkpoint(
 
 
 def in_parts(plan: CheckpointPlan, part_records: int = PART_RECORDS) -> Iterator[tuple[Committed | SnapshotAdded, ...]]:
-    """Records of the parts that are to be written, a part after the other."""
+    """Yield the records of each part that is to be written."""
     records = plan.further
     if not plan.parts:
-        # A shard after the other; by versions parts go from the front as floors rise. All of them count, so their order is free.
+        # By version, so that the oldest parts can be left out as floors rise. All entries are valid, so their order is free.
         records = tuple(sorted(records, key=attrgetter("version")))
     return (records[at : at + part_records] for at in range(0, len(records), part_records))
 
 
 def part_body(records: Sequence[Committed | SnapshotAdded]) -> dict[str, Any]:
-    """A part as JSON data; :class:`~coordinator.log.manifest_log.ManifestLog` adds what it says of its place."""
+    """Return a part as JSON data, to which :class:`~coordinator.log.manifest_log.ManifestLog` adds the fields of its place."""
     return {"records": [record_to_json(record) for record in records]}
 
 
 def newest_version(records: Iterable[Committed | SnapshotAdded]) -> int:
-    """Newest version that one of some records is about."""
+    """Return the newest version of some records."""
     return max(one.version for one in records)
 
 
 def records_of_part(body: dict[str, Any], part: Part) -> list[Committed | SnapshotAdded]:
-    """Records of a part's JSON data.
+    """Return the records of a part's JSON data.
 
     Raises
     ------
     ValueError, KeyError, TypeError
-        It is not that part.
+        The data are not that part's.
     """
     records = []
     for one in body["records"]:

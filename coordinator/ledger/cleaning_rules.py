@@ -1,27 +1,28 @@
-"""What may be deleted, and when it is worth looking: the pure rules of cleaning a state's folder.
+"""Rules of cleaning a state's folder: which files may be deleted, and when listing is worth its price. Pure.
 
 A file is deleted once no retained version needs it, no reader has asked for it lately, and it is older than the grace period. It must
-never be needed afterwards, whoever believes to be the coordinator, however long anybody sleeps between two steps. The steps of
-:class:`coordinator.log.cleaner.Cleaner` are therefore, in this order:
+never be needed afterwards, whichever process takes itself for the coordinator, and however long one sleeps between two steps. Therefore
+:class:`coordinator.log.cleaner.Cleaner` takes these steps, in this order:
 
 1. The folder is listed. Only files that are older than the grace period *now* are candidates. Both times are the object store's own
    (:func:`coordinator.storage.probe.time_of_store`): no clock of a machine is asked how old a file is.
-2. A record is appended to the manifest log, and what retained versions need is read off the ledger at that record. It says which of the
-   candidates could still be counted; from there on they are refused (:mod:`coordinator.ledger.discards`).
+2. A record is appended to the manifest log, and the files that retained versions need are read from the ledger at that record. The
+record
+   says which candidates an attempt could still commit; from there on they are refused (:mod:`coordinator.ledger.discards`).
 3. Candidates that are not needed there are deleted.
 
-A candidate that is not needed at the record is not needed by anything later, for only a record that counts a file makes it needed:
+A candidate that is not needed at the record is not needed later, because only a record that commits a file makes it needed:
 
-- A record that was decided before, and is still on its way (its writer sleeps, or its request hangs), finds its place taken by the
-  record of step 2, or by what came before that. Its writer reads the log, and decides again. That is why a look that the log's next
-  place is free is not enough.
-- What is decided later is refused, by what the log says: by the record of step 2, or because a newer run, owner or version is there.
+- A record that was decided before, and is not written yet (its writer sleeps, or its request hangs), finds its sequence number taken by
+  the record of step 2, or by an earlier one. Its writer reads the log, and decides again. So it would not be enough to see that
+  the next sequence number is free.
+- A later decision is refused by the log: by the record of step 2, or because there is a newer run, owner or version.
 
-No clock decides whether a file counts. The grace period only spares attempts that take long: one that takes longer is refused, and its
-task repeats it.
+No clock decides whether a commit is accepted. The grace period only spares attempts that take long: one that takes longer is
+refused, and its task repeats it.
 
-So a coordinator may sleep before step 2, and then it finds out what was decided meanwhile; or after it, and then it deletes what nobody
-can have begun to need.
+So a coordinator may sleep before step 2, and then learns what was decided meanwhile; or after it, and then deletes files that no
+process can have begun to need.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _RECORD = re.compile(r"/(?P<folder>manifest|checkpoints)/(?P<seq>\d{20})\.json$"
 def orphans(
     infos: Iterable[ObjectInfo], referenced: Collection[str], pinned: Collection[str], now_s: float, grace_s: float
 ) -> list[ObjectInfo]:
-    """Data files of a state that may be deleted: of failed attempts, superseded commits and truncated versions."""
+    """Return the data files of a state that may be deleted: of failed attempts, superseded commits and truncated versions."""
     return [
         info
         for info in infos
@@ -57,9 +58,9 @@ def orphans(
 
 
 def abandoned(unfinished: Iterable[ObjectInfo], now_s: float, grace_s: float) -> list[ObjectInfo]:
-    """Files of writes whose writer is taken for dead.
+    """Return the files of writes whose writer is taken for dead.
 
-    One that only slept finds its file gone when it goes on: it cannot give it its name, and its write fails, as any may.
+    A writer that was only asleep finds its file gone: it cannot give the file its name, and its write fails, as any write may.
     """
     return [info for info in unfinished if now_s - info.modified_s > grace_s]
 
@@ -67,15 +68,16 @@ def abandoned(unfinished: Iterable[ObjectInfo], now_s: float, grace_s: float) ->
 def prunable_records(
     infos: Iterable[ObjectInfo], needed: int, parts: Collection[str], now_s: float, grace_s: float
 ) -> list[ObjectInfo]:
-    """Files of the manifest log that loading does not need any more: those before the second newest checkpoint, and its records.
+    """Return the files of the manifest log that loading does not need any more: those before the second newest checkpoint, and its
+    records.
 
     The newest checkpoint may turn out unreadable, so the one before it and all records after that stay. A coordinator that has not
-    looked at the log for half the grace period reads it anew before it appends (``LedgerWriter``), so a freed place is never taken.
+    looked at the log for half the grace period reads it again before it appends (``LedgerWriter``), so a freed number is never used.
 
     Parameters
     ----------
     needed
-        Place in the log of the second newest checkpoint that is whole; 0 if there are not two.
+        Sequence number of the second newest checkpoint that is whole; 0 if there are not two.
     parts
         Parts of checkpoints that those from there on name. A checkpoint that is being written names some of these, and new ones.
     """
@@ -90,7 +92,7 @@ def prunable_records(
 
 @dataclass(slots=True)
 class Pins:
-    """Files that somebody was told to read, until some time after."""
+    """Files that readers were given in load plans, for some time after."""
 
     ttl_s: float
     _until: dict[str, float] = field(default_factory=dict)
@@ -100,7 +102,7 @@ class Pins:
             self._until[file] = now_s + self.ttl_s
 
     def current(self, now_s: float) -> set[str]:
-        """Pinned files; forgets those whose time is over."""
+        """Return the pinned files; files whose time is over are forgotten."""
         self._until = {file: until for file, until in self._until.items() if until > now_s}
         return set(self._until)
 
@@ -109,12 +111,12 @@ class Pins:
 class ListingSchedule:
     """When a state's folder is worth a listing, for which object stores charge.
 
-    - Files are left over when versions are let go, and by attempts that fail, most of which fail because a run or a lease ended. They
-      may be deleted a grace period later, so until then, and a grace period more for what a dying owner still wrote, listings
-      go on: a few in a grace period, whatever happens in between. Garbage is held a quarter of the grace period longer for that.
-    - A state at rest is listed when the coordinator has been there for a grace period, and then once in many: a lost answer
-      of the object store can leave a file over without anybody knowing.
-    - Before that nothing is listed: who was told to read what, before this coordinator started, is forgotten.
+    - Unneeded files come from truncation, and from failed attempts, most of which fail because a run or a lease ended. They may be
+      deleted a grace period later. Until then, and for one more grace period because of a dying owner's writes, the folder is listed a
+      few times in each grace period, whatever happens meanwhile. So an unneeded file stays a quarter of the grace period longer.
+    - A state at rest is listed when the coordinator has run for a grace period, and then once in many: a lost answer of the object
+      store can leave a file without any process knowing.
+    - Before that nothing is listed: load plans that a previous coordinator gave to readers are not known.
 
     Parameters
     ----------
@@ -131,12 +133,12 @@ class ListingSchedule:
     _listed_s: float | None = None
 
     def observe(self, now_s: float, epoch: int, floors_moved: bool) -> None:
-        """Take note of a round: the ledger's epoch, which each new run and lease raises, and whether versions were let go."""
+        """Register a round: the ledger's epoch, which each new run and lease raises, and whether versions were truncated."""
         if floors_moved or epoch != self._epoch:
             self._epoch, self._changed_s = epoch, now_s
 
     def is_due(self, now_s: float) -> bool:
-        """Whether to list now."""
+        """Return whether to list now."""
         if not self.may_delete(now_s):
             return False
         if self._listed_s is None:
@@ -146,13 +148,13 @@ class ListingSchedule:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nothing that came about by the last change can still be waiting to be deleted."""
+        """Whether no file that the last change made unneeded can still be waiting to be deleted."""
         return self._listed_s is not None and self._listed_s > self._changed_s + 2 * self.grace_s
 
     def may_delete(self, now_s: float) -> bool:
-        """Whether readers that a former coordinator knew of are done."""
+        """Return whether readers with load plans of a previous coordinator are done."""
         return now_s - self.started_s > self.grace_s
 
     def listed(self, now_s: float) -> None:
-        """Take note of a listing that was begun."""
+        """Register a listing that was begun."""
         self._listed_s = now_s

@@ -1,11 +1,11 @@
-"""Files of attempts that were never counted and are deleted: none of them counts from then on. Pure.
+"""Files of attempts that were not committed and are deleted: commits of them are refused from then on. Pure.
 
-An attempt whose request hangs may ask to be counted at any time, long after cleaning took its files for those of a failed attempt. No
+An attempt whose request hangs may ask for its commit at any time, long after cleaning took its files for those of a failed attempt. No
 clock decides which of the two comes first: the log does. Cleaning writes into it which of the files that it is about to delete could
-still be counted, and only then deletes them; from that record on every ledger refuses them (:meth:`Discards.refuse`).
+still be committed, and only then deletes them. From that record on every ledger refuses them (:meth:`Discards.refuse`).
 
-A file is remembered for as long as nothing else refuses it: that of a commit until its shard is leased anew, or has gone beyond its
-version; that of a snapshot until the version that it shows is retained no more.
+A file is remembered for as long as no other rule refuses it: a delta until its shard is leased again, or has passed its version; a
+snapshot until its version is not retained any more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DATA_FILE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """What the path of a delta or of a part of a snapshot says."""
+    """The fields in the path of a delta, or of a part of a snapshot."""
 
     partition_id: int
     version: int
@@ -33,7 +33,7 @@ class DataFile:
 
     @classmethod
     def of(cls, path: str) -> DataFile | None:
-        """That of a path; None if it is no data file's."""
+        """Return the fields of a path; None if it is not a data file's."""
         match = _DATA_FILE.match(path)
         if match is None:
             return None
@@ -41,7 +41,7 @@ class DataFile:
 
 
 class Discards:
-    """The files that are refused, each with the newest epoch at the time that it was discarded."""
+    """The refused files, each with the newest epoch at the time that it was discarded."""
 
     def __init__(self, epochs: Mapping[str, int] | None = None) -> None:
         self._epochs = dict(epochs or {})
@@ -52,16 +52,16 @@ class Discards:
             self._epochs[file] = epoch
 
     def keep(self, may_count: Callable[[str, int], bool]) -> None:
-        """Forget the files that something else refuses: those for which `may_count`, given file and epoch, is false."""
+        """Forget the files that another rule refuses: those for which `may_count`, given file and epoch, is false."""
         self._epochs = {file: epoch for file, epoch in self._epochs.items() if may_count(file, epoch)}
 
     def refuse(self, files: Iterable[str]) -> None:
-        """Refuse to count an attempt one of whose files was discarded.
+        """Refuse to accept an attempt one of whose files was discarded.
 
         Raises
         ------
         CommitUnknownError
-            One was. Its writer deletes nothing: all that counts no more is cleaned away.
+            A file was discarded. Its writer deletes nothing: cleaning deletes all files that are not needed.
         """
         for file in files:
             if file in self._epochs:
@@ -72,9 +72,9 @@ class Discards:
                 )
 
     def copy(self) -> Discards:
-        """The same; this one may go on."""
+        """Return a copy that does not change with this one."""
         return Discards(self._epochs)
 
     def to_json(self) -> dict[str, int]:
-        """As data, for a checkpoint of the log."""
+        """Return the files as JSON data, for a checkpoint of the log."""
         return dict(self._epochs)

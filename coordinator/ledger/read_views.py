@@ -1,13 +1,13 @@
-"""Which version of a state is read: the newest that is one cut across all its shards, and across the operators of its query. Pure.
+"""The version of a state that is read: the newest one that all its shards, and all operators of its query, have. Pure.
 
-A version counts shard by shard while a batch runs, and all shards have it before the batch's sink and Spark's commit log are done with
-it. If the batch fails there, it is replayed, perhaps by another program, and makes the version anew, with other rows. So readers are
-given the newest version whose batch Spark has finished: it is never replaced. Who asks for what is *committed* is given the newest one
-that every shard has.
+Shards commit a version one by one while a batch runs. All of them have it before the batch's sink and Spark's commit log are done.
+If the batch fails there, it is replayed, perhaps by another program, and makes the version again, with other rows. So readers get
+the newest version whose batch Spark has finished: it is never replaced. A read that asks for *committed* versions gets the newest
+one that every shard has.
 
 That Spark has finished batch `b` is known from the log: a run began with batch ``b + 1``, a shard committed version ``b + 2`` (Spark
-plans a batch once the one before it is in its commit log), or the driver reported it. A run that begins with `b` again says that it was
-not.
+plans a batch once the one before it is in its commit log), or the driver reported it. A run that begins with `b` again says that
+it was not finished.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ __all__ = ["ReadView", "ViewId", "WantedView", "committed", "cut_of", "finished"
 
 @dataclass(frozen=True, slots=True)
 class WantedView(FastPickle):
-    """Which view of a state is asked for.
+    """A request for a view of a state.
 
     Attributes
     ----------
     version
         None for the newest one.
     is_committed
-        Whether what all shards have will do, though Spark may not have finished its batch.
+        Whether a version that all shards have suffices, though Spark may not have finished its batch.
     first_partition
-        Of the shards by which the version is read, as :attr:`ViewId.first_partition`: a version from which on the state has other
-        shards can be read by the former ones, too. None for the newest ones that have the version.
+        Selects the shards by which the version is read, as :attr:`ViewId.first_partition`: the version of a rescale can be read by the
+        previous shards, too. None for the newest layout that has the version.
     """
 
     version: int | None = None
@@ -48,7 +48,7 @@ class WantedView(FastPickle):
 
 @dataclass(frozen=True, slots=True)
 class ViewId(FastPickle):
-    """What a view depends on: while it is the same, so is the view."""
+    """All that a view depends on: while it is the same, so is the view."""
 
     version: int
     epoch: int
@@ -63,21 +63,21 @@ class ReadView(FastPickle):
     Attributes
     ----------
     metadata
-        Of the state as it is at the version: its schema, its number of shards.
+        Metadata of the state at the version: its schema, its number of shards.
     root
         Folder of the state.
     oldest
-        Oldest version that every shard can still be read at.
+        Oldest version that every shard still has.
     versions, attempts
-        Of each shard its version, and the attempt that made it. Partitions of Python programs each have a version of their own; all
-        others have that of the view.
+        The version of each shard, and the attempt that made it. Partitions of Python programs each have a version of their own; all
+        others have the view's.
     lineage
-        Digest of the attempts that made the version on all shards: a version that was made anew has another one. The same for all
-        generations of shards that have the version. Empty for programs' states, whose partitions have versions of their own.
+        Digest of the attempts that made the version on all shards: a version that was made again has another one. The same for all
+        shard layouts that have the version. Empty for programs' states, whose partitions have versions of their own.
     stores
         Names of the stores that the partitions have.
     holders
-        Place in `locations` of the store actor that has each shard; -1 for none.
+        Index into `locations` of the store actor that has each shard; -1 for none.
     """
 
     id: ViewId
@@ -102,25 +102,25 @@ class ReadView(FastPickle):
         return range(self.id.first_partition, self.id.first_partition + len(self.versions))
 
     def has_rows(self, shard: int) -> bool:
-        """Whether anything was ever written to a shard, or to those that it is made of."""
+        """Return whether rows were ever written to a shard, or to the shards that it is made of."""
         return self.versions[shard] > 0
 
     @property
     def written(self) -> list[int]:
-        """Shards that something was ever written to."""
+        """Shards that rows were ever written to."""
         return list(filter(self.has_rows, range(len(self.versions))))
 
     def location(self, shard: int) -> ActorLocation | None:
-        """Store actor that has a shard."""
+        """Return the store actor that has a shard; None if none has."""
         holder = self.holders[shard]
         return None if holder < 0 else self.locations[holder]
 
 
 def committed(ledger: StateLedger, created: StateMetadata) -> int:
-    """Newest version that every shard of a state has, made by one run, whose batch Spark need not have finished.
+    """Return the newest version that every shard of a state has by one run; Spark need not have finished its batch.
 
-    A run that repeats a batch makes its version anew, shard by shard, and may have another program: until all have it, the version
-    before is the newest.
+    A run that repeats a batch makes its version again, shard by shard, and may have another program. Until all shards have it, the
+    version before is the newest.
     """
     layout = ledger.layouts.newest(first_layout(created))
     version = ledger.committed_version(layout)
@@ -130,14 +130,14 @@ def committed(ledger: StateLedger, created: StateMetadata) -> int:
 
 
 def finished(ledger: StateLedger, created: StateMetadata) -> int:
-    """Newest version of a state whose batch Spark has finished, as far as that is known.
+    """Return the newest version of a state whose batch Spark has finished, as far as that is known.
 
-    A run of an earlier release reported nothing. Its newest version is taken for finished, as that release did, unless a run began
-    since: that one says itself what was finished before it.
+    A run of an earlier release reported nothing. Its newest version is taken for finished, as that release did, unless a later run has
+    begun, which says itself what was finished before it.
     """
     version = committed(ledger, created)
     if ledger.is_of_python:
-        # Programs have no batches: what they committed is done.
+        # Python programs have no batches: their commits are finished.
         return version
     if ledger.finished is not None:
         return min(version, ledger.finished)
@@ -147,12 +147,12 @@ def finished(ledger: StateLedger, created: StateMetadata) -> int:
 
 
 def newest_readable(ledger: StateLedger, created: StateMetadata, *, is_committed: bool) -> int:
-    """Newest version of a state for those who ask for what is committed, or for what is finished."""
+    """Return the newest committed version of a state, or the newest finished one."""
     return committed(ledger, created) if is_committed else finished(ledger, created)
 
 
 def _lineage(ledger: StateLedger, committed_by: ShardLayout, version: int) -> str:
-    """See :attr:`ReadView.lineage`."""
+    """Return the digest of the attempts that made a version; see :attr:`ReadView.lineage`."""
     if ledger.is_of_python:
         return ""
     attempts = "\n".join(ledger.committed(one, version)[1] for one in committed_by.partitions)
@@ -160,15 +160,15 @@ def _lineage(ledger: StateLedger, committed_by: ShardLayout, version: int) -> st
 
 
 def cut_of(own: int, others: Iterable[int]) -> int:
-    """Newest version of an operator that all operators of its query have.
+    """Return the newest version of an operator that all operators of its query have.
 
     Parameters
     ----------
     own
         Newest version that every shard of the operator has.
     others
-        Those of all states that were made by the same query. Operators of one query are never more than a batch apart; a state that is
-        further behind belongs to an operator that the query does not have any more.
+        The newest versions of all other states of the same query. Operators of one query are never more than a batch apart; a
+        state that is further behind belongs to an operator that the query does not have any more.
     """
     return min([own, *(version for version in others if version >= own - 1)])
 
@@ -176,28 +176,28 @@ def cut_of(own: int, others: Iterable[int]) -> int:
 def read_view(
     ledger: StateLedger, created: StateMetadata, cut: int, asked: WantedView, known: ViewId | None = None
 ) -> ReadView | None:
-    """How a version of a state is read; None if the caller has that view.
+    """Return the view of a version; None if the caller has that view.
 
     Parameters
     ----------
     cut
         Newest version of the query.
     asked
-        Which to read.
+        The requested version.
     known
-        Of a view that the caller has.
+        Id of the view that the caller has.
 
     Raises
     ------
     VersionNotFoundError
-        There is no such version, or it is not retained any more, or not by the shards that are asked for.
+        There is no such version, or it is not retained any more, or the requested layout does not have it.
     """
     first = first_layout(created)
     newest = cut
     if ledger.is_of_python:
         newest = max(map(ledger.newest_version, first.partitions))
     wanted = newest if asked.version is None else asked.version
-    # The shards that committed it; there may be others that are made of it, and have nothing of their own yet.
+    # The shards that committed it. A newer layout may be made of them and have no version of its own yet.
     former = ledger.layouts.with_version(first, wanted - 1)
     layout = _layout_of(ledger, first, former, wanted, asked.first_partition)
     oldest = max((ledger.oldest_readable(one) for one in layout.partitions), default=0)
@@ -228,7 +228,7 @@ def read_view(
     schema = ledger.committed_schema(created, wanted) or created.schema
     return ReadView(
         view_id,
-        # Who owns a branch is in its log only.
+        # The owner of a branch is in its log only.
         replace(
             created,
             schema=schema,
@@ -249,7 +249,7 @@ def read_view(
 def _layout_of(
     ledger: StateLedger, first: ShardLayout, former: ShardLayout, version: int, first_partition: int | None
 ) -> ShardLayout:
-    """The shards by which a version is read."""
+    """Return the shard layout by which a version is read."""
     newest = ledger.layouts.with_version(first, version)
     if first_partition in (None, newest.first_partition):
         return newest
