@@ -1,4 +1,4 @@
-"""What the coordinator knows, as placement policies see it."""
+"""The coordinator's view of the fleet, by which leases are placed. Pure."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ class KnownFleet:
         self._ledgers = ledgers
 
     def is_alive(self, location: ActorLocation) -> bool:
-        """Whether nobody has said that the life is over."""
+        """Return whether the incarnation is not known to be dead."""
         return not self._lives.is_dead(location)
 
     def newest(self, location: ActorLocation) -> ActorLocation:
-        """See :meth:`ActorRegistry.newest <coordinator.placement.actor_registry.ActorRegistry.newest>`."""
+        """Return the newest known incarnation of the same store actor, dead or alive."""
         return self._lives.newest(location)
 
     def actors(self) -> Collection[ActorLocation]:
-        """Newest life of each store actor, unless that is over.
+        """Return the newest incarnation of each store actor that is not known to be dead.
 
-        A coordinator that has just started was told of none yet: those that have shards are in the ledgers.
+        No store actor has reported to a coordinator that has just started: those that have shards are in the ledgers.
         """
         known = {location.actor_name: location for location in self._lives.all()}
         holders = {one.actor_name: one for ledger in self._ledgers() for one in ledger.assigned().values()}
         return [location for location in {**holders, **known}.values() if self.is_alive(location)]
 
     def load(self, location: ActorLocation) -> ActorLoad:
-        """Sum over the partitions that are leased to the life; looks at every partition of every ledger."""
+        """Return the sums over the partitions that are leased to an incarnation; looks at every partition of every ledger."""
         held = [
             ledger.rows_and_bytes(partition)
             for ledger in self._ledgers()

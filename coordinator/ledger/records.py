@@ -1,6 +1,7 @@
-"""The records of a state's manifest log, one frozen class a kind.
+"""The records of a state's manifest log, one frozen class for each kind.
 
-In the log each is a JSON object: ``kind``, then the fields in their order here. Names and order are the format (``docs/format.md``).
+In the log a record is a JSON object: ``kind``, then the fields in their order here. Names and order are the format
+(``docs/format.md``).
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ class RecordKind(StrEnum):
     COMMITTED = "committed"
     #: A snapshot of a counted version was written.
     SNAPSHOT = "snapshot"
-    #: Files that no version needs are about to be deleted: no commit or snapshot of them is counted any more.
+    #: Files that no version needs are about to be deleted: commits and snapshots of them are refused from here on.
     DISCARDED = "discarded"
-    #: Somebody asked for another number of shards while a run goes on.
+    #: A user asked for another number of shards while a run is active.
     RESCALE_ASKED = "rescale_asked"
-    #: From a version on the state has other shards.
+    #: The state has another shard layout from a version on.
     RESCALED = "rescaled"
     #: Versions older than a snapshot are no longer retained; their files may be deleted.
     TRUNCATED = "truncated"
@@ -71,10 +72,10 @@ class RecordKind(StrEnum):
     BRANCHED = "branched"
     #: Another state is about to begin with files of this one.
     BRANCH_MADE = "branch_made"
-    #: That state is there, or it never will be, or not any more: then its need of files is over.
+    #: That state exists. Or: it never will, or not any more, so it needs no files of this one.
     BRANCH_BORN = "branch_born"
     BRANCH_ENDED = "branch_ended"
-    #: The state is no more: what comes after is another one of its name.
+    #: The state was dropped: later records are of another state of its name.
     DROPPED = "dropped"
     #: Another state begins with the name of one that was dropped.
     STATE_BEGUN = "state_begun"
@@ -85,7 +86,7 @@ class RunStarted:
     """A run of the query took the state over, with its batch `batch_id`; every older run is fenced from here on.
 
     `reports_finished` says whether there are :class:`BatchFinished` records of the run; runs of earlier releases have none.
-    `is_temporary` says that the query's checkpoint goes with the run, so that nothing ever goes on from it.
+    `is_temporary` says that the query's checkpoint goes with the run, so that no run continues it.
     """
 
     run_id: str
@@ -106,7 +107,7 @@ class BatchFinished:
 
 @dataclass(frozen=True, slots=True)
 class SchemaChanged:
-    """The run's schema is not that of the run before it: what is committed from its epoch on is in it. Without one it says nothing."""
+    """The run's schema is not that of the run before it: commits from its epoch on are in it. Without such commits it has no effect."""
 
     run_id: str
     epoch: int
@@ -115,7 +116,7 @@ class SchemaChanged:
 
 @dataclass(frozen=True, slots=True)
 class ShardsAssigned:
-    """A partition was given to a store actor under a new epoch; `reason` says why that one, in words."""
+    """A partition was given to a store actor under a new epoch; `reason` says in words why to that one."""
 
     partition_id: int
     epoch: int
@@ -126,7 +127,7 @@ class ShardsAssigned:
 
 @dataclass(frozen=True, slots=True)
 class MoveFailed:
-    """A partition was to go to a store actor for a reason, in words, and stays where it is because of an error."""
+    """A partition was to go to a store actor, for a reason in words, and stays where it is because of an error."""
 
     partition_id: int
     location: ActorLocation
@@ -174,7 +175,7 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True)
 class RescaleAsked:
-    """A run is to go on with so many shards, from one of its next batches on."""
+    """A run is to have another number of shards from one of its next batches on."""
 
     run_id: str
     num_shards: int
@@ -182,7 +183,7 @@ class RescaleAsked:
 
 @dataclass(frozen=True, slots=True)
 class Rescaled:
-    """From a version on a run works on other shards. Without a commit of these it says nothing."""
+    """A run works on another shard layout from a version on. Without a commit of its shards the record has no effect."""
 
     layout: ShardLayout
 
@@ -208,23 +209,23 @@ class BranchMade:
 
 @dataclass(frozen=True, slots=True)
 class BranchBorn:
-    """A state that was noted as :class:`BranchMade` is there: if it is missing later, it was deleted."""
+    """A state that was noted as :class:`BranchMade` exists: if it is missing later, it was deleted."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class BranchEnded:
-    """A state that was noted as :class:`BranchMade` is no more, or was never made: it needs no files of this one."""
+    """A state that was noted as :class:`BranchMade` does not exist any more, or never did: it needs no files of this one."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """The state is no more: no file, run or version of it counts from here on, and its name is free.
+    """The state was dropped: no file, run or version of it is valid from here on, and its name is free.
 
-    `metadata` is the content of the metadata that were the state's, as JSON data; None if it had none.
+    `metadata` is the content of its metadata file, as JSON data; None if it had none.
     """
 
     metadata: Mapping[str, Any] | None = None
@@ -234,8 +235,8 @@ class Dropped:
 class StateBegun:
     """A state begins with the name of one that was dropped.
 
-    `metadata` is the content of its metadata file, as JSON data. Whoever dropped the former state may have slept before deleting the
-    file of that, and delete this state's: the log has it all the same.
+    `metadata` is the content of its metadata file, as JSON data. A process that dropped the previous state may sleep before it
+    deletes that state's file, and then delete this one's: the log has the content all the same.
     """
 
     metadata: Mapping[str, Any]
@@ -263,10 +264,10 @@ Record = (
 
 
 def record_to_json(record: Record) -> dict[str, Any]:
-    """A record as JSON data."""
+    """Return a record as JSON data."""
     match record:
         case RunStarted():
-            # Those of earlier releases do not have the last field.
+            # Records of earlier releases do not have the last field.
             fields = {name: value for name, value in asdict(record).items() if value is not False}
             return {"kind": RecordKind.RUN_STARTED, **fields}
         case BatchFinished():
@@ -274,7 +275,7 @@ def record_to_json(record: Record) -> dict[str, Any]:
         case SchemaChanged(run_id, epoch, schema):
             return {"kind": RecordKind.SCHEMA_CHANGED, "run_id": run_id, "epoch": epoch, "schema": schema.to_json()}
         case ShardsAssigned():
-            # Those of earlier versions have no reason, and few were prepared.
+            # Records of earlier releases have no reason, and few shards were copied beforehand.
             told = {name: value for name, value in asdict(record).items() if value not in ("", None)}
             return {"kind": RecordKind.SHARDS_ASSIGNED, **told}
         case MoveFailed():
@@ -292,7 +293,7 @@ def record_to_json(record: Record) -> dict[str, Any]:
         case Rescaled(layout):
             return {"kind": RecordKind.RESCALED, **layout.to_json()}
         case Branched(parent, version, ledger):
-            # Not by asdict(), which copies all of a ledger.
+            # Not by asdict(), which would copy a whole ledger.
             return {"kind": RecordKind.BRANCHED, "parent": parent, "version": version, "ledger": ledger}
         case BranchMade():
             kind = RecordKind.BRANCH_MADE
@@ -335,18 +336,18 @@ _READERS: dict[RecordKind, Callable[[dict[str, Any]], Record]] = {
 
 
 def copy_result_from_json(fields: Mapping[str, Any]) -> CopyResult | None:
-    """What a shard's new store actor took over beforehand, of JSON data that may tell of that."""
+    """Return the copy that a shard's new store actor took beforehand, if the JSON data have one."""
     told = fields.get("preparation")
     return None if told is None else CopyResult(**told)
 
 
 def record_from_json(data: Mapping[str, Any]) -> Record:
-    """A record of JSON data.
+    """Return the record of JSON data.
 
     Raises
     ------
     ValueError, KeyError, TypeError
-        It is of a kind that is not known here, or lacks a field, or has one too many.
+        Its kind is not known here, or it lacks a field, or has one too many.
     """
     fields = dict(data)
     return _READERS[RecordKind(fields.pop("kind"))](fields)

@@ -1,4 +1,4 @@
-"""What can go wrong, grouped by what the caller does next.
+"""The errors of Statefleet, grouped by what the caller does next.
 
 ::
 
@@ -6,21 +6,21 @@
     ├── InvalidRequestError      fix the call (also a ValueError)
     │   ├── OperationOutOfOrderError   the handle is committed, aborted or released: open a new one
     │   └── VersionNotFoundError       no such version, or memory no longer holds it: load it
-    │       └── VersionReplacedError   the version that was read is another one now: read anew from the start
+    │       └── VersionReplacedError   the version that was read is another one now: read again from the start
     ├── SumOverflowError         a sum left its type: change data or query (also an ArithmeticError)
     ├── WriterBusyError          another handle is changing the shard: end it first
     ├── StateMismatchError       the query and the state do not belong together
-    ├── FencedError              somebody newer owns the shard: stop, write nothing
+    ├── FencedError              a newer owner has the shard: stop, write nothing
     ├── StorageUnavailableError  the object store failed: nothing was lost, retry later
     │   └── CredentialsNeededError     no process has its credentials any more: connect with them again
     ├── CommitUnknownError       a commit may or may not have landed: ask, delete nothing
     ├── LogConflictError         another coordinator appended first: read the log, decide again
-    ├── CorruptStateError        a file is damaged or missing, or another one than it should be: an operator must look
+    ├── CorruptStateError        a file is damaged or missing, or another one than it should be: an operator has to look
     ├── StateReplacedError       the state's folder was put back or deleted meanwhile: look at what is there now
     ├── NewerFormatError         a later release wrote the state: use that one
     ├── StoreUnavailableError    no store actor or coordinator answered in time
-    ├── MemoryLimitError         it does not fit a store actor's memory or spill folder: give it more, or use more shards and nodes
-    └── SetupError               Ray, Java or the fleet is not there
+    ├── MemoryLimitError         something does not fit a store actor's memory or spill folder: give it more, or use more shards
+    and nodes └── SetupError               Ray, Java or the fleet is not there
 
 Messages say what happened, what is safe and what to do next, and end with the variables as ``key=`value```.
 """
@@ -92,7 +92,7 @@ class VersionNotFoundError(InvalidRequestError):
 
 
 class VersionReplacedError(VersionNotFoundError):
-    """A version was made anew by a repeated batch since it was read, perhaps with other rows. What was read of it does not count."""
+    """A repeated batch made a version again since it was read, perhaps with other rows. Rows that were read of it are not valid."""
 
 
 class SumOverflowError(StateStoreError, ArithmeticError):
@@ -100,7 +100,7 @@ class SumOverflowError(StateStoreError, ArithmeticError):
 
 
 class WriterBusyError(StateStoreError):
-    """A shard has one writer at a time, and another handle is it. Commit or abort that one first."""
+    """A shard has one writer at a time, and another handle is the writer. Commit or abort that one first."""
 
 
 class StateMismatchError(StateStoreError):
@@ -116,7 +116,7 @@ class StorageUnavailableError(StateStoreError):
 
 
 class CredentialsNeededError(StorageUnavailableError):
-    """No process of the fleet knows the object store's credentials any more. Connect with them again; nothing was lost."""
+    """No process of the fleet has the object store's credentials any more. Connect with them again; nothing was lost."""
 
 
 class CommitUnknownError(StateStoreError):
@@ -124,7 +124,7 @@ class CommitUnknownError(StateStoreError):
 
 
 class LogConflictError(StateStoreError):
-    """The log has another coordinator's record where the next one belongs. The coordinator settles it itself, by reading the log."""
+    """The log has another coordinator's record where the next one belongs. The coordinator resolves it by reading the log."""
 
 
 class CorruptStateError(StateStoreError):
@@ -132,7 +132,7 @@ class CorruptStateError(StateStoreError):
 
 
 class StateReplacedError(StateStoreError):
-    """The files of a state were put back, replaced or deleted while the fleet worked with them. Nothing was counted."""
+    """The files of a state were put back, replaced or deleted while the fleet worked with them. Nothing was committed."""
 
 
 class NewerFormatError(StateStoreError):
@@ -144,8 +144,8 @@ class StoreUnavailableError(StateStoreError):
 
 
 class MemoryLimitError(StateStoreError):
-    """What is asked for does not fit a store actor's memory limit or its spill folder. Nothing of it was counted, nothing was lost."""
+    """A request does not fit a store actor's memory limit or its spill folder. Nothing of it was committed, nothing was lost."""
 
 
 class SetupError(StateStoreError):
-    """The surroundings are missing: no Ray cluster, no Java 17, no RayDP."""
+    """The environment lacks something: a Ray cluster, Java 17, RayDP."""

@@ -1,7 +1,7 @@
-"""What every stored file says of itself, and the comparison with what its reader expects (``docs/format.md``). Pure.
+"""The fields by which every stored file says what and where it is, and their check by readers (``docs/format.md``). Pure.
 
-A checksum proves that a file is as it was written. It does not prove that the file is in its place: it may have been copied or swapped,
-or put back from another state, another fleet or a backup. So a file names its format, its state and its place.
+A checksum proves that a file is as it was written. It does not prove that the file belongs where it is: it may have been copied or
+swapped, or put back from another state, another fleet or a backup. So a file names its format, its state and its place.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from coordinator.model.errors import CorruptStateError, NewerFormatError
 
 __all__ = ["FORMAT", "check_format", "check_place"]
 
-#: Format of the files that this release writes. Files of format 1 say less of themselves; all that they say is compared.
+#: Format of the files that this release writes. Files of format 1 have fewer of these fields; those that they have are compared.
 FORMAT = 2
 
 
 def check_format(facts: Mapping[str, Any], file: str, field: str = "format") -> None:
-    """Refuse a file of a later release, whatever else it says.
+    """Refuse a file of a later release, whatever its other fields are.
 
     Parameters
     ----------
     facts
-        What the file says of itself.
+        The fields of the file.
     file
         Its path.
     field
-        Under which name it has its format; a file without one is of format 1.
+        Name of the field with its format; a file without it is of format 1.
 
     Raises
     ------
@@ -46,17 +46,17 @@ def check_format(facts: Mapping[str, Any], file: str, field: str = "format") -> 
 
 
 def check_place(facts: Mapping[str, Any], expected: Mapping[str, Any], file: str) -> None:
-    """Compare what a file says of its place with where it was found.
+    """Compare the fields of a file with the place where it was found.
 
     Parameters
     ----------
     expected
-        By name; what is None or empty is not known, and what the file does not say is not compared.
+        Expected values by name; None or empty means not known, and fields that the file lacks are not compared.
 
     Raises
     ------
     CorruptStateError
-        They differ: the file belongs elsewhere.
+        They differ: the file belongs to another place.
     """
     for name, value in expected.items():
         says = facts.get(name)

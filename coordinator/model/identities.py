@@ -1,6 +1,6 @@
 """Identities of states, stores, tasks and store actors.
 
-All are frozen values that travel by pickle between actors.
+All are frozen values that are pickled between actors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
 DEFAULT_STORE = "default"
 
 
-#: Query id of states that plain Python programs own. They have no batches over all partitions: each partition goes on by itself.
+#: Query id of states that plain Python programs own. They have no batches over all partitions: each partition has versions of its own.
 PYTHON_QUERY_ID = "python"
 
 
@@ -69,14 +69,14 @@ class StateStoreId(FastPickle):
         return self.checkpoint_root_location.rsplit("/", 1)[-1]
 
     def path(self) -> str:
-        """Folder of the shard's files relative to the fleet's URI, laid out as Spark lays it out."""
+        """Return the folder of the shard's files relative to the fleet's URI, laid out as in Spark's checkpoints."""
         base = f"{self.state_name}/{self.operator_id}/{self.partition_id}"
         return base if self.store_name == DEFAULT_STORE else f"{base}/{self.store_name}"
 
 
 @dataclass(frozen=True, slots=True)
 class StateStoreProviderId(FastPickle):
-    """A shard as seen by one run of a query: a restarted query never reuses a former run's instance."""
+    """A shard as seen by one run of a query: a restarted query never reuses a previous run's instance."""
 
     store_id: StateStoreId
     query_run_id: str
@@ -84,7 +84,7 @@ class StateStoreProviderId(FastPickle):
 
 @dataclass(frozen=True, slots=True)
 class TaskIdentity(FastPickle):
-    """Which Spark task asks: query, run, batch, shard and attempt.
+    """The Spark task of a request: query, run, batch, shard and attempt.
 
     Attributes
     ----------
@@ -93,9 +93,10 @@ class TaskIdentity(FastPickle):
         also if Spark repeats a stage, which counts ``attemptNumber()`` from 0 again. 0 where there is no Spark task.
     batch_time_ms, former_time_ms
         When Spark planned the batch, and the batch before it, as its offset log has them (milliseconds since the epoch): the same
-        whoever repeats a batch, another one in another history of the query. None if that is not known.
+        for every repetition of a batch, another one in another history of the query. None if that is not known.
     is_import
-        Whether it makes a state's first version, whatever its batch's number is: of a query that kept its state elsewhere until then.
+        Whether it makes a state's first version, whatever its batch's number is: of a query that kept its state in other stores
+        until then.
     is_temporary
         Whether the query's checkpoint is deleted when it ends, as that of one without a ``checkpointLocation``.
     """
@@ -114,13 +115,13 @@ class TaskIdentity(FastPickle):
 
     @property
     def is_of_python(self) -> bool:
-        """Whether a program opens the state by itself, a partition at a time, and no query's batches do."""
+        """Whether a Python program opens the state, one partition at a time, and not a query's batches."""
         return self.query_id == PYTHON_QUERY_ID
 
 
 @dataclass(frozen=True, slots=True)
 class ActorLocation(FastPickle):
-    """One life of one store actor. ``instance_id`` is new each time the process starts."""
+    """One incarnation of a store actor. ``instance_id`` is new each time the process starts."""
 
     actor_name: str
     instance_id: str

@@ -1,4 +1,4 @@
-"""Which files make a version of a partition."""
+"""Load plans: the files that make a version of a partition."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["InstancePlans", "LoadPlan", "LoadPlans", "Origin", "Parent"]
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan(FastPickle):
-    """How to load one version of a shard: the newest snapshot that can be read, then every later delta in order.
+    """The files of one version of a shard: the newest snapshot that can be read, then every later delta in order.
 
     Attributes
     ----------
     snapshots
-        Snapshots of the version and before, newest first: should one be damaged, the next will do.
+        Snapshots of the version and before, newest first: if one is damaged, the next is used.
     deltas
         Retained commits up to the version, oldest first.
     floor
@@ -38,13 +38,13 @@ class LoadPlan(FastPickle):
     origin: Origin | None = None
 
     def parts(self) -> Iterator[LoadPlan]:
-        """The plan itself, and those of the shards that it is made of, theirs, and so on."""
+        """Yield the plan itself, and the plans of the shards that it is made of, recursively."""
         yield self
         for parent in () if self.origin is None else self.origin.parents:
             yield from parent.plan.parts()
 
     def file_bytes(self) -> int:
-        """Bytes of the files that loading reads, if none is damaged or in memory."""
+        """Return the bytes of the files that loading reads, if none is damaged or in memory."""
         size = 0
         for plan in self.parts():
             begun = plan.snapshots[0].version if plan.snapshots else 0
@@ -53,7 +53,7 @@ class LoadPlan(FastPickle):
         return size
 
     def beginning_with(self, snapshot: int) -> LoadPlan:
-        """The same version by way of the snapshot of one version and what came after it, and nothing else; of no snapshot if 0.
+        """Return a plan for the same version that begins with the snapshot of a given version, and with no snapshot if that is 0.
 
         Raises
         ------
@@ -70,7 +70,7 @@ class LoadPlan(FastPickle):
                 snapshot=snapshot,
                 snapshots=", ".join(map(str, there)),
             )
-        # That of the snapshot's own version tells in which schema it is.
+        # The delta of the snapshot's own version says which schema it is in.
         deltas = tuple(one for one in self.deltas if one.version >= snapshot)
         return replace(self, snapshots=found, deltas=deltas, floor=snapshot, origin=None)
 
@@ -89,14 +89,15 @@ class LoadPlan(FastPickle):
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """A shard of the generation before, of which another one is made.
+    """A shard of the previous layout, of which another one is made.
 
     Attributes
     ----------
     shard, num_shards
-        Which of how many: all its rows are of keys with ``pmod(hash, num_shards) == shard``.
+        Its number, of how many: all its rows have keys with ``pmod(hash, num_shards) == shard``.
     attempt_id
-        The attempt that made the version that is taken over; empty for the empty one, and for one that was itself made of others.
+        The attempt that made the version that is taken over; empty for the empty version, and for a shard that was itself made of
+        others.
     """
 
     partition_id: int
@@ -108,14 +109,14 @@ class Parent:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a shard of a rescaled state was at first: rows of other shards.
+    """The shards that a shard of a rescaled state is made of.
 
     Attributes
     ----------
     version
         The version that was taken over.
     shard, num_shards
-        Which of how many it is: its rows are those with ``pmod(hash, num_shards) == shard``.
+        Its number, of how many: its rows are those with ``pmod(hash, num_shards) == shard``.
     keys
         Columns that are hashed.
     """
@@ -129,36 +130,36 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class LoadPlans(FastPickle):
-    """How to load one version of some stores of a partition.
+    """The files of one version of some stores of a partition.
 
     Attributes
     ----------
     attempt_id
         The attempt that made the version (all stores of a partition commit together); empty for the empty version.
     plans
-        By store name.
+        Plans by store name.
     """
 
     attempt_id: str
     plans: Mapping[str, LoadPlan]
 
     def state_bytes(self) -> int:
-        """Bytes of memory that the version's rows take, about, as its commits tell."""
+        """Return about the bytes of memory that the version's rows take, by its commits."""
         newest = (part.deltas[-1].state_bytes for plan in self.plans.values() for part in plan.parts() if part.deltas)
         return sum(newest)
 
     def file_bytes(self) -> int:
-        """See :meth:`LoadPlan.file_bytes`; of all the stores."""
+        """Return :meth:`LoadPlan.file_bytes` of all the stores."""
         return sum(plan.file_bytes() for plan in self.plans.values())
 
     def newest_version(self) -> int:
-        """Newest version that the plans' deltas make, or build on; 0 without any."""
+        """Return the newest version that the plans' deltas make, or build on; 0 without any."""
         made = [plan.deltas[-1].version for plan in self.plans.values() if plan.deltas]
         taken_over = [plan.origin.version for plan in self.plans.values() if plan.origin is not None]
         return max([*made, *taken_over], default=0)
 
     def made(self) -> dict[int, str]:
-        """Attempts that made versions from which deltas of the plans, all of one schema, lead to the version planned for."""
+        """Return the attempts, by version, from whose versions deltas of one schema lead to the planned version."""
         found: dict[int, str] = {}
         for plan in self.plans.values():
             newest_schema = max((epoch for epoch, _ in plan.schemas), default=-1)
@@ -168,12 +169,12 @@ class LoadPlans(FastPickle):
 
 @dataclass(frozen=True, slots=True)
 class InstancePlans:
-    """What a store is told that reports a shard it is about to open.
+    """The answer to a store actor that reports a shard which it is about to open.
 
     Attributes
     ----------
     stale
-        Those of its other shards that it should unload.
+        The other shards that it should unload.
     """
 
     stale: tuple[StateStoreProviderId, ...]
