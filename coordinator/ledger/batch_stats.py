@@ -127,9 +127,9 @@ class BatchResult:
     due_ms: int | None
 
     @classmethod
-    def of(cls, missing: tuple[int, ...], entries: Sequence[CommitEntry]) -> BatchResult:
-        """Return the result of the stores that have committed; each counts all rows that it reports."""
-        stats = BatchStats([(entry,) for entry in entries])
+    def of(cls, missing: tuple[int, ...], partitions: Sequence[Sequence[CommitEntry]]) -> BatchResult:
+        """Return the result of the partitions that have committed, each given as the commits of its stores."""
+        stats = BatchStats(partitions)
         return cls(
             missing,
             rows_total=stats.state_rows,

@@ -130,7 +130,7 @@ class StateHistory:
 
     def batch_result(self, run_id: str, batch_id: int, layout: ShardLayout) -> BatchResult:
         """Return what a batch of a run did to the state, and which shards of a layout have not committed it."""
-        entries: list[CommitEntry] = []
+        committed: list[list[CommitEntry]] = []
         missing: list[int] = []
         for shard, partition_id in enumerate(layout.partitions):
             of_shard = [
@@ -138,10 +138,11 @@ class StateHistory:
                 for chain in self._partition_chains(partition_id)
                 if chain and chain[-1].version == batch_id + 1 and chain[-1].run_id == run_id
             ]
-            entries += of_shard
-            if not of_shard:
+            if of_shard:
+                committed.append(of_shard)
+            else:
                 missing.append(shard)
-        return BatchResult.of(tuple(missing), entries)
+        return BatchResult.of(tuple(missing), committed)
 
     def batch_watermarks(self, run_id: str, batch_id: int) -> Watermarks:
         """Return the watermarks of this operator with a batch included, for operators that it feeds; each shard has the same.

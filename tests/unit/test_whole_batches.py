@@ -84,6 +84,18 @@ def test_the_result_of_a_batch_tells_who_is_missing_and_adds_up_the_others() -> 
     assert query.ledger.batch_result("run-2", 1, ShardLayout(SHARDS)).missing == (0, 1, 2)
 
 
+def test_rows_that_each_store_of_a_partition_reports_are_counted_once() -> None:
+    """A function with several stores reports all rows of its batch with each of them; rows of state are each store's own."""
+    query = LedgerQuery()
+    made = entry(query.lease(query.task(0, 0), actor("a")), 1)
+    stores = [replace(made, store_name=name, rows_in=10, rows_late=late) for name, late in (("a", 2), ("b", 2))]
+    for record in query.ledger.decide_commits(stores)[0]:
+        query.ledger.fold(record)
+    result = query.ledger.batch_result("run-1", 0, ShardLayout(1))
+    assert (result.rows_in, result.rows_late) == (10, 2)
+    assert (result.rows_updated, result.rows_total) == (2 * made.rows_updated, 2 * made.state_rows)
+
+
 def test_times_of_a_commit_are_recorded_only_where_there_are_some() -> None:
     made = entry(LedgerQuery().lease(task(), actor("a")), 1)
     told = {"apply_ms": 3, "write_ms": 4, "restore_ms": 5, "load_bytes": 6, "failures": {"FencedError": 1}}
