@@ -1,4 +1,4 @@
-"""What many Ray drivers on one node cost Ray's control plane: each Python worker of Spark that calls the fleet is a driver.
+"""The cost of many Ray drivers on one node for Ray's control plane: each Python worker of Spark that calls the fleet is a driver.
 
 ``python -m benchmarks.costs drivers --json result.json``
 

@@ -1,4 +1,4 @@
-"""What closing state costs, by how much is closed and by how much there is; no Ray and no Spark.
+"""The cost of closing state, by the rows that are closed and by the rows that there are; no Ray and no Spark.
 
 ``python -m benchmarks.costs eviction --json result.json``
 

@@ -1,4 +1,4 @@
-"""What counting the hottest keys of its shards costs a store actor: batches that are counted beside others, and look-ups.
+"""The cost for a store actor of counting the hottest keys of its shards: batches that are counted beside others, and look-ups.
 
 ``python -m benchmarks.costs hot_keys --json result.json``
 

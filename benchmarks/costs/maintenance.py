@@ -1,4 +1,4 @@
-"""What maintenance costs a batch: the same aggregation with and without snapshots, side by side in one run.
+"""The cost of maintenance for a batch: the same aggregation with and without snapshots, side by side in one run.
 
 ``python -m benchmarks.costs maintenance --json result.json``
 

@@ -40,7 +40,7 @@ class BatchStats:
 
     @property
     def rows_late(self) -> int:
-        """Those of :attr:`rows_in` that were late."""
+        """Late rows among :attr:`rows_in`."""
         largest = [max(entry.rows_late for entry in stores) for stores in self._several]
         return sum([entry.rows_late for entry in self._single]) + sum(largest)
 
@@ -102,7 +102,7 @@ class BatchStats:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What a micro-batch did to a state, all shards together; the sums have the names of Spark's ``StateOperatorProgress``.
+    """The result of a micro-batch for a state, all shards together; the sums have the names of Spark's ``StateOperatorProgress``.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What the log says of each version of a state, all its shards together. Pure."""
+"""Statistics of each version of a state from its log, all shards together. Pure."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _IN_USE_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class RestingState:
-    """What memory keeps of a state whose ledger was unloaded.
+    """A state whose ledger was unloaded, and the part of it that stays in memory.
 
     Attributes
     ----------

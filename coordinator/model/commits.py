@@ -1,4 +1,4 @@
-"""What the manifest log records of a commit and of a snapshot; field names are the format (``docs/format.md``)."""
+"""Commits and snapshots as the manifest log records them; field names are the format (``docs/format.md``)."""
 
 from __future__ import annotations
 

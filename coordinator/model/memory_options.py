@@ -17,7 +17,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 @dataclass(frozen=True, slots=True)
 class MemoryOptions:
-    """What a fleet's store actors are started with.
+    """The memory options that a fleet's store actors are started with.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class MemoryOptions:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What a store actor takes.
+    """The memory and disk that a store actor takes.
 
     Attributes
     ----------

@@ -70,7 +70,7 @@ class Sample:
 
 
 class Increments:
-    """What counters went up by: whoever exports them tells differences only."""
+    """The increases of counters: an exporter sends differences only."""
 
     def __init__(self) -> None:
         self._told: dict[tuple[str, tuple[str, ...]], float] = {}

@@ -27,7 +27,7 @@ def fleet_id_of(uri: str) -> str:
 
 
 def store_actors_prefix(uri: str) -> str:
-    """What the names of the store actors of a normalised URI begin with."""
+    """Return the prefix of the names of the store actors of a normalised URI."""
     return f"statefleet-store-{fleet_id_of(uri)}-"
 
 

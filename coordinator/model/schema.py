@@ -1,4 +1,4 @@
-"""What a shard holds: key fields, accumulators and how each input column moves them.
+"""The schema of a shard: key fields, accumulators and how each input column moves them.
 
 A :class:`StateSchema` is built once per query (``spark_jobs.operators.aggregate``), travels to the store actors and into every state's
 ``metadata.json``, and is all a shard needs to know of the query. Field types are Arrow types written as strings
@@ -40,7 +40,7 @@ ROW_COLUMN = "__row"
 
 
 class OperatorKind(StrEnum):
-    """What a stateful operator does with its state."""
+    """The kinds of stateful operators, by what they do with their state."""
 
     #: Groups with accumulators.
     AGGREGATE = "aggregate"
@@ -123,7 +123,7 @@ class Accumulator(FastPickle):
 
 @dataclass(frozen=True, slots=True)
 class EventTime(FastPickle):
-    """What moves an operator's event time, beyond a delay. In JSON its fields stand among the operator's options.
+    """The source of an operator's event time, beyond a delay. In JSON its fields stand among the operator's options.
 
     Attributes
     ----------
@@ -213,7 +213,7 @@ class StateSchema(FastPickle):
 
     @property
     def emitted_fields(self) -> tuple[Field, ...]:
-        """What is emitted of the accumulators."""
+        """Return what is emitted of the accumulators."""
         return tuple(one for accumulator in self.accumulators for one in accumulator.emitted)
 
     def key_schema(self) -> pa.Schema:

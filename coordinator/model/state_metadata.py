@@ -1,4 +1,4 @@
-"""What is fixed for the life of a state: its metadata file."""
+"""The metadata of a state, which never change: its metadata file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["StateMetadata"]
 
 @dataclass(frozen=True, slots=True)
 class StateMetadata(FastPickle):
-    """What is fixed for the life of a state; ``<state>/metadata.json``, written once with put-if-absent.
+    """The metadata of a state, which never change; ``<state>/metadata.json``, written once with put-if-absent.
 
     ``schema`` is None of a state whose stores are a program's own. The schema of the file is the first one, as is ``num_shards``: later
     ones are in the log (``SCHEMA_CHANGED``, ``RESCALED``).

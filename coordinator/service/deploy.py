@@ -163,7 +163,7 @@ def join_cluster(address: str, *, node_ip: str | None = None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ClusterOwner:
-    """Who started a Ray cluster whose head is this machine."""
+    """The owner of a Ray cluster whose head is this machine."""
 
     user: str
     pid: int

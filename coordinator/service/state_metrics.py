@@ -1,4 +1,4 @@
-"""What a coordinator records of its states beside their logs: moments, counts, and why a batch was slow. In memory only. No Ray."""
+"""The coordinator's records of its states beside their logs: times, counts, and why a batch was slow. In memory only. No Ray."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _AT_ONCE = 500
 
 @dataclass(slots=True)
 class _State:
-    """What is recorded of one state.
+    """The records of one state.
 
     Attributes
     ----------

@@ -86,7 +86,7 @@ class SlowBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchContext:
-    """What is known of the time in which a batch was made.
+    """The events in the time in which a batch was made.
 
     Attributes
     ----------

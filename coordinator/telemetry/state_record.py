@@ -1,4 +1,4 @@
-"""What a coordinator saw of a state since it started: moments, counts, refusals and slow batches. In memory only. Pure."""
+"""The coordinator's record of a state since it started: times, counts, refusals and slow batches. In memory only. Pure."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Refusal:
 
 @dataclass(slots=True)
 class StateRecord:
-    """What a coordinator saw of one state since it started.
+    """The coordinator's record of one state since it started.
 
     Attributes
     ----------

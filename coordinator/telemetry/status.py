@@ -1,4 +1,4 @@
-"""What the dashboard and the command line show of a fleet and its ledgers: plain JSON data, computed from accepted commits. Pure."""
+"""A fleet and its ledgers as the dashboard and the command line show them: plain JSON data, computed from accepted commits. Pure."""
 
 from __future__ import annotations
 

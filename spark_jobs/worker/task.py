@@ -60,7 +60,7 @@ def in_output_mode(metadata: StateMetadata, schema: StateSchema) -> StateMetadat
 
 
 def task_identity(metadata: StateMetadata, header: BatchHeader | None) -> TaskIdentity:
-    """Who this Spark task is.
+    """Return the identity of this Spark task.
 
     Raises
     ------

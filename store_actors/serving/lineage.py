@@ -39,7 +39,7 @@ _KNOWN_ATTEMPTS = 4
 
 
 class SyncAction(StrEnum):
-    """What brings memory to a version."""
+    """The action that brings memory to a version."""
 
     #: Nothing: memory is at that version.
     KEEP = "keep"

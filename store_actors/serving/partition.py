@@ -30,7 +30,7 @@ __all__ = ["Partition", "Writer", "catch_up_empty"]
 
 
 class Writer(Protocol):
-    """Who changes a partition over several calls.
+    """A session that changes a partition over several calls.
 
     Attributes
     ----------

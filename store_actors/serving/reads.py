@@ -48,7 +48,7 @@ class _Loaded:
 
 
 class Planner(Protocol):
-    """Who knows the files of versions."""
+    """A source of load plans of versions."""
 
     def load_plans(self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]) -> LoadPlans:
         """See :meth:`Coordinator.load_plans <coordinator.service.coordinator.Coordinator.load_plans>`."""
