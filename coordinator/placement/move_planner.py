@@ -16,7 +16,7 @@ from types import MappingProxyType
 from coordinator.model.copy_result import CopyResult, ShardMove
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import ActorLocation
-from coordinator.placement.lease_placer import FleetView, LeasePlacer, LeaseRequest, StayElseLocal
+from coordinator.placement.lease_placer import FleetView, LeaseRequest, StayElseLocal
 from coordinator.placement.policies import POLICIES, Balance
 from coordinator.placement.policy import ActorSlot, Choice, PlacementPolicy, PlacementRequest, slot_order
 
@@ -124,19 +124,15 @@ class _Plan:
 class MovePlanner:
     """The plans of all states, by which it places leases, and where tasks ran.
 
-    Parameters
-    ----------
-    fallback
-        Places shards that are in no plan.
-
     Attributes
     ----------
     drained
         Ray ids of nodes that are to have no shards.
     """
 
-    def __init__(self, fallback: LeasePlacer | None = None) -> None:
-        self._fallback = fallback or StayElseLocal()
+    def __init__(self) -> None:
+        #: Places shards that are in no plan.
+        self._fallback = StayElseLocal()
         self.drained: set[str] = set()
         self._plans: defaultdict[str, _Plan] = defaultdict(_Plan)
         self._operations: defaultdict[tuple[str, int], Counter[str]] = defaultdict(Counter)

@@ -168,24 +168,25 @@ class Leasing:
         created = writer.metadata
         following = replace(task, batch_id=task.batch_id + 1, batch_time_ms=None, former_time_ms=task.batch_time_ms)
 
-        def decide(ledger: StateLedger) -> tuple[list[Record], tuple[BatchResult, Placement, ShardLayout, bool]]:
+        def decide(ledger: StateLedger) -> tuple[list[Record], tuple[BatchResult, ShardLayout, bool, StateLedger]]:
             of_batch = ShardLayout(shards.num_shards, shards.first_partition)
             result = ledger.batch_result(task.run_id, task.batch_id, of_batch)
             records, layout = list[Record](), of_batch
             if created is not None and not result.missing:
                 # Decided here, so that the next batch need not ask.
                 records, layout = decide_shards(ledger, created, following, None)
-            placement = placements.next_batch(ledger, shards.partitions, is_whole=not result.missing)
-            return records, (result, placement, layout, bool(records))
+            return records, (result, layout, bool(records), ledger)
 
         # The batch's commits are in the ledger, whichever coordinator has written since. Only commits that are missing may have been
         # accepted by another one.
         records, ended = await writer.read(decide, max_age_s=RECENT_S)
         if records or ended[0].missing:
             ended = await writer.decide(decide)
-        result, placement, layout, is_new = ended
+        result, layout, is_new, ledger = ended
         if is_new:
             log_rescale(task.state_name, layout)
+        # Once, after a decision that may have been repeated: moves that restore a plan are given out a single time.
+        placement = placements.next_batch(ledger, shards.partitions, is_whole=not result.missing)
         return result, placement, BatchShards.of(layout)
 
     async def lease(

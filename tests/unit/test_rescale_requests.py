@@ -145,6 +145,24 @@ async def test_shards_are_told_by_their_numbers_and_old_ones_are_let_go_of_once_
 
 
 @scenario
+async def test_moves_that_restore_a_plan_are_given_out_though_the_batch_rescales_the_state(
+    town: RescaleHarness,
+) -> None:
+    coordinator, shards = town.coordinator, BatchShards(0, 2)
+    await coordinator.place_shards("clicks", "query", shards, [ActorSlot(actor(name), 1) for name in "ab"])
+    await town.batch("run", 0, shards)
+    # One of the two is lost, so its shard goes where its task runs, and then it is back.
+    await coordinator.report_store_actor_lost(actor("b").instance_id)
+    for partition in shards.partitions:
+        await town.commit("run", 1, partition)
+    await coordinator.report_store_actor(actor("b", life=2))
+    await coordinator.rescale("clicks", 4, False)
+    _, placement, following = await coordinator.batch_result(task("run", 1), shards)
+    assert following.num_shards == 4
+    assert [move.target for move in placement.moves] == [actor("b", life=2)]
+
+
+@scenario
 async def test_a_state_without_keys_is_not_rescaled(town: RescaleHarness) -> None:
     keyless = replace(METADATA, num_shards=1, schema=replace(SCHEMA, keys=()))
     grant = await town.coordinator.attach_and_lease(task(), keyless, actor("a"))
