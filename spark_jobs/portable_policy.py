@@ -9,6 +9,7 @@ from types import ModuleType
 from ray import cloudpickle
 
 from coordinator.model.errors import InvalidRequestError
+from coordinator.model.names import PACKAGES
 from coordinator.placement.policies import POLICIES
 from coordinator.placement.policy import PlacementPolicy
 
@@ -55,4 +56,4 @@ def portable_policy(policy: str | PlacementPolicy) -> str | bytes:
 
 
 def _is_ours(module: ModuleType) -> bool:
-    return module.__name__.partition(".")[0] in ("coordinator", "spark_jobs", "statefleet", "store_actors")
+    return module.__name__.partition(".")[0] in PACKAGES

@@ -14,16 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from coordinator.model.errors import StateStoreError
 from coordinator.model.text import format_table, size_text
 from spark_jobs.fleet import Fleet, connect
-from spark_jobs.jobs.console import error_text, keep_newest, run_to_end
+from spark_jobs.jobs.console import exit_code_of, keep_newest, run_to_end
 from spark_jobs.jobs.events import EVENT_DDL, write_events
-from spark_jobs.session.spark_session import start_session, stop_session
+from spark_jobs.session.spark_session import start_session
 
 __all__ = ["build", "main"]
 
@@ -103,7 +101,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     write_events(folder / "events", range(done, done + options.batches), options.rows)
     print(f"folder: {folder}")
     print(f"resuming after {done} batches" if done else "starting; Ray and Spark take about half a minute", flush=True)
-    try:
+
+    def job() -> None:
         spark = start_session("statefleet-quickstart", num_executors=options.executors)
         fleet = connect(options.store or (folder / "fleet").as_uri())
         print(f"fleet: {fleet.uri}   dashboard: {fleet.dashboard_url()}", flush=True)
@@ -113,14 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.linger:
             print(f"\nstaying for {options.linger:.0f} s; Ctrl-C ends it", flush=True)
             time.sleep(options.linger)
-    except KeyboardInterrupt:
-        return 130
-    except (StateStoreError, PySparkException) as error:
-        print(f"error: {error_text(error)}", file=sys.stderr)
-        return 1
-    finally:
-        stop_session()
-    return 0
+
+    return exit_code_of(job)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from benchmarks.nexmark.files import Inputs, count_events, write_end, write_events
@@ -20,11 +19,11 @@ from benchmarks.nexmark.generator import Nexmark
 from benchmarks.nexmark.queries import QUERIES
 from benchmarks.nexmark.query import FleetOperators
 from benchmarks.nexmark.run import answer, batches_done, start
-from coordinator.model.errors import InvalidRequestError, StateStoreError
+from coordinator.model.errors import InvalidRequestError
 from coordinator.model.text import format_table
 from spark_jobs.fleet import Fleet, connect
-from spark_jobs.jobs.console import error_text, run_to_end
-from spark_jobs.session.spark_session import start_session, stop_session
+from spark_jobs.jobs.console import exit_code_of, run_to_end
+from spark_jobs.session.spark_session import start_session
 
 __all__ = ["execute", "main", "parse", "prepare"]
 
@@ -122,24 +121,15 @@ def execute(spark: SparkSession, fleet: Fleet, options: argparse.Namespace) -> N
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the job; return the exit code."""
     options = parse(argv)
-    try:
+
+    def job() -> None:
         prepare(options)
-    except StateStoreError as error:
-        print(f"error: {error_text(error)}", file=sys.stderr)
-        return 1
-    try:
         spark = start_session(f"statefleet-nexmark-{options.query}")
         fleet = connect(options.fleet or (options.folder.resolve() / "fleet").as_uri())
         print(f"fleet: {fleet.uri}   dashboard: {fleet.dashboard_url()}", flush=True)
         execute(spark, fleet, options)
-    except KeyboardInterrupt:
-        return 130
-    except (StateStoreError, PySparkException) as error:
-        print(f"error: {error_text(error)}", file=sys.stderr)
-        return 1
-    finally:
-        stop_session()
-    return 0
+
+    return exit_code_of(job)
 
 
 if __name__ == "__main__":

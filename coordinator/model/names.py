@@ -1,4 +1,4 @@
-"""Names that become folders of the object store: those of states, and of an operator's stores; and a fleet's short id."""
+"""Names: of states and an operator's stores, which become folders of the object store; a fleet's short id; the project's packages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 from coordinator.model.errors import InvalidRequestError
 
 __all__ = [
+    "PACKAGES",
     "check_state_name",
     "check_store_name",
     "dashboard_name",
@@ -16,6 +17,8 @@ __all__ = [
     "store_actors_prefix",
 ]
 
+#: The project's packages.
+PACKAGES = ("coordinator", "spark_jobs", "statefleet", "store_actors")
 #: No '/', nothing that a path gives a meaning (``.``, ``..``), and no leading '_' or '.', which folders of the fleet's own have. 128
 #: characters leave room in the 255 of a file system.
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")

@@ -17,7 +17,7 @@ from typing import Any
 
 from coordinator.model.errors import InvalidRequestError, StateStoreError, SumOverflowError
 from coordinator.model.identities import DEFAULT_STORE, StateStoreId
-from coordinator.model.names import fleet_id_of
+from coordinator.model.names import PACKAGES, fleet_id_of
 
 __all__ = ["FIELDS", "JsonLines", "TextLines", "about", "log_to_stderr"]
 
@@ -28,8 +28,6 @@ FIELDS = (
 )  # fmt: skip
 #: Environment of a node's Ray processes: ``json`` (the default) or ``text``.
 _FORMAT = "STATEFLEET_LOG_FORMAT"
-#: Packages whose loggers are written: those that actors run.
-_LOGGERS = ("coordinator", "store_actors", "statefleet")
 #: Errors about values that a caller gave: their texts have those values in them.
 _OF_CALLERS = (InvalidRequestError, SumOverflowError)
 
@@ -54,7 +52,7 @@ def log_to_stderr(uri: str, process: str) -> None:
     facts = {"fleet": fleet_id_of(uri), "process": process, "pid": os.getpid()}
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TextLines() if wanted == "text" else JsonLines(facts))
-    for name in _LOGGERS:
+    for name in PACKAGES:
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(logging.INFO)

@@ -17,6 +17,7 @@ from coordinator.model.errors import (
     StateStoreError,
     StorageUnavailableError,
 )
+from coordinator.storage.options import PREFIXES
 from coordinator.storage.protocol import ObjectStore
 
 __all__ = ["ProbeResult", "look_into", "probe", "prove_shared", "remove_left_over", "time_of_store"]
@@ -81,7 +82,9 @@ def _one_racer_wins(store: ObjectStore, path: str) -> bool:
     with ThreadPoolExecutor(len(bodies)) as pool:
         won = list(pool.map(race, bodies))
     # After a lost reply the winner, too, takes another writer for the first; there are never two winners.
-    return all(not one or store.get(path) == body for one, body in zip(won, bodies, strict=True)) and not all(won)
+    return all(not is_first or store.get(path) == body for is_first, body in zip(won, bodies, strict=True)) and not all(
+        won
+    )
 
 
 def _takes_plain_put(store: ObjectStore, path: str) -> bool:
@@ -94,7 +97,8 @@ def _takes_plain_put(store: ObjectStore, path: str) -> bool:
 
 def _without_conditions(verb: str, store: ObjectStore, **context: object) -> StorageUnavailableError:
     advice = "use another server or bucket"
-    if not store.uri.startswith("file:"):
+    # Only buckets have the option, and it changes nothing where it is set already.
+    if store.uri.partition(":")[0] in PREFIXES and store.tells_writers_apart:
         advice += (
             " or, if only one fleet of this URI ever runs at a time and you accept the risk, "
             "storage_options={'single_writer': 'true'}"

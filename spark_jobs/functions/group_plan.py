@@ -153,6 +153,7 @@ def _calls(spark: SparkSession, given: GroupFunction, output: T.StructType, stat
     if given.arrow:
         return ArrowCalls(given.function, to_arrow_schema(output))
     # pandas is loaded where it is used.
+    from spark_jobs.functions.frames import PandasForm
     from spark_jobs.functions.pandas_calls import PandasCalls
 
-    return PandasCalls(given.function, output, state, **pandas_settings(spark))
+    return PandasCalls(given.function, state, PandasForm(output, **pandas_settings(spark)))

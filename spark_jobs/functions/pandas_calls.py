@@ -35,24 +35,19 @@ class PandasCalls:
     ----------
     function
         The user's function.
-    output, state
-        Types of the emitted rows and of the state.
-    timezone, safe, by_name, max_rows
-        Settings of Spark's session: its time zone, whether conversions to Arrow are checked, whether columns of results are found
-        by name, and the largest number of rows in one DataFrame.
+    state
+        Type of the state.
+    form
+        Conversions of the rows that the function receives and emits.
     """
 
     function: PandasFunction
-    output: T.StructType
     state: T.StructType
-    timezone: str
-    safe: bool
-    by_name: bool
-    max_rows: int
+    form: PandasForm
 
     def __call__(self, groups: Groups, state: StateBatch) -> Iterator[pa.Table]:
         """Call the function for each key; yield the rows to emit, and change `state`."""
-        form = PandasForm(self.output, self.timezone, self.safe, self.by_name, self.max_rows)
+        form = self.form
         emitted: list[pd.DataFrame] = []
         rows = 0
         results: list[GroupState] = []
@@ -63,7 +58,7 @@ class PandasCalls:
                     emitted.append(frame)
                     rows += len(frame)
             results.append(key_state)
-            if rows > self.max_rows:
+            if rows > form.max_rows:
                 yield form.table(emitted)
                 emitted, rows = [], 0
         if emitted:

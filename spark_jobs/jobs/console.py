@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import re
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -21,10 +23,12 @@ from pyspark.sql.types import TimestampType
 from coordinator.model.errors import StateStoreError
 from coordinator.model.text import size_text
 from spark_jobs.fleet import Fleet
+from spark_jobs.session.spark_session import stop_session
 
 __all__ = [
     "add_job_options",
     "error_text",
+    "exit_code_of",
     "keep_newest",
     "newest_rows",
     "run_to_end",
@@ -57,6 +61,20 @@ def error_text(error: Exception) -> str:
     text = str(error)
     own_error = re.search(rf"{re.escape(StateStoreError.__module__)}\.\w+: (.+)", text)
     return own_error.group(1) if own_error else text.strip().split("\n")[0]
+
+
+def exit_code_of(job: Callable[[], None]) -> int:
+    """Run a job and stop its session; return the exit code: 1 after an error, whose text is printed, and 130 after Ctrl-C."""
+    try:
+        job()
+    except KeyboardInterrupt:
+        return 130
+    except (StateStoreError, PySparkException) as error:
+        print(f"error: {error_text(error)}", file=sys.stderr)
+        return 1
+    finally:
+        stop_session()
+    return 0
 
 
 def _watermark_text(watermark_ms: int | None) -> str:

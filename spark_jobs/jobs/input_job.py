@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from coordinator.model.errors import StateStoreError
 from coordinator.model.text import format_table
 from spark_jobs.fleet import Fleet, connect
-from spark_jobs.jobs.console import add_job_options, error_text, keep_newest, run_to_end, store_uri
+from spark_jobs.jobs.console import add_job_options, exit_code_of, keep_newest, run_to_end, store_uri
 from spark_jobs.plan.bounds import UnboundedStateWarning
-from spark_jobs.session.spark_session import start_session, stop_session
+from spark_jobs.session.spark_session import start_session
 
 __all__ = ["MALFORMED_COLUMNS", "InputJob", "run_job"]
 
@@ -99,18 +96,15 @@ def run_job(job: InputJob, argv: Sequence[str] | None) -> int:
     )
     add_job_options(parser, job.name)
     options = parser.parse_args(argv)
-    try:
+
+    def run() -> None:
         spark = start_session(f"statefleet-{job.name}")
         fleet = connect(store_uri(options))
         print(f"fleet: {fleet.uri}   dashboard: {fleet.dashboard_url()}", flush=True)
         rows, malformed = execute(spark, fleet, job, options)
         _report(job, options, fleet, rows, malformed)
-    except (StateStoreError, PySparkException) as error:
-        print(f"error: {error_text(error)}", file=sys.stderr)
-        return 1
-    finally:
-        stop_session()
-    return 0
+
+    return exit_code_of(run)
 
 
 def _report(job: InputJob, options: argparse.Namespace, fleet: Fleet, rows: int, malformed: int) -> None:

@@ -20,6 +20,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import StateStoreId
 from coordinator.model.schema import Field
+from spark_jobs.functions.frames import PandasForm
 from spark_jobs.functions.group_task import ArrowCalls, Calls, GroupView, KeyedBatch
 from spark_jobs.functions.groups import EXISTS, TIMEOUT, Groups, StateColumns
 from spark_jobs.functions.pandas_calls import PandasCalls
@@ -54,7 +55,7 @@ def three(at: Moment, values: list[int | None] | None = None) -> StateBatch:
 
 
 def in_pandas(function: Callable[..., Any], state: T.StructType = STATE, max_rows: int = 10_000) -> PandasCalls:
-    return PandasCalls(function, OUTPUT, state, "UTC", safe=False, by_name=True, max_rows=max_rows)
+    return PandasCalls(function, state, PandasForm(OUTPUT, "UTC", safe=False, by_name=True, max_rows=max_rows))
 
 
 class FunctionQuery:

@@ -13,6 +13,7 @@ import pytest
 
 from coordinator.model.errors import CorruptStateError, InvalidRequestError
 from coordinator.model.identities import StateStoreId
+from coordinator.model.names import PACKAGES
 from coordinator.runtime import logs
 from coordinator.runtime.logs import JsonLines, TextLines, about, log_to_stderr
 
@@ -91,9 +92,7 @@ def test_no_text_of_an_error_is_told_that_may_repeat_values(error: BaseException
 @pytest.fixture
 def loggers() -> Iterator[None]:
     """The loggers of the packages as they were, afterwards."""
-    kept = [
-        (one, one.handlers, one.propagate, one.level) for one in map(logging.getLogger, ("coordinator", "store_actors"))
-    ]
+    kept = [(logger, logger.handlers, logger.propagate, logger.level) for logger in map(logging.getLogger, PACKAGES)]
     yield
     for logger, handlers, propagate, level in kept:
         logger.handlers, logger.propagate = handlers, propagate

@@ -15,6 +15,7 @@ from coordinator.ledger.state_ledger import StateLedger
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.errors import CommitUnknownError, InvalidRequestError, StateStoreError, StorageUnavailableError
 from coordinator.storage import remote as remote_storage
+from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.probe import probe
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_object_store
@@ -214,6 +215,16 @@ class TestProbe:
         server.fault = lambda method, path, conditional: status if conditional else None
         with pytest.raises(StorageUnavailableError, match=rf"fails at put-if-absent.*single_writer.*{status}"):
             probe(store)
+
+    def test_only_a_bucket_is_offered_the_option_of_a_single_writer(self) -> None:
+        class Unconditional(MemoryObjectStore):
+            def put_if_absent(self, path: str, data: bytes) -> bool:
+                self.put(path, data)
+                return True
+
+        with pytest.raises(StorageUnavailableError, match="ignores put-if-absent.*another server") as refused:
+            probe(Unconditional())
+        assert "single_writer" not in str(refused.value)
 
     def test_a_server_that_lets_two_racers_win_is_refused(self, server: FaultyS3, store: ObjectStore) -> None:
         def forget_races(method: str, path: str, conditional: bool) -> int | None:
