@@ -222,7 +222,7 @@ class TestProbe:
                 self.put(path, data)
                 return True
 
-        with pytest.raises(StorageUnavailableError, match="ignores put-if-absent.*another server") as refused:
+        with pytest.raises(StorageUnavailableError, match=r"ignores put-if-absent.*another server") as refused:
             probe(Unconditional())
         assert "single_writer" not in str(refused.value)
 
