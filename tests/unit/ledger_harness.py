@@ -1,4 +1,4 @@
-"""A ledger that carries its decisions out at once, and the leases and commits of its tests."""
+"""A ledger that carries out its decisions at once, and builders of leases and commits for its tests."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def entry(grant: LeaseGrant, version: int, attempt: str = "attempt") -> CommitEn
 
 
 def through_json(record: Record) -> Record:
-    """A record as it comes back from the log."""
+    """Return a record as the log gives it back, by way of JSON."""
     return record_from_json(json.loads(json.dumps(record_to_json(record))))
 
 
 class FakeFleetView:
-    """A fleet of which nothing is known but who was lost."""
+    """A fleet that only knows which store actors are lost."""
 
     def __init__(self, lost: Collection[str] = ()) -> None:
         self._lost = lost
@@ -75,7 +75,7 @@ class FakeFleetView:
 
 
 class LedgerHarness:
-    """A ledger with a hand that carries its decisions out at once."""
+    """A ledger whose decisions are carried out at once."""
 
     def __init__(self) -> None:
         self.ledger = StateLedger(ROOT)
@@ -88,16 +88,16 @@ class LedgerHarness:
         return grant
 
     def commit(self, committed: CommitEntry) -> CommitEntry:
-        records, (counted,) = self.ledger.decide_commits([committed])
+        records, (accepted,) = self.ledger.decide_commits([committed])
         for record in records:
             self.ledger.fold(through_json(record))
-        return counted
+        return accepted
 
 
 async def open_writer(store: MemoryObjectStore, writer: str = "w") -> LedgerWriter:
-    keeper = LedgerWriter(ManifestLog(store, "clicks", writer))
-    await keeper.open()
-    return keeper
+    ledger_writer = LedgerWriter(ManifestLog(store, "clicks", writer))
+    await ledger_writer.open()
+    return ledger_writer
 
 
 def run(scenario: Callable[[], Any]) -> None:
@@ -105,13 +105,13 @@ def run(scenario: Callable[[], Any]) -> None:
 
 
 def data_of(ledger: StateLedger) -> dict[str, Any]:
-    """A ledger as JSON data, shard by shard: which of them comes first is no matter."""
-    told = json.loads(json.dumps(ledger.to_json()))
+    """Return a ledger as JSON data, with the shards in a fixed order."""
+    data = json.loads(json.dumps(ledger.to_json()))
     for name in ("entries", "snapshots"):
-        told[name].sort(key=lambda one: (one["partition_id"], one["store_name"]))
+        data[name].sort(key=lambda entry: (entry["partition_id"], entry["store_name"]))
     for name in ("floors", "late_before"):
-        told[name].sort()
-    return told
+        data[name].sort()
+    return data
 
 
 ENTRY = CommitEntry(0, 1, 0, 1, "run", "attempt", "file", 1, 1, 1, 1, 0, 1, 1, 1, 0, 0, 0)

@@ -19,9 +19,9 @@ class LedgerQuery(LedgerHarness):
         self.begins_ms = begins_ms
 
     def task(self, batch: int, shard: int, run: str = "run-1", begins_ms: int | None = None) -> TaskIdentity:
-        begins = self.begins_ms if begins_ms is None else begins_ms
-        former = begins + batch - 1 if batch else None
-        return replace(task(run, batch, shard), batch_time_ms=begins + batch, former_time_ms=former)
+        begin_ms = self.begins_ms if begins_ms is None else begins_ms
+        previous_ms = begin_ms + batch - 1 if batch else None
+        return replace(task(run, batch, shard), batch_time_ms=begin_ms + batch, former_time_ms=previous_ms)
 
     def begin(self, identity: TaskIdentity) -> None:
         self.ledger.check_whole(identity, ShardLayout(SHARDS))
@@ -30,5 +30,5 @@ class LedgerQuery(LedgerHarness):
         for shard in shards:
             identity = self.task(batch, shard, run)
             self.begin(identity)
-            made = entry(self.lease(identity, actor("a")), batch + 1)
-            self.commit(replace(made, batch_time_ms=identity.batch_time_ms))
+            commit = entry(self.lease(identity, actor("a")), batch + 1)
+            self.commit(replace(commit, batch_time_ms=identity.batch_time_ms))

@@ -28,16 +28,16 @@ def collected(kind: AccumulatorKind, column: str, type_name: str, name: str) -> 
 
 
 def distinct(values: Sequence[Any]) -> list[Any]:
-    """The first of equal values, in order; no NaN equals another one."""
-    found: list[Any] = []
+    """Return the first of equal values, in order. No NaN equals another NaN."""
+    firsts: list[Any] = []
     for value in values:
-        if (isinstance(value, float) and math.isnan(value)) or value not in found:
-            found.append(value)
-    return found
+        if (isinstance(value, float) and math.isnan(value)) or value not in firsts:
+            firsts.append(value)
+    return firsts
 
 
 def exact(values: Sequence[Any]) -> list[Any]:
-    """Values told apart also where Python takes them for equal: -0.0 and 0.0."""
+    """Return values that differ also where Python's do not: -0.0 and 0.0."""
     return [repr(value) if isinstance(value, float) else value for value in values]
 
 
@@ -63,7 +63,7 @@ Groups = dict[Key, list[Row]]
 
 
 def rows_of(seed: int, size: int) -> list[Row]:
-    """Rows of few groups, so that lists get long."""
+    """Return rows of few groups, so that lists get long."""
     chance = random.Random(seed)
     return [
         (
@@ -92,13 +92,13 @@ def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
 def input_of(raw: Sequence[Row], combined: Sequence[Row] = ()) -> ShardInput:
     table = GroupTable(SCHEMA)
     table.accumulate(table.encode(batch_of(combined)), 1)
-    some = ShardInput.of_raw(SCHEMA, batch_of(raw))
-    return ShardInput((some.raw, table.decode(table.rows[table.live()])), len(raw) + len(combined))
+    uncombined = ShardInput.of_raw(SCHEMA, batch_of(raw))
+    return ShardInput((uncombined.raw, table.decode(table.rows[table.live()])), len(raw) + len(combined))
 
 
 def expected_groups(groups: Groups) -> dict[Key, tuple[Any, ...]]:
-    def of(rows: list[Row], place: int) -> list[Any]:
-        return [row[place] for row in rows if row[place] is not None]
+    def of(rows: list[Row], index: int) -> list[Any]:
+        return [row[index] for row in rows if row[index] is not None]
 
     return {
         key: (
@@ -121,7 +121,7 @@ def groups_of(table: pa.Table) -> dict[Key, tuple[Any, ...]]:
 
 
 class ListMachine(OperatorMachine[Groups]):
-    """As :mod:`tests.unit.aggregate_machine`: a shard against the rows of its groups."""
+    """A shard against the rows of its groups, as in :mod:`tests.unit.aggregate_machine`."""
 
     def __init__(self) -> None:
         super().__init__()

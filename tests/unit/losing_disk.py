@@ -1,7 +1,7 @@
-"""A disk that loses power: the calls of the operating system by which files are made, and what of them is there afterwards.
+"""A disk that loses power: the system calls that write files, and what is left of the files afterwards.
 
-What is visible is a real folder. Beside it stands a model of what the disk has: the content that a file had when it was last synced,
-and the names that a folder had when it was. Everything else may be there after a power loss, or not: name by name.
+The visible files are in a real folder. Beside it is a model of what the disk has: the content of each file at its last sync, and the
+names in each folder at its last sync. Everything else may be there after a power loss or not, independently for each name.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 
 __all__ = ["KEEPS", "LosingDisk", "PowerLoss", "Sync"]
 
-#: What of the names that were not synced is there after a power loss: none, all, or each by chance.
+#: Which of the names that were not synced are there after a power loss: none, all, or each by chance.
 KEEPS = ("none", "all", "some")
 
-#: What a sync makes durable: the content of a file, the names of files in a folder, or of folders in a folder.
+#: Kind of thing that a sync makes durable: the content of a file, the names of files in a folder, or those of folders in a folder.
 Sync = str
 
 
 class PowerLoss(BaseException):
-    """The machine is off: nothing goes on, not even the handling of errors."""
+    """The machine is off: nothing runs, not even the handling of errors."""
 
 
 @dataclass(eq=False)
@@ -38,18 +38,18 @@ class _Folder:
 
 
 class LosingDisk:
-    """See :class:`coordinator.storage.local.OsCalls`.
+    """System calls on a disk that can lose power; implements :class:`coordinator.storage.local.OsCalls`.
 
     Parameters
     ----------
     mount
         An empty real folder: the disk's root.
     calls_left
-        After so many changes the power, or the process, is gone; None: never.
+        Number of changes after which the power fails or the process dies; None: never.
     broken
         Numbers of the syncs, from 0, that fail.
     ignored
-        What syncs say they did and did not.
+        Kind of sync that reports success but makes nothing durable.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class LosingDisk:
         self._open: dict[int, _File | _Folder | None] = {}
 
     def restart(self) -> None:
-        """Another process: what the former one left stands in the page cache."""
+        """Start another process: files of the previous process are still in the page cache."""
         self._calls_left = None
 
     # -- the calls --------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ class LosingDisk:
             self._calls_left -= 1
 
     def _find(self, path: Path) -> _File | _Folder | None:
-        """The model's node; None for what is not on this disk."""
+        """Return the model's node of a path; None if the path is not on this disk."""
         if not path.is_relative_to(self.mount):
             return None
         node: _File | _Folder = self._root
@@ -116,8 +116,8 @@ class LosingDisk:
         node = self._open[fd]
         if node is None:
             return  # above this disk, where nothing is made
-        number, self.syncs = self.syncs, self.syncs + 1
-        if number in self.broken:
+        sync_number, self.syncs = self.syncs, self.syncs + 1
+        if sync_number in self.broken:
             raise OSError(errno.EIO, "simulated: the disk failed")
         if isinstance(node, _File):
             if self._ignored != "content":
@@ -125,11 +125,11 @@ class LosingDisk:
             return
         kept = {
             name
-            for name, one in node.names.items()
-            if self._ignored != ("names of files" if isinstance(one, _File) else "names of folders")
+            for name, child in node.names.items()
+            if self._ignored != ("names of files" if isinstance(child, _File) else "names of folders")
         }
-        stays = {name: one for name, one in node.durable.items() if name not in kept and name in node.names}
-        node.durable = {name: one for name, one in node.names.items() if name in kept} | stays
+        stays = {name: child for name, child in node.durable.items() if name not in kept and name in node.names}
+        node.durable = {name: child for name, child in node.names.items() if name in kept} | stays
 
     def close(self, fd: int) -> None:
         del self._open[fd]
@@ -156,7 +156,7 @@ class LosingDisk:
         self._folder(path.parent).names[path.name] = _Folder()
 
     def rmdir(self, path: Path) -> None:
-        """See :func:`os.rmdir`; durable at once."""
+        """Remove a folder as :func:`os.rmdir` does; durable at once."""
         path.rmdir()
         for names in (self._folder(path.parent).names, self._folder(path.parent).durable):
             names.pop(path.name, None)
@@ -167,7 +167,7 @@ class LosingDisk:
     # -- after a power loss -----------------------------------------------------------------------------------------
 
     def after_power_loss(self, keeps: str, where: Path, chance: random.Random) -> Path:
-        """Write what is there when the power is back to a new folder; returns that."""
+        """Write the files that remain after the power loss to the new folder `where`, and return it."""
         self._restore(self._root, where, keeps, chance)
         return where
 

@@ -1,4 +1,4 @@
-"""An object store in memory that notes its requests, and lets a test wait or fail before each."""
+"""An object store in memory that records its requests, and lets a test wait or fail before each."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["ObservedObjectStore"]
 
 
 class ObservedObjectStore(MemoryObjectStore):
-    """Objects in memory, whose requests are noted.
+    """Objects in memory, with a record of the requests.
 
     Attributes
     ----------
     requests
         Operation (``put``, ``put_if_absent``, ``get``, ``list``) and path of each request so far, in order.
     before
-        Called with both before a request is noted and carried out; what it raises, the request raises.
+        Called with operation and path before a request is recorded and carried out; an error that it raises is the request's.
     """
 
     def __init__(self, before: Callable[[str, str], None] = lambda operation, path: None) -> None:
@@ -30,22 +30,22 @@ class ObservedObjectStore(MemoryObjectStore):
         """Return the number of requests of a kind so far."""
         return sum(kind == operation for kind, _ in self.requests)
 
-    def _note(self, operation: str, path: str) -> None:
+    def _record(self, operation: str, path: str) -> None:
         self.before(operation, path)
         self.requests.append((operation, path))
 
     def put(self, path: str, data: bytes) -> None:
-        self._note("put", path)
+        self._record("put", path)
         super().put(path, data)
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        self._note("put_if_absent", path)
+        self._record("put_if_absent", path)
         return super().put_if_absent(path, data)
 
     def get(self, path: str) -> bytes:
-        self._note("get", path)
+        self._record("get", path)
         return super().get(path)
 
     def list(self, prefix: str) -> list[ObjectInfo]:
-        self._note("list", prefix)
+        self._record("list", prefix)
         return super().list(prefix)

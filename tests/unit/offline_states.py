@@ -27,7 +27,7 @@ Rows = list[tuple[str, float | None]]
 
 
 def open_state(objects: MemoryObjectStore, shards: int, schema: StateSchema | None) -> LiveState:
-    """The state as whoever reads it offline has it."""
+    """Return the state as an offline reader sees it."""
     metadata = StateMetadata("s", "query", shards, "update", schema)
     log = ManifestLog(objects, "s", "test")
     log.create_metadata(metadata)
@@ -38,25 +38,25 @@ def open_state(objects: MemoryObjectStore, shards: int, schema: StateSchema | No
 
 
 def of_operator(schema: StateSchema, batches: Sequence[Rows]) -> LiveState:
-    """A state whose batches had some rows, each on the shard of its key."""
+    """Return a state of an operator after batches of rows, each row on the shard of its key."""
     fleet = AggregationFleet()
     names = schema.raw_schema().names
     for batch, rows in enumerate(batches):
         keys = pa.record_batch({"v": pa.array([key for key, _ in rows], pa.string())})
-        places = shards_of(keys, ("v",), SHARDS)
+        shard_of_row = shards_of(keys, ("v",), SHARDS)
         for shard in range(SHARDS):
-            own = [
+            shard_rows = [
                 dict(zip(("v", "x"), row, strict=True))
-                for row, place in zip(rows, places, strict=True)
-                if place == shard
+                for row, row_shard in zip(rows, shard_of_row, strict=True)
+                if row_shard == shard
             ]
-            made = input_of(schema, [{name: row[name] for name in names} for row in own])
-            fleet.store.apply(fleet.request(batch, schema=schema, shard=shard), made)
+            shard_input = input_of(schema, [{name: row[name] for name in names} for row in shard_rows])
+            fleet.store.apply(fleet.request(batch, schema=schema, shard=shard), shard_input)
     return open_state(fleet.objects, SHARDS, schema)
 
 
 def of_store(batches: Sequence[Rows]) -> LiveState:
-    """A keyed store of a program; a row without a value is removed."""
+    """Return the state of a keyed store after batches of rows; a row without a value removes its key."""
     fleet = KeyedFleet()
     for batch, rows in enumerate(batches):
         session = fleet.open(batch)

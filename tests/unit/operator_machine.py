@@ -41,7 +41,7 @@ class OperatorMachine(ShardMachine, Generic[Model]):
         self.changes: dict[int, Change] = {}
         self.pending: tuple[Change, Model] | None = None
 
-    # -- the operator's --------------------------------------------------------------------------------------------
+    # -- for the operator --------------------------------------------------------------------------------------------
 
     def new_shard(self) -> Any:
         """Return an empty shard of the operator."""
@@ -75,7 +75,7 @@ class OperatorMachine(ShardMachine, Generic[Model]):
         return self.changes[version].watermark_ms if version else 0
 
     def apply_input(self, rows: ShardInput, watermark_ms: int) -> Change:
-        """Apply rows as the next version, and return what that did."""
+        """Apply rows as the next version, and return the change."""
         change: Change = self.shard.apply(rows, watermark_ms, self.shard.version + 1)
         note(f"version {change.version}: {change.delta.to_pylist()}")
         assert (change.rows_in, change.watermark_ms) == (rows.rows_read, watermark_ms)
@@ -108,7 +108,7 @@ class OperatorMachine(ShardMachine, Generic[Model]):
 
     @rule(back=st.integers(0, 4))
     def rollback(self, back: int) -> None:
-        """Go back to a version that memory has, and nowhere else; a pending change is dropped."""
+        """Go back to a version that is in memory, and to no other; a pending change is dropped."""
         newest = self.shard.version
         version = max(0, newest - back)
         is_retained = version in self.retained()[0]

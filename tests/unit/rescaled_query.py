@@ -36,10 +36,10 @@ SUMS = StateSchema(
 KEYS = [None, "", *"abcdefghijklmnop"]
 
 
-def random_sums(chance: random.Random, _: int) -> ShardInput:
+def random_sums(chance: random.Random, _batch: int) -> ShardInput:
     rows = [
         {"k": chance.choice(KEYS), "f": chance.choice([-0.0, 0.0, 1.5, None]), "v": chance.randint(0, 9)}
-        for _ in range(30)
+        for _batch in range(30)
     ]
     return ShardInput.of_raw(SUMS, pa.RecordBatch.from_pylist(rows, schema=SUMS.raw_schema()))
 
@@ -51,11 +51,11 @@ def rows_of_shard(rows: ShardInput, schema: StateSchema, shard: int, num_shards:
 
 
 def row_counts(table: pa.Table) -> Counter[str]:
-    """Rows whatever their order, without their number in the shard; lists whatever theirs."""
-    shown = table.drop_columns([name for name in table.column_names if name == ROW_COLUMN])
+    """Count rows regardless of their order and of the order in their lists, without their number in the shard."""
+    numberless = table.drop_columns([name for name in table.column_names if name == ROW_COLUMN])
     rows = (
-        {name: sorted(one, key=str) if isinstance(one, list) else one for name, one in row.items()}
-        for row in shown.to_pylist()
+        {name: sorted(value, key=str) if isinstance(value, list) else value for name, value in row.items()}
+        for row in numberless.to_pylist()
     )
     return Counter(repr(sorted(row.items())) for row in rows)
 
@@ -76,7 +76,7 @@ class RescaledQuery:
         return TaskIdentity("s", "query", self.run, self.batch, partition, 0, "executor")
 
     def rescale(self, num_shards: int) -> None:
-        """Start a run with another number."""
+        """Start a run with another number of shards."""
         self.run += "+"
         self.layout = self.submit(lambda ledger: decide_shards(ledger, self.created, self.task(0), num_shards))
         assert self.layout.num_shards == num_shards
@@ -87,8 +87,10 @@ class RescaledQuery:
             task = self.task(partition)
             grant = self.fleet.coordinator.lease(task, "a")
             assert grant.base_version == self.batch
-            marks = Watermarks(watermark_ms, watermark_ms)
-            request = ApplyRequest(task, grant.lease, grant.base_version, self.schema, marks, grant.watermarks.input_ms)
+            watermarks = Watermarks(watermark_ms, watermark_ms)
+            request = ApplyRequest(
+                task, grant.lease, grant.base_version, self.schema, watermarks, grant.watermarks.input_ms
+            )
             emitted += row_counts(
                 store.apply(request, rows_of_shard(rows, self.schema, shard, self.layout.num_shards))[0]
             )
@@ -96,9 +98,9 @@ class RescaledQuery:
         return emitted
 
     def state(self) -> Counter[str]:
-        """What is stored of the newest version."""
-        found: Counter[str] = Counter()
+        """Return the counts of the rows stored in the newest version."""
+        counts: Counter[str] = Counter()
         for partition in self.layout.partitions:
             store_id = self.fleet.coordinator.lease(self.task(partition), "a").lease.store_id
-            found += row_counts(self.fleet.new_store().read(store_id, self.batch, self.schema))
-        return found
+            counts += row_counts(self.fleet.new_store().read(store_id, self.batch, self.schema))
+        return counts

@@ -1,4 +1,4 @@
-"""A fleet in this process: the coordinator as it runs, a store actor's shards, and queries. No Ray."""
+"""A fleet in this process without Ray: the real coordinator, a store actor's shards, and queries."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Answer = TypeVar("Answer")
 
 
 class RunningFleet:
-    """A coordinator and shards over files; a store asks it as :class:`~store_actors.serving.coordinator_ref.CoordinatorRef` has it."""
+    """A coordinator and shards over files; implements :class:`~store_actors.serving.coordinator_ref.CoordinatorRef` for the shards."""
 
     def __init__(self, objects: MemoryObjectStore) -> None:
         self.objects, self.clock = objects, LaterClock()
@@ -50,12 +50,12 @@ class RunningFleet:
         )
         self.shards = OperatorShards(Partitions(objects, self, runtime=runtime))
 
-    def do(self, asked: Coroutine[Any, Any, Answer]) -> Answer:
-        """What the coordinator answers."""
-        return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+    def do(self, call: Coroutine[Any, Any, Answer]) -> Answer:
+        """Run a call of the coordinator, and return its result."""
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
 
     def stop(self) -> None:
-        """Let memory go; what is stored stays."""
+        """Stop the coordinator and its loop; the objects stay."""
         self.settle()
         self.do(self._cancel())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -68,11 +68,11 @@ class RunningFleet:
 
     def settle(self) -> None:
         """Wait for the checkpoints that are being written."""
-        for _, keeper in self.coordinator._states.writers():
-            while not keeper.is_idle:
+        for _, ledger_writer in self.coordinator._states.writers():
+            while not ledger_writer.is_idle:
                 time.sleep(0.001)
 
-    # -- what a store asks ----------------------------------------------------------------------------------------
+    # -- calls of the store ----------------------------------------------------------------------------------------
 
     def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> Sequence[CommitEntry]:
         (outcome,) = self.do(self.coordinator.commit_partitions(state_name, [PartitionCommit(tuple(entries))]))
@@ -96,9 +96,9 @@ class RunningFleet:
         return self.do(self.coordinator.add_snapshot(state_name, snapshot))
 
     def elsewhere(self, state_name: str, store_ids: Sequence[StateStoreId]) -> set[StateStoreId]:
-        partitions = [one.partition_id for one in store_ids]
-        gone = set(self.do(self.coordinator.elsewhere(state_name, HERE.actor_name, partitions)))
-        return {one for one in store_ids if one.partition_id in gone}
+        partitions = [store_id.partition_id for store_id in store_ids]
+        reassigned = set(self.do(self.coordinator.elsewhere(state_name, HERE.actor_name, partitions)))
+        return {store_id for store_id in store_ids if store_id.partition_id in reassigned}
 
 
 class RunningQuery:
@@ -109,7 +109,7 @@ class RunningQuery:
         self.metadata = StateMetadata(state, query, 2, "update", SUMS)
 
     def lease(self, partition: int) -> LeaseGrant:
-        """The lease of a shard for the next batch."""
+        """Return the lease of a shard for the next batch."""
         return self.fleet.do(self.fleet.coordinator.attach_and_lease(self._task(partition), self.metadata, HERE))
 
     def _task(self, partition: int) -> TaskIdentity:
@@ -119,14 +119,14 @@ class RunningQuery:
         return TaskIdentity(self.state, self.query, self.run, batch, partition, 0, "executor", **times)
 
     def next_batch(self, seed: str, num_shards: int | None = None) -> list[str]:
-        """What a batch emits.
+        """Run the next batch, and return the rows that it emits.
 
         Parameters
         ----------
         seed
-            Which rows it has, for the batch's number.
+            Seed of the batch's rows, together with its number.
         num_shards
-            On how many shards it is to be; on those of the batch before without.
+            Number of shards that the batch requests; None keeps those of the batch before.
         """
         fleet, coordinator = self.fleet, self.fleet.coordinator
         shards: BatchShards = fleet.do(coordinator.begin_batch(self._task(0), 2, num_shards))
@@ -134,8 +134,8 @@ class RunningQuery:
         for shard, partition in enumerate(shards.partitions):
             grant = self.lease(partition)
             request = ApplyRequest(self._task(partition), grant.lease, grant.base_version, SUMS, Watermarks(0, 0), 0)
-            found = fleet.shards.apply(request, rows_of_shard(rows, SUMS, shard, shards.num_shards))[0]
-            emitted += row_counts(found).elements()
+            output = fleet.shards.apply(request, rows_of_shard(rows, SUMS, shard, shards.num_shards))[0]
+            emitted += row_counts(output).elements()
         fleet.do(coordinator.batch_result(self._task(0), shards))
         fleet.do(coordinator.batch_finished([self.state], self.run, self.batch, 0.0))
         self.batch += 1

@@ -17,14 +17,14 @@ ACCESS_KEY, SECRET_KEY = "AKIATESTONLY", "tops3cret"
 #: The connection is closed instead of an answer: before or after the request was carried out.
 DROP_BEFORE, DROP_AFTER = -1, -2
 
-#: Status (or drop) for a request, None to behave: given its kind (:meth:`_Handler._kind`), path and whether it is conditional.
+#: Called with a request's kind (:meth:`_Handler._kind`), path and whether it is conditional. Returns a status or drop, None to behave.
 Fault = Callable[[str, str, bool], int | None]
 
 
 class FaultyS3(ThreadingHTTPServer):
     """PUT, GET and HEAD of whole objects, uploads in parts, listing and deletion; a fault decides first.
 
-    Who does not know `ACCESS_KEY` is refused.
+    Requests without `ACCESS_KEY` are refused.
     """
 
     daemon_threads = True
@@ -40,12 +40,12 @@ class FaultyS3(ThreadingHTTPServer):
         self.requests: list[str] = []
 
     def fail_once(self, method: str, *faults: int) -> None:
-        """The next requests of a method fail so, one each."""
-        left = list(faults)
-        self.fault = lambda asked, path, conditional: left.pop(0) if asked == method and left else None
+        """Let the next requests of a method fail, with one fault each."""
+        remaining = list(faults)
+        self.fault = lambda kind, path, conditional: remaining.pop(0) if kind == method and remaining else None
 
     def options(self, **more: str) -> dict[str, str]:
-        """Storage options of this server."""
+        """Return the storage options of this server."""
         return {
             "endpoint": f"http://127.0.0.1:{self.server_port}",
             "access_key_id": ACCESS_KEY,
@@ -61,7 +61,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: FaultyS3
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: tests look at what the client tells."""
+        """Log nothing: tests check the client's messages."""
 
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
@@ -91,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(answer)
 
     def _kind(self) -> str:
-        """The request's method; of uploads in parts BEGIN, PART, COMPLETE and ABORT."""
+        """Return the request's method; for multipart uploads BEGIN, PART, COMPLETE or ABORT."""
         query = parse_qs(urlsplit(self.path).query, keep_blank_values=True)
         if "uploads" in query:
             return "BEGIN"
@@ -103,8 +103,8 @@ class _Handler(BaseHTTPRequestHandler):
         if kind == "BEGIN":
             upload = uuid.uuid4().hex
             self.server.uploads[upload] = {}
-            told = f"<UploadId>{upload}</UploadId>"
-            return 200, f"<InitiateMultipartUploadResult>{told}</InitiateMultipartUploadResult>".encode()
+            content = f"<UploadId>{upload}</UploadId>"
+            return 200, f"<InitiateMultipartUploadResult>{content}</InitiateMultipartUploadResult>".encode()
         parts = self.server.uploads.get(query["uploadId"][0])
         if parts is None:
             return 404, b""
@@ -114,10 +114,10 @@ class _Handler(BaseHTTPRequestHandler):
         del self.server.uploads[query["uploadId"][0]]
         if kind == "ABORT":
             return 204, b""
-        named = [int(number) for number in re.findall(r"<PartNumber>(\d+)</PartNumber>", body.decode())]
-        self.server.objects[path] = b"".join(parts[number] for number in named)
-        told = '<ETag>"tag"</ETag>'
-        return 200, f"<CompleteMultipartUploadResult>{told}</CompleteMultipartUploadResult>".encode()
+        part_numbers = [int(number) for number in re.findall(r"<PartNumber>(\d+)</PartNumber>", body.decode())]
+        self.server.objects[path] = b"".join(parts[number] for number in part_numbers)
+        content = '<ETag>"tag"</ETag>'
+        return 200, f"<CompleteMultipartUploadResult>{content}</CompleteMultipartUploadResult>".encode()
 
     def _carry_out(self, path: str, body: bytes, conditional: bool) -> tuple[int, bytes]:
         objects = self.server.objects
@@ -128,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return 412, b""
             objects[path] = body
             return 200, b""
-        if self.command == "POST":  # deletes those named
+        if self.command == "POST":  # deletes the named keys
             keys = re.findall(r"<Key>([^<]+)</Key>", body.decode())
             for key in keys:
                 objects.pop(f"{path}/{key}", None)
@@ -153,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def faulty_s3() -> Iterator[FaultyS3]:
-    """A running server."""
+    """Start a server, and stop it at the end."""
     server = FaultyS3()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

@@ -25,7 +25,7 @@ CREATED = StateMetadata("s", "query", 1, "update", StateSchema((), (), (), None,
 
 
 class ServiceHarness:
-    """A coordinator over a store, and what queries ask of it."""
+    """A coordinator over an object store, and the requests that queries send to it."""
 
     def __init__(self, objects: MemoryObjectStore, maintenance: Maintenance | None = None) -> None:
         self.objects = objects
@@ -41,12 +41,12 @@ class ServiceHarness:
     async def commit(self, run: str, batch: int, state: str = "s", query: str = "query") -> Any:
         grant = await self.lease(run, batch, state, query)
         version = batch + 1
-        begun = replace(entry(grant, version), file=f"{state}/0/0/{version}-{ord(run[-1]):x}.delta", run_id=run)
-        self.objects.put(begun.file, b"delta")
-        (outcome,) = await self.coordinator.commit_partitions(state, [PartitionCommit((begun,))])
+        commit = replace(entry(grant, version), file=f"{state}/0/0/{version}-{ord(run[-1]):x}.delta", run_id=run)
+        self.objects.put(commit.file, b"delta")
+        (outcome,) = await self.coordinator.commit_partitions(state, [PartitionCommit((commit,))])
         if not isinstance(outcome, AcceptedCommits):
             raise outcome
-        return begun
+        return commit
 
     async def end(self, run: str) -> None:
         await self.coordinator.deactivate_instances(run)
@@ -60,7 +60,7 @@ class ServiceHarness:
 def run(scenario: Callable[[ServiceHarness, MemoryObjectStore], Awaitable[None]]) -> None:
     objects = MemoryObjectStore()
 
-    async def whole() -> None:
+    async def run_scenario() -> None:
         await scenario(ServiceHarness(objects), objects)
 
-    asyncio.run(whole())
+    asyncio.run(run_scenario())

@@ -9,7 +9,7 @@ from store_actors.keyed.shard import UpdateHandle
 
 
 def answer(handles: Mapping[str, UpdateHandle], kind: str, *args: Any) -> Any:
-    """What a store actor answers to a session's call, or its commit: before either come the writes that go with it."""
+    """Return a store actor's answer to a session's call or commit; the writes that come with it are carried out first."""
     *call, writes = args
     for name, method, inner in writes:
         getattr(handles[name], method)(*inner)

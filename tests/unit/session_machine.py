@@ -30,7 +30,7 @@ def schema_of(
     return StateSchema(
         keys=(*keys, Field(ROW_COLUMN, "int64", False)),
         inputs=(*TIMES, *inputs),
-        accumulators=(*(Accumulator(K.VALUE, (one.name,), (one,)) for one in TIMES), *accumulators),
+        accumulators=(*(Accumulator(K.VALUE, (field.name,), (field,)) for field in TIMES), *accumulators),
         expiry_key=None if mode == "complete" else "session_end",
         delay_ms=30_000,
         output_mode=mode,
@@ -40,7 +40,7 @@ def schema_of(
 
 def input_of(schema: StateSchema, columns: Iterable[Iterable[Any]]) -> ShardInput:
     arrays = [
-        pa.array([None if one is None else one * SECOND for one in column], field.type)
+        pa.array([None if value is None else value * SECOND for value in column], field.type)
         if pa.types.is_timestamp(field.type)
         else pa.array(list(column), field.type)
         for field, column in zip(schema.raw_schema(), columns, strict=True)
@@ -124,36 +124,37 @@ class SessionModel:
     watermark: int
 
     def after(self, rows: list[Row], watermark: int) -> tuple[SessionModel, dict[str, Any]]:
-        """(next version, what the batch does)"""
+        """Return the model of the next version, and facts of the batch by name."""
         on_time = [row for row in rows if row[2] + row[3] > self.watermark]
-        sessions, updated, put, gone = dict(self.sessions), [], 0, 0
+        sessions, updated, put_rows, removed_rows = dict(self.sessions), [], 0, 0
         for key in {row[:2] for row in on_time}:
             old = self.sessions.get(key, ())
             new = [Session(at, at + gap, ((v, s),)) for *row_key, at, gap, v, s in on_time if tuple(row_key) == key]
-            events = [(one.start, 0, 0, one) for one in old] + [(one.start, 1, one.end, one) for one in new]
+            events = [(s.start, 0, 0, s) for s in old] + [(s.start, 1, s.end, s) for s in new]
             merged: list[Session] = []
-            for *_, one in sorted(events, key=lambda event: event[:3]):
-                if merged and one.start <= merged[-1].end:
-                    former = merged.pop()
-                    one = Session(former.start, max(former.end, one.end), former.values + one.values)
-                merged.append(one)
+            for *_, session in sorted(events, key=lambda event: event[:3]):
+                if merged and session.start <= merged[-1].end:
+                    previous = merged.pop()
+                    values = previous.values + session.values
+                    session = Session(previous.start, max(previous.end, session.end), values)
+                merged.append(session)
             sessions[key] = tuple(merged)
-            updated += [one.comparable(key) for one in merged if not any(one is other for other in old)]
-            put += len(merged)
-            gone += len({one.start for one in old} - {one.start for one in merged})
-        closed = [one.comparable(key) for key, ones in sessions.items() for one in ones if one.end <= watermark]
-        left = {key: tuple(one for one in ones if one.end > watermark) for key, ones in sessions.items()}
+            updated += [s.comparable(key) for s in merged if not any(s is before for before in old)]
+            put_rows += len(merged)
+            removed_rows += len({s.start for s in old} - {s.start for s in merged})
+        closed = [s.comparable(key) for key, of_key in sessions.items() for s in of_key if s.end <= watermark]
+        still_open = {key: tuple(s for s in of_key if s.end > watermark) for key, of_key in sessions.items()}
         facts = {
             # Rows of one key and time are one: Spark adds them up before it looks at the watermark.
             "late": len({row[:4] for row in rows if row[2] + row[3] <= self.watermark}),
             "updated": sorted(updated, key=repr),
             "closed": sorted(closed, key=repr),
-            "counts": (put, gone + len(closed)),
+            "counts": (put_rows, removed_rows + len(closed)),
         }
-        return SessionModel(left, watermark), facts
+        return SessionModel(still_open, watermark), facts
 
     def comparable(self) -> list[tuple[Any, ...]]:
-        return sorted((one.comparable(key) for key, ones in self.sessions.items() for one in ones), key=repr)
+        return sorted((s.comparable(key) for key, of_key in self.sessions.items() for s in of_key), key=repr)
 
 
 class SessionMachine(OperatorMachine[SessionModel]):
@@ -171,7 +172,7 @@ class SessionMachine(OperatorMachine[SessionModel]):
     @rule(rows=st.lists(ROW, max_size=25), parts=st.integers(1, 3), watermark=st.integers(0, 8))
     def apply(self, rows: list[Row], parts: int, watermark: int) -> None:
         watermark += self.newest.watermark
-        # Event time goes on about as the watermark does.
+        # Event time advances about as fast as the watermark.
         rows = [(*row[:2], row[2] + max(0, self.newest.watermark - 20), *row[3:]) for row in rows]
         timed = [(user, region, at, at + gap, v, s) for user, region, at, gap, v, s in rows]
         size = max(1, len(rows) // parts)

@@ -18,19 +18,19 @@ __all__ = ["ShardMachine", "read_frozen", "tables_of"]
 
 
 def tables_of(shard: Any) -> list[Any]:
-    """Tables of any kind of shard."""
+    """Return the tables of any kind of shard."""
     if hasattr(shard, "_sides"):
         return [side.table for side in shard._sides]
     return [shard._table.table if hasattr(shard, "_table") else shard.table]
 
 
 def read_frozen(frozen: Frozen, schema: pa.Schema) -> pa.Table:
-    """All rows that are left of a frozen shard."""
-    return pa.concat_tables([schema.empty_table(), *(table for made in frozen for table in made())])
+    """Return all rows that have not been read of a frozen shard."""
+    return pa.concat_tables([schema.empty_table(), *(table for make_tables in frozen for table in make_tables())])
 
 
 def view_of_any(shard: Any, version: int) -> ShardView:
-    """A version of any kind of shard, to be read."""
+    """Return a view of a version of any kind of shard."""
     return shard.view(version) if hasattr(shard, "view") else view_of(shard, version)
 
 
@@ -43,7 +43,7 @@ class ShardMachine(RuleBasedStateMachine):
     Attributes
     ----------
     shard
-        The shard, whatever its operator.
+        The shard, of any operator.
     """
 
     shard: Any
@@ -77,12 +77,12 @@ class ShardMachine(RuleBasedStateMachine):
     def read_some(self, pieces: int) -> None:
         assert self._frozen is not None
         for _ in range(pieces):
-            made = next(self._frozen, None)
-            if made is None:
+            make_tables = next(self._frozen, None)
+            if make_tables is None:
                 self._frozen = None
                 assert sorted(self._read) == self._then
                 return
-            self._read += [repr(row) for table in made() for row in table.to_pylist()]
+            self._read += [repr(row) for table in make_tables() for row in table.to_pylist()]
 
     @precondition(lambda self: self._frozen is not None)
     @rule()
@@ -107,36 +107,36 @@ class ShardMachine(RuleBasedStateMachine):
         if not is_pending and newest not in self._noted:
             self._noted[newest] = self.shard.snapshot()
 
-    @rule(place=st.integers(0, 2), some=st.integers(0, 9), size=st.sampled_from([2, 1000]))
-    def read_version(self, place: int, some: int, size: int) -> None:
+    @rule(index=st.integers(0, 2), offset=st.integers(0, 9), size=st.sampled_from([2, 1000]))
+    def read_version(self, index: int, offset: int, size: int) -> None:
         shard = self.shard
         retained, _ = self.retained()
-        version, serial = list(retained.items())[place % len(retained)]
+        version, serial = list(retained.items())[index % len(retained)]
         if serial not in self._noted:
             return
         noted = self._noted[serial]
         view = self._views.of("", version, lambda: view_of_any(shard, version))
         names = [field.name for field in shard.schema.input_keys]
         if names:
-            ever = pa.concat_tables([one.select(names) for one in self._noted.values()]).combine_chunks()
-            (keys,) = ever.slice(some, size).to_batches() or [pa.RecordBatch.from_pylist([], ever.schema)]
-            # What a view has seen changes how it looks.
-            self._check_found(view_of_any(shard, version), keys, noted)
-            self._check_found(view, keys, noted)
+            all_keys = pa.concat_tables([table.select(names) for table in self._noted.values()]).combine_chunks()
+            (keys,) = all_keys.slice(offset, size).to_batches() or [pa.RecordBatch.from_pylist([], all_keys.schema)]
+            # A view that has been read looks keys up in another way than a fresh one.
+            self._check_find(view_of_any(shard, version), keys, noted)
+            self._check_find(view, keys, noted)
         rows = read_frozen(view.frozen(noted.column_names), noted.schema)
         assert sorted(map(repr, rows.to_pylist())) == sorted(map(repr, noted.to_pylist()))
 
     @staticmethod
-    def _check_found(view: ShardView, keys: pa.RecordBatch, noted: pa.Table) -> None:
-        places, found = view.find(keys, noted.column_names)
-        assert list(places) == sorted(places)
-        told = [repr(key) for key in keys.to_pylist()]
-        of_key: dict[str, list[str]] = {key: [] for key in told}
+    def _check_find(view: ShardView, keys: pa.RecordBatch, noted: pa.Table) -> None:
+        indices, rows = view.find(keys, noted.column_names)
+        assert list(indices) == sorted(indices)
+        searched = [repr(key) for key in keys.to_pylist()]
+        of_key: dict[str, list[str]] = {key: [] for key in searched}
         for key, row in zip(noted.select(keys.schema.names).to_pylist(), noted.to_pylist(), strict=True):
             if repr(key) in of_key:
                 of_key[repr(key)].append(repr(row))
-        expected = [row for key in told for row in sorted(of_key[key])]
-        in_order = sorted(zip(places, map(repr, found.to_pylist()), strict=True))
+        expected = [row for key in searched for row in sorted(of_key[key])]
+        in_order = sorted(zip(indices, map(repr, rows.to_pylist()), strict=True))
         assert [row for _, row in in_order] == expected
 
     def teardown(self) -> None:

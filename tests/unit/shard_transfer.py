@@ -31,6 +31,6 @@ def pieces(source: Kind, offer: Transfer) -> Iterator[tuple[int, pa.Table]]:
 
 
 def transfer_shard(source: Kind, target: Kind, shard: StateStoreId) -> int:
-    """The version that the taker holds then."""
+    """Copy a shard from `source` to `target`, and return the version that `target` then has."""
     offer = offer_of(source, shard)
     return target.partitions.transfers.take(shard, offer, pieces(source, offer))[0]

@@ -38,7 +38,7 @@ def hash_of(row: Row) -> int:
 def batch_of(rows: list[Row], events: list[int | None] | None = None) -> pa.RecordBatch:
     names = ["k", "s", "v", HASH_COLUMN]
     types = [pa.int64(), pa.string(), pa.int64(), pa.int32()]
-    columns = [pa.array([row[place] for row in rows], types[place]) for place in range(3)]
+    columns = [pa.array([row[column] for row in rows], types[column]) for column in range(3)]
     columns.append(pa.array([hash_of(row) for row in rows], pa.int32()))
     if events is not None:
         names.append(EVENT_TIME_COLUMN)
@@ -47,7 +47,7 @@ def batch_of(rows: list[Row], events: list[int | None] | None = None) -> pa.Reco
 
 
 def shuffle(schema: StateSchema, tasks: list[list[pa.RecordBatch]], shards: int) -> list[Received]:
-    """What each shard receives of some map tasks, by Spark's hash partitioning of the route."""
+    """Return the rows that each shard receives from map tasks, by Spark's hash partitioning of the route."""
     sent = [
         batch
         for task in tasks
@@ -55,6 +55,6 @@ def shuffle(schema: StateSchema, tasks: list[list[pa.RecordBatch]], shards: int)
     ]
     received: list[list[pa.RecordBatch]] = [[] for _ in range(shards)]
     for batch in sent:
-        for place, route in enumerate(batch.column(ROUTE_COLUMN).to_pylist()):
-            received[murmur3_int(route) % shards].append(batch.slice(place, 1))
+        for index, route in enumerate(batch.column(ROUTE_COLUMN).to_pylist()):
+            received[murmur3_int(route) % shards].append(batch.slice(index, 1))
     return [unpack(batches, schema) for batches in received]

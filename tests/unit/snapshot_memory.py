@@ -1,6 +1,6 @@
-"""What writing or loading a snapshot takes of a process's memory: ``python -m tests.unit.snapshot_memory (write | load) FOLDER``.
+"""Memory that a process needs to write or load a snapshot: ``python -m tests.unit.snapshot_memory (write | load) FOLDER``.
 
-Prints the state's size, and the highest that the process came to beyond what it had without the state.
+Prints the state's size, and the peak memory of the process beyond its memory without the state.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ SCHEMA = StateSchema(
 )
 #: 240 MB of keys, of rows and of their index together.
 GROUPS, BATCH, LENGTH = 1_000_000, 50_000, 150
-#: What a file and a table of a snapshot are here: those of a large shard, by its size.
+#: Bytes of a file and a table of a snapshot, as a large shard has them.
 PIECE_BYTES = 1 << 22
 
 
 def memory(kind: str) -> int:
-    """Bytes of memory that the process has (``VmRSS``), or had at most (``VmHWM``)."""
+    """Return the bytes of memory that the process has (``VmRSS``), or had at most (``VmHWM``)."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{kind}:"))
     return 1024 * int(line.split()[1])
 
@@ -59,8 +59,8 @@ def filled(groups: int) -> AggregateShard:
     return shard
 
 
-class SnapshotCounter:
-    """Counts every snapshot."""
+class AcceptingCoordinator:
+    """Accepts every snapshot."""
 
     snapshot: SnapshotEntry
 
@@ -70,11 +70,11 @@ class SnapshotCounter:
 
 
 def write(shard: AggregateShard, objects: LocalObjectStore, piece_bytes: int = PIECE_BYTES) -> SnapshotEntry:
-    coordinator, metrics = SnapshotCounter(), StoreMetrics()
+    coordinator, metrics = AcceptingCoordinator(), StoreMetrics()
     loader = Loader(objects, metrics, Runtime())
     commits = Commits(objects, coordinator, loader, metrics, Runtime(), piece_bytes)  # type: ignore[arg-type]
     entry = CommitEntry(0, shard.version, 0, 1, "run", "a", "f", 0, 0, 0, 0, 0, len(shard), 0, 0, 0, 0, 0)
-    tables = (table for made in shard.frozen() for table in made())
+    tables = (table for make_tables in shard.frozen() for table in make_tables())
     assert commits.write_snapshot(StateStoreId("s", 0, 0), entry, tables, shard.schema, shard.room())
     return coordinator.snapshot
 
@@ -84,15 +84,15 @@ def load(snapshot: SnapshotEntry, objects: LocalObjectStore, schema: StateSchema
     return loader.load(lambda: AggregateShard(schema), LoadPlan((snapshot,), (), snapshot.version))[0]
 
 
-def main(what: str, folder: Path) -> None:
+def main(action: str, folder: Path) -> None:
     objects, note = LocalObjectStore(folder / "objects"), folder / "snapshot.json"
-    # What a process needs for itself, once.
+    # The memory that a process needs once, without any state.
     small = filled(BATCH)
     small.table.snapshot_bytes = PIECE_BYTES
     load(write(small, objects), objects)
     del small
     before = memory("VmRSS")
-    if what == "write":
+    if action == "write":
         shard = filled(GROUPS)
         shard.table.snapshot_bytes = PIECE_BYTES
         state = memory("VmRSS") - before

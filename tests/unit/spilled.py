@@ -1,4 +1,4 @@
-"""The engine with all of its arrays in files, which leave the process's memory again and again."""
+"""The engine with all of its arrays in files, which are dropped from the process's memory again and again."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ __all__ = ["everything_spilled", "tiny_region"]
 
 
 def tiny_region(folder: str, limit: int = 1 << 50) -> Region:
-    """Memory in which every array, however small, is a file, and pieces are of few rows."""
+    """Return memory in which every array, however small, is a file, and pieces have few rows."""
     sizes = PieceSizes(array=1, piece=1 << 10, snapshot=1 << 10)
     return Region(StateStoreId("s", 0, 3), folder, sizes, MemoryKeeper(limit))
 
 
 @contextmanager
 def everything_spilled(folder: str) -> Iterator[Region]:
-    """Every array that the engine makes by default is in a file: it leaves memory now and then, in the middle of everything."""
-    region, asked = tiny_region(folder), count(1)
+    """Put every array that the engine makes by default in a file, and drop it from memory now and then between any two steps."""
+    region, step_numbers = tiny_region(folder), count(1)
 
-    def step(_: Any, left: int) -> int:
-        number = next(asked)
+    def step(_: Any, remaining: int) -> int:
+        number = next(step_numbers)
         if number % 20 == 0:
             region.drop()
-        return max(1, min(left, 1 + number % 4))
+        return max(1, min(remaining, 1 + number % 4))
 
     def of_region(name: str) -> Any:
         return lambda _, *args: getattr(region, name)(*args)

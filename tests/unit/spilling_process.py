@@ -1,8 +1,8 @@
-"""A process with a memory limit and several times as much state: ``python -m tests.unit.spilling_process WHAT FOLDER LIMIT TIMES``.
+"""A process with a memory limit and several times as much state: ``python -m tests.unit.spilling_process ACTION FOLDER LIMIT TIMES``.
 
-``fill`` makes groups until their rows are so many times the limit, changes some of all ages, and writes a snapshot; ``load`` changes
-some in a process that has to load the state first. Both look at every changed group, and print the highest memory that the
-process came to. ``full`` has no room in its spill folder at first, and goes on once it has.
+``fill`` makes groups until their rows are TIMES the limit, changes groups of all ages, and writes a snapshot. ``load`` changes groups
+in a process that has to load the state first. Both check every changed group, and print the peak memory of the process. ``full``
+has no space in its spill folder at first, and continues once it has.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SpillingProcess:
         return self.store.apply(request, ShardInput.of_raw(SCHEMA, rows))[0]
 
     def fill(self, groups: int, first: int = 0) -> int:
-        """Make groups of which each has one bit, from a batch on; returns the next batch."""
+        """Make groups with one bit each, from batch `first` on, and return the next batch."""
         for batch in range(first, groups // BATCH):
             for shard in range(SHARDS):
                 self.apply(batch, shard, np.arange(batch * BATCH, (batch + 1) * BATCH), 1)
@@ -76,20 +76,20 @@ class SpillingProcess:
             emitted = self.apply(batch, shard, keys, bit)
             assert sorted(emitted.column("k").to_pylist()) == sorted(keys.tolist())
             bits = np.frombuffer(b"".join(emitted.column("bits").to_pylist()), np.uint8).reshape(BATCH, 8 * WORDS)
-            # Some have the one of an earlier change, too.
+            # Some groups also have the bit of an earlier change.
             assert np.isin(bits[:, 0], [1 << 1 | 1 << bit, 1 << 1 | 1 << 2 | 1 << bit]).all()
             assert not bits[:, 1:].any()
 
 
-def main(what: str, folder: Path, limit: int, times: int) -> None:
+def main(action: str, folder: Path, limit: int, times: int) -> None:
     process = SpillingProcess(folder, limit)
     groups = -(-times * limit // (8 * WORDS * SHARDS * BATCH)) * BATCH
-    if what == "fill":
+    if action == "fill":
         batch = process.fill(groups)
         process.change(batch, groups, 2)
         process.store.partitions.maintain(1)
         assert process.store.metrics.snapshots_written == SHARDS
-    elif what == "load":
+    elif action == "load":
         process.change(groups // BATCH + 1, groups, 3)
         assert process.store.metrics.snapshots_loaded == SHARDS
     else:

@@ -45,24 +45,24 @@ def comparable(value: Any) -> Any:
 
 
 def comparison(order: Order) -> Callable[[Row, Row], int]:
-    """Which of two rows comes first: below 0 the left one."""
+    """Return a comparison of two rows: negative if the first comes before the second."""
 
-    def compare(left: Row, right: Row) -> int:
-        for one in order:
-            a, b = left[one["column"]], right[one["column"]]
+    def compare(a_row: Row, b_row: Row) -> int:
+        for column_order in order:
+            a, b = a_row[column_order["column"]], b_row[column_order["column"]]
             if a is None or b is None:
                 if (a is None) != (b is None):
-                    return -1 if (a is None) == one["nulls_first"] else 1
+                    return -1 if (a is None) == column_order["nulls_first"] else 1
                 continue
             if comparable(a) != comparable(b):
-                return -1 if (comparable(a) < comparable(b)) != one["descending"] else 1
+                return -1 if (comparable(a) < comparable(b)) != column_order["descending"] else 1
         return 0
 
     return compare
 
 
 def in_order(rows: Iterable[Row], order: Order, ties: str) -> list[Row]:
-    """Rows, given in the order of arrival, in that of the table."""
+    """Sort rows, given in the order of arrival, as the table does."""
     arrived = list(rows)
     return sorted(arrived if ties == "first" else reversed(arrived), key=cmp_to_key(comparison(order)))
 
@@ -76,7 +76,7 @@ class Kept:
 
 @dataclass
 class TopModel:
-    """The table as lists, with what a batch emits: (id, rank) pairs."""
+    """The table as lists. A batch emits (id, rank) pairs."""
 
     schema: StateSchema
     tables: dict[Any, list[Kept]] = field(default_factory=dict)
@@ -84,55 +84,57 @@ class TopModel:
     arrivals: int = 0
 
     def partition(self, row: Row) -> Any:
-        return tuple(row[one.name] for one in self.schema.input_keys)
+        return tuple(row[key.name] for key in self.schema.input_keys)
 
     def expired(self, row: Row, watermark_ms: int) -> bool:
         expiry = row[self.schema.expiry_key] if self.schema.expiry_key else None
         return expiry is not None and expiry <= EPOCH + timedelta(milliseconds=watermark_ms)
 
     def ordered(self, kept: list[Kept]) -> list[Kept]:
-        by_id = {one.row["id"]: one for one in kept}
-        arrived = sorted(kept, key=lambda one: one.arrival)
+        by_id = {entry.row["id"]: entry for entry in kept}
+        arrived = sorted(kept, key=lambda entry: entry.arrival)
         options = self.schema.options
-        ordered = in_order((one.row for one in arrived), options["order"], options["ties"])
-        return [replace(by_id[row["id"]], rank=place + 1) for place, row in enumerate(ordered)]
+        ordered = in_order((entry.row for entry in arrived), options["order"], options["ties"])
+        return [replace(by_id[row["id"]], rank=index + 1) for index, row in enumerate(ordered)]
 
     def after(self, rows: list[Row], watermark_ms: int) -> tuple[TopModel, set[tuple[int, int | None]], int]:
-        """(next version, what is emitted, late rows)"""
+        """Return the model of the next version, the emitted pairs, and the number of late rows."""
         options = self.schema.options
         on_time = [row for row in rows if not self.expired(row, self.watermark_ms)]
         tables, emitted = dict(self.tables), set[tuple[int, int | None]]()
         for number, row in enumerate(on_time):
             tables[self.partition(row)] = [*tables.get(self.partition(row), []), Kept(row, self.arrivals + number, 0)]
-        by_key = self.schema.expiry_key in {one.name for one in self.schema.keys}
+        by_key = self.schema.expiry_key in {field.name for field in self.schema.keys}
         has_rank = RANK_COLUMN in self.schema.row_schema().names
         for key, kept in list(tables.items()):
-            former = {one.row["id"]: one.rank for one in self.tables.get(key, [])}
+            former_ranks = {entry.row["id"]: entry.rank for entry in self.tables.get(key, [])}
             chosen = self.ordered(kept)[: options["n"]]
-            gone = [one for one in chosen if self.expired(one.row, watermark_ms)]
-            left = self.ordered([one for one in chosen if one not in gone])
-            final = chosen if by_key else [*left, *(one for one in gone if one.row["id"] not in former)]
-            for one in final:
-                before = former.get(one.row["id"])
-                if before is None or (has_rank and before != one.rank):
-                    emitted.add((one.row["id"], one.rank if has_rank else None))
+            expired = [entry for entry in chosen if self.expired(entry.row, watermark_ms)]
+            remaining = self.ordered([entry for entry in chosen if entry not in expired])
+            final = (
+                chosen if by_key else [*remaining, *(entry for entry in expired if entry.row["id"] not in former_ranks)]
+            )
+            for entry in final:
+                before = former_ranks.get(entry.row["id"])
+                if before is None or (has_rank and before != entry.rank):
+                    emitted.add((entry.row["id"], entry.rank if has_rank else None))
             if options["emit_removed"]:
-                stayed = {one.row["id"] for one in (chosen if by_key else left)}
-                emitted |= {(number, None) for number in former if number not in stayed}
-            tables[key] = left
-        left_over = {key: kept for key, kept in tables.items() if kept}
-        after = TopModel(self.schema, left_over, watermark_ms, self.arrivals + len(on_time))
+                stayed = {entry.row["id"] for entry in (chosen if by_key else remaining)}
+                emitted |= {(number, None) for number in former_ranks if number not in stayed}
+            tables[key] = remaining
+        non_empty = {key: kept for key, kept in tables.items() if kept}
+        after = TopModel(self.schema, non_empty, watermark_ms, self.arrivals + len(on_time))
         return after, emitted, len(rows) - len(on_time)
 
     def rows(self) -> set[tuple[int, int | None]]:
         has_rank = RANK_COLUMN in self.schema.row_schema().names
-        return {(one.row["id"], one.rank if has_rank else None) for kept in self.tables.values() for one in kept}
+        return {(entry.row["id"], entry.rank if has_rank else None) for kept in self.tables.values() for entry in kept}
 
 
 def pairs(table: pa.Table) -> set[tuple[int, int | None]]:
-    found = [(row["id"], row.get(RANK_COLUMN)) for row in table.to_pylist()]
-    assert len(set(found)) == len(found), "a row appears twice"
-    return set(found)
+    rows = [(row["id"], row.get(RANK_COLUMN)) for row in table.to_pylist()]
+    assert len(set(rows)) == len(rows), "a row appears twice"
+    return set(rows)
 
 
 COLUMNS = (
@@ -168,16 +170,18 @@ class TopMachine(OperatorMachine[TopModel]):
         n=st.integers(1, 4),
         order=ORDERS,
         ties=st.sampled_from(["first", "last"]),
-        tell=st.sampled_from(["rank", "removed", "rows"]),
+        output=st.sampled_from(["rank", "removed", "rows"]),
         expiry=st.sampled_from([None, "end", "ts"]),
         partition=st.sampled_from([("k",), ("end", "k"), ("end",), ()]),
     )
-    def start(self, n: int, order: Order, ties: str, tell: str, expiry: str | None, partition: tuple[str, ...]) -> None:
+    def start(
+        self, n: int, order: Order, ties: str, output: str, expiry: str | None, partition: tuple[str, ...]
+    ) -> None:
         types = {"k": "string", "end": "timestamp"}
         keys = tuple(Field(name, types[name]) for name in partition)
-        others = tuple(Field(name, kind) for name, kind in types.items() if name not in partition)
+        other_columns = tuple(Field(name, kind) for name, kind in types.items() if name not in partition)
         self.schema = top_schema(
-            keys, (*COLUMNS, *others), n, order, ties=ties, rank=tell != "rows", emit_removed=tell == "removed",
+            keys, (*COLUMNS, *other_columns), n, order, ties=ties, rank=output != "rows", emit_removed=output == "removed",
             expiry=expiry, delay_ms=None if expiry is None else 0,
         )  # fmt: skip
         self.ids = 0
