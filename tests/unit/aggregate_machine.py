@@ -62,8 +62,10 @@ def input_of(*raw: pa.RecordBatch, combined: Sequence[pa.RecordBatch] = ()) -> S
         table = GroupTable(SCHEMA)
         table.accumulate(table.encode(batch), 1)
         partial.append(table.decode(table.rows[table.live()]))
-    some = ShardInput.of_raw(SCHEMA, *raw)
-    return ShardInput((some.raw, pa.concat_tables(partial)), some.rows_read + sum(batch.num_rows for batch in combined))
+    raw_input = ShardInput.of_raw(SCHEMA, *raw)
+    return ShardInput(
+        (raw_input.raw, pa.concat_tables(partial)), raw_input.rows_read + sum(batch.num_rows for batch in combined)
+    )
 
 
 def groups_of(table: pa.Table) -> Groups:
@@ -102,8 +104,8 @@ class AggregateModel:
             watermark = max(watermark, max_event_ms - 2000)
         closed = {key: row for key, row in groups.items() if key[0] is not None and key[0] * 1000 <= watermark}
         updated = {key: groups[key] for key in touched}
-        left = {key: row for key, row in groups.items() if key not in closed}
-        return AggregateModel(left, watermark), updated, closed
+        open_groups = {key: row for key, row in groups.items() if key not in closed}
+        return AggregateModel(open_groups, watermark), updated, closed
 
     def late(self, rows: list[tuple[Any, ...]]) -> int:
         """Groups of late rows, each of which Spark adds up to one before it counts."""

@@ -67,19 +67,19 @@ class LocalCoordinator:
         self.restart()
         self.lose_answers = 0
         self.is_elsewhere = False
-        #: Calls so far, and who reported what.
+        #: Calls so far by name, and the instances that were reported with the ids to check.
         self.calls: Counter[str] = Counter()
         self.reported: list[tuple[StateStoreProviderId, tuple[StateStoreProviderId, ...]]] = []
         self.stale: set[StateStoreProviderId] = set()
 
     def restart(self) -> None:
         """Replace the coordinator by another one, which reads the log."""
-        self._keeper = self._do(self.open(self._state_name))
+        self._writer = self._do(self.open(self._state_name))
         if self._created is not None:
-            self._do(self._keeper.create_metadata(self._created))
+            self._do(self._writer.create_metadata(self._created))
 
     async def open(self, state_name: str) -> LedgerWriter:
-        """Return the writer of a state's log, which has read it."""
+        """Return the writer of a state's log, after it has read the log."""
         writer = LedgerWriter(ManifestLog(self._objects, state_name, "writer", **self._log_options))
         await writer.open()
         return writer
@@ -88,26 +88,28 @@ class LocalCoordinator:
         return self._guard.submit(self._loop.run_until_complete, coroutine).result()
 
     def lease(self, task: TaskIdentity, local: str, lost: frozenset[str] = frozenset()) -> LeaseGrant:
-        where = ActorLocation(local, local, "node", "host", 1)
+        location = ActorLocation(local, local, "node", "host", 1)
         return self._do(
-            self._keeper.decide(lambda ledger: ledger.decide_lease(task, where, FakeFleetView(lost), StayElseLocal()))
+            self._writer.decide(
+                lambda ledger: ledger.decide_lease(task, location, FakeFleetView(lost), StayElseLocal())
+            )
         )
 
     def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> Sequence[CommitEntry]:
         self.calls["commit_all"] += 1
-        counted: Sequence[CommitEntry] = self._do(self._keeper.decide(lambda ledger: ledger.decide_commits(entries)))
+        accepted: Sequence[CommitEntry] = self._do(self._writer.decide(lambda ledger: ledger.decide_commits(entries)))
         if self.lose_answers:
             self.lose_answers -= 1
             raise StoreUnavailableError("the answer was lost")
-        return counted
+        return accepted
 
     def former(self, entries: Sequence[CommitEntry]) -> None:
-        """A former coordinator, which was asked first, has a commit counted after all."""
-        self._do(self._keeper.decide(lambda ledger: ledger.decide_commits(entries)))
+        """Accept commits as a previous coordinator that received them first."""
+        self._do(self._writer.decide(lambda ledger: ledger.decide_commits(entries)))
 
     def load_plans(self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]) -> LoadPlans:
         self.calls["load_plans"] += 1
-        return self._do(self._keeper.read(lambda ledger: ledger.load_plans(partition_id, version, store_names)))
+        return self._do(self._writer.read(lambda ledger: ledger.load_plans(partition_id, version, store_names)))
 
     def open_instance(
         self,
@@ -119,22 +121,22 @@ class LocalCoordinator:
         self.calls["open_instance"] += 1
         self.reported.append((provider_id, tuple(ids_to_check)))
         partition = provider_id.store_id.partition_id
-        plans = self._do(self._keeper.read(lambda ledger: ledger.load_plans(partition, version, store_names)))
-        return InstancePlans(tuple(one for one in ids_to_check if one in self.stale), plans)
+        plans = self._do(self._writer.read(lambda ledger: ledger.load_plans(partition, version, store_names)))
+        return InstancePlans(tuple(provider for provider in ids_to_check if provider in self.stale), plans)
 
     def plan(self, version: int, partition_id: int = 0) -> LoadPlan:
-        """What makes a version of a partition's one store."""
-        decided = self._keeper.read(lambda ledger: ledger.load_plans(partition_id, version))
+        """Return how the only store of a partition is loaded at a version."""
+        decided = self._writer.read(lambda ledger: ledger.load_plans(partition_id, version))
         return self._do(decided).plans[DEFAULT_STORE]
 
     def add_snapshot(self, state_name: str, snapshot: SnapshotEntry) -> bool:
-        return self._do(self._keeper.decide(lambda ledger: ledger.decide_snapshot(snapshot)))
+        return self._do(self._writer.decide(lambda ledger: ledger.decide_snapshot(snapshot)))
 
     def truncate(self, keep: int) -> dict[int, int]:
-        return self._do(self._keeper.decide(lambda ledger: ledger.decide_truncation(keep)))
+        return self._do(self._writer.decide(lambda ledger: ledger.decide_truncation(keep)))
 
     def referenced(self) -> set[str]:
-        return self._do(self._keeper.read(lambda ledger: ledger.referenced_files()))
+        return self._do(self._writer.read(lambda ledger: ledger.referenced_files()))
 
     def elsewhere(self, state_name: str, store_ids: Sequence[StateStoreId]) -> set[StateStoreId]:
         self.calls["elsewhere"] += 1

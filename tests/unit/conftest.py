@@ -10,7 +10,7 @@ import ray
 
 @pytest.fixture(autouse=True)
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A unit test that starts Ray has lost its way."""
+    """Make a unit test fail that starts Ray."""
 
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("unit tests run without Ray; test the rule without its actor")

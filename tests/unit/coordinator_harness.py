@@ -1,4 +1,4 @@
-"""Coordinators over one object store whose requests can be made to hang."""
+"""Coordinators over one object store, whose requests can be made to hang."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HERE = ActorLocation("a", "a-1", "node", "host", 1)
 
 
 class GatedObjectStore:
-    """A coordinator's way to the shared objects: while its gate is shut, one kind of its requests hangs."""
+    """The shared objects as a coordinator reaches them: while the gate is shut, one kind of request hangs."""
 
     tells_writers_apart = True
 
@@ -60,7 +60,7 @@ class GatedObjectStore:
         return self._objects.list_unfinished(prefix)
 
     def list(self, prefix: str) -> list[ObjectInfo]:
-        # What the store's time is, is asked beside.
+        # Requests for the store's time do not hang.
         self.lists += not prefix.startswith("_probe")
         infos = self._objects.list(prefix)
         self._pass("list")
@@ -79,48 +79,48 @@ class GatedObjectStore:
 
 
 class CoordinatorHarness:
-    """One coordinator: a keeper of the state's log and a cleaner, as the coordinator actor has them."""
+    """One coordinator: a writer of the state's log and a cleaner, as the coordinator actor has them."""
 
     def __init__(self, objects: ObjectStore, name: str) -> None:
         self.objects, self.name = objects, name
-        self.keepers: dict[str, LedgerWriter] = {}
-        self.keeper = self.of("s")
+        self.writers: dict[str, LedgerWriter] = {}
+        self.writer = self.of("s")
         self.cleaner = Cleaner(objects, Maintenance(grace_s=GRACE_S), MachineClock(), self.opened, self.notice_deleted)
         self.branching = Branching(self.opened, MachineClock())
 
     def of(self, state_name: str) -> LedgerWriter:
-        """The keeper of a state's ledger."""
-        if state_name not in self.keepers:
-            self.keepers[state_name] = LedgerWriter(ManifestLog(self.objects, state_name, self.name))
-        return self.keepers[state_name]
+        """Return the writer of a state's ledger."""
+        if state_name not in self.writers:
+            self.writers[state_name] = LedgerWriter(ManifestLog(self.objects, state_name, self.name))
+        return self.writers[state_name]
 
     async def opened(self, state_name: str) -> LedgerWriter:
-        keeper = self.of(state_name)
-        if keeper.ledger is None:
-            await keeper.open()
-        return keeper
+        writer = self.of(state_name)
+        if writer.ledger is None:
+            await writer.open()
+        return writer
 
     async def notice_deleted(self, state_name: str) -> None:
-        keeper = self.keepers.get(state_name)
-        if keeper is not None and await keeper.is_deleted():
-            del self.keepers[state_name]
+        writer = self.writers.get(state_name)
+        if writer is not None and await writer.is_deleted():
+            del self.writers[state_name]
 
     async def begin(self, run: str, batch: int, state_name: str = "s") -> CommitEntry:
-        """A commit of a new run, not counted yet."""
+        """Return a commit of a new run that is not accepted yet."""
         task = TaskIdentity(state_name, "query", run, batch, 0, 0, "executor")
-        keeper = await self.opened(state_name)
-        grant = await keeper.decide(lambda ledger: ledger.decide_lease(task, HERE, FakeFleetView(), StayElseLocal()))
+        writer = await self.opened(state_name)
+        grant = await writer.decide(lambda ledger: ledger.decide_lease(task, HERE, FakeFleetView(), StayElseLocal()))
         version = batch + 1
-        begun = entry(grant, version)
+        commit = entry(grant, version)
         return replace(
-            begun, file=f"{state_name}/0/0/{version}-{ord(run[-1]):x}.delta", committed_at_ms=int(time.time() * 1000)
+            commit, file=f"{state_name}/0/0/{version}-{ord(run[-1]):x}.delta", committed_at_ms=int(time.time() * 1000)
         )
 
-    async def count(self, begun: CommitEntry, state_name: str = "s") -> None:
-        """As ``Coordinator.commit_partitions``."""
+    async def accept(self, commit: CommitEntry, state_name: str = "s") -> None:
+        """Accept a commit, as ``Coordinator.commit_partitions`` does."""
 
         def decide(ledger: StateLedger) -> tuple[list[Record], None]:
-            return ledger.decide_commits([begun])[0], None
+            return ledger.decide_commits([commit])[0], None
 
         await (await self.opened(state_name)).decide(decide)
 
@@ -143,8 +143,8 @@ def two_coordinators(
     async def run() -> None:
         gated = GatedObjectStore(objects, hangs)
         old, new = CoordinatorHarness(gated, "old"), CoordinatorHarness(objects, "new")
-        await old.keeper.open()
-        await new.keeper.open()
+        await old.writer.open()
+        await new.writer.open()
         await scenario(old, new, objects, gated)
 
     asyncio.run(run())

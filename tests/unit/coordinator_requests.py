@@ -21,7 +21,7 @@ def commit_of(grant: LeaseGrant, version: int) -> CommitEntry:
 
 
 async def lease_all_shards(coordinator: Coordinator, run_id: str = "run-1", batch: int = 0) -> list[LeaseGrant]:
-    """Leases that tasks ask for."""
+    """Return the leases of the tasks of all shards."""
     return [
         await coordinator.attach_and_lease(task(run_id, batch, shard=shard), METADATA, actor("a"))
         for shard in range(SHARDS)

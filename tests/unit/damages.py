@@ -1,4 +1,4 @@
-"""What is done to files of states, and a survey of it: each file in each way, and what whoever reads them is told."""
+"""Kinds of damage to files of states, and a survey that damages each file in each way and looks at what readers get."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from statefleet.reads.state import LiveState
 from statefleet.reads.stored import StoredSource
 from statefleet.reads.verify import check_files, files_of
 
-#: Told in place of rows.
+#: Begins the text that stands for an error instead of rows.
 ERROR = "error: "
-#: From a store of files, a path in it, and chance: whether there was anything to do.
+#: Damages the file at a path of a store, with random choices; returns False if there was nothing to damage.
 Damage = Callable[[MemoryObjectStore, str, random.Random], bool]
 
 
 def copied(objects: MemoryObjectStore) -> MemoryObjectStore:
-    """Another store with the same files."""
-    other = MemoryObjectStore()
+    """Return another store with the same files."""
+    copy = MemoryObjectStore()
     for info in objects.list(""):
-        other.put(info.path, objects.get(info.path))
-    return other
+        copy.put(info.path, objects.get(info.path))
+    return copy
 
 
 def state_in(objects: MemoryObjectStore, name: str, part: str = "") -> LiveState:
-    """What a program is given that reads a state from storage, without a fleet."""
+    """Return a state as a program reads it from storage, without a fleet."""
     runtime = Runtime()
-    fleet = LiveFleet(StoredSource(objects, runtime), Opened(_elsewhere, {}), runtime)
+    fleet = LiveFleet(StoredSource(objects, runtime), Opened(_no_fleet, {}), runtime)
     return fleet.state(name, part, consistency="committed")
 
 
-def _elsewhere(**_: object) -> LiveFleet:
+def _no_fleet(**_: object) -> LiveFleet:
     raise AssertionError("no other process has these files")
 
 
-def told(look: Callable[[], Iterable[object]]) -> str:
-    """Rows in an order, a line each, or the error that came instead of them."""
+def rows_or_error(look: Callable[[], Iterable[object]]) -> str:
+    """Return rows in sorted order, a line each, or the error that was raised instead of them."""
     try:
         return "\n".join(sorted(map(repr, look())))
     except StateStoreError as error:
@@ -51,15 +51,15 @@ def told(look: Callable[[], Iterable[object]]) -> str:
 
 
 def named_by_verify(objects: MemoryObjectStore, states: Iterable[str]) -> set[str]:
-    """Files that ``statefleet verify`` names."""
+    """Return the files that ``statefleet verify`` names."""
     damages = [
-        one for name in states for one in check_files(objects, files_of(objects, name), lambda size: None).damages
+        damage for name in states for damage in check_files(objects, files_of(objects, name), lambda size: None).damages
     ]
-    return {word.strip(",:") for one in damages for word in (one.file, *one.problem.split())}
+    return {word.strip(",:") for damage in damages for word in (damage.file, *damage.problem.split())}
 
 
 def says_the_same(data: bytes, other: bytes) -> bool:
-    """Whether files are equal, but for spaces of JSON that became line breaks."""
+    """Return whether files are equal, except for spaces of JSON that became line breaks."""
     try:
         return data == other or json.loads(data) == json.loads(other)
     except ValueError:
@@ -90,58 +90,62 @@ def deleted(objects: MemoryObjectStore, path: str, dice: random.Random) -> bool:
 
 
 def neighbour(objects: MemoryObjectStore, path: str) -> str | None:
-    """The next file of the same kind in its folder."""
+    """Return the next file of the same kind in the folder of a file."""
     folder = path.rpartition("/")[0]
     kind = Path(path).suffix
     files = [
-        one.path for one in objects.list(folder) if one.path.rpartition("/")[0] == folder and one.path.endswith(kind)
+        info.path
+        for info in objects.list(folder)
+        if info.path.rpartition("/")[0] == folder and info.path.endswith(kind)
     ]
     return None if len(files) < 2 else files[(files.index(path) + 1) % len(files)]
 
 
 def copied_over(objects: MemoryObjectStore, path: str, dice: random.Random) -> bool:
-    other = neighbour(objects, path)
-    if other is not None:
-        objects.put(path, objects.get(other))
-    return other is not None
+    source = neighbour(objects, path)
+    if source is not None:
+        objects.put(path, objects.get(source))
+    return source is not None
 
 
 def swapped(objects: MemoryObjectStore, path: str, dice: random.Random) -> bool:
     other = neighbour(objects, path)
     if other is None:
         return False
-    own, others = objects.get(path), objects.get(other)
-    objects.put(path, others)
-    objects.put(other, own)
+    data, other_data = objects.get(path), objects.get(other)
+    objects.put(path, other_data)
+    objects.put(other, data)
     return True
 
 
-def counterpart(elsewhere: MemoryObjectStore, path: str, dice: random.Random) -> str | None:
-    """The file of the same kind and number in another store, or with none a random one of the kind; None if there is none."""
+def counterpart(other_store: MemoryObjectStore, path: str, dice: random.Random) -> str | None:
+    """Return the file of the same kind and number in another store, else a random file of the kind; None if there is none."""
     folder, _, name = path.rpartition("/")
     kind, number = Path(path).suffix, name.partition("-")[0]
     files = [
-        one.path for one in elsewhere.list(folder) if one.path.rpartition("/")[0] == folder and one.path.endswith(kind)
+        info.path
+        for info in other_store.list(folder)
+        if info.path.rpartition("/")[0] == folder and info.path.endswith(kind)
     ]
-    same = [file for file in files if Path(file).name.partition("-")[0] == number]
+    with_number = [file for file in files if Path(file).name.partition("-")[0] == number]
     if not files:
         return None
-    return same[0] if same else dice.choice(files)
+    return with_number[0] if with_number else dice.choice(files)
 
 
-def taken_from(elsewhere: MemoryObjectStore, place: Callable[[str], str] = str) -> Damage:
-    """Put a file from another store in the place of one; `place` says under which path that has it."""
+def taken_from(other_store: MemoryObjectStore, path_there: Callable[[str], str] = str) -> Damage:
+    """Return the damage that replaces a file by one of another store; `path_there` returns the file's path in that store."""
 
     def damage(objects: MemoryObjectStore, path: str, dice: random.Random) -> bool:
-        other = counterpart(elsewhere, place(path), dice)
-        if other is not None:
-            objects.put(path, elsewhere.get(other))
-        return other is not None
+        source = counterpart(other_store, path_there(path), dice)
+        if source is not None:
+            objects.put(path, other_store.get(source))
+        return source is not None
 
     return damage
 
 
-#: What needs no other files than the store's own.
+#: The kinds of damage that need only the store's files.
 DAMAGES: dict[str, Damage] = {
     "flip": rewritten(flipped),
     "cut": rewritten(lambda data, dice: data[: dice.randrange(len(data))]),
@@ -155,7 +159,7 @@ DAMAGES: dict[str, Damage] = {
 
 @dataclass(frozen=True)
 class Survey:
-    """States without damage, what may be done to their files, and what readers are to be told.
+    """States without damage, the kinds of damage to their files, and what readers are expected to get.
 
     Attributes
     ----------
@@ -164,7 +168,7 @@ class Survey:
     states
         Their names.
     read
-        What readers are told of files: rows, or an error (:func:`told`), by what they look at.
+        Return what readers get from files: rows or an error (:func:`rows_or_error`) by the name of what was read.
     """
 
     objects: MemoryObjectStore
@@ -177,43 +181,43 @@ class Survey:
         self.expected.update(self.read(copied(self.objects)))
 
     def needed(self) -> list[str]:
-        """Files that retained versions need, in an order of kind and place."""
-        return sorted({one.path for name in self.states for one in files_of(self.objects, name).files})
+        """Return the files that retained versions need, sorted by path."""
+        return sorted({file.path for name in self.states for file in files_of(self.objects, name).files})
 
     def cases(self, kinds: Iterable[str] = ()) -> list[tuple[str, str]]:
-        """Paths, each with each kind of damage."""
+        """Return all paths, each with each kind of damage."""
         return [(path, kind) for path in self.needed() for kind in kinds or self.damages]
 
     def outcome(self, path: str, kind: str, seed: int = 0) -> str:
-        """What is wrong after a damage: wrong rows, or damage that nobody names; empty if nothing is."""
+        """Return what is wrong after a damage: wrong rows, or a damage that no error names; empty if nothing is wrong."""
         objects = copied(self.objects)
         if not self.damages[kind](objects, path, random.Random(f"{path} {kind} {seed}")):
             return ""
         if kind != "delete" and says_the_same(objects.get(path), self.objects.get(path)):
             return ""
         state = path.partition("/")[0]
-        newest = max(one.path for one in self.objects.list(f"{state}/manifest"))
+        newest = max(info.path for info in self.objects.list(f"{state}/manifest"))
         if kind == "delete" and path == newest:
-            # The log ends before it, as if it had never been; a query's checkpoint is ahead then, and the query is refused.
+            # The log ends before the file, as if it had never been written. A query whose checkpoint is ahead is refused.
             return ""
-        found = self.read(objects)
+        answers = self.read(objects)
         wrong = {
-            name: rows for name, rows in found.items() if not rows.startswith(ERROR) and rows != self.expected[name]
+            name: rows for name, rows in answers.items() if not rows.startswith(ERROR) and rows != self.expected[name]
         }
         if wrong:
             return f"wrong rows: {wrong}"
         if kind == "delete" and "/checkpoints/" in path:
-            # Nothing tells that it was there, and the log says the same.
-            return "" if found == self.expected else f"without a checkpoint: {found}"
+            # Nothing shows that the checkpoint was there, and the log has the same content.
+            return "" if answers == self.expected else f"without a checkpoint: {answers}"
         named = named_by_verify(objects, self.states)
         touched = {path, neighbour(self.objects, path)} if kind == "swap" else {path}
         return "" if touched & named else f"verify names {sorted(named)}"
 
     def outcomes(self, cases: Iterable[tuple[str, str]], seed: int = 0) -> dict[tuple[str, str], str]:
-        """What is wrong, by case; empty if nothing is."""
-        found = {case: self.outcome(*case, seed) for case in cases}
-        return {case: outcome for case, outcome in found.items() if outcome}
+        """Return what is wrong, by case; empty if nothing is wrong."""
+        outcome_of_case = {case: self.outcome(*case, seed) for case in cases}
+        return {case: outcome for case, outcome in outcome_of_case.items() if outcome}
 
     def sampled(self, count: int) -> dict[tuple[str, str], str]:
-        """:meth:`outcomes` of some of the cases, always the same ones as long as there are as many."""
+        """Return :meth:`outcomes` of a sample of the cases, which depends only on their number."""
         return self.outcomes(random.Random(20261123).sample(self.cases(), count))

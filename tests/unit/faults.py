@@ -1,4 +1,4 @@
-"""Errors out of nowhere: memory is exhausted before some line of the project's code."""
+"""Unexpected errors: memory is exhausted before a line of the project's code."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ _ROOT = str(Path(store_actors.__path__[0]))
 
 
 class Fault:
-    """Whether the error came, which it does only if so many lines were run."""
+    """Whether the error was raised: it is only if enough lines were run."""
 
     came = False
 
 
 @contextmanager
 def memory_exhausted(lines: int, folders: tuple[str, ...] = ("engine", "keyed")) -> Iterator[Fault]:
-    """Raise a MemoryError, once, after so many lines of these rooms of the store actors.
+    """Raise a MemoryError once, after a number of lines of these folders of the store actors.
 
-    Every allocation stands in some line, and compiled loops are left at the line that calls them.
+    Every allocation is made in a line of Python; a compiled loop counts as the line that calls it.
     """
-    left, fault = lines, Fault()
+    lines_to_go, fault = lines, Fault()
     within = tuple(f"{_ROOT}/{folder}/" for folder in folders)
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal left
+        nonlocal lines_to_go
         if not frame.f_code.co_filename.startswith(within):
             return None
         if event == "line":
-            left -= 1
-            if left < 0 and not fault.came:
+            lines_to_go -= 1
+            if lines_to_go < 0 and not fault.came:
                 fault.came = True
                 raise MemoryError
         return trace
 
-    former = sys.gettrace()
+    previous_trace = sys.gettrace()
     sys.settrace(trace)
     try:
         yield fault
     finally:
-        sys.settrace(former)
+        sys.settrace(previous_trace)

@@ -36,7 +36,7 @@ def raw(schema: StateSchema, rows: Rows) -> pa.Table:
 
 
 def run(schema: StateSchema, parts: list[Rows], *, merge: bool) -> dict[str, Any]:
-    """The only row of one table that was fed all parts; with `merge` each part is combined by a table of its own first."""
+    """Return the only row of a table that was fed all parts; with `merge` each part is first combined by a separate table."""
     final = GroupTable(schema)
     for part in parts:
         (batch,) = raw(schema, part).to_batches()

@@ -30,7 +30,7 @@ def batch_of(schema: StateSchema, rows: Rows) -> pa.RecordBatch:
 
 
 def aggregate_parts(schema: StateSchema, parts: list[Rows], *, combined: bool) -> dict[int, dict[str, Any]]:
-    """What is emitted, by key, of a shard that has taken all parts, each undone once, and that was loaded anew after each."""
+    """Return what a shard emits, by key, after all parts: each part is undone and repeated, and then the shard is reloaded."""
     shard = AggregateShard(schema)
     empty = schema.row_schema().empty_table()
     for number, part in enumerate(parts, start=1):
@@ -39,8 +39,8 @@ def aggregate_parts(schema: StateSchema, parts: list[Rows], *, combined: bool) -
         if combined:
             groups = GroupTable(schema)
             groups.accumulate(groups.encode(batch), 1)
-            held = groups.decode(groups.rows[groups.live()])
-            rows = ShardInput((schema.raw_schema().empty_table(), held), len(part))
+            partial = groups.decode(groups.rows[groups.live()])
+            rows = ShardInput((schema.raw_schema().empty_table(), partial), len(part))
         shard.apply(rows, 0, number)
         shard.abort()
         shard.apply(rows, 0, number)

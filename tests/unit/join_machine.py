@@ -48,7 +48,7 @@ def through_json(schema: StateSchema) -> StateSchema:
 
 
 class Driver:
-    """A join in batches, as Spark's suites run it: rows that come out, kept rows, rows put and dropped since the last look."""
+    """A join in batches, as Spark's suites run it: emitted rows, kept rows, and rows put and dropped since the last check."""
 
     def __init__(self, schema: StateSchema) -> None:
         self.schema = through_json(schema)
@@ -78,14 +78,14 @@ def reloaded(schema: StateSchema, changes: list[Change]) -> JoinShard:
 
 def rows_of(table: pa.Table | None) -> Counter[tuple[Any, ...]]:
     assert table is not None
-    columns = [plain(one) for one in table.columns]
+    columns = [plain(column_values) for column_values in table.columns]
     return Counter(zip(*columns, strict=True)) if columns else Counter()
 
 
 def plain(values: pa.ChunkedArray) -> list[Any]:
     if pa.types.is_temporal(values.type) and not pa.types.is_date(values.type):
         values = values.cast(pa.int64())
-    return ["nan" if isinstance(one, float) and math.isnan(one) else one for one in values.to_pylist()]
+    return ["nan" if isinstance(value, float) and math.isnan(value) else value for value in values.to_pylist()]
 
 
 def left(*values: int | None) -> list[Row]:
@@ -138,7 +138,7 @@ class JoinModel:
     def after(
         self, join_type: str, new: list[list[tuple[Any, ...]]], watermark_ms: int
     ) -> tuple[JoinModel, Counter[tuple[Any, ...]], int]:
-        """The next version, what is emitted, and how many rows are late."""
+        """Return the next version, the emitted rows, and the number of late rows."""
         sides = [list(self.sides[0]), list(self.sides[1])]
         emitted: Counter[tuple[Any, ...]] = Counter()
         outer, late = OUTER.get(join_type, set()), 0
@@ -147,47 +147,47 @@ class JoinModel:
                 if row[4] is not None and row[4] * 1000 <= self.watermark_ms:
                     late += 1
                 elif not row[6]:
-                    emitted.update([alone(side, row)] if side in outer else [])
+                    emitted.update([unmatched_output(side, row)] if side in outer else [])
                 else:
                     self._enter(join_type, side, Kept(row), sides, emitted)
         for side in (0, 1):
-            ended = [one for one in sides[side] if one.row[5] is not None and one.row[5] * 1000 <= watermark_ms]
-            emitted.update(alone(side, one.row) for one in ended if side in outer and not one.matched)
-            sides[side] = [one for one in sides[side] if one not in ended]
+            ended = [kept for kept in sides[side] if kept.row[5] is not None and kept.row[5] * 1000 <= watermark_ms]
+            emitted.update(unmatched_output(side, kept.row) for kept in ended if side in outer and not kept.matched)
+            sides[side] = [kept for kept in sides[side] if kept not in ended]
         return JoinModel((tuple(sides[0]), tuple(sides[1])), watermark_ms), emitted, late
 
     @staticmethod
     def _enter(
         join_type: str, side: int, new: Kept, sides: list[list[Kept]], emitted: Counter[tuple[Any, ...]]
     ) -> None:
-        for place, other in enumerate(sides[1 - side]):
+        for index, other in enumerate(sides[1 - side]):
             pair = (new.row, other.row) if side == 0 else (other.row, new.row)
             if not joins(*pair, equal_nulls=join_type == "full_outer"):
                 continue
             if join_type != "left_semi":
-                emitted.update([(*shown(pair[0]), *shown(pair[1]))])
+                emitted.update([(*output_of(pair[0]), *output_of(pair[1]))])
             elif not (new.matched if side == 0 else other.matched):
-                emitted.update([shown(pair[0])])
-            new, sides[1 - side][place] = replace(new, matched=True), replace(other, matched=True)
+                emitted.update([output_of(pair[0])])
+            new, sides[1 - side][index] = replace(new, matched=True), replace(other, matched=True)
         if join_type == "left_semi":
-            sides[0] = [one for one in sides[0] if not one.matched]
+            sides[0] = [kept for kept in sides[0] if not kept.matched]
             if side == 0 and new.matched:
                 return
         if new.row[0] is not None or side in OUTER.get(join_type, ()):
             sides[side].append(new)
 
 
-def joins(one: tuple[Any, ...], two: tuple[Any, ...], *, equal_nulls: bool) -> bool:
-    same_key = (equal_nulls or one[0] is not None) and one[0] == two[0] and one[1] == two[1]
-    return same_key and one[2] is not None and two[2] is not None and one[2] <= two[2]
+def joins(left: tuple[Any, ...], right: tuple[Any, ...], *, equal_nulls: bool) -> bool:
+    same_key = (equal_nulls or left[0] is not None) and left[0] == right[0] and left[1] == right[1]
+    return same_key and left[2] is not None and right[2] is not None and left[2] <= right[2]
 
 
-def shown(row: tuple[Any, ...]) -> tuple[Any, ...]:
+def output_of(row: tuple[Any, ...]) -> tuple[Any, ...]:
     return row[7], row[3]
 
 
-def alone(side: int, row: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (*shown(row), None, None) if side == 0 else (None, None, *shown(row))
+def unmatched_output(side: int, row: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (*output_of(row), None, None) if side == 0 else (None, None, *output_of(row))
 
 
 class JoinMachine(OperatorMachine[JoinModel]):
@@ -235,7 +235,7 @@ class JoinMachine(OperatorMachine[JoinModel]):
 
     @staticmethod
     def input_row(side: int, row: tuple[Any, ...]) -> Row:
-        s, micros = "lr"[side], [None if one is None else one * SECOND for one in row[4:6]]
+        s, micros = "lr"[side], [None if seconds is None else seconds * SECOND for seconds in row[4:6]]
         names = ("k0", "k1", f"{s}v", f"{s}s", f"{s}t", f"{s}x", f"{s}p", f"{s}id")
         return dict(zip(names, (*row[:4], *micros, *row[6:]), strict=True))
 
@@ -244,13 +244,15 @@ class JoinMachine(OperatorMachine[JoinModel]):
         for side, s in ((0, "l"), (1, "r")):
             kept = [row for row in rows if row["__side"] == side]
             tracked = side in OUTER.get(self.join_type, ())
-            expected = Counter((one.row[0], one.row[1], *shown(one.row)) for one in model.sides[side])
+            expected = Counter(
+                (kept_row.row[0], kept_row.row[1], *output_of(kept_row.row)) for kept_row in model.sides[side]
+            )
             names = ["k0", "k1", f"{s}id", f"{s}s"]
             if self.join_type == "left_semi" and side == 1:
-                expected, names = Counter((one.row[0], one.row[1]) for one in model.sides[1]), names[:2]
+                expected, names = Counter((kept_row.row[0], kept_row.row[1]) for kept_row in model.sides[1]), names[:2]
             assert Counter(tuple(row[name] for name in names) for row in kept) == expected
             if tracked:
                 assert {row[f"{s}id"]: row["__matched"] for row in kept} == {
-                    one.row[7]: one.matched for one in model.sides[side]
+                    kept_row.row[7]: kept_row.matched for kept_row in model.sides[side]
                 }
         assert len({row["__row"] for row in rows}) == len(rows) == len(self.shard)

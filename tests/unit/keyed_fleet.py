@@ -53,10 +53,10 @@ class KeyedFleet:
     def read(self, version: int, *specs: StoreSpec) -> list[dict[str, Any]]:
         session, _ = self.stores.open_read(self.request(version, self.run, 0, *(specs or (COUNTS,))))
         scan = self.call(session, "iterator", store=(specs or (COUNTS,))[0].name)
-        found: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         while (batch := self.stores.next_batch(session, scan)) is not None:
-            found += batch.to_pylist()
-        return sorted(found, key=str)
+            rows += batch.to_pylist()
+        return sorted(rows, key=str)
 
     run = "run-1"
 

@@ -37,13 +37,13 @@ Model = dict[Key, Value]
 
 
 #: Few keys, so that puts and removes meet the same ones again and again.
-SOME_A = st.sampled_from([None, -1, 0, 3])
-SOME_B = st.sampled_from([None, "", "ä", "longer than a word"])
-KEY = st.tuples(SOME_A, SOME_B)
+VALUES_OF_A = st.sampled_from([None, -1, 0, 3])
+VALUES_OF_B = st.sampled_from([None, "", "ä", "longer than a word"])
+KEY = st.tuples(VALUES_OF_A, VALUES_OF_B)
 VALUE = st.tuples(st.one_of(st.none(), st.integers(-2, 2)), st.one_of(st.none(), st.binary(max_size=2)))
 
 
-#: Changes of one version: puts (rows), removes (keys), removes by a condition (limit, given as an expression or function).
+#: Changes of one version: puts (rows), removes (keys), removes by a condition (limit; an expression or a function).
 CHANGES = st.lists(
     st.one_of(
         st.tuples(st.just("put"), st.lists(st.tuples(KEY, VALUE), max_size=8)),
@@ -82,7 +82,7 @@ def in_range(a: Any, start: Any, end: Any) -> bool:
 @dataclass
 class OpenScan:
     scan: RowScan
-    left: Model
+    remaining: Model
 
 
 class KeyedMachine(ShardMachine):
@@ -96,7 +96,7 @@ class KeyedMachine(ShardMachine):
         self.readers: list[tuple[ReadHandle, Model]] = []
         self.scans: list[OpenScan] = []
 
-    def some_handle(self, data: st.DataObject) -> tuple[ReadHandle | UpdateHandle, Model]:
+    def any_handle(self, data: st.DataObject) -> tuple[ReadHandle | UpdateHandle, Model]:
         return data.draw(st.sampled_from(self.handles()))
 
     def handles(self) -> list[tuple[ReadHandle | UpdateHandle, Model]]:
@@ -110,13 +110,13 @@ class KeyedMachine(ShardMachine):
         if self.writer is None:
             self.writer = self.shard.begin(self.shard.version)
             self.pending = dict(self.history[self.shard.version])
-        for name, what in changes:
+        for name, argument in changes:
             if name == "put":
-                self.put(what)
+                self.put(argument)
             elif name == "remove":
-                self.remove(what)
+                self.remove(argument)
             else:
-                self.remove_where(*what)
+                self.remove_where(*argument)
 
     @rule(changes=CHANGES)
     def write_a_version(self, changes: list[tuple[str, Any]]) -> None:
@@ -141,14 +141,16 @@ class KeyedMachine(ShardMachine):
 
     def remove_where(self, limit: int, as_expression: bool) -> None:
         assert self.writer is not None
-        gone = {key for key, value in self.pending.items() if key[0] is not None and (value[0] or 0) + key[0] > limit}
+        removed = {
+            key for key, value in self.pending.items() if key[0] is not None and (value[0] or 0) + key[0] > limit
+        }
         total = pc.add(pc.field("a"), pc.coalesce(pc.field("n"), pc.scalar(0)))
 
         def condition(batch: pa.RecordBatch) -> pa.Array:
             return pc.greater(pc.add(batch.column("a"), pc.fill_null(batch.column("n"), 0)), limit)
 
-        assert self.writer.remove_where(total > limit if as_expression else condition) == len(gone)
-        self.pending = {key: value for key, value in self.pending.items() if key not in gone}
+        assert self.writer.remove_where(total > limit if as_expression else condition) == len(removed)
+        self.pending = {key: value for key, value in self.pending.items() if key not in removed}
 
     @precondition(lambda self: self.writer is not None)
     @rule()
@@ -170,10 +172,10 @@ class KeyedMachine(ShardMachine):
         change = writer.commit()
         assert prepared is None or prepared is change
         changed = {key: value for key, value in self.pending.items() if base.get(key) != value or key not in base}
-        gone = {key: value for key, value in base.items() if key not in self.pending}
+        removed = {key: value for key, value in base.items() if key not in self.pending}
         assert model_of(change.delta.filter(pc.field(CHANGE_COLUMN) == UPDATED)) == changed
-        assert model_of(change.delta.filter(pc.field(CHANGE_COLUMN) == REMOVED)) == gone
-        assert change.rows_removed == len(gone)
+        assert model_of(change.delta.filter(pc.field(CHANGE_COLUMN) == REMOVED)) == removed
+        assert change.rows_removed == len(removed)
         assert change.rows_updated >= len(changed)
         self.history[change.version], self.changes[change.version] = self.pending, change
         self.writer = None
@@ -192,7 +194,7 @@ class KeyedMachine(ShardMachine):
     @precondition(lambda self: self.writer is not None)
     @rule(changes=CHANGES, lines=st.integers(0, 400), end=st.sampled_from(["abort", "commit", "rollback", None]))
     def memory_runs_out(self, changes: list[tuple[str, Any]], lines: int, end: str | None) -> None:
-        """Wherever an error comes, the store is either as it was or says that it is of no use any more."""
+        """After an error at any line, the store is either unchanged or says that it cannot be used any more."""
         assert self.writer is not None
         version, ending = self.shard.version, False
         try:
@@ -206,8 +208,8 @@ class KeyedMachine(ShardMachine):
             if self.shard.is_broken:
                 self.all_is_refused()
             if self.shard.is_broken or ending:
-                # The owner forgets a store that is broken, or whose end failed: it does not know what counts.
-                self.load_anew(version)
+                # The owner drops a store that is broken, or whose commit or abort failed: it does not know which version holds.
+                self.load_from_deltas(version)
             else:
                 self.writer.abort()
             self.writer = None
@@ -228,7 +230,7 @@ class KeyedMachine(ShardMachine):
         assert not self.shard.rollback(self.shard.version)
         for handle in [*[reader for reader, _ in self.readers], *([] if self.writer is None else [self.writer])]:
             if handle.state in (HandleState.READING, HandleState.UPDATING, HandleState.PREPARED):
-                for use in (handle.iterator, handle.metrics, lambda one=handle: one.get((1, "a"))):
+                for use in (handle.iterator, handle.metrics, lambda reader=handle: reader.get((1, "a"))):
                     with pytest.raises(VersionNotFoundError, match="in the middle of a change"):
                         use()
         for begin in (self.shard.begin, self.shard.read):
@@ -253,21 +255,23 @@ class KeyedMachine(ShardMachine):
         begin = 0
         fresh, version = KeyedShard(KEYS, VALUES), self.shard.version
         if from_snapshot and version:
-            begin = data.draw(st.sampled_from([held for held in self.shard.retained() if held] or [version]))
+            begin = data.draw(
+                st.sampled_from([retained for retained in self.shard.retained() if retained] or [version])
+            )
             rows = self.shard.snapshot(begin)
             fresh.load(rows.append_column(CHANGE_COLUMN, pa.array([UPDATED] * len(rows), pa.int8())), begin)
         for number in range(begin + 1, version + 1):
             fresh.load(self.changes[number].delta, number)
         self.shard, self.readers = fresh, []
 
-    def load_anew(self, version: int) -> None:
-        """A version from its deltas."""
+    def load_from_deltas(self, version: int) -> None:
+        """Load a version from its deltas."""
         self.shard, self.readers = KeyedShard(KEYS, VALUES), []
         for number in range(1, version + 1):
             self.shard.load(self.changes[number].delta, number)
 
     def forget_lost_readers(self) -> None:
-        """Readers of versions that were undone are told so, also when the number is made again."""
+        """Readers of versions that were undone get an error, also after the version's number is used again."""
         lost = [pair for pair in self.readers if pair[0].version > self.shard.version]
         self.readers = [pair for pair in self.readers if pair not in lost]
         for reader, _ in lost:
@@ -290,19 +294,26 @@ class KeyedMachine(ShardMachine):
 
     @rule(data=st.data(), keys=st.lists(KEY, max_size=8))
     def get(self, data: st.DataObject, keys: list[Key]) -> None:
-        handle, model = self.some_handle(data)
-        found: list[dict[str, Any]] = handle.multi_get(keys_of(keys)).to_pylist()
-        assert [(row["a"], row["b"]) for row in found] == keys
-        assert [row[FOUND_COLUMN] for row in found] == [key in model for key in keys]
-        assert [(row["n"], row["s"]) for row in found] == [model.get(key, (None, None)) for key in keys]
+        handle, model = self.any_handle(data)
+        rows: list[dict[str, Any]] = handle.multi_get(keys_of(keys)).to_pylist()
+        assert [(row["a"], row["b"]) for row in rows] == keys
+        assert [row[FOUND_COLUMN] for row in rows] == [key in model for key in keys]
+        assert [(row["n"], row["s"]) for row in rows] == [model.get(key, (None, None)) for key in keys]
         for key in keys[:1]:
             assert handle.get(key) == (None if key not in model else dict(zip("ns", model[key], strict=True)))
 
-    @rule(data=st.data(), prefixes=st.lists(SOME_A, max_size=3), start=END, end=END, begin=SOME_B, stop=SOME_B)
+    @rule(
+        data=st.data(),
+        prefixes=st.lists(VALUES_OF_A, max_size=3),
+        start=END,
+        end=END,
+        begin=VALUES_OF_B,
+        stop=VALUES_OF_B,
+    )
     def scans_by_key(
         self, data: st.DataObject, prefixes: list[int | None], start: Any, end: Any, begin: Any, stop: Any
     ) -> None:
-        handle, model = self.some_handle(data)
+        handle, model = self.any_handle(data)
         columns = pa.record_batch([pa.array(prefixes, pa.int64())], names=["a"])
         expected = {key: value for key, value in model.items() if key[0] in prefixes}
         assert model_of(handle.prefix_scan(columns, batch_rows=3).read_all()) == expected
@@ -318,24 +329,24 @@ class KeyedMachine(ShardMachine):
     @precondition(lambda self: len(self.scans) < 4)
     @rule(data=st.data())
     def open_scan(self, data: st.DataObject) -> None:
-        handle, model = self.some_handle(data)
+        handle, model = self.any_handle(data)
         self.scans.append(OpenScan(handle.iterator(batch_rows=4), dict(model)))
 
     @precondition(lambda self: self.scans)
     @rule(data=st.data(), steps=st.integers(1, 9))
     def advance_scan(self, data: st.DataObject, steps: int) -> None:
-        """What a scan gives is the store as it was when the scan was made."""
-        place = data.draw(st.integers(0, len(self.scans) - 1))
-        one = self.scans[place]
+        """A scan returns the store as it was when the scan was opened."""
+        index = data.draw(st.integers(0, len(self.scans) - 1))
+        open_scan = self.scans[index]
         for _ in range(steps):
-            batch = next(one.scan, None)
+            batch = next(open_scan.scan, None)
             if batch is None:
-                assert not one.left
-                del self.scans[place]
+                assert not open_scan.remaining
+                del self.scans[index]
                 return
             assert 0 < batch.num_rows <= 4
             for key, value in model_of(batch).items():
-                assert one.left.pop(key) == value
+                assert open_scan.remaining.pop(key) == value
 
     @rule()
     def every_handle_reads_its_version(self) -> None:
@@ -345,7 +356,7 @@ class KeyedMachine(ShardMachine):
 
     @invariant()
     def equals_model(self) -> None:
-        """Readers are left alone here: they have to catch up with many steps at once, too."""
+        """Readers are not called here, so that they also have to catch up with many steps at once."""
         newest = self.history[self.shard.version]
         assert model_of(self.shard.snapshot()) == newest
         assert len(self.shard.retained()) <= RETAINED_VERSIONS + 1

@@ -70,7 +70,7 @@ class RescaledQuery:
 
     def submit(self, decide: Any) -> Any:
         coordinator = self.fleet.coordinator
-        return coordinator._do(coordinator._keeper.decide(decide))
+        return coordinator._do(coordinator._writer.decide(decide))
 
     def task(self, partition: int) -> TaskIdentity:
         return TaskIdentity("s", "query", self.run, self.batch, partition, 0, "executor")

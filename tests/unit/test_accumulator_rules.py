@@ -36,7 +36,7 @@ def test_every_step_is_the_step_of_some_kind() -> None:
 def test_compiled_branches_name_every_step_and_no_number() -> None:
     source = "".join(Path(module.__file__).read_text() for module in (accumulate_kernels, fold_kernels, sketch_kernels))
     named = re.findall(r"\bcode == OpCode\.([A-Z_0-9]+)", source)
-    # The last step of a function is its `else`, with its name beside it.
+    # The last step of a function is its `else`, with its name in a comment.
     assert {*named, *re.findall(r"else:  # ([A-Z_]+)\n", source)} == {code.name for code in OpCode}
     assert not re.findall(r"\b(?:code|kind) (?:==|!=|<=|>=|<|>) -?\d", source)
 

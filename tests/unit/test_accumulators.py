@@ -32,7 +32,7 @@ def schema_of(kind: AccumulatorKind, type_name: str, state: tuple[Field, ...]) -
 
 
 def run(schema: StateSchema, parts: list[list[Any]], *, merge: bool, keys: list[list[Any]] | None = None) -> pa.Table:
-    """One table fed all parts; with `merge` each part is combined by a table of its own first."""
+    """Return a table that was fed all parts; with `merge` each part is first combined by a separate table."""
     value_type = string_to_type(schema.inputs[0].type)
     final = GroupTable(schema)
     for number, part in enumerate(parts):
@@ -65,12 +65,12 @@ def test_min_max_first_last_count(type_name: str, merge: bool) -> None:
         flat = [item for part in parts for item in part]
         present = [item for item in flat if item is not None]
         order = (lambda text: text.encode()) if type_name == "string" else None
-        one = (Field("s", type_name),)
+        extreme = (Field("s", type_name),)
         pair = (Field("s", type_name), Field("set", "bool", False))
         count = (Field("s", "int64", False),)
         expected: dict[AccumulatorKind, tuple[Any, tuple[Field, ...]]] = {
-            K.MIN: (min(present, key=order) if present else None, one),
-            K.MAX: (max(present, key=order) if present else None, one),
+            K.MIN: (min(present, key=order) if present else None, extreme),
+            K.MAX: (max(present, key=order) if present else None, extreme),
             K.FIRST: (flat[0], pair),
             K.LAST: (flat[-1], pair),
             K.FIRST_VALID: (present[0] if present else None, pair),
@@ -91,11 +91,11 @@ def test_every_type_is_a_key_and_null_is_a_group(type_name: str) -> None:
     def check(keys: list[Any]) -> None:
         schema = schema_of(K.COUNT_ROWS, type_name, (Field("n", "int64", False),))
         table = run(schema, [keys], merge=False, keys=[keys])
-        counted = {row["k"]: row["n"] for row in table.to_pylist()}
-        assert counted == {key: keys.count(key) for key in keys}
-        assert table.num_rows == len(counted)
+        counts = {row["k"]: row["n"] for row in table.to_pylist()}
+        assert counts == {key: keys.count(key) for key in keys}
+        assert table.num_rows == len(counts)
 
-    # Floats reach the fleet normalised (-0.0 is 0.0), which the plan sees to.
+    # Floats reach the fleet normalised (-0.0 is 0.0): the plan normalises them.
     if not type_name.startswith("float"):
         check()
 
@@ -154,9 +154,9 @@ def test_moments_and_float_sum(merge: bool, parts: list[list[float | None]]) -> 
 
 def test_nan_is_the_largest_float() -> None:
     parts = [[1.0, float("nan"), -1.0]]
-    one = (Field("s", "float64"),)
-    assert only(run(schema_of(K.MIN, "float64", one), parts, merge=False))["s"] == -1.0
-    assert math.isnan(only(run(schema_of(K.MAX, "float64", one), parts, merge=False))["s"])
+    state = (Field("s", "float64"),)
+    assert only(run(schema_of(K.MIN, "float64", state), parts, merge=False))["s"] == -1.0
+    assert math.isnan(only(run(schema_of(K.MAX, "float64", state), parts, merge=False))["s"])
 
 
 def test_many_groups_grow_the_table_and_keep_every_row() -> None:

@@ -16,8 +16,8 @@ HEADER = BatchHeader("query", "run", 5, 0, late_ms=1_000, evict_ms=2_000, time_m
 
 
 def grant(before: Watermarks) -> LeaseGrant:
-    where = ActorLocation("a", "a-1", "node", "host", 1)
-    return LeaseGrant(Lease(StateStoreId("memory:///s", 0, 0), "run", 1, where), 5, before)
+    location = ActorLocation("a", "a-1", "node", "host", 1)
+    return LeaseGrant(Lease(StateStoreId("memory:///s", 0, 0), "run", 1, location), 5, before)
 
 
 def early(schema: StateSchema) -> StateSchema:

@@ -11,12 +11,12 @@ from benchmarks.costs import __main__ as costs
 
 @pytest.mark.parametrize("name", costs.MEASUREMENTS)
 def test_each_measurement_shows_what_it_measures_and_its_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         costs.main([name, "--help"])
-    assert ended.value.code == 0
-    shown = capsys.readouterr().out
-    assert f"python -m benchmarks.costs {name}" in shown
-    assert "--json" in shown
+    assert exit_info.value.code == 0
+    help_text = capsys.readouterr().out
+    assert f"python -m benchmarks.costs {name}" in help_text
+    assert "--json" in help_text
 
 
 def test_every_module_of_the_folder_is_a_measurement_or_a_part_of_one() -> None:

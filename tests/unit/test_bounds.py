@@ -1,4 +1,4 @@
-"""Which operators' users are warned that their state grows for ever."""
+"""Users are warned of operators whose state grows without a bound, and of no others."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ BOUNDED = {
 
 
 @pytest.mark.parametrize("case", GROWING)
-def test_state_that_nothing_ends_is_told_of_with_operator_state_and_remedy(case: str) -> None:
+def test_the_warning_of_a_state_that_nothing_ends_names_operator_state_and_remedy(case: str) -> None:
     schema, text = GROWING[case]
     with pytest.warns(UnboundedStateWarning, match=rf"{text}.*\[state=`clicks`\]$"):
         warn_if_unbounded(schema, "clicks")
 
 
 @pytest.mark.parametrize("case", BOUNDED)
-def test_bounded_state_is_passed_in_silence(case: str) -> None:
+def test_bounded_state_gives_no_warning(case: str) -> None:
     assert unbounded_reason(BOUNDED[case]) is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,4 +1,4 @@
-"""Branches of a state: what is shared, who may have the name, and that no cleaning takes away what a branch needs."""
+"""Branches of a state: which files are shared, which names may be used, and that cleaning keeps the files that a branch needs."""
 
 from __future__ import annotations
 
@@ -31,41 +31,41 @@ CREATED = StateMetadata("s", "query", 1, "update", SCHEMA)
 Scenario = Callable[[CoordinatorHarness, CoordinatorHarness, MemoryObjectStore, GatedObjectStore], Awaitable[None]]
 
 
-async def commit(office: CoordinatorHarness, batches: range, run: str = "run-1", state: str = "s") -> list[str]:
-    """Commit some batches of a query; returns their files."""
+async def commit(coordinator: CoordinatorHarness, batches: range, run: str = "run-1", state: str = "s") -> list[str]:
+    """Commit batches of a query and return their files."""
     files = []
     for batch in batches:
-        begun = await office.begin(run, batch, state)
-        office.objects.put(begun.file, b"delta")
-        await office.count(begun, state)
-        files.append(begun.file)
-    # The others are, as another one followed.
+        entry = await coordinator.begin(run, batch, state)
+        coordinator.objects.put(entry.file, b"delta")
+        await coordinator.accept(entry, state)
+        files.append(entry.file)
+    # The batches before the last are finished already, since another one followed.
     last = batches[-1]
-    await (await office.opened(state)).note(lambda ledger: ledger.decide_finished(run, last), 0.0)
+    await (await coordinator.opened(state)).note(lambda ledger: ledger.decide_finished(run, last), 0.0)
     return files
 
 
-async def make(office: CoordinatorHarness, version: int, name: str = "what_if", parent: str = "s") -> Branch:
-    created = await (await office.opened(parent)).create_metadata(CREATED)
-    return await office.branching.make(created, version, name)
+async def make(coordinator: CoordinatorHarness, version: int, name: str = "what_if", parent: str = "s") -> Branch:
+    created = await (await coordinator.opened(parent)).create_metadata(CREATED)
+    return await coordinator.branching.make(created, version, name)
 
 
-async def add_snapshot(office: CoordinatorHarness, state: str, version: int) -> str:
-    keeper = await office.opened(state)
-    assert keeper.ledger is not None
-    shown = keeper.ledger.entry_of(version, 0)
-    assert shown is not None
+async def add_snapshot(coordinator: CoordinatorHarness, state: str, version: int) -> str:
+    writer = await coordinator.opened(state)
+    assert writer.ledger is not None
+    commit_entry = writer.ledger.entry_of(version, 0)
+    assert commit_entry is not None
     file = f"{state}/0/0/{version}-5a.snapshot"
-    office.objects.put(file, b"snapshot")
-    made = SnapshotEntry(0, version, shown.attempt_id, file, 8, 2, 3, 0, shown.committed_at_ms)
-    assert await keeper.decide(lambda ledger: ledger.decide_snapshot(made))
+    coordinator.objects.put(file, b"snapshot")
+    snapshot = SnapshotEntry(0, version, commit_entry.attempt_id, file, 8, 2, 3, 0, commit_entry.committed_at_ms)
+    assert await writer.decide(lambda ledger: ledger.decide_snapshot(snapshot))
     return file
 
 
-async def let_go(office: CoordinatorHarness, state: str) -> None:
+async def let_go(coordinator: CoordinatorHarness, state: str) -> None:
     """Retain the newest version only."""
-    keeper = await office.opened(state)
-    await keeper.decide(lambda ledger: (ledger.decide_truncation(1)[0], None))
+    writer = await coordinator.opened(state)
+    await writer.decide(lambda ledger: (ledger.decide_truncation(1)[0], None))
 
 
 def needed(objects: MemoryObjectStore, state: str) -> set[str]:
@@ -86,17 +86,21 @@ def test_a_branch_is_the_parents_version_and_no_file_of_rows_is_written() -> Non
     ) -> None:
         files = await commit(new, range(4))
         before = {info.path: info.size for info in objects.list("")}
-        made = await make(new, 3)
-        assert (made.state_name, made.parent, made.version, made.query_id) == ("what_if", "s", 3, "")
-        assert (made.num_shards, made.shared_files, made.shared_bytes) == (1, 3, 3)  # a byte each, as the log has it
+        branch = await make(new, 3)
+        assert (branch.state_name, branch.parent, branch.version, branch.query_id) == ("what_if", "s", 3, "")
+        assert (branch.num_shards, branch.shared_files, branch.shared_bytes) == (
+            1,
+            3,
+            3,
+        )  # a byte each, as the log has it
         written = {info.path for info in objects.list("") if before.get(info.path) != info.size}
         assert {path.split("/")[1] for path in written} == {"manifest", "metadata.json"}
         assert needed(objects, "what_if") == set(files[:3])
-        # Whoever asks for it again is given it; another one under that name is not made.
+        # A repeated request returns the branch; another branch under that name is refused.
         assert (
             await old.branching.existing("s", 3, "what_if")
             == await old.branching.existing("s", None, "what_if")
-            == made
+            == branch
         )
         for parent, version in (("s", 2), ("t", 3)):
             with pytest.raises(InvalidRequestError, match="there is a state of that name"):
@@ -105,9 +109,9 @@ def test_a_branch_is_the_parents_version_and_no_file_of_rows_is_written() -> Non
             await make(new, 2)
         with pytest.raises(StateMismatchError, match="the state is a branch, and this checkpoint does not begin with"):
             await commit(new, range(1), "run-2", "what_if")
-        # Each goes on by itself, the branch with a query of its own.
-        own = await commit(new, range(3, 5), "run-2", "what_if")
-        assert needed(objects, "what_if") == {*files[:3], *own}
+        # State and branch continue independently, the branch with its own query.
+        branch_files = await commit(new, range(3, 5), "run-2", "what_if")
+        assert needed(objects, "what_if") == {*files[:3], *branch_files}
         assert needed(objects, "s") == set(files)
         assert ManifestLog(objects, "what_if", "").load().run_id == "run-2"
 
@@ -129,13 +133,13 @@ def test_versions_that_are_not_there_cannot_be_branched() -> None:
     run(scenario)
 
 
-def test_a_name_that_a_query_has_taken_meanwhile_is_not_branched_into() -> None:
+def test_a_name_that_a_query_took_meanwhile_is_refused_for_a_branch() -> None:
     async def scenario(
         old: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, _: GatedObjectStore
     ) -> None:
         await commit(new, range(2))
         await new.opened("what_if")
-        # Of a query that has not been given a lease yet.
+        # The metadata of a query that has no lease yet.
         await (await old.opened("what_if")).create_metadata(replace(CREATED, state_name="what_if", num_shards=3))
         with pytest.raises(InvalidRequestError, match="there is a state of that name"):
             await make(new, 1)
@@ -168,14 +172,14 @@ def test_files_stay_as_long_as_a_branch_or_a_branch_of_it_needs_them() -> None:
     ) -> None:
         files = await commit(new, range(3))
         await make(new, 2)
-        own = await commit(new, range(2, 4), "run-2", "what_if")
+        branch_files = await commit(new, range(2, 4), "run-2", "what_if")
         await make(new, 3, "deeper", "what_if")
-        kept = await add_snapshot(new, "s", 3)
+        snapshot = await add_snapshot(new, "s", 3)
         await let_go(new, "s")
         await asyncio.sleep(1.1 * GRACE_S)
         assert await new.clean() == []
-        assert stored(objects, "s") == {*files, kept}
-        # The first branch has a snapshot of its own, and does without: the second one does not.
+        assert stored(objects, "s") == {*files, snapshot}
+        # The first branch now has its own snapshot and does not need the parent's files; the second branch still does.
         await add_snapshot(new, "what_if", 4)
         await let_go(new, "what_if")
         assert needed(objects, "what_if") & set(files) == set()
@@ -185,16 +189,18 @@ def test_files_stay_as_long_as_a_branch_or_a_branch_of_it_needs_them() -> None:
         await add_snapshot(new, "deeper", 4)
         await let_go(new, "deeper")
         await asyncio.sleep(1.1 * GRACE_S)
-        # The floor's own commit is told of as long as its version is.
+        # The commit of the oldest retained version is kept as long as the version is.
         assert await new.clean() == files[:2]
-        assert await new.clean("what_if") == own[:1]
-        assert {one.path for one in files_of(objects, "deeper").files if one.path.startswith("s/")} == set()
+        assert await new.clean("what_if") == branch_files[:1]
+        assert {file.path for file in files_of(objects, "deeper").files if file.path.startswith("s/")} == set()
 
     run(scenario)
 
 
 @pytest.mark.parametrize("hangs", ["look", "delete"])
-def test_a_branch_that_is_made_while_somebody_cleans_lacks_no_file(hangs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_branch_that_is_created_while_a_coordinator_cleans_lacks_no_file(
+    hangs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario(
         old: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, gated: GatedObjectStore
     ) -> None:
@@ -202,7 +208,7 @@ def test_a_branch_that_is_made_while_somebody_cleans_lacks_no_file(hangs: str, m
             await asyncio.to_thread(gated._pass, "look")
             return await old.opened(state_name)
 
-        # Between what the state's log says of branches, and what these need.
+        # The cleaner hangs between reading the state's branches and reading which files they need.
         monkeypatch.setattr(old.cleaner, "_writer_of", opened)
         files = await commit(new, range(3))
         await make(new, 2)
@@ -214,9 +220,9 @@ def test_a_branch_that_is_made_while_somebody_cleans_lacks_no_file(hangs: str, m
         gated.gate.clear()
         cleaning = asyncio.create_task(old.clean())
         await wait_for_event(gated.reached)
-        # The branch has a branch, and does without the parent's files from then on.
-        made = await make(new, 2, "deeper", "what_if")
-        assert made.shared_files == 2
+        # The branch gets a branch, and then needs the parent's files no more.
+        branch = await make(new, 2, "deeper", "what_if")
+        assert branch.shared_files == 2
         await add_snapshot(new, "what_if", 3)
         await let_go(new, "what_if")
         gated.gate.set()
@@ -226,7 +232,7 @@ def test_a_branch_that_is_made_while_somebody_cleans_lacks_no_file(hangs: str, m
     run(scenario, hangs)
 
 
-def test_while_a_branch_may_come_nothing_goes_and_a_maker_who_slept_too_long_is_refused() -> None:
+def test_while_a_branch_may_come_nothing_is_deleted_and_a_creator_that_slept_too_long_is_refused() -> None:
     async def scenario(
         old: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, gated: GatedObjectStore
     ) -> None:
@@ -253,13 +259,13 @@ def test_while_a_branch_may_come_nothing_goes_and_a_maker_who_slept_too_long_is_
             await making
         assert stored(objects, "s") == {files[2], snapshot}
         assert not ManifestLog(objects, "what_if", "").load().has_versions()
-        # In time, it is made after all.
+        # Within the time it is created.
         assert (await make(new, 3)).shared_files == 2
 
     run(scenario, "put_if_absent")
 
 
-def test_a_branch_is_told_by_checkpoints_of_the_log() -> None:
+def test_checkpoints_of_the_log_have_the_branches() -> None:
     async def scenario(
         _: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, __: GatedObjectStore
     ) -> None:
@@ -270,13 +276,13 @@ def test_a_branch_is_told_by_checkpoints_of_the_log() -> None:
             ledger = log.load()
             log.append([])
             log.write_checkpoint(log.plan_checkpoint(ledger))
-            again = ManifestLog(objects, name, "reader").load()
-            assert json.dumps(again.to_json()) == json.dumps(ledger.to_json())
-            assert (again.origin, again.branches) == (ledger.origin, ledger.branches)
-        assert again.origin == ("s", 1)
-        keeper = LedgerWriter(ManifestLog(objects, "s", "reader"))
-        await keeper.open()
-        assert keeper.ledger is not None
-        assert keeper.ledger.branches["what_if"].version == 1
+            reloaded = ManifestLog(objects, name, "reader").load()
+            assert json.dumps(reloaded.to_json()) == json.dumps(ledger.to_json())
+            assert (reloaded.origin, reloaded.branches) == (ledger.origin, ledger.branches)
+        assert reloaded.origin == ("s", 1)
+        writer = LedgerWriter(ManifestLog(objects, "s", "reader"))
+        await writer.open()
+        assert writer.ledger is not None
+        assert writer.ledger.branches["what_if"].version == 1
 
     run(scenario)

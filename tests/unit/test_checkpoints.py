@@ -1,4 +1,4 @@
-"""Checkpoints of large ledgers: parts that are written once, and what is left when something of them fails."""
+"""Checkpoints of large ledgers: parts are written once, and a failed write loses nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHARDS, PART = 8, 16
 
 
 class LogObjects(ObservedObjectStore):
-    """LogObjects whose puts outside the manifest may fail."""
+    """Objects whose puts outside the manifest may fail."""
 
     def __init__(self) -> None:
         super().__init__(self._fail_in_time)
@@ -65,7 +65,7 @@ class LogWriter:
             self.ledger.fold(record)
 
     def batch(self, shards: int = SHARDS, *, again: bool = False, run: str = "run-1") -> None:
-        """A version of some shards, perhaps of that which is there."""
+        """Commit a version of the first shards: the next version, or with `again` the newest one once more."""
         self.version += not again
         self.append([self.commit(shard, run) for shard in range(shards)])
 
@@ -75,15 +75,17 @@ class LogWriter:
         return Committed(replace(entry(grant, self.version), file=f"{shard}/{self.version}-{run}", rows_late=1))
 
     def cut(self, *shards: int, version: int | None = None) -> None:
-        """A snapshot of a version of some shards (by default of the newest, and all), and nothing before it is retained."""
+        """Add snapshots of a version (default: the newest) of shards (default: all), and truncate the shards there."""
         for shard in shards or range(SHARDS):
-            made = self.ledger.entry_of(version or self.ledger.newest_version(shard), shard)
-            assert made is not None
-            snapshot = SnapshotEntry(shard, made.version, made.attempt_id, f"{shard}/{made.version}.s", 1, 1, 1, 0, 0)
-            self.append([SnapshotAdded(snapshot), Truncated(shard, "default", made.version)])
+            commit = self.ledger.entry_of(version or self.ledger.newest_version(shard), shard)
+            assert commit is not None
+            snapshot = SnapshotEntry(
+                shard, commit.version, commit.attempt_id, f"{shard}/{commit.version}.s", 1, 1, 1, 0, 0
+            )
+            self.append([SnapshotAdded(snapshot), Truncated(shard, "default", commit.version)])
 
     def checkpoint(self) -> dict[str, Any]:
-        """Write one, and read all back by another coordinator."""
+        """Write a checkpoint, check that another coordinator reads the same ledger, and return the checkpoint's body."""
         self.log.write_checkpoint(self.log.plan_checkpoint(self.ledger))
         self.check()
         return unseal(self.objects.get(self.objects.list("clicks/checkpoints")[-1].path))
@@ -112,18 +114,18 @@ def test_a_checkpoint_writes_what_is_new_only() -> None:
     assert (len(writer.objects.parts_put()), len(body["folded"]["entries"])) == (5, 0)
     for _ in range(3):
         writer.batch()
-    again = writer.checkpoint()
+    next_body = writer.checkpoint()
     # Three batches of eight are a part and a half.
-    assert again["parts"][:5] == body["parts"]
-    assert (len(writer.objects.parts_put()), len(again["folded"]["entries"])) == (1, 8)
-    # Whoever takes over goes on with the same parts.
+    assert next_body["parts"][:5] == body["parts"]
+    assert (len(writer.objects.parts_put()), len(next_body["folded"]["entries"])) == (1, 8)
+    # A successor keeps using the same parts.
     successor = LogWriter(writer.objects)
     successor.batch()
-    assert successor.checkpoint()["parts"][:6] == again["parts"]
+    assert successor.checkpoint()["parts"][:6] == next_body["parts"]
     assert len(writer.objects.parts_put()) == 1
 
 
-def test_parts_go_from_the_front_once_all_of_them_is_below_the_floors() -> None:
+def test_parts_are_dropped_from_the_front_once_all_their_versions_are_truncated() -> None:
     writer = LogWriter(LogObjects())
     for _ in range(10):
         writer.batch()
@@ -131,7 +133,7 @@ def test_parts_go_from_the_front_once_all_of_them_is_below_the_floors() -> None:
     writer.cut(*range(SHARDS - 1), version=6)
     assert writer.checkpoint()["parts"] == first
     writer.cut(SHARDS - 1, version=5)
-    # A part has two versions: those of 1 and 2, and of 3 and 4, are of no use any more.
+    # A part has two versions: the parts of 1 and 2, and of 3 and 4, are not needed any more.
     assert writer.checkpoint()["parts"][:3] == first[2:]
 
 
@@ -147,22 +149,22 @@ def test_what_was_superseded_does_not_come_back_from_a_part() -> None:
     writer.checkpoint()
     writer.append([writer.commit(shard, "run-2") for shard in range(3, SHARDS)])
     body = writer.checkpoint()
-    counted = {writer.ledger.newest(shard).run_id for shard in range(SHARDS)}  # type: ignore[union-attr]
-    assert counted == {"run-2"}
+    runs = {writer.ledger.newest(shard).run_id for shard in range(SHARDS)}  # type: ignore[union-attr]
+    assert runs == {"run-2"}
     assert set(writer.ledger.referenced_files()) == {f"{shard}/6-run-2" for shard in range(SHARDS)}
     assert "parts" not in body
 
 
-def test_a_shard_that_stands_still_does_not_keep_all_that_was_ever_written() -> None:
+def test_a_shard_without_new_versions_does_not_keep_all_records() -> None:
     writer = LogWriter(LogObjects())
     writer.batch()
     for _ in range(60):
-        # The last shard has no more versions, and its only one holds the first part.
+        # The last shard gets no more versions, and its only version needs the first part.
         writer.batch(SHARDS - 1)
         writer.cut(*range(SHARDS - 1))
         body = writer.checkpoint()
-        held = sum(part["records"] for part in body.get("parts", ())) + len(body["folded"]["entries"])
-        assert held <= 2 * writer.ledger.size() + 2 * PART
+        stored_records = sum(part["records"] for part in body.get("parts", ())) + len(body["folded"]["entries"])
+        assert stored_records <= 2 * writer.ledger.size() + 2 * PART
 
 
 @pytest.mark.parametrize("fails_after", range(8))
@@ -180,8 +182,8 @@ def test_a_checkpoint_that_fails_leaves_the_log_and_the_next_one_is_whole(fails_
     objects.fails_after = 1_000_000
     writer.batch()
     body = writer.checkpoint()
-    there = {info.path for info in objects.list("clicks/parts")}
-    assert {part["file"] for part in body["parts"]} <= there
+    stored = {info.path for info in objects.list("clicks/parts")}
+    assert {part["file"] for part in body["parts"]} <= stored
 
 
 def test_without_a_part_the_checkpoint_before_is_read_and_records_after_it_are_not_pruned() -> None:
@@ -196,7 +198,7 @@ def test_without_a_part_the_checkpoint_before_is_read_and_records_after_it_are_n
         seqs.append(writer.log.seq)
     infos = writer.objects.list("clicks")
     assert writer.log.needed(infos).seq == seqs[1]
-    # As if a coordinator had slept before it named its parts, which were cleaned away meanwhile.
+    # As if a coordinator had slept before it wrote the checkpoint, and its parts were cleaned meanwhile.
     newest = unseal(writer.objects.get(f"clicks/checkpoints/{seqs[2]:020d}.json"))["parts"]
     writer.objects.delete(newest[-1]["file"])
     writer.check()
@@ -206,7 +208,7 @@ def test_without_a_part_the_checkpoint_before_is_read_and_records_after_it_are_n
     for old in prunable_records(infos, needed.seq, needed.parts, math.inf, 0):
         writer.objects.delete(old.path)
     writer.check()
-    # Without the records either, nobody makes up what was there.
+    # Without the records either, the log is reported as corrupt.
     for info in writer.objects.list("clicks/manifest"):
         writer.objects.delete(info.path)
     with pytest.raises(CorruptStateError, match="parts/"):
@@ -223,21 +225,21 @@ def test_parts_that_no_checkpoint_names_are_pruned_and_no_others() -> None:
     writer.objects.put("clicks/parts/00000000000000000001-x.json", b"of a coordinator that was killed")
     infos = writer.objects.list("clicks")
     needed = writer.log.needed(infos)
-    gone = {one.path for one in prunable_records(infos, needed.seq, needed.parts, math.inf, 0)}
-    assert "clicks/parts/00000000000000000001-x.json" in gone
-    for path in gone:
+    pruned = {record.path for record in prunable_records(infos, needed.seq, needed.parts, math.inf, 0)}
+    assert "clicks/parts/00000000000000000001-x.json" in pruned
+    for path in pruned:
         writer.objects.delete(path)
     writer.check()
 
 
-def test_a_checkpoint_that_was_on_its_way_when_the_log_was_read_anew_does_no_harm() -> None:
+def test_a_checkpoint_that_was_being_written_when_the_log_was_read_again_does_no_harm() -> None:
     objects = LogObjects()
     writer = LogWriter(objects)
     for _ in range(4):
         writer.batch()
     plan = writer.log.plan_checkpoint(writer.ledger)
     writer.batch()
-    # Another coordinator's record made this one read the log again, while its checkpoint was still being written.
+    # Another coordinator's record made this coordinator read the log again while its checkpoint was being written.
     writer.ledger = writer.log.load()
     writer.log.write_checkpoint(plan)
     for _ in range(3):
@@ -245,7 +247,7 @@ def test_a_checkpoint_that_was_on_its_way_when_the_log_was_read_anew_does_no_har
     writer.checkpoint()
 
 
-def test_a_checkpoint_of_another_coordinator_at_the_same_place_is_left_as_it_is() -> None:
+def test_a_checkpoint_of_another_coordinator_with_the_same_number_is_kept() -> None:
     objects = LogObjects()
     first, second = LogWriter(objects), None
     for _ in range(4):
@@ -253,8 +255,8 @@ def test_a_checkpoint_of_another_coordinator_at_the_same_place_is_left_as_it_is(
     second = LogWriter(objects)
     first.checkpoint()
     body = second.checkpoint()
-    for one in (first, second):
-        assert data_of(one.ledger) == data_of(first.ledger)
+    for writer in (first, second):
+        assert data_of(writer.ledger) == data_of(first.ledger)
     assert {part["file"] for part in body["parts"]} <= set(objects.parts_put())
     first.batch()
     first.checkpoint()
@@ -270,18 +272,18 @@ def test_parts_that_are_none_are_named(damage: object) -> None:
 
 
 class CleansMeanwhile(LogObjects):
-    """LogObjects of which others clean away what is needed no more, once somebody has listed the records."""
+    """Objects of which another process deletes what is not needed any more, right after the records were listed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.clean: Callable[[], None] | None = None
 
     def list(self, prefix: str) -> list[ObjectInfo]:
-        found = super().list(prefix)
+        infos = super().list(prefix)
         if prefix.endswith("manifest") and self.clean is not None:
             clean, self.clean = self.clean, None
             clean()
-        return found
+        return infos
 
 
 def test_a_reader_that_is_overtaken_by_cleaning_reads_from_the_newer_checkpoint() -> None:
@@ -304,10 +306,10 @@ def test_a_reader_that_is_overtaken_by_cleaning_reads_from_the_newer_checkpoint(
     objects.clean = go_on_and_clean
     slow = ManifestLog(objects, "clicks", "r", part_records=PART)
     assert data_of(slow.load()) == data_of(writer.ledger)
-    # What is missing though nobody has gone on is missing.
+    # A record that is missing without a newer checkpoint is an error.
     writer.batch()
-    lost = f"clicks/manifest/{writer.log.seq:020d}.json"
+    deleted = f"clicks/manifest/{writer.log.seq:020d}.json"
     writer.batch()
-    objects.delete(lost)
+    objects.delete(deleted)
     with pytest.raises(CorruptStateError, match="manifest/"):
         slow.load()

@@ -1,4 +1,4 @@
-"""What cleaning may and may not delete when there are two coordinators on one store, and when it looks at all."""
+"""Cleaning by two coordinators on one store: which files may be deleted, and when files are listed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.unit.coordinator_harness import (
 )
 
 
-async def read_anew(objects: ObjectStore) -> set[str]:
+async def read_again(objects: ObjectStore) -> set[str]:
     ledger = ManifestLog(objects, "s", "reader").load()
     return ledger.referenced_files()
 
@@ -38,17 +38,17 @@ AHEAD = pytest.mark.parametrize("ahead_ms", [0, 2_000_000, -2_000_000])
 
 
 @AHEAD
-def test_a_commit_counts_whatever_the_clock_of_its_store_actor_shows(ahead_ms: int) -> None:
+def test_a_commit_is_accepted_at_any_clock_of_its_store_actor(ahead_ms: int) -> None:
     async def scenario(
         old: CoordinatorHarness, _: CoordinatorHarness, objects: MemoryObjectStore, __: GatedObjectStore
     ) -> None:
-        begun = await old.begin("run-1", 0)
-        begun = replace(begun, committed_at_ms=begun.committed_at_ms + ahead_ms)
-        objects.put(begun.file, b"delta")
+        commit = await old.begin("run-1", 0)
+        commit = replace(commit, committed_at_ms=commit.committed_at_ms + ahead_ms)
+        objects.put(commit.file, b"delta")
         coordinator = Coordinator("memory://", objects, Maintenance(), "node")
-        (outcome,) = await coordinator.commit_partitions("s", [PartitionCommit((begun,))])
+        (outcome,) = await coordinator.commit_partitions("s", [PartitionCommit((commit,))])
         assert isinstance(outcome, AcceptedCommits)
-        assert await read_anew(objects) == {begun.file}
+        assert await read_again(objects) == {commit.file}
 
     two_coordinators(scenario, "")
 
@@ -58,29 +58,29 @@ def test_a_commit_that_hangs_on_its_way_to_the_log_is_not_counted_after_its_file
     async def scenario(
         old: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, gated: GatedObjectStore
     ) -> None:
-        begun = await old.begin("run-1", 0)
-        begun = replace(begun, committed_at_ms=begun.committed_at_ms + ahead_ms)
-        objects.put(begun.file, b"delta")
+        commit = await old.begin("run-1", 0)
+        commit = replace(commit, committed_at_ms=commit.committed_at_ms + ahead_ms)
+        objects.put(commit.file, b"delta")
         gated.gate.clear()
-        counting = asyncio.create_task(old.count(begun))
+        counting = asyncio.create_task(old.accept(commit))
         await wait_for_event(gated.reached)
         await asyncio.sleep(1.1 * GRACE_S)
-        assert await new.clean() == [begun.file]
+        assert await new.clean() == [commit.file]
         gated.gate.set()
         with pytest.raises(CommitUnknownError, match="took too long"):
             await counting
-        assert await read_anew(objects) == set()
-        # Nor by whoever is told of it later, also by a checkpoint of the log; the task's next attempt is.
+        assert await read_again(objects) == set()
+        # A ledger that is read later, also from a checkpoint, refuses the commit too; the task's next attempt is accepted.
         log = ManifestLog(objects, "s", "other")
         ledger = StateLedger.from_json("memory:///s", json.loads(json.dumps(log.load().to_json())))
         with pytest.raises(CommitUnknownError, match="took too long"):
-            ledger.decide_commits([begun])
-        again = replace(begun, file="s/0/0/1-0a.delta", attempt_id="again")
-        objects.put(again.file, b"delta")
-        await new.count(again)
-        assert await read_anew(objects) == {again.file}
-        assert new.keeper.ledger is not None
-        assert not new.keeper.ledger.decide_discard([begun.file]), "the shard has gone beyond it"
+            ledger.decide_commits([commit])
+        next_attempt = replace(commit, file="s/0/0/1-0a.delta", attempt_id="again")
+        objects.put(next_attempt.file, b"delta")
+        await new.accept(next_attempt)
+        assert await read_again(objects) == {next_attempt.file}
+        assert new.writer.ledger is not None
+        assert not new.writer.ledger.decide_discard([commit.file]), "the shard has gone beyond it"
 
     two_coordinators(scenario, "put_if_absent")
 
@@ -93,22 +93,22 @@ def test_a_coordinator_that_sleeps_while_it_cleans_deletes_nothing_that_its_succ
         objects.put("s/0/0/1-0f.delta", b"of a failed attempt")
         first = await new.begin("run-1", 0)
         objects.put(first.file, b"delta")
-        await new.count(first)
+        await new.accept(first)
         await asyncio.sleep(1.1 * GRACE_S)
         gated.gate.clear()
         cleaning = asyncio.create_task(old.clean())
         await wait_for_event(gated.reached)
         second = await new.begin("run-2", 1)
         objects.put(second.file, b"delta")
-        await new.count(second)
+        await new.accept(second)
         third = await new.begin("run-3", 1)  # replays the batch: the second's file is not needed any more
         objects.put(third.file, b"delta")
-        await new.count(third)
+        await new.accept(third)
         gated.gate.set()
         assert "s/0/0/1-0f.delta" in await cleaning
-        kept = {info.path for info in objects.list("s/0")}
-        assert await read_anew(objects) == {first.file, third.file}
-        assert {first.file, third.file} <= kept
+        stored = {info.path for info in objects.list("s/0")}
+        assert await read_again(objects) == {first.file, third.file}
+        assert {first.file, third.file} <= stored
 
     two_coordinators(scenario, hangs)
 
@@ -119,10 +119,10 @@ def test_a_coordinator_that_was_replaced_unawares_cleans_by_its_successors_log()
     ) -> None:
         files = []
         for batch in range(3):
-            begun = await new.begin(f"run-{batch}", batch)
-            objects.put(begun.file, b"delta")
-            await new.count(begun)
-            files.append(begun.file)
+            commit = await new.begin(f"run-{batch}", batch)
+            objects.put(commit.file, b"delta")
+            await new.accept(commit)
+            files.append(commit.file)
         objects.put("s/0/0/9-0f.delta", b"of a failed attempt")
         await asyncio.sleep(1.1 * GRACE_S)
         assert await old.clean() == ["s/0/0/9-0f.delta"]
@@ -131,7 +131,7 @@ def test_a_coordinator_that_was_replaced_unawares_cleans_by_its_successors_log()
     two_coordinators(scenario, "")
 
 
-def test_files_that_may_go_go_together() -> None:
+def test_files_that_may_be_deleted_are_deleted_together() -> None:
     async def scenario(
         old: CoordinatorHarness, _: CoordinatorHarness, objects: MemoryObjectStore, gated: GatedObjectStore
     ) -> None:
@@ -153,18 +153,18 @@ def test_nothing_is_deleted_by_a_young_coordinator_and_a_dry_run_always_looks() 
         objects._modified_s["s/0/0/1-0f.delta"] -= 2 * GRACE_S
         gated.lists = 0
         assert await old.clean() == []
-        await old.cleaner.round(old.keeper, "s")
+        await old.cleaner.round(old.writer, "s")
         assert gated.lists == 0
         for lists in (1, 2):
-            found = await old.cleaner.clean(old.keeper, "s", dry_run=True)
-            assert [file["path"] for file in found["files"]] == ["s/0/0/1-0f.delta"]
+            report = await old.cleaner.clean(old.writer, "s", dry_run=True)
+            assert [file["path"] for file in report["files"]] == ["s/0/0/1-0f.delta"]
             assert gated.lists == lists
         log_size = len(objects.list("s/manifest"))
         await asyncio.sleep(1.1 * GRACE_S)
-        await old.cleaner.round(old.keeper, "s")
+        await old.cleaner.round(old.writer, "s")
         assert objects.list("s/0") == []
         assert (gated.lists, len(objects.list("s/manifest"))) == (3, log_size + 1)
-        await old.cleaner.round(old.keeper, "s")
+        await old.cleaner.round(old.writer, "s")
         assert gated.lists == 3, "just listed"
 
     two_coordinators(scenario, "")
@@ -176,14 +176,14 @@ def test_nothing_is_deleted_by_a_young_coordinator_and_a_dry_run_always_looks() 
 def listings(
     schedule: ListingSchedule, rounds: range, epoch: Callable[[int], int], moved: Callable[[int], bool]
 ) -> list[int]:
-    """Times of the rounds that list."""
-    found = []
+    """Return the times of the rounds that list."""
+    times = []
     for now_s in rounds:
         schedule.observe(now_s, epoch(now_s), moved(now_s))
         if schedule.is_due(now_s):
             schedule.listed(now_s)
-            found.append(now_s)
-    return found
+            times.append(now_s)
+    return times
 
 
 def test_a_busy_state_is_listed_four_times_in_a_grace_period_whatever_happens() -> None:
@@ -193,11 +193,11 @@ def test_a_busy_state_is_listed_four_times_in_a_grace_period_whatever_happens() 
     assert {later - time for time, later in pairwise(times)} == {900}
 
 
-def test_a_state_at_rest_is_listed_until_what_it_left_over_is_old_enough_and_then_rarely() -> None:
+def test_a_state_at_rest_is_listed_until_its_leftovers_are_old_enough_and_then_rarely() -> None:
     schedule = ListingSchedule(3600, 0)
     day = 24 * 3600
     times = listings(schedule, range(60, 3 * day, 60), lambda _: 7, lambda now_s: now_s == 60)
-    # The last of the listings close together is later than the change by two grace periods.
+    # The last of the frequent listings is two grace periods after the change.
     assert times == [3660, 4560, 5460, 6360, 7260, 8160, 8160 + day, 8160 + 2 * day]
 
 

@@ -1,4 +1,4 @@
-"""``cluster.yaml`` and ``cluster-local.yaml`` pass Ray's own validation, and say the same of what matters."""
+"""``cluster.yaml`` and ``cluster-local.yaml`` pass Ray's own validation, and agree on the settings that matter."""
 
 from __future__ import annotations
 
@@ -76,22 +76,24 @@ def health_checks(config: dict[str, Any]) -> dict[str, str]:
 
 
 def options(command: str) -> set[str]:
-    """What follows `ray start`."""
+    """Return the options of a command's `ray start`."""
     return set(command.partition("ray start ")[2].split())
 
 
-def test_ray_accepts_a_cluster_of_ones_own_machines(local: dict[str, Any]) -> None:
+def test_ray_accepts_a_cluster_of_local_machines(local: dict[str, Any]) -> None:
     """Ray's validation raises nothing."""
     validate_config(prepare_config(local))
 
 
-def test_machines_of_ones_own_are_started_as_those_on_aws(config: dict[str, Any], local: dict[str, Any]) -> None:
+def test_local_machines_are_started_as_those_on_aws(config: dict[str, Any], local: dict[str, Any]) -> None:
     assert health_checks(local) == health_checks(config)
     for kind in ("head", "worker"):
-        ours, theirs = (options(one[f"{kind}_start_ray_commands"][-1]) for one in (local, config))
-        # There the number of places is the node type's, here the machine's own.
-        assert ours - theirs == ({"--resources='{\"statefleet_store\":1}'"} if kind == "worker" else set())
-        assert theirs <= ours
+        local_options, aws_options = (options(cluster[f"{kind}_start_ray_commands"][-1]) for cluster in (local, config))
+        # On AWS the number of store slots comes from the node type, on local machines from this option.
+        assert local_options - aws_options == (
+            {"--resources='{\"statefleet_store\":1}'"} if kind == "worker" else set()
+        )
+        assert aws_options <= local_options
     assert local["rsync_exclude"] == config["rsync_exclude"]
     assert any("./run setup" in command for command in local["setup_commands"])
 

@@ -47,15 +47,15 @@ def uri(tmp_path: Path) -> str:
 
 
 class CommandResult:
-    """What a command said."""
+    """Exit code and output of a command."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], arguments: Sequence[str]) -> None:
         capsys.readouterr()
         self.code = main(arguments)
-        told = capsys.readouterr()
-        self.out, self.err = told.out, told.err
+        captured = capsys.readouterr()
+        self.out, self.err = captured.out, captured.err
         if "--json" not in arguments:
-            # But for a path that is longer.
+            # Except for a path that is longer.
             assert all(len(line) <= WIDTH or " " not in line.strip() for line in self.out.splitlines())
         assert "\x1b" not in self.out + self.err, "no colour where it is piped"
 
@@ -68,45 +68,43 @@ class CommandResult:
 
 
 def test_every_command_has_help_with_its_options() -> None:
-    shown = CliRunner().invoke(app, ["--help"])
-    assert shown.exit_code == 0
-    listed = [line.split()[0] for line in shown.output.partition("Commands:")[2].splitlines() if line.strip()]
+    overview = CliRunner().invoke(app, ["--help"])
+    assert overview.exit_code == 0
+    listed = [line.split()[0] for line in overview.output.partition("Commands:")[2].splitlines() if line.strip()]
     assert listed == list(COMMANDS)
-    assert "..." not in shown.output.partition("Commands:")[2], "a summary is cut off"
+    assert "..." not in overview.output.partition("Commands:")[2], "a summary is cut off"
     for command in COMMANDS:
-        one = CliRunner().invoke(app, [command, "--help"])
-        assert one.exit_code == 0
-        assert ("--json" in one.output) == (command != "warm"), "which answers nothing"
+        command_help = CliRunner().invoke(app, [command, "--help"])
+        assert command_help.exit_code == 0
+        assert ("--json" in command_help.output) == (command != "warm"), "which answers nothing"
         needs_ray = command not in ("verify", "warm")
-        assert ("--address" in one.output) == needs_ray, "checks of files and compiling need no Ray"
+        assert ("--address" in command_help.output) == needs_ray, "checks of files and compiling need no Ray"
 
 
-def test_the_version_is_told() -> None:
-    shown = CliRunner().invoke(app, ["--version"])
-    assert (shown.exit_code, shown.output) == (0, f"statefleet {version('statefleet')}, Python {python_version()}\n")
+def test_the_version_is_printed() -> None:
+    output = CliRunner().invoke(app, ["--version"])
+    assert (output.exit_code, output.output) == (0, f"statefleet {version('statefleet')}, Python {python_version()}\n")
 
 
-def test_a_state_is_dropped_once_somebody_said_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked: list[bool] = []
+def test_a_state_is_dropped_only_with_yes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    dry_runs: list[bool] = []
 
     class Coordinator:
         def drop(self, state: str, *, dry_run: bool, is_over: bool) -> DroppedState:
-            asked.append(dry_run)
+            dry_runs.append(dry_run)
             return DroppedState(state, 3, 7, 2048, ("distinct",))
 
     monkeypatch.setattr(upkeep, "find", lambda uri, address: Coordinator())
-    told = CommandResult(capsys, ["drop", "file:///x", "clicks", "--dry-run"])
-    assert (told.code, asked) == (0, [True])
-    assert "3 versions, 7 files, 2.0 KB: would be dropped" in told.out
-    assert "the other states of its query stay: distinct" in told.out
-    told = CommandResult(capsys, ["drop", "file:///x", "clicks"])
-    assert (told.code, asked) == (1, [True, True])
-    assert "nothing was dropped; say --yes" in told.err
-    told = CommandResult(capsys, ["drop", "file:///x", "clicks", "--yes", "--json"])
-    assert (told.code, asked) == (0, [True, True, True, False])
-    assert json.loads(told.out)["dropped"] is True
+    result = CommandResult(capsys, ["drop", "file:///x", "clicks", "--dry-run"])
+    assert (result.code, dry_runs) == (0, [True])
+    assert "3 versions, 7 files, 2.0 KB: would be dropped" in result.out
+    assert "the other states of its query stay: distinct" in result.out
+    result = CommandResult(capsys, ["drop", "file:///x", "clicks"])
+    assert (result.code, dry_runs) == (1, [True, True])
+    assert "nothing was dropped; say --yes" in result.err
+    result = CommandResult(capsys, ["drop", "file:///x", "clicks", "--yes", "--json"])
+    assert (result.code, dry_runs) == (0, [True, True, True, False])
+    assert json.loads(result.out)["dropped"] is True
 
 
 @pytest.mark.parametrize(
@@ -124,13 +122,13 @@ def test_a_state_is_dropped_once_somebody_said_so(
     ],
     ids=lambda arguments: "-".join((arguments[0], *arguments[3:])),
 )
-def test_a_call_that_is_none_has_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    told = CommandResult(capsys, arguments)
-    assert (told.code, told.out) == (2, "")
-    assert "Usage: statefleet" in told.err
+def test_an_invalid_call_has_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    result = CommandResult(capsys, arguments)
+    assert (result.code, result.out) == (2, "")
+    assert "Usage: statefleet" in result.err
 
 
-def test_help_is_there_at_once() -> None:
+def test_help_is_printed_quickly() -> None:
     environment = {**os.environ, "COLUMNS": "200"}
     took = []
     for _ in range(5):
@@ -139,7 +137,7 @@ def test_help_is_there_at_once() -> None:
             capture_output=True, text=True, check=True, env=environment,
         )  # fmt: skip
         assert max(map(len, ran.stdout.splitlines())) <= WIDTH
-        # What the imports take by themselves: how long processes take to start depends on what else runs here.
+        # The CPU time of the imports is measured: how long a process takes to start depends on what else runs here.
         took.append(sum(int(line.split("|")[0].split(":")[1]) for line in ran.stderr.splitlines()[1:]))
     assert min(took) < 250_000, "microseconds"
 
@@ -177,13 +175,13 @@ def test_a_table_breaks_no_name_however_narrow_the_terminal_is(
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
         monkeypatch.setenv("COLUMNS", str(columns))
     print_table(("state", "executor", "store actor", "last commit", "why"), [(*NAMES, "5 s ago", "a reason " * 20)] * 2)
-    told = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out)
+    output = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out)
     for name in NAMES:
-        assert told.count(name) == 2
-    assert max(map(len, told.splitlines())) <= sum(map(len, NAMES)) + len("commitreason") + 10, (
+        assert output.count(name) == 2
+    assert max(map(len, output.splitlines())) <= sum(map(len, NAMES)) + len("commitreason") + 10, (
         "only names make it wider"
     )
-    assert told.count("reason") == 40
+    assert output.count("reason") == 40
 
 
 FLEET = {
@@ -212,12 +210,12 @@ def test_the_status_names_store_actors_by_address_and_says_which_executors_were_
     running = {"is_overdue": True, "text": "batch 41 of clicks has been running for 29.3 s"}
     figures = dict.fromkeys(("state_rows", "state_bytes", "output_mode", "last_commit_ms"))
     query = {**figures, "name": "clicks", "version": 4, "num_shards": 2, "active": True, "slow_batches": []}
-    told = {**FLEET, "queries": [{**query, "running_batch": running}, {**query, "running_batch": None}]}
-    coordinator = SimpleNamespace(load_all_states=list, status=lambda: told)
+    status = {**FLEET, "queries": [{**query, "running_batch": running}, {**query, "running_batch": None}]}
+    coordinator = SimpleNamespace(load_all_states=list, status=lambda: status)
     monkeypatch.setattr(looking, "find", lambda uri, address: coordinator)
-    said = CommandResult(capsys, ["status", "s3://bucket/prefix"])
-    assert said.code == 0
-    lines = [" ".join(line.split()) for line in said.out.splitlines()]
+    result = CommandResult(capsys, ["status", "s3://bucket/prefix"])
+    assert result.code == 0
+    lines = [" ".join(line.split()) for line in result.out.splitlines()]
     assert "10.0.0.4#0 0af9c1d27e00 7 - - - alive" in lines
     assert "10.0.0.4#1 0af9c1d27e00-1 7 - - - alive" in lines
     assert any(line.startswith("2 10.0.0.7 lost") and line.endswith("killed by the system") for line in lines)
@@ -245,7 +243,7 @@ def test_rows_that_are_too_wide_are_shown_one_after_the_other(capsys: pytest.Cap
     assert sum(line.count("x") for line in lines) == 250
 
 
-def test_json_has_what_it_has_no_word_for_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_values_that_json_has_no_type_for_are_text(capsys: pytest.CaptureFixture[str]) -> None:
     moment = dt.datetime(2025, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
     values = {"d": Decimal("1.50"), "b": b"\x00\xff", "t": moment, "n": float("nan"), "m": [("k", 1)], "s": {"x": None}}
     print_json([values, {"i": -float("inf"), "day": moment.date(), "ü": "ß", "took": dt.timedelta(seconds=1)}])
@@ -256,34 +254,41 @@ def test_json_has_what_it_has_no_word_for_as_text(capsys: pytest.CaptureFixture[
     ]
 
 
-def test_times_are_told_as_a_person_does() -> None:
+def test_times_are_shown_as_their_age() -> None:
     now = 1_700_000_000_000
-    told = {0: "0 s ago", 59: "59 s ago", 125: "2 min ago", 3 * 3600: "3 h ago", 5 * 86400: "5 days ago", -9: "0 s ago"}
-    assert {seconds: ago_text(now - 1000 * seconds, now) for seconds in told} == told
+    texts = {
+        0: "0 s ago",
+        59: "59 s ago",
+        125: "2 min ago",
+        3 * 3600: "3 h ago",
+        5 * 86400: "5 days ago",
+        -9: "0 s ago",
+    }
+    assert {seconds: ago_text(now - 1000 * seconds, now) for seconds in texts} == texts
     assert ago_text(None) is None is time_text(None)
     local = dt.datetime.fromtimestamp(now / 1000, dt.UTC).astimezone()
     assert time_text(now) == local.strftime("%Y-%m-%d %H:%M:%S")
 
 
-def test_no_bar_is_drawn_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_progress_bar_is_drawn_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with progress("long work", 10) as show:
         show(5)
     assert capsys.readouterr() == ("", "")
 
 
-def test_what_changed_between_versions_is_told(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-    def told(*arguments: str) -> list[dict[str, Any]]:
+def test_diff_and_changes_show_what_changed_between_versions(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def rows_of(*arguments: str) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = CommandResult(capsys, [*arguments, "--offline", "--json"]).json
         return rows
 
-    differing, changed = told("diff", uri, "clicks", "42", "43"), told("changes", uri, "clicks", "42")
-    assert {one["_commit_version"] for one in changed} == {43}
-    written = [{name: one[name] for name in ROW} for one in changed if one["_change_type"] == "upsert"]
-    inserted = [{name: one[name] for name in ROW} for one in differing if one["_change_type"] == "insert"]
+    differing, changed = rows_of("diff", uri, "clicks", "42", "43"), rows_of("changes", uri, "clicks", "42")
+    assert {change["_commit_version"] for change in changed} == {43}
+    written = [{name: change[name] for name in ROW} for change in changed if change["_change_type"] == "upsert"]
+    inserted = [{name: change[name] for name in ROW} for change in differing if change["_change_type"] == "insert"]
     assert inserted
     assert all(row in written for row in inserted)
-    assert told("changes", uri, "clicks", "42", "42") == told("diff", uri, "clicks", "43") == []
-    assert len(told("diff", uri, "clicks", "42", "--limit", "3")) == 3
+    assert rows_of("changes", uri, "clicks", "42", "42") == rows_of("diff", uri, "clicks", "43") == []
+    assert len(rows_of("diff", uri, "clicks", "42", "--limit", "3")) == 3
     assert "_change_type" in CommandResult(capsys, ["diff", uri, "clicks", "42", "--offline"]).out
     assert "no such version" in CommandResult(capsys, ["diff", uri, "clicks", "1", "--offline"]).err
 
@@ -331,8 +336,8 @@ def test_a_value_of_another_type_is_refused(kind: pa.DataType, text: str) -> Non
 
 def test_a_key_is_looked_up(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert CommandResult(capsys, ["get", uri, "clicks", *KEY, "--offline", "--json"]).json == [ROW]
-    told = CommandResult(capsys, ["get", uri, "clicks", *KEY, "--offline", "--columns", "k1, a0_max"])
-    assert told.out.split() == ["k1", "a0_max", "─" * 15, "user-0b", "33"]
+    some_columns = CommandResult(capsys, ["get", uri, "clicks", *KEY, "--offline", "--columns", "k1, a0_max"])
+    assert some_columns.out.split() == ["k1", "a0_max", "─" * 15, "user-0b", "33"]
     none = CommandResult(capsys, ["get", uri, "clicks", KEY[0], "k1=nobody", "--offline", "--json"])
     assert (none.code, none.json) == (1, [])
     assert CommandResult(capsys, ["get", uri, "clicks", KEY[0], "--null", "k1", "--offline"]).code == 1
@@ -344,7 +349,7 @@ def test_a_key_is_looked_up(uri: str, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["get", "clicks", "k0=2026-01-01T00:00:00Z"], "a value for each key column"),
         (["get", "clicks", "k0"], "column=value"),
@@ -363,18 +368,18 @@ def test_a_key_is_looked_up(uri: str, capsys: pytest.CaptureFixture[str]) -> Non
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_be_read_is_told_in_one_line(
-    uri: str, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+def test_a_failed_read_is_one_line_of_error(
+    uri: str, arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command, *others = arguments
-    answer = CommandResult(capsys, [command, uri, *others, "--offline", "--json"])
+    command, *options = arguments
+    answer = CommandResult(capsys, [command, uri, *options, "--offline", "--json"])
     assert (answer.code, answer.out) == (1, "")
     (line,) = answer.err.splitlines()
     assert line.startswith("error: ")
-    assert any(one in line for one in told.split("|")), line
+    assert any(text in line for text in expected.split("|")), line
 
 
-def test_what_is_no_fleets_folder_has_nothing_to_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_fleet_has_nothing_to_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = CommandResult(capsys, ["verify", tmp_path.as_uri()])
     assert (answer.code, answer.err.startswith("error: there is no state at this URI")) == (1, True)
 
@@ -387,14 +392,14 @@ def test_rows_are_shown_and_chosen(uri: str, capsys: pytest.CaptureFixture[str])
         capsys, ["scan", uri, "clicks", "--where", "a0_max > 40 -- many", "--columns", "k1", "--offline", "--json"]
     )
     assert sorted(row["k1"] for row in chosen.json) == sorted(row["k1"] for row in everything if row["a0_max"] > 40)
-    few = CommandResult(capsys, ["scan", uri, "clicks", "--limit", "3", "--offline"])
-    assert few.out.splitlines()[-1] == "(3 rows; there may be more: --limit)"
-    assert len(few.out.splitlines()) == 6
+    limited = CommandResult(capsys, ["scan", uri, "clicks", "--limit", "3", "--offline"])
+    assert limited.out.splitlines()[-1] == "(3 rows; there may be more: --limit)"
+    assert len(limited.out.splitlines()) == 6
     assert "no rows (columns: k0" in CommandResult(capsys, ["scan", uri, "clicks", "--where", "false", "--offline"]).out
-    seen = CommandResult(
+    seen_rows = CommandResult(
         capsys, ["scan", uri, "profiles", "--part", "seen", "--where", "n >= 0", "--offline", "--json"]
     ).json
-    assert seen == CommandResult(capsys, ["scan", uri, "profiles", "--part", "seen", "--offline", "--json"]).json
+    assert seen_rows == CommandResult(capsys, ["scan", uri, "profiles", "--part", "seen", "--offline", "--json"]).json
     older = CommandResult(
         capsys, ["scan", uri, "clicks", "--where", "true", "--version", "42", "--offline", "--json"]
     ).json
@@ -404,38 +409,38 @@ def test_rows_are_shown_and_chosen(uri: str, capsys: pytest.CaptureFixture[str])
 def test_sql_is_over_states_and_their_parts(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     query = "select count(*) as n, max(a0_max) as best from clicks"
     assert CommandResult(capsys, ["sql", uri, query, "--offline", "--json"]).json == [{"n": 12, "best": 49}]
-    shown = CommandResult(capsys, ["sql", uri, 'select count(*) as n from "profiles.seen"', "--offline"])
-    assert shown.out.split()[0] == "n"
+    table = CommandResult(capsys, ["sql", uri, 'select count(*) as n from "profiles.seen"', "--offline"])
+    assert table.out.split()[0] == "n"
 
 
 def test_versions_have_their_times_and_figures(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-    told = CommandResult(capsys, ["versions", uri, "clicks", "--offline", "--json"]).json
-    assert [one["version"] for one in told] == [43, 42]
-    newest = told[0]
+    versions = CommandResult(capsys, ["versions", uri, "clicks", "--offline", "--json"]).json
+    assert [row["version"] for row in versions] == [43, 42]
+    newest = versions[0]
     assert newest["state_rows"] == len(CommandResult(capsys, ["scan", uri, "clicks", "--offline", "--json"]).json)
     files = [*(Path(uri[7:]) / "clicks" / "0").rglob("43-*.delta")]
     assert newest["written_bytes"] == sum(file.stat().st_size for file in files)
     assert newest["num_shards"] == len(files) == 2
-    assert newest["committed_at_ms"] > told[1]["committed_at_ms"]
-    shown = CommandResult(capsys, ["versions", uri, "clicks", "--limit", "1", "--offline"]).out.splitlines()
-    assert len(shown) == 3
-    assert time_text(newest["committed_at_ms"]) in shown[2]  # type: ignore[operator]
+    assert newest["committed_at_ms"] > versions[1]["committed_at_ms"]
+    table = CommandResult(capsys, ["versions", uri, "clicks", "--limit", "1", "--offline"]).out.splitlines()
+    assert len(table) == 3
+    assert time_text(newest["committed_at_ms"]) in table[2]  # type: ignore[operator]
 
 
 def test_what_changed_is_followed_by_positions(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-    def changes(since: str, *more: str) -> CommandResult:
-        return CommandResult(capsys, ["changes", uri, "clicks", since, *more, "--offline", "--json"])
+    def changes(position_before: str, *more: str) -> CommandResult:
+        return CommandResult(capsys, ["changes", uri, "clicks", position_before, *more, "--offline", "--json"])
 
-    told = changes("42")
-    position = told.err.split()[1].rstrip(":")
+    first = changes("42")
+    position = first.err.split()[1].rstrip(":")
     assert position.startswith("43:")
     further = changes(position)
-    assert (further.json, further.err) == ([], told.err)
+    assert (further.json, further.err) == ([], first.err)
     cut = changes("42", "--limit", "1")
-    assert (cut.json, cut.err) == (told.json[:1], ""), "what comes after them begins with rows that were not shown"
-    # Nothing is cut off where there are as many as are shown.
-    exact = CommandResult(capsys, ["changes", uri, "clicks", "42", "--limit", str(len(told.json)), "--offline"])
-    assert exact.err == told.err
+    assert (cut.json, cut.err) == (first.json[:1], ""), "what comes after them begins with rows that were not shown"
+    # Nothing is cut off when there are exactly as many changes as the limit.
+    exact = CommandResult(capsys, ["changes", uri, "clicks", "42", "--limit", str(len(first.json)), "--offline"])
+    assert exact.err == first.err
     assert "there may be more" not in exact.out
     for since, error in (
         ("yesterday", "this is no position"),
@@ -451,19 +456,19 @@ def test_what_changed_is_followed_by_positions(uri: str, capsys: pytest.CaptureF
 def test_an_export_is_whole_or_not_there(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     everything = CommandResult(capsys, ["scan", uri, "clicks", "--offline", "--json"]).json
     file, folder = tmp_path / "out.parquet", tmp_path / "out"
-    told = CommandResult(capsys, ["export", uri, "clicks", str(file), "--offline", "--json"])
-    assert told.json == {"state": "clicks", "version": 43, "rows": 12, "target": str(file)}
+    result = CommandResult(capsys, ["export", uri, "clicks", str(file), "--offline", "--json"])
+    assert result.json == {"state": "clicks", "version": 43, "rows": 12, "target": str(file)}
     assert CommandResult(capsys, ["export", uri, "clicks", str(folder), "--version", "42", "--offline"]).code == 0
     assert pq.read_table(file).num_rows == len(everything)
-    assert sorted(one.name for one in folder.iterdir()) == ["part-00000.parquet", "part-00001.parquet"]
+    assert sorted(path.name for path in folder.iterdir()) == ["part-00000.parquet", "part-00001.parquet"]
     assert pq.read_table(folder).num_rows == 11
     for target in (file, folder):
-        again = CommandResult(capsys, ["export", uri, "clicks", str(target), "--offline"])
-        assert again.code == 1
-        assert "there is something of that name already" in again.err
+        repeated = CommandResult(capsys, ["export", uri, "clicks", str(target), "--offline"])
+        assert repeated.code == 1
+        assert "there is something of that name already" in repeated.err
         assert CommandResult(capsys, ["export", uri, "clicks", str(target), "--overwrite", "--offline"]).code == 0
     assert pq.read_table(folder).num_rows == 12
-    # A damaged delta is met in the middle of it.
+    # A damaged delta is read in the middle of the export.
     for delta in (Path(uri[7:]) / "clicks" / "0" / "1").glob("43-*.delta"):
         delta.write_bytes(b"nothing")
     broken = tmp_path / "broken.parquet"
@@ -471,22 +476,22 @@ def test_an_export_is_whole_or_not_there(uri: str, tmp_path: Path, capsys: pytes
         failed = CommandResult(capsys, ["export", uri, "clicks", str(target), "--offline"])
         assert failed.code == 1
         assert "a delta file cannot be used" in failed.err
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["fleet", "out", "out.parquet"], "nothing half written"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fleet", "out", "out.parquet"], "nothing half written"
 
 
 def test_files_are_verified(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     whole = CommandResult(capsys, ["verify", uri])
     assert whole.code == 0
     assert "is there and whole" in whole.out
-    assert [one["damages"] for one in CommandResult(capsys, ["verify", uri, "--json"]).json] == [[], []]
+    assert [state["damages"] for state in CommandResult(capsys, ["verify", uri, "--json"]).json] == [[], []]
     (delta,) = (Path(uri[7:]) / "clicks" / "0" / "0").glob("43-*.delta")
     delta.unlink()
     broken = CommandResult(capsys, ["verify", uri])
     assert broken.code == 1
-    for told in (delta.name, "it is missing", "shard 0", "versions that cannot be read: 43", "restore the file"):
-        assert told in broken.out
+    for text in (delta.name, "it is missing", "shard 0", "versions that cannot be read: 43", "restore the file"):
+        assert text in broken.out
     named = CommandResult(capsys, ["verify", uri, "--name", "clicks", "--json"])
-    assert (named.code, [one["name"] for one in named.json]) == (1, ["clicks"])
+    assert (named.code, [state["name"] for state in named.json]) == (1, ["clicks"])
     assert named.json[0]["damages"][0]["unreadable"] == [43]
     assert CommandResult(capsys, ["verify", uri, "--name", "profiles"]).code == 0
     nothing = CommandResult(capsys, ["verify", uri, "--name", "nothing"])

@@ -1,4 +1,4 @@
-"""Strings and lists that no version has any more are given back while a shard runs, whatever its operator."""
+"""Memory of strings and lists that no version has any more is freed while a shard runs, for every operator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from store_actors.operators.session_windows import SessionShard
 from store_actors.operators.top import top_shard
 from store_actors.operators.top_schema import top_schema
 
-#: Rows of a batch, and bytes of a string: a batch brings 200 kB of new ones, all of them 40 MB.
+#: Rows of a batch, and bytes of a string: a batch adds 200 kB of new strings, all batches together 40 MB.
 ROWS, LENGTH, BATCHES = 200, 1000, 200
 BATCH = ROWS * LENGTH
 SECOND = 1_000_000
@@ -154,7 +154,7 @@ def joined_rows() -> Step:
 
 
 def keyed_values(remove: bool) -> Callable[[], Step]:
-    """Keys that are written anew, or removed, by each version."""
+    """Keys that each version overwrites or removes."""
 
     def make() -> Step:
         key = Field("k", "string" if remove else "int64")
@@ -199,7 +199,7 @@ CASES: dict[str, Callable[[], Step]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_memory_follows_what_versions_hold(case: str) -> None:
-    """Two versions and what they can go back to have 8 strings a row at most; all batches together bring 200 and more."""
+    """Two versions and their undo have at most 8 strings a row; all batches together add 200 and more."""
     step = CASES[case]()
     largest = max(step(batch) for batch in range(1, BATCHES + 1))
     assert largest < 5 * 8 * BATCH

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk are of the sources beside them, whichever file was changed."""
+"""Compiled kernels on disk always belong to the sources beside them, whichever file was changed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_changed_file_is_used_by_the_kernels_of_the_others(folder: Path) -> None:
     (folder / "inner_kernels.py").write_text(INNER.format(20))
-    # What numba does by itself: should it ever see the change, the rest of this is not needed any more.
+    # Numba alone does not see the change. If it ever does, the rest of this is not needed any more.
     assert answer(folder) == 1
     drop_stale(str(folder))
     assert answer(folder) == 20
@@ -59,7 +59,7 @@ def test_a_changed_file_is_used_by_the_kernels_of_the_others(folder: Path) -> No
 
 def test_unchanged_kernels_are_compiled_once(folder: Path) -> None:
     def compiled() -> dict[str, int]:
-        return {one.name: one.stat().st_mtime_ns for one in (folder / "__pycache__").glob("*.nb?")}
+        return {file.name: file.stat().st_mtime_ns for file in (folder / "__pycache__").glob("*.nb?")}
 
     before = compiled()
     assert before
@@ -68,9 +68,9 @@ def test_unchanged_kernels_are_compiled_once(folder: Path) -> None:
     assert compiled() == before
 
 
-def test_a_folder_that_cannot_be_written_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "inner_kernels.py").write_text(INNER.format(1))
-    # Nobody can make a folder of a file, not even root.
+    # A file cannot become a folder, not even for root.
     (tmp_path / "__pycache__").write_text("")
     drop_stale(str(tmp_path))
     assert (tmp_path / "__pycache__").read_text() == ""

@@ -1,4 +1,4 @@
-"""docs/configuration.md says what the code says."""
+"""docs/configuration.md agrees with the code."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def documented(first: int, second: str = "x", third: bool = True) -> None:
 
 
 def test_arguments_have_their_defaults_and_their_words() -> None:
-    both = "Both of them, as `Fleet.rescale` has `them`."
+    shared_text = "Both of them, as `Fleet.rescale` has `them`."
     assert rows_of(documented) == [
-        ("first", "", both),
-        ("second", "`'x'`", both),
+        ("first", "", shared_text),
+        ("second", "`'x'`", shared_text),
         ("third", "`True`", "A third ([operators.md](operators.md))."),
     ]
     assert described(documented, "Returns") == {"int": "Nothing."}
 
 
-def test_an_argument_without_words_is_told() -> None:
+def test_an_argument_without_a_description_is_reported() -> None:
     def undescribed(first: int, second: int) -> None: ...
 
     undescribed.__doc__ = "Does it.\n\nParameters\n----------\nfirst\n    The first.\n"
@@ -58,12 +58,12 @@ def test_roles_become_names() -> None:
 
 
 def test_variables_are_found_however_they_are_read() -> None:
-    told = 'os.environ["A"]; environ.get("B"); os.environ.setdefault("C", "1"); os.environ["D"] = "2"; "E" in os.environ; d.get("F")'
-    assert dict(variables(ast.parse(told))) == {"A": False, "B": False, "C": True, "D": True, "E": False}
+    program = 'os.environ["A"]; environ.get("B"); os.environ.setdefault("C", "1"); os.environ["D"] = "2"; "E" in os.environ; d.get("F")'
+    assert dict(variables(ast.parse(program))) == {"A": False, "B": False, "C": True, "D": True, "E": False}
     assert dict(variables(ast.parse('child_environment(G="1")'))) == {"G": True}
 
 
-def test_what_has_no_meaning_is_told(tmp_path: Path) -> None:
+def test_a_variable_without_a_description_is_reported(tmp_path: Path) -> None:
     (tmp_path / "coordinator").mkdir()
     (tmp_path / "coordinator" / "one.py").write_text('import os\nos.environ.get("NEW")\n')
     with pytest.raises(ValueError, match="NEW"):

@@ -49,7 +49,7 @@ def applied(rows: Rows, change: Rows) -> Rows:
 
 @dataclass
 class Model:
-    """What the coordinators should know. ``rows_of`` has the rows after each commit, by its delta's file."""
+    """The state that the coordinators should know. ``rows_of`` has the rows after each commit, by its delta's file."""
 
     run: str = ""
     retired: set[str] = field(default_factory=set)
@@ -64,32 +64,32 @@ class Model:
         return max((chain[-1].version for chain in self.chains.values() if chain), default=0)
 
     def of_partition(self, partition: int) -> list[CommitEntry]:
-        return [one for shard, chain in self.chains.items() if shard[0] == partition for one in chain]
+        return [entry for shard, chain in self.chains.items() if shard[0] == partition for entry in chain]
 
     def versions(self, partition: int) -> set[int]:
-        """Versions that a partition has, the empty one included."""
+        """Return the versions of a partition, the empty one included."""
         return {0, *(entry.version for entry in self.of_partition(partition))}
 
     def has(self, partition: int, version: int, run: str) -> bool:
-        """Whether the run's commit of a version counts."""
-        return any((one.version, one.run_id) == (version, run) for one in self.of_partition(partition))
+        """Return whether a run's commit of a version is accepted."""
+        return any((entry.version, entry.run_id) == (version, run) for entry in self.of_partition(partition))
 
     def base(self, partition: int, batch: int) -> int | type[StateStoreError]:
-        found = [one.version for one in self.of_partition(partition) if one.version <= batch]
+        versions = [entry.version for entry in self.of_partition(partition) if entry.version <= batch]
         floors = {shard: floor for shard, floor in self.floors.items() if shard[0] == partition}
-        if any(not found or (self.chains.get(shard) and batch < floor) for shard, floor in floors.items() if floor):
+        if any(not versions or (self.chains.get(shard) and batch < floor) for shard, floor in floors.items() if floor):
             return StateMismatchError
-        return max(found, default=0)
+        return max(versions, default=0)
 
     def rows(self, shard: ShardKey, version: int) -> Rows:
         return next(
-            (self.rows_of[one.file] for one in reversed(self.chains.get(shard, [])) if one.version <= version), {}
+            (self.rows_of[entry.file] for entry in reversed(self.chains.get(shard, [])) if entry.version <= version), {}
         )
 
     def lease(
         self, run: str, partition: int, batch: int, local: ActorLocation, lost: set[str]
     ) -> tuple[int, ActorLocation, int] | type[StateStoreError]:
-        """(epoch, store actor, base version) that a task should be given."""
+        """Return the (epoch, store actor, base version) that a task should get."""
         if run in self.retired:
             return FencedError
         base = self.base(partition, batch)
@@ -103,91 +103,101 @@ class Model:
         if is_new:
             self.retired |= {self.run} - {""}
             self.run, self.epoch = run, self.epoch + 1
-            self.leases = {one: (self.epoch, where) for one, (_, where) in self.leases.items()}
+            self.leases = {leased: (self.epoch, where) for leased, (_, where) in self.leases.items()}
         if partition not in self.leases or self.leases[partition][1].instance_id in lost:
             self.epoch += 1
             self.leases[partition] = (self.epoch, local)
         return *self.leases[partition], base
 
     def commit(self, entries: list[CommitEntry], changes: list[Rows]) -> list[CommitEntry] | type[StateStoreError]:
-        """The entries that should count afterwards."""
+        """Return the entries that should be accepted afterwards."""
         first = entries[0]
-        known = self.of_partition(first.partition_id)
-        if mine := [one for one in known if one.attempt_id == first.attempt_id]:
-            return mine
+        accepted = self.of_partition(first.partition_id)
+        if of_attempt := [commit for commit in accepted if commit.attempt_id == first.attempt_id]:
+            return of_attempt
         if first.run_id != self.run or first.epoch != self.leases[first.partition_id][0]:
             return FencedError
-        if others := [one for one in known if (one.version, one.run_id) == (first.version, first.run_id)]:
-            return others
-        if any(one.version > first.version and one.run_id == first.run_id for one in known):
+        if of_version := [
+            commit for commit in accepted if (commit.version, commit.run_id) == (first.version, first.run_id)
+        ]:
+            return of_version
+        if any(commit.version > first.version and commit.run_id == first.run_id for commit in accepted):
             return FencedError
         base = self.base(first.partition_id, first.version - 1)
         if base != first.base_version:
             return InvalidRequestError if isinstance(base, int) else base
-        for one, change in zip(entries, changes, strict=True):
-            self.rows_of[one.file] = applied(self.rows(one.shard, base), change)
-            chain = [other for other in self.chains.get(one.shard, []) if other.version < one.version]
-            self.chains[one.shard] = [*chain, one]
+        for commit, change in zip(entries, changes, strict=True):
+            self.rows_of[commit.file] = applied(self.rows(commit.shard, base), change)
+            chain = [earlier for earlier in self.chains.get(commit.shard, []) if earlier.version < commit.version]
+            self.chains[commit.shard] = [*chain, commit]
         for shard, chain in self.chains.items():
             if shard[0] == first.partition_id:
-                # Also of stores that this run does not ask for.
-                late = (other for other in chain if other.version >= first.version and other.epoch < first.epoch)
-                gone = {other.version for other in late}
-                self.chains[shard] = [other for other in chain if other.version not in gone]
-                own = {first.version} if shard[1] in {one.store_name for one in entries} else set()
-                shown = self.snapshots.get(shard, [])
-                self.snapshots[shard] = [other for other in shown if other.version not in gone | own]
+                # Also in stores that this run does not use.
+                late = (
+                    late_entry
+                    for late_entry in chain
+                    if late_entry.version >= first.version and late_entry.epoch < first.epoch
+                )
+                superseded = {late_entry.version for late_entry in late}
+                self.chains[shard] = [later for later in chain if later.version not in superseded]
+                written = {first.version} if shard[1] in {commit.store_name for commit in entries} else set()
+                snapshots = self.snapshots.get(shard, [])
+                self.snapshots[shard] = [other for other in snapshots if other.version not in superseded | written]
         return entries
 
-    def snapshot(self, one: SnapshotEntry) -> bool:
-        shown = self.snapshots.setdefault(one.shard, [])
-        if one in shown:
+    def snapshot(self, new: SnapshotEntry) -> bool:
+        snapshots = self.snapshots.setdefault(new.shard, [])
+        if new in snapshots:
             return True
-        counted = [(other.version, other.attempt_id) for other in self.chains[one.shard]]
-        if (one.version, one.attempt_id) not in counted or any(other.version >= one.version for other in shown):
+        commits = [(commit.version, commit.attempt_id) for commit in self.chains[new.shard]]
+        if (new.version, new.attempt_id) not in commits or any(
+            snapshot.version >= new.version for snapshot in snapshots
+        ):
             return False
-        shown.append(one)
+        snapshots.append(new)
         return True
 
     def truncate(self, keep: int) -> dict[ShardKey, int]:
         moved: dict[ShardKey, int] = {}
         for shard, chain in self.chains.items():
-            wanted = (chain[-1].version if chain else 0) - keep + 1
-            floor = max((one.version for one in self.snapshots.get(shard, []) if one.version <= wanted), default=0)
+            limit = (chain[-1].version if chain else 0) - keep + 1
+            floor = max(
+                (snapshot.version for snapshot in self.snapshots.get(shard, []) if snapshot.version <= limit), default=0
+            )
             if floor > self.floors.get(shard, 0):
                 moved[shard] = self.floors[shard] = floor
-                self.chains[shard] = [one for one in chain if one.version >= floor]
-                self.snapshots[shard] = [one for one in self.snapshots[shard] if one.version >= floor]
+                self.chains[shard] = [entry for entry in chain if entry.version >= floor]
+                self.snapshots[shard] = [snapshot for snapshot in self.snapshots[shard] if snapshot.version >= floor]
         return moved
 
 
 @dataclass
 class Granted:
-    """A lease that somebody was given, and may use long after it was taken away; its batch."""
+    """A lease that a task got, and may use long after another task took it over; its batch."""
 
     grant: LeaseGrant
     batch: int
 
 
 class CoordinatorMachine(RuleBasedStateMachine):
-    #: Of checkpoints: some have several, some none.
+    #: Records of a part of a checkpoint: few, so that checkpoints have several parts or none.
     part_records = 3
 
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.store = MemoryObjectStore()
-        self.keepers = [self.opened(), self.opened()]
+        self.writers = [self.opened(), self.opened()]
         self.model = Model()
-        self.lives = {"a": 1, "b": 1}
+        self.incarnations = {"a": 1, "b": 1}
         self.lost: set[str] = set()
         #: Stores of each run; a later run may have more, or fewer.
         self.runs: dict[str, tuple[str, ...]] = {}
-        #: Batch that each run is at.
+        #: The current batch of each run.
         self.batches: dict[str, int] = {}
         self.granted: list[Granted] = []
         self.tried: list[tuple[list[CommitEntry], list[Rows]]] = []
-        self.shown: list[SnapshotEntry] = []
+        self.snapshots: list[SnapshotEntry] = []
         #: What each delta and snapshot file holds.
         self.files: dict[str, Rows] = {}
         self.floors: dict[ShardKey, int] = {}
@@ -197,17 +207,17 @@ class CoordinatorMachine(RuleBasedStateMachine):
         self.loop.run_until_complete(self.loop.shutdown_default_executor())
         self.loop.close()
         entries = [record.entry for record in self.records() if isinstance(record, Committed)]
-        counted = [(*entry.shard, entry.version, entry.run_id) for entry in entries]
-        assert len(set(counted)) == len(counted), "two attempts of a run were counted for one version"
+        commits = [(*entry.shard, entry.version, entry.run_id) for entry in entries]
+        assert len(set(commits)) == len(commits), "two attempts of a run were counted for one version"
 
     def opened(self) -> LedgerWriter:
         self.serial = getattr(self, "serial", 0) + 1
         manifest_log = ManifestLog(
             self.store, "clicks", f"writer-{self.serial}", checkpoint_interval=3, part_records=self.part_records
         )
-        keeper = LedgerWriter(manifest_log)
-        self.loop.run_until_complete(keeper.open())
-        return keeper
+        writer = LedgerWriter(manifest_log)
+        self.loop.run_until_complete(writer.open())
+        return writer
 
     def records(self) -> list[Record]:
         return [
@@ -217,9 +227,9 @@ class CoordinatorMachine(RuleBasedStateMachine):
         ]
 
     async def ask(self, who: int, decide: Callable[[StateLedger], Any]) -> Any:
-        """A coordinator's answer, or the kind of error that it gives."""
+        """Return a coordinator's answer, or the type of the error that it raises."""
         try:
-            return await self.keepers[who].decide(decide)
+            return await self.writers[who].decide(decide)
         except StateStoreError as error:
             return type(error)
 
@@ -229,18 +239,18 @@ class CoordinatorMachine(RuleBasedStateMachine):
     # -- runs and leases ----------------------------------------------------------------------------------------------
 
     def lease(self, who: int, run: str, partition: int, batch: int, local: str) -> None:
-        where = actor(local, str(self.lives[local]))
+        location = actor(local, str(self.incarnations[local]))
         identity, lost = task(run, batch, partition), set(self.lost)
-        found = self.answer(
-            who, lambda ledger: ledger.decide_lease(identity, where, FakeFleetView(lost), StayElseLocal())
+        answer = self.answer(
+            who, lambda ledger: ledger.decide_lease(identity, location, FakeFleetView(lost), StayElseLocal())
         )
-        expected = self.model.lease(run, partition, batch, where, lost)
-        if isinstance(found, LeaseGrant):
-            assert (found.lease.epoch, found.lease.location, found.base_version) == expected
-            assert (found.lease.run_id, found.lease.store_id.partition_id) == (run, partition)
-            self.granted.append(Granted(found, batch))
+        expected = self.model.lease(run, partition, batch, location, lost)
+        if isinstance(answer, LeaseGrant):
+            assert (answer.lease.epoch, answer.lease.location, answer.base_version) == expected
+            assert (answer.lease.run_id, answer.lease.store_id.partition_id) == (run, partition)
+            self.granted.append(Granted(answer, batch))
         else:
-            assert found is expected
+            assert answer is expected
 
     @rule(
         who=WHO,
@@ -250,7 +260,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
         stores=st.sampled_from((STORES, STORES, STORES[:1], STORES[1:])),
     )
     def start_run(self, who: int, partition: int, back: int, local: str, stores: tuple[str, ...]) -> None:
-        """At the batch after the newest version (0), before it (a replay), long before it (refused), after it (-1, a gap)."""
+        """Start at the batch after the newest version (0), before it (a replay), long before it (refused), after it (-1, a gap)."""
         run = f"run-{len(self.runs)}"
         self.runs[run] = stores
         self.batches[run] = max(0, self.model.newest() - back)
@@ -259,7 +269,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.run)
     @rule(who=WHO, partition=PARTITION, back=st.sampled_from((0, 0, 0, 1)), local=st.sampled_from("ab"))
     def lease_in_run(self, who: int, partition: int, back: int, local: str) -> None:
-        """For the run's batch, or by a task that is repeated although its batch is committed."""
+        """Lease for the run's batch, or for a task that is repeated although its batch is committed."""
         run, batch = self.model.run, self.batches[self.model.run] - back
         if not back or self.model.has(partition, batch + 1, run):
             self.lease(who, run, partition, batch, local)
@@ -270,18 +280,19 @@ class CoordinatorMachine(RuleBasedStateMachine):
         self.next_batch_by(by)
 
     def next_batch_by(self, by: int) -> None:
-        """A partition without a commit of the batch had no task in it (Spark left it out): nobody commits that any more."""
+        """A partition without a commit of the batch had no task in it (Spark left it out): no task commits it any more."""
         run, model = self.model.run, self.model
         self.batches[run] += by
         self.granted = [
-            one
-            for one in self.granted
-            if one.grant.lease.run_id != run or model.has(one.grant.lease.store_id.partition_id, one.batch + 1, run)
+            granted
+            for granted in self.granted
+            if granted.grant.lease.run_id != run
+            or model.has(granted.grant.lease.store_id.partition_id, granted.batch + 1, run)
         ]
         self.tried = [
-            one
-            for one in self.tried
-            if one[0][0].run_id != run or model.has(one[0][0].partition_id, one[0][0].version, run)
+            attempt
+            for attempt in self.tried
+            if attempt[0][0].run_id != run or model.has(attempt[0][0].partition_id, attempt[0][0].version, run)
         ]
 
     @precondition(lambda self: self.runs)
@@ -293,13 +304,13 @@ class CoordinatorMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from("ab"))
     def lose_actor(self, name: str) -> None:
-        self.lost.add(actor(name, str(self.lives[name])).instance_id)
-        self.lives[name] += 1
+        self.lost.add(actor(name, str(self.incarnations[name])).instance_id)
+        self.incarnations[name] += 1
 
     # -- commits ------------------------------------------------------------------------------------------------------
 
     def entries(self, granted: Granted, stores: tuple[str, ...]) -> list[CommitEntry]:
-        """One attempt's commits of several stores."""
+        """Return the commits of one attempt in several stores."""
         self.serial += 1
         name, version = f"attempt-{self.serial}", granted.batch + 1
         plain = entry(granted.grant, version)
@@ -308,18 +319,18 @@ class CoordinatorMachine(RuleBasedStateMachine):
             for store in stores
         ]
 
-    def check_commit(self, found: Any, entries: list[CommitEntry], changes: list[Rows]) -> None:
-        for one, change in zip(entries, changes, strict=True):
-            self.files[one.file] = change
+    def check_commit(self, answer: Any, entries: list[CommitEntry], changes: list[Rows]) -> None:
+        for commit, change in zip(entries, changes, strict=True):
+            self.files[commit.file] = change
         expected = self.model.commit(entries, changes)
         if isinstance(expected, type):
-            assert found is expected
+            assert answer is expected
         else:
-            assert isinstance(found, tuple), found
-            assert sorted(found, key=str) == sorted(expected, key=str)
+            assert isinstance(answer, tuple), answer
+            assert sorted(answer, key=str) == sorted(expected, key=str)
 
     def pick_granted(self, pick: int) -> Granted:
-        """Mostly one of the last leases: the others are zombies'."""
+        """Return mostly one of the last leases: the earlier leases belong to zombies."""
         return self.granted[-1 - min(pick % 6, pick % len(self.granted))]
 
     @precondition(lambda self: self.granted)
@@ -327,7 +338,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
     def commit(self, who: int, pick: int, change: Rows, other: Rows, wrong: int) -> None:
         granted = self.pick_granted(pick)
         entries = self.entries(granted, self.runs[granted.grant.lease.run_id])
-        entries = [replace(one, base_version=one.base_version + wrong) for one in entries]
+        entries = [replace(entry, base_version=entry.base_version + wrong) for entry in entries]
         changes = [change, other][: len(entries)]
         self.tried.append((entries, changes))
         self.check_commit(self.answer(who, lambda ledger: ledger.decide_commits(entries)), entries, changes)
@@ -341,36 +352,38 @@ class CoordinatorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.granted)
     @rule(pick=PICK, change=CHANGE, other=CHANGE)
     def commit_at_both_at_once(self, pick: int, change: Rows, other: Rows) -> None:
-        """Two attempts, each at another coordinator: whichever log place is taken first decides for both."""
+        """Two attempts, each at another coordinator: the attempt that writes its log record first wins."""
         granted = self.pick_granted(pick)
         stores = self.runs[granted.grant.lease.run_id]
-        both = [(self.entries(granted, stores), [rows] * len(stores)) for rows in (change, other)]
+        attempts = [(self.entries(granted, stores), [rows] * len(stores)) for rows in (change, other)]
 
         async def race() -> list[Any]:
-            left, right = (entries for entries, _ in both)
+            left, right = (entries for entries, _ in attempts)
             return await asyncio.gather(
                 self.ask(0, lambda ledger: ledger.decide_commits(left)),
                 self.ask(1, lambda ledger: ledger.decide_commits(right)),
             )
 
-        found = self.loop.run_until_complete(race())
-        # The one that was given its own entries came first.
-        first = 0 if isinstance(found[0], type) or found[0][0].attempt_id == both[0][0][0].attempt_id else 1
-        for place in (first, 1 - first):
-            self.check_commit(found[place], *both[place])
+        answers = self.loop.run_until_complete(race())
+        # The attempt whose own entries were returned came first.
+        first = 0 if isinstance(answers[0], type) or answers[0][0].attempt_id == attempts[0][0][0].attempt_id else 1
+        for who in (first, 1 - first):
+            self.check_commit(answers[who], *attempts[who])
 
     @precondition(lambda self: self.model.run)
     @rule(who=WHO, changes=st.tuples(CHANGE, CHANGE), local=st.sampled_from("ab"), then=st.integers(0, 1))
     def run_a_batch(self, who: int, changes: tuple[Rows, Rows], local: str, then: int) -> None:
-        """What mostly happens: every partition is leased and committed."""
-        run, held = self.model.run, len(self.granted)
+        """The usual batch: every partition is leased and committed."""
+        run, num_leases = self.model.run, len(self.granted)
         for partition in PARTITIONS:
             self.lease(who, run, partition, self.batches[run], local)
-        for granted in self.granted[held:]:
+        for granted in self.granted[num_leases:]:
             entries = self.entries(granted, self.runs[run])
-            some = list(changes)[: len(entries)]
-            self.tried.append((entries, some))
-            self.check_commit(self.answer(who, lambda ledger, one=entries: ledger.decide_commits(one)), entries, some)
+            entry_changes = list(changes)[: len(entries)]
+            self.tried.append((entries, entry_changes))
+            self.check_commit(
+                self.answer(who, lambda ledger, entries=entries: ledger.decide_commits(entries)), entries, entry_changes
+            )
         self.next_batch_by(then)
 
     # -- snapshots, truncation, restarts ------------------------------------------------------------------------------
@@ -378,52 +391,63 @@ class CoordinatorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.tried)
     @rule(who=WHO, pick=PICK)
     def snapshot(self, who: int, pick: int) -> None:
-        """Of any commit that was tried: also of one that was refused, or superseded since."""
-        some = self.tried[-1 - pick % min(len(self.tried), 8)][0]
-        one = some[pick % len(some)]
-        if one.shard not in self.model.chains:
+        """Snapshot any commit that was tried: also a commit that was refused or superseded."""
+        entries = self.tried[-1 - pick % min(len(self.tried), 8)][0]
+        commit = entries[pick % len(entries)]
+        if commit.shard not in self.model.chains:
             return
         self.serial += 1
-        shown = SnapshotEntry(
-            one.partition_id, one.version, one.attempt_id, f"{self.serial}.snapshot", 1, 2, 3, 0, 5, one.store_name
+        snapshot = SnapshotEntry(
+            commit.partition_id,
+            commit.version,
+            commit.attempt_id,
+            f"{self.serial}.snapshot",
+            1,
+            2,
+            3,
+            0,
+            5,
+            commit.store_name,
         )
-        self.files[shown.file] = self.model.rows_of.get(one.file, {})
-        self.shown.append(shown)
-        assert self.answer(who, lambda ledger: ledger.decide_snapshot(shown)) is self.model.snapshot(shown)
+        self.files[snapshot.file] = self.model.rows_of.get(commit.file, {})
+        self.snapshots.append(snapshot)
+        assert self.answer(who, lambda ledger: ledger.decide_snapshot(snapshot)) is self.model.snapshot(snapshot)
 
-    @precondition(lambda self: self.shown)
+    @precondition(lambda self: self.snapshots)
     @rule(who=WHO, pick=PICK)
     def snapshot_again(self, who: int, pick: int) -> None:
-        one = self.shown[pick % len(self.shown)]
-        assert self.answer(who, lambda ledger: ledger.decide_snapshot(one)) is self.model.snapshot(one)
+        snapshot = self.snapshots[pick % len(self.snapshots)]
+        assert self.answer(who, lambda ledger: ledger.decide_snapshot(snapshot)) is self.model.snapshot(snapshot)
 
     @rule(who=WHO, keep=st.integers(1, 3))
     def truncate(self, who: int, keep: int) -> None:
-        found = self.answer(who, lambda ledger: ledger.decide_truncation(keep))
-        assert found == self.model.truncate(keep)
+        floors = self.answer(who, lambda ledger: ledger.decide_truncation(keep))
+        assert floors == self.model.truncate(keep)
 
     @rule(who=WHO)
     def restart(self, who: int) -> None:
-        self.keepers[who] = self.opened()
+        self.writers[who] = self.opened()
 
     # -- what holds ---------------------------------------------------------------------------------------------------
 
     @invariant()
-    def both_coordinators_and_the_log_tell_the_same(self) -> None:
+    def both_coordinators_and_the_log_agree(self) -> None:
         folded = StateLedger(ROOT)
         for record in self.records():
             folded.fold(record)
-        told = data_of(folded)
-        assert data_of(StateLedger.from_json(ROOT, told)) == told
+        expected = data_of(folded)
+        assert data_of(StateLedger.from_json(ROOT, expected)) == expected
         for who in (0, 1):
-            assert self.answer(who, lambda ledger: ([], data_of(ledger))) == told
+            assert self.answer(who, lambda ledger: ([], data_of(ledger))) == expected
         self.ledger = folded
 
     @invariant()
     def versions_are_the_models(self) -> None:
         ledger, model = self.ledger, self.model
         assert (ledger.run_id, ledger.epoch, ledger.retired) == (model.run, model.epoch, model.retired)
-        assert {one: ledger.location(one) for one in PARTITIONS if ledger.location(one)} == model.leases
+        assert {
+            partition: ledger.location(partition) for partition in PARTITIONS if ledger.location(partition)
+        } == model.leases
         for shard in ((partition, store) for partition in PARTITIONS for store in STORES):
             chain = model.chains.get(shard, [])
             assert list(ledger.entries(*shard)) == chain
@@ -447,15 +471,15 @@ class CoordinatorMachine(RuleBasedStateMachine):
         return self.ledger.load_plans(partition, version, (store,)).plans[store]
 
     def check_load(self, shard: ShardKey, version: int) -> None:
-        """Whichever snapshot is readable, the deltas after it give the model's rows, and none of the files is deleted."""
+        """From every readable snapshot the deltas lead to the model's rows, and none of these files is deleted."""
         plan = self.plan(shard, version)
-        starts: list[tuple[int, Rows]] = [(one.version, self.files[one.file]) for one in plan.snapshots]
+        starts: list[tuple[int, Rows]] = [(snapshot.version, self.files[snapshot.file]) for snapshot in plan.snapshots]
         for start, rows in starts if plan.floor else [*starts, (0, {})]:
-            for one in plan.deltas:
-                rows = applied(rows, self.files[one.file]) if one.version > start else rows
+            for delta in plan.deltas:
+                rows = applied(rows, self.files[delta.file]) if delta.version > start else rows
             assert rows == self.model.rows(shard, version)
         assert starts or not plan.floor
-        needed = {one.file for one in plan.snapshots} | {one.file for one in plan.deltas}
+        needed = {snapshot.file for snapshot in plan.snapshots} | {snapshot.file for snapshot in plan.deltas}
         assert needed <= self.ledger.referenced_files()
 
     @invariant()
@@ -465,17 +489,17 @@ class CoordinatorMachine(RuleBasedStateMachine):
             assert floor >= self.floors.get(shard, 0)
             self.floors[shard] = floor
             if floor:
-                found: Any = None
+                older_plan: Any = None
                 with suppress(InvalidRequestError):
-                    found = self.plan(shard, floor - 1)
-                assert found is None
+                    older_plan = self.plan(shard, floor - 1)
+                assert older_plan is None
 
 
 CoordinatorMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestCoordinator = CoordinatorMachine.TestCase
 
 
-def test_a_store_that_a_run_left_out_is_read_after_what_the_others_committed_meanwhile_was_let_go() -> None:
+def test_a_store_that_a_run_left_out_is_read_after_the_other_stores_meanwhile_were_truncated() -> None:
     state = CoordinatorMachine()
     state.start_run(who=0, partition=0, back=0, local="a", stores=STORES)
     state.run_a_batch(who=0, changes=({}, {"a": 1}), local="a", then=0)
@@ -485,7 +509,7 @@ def test_a_store_that_a_run_left_out_is_read_after_what_the_others_committed_mea
     state.commit(who=0, pick=0, change={}, other={"b": 2}, wrong=0)
     state.snapshot(who=0, pick=0)
     state.truncate(who=0, keep=1)
-    state.both_coordinators_and_the_log_tell_the_same()
+    state.both_coordinators_and_the_log_agree()
     state.versions_are_the_models()
     assert [len(state.ledger.entries(0, store)) for store in STORES] == [1, 2], (
         "the version that one was made on is gone"
@@ -493,17 +517,17 @@ def test_a_store_that_a_run_left_out_is_read_after_what_the_others_committed_mea
     state.teardown()
 
 
-def test_a_version_is_gone_once_one_of_the_stores_has_let_go_of_it() -> None:
+def test_a_version_is_gone_once_one_of_its_stores_is_truncated() -> None:
     state = CoordinatorMachine()
     state.start_run(who=0, partition=0, back=0, local="a", stores=STORES)
     for _ in range(2):
         state.run_a_batch(who=0, changes=({}, {}), local="a", then=1)
-    # Of the second store only.
+    # A snapshot of the second store only.
     state.snapshot(who=0, pick=1)
     state.truncate(who=0, keep=1)
-    held = len(state.granted)
+    num_leases = len(state.granted)
     state.start_run(who=0, partition=0, back=1, local="a", stores=STORES)
-    assert len(state.granted) == held
-    state.both_coordinators_and_the_log_tell_the_same()
+    assert len(state.granted) == num_leases
+    state.both_coordinators_and_the_log_agree()
     state.versions_are_the_models()
     state.teardown()

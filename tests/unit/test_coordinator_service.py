@@ -1,4 +1,4 @@
-"""The coordinator's shell without Ray: what it makes of several calls, and what a restart forgets."""
+"""The coordinator's service without Ray: answers to several calls, and what a restart forgets."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def coordinator_over(store: MemoryObjectStore) -> Coordinator:
 
 
 async def leased(coordinator: Coordinator, partition: int, name: str) -> StateStoreProviderId:
-    """A shard that a store actor was given, and has committed."""
+    """Lease a shard to a store actor, commit its first version, and return its provider id."""
     grant = await coordinator.attach_and_lease(task(shard=partition), METADATA, actor(name))
-    made = replace(entry(grant, 1, f"attempt-{partition}"), committed_at_ms=now_ms(MachineClock()))
-    await coordinator.commit_partitions("clicks", [PartitionCommit((made,))])
+    commit = replace(entry(grant, 1, f"attempt-{partition}"), committed_at_ms=now_ms(MachineClock()))
+    await coordinator.commit_partitions("clicks", [PartitionCommit((commit,))])
     return StateStoreProviderId(grant.lease.store_id, "run-1")
 
 
@@ -42,18 +42,18 @@ def test_a_restarted_coordinator_has_no_shard_unloaded_that_is_still_leased_to_w
 
     async def scenario() -> None:
         first = coordinator_over(store)
-        mine = [await leased(first, partition, "a") for partition in (0, 1)]
+        reported = [await leased(first, partition, "a") for partition in (0, 1)]
         other = await leased(first, 2, "b")
         arriving = await leased(first, 3, "a")
-        # Who reported what is forgotten; whom shards are leased to is in the log.
-        again = coordinator_over(store)
-        opened = await again.open_instance(arriving, actor("a"), [*mine, other], 1, ["default"])
+        # A restart forgets who reported what; the leases of shards are in the log.
+        restarted = coordinator_over(store)
+        opened = await restarted.open_instance(arriving, actor("a"), [*reported, other], 1, ["default"])
         assert opened.stale == (other,)
-        assert again._instances.registry.verify_if_instance_active(mine[0], actor("a"))
-        # A run that has ended needs its shards no more.
+        assert restarted._instances.registry.verify_if_instance_active(reported[0], actor("a"))
+        # A run that has ended does not need its shards any more.
         ended = coordinator_over(store)
         await ended.deactivate_instances("run-1")
-        assert (await ended.open_instance(arriving, actor("a"), mine, 1, ["default"])).stale == tuple(mine)
+        assert (await ended.open_instance(arriving, actor("a"), reported, 1, ["default"])).stale == tuple(reported)
 
     asyncio.run(scenario())
 
@@ -67,7 +67,7 @@ def test_a_driver_reports_executors_and_a_long_batch_and_both_are_shown_until_th
         report = DriverReport("app", (lost,), ("run-1",), (LongBatch("run-1", 1, 5000, "2 tasks run"),))
         await coordinator.report_driver(report)
         status, watched = await coordinator.status(), await coordinator.watch({})
-        assert [(one["executor_id"], one["alive"]) for one in status["executors"]] == [("2", False)]
+        assert [(executor["executor_id"], executor["alive"]) for executor in status["executors"]] == [("2", False)]
         assert watched["executors"] == status["executors"]
         running = watched["running"]["clicks"]
         assert status["queries"][0]["running_batch"] == running
@@ -96,7 +96,7 @@ def test_a_node_that_is_drained_is_the_reason_and_not_that_it_has_no_executor() 
     asyncio.run(scenario())
 
 
-def test_partitions_that_are_leased_to_another_store_actor_are_told_of_all_together() -> None:
+def test_partitions_that_are_leased_to_another_store_actor_are_returned_in_one_answer() -> None:
     store = MemoryObjectStore()
 
     async def scenario() -> None:
@@ -118,9 +118,9 @@ def test_what_a_killed_drivers_run_had_is_forgotten_once_another_run_has_the_sta
         await coordinator.report_active_instance(killed, actor("a"))
         await coordinator.attach_and_lease(task("run-2", 0), METADATA, actor("a"))
         assert coordinator._instances.registry.get_location(killed) is None
-        # Also if it is asked about: its shard is leased to the same store actor, but to the new run.
-        mine = replace(killed, query_run_id="run-2")
-        assert await coordinator.report_active_instance(mine, actor("a"), [killed]) == [killed]
+        # Also when its instance is checked: the shard is leased to the same store actor, but for the new run.
+        new_instance = replace(killed, query_run_id="run-2")
+        assert await coordinator.report_active_instance(new_instance, actor("a"), [killed]) == [killed]
         assert coordinator._instances.registry.get_location(killed) is None
 
     asyncio.run(scenario())
@@ -142,37 +142,37 @@ def test_a_state_that_is_slow_to_open_keeps_no_other_waiting() -> None:
         await asyncio.to_thread(reached.wait, 30)
         try:
             await asyncio.wait_for(leased(coordinator, 0, "a"), 20)
-            assert not any(one.done() for one in opening)
+            assert not any(waiting_call.done() for waiting_call in opening)
         finally:
             gate.set()
-        assert [(await one).newest_version for one in opening] == [0, 0]
+        assert [(await waiting_call).newest_version for waiting_call in opening] == [0, 0]
 
     asyncio.run(scenario())
 
 
-def test_a_broken_state_is_tried_again_by_whoever_waited_for_it() -> None:
+def test_a_broken_state_is_opened_again_for_each_waiting_caller() -> None:
     store = MemoryObjectStore()
     store.put("broken/manifest/00000000000000000001.json", b"{")
 
     async def scenario() -> None:
         coordinator = coordinator_over(store)
         failed = await asyncio.gather(*(coordinator.locate("broken", 0) for _ in range(3)), return_exceptions=True)
-        assert [type(one) for one in failed] == [CorruptStateError] * 3
+        assert [type(error) for error in failed] == [CorruptStateError] * 3
         store.delete("broken/manifest/00000000000000000001.json")
         assert (await coordinator.locate("broken", 0)).newest_version == 0
 
     asyncio.run(scenario())
 
 
-def test_rounds_of_maintenance_go_on_after_an_error_that_nobody_foresaw() -> None:
-    """The second round comes in time: the wait for it does not raise."""
+def test_rounds_of_maintenance_continue_after_an_unexpected_error() -> None:
+    """The second round comes in time: waiting for it does not raise."""
     store = MemoryObjectStore()
 
     async def scenario() -> None:
         coordinator = Coordinator("memory://", store, Maintenance(interval_s=0.001), "node")
         rounds, cleaned = iter(range(100)), asyncio.Event()
 
-        async def fails_first(keeper: object, state_name: str) -> None:
+        async def fails_first(writer: object, state_name: str) -> None:
             if next(rounds) == 0:
                 raise KeyError(state_name)
             cleaned.set()
@@ -194,7 +194,7 @@ def test_all_states_are_found_without_a_listing_of_their_files() -> None:
         store.requests.clear()
         coordinator = coordinator_over(store)
         assert await coordinator.load_all_states() == ["clicks"]
-        assert [one["name"] for one in (await coordinator.status())["queries"]] == ["clicks"]
+        assert [query["name"] for query in (await coordinator.status())["queries"]] == ["clicks"]
         listed = {path for operation, path in store.requests if operation == "list"}
         assert listed == {"clicks/checkpoints", "clicks/manifest", "notes/manifest"}
 
@@ -213,65 +213,65 @@ class PlacementHarness:
             await self.coordinator.report_store_actor(actor(name))
         await leased(self.coordinator, 0, "a")
 
-    async def start_anew(self) -> None:
-        """A coordinator that knows only what is stored, and what store actors tell it of themselves."""
+    async def restart(self) -> None:
+        """Restart the coordinator: it knows only the stored state and the reports of store actors."""
         self.coordinator = coordinator_over(self.store)
         await self.coordinator.open()
         for name in "abc":
             await self.coordinator.report_store_actor(actor(name))
 
 
-def test_a_drain_outlives_the_coordinator_until_it_is_taken_back() -> None:
+def test_a_drain_survives_the_coordinator_until_it_is_undone() -> None:
     async def scenario() -> None:
-        places = PlacementHarness()
-        await places.begin()
-        (planned,) = await places.coordinator.drain("node-a", True)
-        await places.start_anew()
-        assert await places.coordinator.plan_rebalance(["clicks"]) != (planned,), "a dry run changes nothing"
-        assert planned in await places.coordinator.drain("node-a", False)
-        await places.start_anew()
-        assert all(move.target.node_id != "node-a" for move in await places.coordinator.plan_rebalance(["clicks"]))
-        assert planned in await places.coordinator.plan_rebalance(["clicks"]), (
+        harness = PlacementHarness()
+        await harness.begin()
+        (planned,) = await harness.coordinator.drain("node-a", True)
+        await harness.restart()
+        assert await harness.coordinator.plan_rebalance(["clicks"]) != (planned,), "a dry run changes nothing"
+        assert planned in await harness.coordinator.drain("node-a", False)
+        await harness.restart()
+        assert all(move.target.node_id != "node-a" for move in await harness.coordinator.plan_rebalance(["clicks"]))
+        assert planned in await harness.coordinator.plan_rebalance(["clicks"]), (
             "what did not happen yet is planned again"
         )
-        await places.coordinator.undrain("node-a")
-        await places.start_anew()
-        with_all = {place.location.node_id for place in (await spread_over(places.coordinator))}
+        await harness.coordinator.undrain("node-a")
+        await harness.restart()
+        with_all = {slot.location.node_id for slot in (await spread_over(harness.coordinator))}
         assert with_all == {"node-a", "node-b", "node-c"}
 
     async def spread_over(coordinator: Coordinator) -> list[ActorSlot]:
-        places = [ActorSlot(actor(name), 1) for name in "abc"]
-        await coordinator.place_shards("other", "query", BatchShards(0, 3), places)
-        nodes = (await coordinator.place_shards("other", "query", BatchShards(0, 3), places)).nodes
-        return [place for place in places if place.location.node_id in nodes]
+        slots = [ActorSlot(actor(name), 1) for name in "abc"]
+        await coordinator.place_shards("other", "query", BatchShards(0, 3), slots)
+        nodes = (await coordinator.place_shards("other", "query", BatchShards(0, 3), slots)).nodes
+        return [slot for slot in slots if slot.location.node_id in nodes]
 
     asyncio.run(scenario())
 
 
 def test_the_log_says_which_move_failed_and_why() -> None:
     async def scenario() -> None:
-        places = PlacementHarness()
-        await places.begin()
-        (move,) = await places.coordinator.plan_move("clicks", 0, "node-b")
-        await places.coordinator.move_failed(move, "RayActorError: it died")
-        await places.start_anew()
-        explained = await places.coordinator.explain_placement("clicks", 0)
+        harness = PlacementHarness()
+        await harness.begin()
+        (move,) = await harness.coordinator.plan_move("clicks", 0, "node-b")
+        await harness.coordinator.move_failed(move, "RayActorError: it died")
+        await harness.restart()
+        explained = await harness.coordinator.explain_placement("clicks", 0)
         assert explained.location == actor("a")
-        told = explained.moves[-1]
-        assert (told.former, told.location, told.version) == (actor("a"), actor("b"), 1)
-        assert (told.reason, told.error) == (move.reason, "RayActorError: it died")
+        last_move = explained.moves[-1]
+        assert (last_move.former, last_move.location, last_move.version) == (actor("a"), actor("b"), 1)
+        assert (last_move.reason, last_move.error) == (move.reason, "RayActorError: it died")
         assert explained.moves[0].error == ""
 
     asyncio.run(scenario())
 
 
-def test_what_is_no_id_of_a_node_is_not_drained() -> None:
-    places = PlacementHarness()
+def test_an_invalid_id_of_a_node_is_not_drained() -> None:
+    harness = PlacementHarness()
 
     async def scenario() -> None:
-        await places.begin()
+        await harness.begin()
         with pytest.raises(InvalidRequestError, match="no id of a Ray node"):
-            await places.coordinator.drain("../clicks/metadata.json", False)
+            await harness.coordinator.drain("../clicks/metadata.json", False)
 
     asyncio.run(scenario())
-    assert not [one for one in places.store.list("") if "drained" in one.path]
+    assert not [info for info in harness.store.list("") if "drained" in info.path]

@@ -27,14 +27,14 @@ Rows = list[tuple[int, Any, int | None]]
 
 def schema_of(type_name: str, result: str, options: dict[str, Any], *, often: bool = False) -> StateSchema:
     inputs = (Field("v", type_name), *([Field("n", "int64")] if often else []))
-    counted = Accumulator(
+    accumulator = Accumulator(
         AccumulatorKind.COUNTED,
         tuple(field.name for field in inputs),
         (Field("s", counts_type(type_name), False),),
         result=(Field("s", result),),
         options=options,
     )
-    return StateSchema((Field("k", "int64"),), inputs, (counted,), None, None, "update")
+    return StateSchema((Field("k", "int64"),), inputs, (accumulator,), None, None, "update")
 
 
 def given_rows(schema: StateSchema, rows: Rows, *, combined: bool) -> ShardInput:
@@ -53,7 +53,7 @@ def given_rows(schema: StateSchema, rows: Rows, *, combined: bool) -> ShardInput
 
 
 def fed(schema: StateSchema, parts: list[Rows], *, combined: bool) -> AggregateShard:
-    """A shard that has taken all parts, each undone once and taken again, and that was loaded anew half way."""
+    """Return a shard after all parts; each part was undone once and repeated, and the shard was reloaded half way."""
     shard = AggregateShard(schema)
     for number, part in enumerate(parts, start=1):
         rows = given_rows(schema, part, combined=combined)
@@ -64,19 +64,19 @@ def fed(schema: StateSchema, parts: list[Rows], *, combined: bool) -> AggregateS
         if number == 2:
             snapshot = shard.snapshot()
             shard = AggregateShard(schema)
-            kept = pa.array([0] * snapshot.num_rows, pa.int8())
-            shard.load(snapshot.append_column(CHANGE_COLUMN, kept), number, 0)
+            change_codes = pa.array([0] * snapshot.num_rows, pa.int8())
+            shard.load(snapshot.append_column(CHANGE_COLUMN, change_codes), number, 0)
     return shard
 
 
-def held(shard: AggregateShard) -> dict[int, Counter[Any]]:
-    """How often each value came, by group."""
-    found: dict[int, Counter[Any]] = {}
+def counts_of(shard: AggregateShard) -> dict[int, Counter[Any]]:
+    """Return the count of each value, by group."""
+    counts_by_group: dict[int, Counter[Any]] = {}
     for row in shard.snapshot().to_pylist():
-        counts = found.setdefault(row["k"], Counter())
-        for one in row["s"]:
-            counts[one["value"]] += one["count"]
-    return found
+        counts = counts_by_group.setdefault(row["k"], Counter())
+        for counted in row["s"]:
+            counts[counted["value"]] += counted["count"]
+    return counts_by_group
 
 
 def emitted(shard: AggregateShard) -> dict[int, Any]:
@@ -101,7 +101,7 @@ def test_values_are_counted_and_the_most_frequent_is_emitted(type_name: str, oft
         for key, value, count in (row for part in parts for row in part):
             if value is not None and (not often or (count or 0) > 0):
                 expected[key][value] += count if often and count else 1
-        assert held(shard) == expected
+        assert counts_of(shard) == expected
         for key, chosen in emitted(shard).items():
             most = max(expected[key].values(), default=None)
             assert (chosen is None) if most is None else expected[key][chosen] == most
@@ -125,23 +125,23 @@ def test_percentiles(descending: bool, parts: list[Rows]) -> None:
             values[key].append(value)
     for rule in (0, 1):
         options = {"percentages": PERCENTAGES, "rule": -1 - rule if descending else rule}
-        found = emitted(fed(schema_of("float64", "list<float64>", options), parts, combined=False))
-        for key, some in values.items():
-            ordered = sorted(some, reverse=descending)
+        percentiles = emitted(fed(schema_of("float64", "list<float64>", options), parts, combined=False))
+        for key, group_values in values.items():
+            ordered = sorted(group_values, reverse=descending)
             if rule == 0:
                 expected = [between(ordered, share) for share in PERCENTAGES if ordered]
             else:
                 expected = [ordered[max(math.ceil(share * len(ordered)), 1) - 1] for share in PERCENTAGES if ordered]
-            assert found[key] == (pytest.approx(expected) if some else None)
+            assert percentiles[key] == (pytest.approx(expected) if group_values else None)
 
 
-def test_a_group_with_few_values_stays_small_whatever_comes() -> None:
+def test_a_group_with_few_distinct_values_stays_small() -> None:
     shard = AggregateShard(schema_of("int64", "int64", {}))
     for number in range(1, 201):
         rows: Rows = [(0, value % 5, None) for value in range(number, number + 50)]
         shard.apply(given_rows(shard.schema, rows, combined=number % 2 == 0), 0, number)
         shard.commit()
-    assert held(shard)[0] == dict.fromkeys(range(5), 2000)
+    assert counts_of(shard)[0] == dict.fromkeys(range(5), 2000)
     (row,) = shard.snapshot().to_pylist()
     assert len(row["s"]) <= 16
 
@@ -154,7 +154,7 @@ def test_percentiles_of_dates_and_intervals_are_dates_and_intervals() -> None:
     }
     rows = [(0, dt.timedelta(microseconds=us), None) for us in (1, 4)]
     options = {"percentages": [0.5], "rule": 0}
-    # Cut off to whole microseconds, as Spark does.
+    # Truncated to whole microseconds, as Spark does.
     assert emitted(fed(schema_of("duration", "list<duration>", options), [rows], combined=False)) == {
         0: [dt.timedelta(microseconds=2)]
     }

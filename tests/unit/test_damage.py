@@ -1,4 +1,4 @@
-"""Damaged bytes of any file are told as such: never a crash, never silently wrong rows."""
+"""Damaged bytes of any file are reported as damage: never a crash, never silently wrong rows."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ DAMAGE = st.one_of(
 
 
 def damaged(data: bytes, damage: tuple[str, int, int]) -> bytes:
-    kind, where, what = damage
-    place = where % len(data)
+    kind, position, value = damage
+    index = position % len(data)
     match kind:
         case "flip":
-            return data[:place] + bytes([data[place] ^ what]) + data[place + 1 :]
+            return data[:index] + bytes([data[index] ^ value]) + data[index + 1 :]
         case "cut":
-            return data[:place]
+            return data[:index]
         case "insert":
-            return data[:place] + bytes([what]) + data[place:]
+            return data[:index] + bytes([value]) + data[index:]
         case _:
-            return data[:place] + bytes(len(data[place : place + what])) + data[place + what :]
+            return data[:index] + bytes(len(data[index : index + value])) + data[index + value :]
 
 
 def of(fleet: AggregationFleet, suffix: str) -> list[str]:
@@ -73,11 +73,11 @@ def test_a_damaged_record_is_named(damage: tuple[str, int, int], which: int) -> 
     path = paths[which % len(paths)]
     fleet.objects.put(path, damaged(fleet.objects.get(path), damage))
     try:
-        told, ledger = "", ManifestLog(fleet.objects, "s", "reader").load()
+        message, ledger = "", ManifestLog(fleet.objects, "s", "reader").load()
     except CorruptStateError as error:
-        told = str(error)
-    # A space that became a line break is no damage to what is said.
-    assert path in told or ledger.to_json() == whole
+        message = str(error)
+    # A space that became a line break does not change the record.
+    assert path in message or ledger.to_json() == whole
 
 
 def test_damaged_metadata_is_named() -> None:

@@ -1,7 +1,7 @@
-"""Damage to files of a state that was rescaled, and of a branch of it: readers of both, and the queries that go on from them.
+"""Damage to files of a rescaled state and of its branch, as readers of both and the queries that continue from them see it.
 
-Beside what :mod:`tests.unit.test_damage_survey` does to files, they are taken from the branch or from its parent, and from a backup
-from which the state had gone on in another way. The whole survey is run by ``./run soak``; here is a sample of it.
+Besides the damages of :mod:`tests.unit.test_damage_survey`, files are replaced by those of the branch or its parent, and by those of
+a backup from which the state continued in another way. The whole survey is run by ``./run soak``; here is a sample of it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import files_of
 from store_actors.serving.files import decode_file
 from tests.unit.aggregation_fleet import LocalCoordinator
-from tests.unit.damages import DAMAGES, ERROR, Survey, copied, counterpart, state_in, taken_from, told
+from tests.unit.damages import DAMAGES, ERROR, Survey, copied, counterpart, rows_or_error, state_in, taken_from
 from tests.unit.rescaled_query import SUMS, RescaledQuery, random_sums
 
 PARENT, BRANCH = "s", "what_if"
 STATES = (PARENT, BRANCH)
 CREATED = StateMetadata(PARENT, "query", 2, "update", SUMS)
-#: Of the samples in every change's tests.
+#: Size of the sample that is tested with every change.
 SAMPLE = 12
 
 
@@ -46,7 +46,7 @@ class BranchCoordinator(LocalCoordinator):
 
 
 class BranchQuery(RescaledQuery):
-    """A query of a state that may be there."""
+    """A query of a state that may exist already."""
 
     def __init__(self, objects: Any, state: str, batch: int, run: str) -> None:
         super().__init__(SUMS, 2)
@@ -60,13 +60,13 @@ class BranchQuery(RescaledQuery):
         return replace(super().task(partition), state_name=self.state_name, query_id=f"query of {self.state_name}")
 
     def batches(self, count: int, seed: str) -> list[str]:
-        """What some batches emit."""
+        """Run batches and return what they emit."""
         store, chance = self.fleet.new_store(), random.Random(f"{seed} {self.batch}")
         return [repr(sorted(self.apply(random_sums(chance, self.batch), 0, store).items())) for _ in range(count)]
 
 
 def go_on(objects: MemoryObjectStore, seed: str) -> None:
-    """The second half of what happens to the states."""
+    """Run the second half of the states' history."""
     query = BranchQuery(objects, PARENT, 3, "run-1")
     query.rescale(3)
     query.batches(2, seed)
@@ -77,7 +77,7 @@ def go_on(objects: MemoryObjectStore, seed: str) -> None:
 
 
 def files(seed: str, backup: MemoryObjectStore | None = None) -> MemoryObjectStore:
-    """Files of both states; `backup` is given those that there were in between."""
+    """Return the files of both states; the files at half of their history are copied to `backup`."""
     objects = MemoryObjectStore()
     query = BranchQuery(objects, PARENT, 0, "run-0")
     store, chance = query.fleet.new_store(), random.Random(seed)
@@ -91,23 +91,25 @@ def files(seed: str, backup: MemoryObjectStore | None = None) -> MemoryObjectSto
 
 
 def read(objects: MemoryObjectStore) -> dict[str, str]:
-    """What readers are given of each version of both states, and what the queries go on with."""
-    found = {}
+    """Return what readers get of each version of both states, and what the next batch of each query emits."""
+    answers = {}
     for name in STATES:
         state = state_in(objects, name)
         for version in range(1, 7):
-            found[f"{name} {version}"] = told(
+            answers[f"{name} {version}"] = rows_or_error(
                 lambda version=version, state=state: state.at(version).scan().to_arrow().to_pylist()
             )
-    gone_on = copied(objects)
+    objects_of_queries = copied(objects)
     for name in STATES:
-        found[f"{name} goes on"] = told(lambda name=name: BranchQuery(gone_on, name, 6, "run-9").batches(1, "next"))
-    return found
+        answers[f"{name} goes on"] = rows_or_error(
+            lambda name=name: BranchQuery(objects_of_queries, name, 6, "run-9").batches(1, "next")
+        )
+    return answers
 
 
 def _sibling(path: str) -> str:
-    state, _, rest = path.partition("/")
-    return f"{STATES[state == PARENT]}/{rest}"
+    state, _, file = path.partition("/")
+    return f"{STATES[state == PARENT]}/{file}"
 
 
 @pytest.fixture(scope="module")
@@ -139,20 +141,22 @@ def test_the_first_record_of_a_branch_is_checked(survey: Survey, kind: str) -> N
 
 
 def test_a_file_of_rows_of_another_fleet_is_refused_by_the_log_and_by_its_own_fields(survey: Survey) -> None:
-    """Of the shards of both generations of a state, and of its branch, whose files are in part the state's."""
-    other, dice, refused = files("b"), random.Random(0), set()
-    needed = {one.path: one for name in STATES for one in files_of(survey.objects, name).files if one.entry is not None}
-    for path, one in needed.items():
-        assert one.entry is not None
-        where = counterpart(other, path, dice)
-        assert where is not None
-        data = other.get(where)
+    """Files of the shards of both layouts of a state, and of its branch, which shares a part of them."""
+    other_fleet, dice, refused = files("b"), random.Random(0), set()
+    needed = {
+        file.path: file for name in STATES for file in files_of(survey.objects, name).files if file.entry is not None
+    }
+    for path, file in needed.items():
+        assert file.entry is not None
+        other_path = counterpart(other_fleet, path, dice)
+        assert other_path is not None
+        data = other_fleet.get(other_path)
         with pytest.raises(CorruptStateError, match="its size or checksum differs"):
-            decode_file(data, one.entry, one.piece)
-        agreeing = replace(one.entry, file_bytes=len(data), checksum=zlib.crc32(data))
+            decode_file(data, file.entry, file.piece)
+        agreeing = replace(file.entry, file_bytes=len(data), checksum=zlib.crc32(data))
         with pytest.raises(CorruptStateError, match=r"not the one that belongs in its place.*field=`attempt`"):
             decode_file(data, agreeing)
-        refused.add((path.partition("/")[0], one.entry.partition_id, Path(path).suffix))
+        refused.add((path.partition("/")[0], file.entry.partition_id, Path(path).suffix))
     shards = {(state, partition) for state, partition, _ in refused}
     assert shards >= {(PARENT, 0), (PARENT, 2), (BRANCH, 2)}
     assert {suffix for _, _, suffix in refused} == {".delta", ".snapshot"}

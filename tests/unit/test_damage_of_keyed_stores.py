@@ -1,4 +1,4 @@
-"""Damage to files of keyed stores, which programs and functions write: readers of every version, and the program that goes on.
+"""Damage to files of keyed stores, as readers of every version and the program that continues see it.
 
 Two partitions with two named stores each, whose commits are in parts of checkpoints. The whole survey is run by ``./run soak``; here is
 a sample of it.
@@ -19,13 +19,13 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages import OpenRequest, StoreSpec
 from tests.unit.aggregation_fleet import LocalCoordinator
-from tests.unit.damages import DAMAGES, ERROR, Survey, copied, named_by_verify, state_in, taken_from, told
+from tests.unit.damages import DAMAGES, ERROR, Survey, copied, named_by_verify, rows_or_error, state_in, taken_from
 from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet
 
 PARTITIONS = 2
 VERSIONS = 5
 STORES = (COUNTS, NAMES)
-#: Of the samples in every change's tests.
+#: Size of the sample that is tested with every change.
 SAMPLE = 30
 CREATED = StateMetadata("s", PYTHON_QUERY_ID, PARTITIONS, "keyed")
 
@@ -46,7 +46,7 @@ class WritingProgram(KeyedFleet):
         return OpenRequest(task, grant.lease, grant.base_version, specs)
 
     def change(self, version: int, letter: str) -> list[str]:
-        """Make the next version of the partition; returns what its stores had before."""
+        """Write the next version of the partition; return the rows that its stores had before."""
         session = self.open(version, self.run, 0, *STORES)
         before = [repr(row) for spec in STORES for row in self.rows(session, spec)]
         counts = {"k": [letter, "xy"[version % 2]], "n": pa.array([version + 1, self.partition], pa.int64())}
@@ -59,7 +59,7 @@ class WritingProgram(KeyedFleet):
         return before
 
     def at(self, version: int) -> Iterator[str]:
-        """Rows of all stores of the partition at a version."""
+        """Yield the rows of all stores of the partition at a version."""
         task = TaskIdentity("s", "", "", version, self.partition, 0, "executor")
         lease = Lease(
             StateStoreId("memory:///s", 0, self.partition), "", -1, ActorLocation("a", "a", "node", "host", 1)
@@ -75,7 +75,7 @@ class WritingProgram(KeyedFleet):
 
 
 def files(letter: str) -> MemoryObjectStore:
-    """Files of a program's state."""
+    """Return the files of a program's state."""
     program = WritingProgram(MemoryObjectStore(), "run-1")
     for version in range(VERSIONS):
         for program.partition in range(PARTITIONS):
@@ -86,25 +86,25 @@ def files(letter: str) -> MemoryObjectStore:
 
 
 def read(objects: MemoryObjectStore) -> dict[str, str]:
-    """What is read of each version: with handles, as a table without a fleet, and by the program that goes on."""
-    found, opened = {}, list[WritingProgram]()
-    gone_on = copied(objects)
+    """Return what is read of each version: with handles, as a table without a fleet, and by the program that continues."""
+    answers, opened = {}, list[WritingProgram]()
+    objects_of_program = copied(objects)
 
     def program(partition: int) -> WritingProgram:
         if not opened:
-            opened.append(WritingProgram(gone_on, "run-2"))
+            opened.append(WritingProgram(objects_of_program, "run-2"))
         opened[0].partition = partition
         return opened[0]
 
     for spec in STORES:
         state = state_in(objects, "s", spec.name)
-        found[f"table {spec.name}"] = told(lambda state=state: state.scan().to_arrow().to_pylist())
+        answers[f"table {spec.name}"] = rows_or_error(lambda state=state: state.scan().to_arrow().to_pylist())
     for partition in range(PARTITIONS):
         for version in range(VERSIONS + 1):
-            found[f"{partition} at {version}"] = told(lambda: program(partition).at(version))  # noqa: B023
+            answers[f"{partition} at {version}"] = rows_or_error(lambda: program(partition).at(version))  # noqa: B023
     for partition in range(PARTITIONS):
-        found[f"{partition} goes on"] = told(lambda: program(partition).change(VERSIONS, "n"))  # noqa: B023
-    return found
+        answers[f"{partition} goes on"] = rows_or_error(lambda: program(partition).change(VERSIONS, "n"))  # noqa: B023
+    return answers
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The dashboard's page in a headless browser over a fleet of figures: keyboard, colours, hostile names, no fleet, trouble, size."""
+"""The dashboard's page in a headless browser over a made-up fleet: keyboard, colours, hostile names, no fleet, trouble, size."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is install
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
 
 
-#: Fields of a form that are wider than their place.
+#: Fields of a form that are wider than the space for them.
 OVERFLOWING = """[...document.querySelectorAll('form.look label, form.look fieldset, form.look .null')]
     .filter(one => one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 0).map(one => one.textContent)"""
 
 
-#: In how many lines the texts of some elements are.
+#: The number of lines of the text of each selected element.
 LINES = """all => all.map(one => {
     const text = document.createRange();
     text.selectNodeContents(one);
@@ -43,18 +43,18 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
-    """A page that may tell nothing on its console, but for what could not be loaded."""
-    told: list[str] = []
+    """A page that may print nothing on its console except errors of loading."""
+    messages: list[str] = []
     page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light", reduced_motion="reduce")
-    page.on("console", lambda message: told.append(message.text))
-    page.on("pageerror", lambda error: told.append(str(error)))
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
     yield page
     page.close()
-    assert not [one for one in told if not one.startswith("Failed to load resource")]
+    assert not [message for message in messages if not message.startswith("Failed to load resource")]
 
 
 class ChangedFleet(FedFleet):
-    """A fleet of which something else is told."""
+    """A fleet whose reports have changed fields."""
 
     def __init__(self, **changes: Any) -> None:
         super().__init__(1, 2)
@@ -64,7 +64,7 @@ class ChangedFleet(FedFleet):
         return {**super().watch(known), **self.changes}
 
 
-def test_shards_are_reached_and_opened_by_keys_alone(page: Page) -> None:
+def test_shards_are_reached_and_opened_with_the_keyboard_only(page: Page) -> None:
     with served(FedFleet(2, 8)) as url:
         page.goto(url)
         cells = page.locator(".cell")
@@ -134,8 +134,8 @@ def test_what_one_cause_did_to_several_shards_is_one_row_and_maintenance_is_aske
         expect(page.locator("#live-text")).to_have_text("live")
         source = fleet.queries["query-00"]["shards"][0]["actor_name"]
         query = fleet.queries["query-00"]
-        own = [{**one, "actor_name": source, "snapshot_version": 99} for one in query["shards"]]
-        fleet.queries["query-00"] = {**query, "shards": own}
+        shards = [{**shard_row, "actor_name": source, "snapshot_version": 99} for shard_row in query["shards"]]
+        fleet.queries["query-00"] = {**query, "shards": shards}
         for shard in range(8):
             fleet.move("query-00", shard, 3 + shard % 2, "the store actor that had it was lost")
         rows = page.locator(".log > li")
@@ -157,7 +157,7 @@ def test_queries_are_sorted_by_what_is_asked_for(page: Page) -> None:
         expect(page.get_by_role("columnheader", name="query", exact=True)).to_have_attribute("aria-sort", "descending")
 
 
-def test_colours_are_the_systems_until_somebody_chooses_and_are_kept(page: Page) -> None:
+def test_colours_are_the_systems_until_a_user_chooses_and_are_kept(page: Page) -> None:
     with served(FedFleet(1, 2)) as url:
         page.goto(url)
         html, button = page.locator("html"), page.locator("#theme")
@@ -176,8 +176,8 @@ def test_names_are_text_and_what_is_not_known_is_no_null(page: Page) -> None:
     (query,) = fed.watch({})["queries"]
     nothing = dict.fromkeys(("rows_per_second", "watermark_ms", "locality", "last_commit_ms", "batch_id"))
     shards = [
-        {**one, **dict.fromkeys(("actor_name", "node_id", "executor", "epoch")), "operations": 0}
-        for one in query["shards"]
+        {**shard, **dict.fromkeys(("actor_name", "node_id", "executor", "epoch")), "operations": 0}
+        for shard in query["shards"]
     ]
     evil = {**query, **nothing, "name": EVIL, "shards": shards, "batches": []}
     actor = {**fed.actors[0], "host": EVIL, "memory_limit": None, "resident_bytes": None, "spilled_bytes": None}
@@ -198,7 +198,7 @@ def test_names_are_text_and_what_is_not_known_is_no_null(page: Page) -> None:
         assert page.title() == f"Statefleet: {EVIL}"
 
 
-def test_a_fleet_that_nobody_has_used_is_said_to_be_empty_everywhere(page: Page) -> None:
+def test_an_unused_fleet_is_shown_as_empty_everywhere(page: Page) -> None:
     with served(ChangedFleet(queries=[], stamps={}, store_actors=[])) as url:
         page.goto(url)
         for section, text in {
@@ -213,7 +213,7 @@ def test_a_fleet_that_nobody_has_used_is_said_to_be_empty_everywhere(page: Page)
 
 
 class AbsentFleet(FedFleet):
-    """A fleet whose coordinator is away when the test says so."""
+    """A fleet whose coordinator is unreachable while `is_away`."""
 
     is_away = False
 
@@ -249,19 +249,19 @@ def test_what_is_known_stays_when_the_coordinator_or_the_server_is_away_and_the_
         expect(banner).to_contain_text("wants its token", timeout=30_000)
 
 
-def test_charts_that_an_operator_has_not_are_not_shown_and_the_first_batch_leaves_the_others_room(page: Page) -> None:
+def test_charts_that_an_operator_lacks_are_hidden_and_a_slow_first_batch_leaves_the_others_space(page: Page) -> None:
     fleet = FedFleet(1, 2)
     for _ in range(4):
         fleet.watch({})
     query = fleet.queries["query-00"]
-    first, *others = query["batches"]
+    first, *later = query["batches"]
     slow = {**first, "planned_ms": first["planned_ms"] - 60_000, "rows_in": 1}
-    fleet.queries["query-00"] = {**query, "batches": [slow, *others]}
+    fleet.queries["query-00"] = {**query, "batches": [slow, *later]}
 
     class NoWatermark(FedFleet):
         def watch(self, known: Mapping[str, str]) -> dict[str, Any]:
-            told = fleet.watch(known)
-            return {**told, "queries": [{**one, "watermark_ms": None} for one in told["queries"]]}
+            report = fleet.watch(known)
+            return {**report, "queries": [{**query_row, "watermark_ms": None} for query_row in report["queries"]]}
 
     with served(NoWatermark(1, 2)) as url:
         page.goto(f"{url}#/queries/query-00")
@@ -272,12 +272,12 @@ def test_charts_that_an_operator_has_not_are_not_shown_and_the_first_batch_leave
 
 
 def test_a_window_has_fields_and_doubles_are_shown_as_they_were_meant(page: Page) -> None:
-    asked: list[Any] = []
+    requests: list[Any] = []
     time = pa.timestamp("us", tz="UTC")
     schema = [pa.field("window", pa.struct([("start", time), ("end", time)])), pa.field("user", pa.string())]
-    told = {
+    description = {
         "parts": [],
-        "columns": [column_json(one) for one in schema],
+        "columns": [column_json(column) for column in schema],
         "keys": ["window", "user"],
         "oldest": 1,
         "newest": 3,
@@ -286,11 +286,11 @@ def test_a_window_has_fields_and_doubles_are_shown_as_they_were_meant(page: Page
 
     def answer(route: Route) -> None:
         if route.request.method == "POST":
-            asked.append(route.request.post_data_json)
-            found = {"versions": [{"version": 3, "rows": [row], "more": False}], "complete": True}
-            route.fulfill(json=found)
+            requests.append(route.request.post_data_json)
+            answer_json = {"versions": [{"version": 3, "rows": [row], "more": False}], "complete": True}
+            route.fulfill(json=answer_json)
         else:
-            route.fulfill(json=told)
+            route.fulfill(json=description)
 
     page.route("**/api/states/**", answer)
     with served(FedFleet(1, 2)) as url:
@@ -308,13 +308,13 @@ def test_a_window_has_fields_and_doubles_are_shown_as_they_were_meant(page: Page
         page.set_viewport_size({"width": 320, "height": 900})
         assert page.locator("td.n").evaluate_all(LINES) == [1, 1], "a number is not broken"
         window = {"start": "2025-01-31 13:30:00", "end": "2025-01-31 13:35:00"}
-        assert asked[0]["key"] == {"window": window, "user": None}
-        key = {one.name: typed_value(asked[0]["key"][one.name], one.type, one.name) for one in schema}
+        assert requests[0]["key"] == {"window": window, "user": None}
+        key = {field.name: typed_value(requests[0]["key"][field.name], field.type, field.name) for field in schema}
         assert key["window"]["end"] == dt.datetime(2025, 1, 31, 13, 35, tzinfo=dt.UTC)
         page.get_by_label("window is null").check()
         page.get_by_role("button", name="Look up").click()
         expect(page.locator("h3")).to_contain_text("1 row at version 3")
-        assert [one["key"]["window"] for one in asked] == [window, None]
+        assert [request["key"]["window"] for request in requests] == [window, None]
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -337,7 +337,7 @@ def test_a_look_up_that_fails_says_so(page: Page) -> None:
 
 @pytest.mark.timeout(180)
 def test_an_update_is_small_however_many_shards_there_are(browser: Browser) -> None:
-    """How long it takes with a thousand shards is measured by benchmarks.dashboard; figures are in docs/dashboard.md."""
-    found = measure(browser, 10, 400, 2)
+    """benchmarks.dashboard measures the time with a thousand shards; the results are in docs/dashboard.md."""
+    sizes = measure(browser, 10, 400, 2)
     for part in ("map", "queries", "one query"):
-        assert 0 < found[part]["bytes of an update"] < 120_000, found
+        assert 0 < sizes[part]["bytes of an update"] < 120_000, sizes

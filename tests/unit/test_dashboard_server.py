@@ -1,4 +1,4 @@
-"""The dashboard's HTTP surface on a real socket: who is shown anything, the stream, the page's files, errors as JSON."""
+"""The dashboard's HTTP server on a real socket: access, the stream, the page's files, errors as JSON."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def locked() -> Iterator[str]:
 def ask(
     url: str, path: str, headers: dict[str, str] | None = None, method: str = "GET", body: str | None = None
 ) -> tuple[int, dict[str, str], str]:
-    """Status, headers and text of an answer; of the stream its first event."""
+    """Return status, headers and text of an answer; of the stream the first event."""
     host, _, port = url.removeprefix("http://").rstrip("/").partition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=20)
     connection.putrequest(method, path, skip_host=True)
@@ -72,7 +72,7 @@ def ask(
     return answer.status, {name.lower(): value for name, value in answer.getheaders()}, text
 
 
-# -- who is shown anything ----------------------------------------------------------------------------------------
+# -- access -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -81,7 +81,7 @@ def ask(
     ["evil.example", "evil.example:80", "localhost.evil.example", "127.0.0.1.evil.example", "127.0.0.1@evil.example", "0.0.0.0",
      "[::]:80", "10.0.0.9", "localhost:80, evil.example", ""],
 )  # fmt: skip
-def test_a_name_that_was_made_to_point_here_is_not_answered(url: str, path: str, host: str) -> None:
+def test_a_foreign_name_that_points_to_this_machine_is_not_answered(url: str, path: str, host: str) -> None:
     code, _, text = ask(url, path, {"Host": host})
     assert code in (400, 421)
     assert "query-0" not in text
@@ -96,10 +96,10 @@ def test_names_of_this_machine_are_answered_also_through_a_forwarded_port(url: s
 @pytest.mark.parametrize(
     "headers", [{}, {"Authorization": "Bearer no"}, {"Authorization": TOKEN}, {"Cookie": "statefleet_token=no"}]
 )
-def test_without_the_token_nobody_is_told_anything(locked: str, path: str, headers: dict[str, str]) -> None:
-    code, told, text = ask(locked, path, headers)
+def test_without_the_token_nothing_is_shown(locked: str, path: str, headers: dict[str, str]) -> None:
+    code, answer_headers, text = ask(locked, path, headers)
     assert code == 401
-    assert "set-cookie" not in told
+    assert "set-cookie" not in answer_headers
     assert not re.search(r"query-0|bucket|Shards|" + TOKEN, text)
 
 
@@ -108,20 +108,20 @@ def test_the_token_in_an_address_counts_once_and_becomes_a_cookie_that_scripts_d
     code, headers, _ = ask(locked, f"/?token={TOKEN}")
     assert (code, headers["location"]) == (303, "/")
     cookie = headers["set-cookie"]
-    assert {"HttpOnly", "SameSite=Strict"} <= {one.strip() for one in cookie.split(";")}
+    assert {"HttpOnly", "SameSite=Strict"} <= {attribute.strip() for attribute in cookie.split(";")}
     code, _, page = ask(locked, "/", {"Cookie": cookie.split(";")[0]})
     assert (code, "Statefleet" in page) == (200, True)
     assert ask(locked, "/main.js", {"Authorization": f"Bearer {TOKEN}"})[0] == 200
 
 
-def test_a_cookie_is_one_dashboards_own_and_does_not_tell_the_token(locked: str) -> None:
+def test_a_cookie_is_of_one_dashboard_and_does_not_reveal_the_token(locked: str) -> None:
     _, headers, _ = ask(locked, f"/?token={TOKEN}")
     name, _, value = headers["set-cookie"].split(";")[0].partition("=")
     assert TOKEN not in headers["set-cookie"]
     assert ask(locked, "/", {"Cookie": f"{name}={TOKEN}"})[0] == 401, "the token itself is no cookie"
     assert ask(locked, "/", {"Authorization": f"Bearer {value}"})[0] == 401, "a cookie is no token"
     other = Access("another fleet's token", only_loopback_names=False)
-    # A browser keeps both, of whatever port they are.
+    # A browser keeps both cookies: cookies do not depend on the port.
     assert other._cookie_name != name
     assert ask(locked, "/", {"Cookie": f"{other._cookie_name}={other._cookie_value}; {name}={value}"})[0] == 200
 
@@ -138,9 +138,9 @@ def test_a_cookie_is_one_dashboards_own_and_does_not_tell_the_token(locked: str)
 def test_other_pages_may_not_look_anything_up(url: str, headers: dict[str, str]) -> None:
     for path in ("/api/stream", "/api/states/query-00"):
         assert ask(url, path, headers)[0] == 403
-    code, told, _ = ask(url, "/api/states/query-00/look-up", headers, "POST", "{}")
+    code, answer_headers, _ = ask(url, "/api/states/query-00/look-up", headers, "POST", "{}")
     assert code == 403
-    assert not [name for name in told if name.startswith("access-control")]
+    assert not [name for name in answer_headers if name.startswith("access-control")]
     assert ask(url, "/", {"Sec-Fetch-Site": "cross-site"})[0] == 200, "a link to the page may be anywhere"
 
 
@@ -177,9 +177,9 @@ def test_where_it_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidRequestError, match="a port is"):
         DashboardOptions.of(None, 70000)
     monkeypatch.setenv("STATEFLEET_DASHBOARD_TOKEN", "short")
-    with pytest.raises(InvalidRequestError, match="too short") as refused:
+    with pytest.raises(InvalidRequestError, match="too short") as error:
         DashboardOptions.token()
-    assert "short," not in str(refused.value).replace("too short", "")
+    assert "short," not in str(error.value).replace("too short", "")
     monkeypatch.setenv("STATEFLEET_DASHBOARD_TOKEN", TOKEN)
     assert DashboardOptions.token() == TOKEN
     monkeypatch.setenv("STATEFLEET_DASHBOARD_TOKEN", "")
@@ -235,7 +235,7 @@ def test_what_is_not_there_is_not_found(url: str, path: str) -> None:
     assert "content-security-policy" in headers
 
 
-def test_a_method_that_nobody_has_is_refused(url: str) -> None:
+def test_an_unknown_method_is_refused(url: str) -> None:
     assert ask(url, "/api/stream", method="DELETE")[0] == 405
 
 
@@ -247,13 +247,13 @@ def events(url: str, count: int) -> list[tuple[str, dict[str, Any]]]:
     connection = http.client.HTTPConnection(host, int(port), timeout=20)
     connection.request("GET", "/api/stream")
     answer = connection.getresponse()
-    found = []
-    while len(found) < count:
+    received = []
+    while len(received) < count:
         name, data, end = (answer.readline().decode() for _ in range(3))
         assert end == "\n"
-        found.append((name.removeprefix("event: ").strip(), json.loads(data.removeprefix("data: "))))
+        received.append((name.removeprefix("event: ").strip(), json.loads(data.removeprefix("data: "))))
     connection.close()
-    return found
+    return received
 
 
 def test_the_stream_begins_with_everything_and_goes_on_with_what_changed(url: str) -> None:
@@ -266,7 +266,7 @@ def test_the_stream_begins_with_everything_and_goes_on_with_what_changed(url: st
 
 
 class Troubled:
-    """A fleet whose coordinator fails now and then, and is slow."""
+    """A fleet whose coordinator fails at the second look, and is slow."""
 
     def __init__(self) -> None:
         self.fed = FedFleet(1, 2)
@@ -282,30 +282,30 @@ class Troubled:
         return {}
 
 
-def test_a_coordinator_in_trouble_is_said_so_and_looked_at_again_and_one_that_is_slow_less_often() -> None:
+def test_a_failing_coordinator_is_shown_and_looked_at_again_and_a_slow_one_is_looked_at_less_often() -> None:
     fleet = Troubled()
     with served(fleet) as url:
         started = time.monotonic()
-        found = events(url, 3)
-    # Twenty times the tenth of a second that a look took.
+        received = events(url, 3)
+    # The pause is twenty times the tenth of a second that a look took.
     assert time.monotonic() - started > 1.8
-    assert "in trouble" in found[1][1]["changes"]["fleet"]["set"]["fleet"]["error"]
-    assert found[2][1]["changes"]["fleet"]["set"]["fleet"]["error"] is None
+    assert "in trouble" in received[1][1]["changes"]["fleet"]["set"]["fleet"]["error"]
+    assert received[2][1]["changes"]["fleet"]["set"]["fleet"]["error"] is None
 
 
-def test_however_many_look_the_fleet_is_looked_at_once() -> None:
+def test_several_browsers_share_one_look_at_the_fleet() -> None:
     fleet = Troubled()
     fleet.looks = 10
     with served(fleet) as url, ThreadPoolExecutor(8) as threads:
-        views = [one.result()[0][1] for one in [threads.submit(events, url, 1) for _ in range(8)]]
+        views = [future.result()[0][1] for future in [threads.submit(events, url, 1) for _ in range(8)]]
     assert len(views) == 8
     assert fleet.looks <= 12
 
 
-def test_a_shard_is_told_in_full_from_what_is_known(url: str) -> None:
+def test_a_shard_is_answered_in_full_from_the_last_report(url: str) -> None:
     code, _, text = ask(url, "/api/shards/query-00/1")
-    told = json.loads(text)
-    assert (code, told["partition_id"], told["delta_files"]) == (200, 1, 10)
+    shard = json.loads(text)
+    assert (code, shard["partition_id"], shard["delta_files"]) == (200, 1, 10)
     for path in ("query-00/9", "query-00/-1", "query-00/x", "query-00/99999999999999999999", "nothing/0"):
         code, headers, text = ask(url, f"/api/shards/{path}")
         assert (code, headers["content-type"]) == (404, "application/json; charset=utf-8")
@@ -316,10 +316,10 @@ def test_a_shard_is_told_in_full_from_what_is_known(url: str) -> None:
 
 
 class Answers(LookUps):
-    """Look-ups that fail in each way that there is."""
+    """Look-ups that fail in each possible way."""
 
     def __init__(self) -> None:
-        self.asked: list[Any] = []
+        self.requests: list[Any] = []
 
     def describe(self, state_name: str, part: str) -> dict[str, Any]:
         raise {
@@ -328,13 +328,13 @@ class Answers(LookUps):
         }.get(state_name, RuntimeError("a secret of the process"))
 
     def look_up(self, state_name: str, part: str, key: Any, versions: int) -> dict[str, Any]:
-        self.asked.append((state_name, part, key, versions))
+        self.requests.append((state_name, part, key, versions))
         return {"versions": [], "complete": True}
 
 
 @pytest.fixture
 def answering() -> Iterator[tuple[str, Answers]]:
-    """A server without a fleet, with these look-ups."""
+    """A server without a fleet, with look-ups that fail."""
     loop = asyncio.new_event_loop()
     answers = Answers()
     watching = Watching(FedFleet(1, 1), lambda: 0)
@@ -357,11 +357,11 @@ def answering() -> Iterator[tuple[str, Answers]]:
         ("broken", 500, "the look-up failed"),
     ],
 )
-def test_what_goes_wrong_is_told_as_json(answering: tuple[str, Answers], state: str, code: int, text: str) -> None:
-    status, headers, told = ask(answering[0], f"/api/states/{state}")
+def test_errors_are_json(answering: tuple[str, Answers], state: str, code: int, text: str) -> None:
+    status, headers, body = ask(answering[0], f"/api/states/{state}")
     assert (status, headers["content-type"]) == (code, "application/json; charset=utf-8")
-    assert text in json.loads(told)["error"]
-    assert "secret" not in told
+    assert text in json.loads(body)["error"]
+    assert "secret" not in body
 
 
 def test_a_look_up_is_json_with_a_key_and_nothing_else(answering: tuple[str, Answers]) -> None:
@@ -371,9 +371,9 @@ def test_a_look_up_is_json_with_a_key_and_nothing_else(answering: tuple[str, Ans
         assert ask(url, path, kind, "POST", body)[0] == 400, body
     assert ask(url, path, {"Content-Type": "text/plain"}, "POST", '{"key": {}}')[0] == 415
     assert ask(url, path, kind, "POST", json.dumps({"key": {"k": "x" * 100_000}}))[0] in (400, 413)
-    assert not answers.asked
+    assert not answers.requests
     assert ask(url, path, kind, "POST", '{"key": {"user": "<b>"}, "versions": 3}')[0] == 200
-    assert answers.asked == [("clicks", "left", {"user": "<b>"}, 3)]
+    assert answers.requests == [("clicks", "left", {"user": "<b>"}, 3)]
 
 
 # -- values -------------------------------------------------------------------------------------------------------
@@ -384,7 +384,7 @@ WINDOW = pa.struct([("start", pa.timestamp("us", tz="UTC")), ("end", pa.timestam
 
 
 @pytest.mark.parametrize(
-    ("given", "kind", "value"),
+    ("typed", "kind", "value"),
     [("u7", pa.string(), "u7"), ("7", pa.int64(), 7), (7, pa.int32(), 7), ("-1.5", pa.float64(), -1.5), ("true", pa.bool_(), True),
      (False, pa.bool_(), False), ("1.20", pa.decimal128(5, 2), Decimal("1.20")), ("0x00ff", pa.binary(), b"\x00\xff"),
      ("2025-01-31", pa.date32(), dt.date(2025, 1, 31)), ("2025-01-31 10:00:00", pa.timestamp("us"), dt.datetime(2025, 1, 31, 10)),
@@ -393,21 +393,21 @@ WINDOW = pa.struct([("start", pa.timestamp("us", tz="UTC")), ("end", pa.timestam
      ('{"start": "2025-01-01", "end": "2025-01-02"}', WINDOW,
       {"start": dt.datetime(2025, 1, 1, tzinfo=UTC), "end": dt.datetime(2025, 1, 2, tzinfo=UTC)})],
 )  # fmt: skip
-def test_what_somebody_types_is_a_value_of_the_column(given: Any, kind: pa.DataType, value: Any) -> None:
-    found = typed_value(given, kind, "k")
-    assert found == value
-    assert pa.array([found], kind)[0].as_py() == value
+def test_typed_text_becomes_a_value_of_the_column(typed: Any, kind: pa.DataType, value: Any) -> None:
+    parsed = typed_value(typed, kind, "k")
+    assert parsed == value
+    assert pa.array([parsed], kind)[0].as_py() == value
 
 
 @pytest.mark.parametrize(
-    ("given", "kind"),
+    ("typed", "kind"),
     [("x", pa.int64()), ("", pa.int64()), ("1.5", pa.int64()), ("x", pa.float64()), ("maybe", pa.bool_()), ("x", pa.decimal128(5)),
      ("0xzz", pa.binary()), ("today", pa.date32()), ("x", pa.timestamp("us")), ("{}", WINDOW), ("x", WINDOW),
      ("[", pa.list_(pa.int8())), ("7", pa.list_(pa.int64())), (7, pa.string()), ({"a": 1}, pa.string()), ("[]", WINDOW)],
 )  # fmt: skip
-def test_what_is_none_is_refused_with_the_type(given: Any, kind: pa.DataType) -> None:
+def test_text_that_is_no_value_is_refused_with_the_type(typed: Any, kind: pa.DataType) -> None:
     with pytest.raises(InvalidRequestError, match="no value of the column's type"):
-        typed_value(given, kind, "k")
+        typed_value(typed, kind, "k")
 
 
 def test_rows_are_json_that_a_browser_reads_exactly_and_of_a_size_that_it_can_show() -> None:
@@ -415,12 +415,12 @@ def test_rows_are_json_that_a_browser_reads_exactly_and_of_a_size_that_it_can_sh
         "big": 2**60, "small": 2**53, "nan": float("nan"), "bytes": b"\x01", "when": dt.datetime(2025, 1, 1, tzinfo=UTC),
         "list": list(range(1000)), "text": "x" * 10_000, "none": None, "deep": {"d": Decimal("1.10")}, "map": [("a", 2**60)],
     }  # fmt: skip
-    found = json.loads(json.dumps(row_json(row), allow_nan=False))
-    assert (found["big"], found["small"], found["nan"], found["bytes"]) == (str(2**60), 2**53, "nan", "0x01")
-    assert found["when"] == "2025-01-01 00:00:00+00:00"
-    assert (len(found["list"]), found["list"][-1]) == (201, "… (1000 items)")
-    assert found["text"].endswith("… (10000 characters)")
-    assert (found["none"], found["deep"], found["map"]) == (None, {"d": "1.10"}, [["a", str(2**60)]])
+    shown = json.loads(json.dumps(row_json(row), allow_nan=False))
+    assert (shown["big"], shown["small"], shown["nan"], shown["bytes"]) == (str(2**60), 2**53, "nan", "0x01")
+    assert shown["when"] == "2025-01-01 00:00:00+00:00"
+    assert (len(shown["list"]), shown["list"][-1]) == (201, "… (1000 items)")
+    assert shown["text"].endswith("… (10000 characters)")
+    assert (shown["none"], shown["deep"], shown["map"]) == (None, {"d": "1.10"}, [["a", str(2**60)]])
     assert (
         column_json(pa.field("w", WINDOW))["example"]
         == '{"start": "2025-01-31 13:30:00", "end": "2025-01-31 13:30:00"}'

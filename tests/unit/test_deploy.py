@@ -1,4 +1,4 @@
-"""What is deployed for metrics, and documented of them, asks for what there is: the table's names and labels."""
+"""Dashboards, alerts and documentation of metrics use only names and labels that the table has."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from coordinator.model.metric_table import FLEET, METRICS, Kind, Metric, metric_
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-#: What Ray itself puts to every metric.
+#: Labels that Ray itself adds to every metric.
 OF_RAY = {"NodeAddress", "SessionName", "Version", "Component", "WorkerId"}
 
 _METRIC = re.compile(r"\b(\w+)(?:\{(.*?)\})?")
 _SELECTED = re.compile(r"(\w+)\s*[=!]~?")
 _GROUPED = re.compile(r"\b(?:by|on|ignoring|without)\s*\((.*?)\)")
-#: Text in quotes, functions and words of PromQL, durations: what is no metric.
+#: Text of a query that is no metric: quoted text, functions and words of PromQL, durations.
 _QUOTED = re.compile(r'"[^"]*"')
 
 
 def metrics_in(query: str) -> Iterator[tuple[Metric, set[str]]]:
-    """Metrics that a query asks for, each with the labels by which it selects; KeyError for names that there are not."""
+    """Yield the metrics of a query, each with the labels by which it selects; KeyError for unknown names."""
     for name, selectors in _METRIC.findall(_QUOTED.sub('""', query)):
         if "statefleet" in name:
             assert name.startswith("ray_"), name
@@ -45,14 +45,14 @@ def _metric(name: str) -> Metric:
 
 
 def check(query: str) -> None:
-    """A query asks for metrics that there are, by labels that they have; counters are not looked at as they are."""
-    found = list(metrics_in(query))
-    assert found, f"no metric in {query}"
+    """Check that a query uses known metrics with their labels, and takes counters only as rates or increases."""
+    metrics = list(metrics_in(query))
+    assert metrics, f"no metric in {query}"
     grouped = {label.strip() for labels in _GROUPED.findall(query) for label in labels.split(",")}
-    for metric, selected in found:
+    for metric, selected in metrics:
         labels = {FLEET, *metric.labels}
         assert selected <= labels, (query, metric.name)
-        assert grouped <= labels | OF_RAY | {"le"} | {one for other, _ in found for one in other.labels}, query
+        assert grouped <= labels | OF_RAY | {"le"} | {label for used, _ in metrics for label in used.labels}, query
         if metric.kind is not Kind.GAUGE and "offset" not in query:
             assert re.search(rf"(rate|increase)\(ray_{metric.name}", query), query
 
@@ -68,25 +68,25 @@ TARGETS = [
 
 
 @pytest.mark.parametrize("query", TARGETS)
-def test_a_panel_asks_for_what_there_is(query: str) -> None:
+def test_a_panel_queries_known_metrics(query: str) -> None:
     check(query)
 
 
 def test_the_dashboard_can_be_imported_as_it_is() -> None:
     panels = DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
-    variables = {one["name"]: one for one in DASHBOARD["templating"]["list"]}
+    variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
     assert variables["datasource"]["type"] == "datasource"
     for panel in panels:
         if panel["type"] == "row":
             continue
-        # Of whatever Prometheus the user has.
-        assert {one["datasource"]["uid"] for one in (panel, *panel["targets"])} == {"${datasource}"}
-        place = panel["gridPos"]
-        assert place["x"] + place["w"] <= 24
+        # The data source is a variable: any Prometheus of the user.
+        assert {queried["datasource"]["uid"] for queried in (panel, *panel["targets"])} == {"${datasource}"}
+        position = panel["gridPos"]
+        assert position["x"] + position["w"] <= 24
     for name in ("fleet", "state"):
-        (metric, _), *others = metrics_in(variables[name]["query"]["query"])
-        assert not others
+        (metric, _), *more_metrics = metrics_in(variables[name]["query"]["query"])
+        assert not more_metrics
         assert name in (FLEET, *metric.labels)
     used = {name for query in TARGETS for name in re.findall(r"\$(\w+)", str(query.values[0]))}
     assert used == {"fleet", "state", "__rate_interval"}
@@ -111,7 +111,7 @@ def _rules() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("rule", _rules(), ids=lambda rule: str(rule["alert"]))
-def test_an_alert_asks_for_what_there_is_and_says_what_to_do(rule: dict[str, Any]) -> None:
+def test_an_alert_queries_known_metrics_and_says_what_to_do(rule: dict[str, Any]) -> None:
     check(rule["expr"])
     assert rule["labels"]["severity"] in ("warning", "critical")
     assert set(rule["annotations"]) == {"summary", "description"}

@@ -1,4 +1,4 @@
-"""Calls of a store actor by a connection of their own: who is answered, and what a caller does that is not."""
+"""Calls of a store actor over direct connections: which callers are answered, and what a caller does without an answer."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ KEY = bytes(range(32))
 
 
 class EchoActor:
-    """Answers with what it was asked twice; some questions it does not answer at once, or at all."""
+    """Answers each request doubled; the request `slow` waits for `resume`, and `bad` fails."""
 
     def __init__(self) -> None:
-        self.goes_on = threading.Event()
-        self.asked: list[bytes] = []
+        self.resume = threading.Event()
+        self.requests: list[bytes] = []
         self.direct = DirectServer("127.0.0.1", KEY, self.answer, Runtime())
 
-    def answer(self, asked: bytes) -> bytes:
-        self.asked.append(asked)
-        if asked == b"slow":
-            assert self.goes_on.wait(30)
-        if asked == b"bad":
+    def answer(self, request: bytes) -> bytes:
+        self.requests.append(request)
+        if request == b"slow":
+            assert self.resume.wait(30)
+        if request == b"bad":
             raise ValueError("a question that nobody can answer")
-        return 2 * asked
+        return 2 * request
 
 
 class Caller:
-    """The connections of one process."""
+    """A process with its connections."""
 
     def __init__(self, address: DirectAddress | None) -> None:
         self.address = address
@@ -58,16 +58,16 @@ class Caller:
         self.looked_up += 1
         return self.address
 
-    def ask_at_once(self, asked: bytes, life: str = "first") -> bytes | None:
-        waiting = self.calls.begin("actor", life, asked)
+    def ask_at_once(self, request: bytes, instance_id: str = "first") -> bytes | None:
+        waiting = self.calls.begin("actor", instance_id, request)
         return None if waiting is None else waiting()
 
-    def ask(self, asked: bytes, life: str = "first", actor: str = "actor") -> bytes | None:
-        """By a connection, if there can be one; Ray would be asked until there is."""
-        waiting = self.calls.begin(actor, life, asked)
+    def ask(self, request: bytes, instance_id: str = "first", actor: str = "actor") -> bytes | None:
+        """Call over a connection, if one can be made; until there is one, Ray would make the call."""
+        waiting = self.calls.begin(actor, instance_id, request)
         if waiting is None:
-            until(lambda: not any(one.is_connecting for one in self.calls._incarnations.values()))
-            waiting = self.calls.begin(actor, life, asked)
+            until(lambda: not any(incarnation.is_connecting for incarnation in self.calls._incarnations.values()))
+            waiting = self.calls.begin(actor, instance_id, request)
         return None if waiting is None else waiting()
 
 
@@ -75,13 +75,13 @@ class Caller:
 def actor() -> Iterator[EchoActor]:
     actor = EchoActor()
     yield actor
-    actor.goes_on.set()
+    actor.resume.set()
 
 
 def test_calls_are_answered_by_one_connection(actor: EchoActor) -> None:
     caller = Caller(actor.direct.address)
-    for asked in (b"x", b"", bytes(1 << 20), b"y"):
-        assert caller.ask(asked) == 2 * asked
+    for request in (b"x", b"", bytes(1 << 20), b"y"):
+        assert caller.ask(request) == 2 * request
     assert caller.looked_up == 1
     assert actor.direct._connected == 1
 
@@ -89,10 +89,10 @@ def test_calls_are_answered_by_one_connection(actor: EchoActor) -> None:
 def test_calls_of_several_threads_have_a_connection_each(actor: EchoActor) -> None:
     caller = Caller(actor.direct.address)
     with ThreadPoolExecutor(16) as threads:
-        asked = [str(number).encode() for number in range(2000)]
-        # Who finds none while another one is being made asks by Ray.
-        for one, found in zip(asked, threads.map(caller.ask, asked), strict=True):
-            assert found in (2 * one, None)
+        requests = [str(number).encode() for number in range(2000)]
+        # A caller that finds no connection while another is being made calls through Ray.
+        for request, answer in zip(requests, threads.map(caller.ask, requests), strict=True):
+            assert answer in (2 * request, None)
     assert caller.ask(b"x") == b"xx"
 
 
@@ -111,34 +111,34 @@ def test_a_slow_answer_is_not_taken_for_another_one(actor: EchoActor, monkeypatc
     monkeypatch.setattr(direct_client, "_PATIENCE_S", 0.1)
     caller = Caller(actor.direct.address)
     assert caller.ask(b"slow") is None
-    actor.goes_on.set()
+    actor.resume.set()
     caller.clock.later_s = direct_client._AGAIN_S
-    for asked in (b"x", b"y"):
-        assert caller.ask(asked) == 2 * asked
+    for request in (b"x", b"y"):
+        assert caller.ask(request) == 2 * request
 
 
-def test_nobody_is_answered_without_the_key(actor: EchoActor) -> None:
+def test_callers_without_the_key_are_not_answered(actor: EchoActor) -> None:
     stranger = Caller(replace(actor.direct.address, key=bytes(32)))
     assert stranger.ask(b"x") is None
     with socket.create_connection((actor.direct.address.host, actor.direct.address.port)) as raw:
         raw.settimeout(30)
         raw.sendall(b"\0\0\0\1x" * 10)
-        told = b""
+        received = b""
         with suppress(ConnectionResetError):
             while part := raw.recv(1 << 16):
-                told += part
-    assert KEY not in told
-    assert actor.asked == []
+                received += part
+    assert KEY not in received
+    assert actor.requests == []
     assert Caller(actor.direct.address).ask(b"x") == b"xx"
 
 
 def test_a_caller_proves_the_store_actor_too(actor: EchoActor) -> None:
-    """Whoever got the port of a store actor that died must not tell readers anything."""
+    """A process that got the port of a dead store actor must not answer readers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def pose() -> None:
             posing, _ = listening.accept()
-            # A number, and some proof whatever is answered.
+            # A number, and a made-up proof.
             posing.sendall(b"\0\0\0\x20" + bytes(32) + b"\0\0\0\x20" + bytes(32))
             posing.recv(1 << 10)
 
@@ -146,26 +146,26 @@ def test_a_caller_proves_the_store_actor_too(actor: EchoActor) -> None:
         assert Caller(DirectAddress("127.0.0.1", listening.getsockname()[1], KEY)).ask(b"x") is None
 
 
-def test_the_proof_of_one_caller_is_none_to_another(actor: EchoActor) -> None:
-    """An impostor gives two callers the same number, and each the other one's proof as its own."""
+def test_the_proof_of_one_caller_proves_nothing_to_another(actor: EchoActor) -> None:
+    """An impostor sends two callers the same number, and sends each the proof of the other."""
     with Listener(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(2) as threads:
         address = DirectAddress("127.0.0.1", int(listening.address[1]), KEY)
         asking = [threads.submit(Caller(address).ask, b"x") for _ in range(2)]
         with listening.accept() as first, listening.accept() as second:
-            for one in (first, second):
-                one.send_bytes(bytes(32))
+            for connection in (first, second):
+                connection.send_bytes(bytes(32))
             (_, one_proof), (_, other_proof) = (
-                (told[:32], told[32:]) for told in (first.recv_bytes(), second.recv_bytes())
+                (message[:32], message[32:]) for message in (first.recv_bytes(), second.recv_bytes())
             )
             first.send_bytes(other_proof)
             second.send_bytes(one_proof)
-            for one in (first, second):
+            for connection in (first, second):
                 with pytest.raises((EOFError, OSError)):
-                    one.recv_bytes()
-        assert [one.result(30) for one in asking] == [None, None]
+                    connection.recv_bytes()
+        assert [call.result(30) for call in asking] == [None, None]
 
 
-def test_while_it_is_slow_nobody_else_waits(actor: EchoActor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_store_actor_is_not_waited_for_again(actor: EchoActor, monkeypatch: pytest.MonkeyPatch) -> None:
     caller = Caller(actor.direct.address)
     assert caller.ask(b"x") == b"xx"
     monkeypatch.setattr(direct_client, "_PATIENCE_S", 0.1)
@@ -177,8 +177,8 @@ def test_while_it_is_slow_nobody_else_waits(actor: EchoActor, monkeypatch: pytes
     assert caller.ask(b"x") == b"xx"
 
 
-def test_nobody_waits_for_a_connection(actor: EchoActor) -> None:
-    """Of many store actors that cannot be reached each would else cost a look-up of keys in all of them a second."""
+def test_callers_do_not_wait_for_a_connection(actor: EchoActor) -> None:
+    """Otherwise each unreachable store actor would cost a look-up of keys in all of them a second."""
     caller = Caller(actor.direct.address)
     goes_on, find = threading.Event(), caller.calls._address_of
 
@@ -193,39 +193,39 @@ def test_nobody_waits_for_a_connection(actor: EchoActor) -> None:
     assert caller.looked_up == 1
 
 
-@pytest.mark.parametrize("told", [b"\0\0\0\5hello", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0\0\0\0"])
-def test_another_program_on_the_port_is_none(actor: EchoActor, told: bytes) -> None:
+@pytest.mark.parametrize("greeting", [b"\0\0\0\5hello", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0\0\0\0"])
+def test_another_program_on_the_port_is_not_used(actor: EchoActor, greeting: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
-        def tell() -> None:
-            with listening.accept()[0] as other:
-                other.sendall(told)
-                other.recv(1 << 10)
+        def serve() -> None:
+            with listening.accept()[0] as connection:
+                connection.sendall(greeting)
+                connection.recv(1 << 10)
 
-        threading.Thread(target=tell, daemon=True).start()
+        threading.Thread(target=serve, daemon=True).start()
         assert Caller(DirectAddress("127.0.0.1", listening.getsockname()[1], KEY)).ask(b"x") is None
 
 
 def test_signals_do_not_keep_a_caller_waiting(actor: EchoActor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a profiler: each has the kernel's time limit begin anew."""
+    """A profiler sends signals, for example: each restarts the kernel's time limit."""
     caller = Caller(actor.direct.address)
     assert caller.ask(b"x") == b"xx"
     monkeypatch.setattr(direct_client, "_PATIENCE_S", 0.3)
     came: list[int] = []
-    former = signal.signal(signal.SIGALRM, lambda *_: came.append(1))
+    previous = signal.signal(signal.SIGALRM, lambda *_: came.append(1))
     signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
     try:
-        begun = time.monotonic()
+        started = time.monotonic()
         assert caller.ask(b"slow") is None
         assert came
-        assert time.monotonic() - begun < 20
+        assert time.monotonic() - started < 20
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, former)
+        signal.signal(signal.SIGALRM, previous)
 
 
 def test_an_interrupted_caller_closes_nothing_of_others(actor: EchoActor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A descriptor that is closed twice is somebody else's the second time."""
+    """A descriptor that is closed twice belongs to another file the second time."""
     limit = direct_calls._wait_at_most
 
     def interrupted(connection: Connection, *options: Any) -> None:
@@ -238,48 +238,48 @@ def test_an_interrupted_caller_closes_nothing_of_others(actor: EchoActor, monkey
         direct_calls.connect(actor.direct.address, direct_client._PATIENCE_S)
     opened = [socket.socket() for _ in range(8)]
     gc.collect()
-    assert all(one.getsockname() for one in opened)
-    for one in opened:
-        one.close()
+    assert all(opened_socket.getsockname() for opened_socket in opened)
+    for opened_socket in opened:
+        opened_socket.close()
 
 
 def test_connections_of_store_actors_that_are_gone_are_closed_in_time(actor: EchoActor) -> None:
     caller = Caller(actor.direct.address)
     for number in range(3):
         assert caller.ask(b"x", "life", f"gone-{number}") == b"xx"
-    assert sum(len(one.spare) for one in caller.calls._incarnations.values()) == 3
+    assert sum(len(incarnation.spare) for incarnation in caller.calls._incarnations.values()) == 3
     caller.clock.later_s = direct_client._IDLE_S + 1
     assert caller.ask(b"x") == b"xx"
-    assert [len(one.spare) for one in caller.calls._incarnations.values()] == [1]
+    assert [len(incarnation.spare) for incarnation in caller.calls._incarnations.values()] == [1]
     assert caller.ask(b"x", "another") == b"xx"
 
 
-def test_strangers_who_say_nothing_are_shown_out(actor: EchoActor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_strangers_are_disconnected(actor: EchoActor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_calls, "_PROOF_S", 0.2)
-    where = (actor.direct.address.host, actor.direct.address.port)
-    silent = [socket.create_connection(where) for _ in range(150)]
-    for one in silent:
-        one.settimeout(30)
-        while one.recv(1 << 10):
+    address = (actor.direct.address.host, actor.direct.address.port)
+    silent = [socket.create_connection(address) for _ in range(150)]
+    for connection in silent:
+        connection.settimeout(30)
+        while connection.recv(1 << 10):
             pass
-        one.close()
+        connection.close()
     until(lambda: actor.direct._connected == 0)
     assert Caller(actor.direct.address).ask(b"x") == b"xx"
 
 
-def test_a_crowd_that_trickles_its_proof_keeps_nobody_out(actor: EchoActor) -> None:
-    where = (actor.direct.address.host, actor.direct.address.port)
-    known = Caller(actor.direct.address)
-    assert known.ask(b"x") == b"xx"
-    crowd = [socket.create_connection(where) for _ in range(3 * direct_calls._STRANGERS)]
-    for one in crowd:
+def test_a_crowd_that_sends_its_proof_slowly_keeps_no_caller_out(actor: EchoActor) -> None:
+    address = (actor.direct.address.host, actor.direct.address.port)
+    proven = Caller(actor.direct.address)
+    assert proven.ask(b"x") == b"xx"
+    crowd = [socket.create_connection(address) for _ in range(3 * direct_calls._STRANGERS)]
+    for connection in crowd:
         with suppress(OSError):
-            one.sendall(b"\0")
-    assert known.ask(b"y") == b"yy", "those who have proved themselves stay"
+            connection.sendall(b"\0")
+    assert proven.ask(b"y") == b"yy", "those who have proved themselves stay"
     assert Caller(actor.direct.address).ask(b"z") == b"zz", "who proves itself at once is let in"
     assert len(actor.direct._strangers) <= direct_calls._STRANGERS
-    for one in crowd:
-        one.close()
+    for connection in crowd:
+        connection.close()
 
 
 def test_a_stranger_who_sends_a_byte_now_and_then_has_the_time_of_one_proof(
@@ -296,7 +296,7 @@ def test_a_stranger_who_sends_a_byte_now_and_then_has_the_time_of_one_proof(
 
 
 class Relay:
-    """Passes on what two sides say to each other, as `change` gives it back."""
+    """Relays the messages of two sides to each other, as `change` returns them."""
 
     def __init__(self, address: DirectAddress, change: Callable[[str, int, bytes], list[bytes]]) -> None:
         self._listening = Listener(("127.0.0.1", 0))
@@ -317,7 +317,7 @@ class Relay:
                     taking.send_bytes(message)
 
 
-#: Messages of either side before the first that has a code: the caller's proof; the actor's number and proof.
+#: Messages of each side before its first authenticated one: the caller's proof; the actor's number and proof.
 FIRST = {"caller": 1, "actor": 2}
 
 
@@ -327,48 +327,48 @@ def flipped(message: bytes) -> bytes:
 
 @pytest.mark.parametrize("who", FIRST)
 @pytest.mark.parametrize("how", ["changed", "repeated", "of another connection", "cut"])
-def test_what_was_changed_on_its_way_is_not_taken(actor: EchoActor, who: str, how: str) -> None:
-    kept: list[bytes] = []
+def test_a_message_that_was_changed_on_its_way_is_refused(actor: EchoActor, who: str, how: str) -> None:
+    messages: list[bytes] = []
 
     def change(name: str, number: int, message: bytes) -> list[bytes]:
         if name != who or number < FIRST[who]:
             return [message]
-        kept.append(message)
+        messages.append(message)
         match how:
             case "changed":
                 return [flipped(message)]
             case "repeated":
-                return [kept[0]]
+                return [messages[0]]
             case "of another connection":
-                return [message[:16] + b"zz" if len(kept) > 1 else message]
+                return [message[:16] + b"zz" if len(messages) > 1 else message]
             case _:
                 return [message[:-1]]
 
     relay = Relay(actor.direct.address, change)
     caller = Caller(relay.address)
-    answers = [caller.ask(asked) for asked in (b"a", b"b")]
+    answers = [caller.ask(request) for request in (b"a", b"b")]
     honest = [b"aa", b"bb"]
     assert all(answer in (None, right) for answer, right in zip(answers, honest, strict=True))
     assert None in answers
-    assert set(actor.asked) <= {b"a", b"b"}
+    assert set(actor.requests) <= {b"a", b"b"}
 
 
-def test_what_is_said_is_not_sent_back_as_an_answer(actor: EchoActor) -> None:
+def test_a_reflected_message_is_no_answer(actor: EchoActor) -> None:
     with Listener(("127.0.0.1", 0)) as listening:
-        behind = (actor.direct.address.host, actor.direct.address.port)
+        address = (actor.direct.address.host, actor.direct.address.port)
 
         def reflect() -> None:
-            with listening.accept() as caller, Client(behind) as there:
-                caller.send_bytes(there.recv_bytes())
-                there.send_bytes(caller.recv_bytes())
-                caller.send_bytes(there.recv_bytes())
+            with listening.accept() as caller, Client(address) as store_actor:
+                caller.send_bytes(store_actor.recv_bytes())
+                store_actor.send_bytes(caller.recv_bytes())
+                caller.send_bytes(store_actor.recv_bytes())
                 with suppress(OSError, EOFError):
                     caller.send_bytes(caller.recv_bytes())
 
         threading.Thread(target=reflect, daemon=True).start()
         caller = Caller(replace(actor.direct.address, port=int(listening.address[1])))
         assert caller.ask(b"x") is None
-    assert actor.asked == []
+    assert actor.requests == []
 
 
 def test_where_there_is_no_connection_it_is_tried_again_after_a_while(actor: EchoActor) -> None:
@@ -380,7 +380,7 @@ def test_where_there_is_no_connection_it_is_tried_again_after_a_while(actor: Ech
     assert caller.looked_up == 1
     caller.address = actor.direct.address
     assert caller.ask(b"x") is None
-    # Another life of the store actor is another matter.
+    # Another incarnation of the store actor is tried at once.
     assert caller.ask(b"x", "second") == b"xx"
     assert caller.ask(b"x", "first") is not None
     caller.address = None
@@ -391,7 +391,7 @@ def test_where_there_is_no_connection_it_is_tried_again_after_a_while(actor: Ech
 
 
 def test_a_store_actor_that_answers_nothing_is_asked_by_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one whose process is stopped: its machine accepts connections for it."""
+    """A stopped process, for example: its machine still accepts connections for it."""
     monkeypatch.setattr(direct_client, "_PATIENCE_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         caller = Caller(DirectAddress("127.0.0.1", listening.getsockname()[1], KEY))
@@ -400,22 +400,22 @@ def test_a_store_actor_that_answers_nothing_is_asked_by_ray(monkeypatch: pytest.
 
 
 def test_a_process_that_was_forked_has_connections_of_its_own(actor: EchoActor) -> None:
-    """As the workers of a data loader: on its parent's, each would take the other's answers."""
+    """Workers of a data loader, for example: on the parent's connections, each would take the answers of the other."""
     caller = Caller(actor.direct.address)
     assert caller.ask(b"x") == b"xx"
-    (life,) = caller.calls._incarnations.values()
-    (own,) = life.spare
+    (incarnation,) = caller.calls._incarnations.values()
+    (connection,) = incarnation.spare
     reading, writing = os.pipe()
-    held, done = threading.Event(), threading.Event()
+    is_held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
         with caller.calls._guard:
-            held.set()
+            is_held.set()
             done.wait(30)
 
     holding = threading.Thread(target=hold)
     holding.start()
-    held.wait(30)
+    is_held.wait(30)
     child = os.fork()
     if child != 0:
         done.set()
@@ -428,7 +428,7 @@ def test_a_process_that_was_forked_has_connections_of_its_own(actor: EchoActor) 
     os.close(reading)
     os.close(writing)
     assert caller.ask(b"y") == b"yy"
-    assert life.spare == [own]
+    assert incarnation.spare == [connection]
     assert caller.looked_up == 1
 
 
@@ -436,12 +436,12 @@ def test_only_some_calls_are_worked_on_at_once(actor: EchoActor, monkeypatch: py
     callers = [Caller(actor.direct.address) for _ in range(direct_calls._AT_ONCE + 4)]
     with ThreadPoolExecutor(len(callers)) as threads:
         monkeypatch.setattr(direct_client, "_PATIENCE_S", 30.0)
-        waiting = [threads.submit(one.ask, b"slow") for one in callers]
-        until(lambda: actor.direct._connected == len(callers) and len(actor.asked) == direct_calls._AT_ONCE)
+        waiting = [threads.submit(caller.ask, b"slow") for caller in callers]
+        until(lambda: actor.direct._connected == len(callers) and len(actor.requests) == direct_calls._AT_ONCE)
         time.sleep(0.2)
-        assert len(actor.asked) == direct_calls._AT_ONCE
-        actor.goes_on.set()
-        assert [one.result(30) for one in waiting] == [b"slowslow"] * len(callers)
+        assert len(actor.requests) == direct_calls._AT_ONCE
+        actor.resume.set()
+        assert [call.result(30) for call in waiting] == [b"slowslow"] * len(callers)
 
 
 def test_a_connection_that_finds_no_thread_is_not_the_last(

@@ -1,4 +1,4 @@
-"""Every code block of README and ``docs/`` is held by a test: Python that runs, commands that exist, data that is read."""
+"""Every code block of README and ``docs/`` has a test: Python that runs, commands that exist, data that is read."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from statefleet.cli import app
 from tests.code_blocks import ROOT, Block, blocks_of, every_block, runner
 
 BLOCKS = list(every_block())
-#: Commands of ``./run`` itself; what else stands behind it is a command line.
+#: Commands of ``./run`` itself; any other word after it begins a command line.
 RUN_COMMANDS = set(re.findall(r"^    (\w+)\)", (ROOT / "run").read_text(), re.MULTILINE))
 _ASSIGNMENT = re.compile(r"\w+=.*")
 
 
 def test_every_block_is_of_a_class() -> None:
-    """Without a language it is what something prints, or a picture of letters."""
+    """A block without a language is printed output, or a drawing of characters."""
     classes = {"python", "bash", "json", "yaml", "sql", ""}
     assert not [str(block) for block in BLOCKS if block.language not in classes]
 
@@ -45,7 +45,7 @@ def test_every_python_block_is_run_by_a_test(block: Block) -> None:
     file, _, name = test.partition("::")
     tree = ast.parse((ROOT / file).read_text())
     assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    # Whoever names the test asks for its blocks, and is refused if there are none.
+    # The named test asks for its blocks, and fails if there are none.
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
     assert test in {ast.literal_eval(call.args[0]) for call in calls if isinstance(call.args[0], ast.Constant)}
 
@@ -60,7 +60,7 @@ def test_notebooks_show_what_they_print() -> None:
     assert notebooks
     for notebook in notebooks:
         cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-        # Run once from top to bottom, in a kernel of its own.
+        # The notebook was run once from top to bottom, in a new kernel.
         assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
         for cell in cells:
             kinds = [output["output_type"] for output in cell["outputs"]]
@@ -81,51 +81,55 @@ def test_notebooks_show_what_they_print() -> None:
 
 
 def commands(code: str) -> Iterator[list[str]]:
-    """Words of each command of a block."""
+    """Yield the words of each command of a block."""
     for line in code.replace("\\\n", " ").splitlines():
-        # What a shell does between commands: pipes and redirections end one.
+        # Pipes and redirections end a command, as in a shell.
         words = shlex.split(line, comments=True)
         while words and _ASSIGNMENT.fullmatch(words[0]) and "://" not in words[0]:
             words = words[1:]
-        cut = next((place for place, word in enumerate(words) if word in (">", ">>", "|", "&&", "&")), len(words))
+        cut = next((index for index, word in enumerate(words) if word in (">", ">>", "|", "&&", "&")), len(words))
         if words:
             yield words[:cut]
 
 
 def check(words: list[str]) -> None:
     """Fail if there is no such command, or it has no such option."""
-    program, *rest = words
+    program, *arguments = words
     if program == "./run":
-        if rest and rest[0] not in RUN_COMMANDS and not rest[0].startswith("-"):
-            check(rest)
+        if arguments and arguments[0] not in RUN_COMMANDS and not arguments[0].startswith("-"):
+            check(arguments)
     elif program == "python" or program.endswith("/python"):
-        check_module(rest)
+        check_module(arguments)
     elif program == "statefleet":
-        parse(typer.main.get_command(app), rest)
+        parse(typer.main.get_command(app), arguments)
     elif program == "ray":
         from ray.scripts.scripts import cli
 
-        parse(cli, rest)
+        parse(cli, arguments)
     elif program == "serve":
-        # Its own parser needs all of what Ray Serve does.
-        assert rest[0] == "run"
-        module, _, name = rest[1].partition(":")
+        # Ray Serve's own parser would need all of Ray Serve.
+        assert arguments[0] == "run"
+        module, _, name = arguments[1].partition(":")
         assert callable(getattr(importlib.import_module(module), name))
     elif program == "bash":
-        assert rest[0] == "-c"
-        check_submit(rest[1])
+        assert arguments[0] == "-c"
+        check_submit(arguments[1])
     elif program == "prometheus":
-        (option,) = rest
+        (option,) = arguments
         assert (ROOT / option.removeprefix("--config.file=")).is_file()
     elif program == "pytest":
-        missing = [one for one in rest if one.startswith("tests/") and not (ROOT / one.partition("::")[0]).exists()]
+        missing = [
+            argument
+            for argument in arguments
+            if argument.startswith("tests/") and not (ROOT / argument.partition("::")[0]).exists()
+        ]
         assert not missing
     else:
         assert program in ("cd", "curl", "echo", "export", "mkdir", "pip", "ssh"), f"what is {program}?"
 
 
 def parse(command: Any, words: list[str]) -> None:
-    """Have the program's own parser read what a block gives it; typer has a click of its own, of the same methods."""
+    """Have the program's own parser read the words of a block; typer's commands have the same methods as click's."""
     context = None
     while hasattr(command, "resolve_command"):
         context = command.make_context(command.name, [words[0]], parent=context, resilient_parsing=True)
@@ -135,23 +139,23 @@ def parse(command: Any, words: list[str]) -> None:
 
 
 def check_module(words: list[str]) -> None:
-    """A program of this repository: it is there, and so are its options in its package's text."""
+    """Check that a program of this repository exists, and that its package's text has its options."""
     assert words[0] == "-m", words
     if words[1].partition(".")[0] not in ("benchmarks", "docs_site", "spark_jobs", "tests"):
         assert words[1] in ("pip", "venv")
         return
-    found = importlib.util.find_spec(words[1])
-    assert found is not None, words[1]
+    spec = importlib.util.find_spec(words[1])
+    assert spec is not None, words[1]
     text = "".join(file.read_text() for file in (ROOT / words[1].partition(".")[0]).rglob("*.py"))
     assert not [word for word in words[2:] if word.startswith("--") and f'"{word}"' not in text], words
 
 
 def check_submit(line: str) -> None:
-    """RayDP's own command, by the folder that it is in."""
-    found = importlib.util.find_spec("raydp")
-    assert found is not None
-    assert found.submodule_search_locations
-    folder = Path(found.submodule_search_locations[0])
+    """Check RayDP's own command, which is found by its folder."""
+    spec = importlib.util.find_spec("raydp")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    folder = Path(spec.submodule_search_locations[0])
     script = re.fullmatch(r'\$\(python -c "import raydp; [^"]*"\)/(bin/[\w-]+) .*', line, re.DOTALL)
     assert script is not None, line
     assert (folder / script[1]).exists()
@@ -159,14 +163,14 @@ def check_submit(line: str) -> None:
 
 @pytest.mark.parametrize("block", of("bash"), ids=str)
 def test_every_command_is_there(block: Block) -> None:
-    told = list(commands(block.code))
-    assert told
-    for words in told:
+    of_block = list(commands(block.code))
+    assert of_block
+    for words in of_block:
         check(words)
 
 
 def test_commands_in_sentences_are_there() -> None:
-    """Those that name a fleet, so that they are whole."""
+    """Only commands that name a fleet: these are complete."""
     files = {ROOT / block.page for block in BLOCKS}
     spans = [span for file in files for span in re.findall(r"`(statefleet \w+ \w+://[^`]*)`", file.read_text())]
     assert spans
@@ -199,9 +203,9 @@ def test_the_check_knows_a_wrong_command(line: str) -> None:
 def test_a_warning_is_silenced_as_the_page_says() -> None:
     import statefleet
 
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for block in blocks_of("tests/unit/test_docs_blocks.py::test_a_warning_is_silenced_as_the_page_says"):
             exec(compile(block.code, str(block), "exec"), {"warnings": warnings, "statefleet": statefleet})
         warnings.warn("it grows", statefleet.UnboundedStateWarning, stacklevel=1)
-        assert not told
+        assert not caught

@@ -1,4 +1,4 @@
-"""What the docs name exists: tests, the code of the glossary's terms, and an entry of the runbook for each error."""
+"""Tests, code and errors that the docs name exist, and each error has an entry in the runbook."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MARK = re.compile(r"mark\.(soak|replay|machines)\b")
 
 
 def when(file: str, name: str) -> str:
-    """The command that runs a test, where it is not that of every change; empty where it is.
+    """Return the command that runs a test, or an empty string for tests that run with every change.
 
     Raises
     ------
@@ -26,20 +26,20 @@ def when(file: str, name: str) -> str:
     """
     body = ast.parse((ROOT / file).read_text()).body
     functions = {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
-    decorators = [ast.unparse(one) for one in functions[name].decorator_list]
+    decorators = [ast.unparse(decorator) for decorator in functions[name].decorator_list]
     of_file = [
         ast.unparse(node.value)
         for node in body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
     ]
-    marks = {mark for told in (*decorators, *of_file) for mark in _MARK.findall(told.partition("parametrize")[0])}
+    marks = {mark for text in (*decorators, *of_file) for mark in _MARK.findall(text.partition("parametrize")[0])}
     return "".join(f" (`./run {mark}`)" for mark in sorted(marks))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_test_that_is_named_exists_and_runs_when_the_page_says(page: Path) -> None:
-    for file, name, told in _TEST.findall(page.read_text()):
-        assert when(file, name) == told, f"{file}::{name}"
+    for file, name, command in _TEST.findall(page.read_text()):
+        assert when(file, name) == command, f"{file}::{name}"
 
 
 def test_guarantees_rest_on_tests() -> None:
@@ -57,7 +57,7 @@ def test_every_public_error_has_an_entry_in_the_runbook() -> None:
 
 
 def _names_of_code() -> set[str]:
-    """Classes, functions, module constants and Java files of the packages."""
+    """Return the names of classes, functions, module constants and Java files of the packages."""
     names = {file.name for file in (ROOT / "spark_jobs").rglob("*.java")}
     for package in ("coordinator", "store_actors", "spark_jobs", "statefleet"):
         for file in (ROOT / package).rglob("*.py"):
@@ -77,7 +77,7 @@ def test_the_code_that_the_glossary_names_exists() -> None:
 
 
 def test_the_reading_list_has_the_sizes_of_its_files() -> None:
-    """Within a quarter, so that not every change of a file is one of the page."""
+    """Within a quarter, so that not every change of a file changes the page."""
     rows = re.findall(
         r"^\|[^|]*\| `([\w/]+\.py)` \| (\d+) \|", (ROOT / "docs" / "contributing.md").read_text(), re.MULTILINE
     )

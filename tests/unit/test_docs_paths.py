@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-#: Where a path of the repository begins.
+#: First parts of paths of the repository.
 TOPS = {
     "benchmarks",
     "coordinator",
@@ -27,13 +27,13 @@ _SUFFIXES = (".py", ".md", ".toml", ".html", ".yaml", ".yml", ".properties")
 
 _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _IN_BACKTICKS = re.compile(r"`([^`\n]+)`")
-#: No URI, no variable, no place of a state's folder, nothing absolute; ``{a,b}.py`` is two files.
+#: No URI, no variable, no path within a state's folder, nothing absolute; ``{a,b}.py`` is two files.
 _PATH = re.compile(r"[\w.-]+(?:/[\w.{},-]+)+/?|[\w.-]+/")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
 
 def paths(text: str) -> Iterator[str]:
-    """Paths of the repository, with a slash in them, that stand in backticks; a command's arguments are looked at, too."""
+    """Yield the paths of the repository in backticks that have a slash, also those among the arguments of a command."""
     for quoted in _IN_BACKTICKS.findall(_FENCED.sub("", text)):
         for word in quoted.split():
             if _PATH.fullmatch(word) and (word.split("/")[0] in TOPS or word.endswith(_SUFFIXES)):
@@ -45,8 +45,8 @@ def _expanded(path: str) -> Iterator[str]:
     if braces is None:
         yield path
         return
-    for one in braces[1].split(","):
-        yield from _expanded(path[: braces.start()] + one + path[braces.end() :])
+    for name in braces[1].split(","):
+        yield from _expanded(path[: braces.start()] + name + path[braces.end() :])
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
@@ -55,8 +55,8 @@ def test_what_is_named_is_there(document: Path) -> None:
 
 
 def _is_there(path: str) -> bool:
-    found = ROOT / path
-    return found.is_dir() if path.endswith("/") else found.exists()
+    file = ROOT / path
+    return file.is_dir() if path.endswith("/") else file.exists()
 
 
 def test_the_check_sees_what_is_a_path() -> None:

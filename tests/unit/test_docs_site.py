@@ -1,4 +1,4 @@
-"""The documentation site: built without a network, every link of it leads somewhere, and nothing of it is fetched from elsewhere."""
+"""The documentation site: it is built without a network, every link leads somewhere, and nothing is fetched from other sites."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from docs_site.navigation import chapters
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-#: Elements by which a page has a browser fetch something, and the attribute that says what.
+#: Elements that make a browser fetch a file, and the attribute that names the file.
 _FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "srcset", "object": "data", "embed": "src"}
-#: What a ``link`` element is for, where the browser fetches it.
+#: Relations of ``link`` elements that a browser fetches.
 _FETCHED_LINKS = {
     "stylesheet",
     "icon",
@@ -34,12 +34,12 @@ _FETCHED_LINKS = {
     "manifest",
 }
 _OF_STYLES = re.compile(r"""url\(\s*['"]?([^'")]+)|@import\s+['"]([^'"]+)""")
-#: A script that would fetch something, or have something fetched.
+#: A script that would fetch something, directly or by an element.
 _OF_SCRIPTS = re.compile(r"""(?:fetch|importScripts|import|\.src\s*=|\.open)\s*\(?\s*['"`](?:https?:)?//""")
 
 
 class Seen(HTMLParser):
-    """What an HTML file links to, has fetched, and has as ids."""
+    """The links, fetched files and ids of an HTML file."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
@@ -49,26 +49,31 @@ class Seen(HTMLParser):
         self.feed(file.read_text())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        told = {name: value or "" for name, value in attrs}
-        self.ids |= {told["id"]} if "id" in told else set()
-        if tag == "a" and "href" in told:
-            self.links.append(told["href"])
-        if _FETCHED.get(tag) in told:
-            self.fetched.append(told[_FETCHED[tag]])
-        if tag == "link" and _FETCHED_LINKS & set(told.get("rel", "").split()):
-            self.fetched.append(told["href"])
-        self.fetched += _styled(told.get("style", ""))
+        attributes = {name: value or "" for name, value in attrs}
+        self.ids |= {attributes["id"]} if "id" in attributes else set()
+        if tag == "a" and "href" in attributes:
+            self.links.append(attributes["href"])
+        if _FETCHED.get(tag) in attributes:
+            self.fetched.append(attributes[_FETCHED[tag]])
+        if tag == "link" and _FETCHED_LINKS & set(attributes.get("rel", "").split()):
+            self.fetched.append(attributes["href"])
+        self.fetched += _styled(attributes.get("style", ""))
 
 
 def _styled(text: str) -> list[str]:
-    """What styles have fetched; pictures within them aside."""
-    return [one for found in _OF_STYLES.findall(text) for one in found if one and not one.startswith("data:")]
+    """Return the addresses that styles make a browser fetch, except for pictures within them."""
+    return [
+        address
+        for match in _OF_STYLES.findall(text)
+        for address in match
+        if address and not address.startswith("data:")
+    ]
 
 
 def build(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
-    # A process of its own: Sphinx leaves docutils' registries changed.
-    told = f"build(Path({str(source)!r}), Path({str(target)!r}))"
-    program = f"from docs_site.__main__ import build\nfrom pathlib import Path\nraise SystemExit({told})"
+    # In another process, since Sphinx leaves docutils' registries changed.
+    call = f"build(Path({str(source)!r}), Path({str(target)!r}))"
+    program = f"from docs_site.__main__ import build\nfrom pathlib import Path\nraise SystemExit({call})"
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
 
 
@@ -96,11 +101,15 @@ def test_every_link_and_anchor_of_the_site_is_there(site: Path) -> None:
     assert not wrong
 
 
-def test_nothing_of_the_site_is_fetched_from_elsewhere(site: Path) -> None:
-    told = [(file, one) for file in site.rglob("*.html") for one in Seen(file).fetched]
-    told += [(file, one) for file in [*site.rglob("*.css"), *site.rglob("*.svg")] for one in _styled(file.read_text())]
-    assert told, "the check sees nothing"
-    assert not [(file.name, one) for file, one in told if urlsplit(one).netloc]
+def test_nothing_of_the_site_is_fetched_from_other_sites(site: Path) -> None:
+    fetched = [(file, address) for file in site.rglob("*.html") for address in Seen(file).fetched]
+    fetched += [
+        (file, address)
+        for file in [*site.rglob("*.css"), *site.rglob("*.svg")]
+        for address in _styled(file.read_text())
+    ]
+    assert fetched, "the check sees nothing"
+    assert not [(file.name, address) for file, address in fetched if urlsplit(address).netloc]
     assert not [file.name for file in site.rglob("*.js") if _OF_SCRIPTS.search(file.read_text())]
 
 
@@ -128,8 +137,8 @@ def test_a_link_that_leads_nowhere_fails_the_build(tmp_path: Path) -> None:
 
 
 def test_chapters_have_every_page_once() -> None:
-    told = [name for names in chapters((ROOT / "docs" / "index.md").read_text(), set()).values() for name in names]
-    assert len(told) == len(set(told))
+    pages = [name for names in chapters((ROOT / "docs" / "index.md").read_text(), set()).values() for name in names]
+    assert len(pages) == len(set(pages))
     index = "# S\n\n## One\n\n- [A](a.md): b, see [B](b.md).\n- [B](b.md)\n\n## Words\n\n[C](c.md)\n"
     assert chapters(index, {"a", "b", "c"}) == {"One": ["a", "b"], "More": ["c"]}
     assert chapters(index, {"a", "b"}) == {"One": ["a", "b"]}
@@ -139,26 +148,26 @@ def test_chapters_have_every_page_once() -> None:
 
 
 def tokens(file: Path) -> Iterator[Token]:
-    """Everything in a Markdown file, as GitHub reads it."""
+    """Yield all tokens of a Markdown file, as GitHub reads it."""
     for token in MarkdownIt("gfm-like", {"linkify": False}).parse(file.read_text()):
         yield token
         yield from token.children or ()
 
 
 def anchors(file: Path) -> set[str]:
-    """Anchors that GitHub gives to the headings of a file."""
-    found: set[str] = set()
-    told = list(tokens(file))
-    for opening, text in itertools.pairwise(told):
+    """Return the anchors that GitHub gives to the headings of a file."""
+    names: set[str] = set()
+    of_file = list(tokens(file))
+    for opening, text in itertools.pairwise(of_file):
         if opening.type == "heading_open":
             words = "".join(child.content for child in text.children or ())
-            found.add(re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-"))
-    return found
+            names.add(re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-"))
+    return names
 
 
 @pytest.mark.parametrize("document", [ROOT / "README.md", *PAGES], ids=lambda document: document.name)
 def test_every_link_of_the_files_is_there(document: Path) -> None:
-    links = [str(one.attrs.get("href", one.attrs.get("src", ""))) for one in tokens(document) if one.attrs]
+    links = [str(token.attrs.get("href", token.attrs.get("src", ""))) for token in tokens(document) if token.attrs]
     for link in filter(None, links):
         parts = urlsplit(link)
         if parts.scheme in ("http", "https"):

@@ -1,4 +1,4 @@
-"""Durable things seen from outside: what is listed, what is damaged, what append mode emits over retry and restart."""
+"""Durability seen from outside: listed files, damaged files, and the rows of append mode over retry and restart."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet
 from tests.unit.ledger_harness import open_writer
 
 
-async def nobody_deletes(state_name: str) -> None:
-    """Every folder is there."""
+async def no_deletions(state_name: str) -> None:
+    """Notice no deleted folder."""
 
 
-def test_files_that_killed_writers_left_are_no_objects_and_are_cleaned_away_once_they_are_old(tmp_path: Path) -> None:
+def test_files_that_killed_writers_left_are_no_objects_and_are_deleted_once_they_are_old(tmp_path: Path) -> None:
     store = LocalObjectStore(tmp_path)
     clock = LaterClock()
     for path in ("s/0/0/.tmp-killed", "s/manifest/.tmp-killed", "s/0/0/.tmp-alive", "other/0/0/.tmp-killed"):
@@ -40,10 +40,10 @@ def test_files_that_killed_writers_left_are_no_objects_and_are_cleaned_away_once
             os.utime(tmp_path / path, (clock.now_s() - 61, clock.now_s() - 61))
 
     async def cleaned() -> list[str]:
-        keeper = LedgerWriter(ManifestLog(store, "s", "coordinator"))
-        cleaner = Cleaner(store, Maintenance(grace_s=60), clock, no_branches, nobody_deletes)
+        writer = LedgerWriter(ManifestLog(store, "s", "coordinator"))
+        cleaner = Cleaner(store, Maintenance(grace_s=60), clock, no_branches, no_deletions)
         clock.later_s = 100
-        return [file["path"] for file in (await cleaner.clean(keeper, "s", dry_run=False))["files"]]
+        return [file["path"] for file in (await cleaner.clean(writer, "s", dry_run=False))["files"]]
 
     objects = store.list("")
     assert not any(".tmp" in info.path for info in objects)
@@ -61,7 +61,7 @@ async def no_branches(state_name: str) -> LedgerWriter:
 
 
 class DoubtfulObjectStore(LocalObjectStore):
-    """A store that may find that what can be read is not durable."""
+    """A store that may report that a readable object is not durable."""
 
     doubts = False
 
@@ -84,22 +84,22 @@ def test_no_record_goes_for_a_checkpoint_that_may_not_outlive_a_power_loss(tmp_p
         os.utime(path, (clock.now_s() - 61, clock.now_s() - 61))
 
     async def clean() -> None:
-        keeper = LedgerWriter(ManifestLog(store, "s", "coordinator"))
-        await keeper.open()
-        cleaner = Cleaner(store, Maintenance(grace_s=60), clock, no_branches, nobody_deletes)
+        writer = LedgerWriter(ManifestLog(store, "s", "coordinator"))
+        await writer.open()
+        cleaner = Cleaner(store, Maintenance(grace_s=60), clock, no_branches, no_deletions)
         clock.later_s = 100
         store.doubts = True
         with pytest.raises(StorageUnavailableError, match="a sync failed"):
-            await cleaner.clean(keeper, "s", dry_run=False)
+            await cleaner.clean(writer, "s", dry_run=False)
         assert {info.path for info in store.list("s/manifest")} >= set(records)
         store.doubts = False
-        assert len((await cleaner.clean(keeper, "s", dry_run=False))["files"]) >= 4
+        assert len((await cleaner.clean(writer, "s", dry_run=False))["files"]) >= 4
 
     asyncio.run(clean())
 
 
 class SleepsBeforeNaming:
-    """The calls of a writer that slept before it gave its file a name, for so long that the file was cleaned away."""
+    """The calls of a writer that slept before it named its file, until the file was deleted as a leftover."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)

@@ -1,4 +1,4 @@
-"""A state with checkpoints in parts that was rescaled, as an earlier commit wrote it (tests/data): read, gone on from, and checked."""
+"""A rescaled state with checkpoints in parts, as an earlier commit wrote it (tests/data): read, continued and checked."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def stored() -> MemoryObjectStore:
 
 
 def opened(objects: MemoryObjectStore) -> RescaledQuery:
-    """The query, after its newest batch."""
+    """Return the query after its newest batch."""
     query = RescaledQuery(SUMS, 2)
     query.fleet.objects = objects
     query.fleet.coordinator = LocalCoordinator(objects, checkpoint_interval=16, part_records=4)
@@ -55,14 +55,16 @@ def rows_of(query: RescaledQuery, version: int) -> Counter[str]:
 
 
 def damaged(objects: MemoryObjectStore) -> tuple[str, ...]:
-    return tuple(f"{one.file}: {one.problem}" for one in check_files(objects, files_of(objects, "s"), print).damages)
+    return tuple(
+        f"{damage.file}: {damage.problem}" for damage in check_files(objects, files_of(objects, "s"), print).damages
+    )
 
 
 def paths(objects: MemoryObjectStore, folder: str, ending: str = "") -> list[str]:
     return sorted(info.path for info in objects.list(f"s/{folder}") if info.path.endswith(ending))
 
 
-def test_the_rescale_is_told_by_checkpoints_in_parts_only_and_every_version_has_the_same_rows() -> None:
+def test_only_checkpoints_in_parts_have_the_rescale_and_every_version_has_the_same_rows() -> None:
     objects = stored()
     assert not any("rescaled" in objects.get(path).decode() for path in paths(objects, "manifest"))
     assert all(unseal(objects.get(path))["parts"] for path in paths(objects, "checkpoints"))
@@ -73,7 +75,7 @@ def test_the_rescale_is_told_by_checkpoints_in_parts_only_and_every_version_has_
     assert damaged(objects) == ()
 
 
-def test_a_run_of_this_release_goes_on_from_it_over_a_checkpoint_and_a_rescale() -> None:
+def test_a_run_of_this_release_continues_it_over_a_checkpoint_and_a_rescale() -> None:
     objects = stored()
     query, before = opened(objects), set(paths(objects, ""))
     query.run += "+"
@@ -103,17 +105,17 @@ def test_files_of_format_1_in_the_wrong_place_give_no_wrong_rows_and_are_named(
 ) -> None:
     objects = stored()
     first, second = paths(objects, folder, ending)[-2:]
-    one, other = objects.get(first), objects.get(second)
-    objects.put(second, one)
+    first_data, second_data = objects.get(first), objects.get(second)
+    objects.put(second, first_data)
     if is_swap:
-        objects.put(first, other)
+        objects.put(first, second_data)
     problems = list(damaged(objects))
-    assert any(first in one or second in one for one in problems), problems
+    assert any(first in problem or second in problem for problem in problems), problems
     try:
         query = opened(objects)
-        found = {version: rows_of(query, version) for version in range(1, NEWEST + 1)}
+        rows_by_version = {version: rows_of(query, version) for version in range(1, NEWEST + 1)}
     except CorruptStateError as error:
         problems = [str(error)]
     else:
-        assert found == {version: Counter(EXPECTED["rows"][str(version)]) for version in found}
-    assert any(first in one or second in one for one in problems), problems
+        assert rows_by_version == {version: Counter(EXPECTED["rows"][str(version)]) for version in rows_by_version}
+    assert any(first in problem or second in problem for problem in problems), problems

@@ -1,4 +1,4 @@
-"""A state that was written by the code of an earlier commit (tests/data): read as that code read it, and written in the same bytes."""
+"""A state that an earlier commit wrote (tests/data): it is read as that commit read it, and written in the same bytes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FOLDER = Path(__file__).parents[1] / "data" / "state-5d87e91"
 EXPECTED: dict[str, Any] = json.loads((FOLDER / "expected.json").read_text())
 CLICKS, PROFILES = "clicks", "profiles"
 STATES = (CLICKS, PROFILES)
-#: As the second program had them.
+#: The stores of the second program.
 STORES = (
     StoreSpec("default", (Field("user", "string"),), (Field("score", "int64"),)),
     StoreSpec(
@@ -89,12 +89,12 @@ def shards(state: str) -> dict[str, ShardKey]:
 
 
 def plain(rows: list[dict[str, Any]]) -> list[list[Any]]:
-    """Rows as JSON has them, in an order of their own."""
-    found = [[one.isoformat() if hasattr(one, "isoformat") else one for one in row.values()] for row in rows]
-    return sorted(found, key=str)
+    """Return rows as JSON has them, sorted by their text."""
+    lists = [[value.isoformat() if hasattr(value, "isoformat") else value for value in row.values()] for row in rows]
+    return sorted(lists, key=str)
 
 
-#: What the log tells of since then.
+#: Kinds of records that were added since then.
 LATER_KINDS = {
     RecordKind.BATCH_FINISHED, RecordKind.MOVE_FAILED, RecordKind.RESCALE_ASKED,
     RecordKind.RESCALED, RecordKind.BRANCHED, RecordKind.BRANCH_MADE, RecordKind.BRANCH_BORN,
@@ -110,7 +110,10 @@ def test_the_test_data_has_every_kind_of_record_and_two_checkpoints() -> None:
     assert {record["kind"] for record in records} == set(RecordKind) - LATER_KINDS
     assert [body["seq"] for body in bodies(CLICKS, "checkpoints")] == [64, 128]
     assert [body["seq"] for body in bodies(CLICKS, "manifest")] == list(range(65, 144))
-    assert {one["entry"]["store_name"] for one in records_of(PROFILES, RecordKind.COMMITTED)} == {"default", "seen"}
+    assert {record_body["entry"]["store_name"] for record_body in records_of(PROFILES, RecordKind.COMMITTED)} == {
+        "default",
+        "seen",
+    }
 
 
 def records_of(state: str, kind: RecordKind) -> list[dict[str, Any]]:
@@ -134,8 +137,11 @@ def test_the_ledger_says_the_same(state: str) -> None:
         assert location is not None
         assert [location[0], location[1].actor_name] == facts["locations"][str(partition)]
         assert ledger.rows_late(partition) == facts["rows_late"][str(partition)]
-    told = [[f"{one.meaning}:{one.state[0].type}" for one in schema.accumulators] for _, schema in schemas]
-    assert [[epoch, of] for (epoch, _), of in zip(schemas, told, strict=True)] == facts["schemas"]
+    accumulators = [
+        [f"{accumulator.meaning}:{accumulator.state[0].type}" for accumulator in schema.accumulators]
+        for _, schema in schemas
+    ]
+    assert [[epoch, names] for (epoch, _), names in zip(schemas, accumulators, strict=True)] == facts["schemas"]
 
 
 def test_the_records_after_a_checkpoint_lead_to_the_next_one() -> None:
@@ -168,7 +174,7 @@ def test_an_aggregation_has_the_same_rows() -> None:
         version = EXPECTED[CLICKS]["facts"]["newest"][name]
         rows = store.read(StateStoreId(ledger.root, 0, partition), version, schema).to_pylist()
         assert plain(rows) == EXPECTED[CLICKS]["rows"][name]
-    # A snapshot and deltas, in two schemas.
+    # The version is loaded from a snapshot and deltas in two schemas.
     assert store.metrics.snapshots_loaded == len(shards(CLICKS))
     assert store.metrics.deltas_loaded > 0
 
@@ -183,16 +189,16 @@ def test_keyed_stores_have_the_same_rows() -> None:
     session, _ = keyed.open_read(OpenRequest(task, lease, version, STORES))
     for spec in STORES:
         scan = keyed.call(session, spec.name, "iterator", ())
-        found: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         while (batch := keyed.next_batch(session, scan)) is not None:
-            found += batch.to_pylist()
-        assert plain(found) == EXPECTED[PROFILES]["rows"][f"0/{spec.name}"]
+            rows += batch.to_pylist()
+        assert plain(rows) == EXPECTED[PROFILES]["rows"][f"0/{spec.name}"]
 
 
 def test_every_file_that_is_needed_is_there_and_no_other() -> None:
     for state in STATES:
-        there = {info.path for info in objects().list(f"{state}/0")}
-        assert ledger_of(state).referenced_files() == there
+        stored = {info.path for info in objects().list(f"{state}/0")}
+        assert ledger_of(state).referenced_files() == stored
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
@@ -201,20 +207,19 @@ def test_every_file_that_is_needed_is_there_and_no_other() -> None:
 @pytest.mark.parametrize("state", STATES)
 def test_records_are_written_in_the_same_bytes(state: str) -> None:
     for file in sealed(state, "manifest"):
-        written = file.read_bytes()
-        body = unseal(written)
+        data = file.read_bytes()
+        body = unseal(data)
         assert (
-            seal({**body, "records": [record_to_json(record_from_json(record)) for record in body["records"]]})
-            == written
+            seal({**body, "records": [record_to_json(record_from_json(record)) for record in body["records"]]}) == data
         ), file.name
 
 
 def test_checkpoints_are_written_in_the_same_bytes() -> None:
     for file in sealed(CLICKS, "checkpoints"):
-        written = file.read_bytes()
-        body = unseal(written)
+        data = file.read_bytes()
+        body = unseal(data)
         ledger = StateLedger.from_json("file:///elsewhere/clicks", body["ledger"])
-        assert seal({**body, "ledger": ledger.to_json()}) == written, file.name
+        assert seal({**body, "ledger": ledger.to_json()}) == data, file.name
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -1,4 +1,4 @@
-"""Errors cross process borders and say what they are about."""
+"""Errors survive pickling between processes, with their message and context."""
 
 from __future__ import annotations
 

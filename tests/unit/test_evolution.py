@@ -1,4 +1,4 @@
-"""What a query may change of its aggregates, and what becomes of the state that is there."""
+"""Changes of a query's aggregates that are allowed, and what they do to the existing state."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ KINDS = AccumulatorKind
 def accumulator(
     kind: AccumulatorKind, meaning: str, *types: str, cast: str = "", inputs: tuple[str, ...] = ("v",)
 ) -> Accumulator:
-    """One whose state fields are named by `types` alone, and told apart by :func:`schema`."""
+    """Return an accumulator with state fields of these types; :func:`schema` gives the fields distinct names."""
     return Accumulator(kind, inputs, tuple(Field("", name) for name in types), meaning, cast)
 
 
 def schema(*accumulators: Accumulator, mode: str = "update") -> StateSchema:
     named = tuple(
-        replace(item, state=tuple(replace(one, name=f"a{n}_{m}") for m, one in enumerate(item.state)))
+        replace(item, state=tuple(replace(state_field, name=f"a{n}_{m}") for m, state_field in enumerate(item.state)))
         for n, item in enumerate(accumulators)
     )
     return StateSchema((Field("k", "string"),), (Field("v", "int64"),), named, None, None, mode)
@@ -68,29 +68,29 @@ def metadata(of: StateSchema) -> StateMetadata:
 # -- the rule ---------------------------------------------------------------------------------------------------------
 
 
-def places(former: list[Accumulator], new: list[Accumulator]) -> list[int | None]:
-    return continued(*(schema(*items).accumulators for items in (former, new)))
+def sources_of(previous: list[Accumulator], new: list[Accumulator]) -> list[int | None]:
+    return continued(*(schema(*items).accumulators for items in (previous, new)))
 
 
 def test_aggregates_are_found_again_by_what_they_mean() -> None:
-    assert places([COUNT, SUM], [COUNT, SUM]) == [0, 1]
-    assert places([COUNT, SUM], [MAX, SUM, COUNT]) == [None, 1, 0]
-    assert places([COUNT, SUM, MIN], [MIN]) == [2]
-    assert places([COUNT, SMALL_MIN], [MIN, COUNT]) == [1, 0]
-    assert places([COUNT], [replace(COUNT, kind=KINDS.COUNT_VALID, inputs=("v",))]) == [0]
+    assert sources_of([COUNT, SUM], [COUNT, SUM]) == [0, 1]
+    assert sources_of([COUNT, SUM], [MAX, SUM, COUNT]) == [None, 1, 0]
+    assert sources_of([COUNT, SUM, MIN], [MIN]) == [2]
+    assert sources_of([COUNT, SMALL_MIN], [MIN, COUNT]) == [1, 0]
+    assert sources_of([COUNT], [replace(COUNT, kind=KINDS.COUNT_VALID, inputs=("v",))]) == [0]
 
 
-def test_a_cast_in_the_query_tells_two_apart_and_may_become_wider() -> None:
+def test_a_cast_in_the_query_distinguishes_two_aggregates_and_may_become_wider() -> None:
     as_int, as_long = replace(SMALL_MIN, cast="INT"), replace(MIN, cast="BIGINT")
-    assert places([as_int, COUNT], [COUNT, as_long]) == [1, 0]
-    assert places([SMALL_MIN], [as_long]) == [0]
-    assert places([SUM, replace(SUM, cast="INT")], [replace(SUM, cast="INT"), SUM]) == [1, 0]
-    # Two that are gone and one that came: nobody can say which one it goes on from.
-    assert places([COUNT, as_int, SMALL_MIN], [COUNT, as_long]) == [0, None]
+    assert sources_of([as_int, COUNT], [COUNT, as_long]) == [1, 0]
+    assert sources_of([SMALL_MIN], [as_long]) == [0]
+    assert sources_of([SUM, replace(SUM, cast="INT")], [replace(SUM, cast="INT"), SUM]) == [1, 0]
+    # Two aggregates are gone and one is new: it is unknown which one it continues.
+    assert sources_of([COUNT, as_int, SMALL_MIN], [COUNT, as_long]) == [0, None]
 
 
 @pytest.mark.parametrize(
-    ("former", "new", "reason"),
+    ("previous", "new", "reason"),
     [
         ([COUNT, MIN], [COUNT, SMALL_MIN], r"Min\(v\) cannot become int32, it is int64"),
         ([COUNT, MIN], [COUNT, replace(SMALL_MIN, cast="INT")], "cannot become int32"),
@@ -100,18 +100,18 @@ def test_a_cast_in_the_query_tells_two_apart_and_may_become_wider() -> None:
     ],
 )
 def test_what_is_not_the_same_aggregate_in_a_wider_type_is_refused(
-    former: list[Accumulator], new: list[Accumulator], reason: str
+    previous: list[Accumulator], new: list[Accumulator], reason: str
 ) -> None:
     with pytest.raises(ValueError, match=reason):
-        places(former, new)
-    with pytest.raises(StateMismatchError, match=reason) as refused:
-        check_metadata(metadata(schema(*former)), metadata(schema(*new)))
-    assert {"existing", "asked"} <= refused.value.context.keys()
-    assert all(item.state[0].type in str(refused.value.context["existing"]) for item in former)
-    assert all(item.state[0].type in str(refused.value.context["asked"]) for item in new)
+        sources_of(previous, new)
+    with pytest.raises(StateMismatchError, match=reason) as error:
+        check_metadata(metadata(schema(*previous)), metadata(schema(*new)))
+    assert {"existing", "asked"} <= error.value.context.keys()
+    assert all(item.state[0].type in str(error.value.context["existing"]) for item in previous)
+    assert all(item.state[0].type in str(error.value.context["asked"]) for item in new)
 
 
-def test_what_starts_from_nothing_and_what_is_left_out_is_told() -> None:
+def test_new_and_dropped_aggregates_are_reported() -> None:
     before, after = schema(COUNT, SUM), schema(MAX, COUNT)
     assert changes(before, after) == ("max: Max(v) int64", "sum_int: Sum(v) int64")
     assert changes(before, before) == ("", "")
@@ -119,14 +119,14 @@ def test_what_starts_from_nothing_and_what_is_left_out_is_told() -> None:
 
 def test_keys_are_fixed() -> None:
     existing = metadata(schema(COUNT))
-    other = replace(schema(COUNT), keys=(Field("k", "int64"),))
+    with_other_key = replace(schema(COUNT), keys=(Field("k", "int64"),))
     with pytest.raises(StateMismatchError, match=r"keys differ.*existing=`k string` asked=`k int64`"):
-        check_metadata(existing, metadata(other))
+        check_metadata(existing, metadata(with_other_key))
     with pytest.raises(StateMismatchError, match="expiry_key differ"):
         check_metadata(existing, metadata(replace(schema(COUNT), expiry_key="k")))
 
 
-#: A state of each operator, and what a user calls it. Output modes and keys differ, too, as they do between queries.
+#: A state of each operator, by the name that users know. Output modes and keys differ, too, as they do between queries.
 OPERATORS = {
     "an aggregation": metadata(schema(COUNT)),
     "an aggregation by session windows": metadata(replace(schema(COUNT, mode="append"), operator=OperatorKind.SESSION)),
@@ -142,16 +142,18 @@ OPERATORS = {
 }
 
 
-@pytest.mark.parametrize("asked", OPERATORS)
+@pytest.mark.parametrize("queried_name", OPERATORS)
 @pytest.mark.parametrize("existing", OPERATORS)
-def test_another_operator_is_told_so_before_anything_that_follows_from_it(existing: str, asked: str) -> None:
-    one, other = OPERATORS[existing], replace(OPERATORS[asked], num_shards=3)
-    if existing == asked:
-        check_metadata(one, OPERATORS[asked])
+def test_another_operator_is_the_reason_before_differences_that_follow_from_it(
+    existing: str, queried_name: str
+) -> None:
+    stored, queried = OPERATORS[existing], replace(OPERATORS[queried_name], num_shards=3)
+    if existing == queried_name:
+        check_metadata(stored, OPERATORS[queried_name])
         return
-    with pytest.raises(StateMismatchError, match=f"made by {existing}, and the query asks for {asked}") as refused:
-        check_metadata(one, other)
-    assert refused.value.context == {"existing": existing, "asked": asked, "state": "s"}
+    with pytest.raises(StateMismatchError, match=f"made by {existing}, and the query asks for {queried_name}") as error:
+        check_metadata(stored, queried)
+    assert error.value.context == {"existing": existing, "asked": queried_name, "state": "s"}
 
 
 def test_every_kind_of_operator_has_a_name_that_users_know() -> None:
@@ -161,12 +163,12 @@ def test_every_kind_of_operator_has_a_name_that_users_know() -> None:
 def test_a_state_from_before_there_were_other_operators_is_an_aggregation() -> None:
     data = metadata(schema(COUNT)).to_json()
     del data["schema"]["operator"]
-    former = StateMetadata.from_json(data)
+    stored = StateMetadata.from_json(data)
     # It is written as it was read.
-    assert former.to_json() == data
-    check_metadata(former, metadata(schema(COUNT)))
+    assert stored.to_json() == data
+    check_metadata(stored, metadata(schema(COUNT)))
     with pytest.raises(StateMismatchError, match="made by an aggregation"):
-        check_metadata(former, OPERATORS["limit"])
+        check_metadata(stored, OPERATORS["limit"])
 
 
 def test_a_schema_with_a_kind_of_a_later_release_is_refused_by_its_name() -> None:
@@ -179,7 +181,7 @@ def test_a_schema_with_a_kind_of_a_later_release_is_refused_by_its_name() -> Non
             StateMetadata.from_json({**data, "schema": {**data["schema"], **path}})
 
 
-def test_a_query_without_keys_is_told_of_its_keys_and_not_of_its_one_shard() -> None:
+def test_a_query_without_keys_is_refused_for_its_keys_and_not_for_its_one_shard() -> None:
     existing = replace(metadata(schema(COUNT)), num_shards=4)
     with pytest.raises(StateMismatchError, match=r"keys differ.*existing=`k string` asked=``"):
         check_metadata(existing, metadata(replace(schema(COUNT), keys=())))
@@ -196,7 +198,7 @@ def test_a_number_of_shards_binds_only_where_rows_are_not_partitioned_by_keys() 
         check_metadata(replace(partitions, num_shards=4), replace(partitions, num_shards=8))
 
 
-def test_another_output_mode_is_told_so() -> None:
+def test_another_output_mode_is_named() -> None:
     with pytest.raises(StateMismatchError, match=r"another output mode.*existing=`update` asked=`append`"):
         check_metadata(metadata(schema(COUNT)), metadata(schema(COUNT, mode="append")))
 
@@ -223,7 +225,7 @@ def change_of(of: StateSchema, row: dict[str, Any]) -> pa.Table:
 
 
 def test_a_new_aggregate_starts_as_in_a_new_group() -> None:
-    every = [
+    accumulators = [
         COUNT,
         SUM,
         accumulator(KINDS.SUM_FLOAT, "f", "float64"),
@@ -235,12 +237,12 @@ def test_a_new_aggregate_starts_as_in_a_new_group() -> None:
         accumulator(KINDS.COLLECT_LIST, "CollectList(v)", "list<string>"),
         accumulator(KINDS.COLLECT_SET, "CollectSet(v)", "list<decimal(20,2)>"),
     ]
-    former, new = schema(MIN), schema(*every, MIN)
-    rows = evolve_groups(change_of(former, {"k": "a", "a0_0": 7}), former, new, "file")
+    previous, new = schema(MIN), schema(*accumulators, MIN)
+    rows = evolve_groups(change_of(previous, {"k": "a", "a0_0": 7}), previous, new, "file")
     assert rows.schema.names == [*new.row_schema().names, CHANGE_COLUMN]
     # A batch may have changed nothing in a shard.
-    nothing = evolve_groups(change_of(former, {"k": "a", "a0_0": 7}).slice(0, 0), former, new, "file")
-    assert (nothing.num_rows, nothing.schema) == (0, rows.schema)
+    no_rows = evolve_groups(change_of(previous, {"k": "a", "a0_0": 7}).slice(0, 0), previous, new, "file")
+    assert (no_rows.num_rows, no_rows.schema) == (0, rows.schema)
     (row,) = rows.drop_columns([CHANGE_COLUMN]).to_pylist()
     zero = Decimal("0.00")
     assert list(row.values()) == [
@@ -270,13 +272,13 @@ def test_a_new_aggregate_starts_as_in_a_new_group() -> None:
 def test_rows_keep_what_stays_in_any_order_and_wider() -> None:
     amount = accumulator(KINDS.SUM_DECIMAL, "Sum(d)", "decimal(12,2)", "bool")
     wide = accumulator(KINDS.SUM_DECIMAL, "Sum(d)", "decimal(22,2)", "bool")
-    former, new = schema(COUNT, SMALL_MIN, amount), schema(wide, MIN)
-    written = {"k": None, "a0_0": 3, "a1_0": -5, "a2_0": Decimal("1.25"), "a2_1": False}
-    rows = evolve_groups(change_of(former, written), former, new, "file")
+    previous, new = schema(COUNT, SMALL_MIN, amount), schema(wide, MIN)
+    row = {"k": None, "a0_0": 3, "a1_0": -5, "a2_0": Decimal("1.25"), "a2_1": False}
+    rows = evolve_groups(change_of(previous, row), previous, new, "file")
     assert rows.schema.field("a1_0").type == pa.int64()
     assert rows.to_pylist() == [{"k": None, "a0_0": Decimal("1.25"), "a0_1": False, "a1_0": -5, CHANGE_COLUMN: 0}]
     with pytest.raises(StateMismatchError, match=r"key columns are fixed.*written=`k string; Count\(1\) int64.*asked="):
-        evolve_groups(rows, former, replace(new, keys=(Field("k", "int64"),)), "file")
+        evolve_groups(rows, previous, replace(new, keys=(Field("k", "int64"),)), "file")
 
 
 def test_lists_go_on_when_their_elements_become_wider() -> None:
@@ -288,41 +290,41 @@ def test_lists_go_on_when_their_elements_become_wider() -> None:
         accumulator(KINDS.COLLECT_SET, "CollectSet(d)", "list<decimal(22,2)>"),
         accumulator(KINDS.COLLECT_LIST, "CollectList(v)", "list<int64>"),
     ]
-    assert places(small, wide) == [1, 0]
-    former, new = schema(*small), schema(*wide)
-    written = {"k": "a", "a0_0": [1, 2, 1], "a1_0": [Decimal("1.25")]}
-    rows = evolve_groups(change_of(former, written), former, new, "file")
+    assert sources_of(small, wide) == [1, 0]
+    previous, new = schema(*small), schema(*wide)
+    row = {"k": "a", "a0_0": [1, 2, 1], "a1_0": [Decimal("1.25")]}
+    rows = evolve_groups(change_of(previous, row), previous, new, "file")
     assert rows.schema.field("a1_0").type == new.row_schema().field("a1_0").type
-    assert evolve_groups(change_of(former, written).slice(0, 0), former, new, "file") == rows.slice(0, 0)
+    assert evolve_groups(change_of(previous, row).slice(0, 0), previous, new, "file") == rows.slice(0, 0)
     assert rows.to_pylist() == [{"k": "a", "a0_0": [Decimal("1.25")], "a1_0": [1, 2, 1], CHANGE_COLUMN: 0}]
     shard = AggregateShard(new)
     shard.load(rows, 1, 0)
     assert shard.snapshot().to_pylist() == rows.drop_columns([CHANGE_COLUMN]).to_pylist()
     with pytest.raises(ValueError, match=r"cannot become list<int32>, it is list<int64>"):
-        places(wide, small)
+        sources_of(wide, small)
 
 
 # -- a state and its runs ---------------------------------------------------------------------------------------------
 
 
 class EvolvingCoordinator(LocalCoordinator):
-    """A coordinator whose leases take the schema that is asked for, as the actor's do."""
+    """A coordinator whose leases record the schema of the query, as the actor's leases do."""
 
     created: StateMetadata
-    asked: StateMetadata
+    queried: StateMetadata
 
     def lease(self, task: TaskIdentity, local: str, lost: frozenset[str] = frozenset()) -> LeaseGrant:
-        where = ActorLocation(local, local, "node", "host", 1)
+        location = ActorLocation(local, local, "node", "host", 1)
 
         def decide(ledger: StateLedger) -> tuple[list[Record], LeaseGrant]:
-            records, grant = ledger.decide_lease(task, where, FakeFleetView(lost), StayElseLocal())
-            return [*records, *ledger.decide_schema(task, self.created, self.asked)], grant
+            records, grant = ledger.decide_lease(task, location, FakeFleetView(lost), StayElseLocal())
+            return [*records, *ledger.decide_schema(task, self.created, self.queried)], grant
 
-        return self._do(self._keeper.decide(decide))
+        return self._do(self._writer.decide(decide))
 
 
 class EvolvingQuery(AggregationFleet):
-    """A query that is changed from run to run; the first schema makes the state."""
+    """A query that changes from run to run; the first schema creates the state."""
 
     def __init__(self, first: StateSchema) -> None:
         super().__init__()
@@ -340,38 +342,40 @@ class EvolvingQuery(AggregationFleet):
         lost: str = "",
         shard: int = 0,
     ) -> ApplyRequest:
-        self.coordinator.asked = metadata(schema)
+        self.coordinator.queried = metadata(schema)
         return super().request(batch, run, schema, local=local, lost=lost, shard=shard)
 
     def run(
         self, batch: int, run: str, of: StateSchema, *, shard: int = 0, **values: int
     ) -> dict[str, tuple[Any, ...]]:
-        """Rows that a batch of one value a key emits."""
+        """Run a batch with one value a key, and return the rows that it emits."""
         batch_rows = pa.table({"k": list(values), "v": list(values.values())}, schema=of.raw_schema())
         request = self.request(batch, run, of, shard=shard)
         emitted, _ = self.store.apply(request, ShardInput.of_raw(of, *batch_rows.to_batches()))
         assert emitted.schema.names == of.row_schema().names
-        return told(emitted)
+        return rows_by_key(emitted)
 
     def deploy(self, batch: int, run: str, of: StateSchema, *, shard: int = 0) -> None:
-        """A run that reads its shard, and fails before it commits anything."""
+        """Start a run that reads its shard and fails before it commits anything."""
         request = self.request(batch, run, of, shard=shard)
         with pytest.raises(AttributeError):
             self.store.apply(request, cast(Any, None))
 
     def all(self, of: StateSchema, version: int, *, shard: int = 0) -> dict[str, tuple[Any, ...]]:
-        """A version as another process reads it from the files."""
+        """Return the rows of a version as another process reads them from the files."""
         store_id = self.request(version, "reader", of, shard=shard).lease.store_id
-        return told(self.new_store().read(store_id, version, of))
+        return rows_by_key(self.new_store().read(store_id, version, of))
 
     def ledger(self) -> StateLedger:
         return StateLedger.from_json(
             "x/s",
-            json.loads(json.dumps(self.coordinator._do(self.coordinator._keeper.read(lambda one: one.to_json())))),
+            json.loads(
+                json.dumps(self.coordinator._do(self.coordinator._writer.read(lambda ledger: ledger.to_json())))
+            ),
         )
 
 
-def told(rows: pa.Table) -> dict[str, tuple[Any, ...]]:
+def rows_by_key(rows: pa.Table) -> dict[str, tuple[Any, ...]]:
     return {row.pop("k"): tuple(row.values()) for row in rows.to_pylist()}
 
 
@@ -390,22 +394,22 @@ def test_a_changed_query_goes_on_from_its_state(in_memory: bool) -> None:
     assert query.all(first, 4) == {"a": (3, 12), "b": (2, 8), "c": (1, 2)}
 
 
-def test_a_batch_that_the_former_run_committed_is_replayed_in_the_new_schema() -> None:
+def test_a_batch_that_the_previous_run_committed_is_replayed_in_the_new_schema() -> None:
     first, second = schema(COUNT), schema(SUM, COUNT)
     query = EvolvingQuery(first)
     query.run(0, "run-1", first, a=5)
-    query.run(1, "run-1", first, a=6)  # counted, but the driver died before it knew
+    query.run(1, "run-1", first, a=6)  # committed, but the driver died before it knew
     assert query.run(1, "run-2", second, a=6) == {"a": (6, 2)}
     assert query.all(second, 2) == {"a": (6, 2)}
 
 
 @pytest.mark.parametrize("snapshots", [True, False])
 def test_an_aggregate_that_was_gone_for_a_while_starts_from_nothing(snapshots: bool) -> None:
-    """Also in a group that nothing touched meanwhile, and whether or not a snapshot was made meanwhile."""
-    whole, less = schema(COUNT, SUM), schema(COUNT)
+    """Also in a group that no batch changed meanwhile, with and without a snapshot in between."""
+    whole, without_sum = schema(COUNT, SUM), schema(COUNT)
     query = EvolvingQuery(whole)
     query.run(0, "run-1", whole, a=5, b=7)
-    query.run(1, "run-2", less, a=6)
+    query.run(1, "run-2", without_sum, a=6)
     if snapshots:
         query.store.partitions.maintain(1)
         assert query.store.metrics.snapshots_written == 1
@@ -439,12 +443,12 @@ def test_the_newest_schema_is_in_the_log_once_and_in_its_checkpoints() -> None:
 
 
 def test_a_ledger_from_before_schemas_changed_is_read() -> None:
-    former = StateLedger("x/s").to_json()
-    del former["schemas"]
-    assert StateLedger.from_json("x/s", former).load_plans(0, 0).plans["default"].schemas == ()
+    ledger_json = StateLedger("x/s").to_json()
+    del ledger_json["schemas"]
+    assert StateLedger.from_json("x/s", ledger_json).load_plans(0, 0).plans["default"].schemas == ()
 
 
-def test_a_replaced_run_cannot_bring_its_schema_back() -> None:
+def test_a_replaced_run_cannot_restore_its_schema() -> None:
     first, second = schema(COUNT, MIN), schema(COUNT)
     query = EvolvingQuery(first)
     query.run(0, "run-1", first, a=5)
@@ -488,7 +492,7 @@ def test_a_deploy_that_commits_nothing_and_is_taken_back_leaves_all_values(deplo
     query = EvolvingQuery(whole)
     for shard in (0, 1):
         query.run(0, "run-1", whole, shard=shard, a=5, b=7)
-    # Only one shard is looked at by the failed run: memory of the other is as it was.
+    # The failed run reads only one shard: memory of the other shard is unchanged.
     for number, failed in enumerate(changed[:deploys]):
         query.deploy(1, f"failed-{number}", failed)
     if survives != "coordinator":
@@ -501,7 +505,7 @@ def test_a_deploy_that_commits_nothing_and_is_taken_back_leaves_all_values(deplo
         assert query.all(whole, 2, shard=shard) == {"a": (2, 11), "b": (1, 7)}
 
 
-def test_a_widened_type_that_is_taken_back_before_a_commit_binds_nobody() -> None:
+def test_a_widened_type_that_is_taken_back_before_a_commit_binds_no_query() -> None:
     narrow, wide = schema(COUNT, SMALL_MIN), schema(COUNT, MIN)
     query = EvolvingQuery(narrow)
     query.run(0, "run-1", narrow, a=5)
@@ -528,7 +532,7 @@ def test_a_deploy_that_committed_some_shards_of_a_batch_and_is_taken_back_leaves
         assert query.all(first, 2, shard=shard) == {"a": (2, 9, 4), "b": (1, 7, 7)}
 
 
-def test_a_first_deploy_that_committed_nothing_binds_nobody() -> None:
+def test_a_first_deploy_that_committed_nothing_binds_no_query() -> None:
     wide, narrow = schema(COUNT, MIN), schema(SMALL_MIN)
     query = EvolvingQuery(wide)
     query.deploy(0, "failed", wide)
@@ -545,26 +549,28 @@ def test_a_query_that_is_taken_back_is_not_refused_before_it_starts() -> None:
     async def batch(coordinator: Actor, run: str, number: int, of: StateSchema, shards: Sequence[int]) -> None:
         for shard in shards:
             identity = TaskIdentity("s", "query", run, number, shard, 0, "executor")
-            grant = await coordinator.attach_and_lease(identity, two(of), ActorLocation("a", "a", "node", "host", 1))
-            made = replace(entry(grant, number + 1, f"attempt-{shard}"), committed_at_ms=now_ms(MachineClock()))
-            await coordinator.commit_partitions("s", [PartitionCommit((made,))])
+            grant = await coordinator.attach_and_lease(
+                identity, with_two_shards(of), ActorLocation("a", "a", "node", "host", 1)
+            )
+            commit = replace(entry(grant, number + 1, f"attempt-{shard}"), committed_at_ms=now_ms(MachineClock()))
+            await coordinator.commit_partitions("s", [PartitionCommit((commit,))])
 
-    def two(of: StateSchema) -> StateMetadata:
+    def with_two_shards(of: StateSchema) -> StateMetadata:
         return replace(metadata(of), num_shards=2)
 
     async def scenario() -> None:
         coordinator = Actor("memory://", objects, Maintenance(), "node")
         await batch(coordinator, "run-1", 0, first, (0, 1))
         await batch(coordinator, "run-2", 1, second, (0,))
-        await coordinator.check_state(two(first))
+        await coordinator.check_state(with_two_shards(first))
         await batch(coordinator, "run-2", 1, second, (1,))
-        # The batch may have to be repeated: its run was not heard of since.
-        await coordinator.check_state(two(first))
+        # The batch may have to be repeated: its run has not reported since.
+        await coordinator.check_state(with_two_shards(first))
         await batch(coordinator, "run-2", 2, second, (0, 1))
         with pytest.raises(StateMismatchError, match="cannot become int32"):
-            await coordinator.check_state(two(first))
-        await coordinator.check_state(two(second))
-        # When it is started, whose it is and the output mode are looked at.
+            await coordinator.check_state(with_two_shards(first))
+        await coordinator.check_state(with_two_shards(second))
+        # At a start the owner of the state and the output mode are checked.
         await coordinator.check_start("s", "query", "update")
         await coordinator.check_start("s", "query", None)
         await coordinator.check_start("another", "", "complete")
@@ -577,17 +583,17 @@ def test_a_query_that_is_taken_back_is_not_refused_before_it_starts() -> None:
     asyncio.run(scenario())
 
 
-def test_a_state_goes_with_a_temporary_checkpoint_once_its_run_is_over() -> None:
+def test_a_state_of_a_temporary_checkpoint_is_dropped_once_its_run_is_over() -> None:
     of, objects = schema(COUNT), MemoryObjectStore()
-    where = ActorLocation("a", "a", "node", "host", 1)
+    location = ActorLocation("a", "a", "node", "host", 1)
 
     async def batch(coordinator: Actor, query: str, number: int, *, is_temporary: bool) -> int:
         run = f"run-of-{query}"
         identity = TaskIdentity("s", query, run, number, 0, 0, "executor", is_temporary=is_temporary)
-        grant = await coordinator.attach_and_lease(identity, metadata(of), where)
-        made = replace(entry(grant, number + 1, f"{query}-{number}"), committed_at_ms=now_ms(MachineClock()))
-        await coordinator.commit_partitions("s", [PartitionCommit((made,))])
-        await coordinator.report_active_instance(StateStoreProviderId(grant.lease.store_id, run), where, [])
+        grant = await coordinator.attach_and_lease(identity, metadata(of), location)
+        commit = replace(entry(grant, number + 1, f"{query}-{number}"), committed_at_ms=now_ms(MachineClock()))
+        await coordinator.commit_partitions("s", [PartitionCommit((commit,))])
+        await coordinator.report_active_instance(StateStoreProviderId(grant.lease.store_id, run), location, [])
         return grant.base_version
 
     async def scenario() -> None:
@@ -600,7 +606,7 @@ def test_a_state_goes_with_a_temporary_checkpoint_once_its_run_is_over() -> None
         await coordinator.deactivate_instances("run-of-first")
         with pytest.raises(StateMismatchError, match="another output mode"):
             await coordinator.check_start("s", "", "append")
-        # Another life of the coordinator knows it from the log, and that nobody has told it of the run.
+        # A restarted coordinator knows from the log that the checkpoint is temporary, and has no report of the run.
         coordinator = Actor("memory://", objects, Maintenance(), "node")
         await coordinator.check_start("s", "", "update")
         assert await batch(coordinator, "second", 0, is_temporary=False) == 0
@@ -636,18 +642,21 @@ SPARK_TYPES: list[tuple[T.DataType, dict[str, Any]]] = [
 ]
 
 
-def test_files_tell_every_type_as_spark_has_it() -> None:
+def test_files_have_every_type_as_spark_has_it() -> None:
     fields = [
         T.StructField(f"k{n}", kind, nullable=n % 2 == 0, metadata=facts) for n, (kind, facts) in enumerate(SPARK_TYPES)
     ]
-    keys = tuple(state_field(one.name, one.dataType, one.nullable, metadata=one.metadata) for one in fields)
+    keys = tuple(
+        state_field(struct_field.name, struct_field.dataType, struct_field.nullable, metadata=struct_field.metadata)
+        for struct_field in fields
+    )
     of = replace(schema(COUNT), keys=keys)
-    assert [spark_field(key).dataType for key in keys] == [one.dataType for one in fields]
+    assert [spark_field(key).dataType for key in keys] == [struct_field.dataType for struct_field in fields]
     (data,) = (piece.data for piece in encode_snapshot([], 1, 0, of, {}, {}))
     rows = pa.ipc.open_file(pa.BufferReader(data)).read_all()
-    told = T.StructType.fromJson(json.loads(rows.schema.metadata[b"statefleet"])["spark"])
-    assert told == T.StructType([*fields, T.StructField("a0_0", T.LongType())])
-    assert [one.metadata for one in told][:-1] == [facts for _, facts in SPARK_TYPES]
+    file_type = T.StructType.fromJson(json.loads(rows.schema.metadata[b"statefleet"])["spark"])
+    assert file_type == T.StructType([*fields, T.StructField("a0_0", T.LongType())])
+    assert [struct_field.metadata for struct_field in file_type][:-1] == [facts for _, facts in SPARK_TYPES]
     assert schema_of(rows) == of
 
 

@@ -1,4 +1,4 @@
-"""The columnar exchange, acted out without Spark: what map tasks pack for each shard is what that shard unpacks."""
+"""The columnar exchange without Spark: each shard unpacks the rows that map tasks packed for it."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ HEADERS = [BatchHeader("query", "run", 3, shard, late_ms=5, evict_ms=7, time_ms=
 
 
 def totals(inputs: list[ShardInput]) -> dict[tuple[Any, Any], tuple[int, int | None]]:
-    found: dict[tuple[Any, Any], tuple[int, int | None]] = {}
-    for one in inputs:
-        rows = [(row["k"], row["s"], 1, row["v"]) for row in one.raw.to_pylist()]
-        rows += [(row["k"], row["s"], row["n"], row["t"]) for row in one.partial.to_pylist()]
+    groups: dict[tuple[Any, Any], tuple[int, int | None]] = {}
+    for shard_input in inputs:
+        rows = [(row["k"], row["s"], 1, row["v"]) for row in shard_input.raw.to_pylist()]
+        rows += [(row["k"], row["s"], row["n"], row["t"]) for row in shard_input.partial.to_pylist()]
         for k, s, n, t in rows:
-            count, total = found.get((k, s), (0, None))
-            found[k, s] = (count + n, total if t is None else t + (total or 0))
-    return found
+            count, total = groups.get((k, s), (0, None))
+            groups[k, s] = (count + n, total if t is None else t + (total or 0))
+    return groups
 
 
 @settings(max_examples=60, deadline=None)
@@ -66,24 +66,24 @@ def test_every_row_reaches_the_shard_of_its_hash_once(
         patch.setattr(exchange, "_CHUNK_BYTES", chunk_bytes)
         patch.setattr(exchange, "_BLOCK_ROWS", block_rows)
         tasks = [[batch_of(rows[:50]), batch_of(rows[50:60])], [batch_of(rows[60:])]]
-        received = [one.rows for one in shuffle(KEYED, tasks, shards)]
-    assert sum(one.rows_read for one in received) == len(rows)
-    assert all((one.raw if combine else one.partial).num_rows == 0 for one in received)
+        received = [task.rows for task in shuffle(KEYED, tasks, shards)]
+    assert sum(shard_input.rows_read for shard_input in received) == len(rows)
+    assert all((shard_input.raw if combine else shard_input.partial).num_rows == 0 for shard_input in received)
     expected: dict[tuple[Any, Any], tuple[int, int | None]] = {}
     for k, s, v in rows:
         n, t = expected.get((k, s), (0, None))
         expected[k, s] = (n + 1, t if v is None else v + (t or 0))
     assert totals(received) == expected
-    for shard, one in enumerate(received):
-        for k, s in totals([one]):
+    for shard, shard_input in enumerate(received):
+        for k, s in totals([shard_input]):
             assert hash_of((k, s, 0)) % shards == shard
 
 
 def test_blocks_are_combined_where_groups_repeat() -> None:
-    many = [(int(k), None, 1) for k in np.arange(40_000)]
-    few = [(int(k) % 1000, None, 1) for k in np.arange(40_000)]
-    (spread,) = [one.rows for one in shuffle(KEYED, [[batch_of(many)]], 1)]
-    (dense,) = [one.rows for one in shuffle(KEYED, [[batch_of(few)]], 1)]
+    distinct = [(int(k), None, 1) for k in np.arange(40_000)]
+    repeated = [(int(k) % 1000, None, 1) for k in np.arange(40_000)]
+    (spread,) = [task.rows for task in shuffle(KEYED, [[batch_of(distinct)]], 1)]
+    (dense,) = [task.rows for task in shuffle(KEYED, [[batch_of(repeated)]], 1)]
     assert (spread.raw.num_rows, spread.partial.num_rows) == (40_000, 0)
     assert (dense.raw.num_rows, dense.partial.num_rows) == (0, 1000)
     assert spread.rows_read == dense.rows_read == 40_000
@@ -92,11 +92,11 @@ def test_blocks_are_combined_where_groups_repeat() -> None:
 def test_every_shard_learns_the_watermark_that_all_tasks_together_saw() -> None:
     row: Row = (1, None, 1)
     tasks = [[batch_of([row, row], [5, None])], [batch_of([row], [17])], [batch_of([row], [None])], []]
-    assert [one.watermarks_ms for one in shuffle(TIMED, tasks, 5)] == [{0: 17 - 1000}] * 5
-    assert [one.watermarks_ms for one in shuffle(TIMED, [[batch_of([row], [None])]], 5)] == [{}] * 5
+    assert [task.watermarks_ms for task in shuffle(TIMED, tasks, 5)] == [{0: 17 - 1000}] * 5
+    assert [task.watermarks_ms for task in shuffle(TIMED, [[batch_of([row], [None])]], 5)] == [{}] * 5
 
 
-def told_of(header: BatchHeader) -> pa.RecordBatch:
+def header_batch(header: BatchHeader) -> pa.RecordBatch:
     return pa.record_batch(
         {
             "rows_read": pa.array([0], pa.int64()),
@@ -108,34 +108,34 @@ def told_of(header: BatchHeader) -> pa.RecordBatch:
     )
 
 
-def test_the_first_row_of_a_partition_tells_of_the_batch() -> None:
+def test_the_first_row_of_a_partition_has_the_batchs_header() -> None:
     header = BatchHeader("query", "run", 3, 1, late_ms=5, evict_ms=7, time_ms=9, former_time_ms=8)
-    received = unpack([told_of(header)], KEYED)
+    received = unpack([header_batch(header)], KEYED)
     assert (received.header, received.rows.rows_read) == (header, 0)
     assert unpack([], KEYED).header is None
 
 
 @settings(deadline=None)
 @given(st.integers(1, 60), st.randoms(use_true_random=False))
-def test_a_task_tells_its_shards_apart_wherever_arrow_batches_end(size: int, dice: random.Random) -> None:
+def test_a_task_separates_its_shards_wherever_arrow_batches_end(size: int, dice: random.Random) -> None:
     rows: list[Row] = [(dice.randrange(9), None, value) for value in range(50)]
     sent = list(ExchangeTask(KEYED, 4)(iter([batch_of(rows[:20]), batch_of(rows[20:])])))
-    of_shards = [pa.Table.from_batches([told_of(HEADERS[shard])]) for shard in range(4)]
+    of_shards = [pa.Table.from_batches([header_batch(HEADERS[shard])]) for shard in range(4)]
     for batch in sent:
-        for place, route in enumerate(batch.column(ROUTE_COLUMN).to_pylist()):
+        for index, route in enumerate(batch.column(ROUTE_COLUMN).to_pylist()):
             shard = murmur3_int(route) % 4
             of_shards[shard] = pa.concat_tables(
-                [of_shards[shard], pa.Table.from_batches([batch.slice(place, 1).drop_columns([ROUTE_COLUMN])])],
+                [of_shards[shard], pa.Table.from_batches([batch.slice(index, 1).drop_columns([ROUTE_COLUMN])])],
                 promote_options="permissive",
             )
     order = dice.sample(range(4), 4)
     task = pa.concat_tables([of_shards[shard] for shard in order]).combine_chunks()
     received = list(unpack_shards(task.to_batches(max_chunksize=size), KEYED))
-    assert [one.header for one in received] == [HEADERS[shard] for shard in order]
-    alone = shuffle(KEYED, [[batch_of(rows[:20]), batch_of(rows[20:])]], 4)
-    for shard, one in zip(order, received, strict=True):
-        assert totals([one.rows]) == totals([alone[shard].rows])
-        assert one.rows.rows_read == alone[shard].rows.rows_read
+    assert [part.header for part in received] == [HEADERS[shard] for shard in order]
+    separate = shuffle(KEYED, [[batch_of(rows[:20]), batch_of(rows[20:])]], 4)
+    for shard, part in zip(order, received, strict=True):
+        assert totals([part.rows]) == totals([separate[shard].rows])
+        assert part.rows.rows_read == separate[shard].rows.rows_read
 
 
 def test_rows_that_arrow_could_not_count_together_stay_in_pieces() -> None:
@@ -167,6 +167,6 @@ def test_timestamps_keep_their_instant_whatever_the_session_time_zone() -> None:
     schema = StateSchema((Field("k", "timestamp"),), (), KEYED.accumulators[:1], None, None, "update")
     column = pa.array([1_700_000_000_000_000], pa.timestamp("us", tz="Europe/Berlin"))
     batch = pa.record_batch([column, pa.array([7], pa.int32())], names=["k", HASH_COLUMN])
-    (one,) = shuffle(schema, [[batch]], 1)
-    assert one.rows.raw.column("k").cast(pa.int64()).to_pylist() == [1_700_000_000_000_000]
-    assert one.rows.raw.schema == schema.raw_schema()
+    (task,) = shuffle(schema, [[batch]], 1)
+    assert task.rows.raw.column("k").cast(pa.int64()).to_pylist() == [1_700_000_000_000_000]
+    assert task.rows.raw.schema == schema.raw_schema()

@@ -1,4 +1,4 @@
-"""Expression trees on columns: what each operation gives, as Spark computes it without ANSI mode."""
+"""Expression trees on columns: each operation gives the values that Spark computes without ANSI mode."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def call(op: str, *args: Node, **facts: Any) -> Node:
 
 
 def computed(tree: Node, **columns: pa.Array) -> list[Any]:
-    """Values of a tree; the columns may be arrays that begin within their buffers."""
+    """Return the values of a tree; the columns are arrays that begin within their buffers."""
     size = len(next(iter(columns.values()))) if columns else 2
-    shifted = {name: pa.concat_arrays([one[-1:], one])[1:] for name, one in columns.items()}
-    found = ExpressionTree(tree, {name: one.type for name, one in columns.items()})
-    made = found.array(shifted, size)
-    assert (made.type, len(made)) == (found.type, size)
-    return made.to_pylist()  # type: ignore[no-any-return]
+    shifted = {name: pa.concat_arrays([array[-1:], array])[1:] for name, array in columns.items()}
+    expression = ExpressionTree(tree, {name: array.type for name, array in columns.items()})
+    result = expression.array(shifted, size)
+    assert (result.type, len(result)) == (expression.type, size)
+    return result.to_pylist()  # type: ignore[no-any-return]
 
 
 def doubles(*values: float | None) -> pa.Array:
@@ -52,7 +52,7 @@ def longs(*values: int | None) -> pa.Array:
 
 
 def decimals(kind: str, *values: str | None) -> pa.Array:
-    return pa.array([None if one is None else Decimal(one) for one in values], string_to_type(kind))
+    return pa.array([None if text is None else Decimal(text) for text in values], string_to_type(kind))
 
 
 X, Y = column("x"), column("y")
@@ -62,10 +62,10 @@ def test_what_is_divided_by_zero_is_null() -> None:
     assert computed(call("/", X, Y), x=doubles(1, -3, 1, None), y=doubles(0.0, 2, -0.0, 1)) == [None, -1.5, None, None]
     assert computed(call("/", X, literal("float64", 0.0)), x=doubles(1.0)) == [None]
     tree = call("/", X, Y, type="decimal(12,6)")
-    found = computed(
+    quotients = computed(
         tree, x=decimals("decimal(10,2)", "1", "2.00", None), y=decimals("decimal(5,1)", "3.0", "0.0", "1")
     )
-    assert found == [Decimal("0.333333"), None, None]
+    assert quotients == [Decimal("0.333333"), None, None]
 
 
 def test_roots_and_logarithms_outside_their_range() -> None:
@@ -92,16 +92,16 @@ def test_whole_numbers_are_cut_off_as_in_java() -> None:
 
 @given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-9, 9)), min_size=1))
 def test_durations_are_divided_to_the_nearest_microsecond(pairs: list[tuple[int, int]]) -> None:
-    def nearest(one: int, by: int) -> int:
+    def nearest(dividend: int, by: int) -> int:
         with localcontext() as context:
             context.prec = 40
-            return int((Decimal(one) / by).quantize(Decimal(1), ROUND_HALF_UP))
+            return int((Decimal(dividend) / by).quantize(Decimal(1), ROUND_HALF_UP))
 
-    one, by = (pa.array(part, pa.int64()) for part in zip(*pairs, strict=True))
-    found = computed(call("rounded /", X, Y), x=one.cast(pa.duration("us")).cast(pa.int64()), y=by)
-    expected = [None if by == 0 else nearest(one, by) for one, by in pairs]
-    # The least number by -1 is itself, as everywhere in 64 bits.
-    assert found == [value if value is None or value < 2**63 else -(2**63) for value in expected]
+    dividends, divisors = (pa.array(part, pa.int64()) for part in zip(*pairs, strict=True))
+    quotients = computed(call("rounded /", X, Y), x=dividends.cast(pa.duration("us")).cast(pa.int64()), y=divisors)
+    expected = [None if by == 0 else nearest(dividend, by) for dividend, by in pairs]
+    # The least 64-bit number divided by -1 is itself: it overflows.
+    assert quotients == [value if value is None or value < 2**63 else -(2**63) for value in expected]
     kind = ExpressionTree(call("rounded /", X, Y), {"x": pa.duration("us"), "y": pa.int32()}).type
     assert kind == pa.duration("us")
 
@@ -112,7 +112,7 @@ DECIMALS = st.decimals(-(10**6), 10**6, places=3)
 @settings(max_examples=60)
 @given(st.lists(st.tuples(DECIMALS, DECIMALS), min_size=1))
 def test_decimals_are_rounded_to_the_type_of_the_result(pairs: list[tuple[Decimal, Decimal]]) -> None:
-    one, other = (pa.array(part, pa.decimal128(10, 3)) for part in zip(*pairs, strict=True))
+    left, right = (pa.array(part, pa.decimal128(10, 3)) for part in zip(*pairs, strict=True))
     operations = {
         "+": lambda a, b: a + b,
         "-": lambda a, b: a - b,
@@ -127,7 +127,7 @@ def test_decimals_are_rounded_to_the_type_of_the_result(pairs: list[tuple[Decima
                 exact = compute(a, b)
             rounded = None if exact is None else exact.quantize(Decimal("0.01"), ROUND_HALF_UP)
             expected.append(rounded if rounded is not None and abs(rounded) < 10**7 else None)
-        assert computed(call(op, X, Y, type="decimal(9,2)"), x=one, y=other) == expected
+        assert computed(call(op, X, Y, type="decimal(9,2)"), x=left, y=right) == expected
 
 
 def test_casts_of_decimals() -> None:
@@ -146,7 +146,7 @@ def test_casts_of_decimals() -> None:
     ]
 
 
-def test_doubles_are_rounded_by_the_digits_that_tell_them() -> None:
+def test_doubles_are_rounded_by_their_shortest_digits() -> None:
     tree = call("round", X, digits=2)
     values = [1.005, 2.675, -2.675, 1e-9, -1e-9, 1234567890.125, 1e300, math.nan, -math.inf, None]
     assert repr(computed(tree, x=doubles(*values))) == repr(
@@ -200,9 +200,9 @@ def test_numbers_that_json_does_not_have() -> None:
 
 
 def test_a_bias_is_the_mean_of_the_nearest_six() -> None:
-    raw = [float(place) for place in range(10)]
-    tree = call("bias", X, raw=raw, bias=[10.0 * place for place in range(10)])
-    # Of 4.4 the nearest are 2 to 7; below and above the table its ends.
+    raw = [float(index) for index in range(10)]
+    tree = call("bias", X, raw=raw, bias=[10.0 * index for index in range(10)])
+    # The nearest to 4.4 are 2 to 7; below and above the table they are its ends.
     assert computed(tree, x=doubles(4.4, -3.0, 99.0, None)) == [45.0, 25.0, 70.0, None]
 
 
@@ -229,7 +229,7 @@ def test_a_bias_is_the_mean_of_the_nearest_six() -> None:
         {},
     ],
 )
-def test_what_cannot_be_computed_is_told_beforehand(tree: Node) -> None:
+def test_what_cannot_be_computed_is_refused_beforehand(tree: Node) -> None:
     types = {"x": "int64", "d": "decimal(10,2)", "wide": "decimal(38,0)", "b": "bool", "l": "array<int64>"}
     with pytest.raises(NotComputableError):
         ExpressionTree(tree, {name: string_to_type(kind) for name, kind in types.items()})

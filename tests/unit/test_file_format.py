@@ -1,4 +1,4 @@
-"""Files of a later format are refused by name, and a state that became another one is read anew."""
+"""Files of a later format are refused by name, and a state that was replaced by another one is read again."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_a_delta_of_a_later_format_is_refused_by_name() -> None:
     (entry,) = fleet.coordinator.plan(1).deltas
     rows = decode_file(fleet.objects.get(entry.file), entry)
     change = Change(1, 0, rows, 1, 0, 1, 0, 0)
-    place = {**place_in_state(StateStoreId("memory:///s", 0, 0), entry.attempt_id), "format": FORMAT + 1}
-    data, checksum = encode_delta(change, SCHEMA, place)
+    identity = {**place_in_state(StateStoreId("memory:///s", 0, 0), entry.attempt_id), "format": FORMAT + 1}
+    data, checksum = encode_delta(change, SCHEMA, identity)
     with pytest.raises(NewerFormatError, match=entry.file):
         decode_file(data, replace(entry, file_bytes=len(data), checksum=checksum))
 
@@ -74,7 +74,7 @@ def test_a_delta_of_another_shard_is_not_read_though_its_checksum_is_right() -> 
         decode_file(data, replace(entry, file=elsewhere))
 
 
-def test_a_commit_that_the_log_lacks_is_noticed_where_a_later_one_was_made_on_it() -> None:
+def test_a_commit_that_the_log_lacks_is_noticed_at_a_later_commit_based_on_it() -> None:
     fleet = AggregationFleet()
     for batch in range(3):
         fleet.apply(batch, "a")
@@ -88,11 +88,11 @@ def test_a_commit_that_the_log_lacks_is_noticed_where_a_later_one_was_made_on_it
     assert second.version == 2
 
 
-def test_a_checkpoint_of_a_backup_from_which_the_state_went_on_otherwise_is_not_believed() -> None:
-    def gone_on(begun: dict[str, bytes], letter: str) -> AggregationFleet:
-        """A fleet with a state to the point where its log ends with the second checkpoint, from these files on."""
+def test_a_checkpoint_of_a_backup_from_which_the_state_continued_differently_is_refused() -> None:
+    def continued(files: dict[str, bytes], letter: str) -> AggregationFleet:
+        """Return a fleet that continues the state of these files until its log ends with the second checkpoint."""
         fleet = AggregationFleet()
-        for path, data in begun.items():
+        for path, data in files.items():
             fleet.objects.put(path, data)
         fleet.coordinator = checkpointing(fleet.objects)
         fleet.store = fleet.new_store()
@@ -105,21 +105,21 @@ def test_a_checkpoint_of_a_backup_from_which_the_state_went_on_otherwise_is_not_
     backup.store = backup.new_store()
     for batch in range(4):
         backup.apply(batch, "x")
-    begun = {info.path: backup.objects.get(info.path) for info in backup.objects.list("")}
-    own, other = (gone_on(begun, letter).objects for letter in "ab")
-    newest = own.list("s/checkpoints")[-1].path
-    assert other.list("s/checkpoints")[-1].path == newest
-    # Without what came after it: a checkpoint is all that a reader goes by then.
-    for info in own.list("s/manifest"):
+    files = {info.path: backup.objects.get(info.path) for info in backup.objects.list("")}
+    objects, other_objects = (continued(files, letter).objects for letter in "ab")
+    newest = objects.list("s/checkpoints")[-1].path
+    assert other_objects.list("s/checkpoints")[-1].path == newest
+    # Later records are deleted, so that a reader has only the checkpoint.
+    for info in objects.list("s/manifest"):
         if seq_of(info.path) > seq_of(newest):
-            own.delete(info.path)
-    expected = ManifestLog(own, "s", "reader").load().to_json()
-    own.put(newest, other.get(newest))
-    for info in other.list("s/parts"):
-        own.put(info.path, other.get(info.path))
-    assert ManifestLog(own, "s", "reader").load().to_json() == expected
-    damages = check_files(own, files_of(own, "s"), lambda size: None).damages
-    assert [(one.file, "its record_id is" in one.problem) for one in damages] == [(newest, True)]
+            objects.delete(info.path)
+    expected = ManifestLog(objects, "s", "reader").load().to_json()
+    objects.put(newest, other_objects.get(newest))
+    for info in other_objects.list("s/parts"):
+        objects.put(info.path, other_objects.get(info.path))
+    assert ManifestLog(objects, "s", "reader").load().to_json() == expected
+    damages = check_files(objects, files_of(objects, "s"), lambda size: None).damages
+    assert [(damage.file, "its record_id is" in damage.problem) for damage in damages] == [(newest, True)]
 
 
 def replaced_by_another(folder: Path, other: Path) -> None:
@@ -133,7 +133,7 @@ def put_back(folder: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [replaced_by_another, put_back])
-def test_an_open_reader_reads_anew_what_became_another_state(
+def test_an_open_reader_reads_a_replaced_state_again(
     folder: Path, tmp_path: Path, change: Callable[[Path, Path], None]
 ) -> None:
     write_state(tmp_path / "other", "b")
@@ -141,13 +141,13 @@ def test_an_open_reader_reads_anew_what_became_another_state(
     before = rows_of(state.scan().to_arrow())
     assert "a" in before
     change(folder, tmp_path / "other")
-    assert state.version  # asks, where a scan may go by what was known a second ago
+    assert state.version  # asks the log, where a scan may use the version of a second ago
     after = rows_of(state.scan().to_arrow())
     fresh = attach(f"file://{folder}", offline=True).state("s", consistency="committed")
     assert after == rows_of(fresh.scan().to_arrow()) != before
 
 
-def test_an_open_reader_is_told_that_its_state_is_gone(folder: Path) -> None:
+def test_an_open_reader_gets_an_error_when_its_state_is_gone(folder: Path) -> None:
     state = attach(f"file://{folder}", offline=True).state("s", consistency="committed")
     assert state.scan().to_arrow().num_rows
     shutil.rmtree(folder / "s")

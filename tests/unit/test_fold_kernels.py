@@ -89,7 +89,7 @@ def test_value_by_an_ordering(merge: bool, type_name: str, ordering: str) -> Non
         state = [Field("s", type_name), Field("o", ordering)]
         for kind, choose in ((K.MAX_BY, max), (K.MIN_BY, min)):
             row = run(schema_of(kind, [type_name, ordering], state), parts, merge=merge)
-            # Of equal ones the last.
+            # Among equal ones the last wins.
             best = choose(rows[::-1], key=lambda pair: order(pair[1])) if rows else (None, None)
             assert (row["s"], row["o"]) == best, kind
 
@@ -160,9 +160,9 @@ def test_registers(merge: bool, precision: int) -> None:
         registers = [0] * (1 << precision)
         for value in (value for part in parts for (value,) in part if value is not None):
             bits = f"{value % 2**64:064b}"
-            rest = f"{bits[precision:]}1"
-            place = int(bits[:precision], 2)
-            registers[place] = max(registers[place], rest.index("1") + 1)
+            suffix = f"{bits[precision:]}1"
+            index = int(bits[:precision], 2)
+            registers[index] = max(registers[index], suffix.index("1") + 1)
         total = sum(2.0**-rank for rank in registers)
         assert run(schema, parts, merge=merge) == {"total": total, "zeros": registers.count(0)}
 
@@ -176,10 +176,10 @@ def test_bitmaps(merge: bool, parts: list[Rows]) -> None:
     bits = np.zeros(192, np.uint8)
     bits[[value for part in parts for (value,) in part if value is not None]] = 1
     schema = schema_of(K.BITMAP, ["int64"], [Field("s", words_type(3), False)], [Field("s", "binary", False)])
-    held = run(schema, parts, merge=merge)["s"]
-    assert held == np.packbits(bits, bitorder="little").tobytes()
+    bitmap = run(schema, parts, merge=merge)["s"]
+    assert bitmap == np.packbits(bits, bitorder="little").tobytes()
     united = schema_of(K.BITMAP_OR, [words_type(3)], [Field("s", words_type(3), False)], [Field("s", "binary", False)])
     other = bytes(range(24))
-    assert run(united, [[(held,), (None,)], [(other,)]], merge=merge)["s"] == bytes(
-        one | two for one, two in zip(held, other, strict=True)
+    assert run(united, [[(bitmap,), (None,)], [(other,)]], merge=merge)["s"] == bytes(
+        left | right for left, right in zip(bitmap, other, strict=True)
     )

@@ -1,4 +1,4 @@
-"""Keys and rows in pandas are, for each key, what converting that key alone gives: a null elsewhere changes none of its types."""
+"""Keys and rows in pandas have the types that converting each key alone gives: a null of another key changes none of them."""
 
 from __future__ import annotations
 
@@ -30,36 +30,38 @@ VALUES: list[tuple[pa.DataType, list[Any]]] = [
 ]
 
 
-def told(value: Any) -> str:
-    """A value with its types, at any depth; a NaN equals itself."""
+def typed_text(value: Any) -> str:
+    """Return a value's text with its types at any depth; a NaN equals itself."""
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {told(one)}' for key, one in value.items())}}}"
+        return f"{{{', '.join(f'{key}: {typed_text(item)}' for key, item in value.items())}}}"
     if isinstance(value, list | tuple) or (hasattr(value, "tolist") and getattr(value, "ndim", 0)):
-        return f"{type(value).__name__} of {getattr(value, 'dtype', '')} [{', '.join(map(told, value))}]"
+        return f"{type(value).__name__} of {getattr(value, 'dtype', '')} [{', '.join(map(typed_text, value))}]"
     return f"{type(value).__name__} {value!r}"
 
 
 @pytest.mark.parametrize(("kind", "values"), VALUES, ids=[str(kind)[:30] for kind, _ in VALUES])
-def test_each_key_is_as_if_it_were_alone(kind: pa.DataType, values: list[Any]) -> None:
+def test_each_key_has_the_types_that_it_has_alone(kind: pa.DataType, values: list[Any]) -> None:
     keys = pa.table({"k": pa.array(values, kind)})
-    alone = [next(FORM.keys(keys.slice(place, 1).combine_chunks())) for place in range(len(keys))]
-    assert [told(key) for key in FORM.keys(keys)] == [told(key) for key in alone]
+    single_keys = [next(FORM.keys(keys.slice(index, 1).combine_chunks())) for index in range(len(keys))]
+    assert [typed_text(key) for key in FORM.keys(keys)] == [typed_text(key) for key in single_keys]
 
 
 @pytest.mark.parametrize(("kind", "values"), VALUES, ids=[str(kind)[:30] for kind, _ in VALUES])
-def test_rows_of_each_key_are_as_if_they_were_alone(kind: pa.DataType, values: list[Any]) -> None:
-    places = [0, 1, 1, 2, 3, 3, 0, 2]
-    rows = pa.table({"k": pa.array(places, pa.int64()), "v": pa.array([values[place] for place in places], kind)})
+def test_rows_of_each_key_have_the_types_that_they_have_alone(kind: pa.DataType, values: list[Any]) -> None:
+    key_numbers = [0, 1, 1, 2, 3, 3, 0, 2]
+    rows = pa.table(
+        {"k": pa.array(key_numbers, pa.int64()), "v": pa.array([values[number] for number in key_numbers], kind)}
+    )
 
-    def frames(given: pa.Table) -> dict[int, tuple[str, list[str]]]:
-        groups = Groups.of(given, ["k"])
-        found = {}
+    def frames(table: pa.Table) -> dict[int, tuple[str, list[str]]]:
+        groups = Groups.of(table, ["k"])
+        values_by_key = {}
         for key, parts in zip(groups.keys.column("k").to_pylist(), FORM.rows(groups), strict=True):
             (frame,) = parts
-            found[key] = (str(frame["v"].dtype), [told(value) for value in frame["v"]])
-        return found
+            values_by_key[key] = (str(frame["v"].dtype), [typed_text(value) for value in frame["v"]])
+        return values_by_key
 
     together = frames(rows)
-    for key in set(places):
-        mine = pa.array([place == key for place in places])
-        assert together[key] == frames(rows.filter(mine).combine_chunks())[key]
+    for key in set(key_numbers):
+        of_key = pa.array([number == key for number in key_numbers])
+        assert together[key] == frames(rows.filter(of_key).combine_chunks())[key]

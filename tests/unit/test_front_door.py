@@ -1,4 +1,4 @@
-"""The front door: every public name is there, and the command line brings neither Spark nor compiled code with it."""
+"""The public package: every public name exists, and the command line imports neither Spark nor compiled code."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def test_every_public_name_is_found() -> None:
     assert set(statefleet.__all__) <= set(dir(statefleet))
 
 
-def test_type_checkers_see_the_same_names_at_the_same_places() -> None:
+def test_type_checkers_see_the_same_names_in_the_same_modules() -> None:
     guarded = next(node for node in ast.parse(SOURCE.read_text()).body if isinstance(node, ast.If))
-    seen = {
+    names = {
         alias.name: node.module for node in guarded.body if isinstance(node, ast.ImportFrom) for alias in node.names
     }
-    assert seen == statefleet._MODULES
+    assert names == statefleet._MODULES
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
@@ -36,12 +36,12 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
 
 
 def imported_by(program: str) -> set[str]:
-    """Top-level modules that a fresh interpreter has loaded after a program."""
-    told = f"{program}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
-    ran = subprocess.run(
-        [sys.executable, "-c", told], capture_output=True, text=True, check=True, cwd=SOURCE.parents[1]
+    """Return the top-level modules that a fresh interpreter has loaded after a program."""
+    script = f"{program}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    process = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=SOURCE.parents[1]
     )
-    return set(ran.stdout.split())
+    return set(process.stdout.split())
 
 
 def test_help_imports_nothing_heavy() -> None:

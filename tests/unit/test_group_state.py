@@ -1,4 +1,4 @@
-"""User-defined state per key, without Spark: timeouts and removes, how rows are grouped and state is held, what pandas sees."""
+"""User-defined state per key, without Spark: timeouts and removes, grouping of rows, storage of state, and pandas frames."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def moment(conf: str = NONE, watermark_ms: int | None = None, now_ms: int = 1000
     return Moment(conf, watermark_ms, now_ms, timed_out)
 
 
-def three(at: Moment, values: list[int | None] | None = None) -> StateBatch:
-    """State of three keys."""
-    held = [None] * 3 if values is None else values
-    array = pa.array(held, pa.int64())
+def three(clock: Moment, values: list[int | None] | None = None) -> StateBatch:
+    """Return the state of three keys."""
+    stored = [None] * 3 if values is None else values
+    array = pa.array(stored, pa.int64())
     exists = array.is_valid().to_numpy(zero_copy_only=False)
-    return StateBatch(COLUMNS, [array], exists, np.full(3, -1), np.arange(4), at)
+    return StateBatch(COLUMNS, [array], exists, np.full(3, -1), np.arange(4), clock)
 
 
 def in_pandas(function: Callable[..., Any], state: T.StructType = STATE, max_rows: int = 10_000) -> PandasCalls:
@@ -59,20 +59,20 @@ def in_pandas(function: Callable[..., Any], state: T.StructType = STATE, max_row
 
 
 class FunctionQuery:
-    """A function on one partition, batch by batch, straight on a keyed shard."""
+    """A function on one partition, batch by batch, directly on a keyed shard."""
 
     def __init__(self, calls: Calls, conf: str, columns: StateColumns = COLUMNS) -> None:
         self.shard = KeyedShard(KEYS, (*columns.fields, EXISTS, TIMEOUT), TIMEOUT.name)
         self._calls, self._conf, self._columns = calls, conf, columns
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     def batch(self, *rows: tuple[Any, Any], watermark: tuple[int, int] | None = None, now_ms: int = 1000) -> list[Any]:
-        """Rows in, rows out, sorted; the watermark before and after."""
+        """Run a batch of rows with the watermark before and after it, and return the emitted rows, sorted."""
         handle = self.shard.begin(self.shard.version)
 
         def ask(kind: str, *args: Any) -> Any:
             if kind == "session_call":
-                self.asked.append(args[1])
+                self.requests.append(args[1])
             return answer({"default": handle}, kind, *args)
 
         store = StateStore(ask, StateStoreId("file:///x/s", 0, 0, "default"), handle.version)
@@ -85,7 +85,7 @@ class FunctionQuery:
         store.commit()
         return sorted((tuple(row.values()) for part in out for row in part.to_pylist()), key=repr)
 
-    def held(self) -> dict[Any, Any]:
+    def stored(self) -> dict[Any, Any]:
         return {row.pop("k"): row for row in self.shard.snapshot().to_pylist()}
 
 
@@ -116,22 +116,22 @@ def test_what_is_written_follows_sparks_rule_for_group_state(
 ) -> None:
     def function(key: Any, pdfs: Any, state: GroupState) -> list[pd.DataFrame]:
         rule(state)
-        told.append(state)
+        states.append(state)
         return []
 
-    told: list[GroupState] = []
+    states: list[GroupState] = []
     array = pa.array([value], pa.int64())
     batch = StateBatch(
         COLUMNS, [array], np.array([value is not None]), np.array([timeout]), np.array([0, 1]), moment(PROCESSING)
     )
     rows = pa.table({"k": ["a"], "v": [1]})
     assert not list(in_pandas(function)(Groups.of(rows, ["k"]), batch))
-    (spark,) = told
-    written, gone, timeouts = (part[0] for part in batch.outcome())
+    (spark,) = states
+    written, removed, timeouts = (part[0] for part in batch.outcome())
     new = spark._timeout_timestamp
     assert timeouts == new
-    assert gone == (not spark.exists and new == -1)
-    assert written == ((spark._updated or spark._removed or new != timeout) and not gone)
+    assert removed == (not spark.exists and new == -1)
+    assert written == ((spark._updated or spark._removed or new != timeout) and not removed)
     assert batch.exists[0] == spark.exists
     assert batch.get("n").to_pylist() == [spark.get[0] if spark.exists else None]
 
@@ -145,8 +145,8 @@ def test_a_batch_of_states_obeys_masks() -> None:
     state.set_timeout_timestamp(pa.array([60, 70, 80]), where=[True, False, False])
     assert state.values.to_pydict() == {"n": [1, 20, None]}
     assert state.exists.tolist() == [True, True, False]
-    written, gone, timeouts = state.outcome()
-    assert (written.tolist(), gone.tolist()) == ([True, True, False], [False, False, True])
+    written, removed, timeouts = state.outcome()
+    assert (written.tolist(), removed.tolist()) == ([True, True, False], [False, False, True])
     assert timeouts.tolist() == [60, -1, -1]
 
 
@@ -187,10 +187,10 @@ def test_f4_a_key_times_out_once_the_processing_time_has_passed() -> None:
             state.remove()
             yield pd.DataFrame({"k": [key[0]], "n": [-1]})
             return
-        seen = sum(len(pdf) for pdf in pdfs) + (state.get[0] if state.exists else 0)
-        state.update((seen,))
+        count_of_rows = sum(len(pdf) for pdf in pdfs) + (state.get[0] if state.exists else 0)
+        state.update((count_of_rows,))
         state.setTimeoutDuration(10_000)
-        yield pd.DataFrame({"k": [key[0]], "n": [seen]})
+        yield pd.DataFrame({"k": [key[0]], "n": [count_of_rows]})
 
     query = FunctionQuery(in_pandas(count), PROCESSING)
     assert query.batch(("a", 1), now_ms=1000) == [("a", 1)]
@@ -198,7 +198,7 @@ def test_f4_a_key_times_out_once_the_processing_time_has_passed() -> None:
     assert query.batch(("b", 1), now_ms=12_000) == [("a", -1), ("b", 2)]
     assert query.batch(("c", 1), now_ms=23_000) == [("b", -1), ("c", 1)]
     assert query.batch(now_ms=35_000) == [("c", -1)]
-    assert query.held() == {}
+    assert query.stored() == {}
 
 
 @pytest.mark.parametrize("last", [True, False])
@@ -217,7 +217,7 @@ def test_a_timeout_is_cleared_when_the_function_runs_without_setting_it(last: bo
         assert query.batch(watermark=(0, 100)) == [], "a time that is not before the watermark"
         assert query.batch(watermark=(100, 101)) == [("a", 1)]
     assert query.batch(watermark=(200, 300)) == []
-    assert query.held() == {"a": {"s_n": 0, "exists": True, "timeout_us": None}}
+    assert query.stored() == {"a": {"s_n": 0, "exists": True, "timeout_us": None}}
 
 
 def test_a_key_that_was_removed_may_still_have_a_timeout() -> None:
@@ -228,17 +228,17 @@ def test_a_key_that_was_removed_may_still_have_a_timeout() -> None:
 
     query = FunctionQuery(ArrowCalls(wait, to_arrow_schema(OUTPUT)), PROCESSING)
     query.batch(("a", 1), now_ms=5)
-    assert query.held() == {"a": {"s_n": None, "exists": False, "timeout_us": 15_000}}
+    assert query.stored() == {"a": {"s_n": None, "exists": False, "timeout_us": 15_000}}
     query.batch(now_ms=16)
-    assert query.held() == {}
+    assert query.stored() == {}
 
 
 LONGEST = (1 << 63) - 1
-#: Milliseconds that 64 bits of microseconds have room for.
-HELD_MS = LONGEST // 1000
+#: The largest number of milliseconds that fits into 64 bits of microseconds.
+MAX_MS = LONGEST // 1000
 
 
-@pytest.mark.parametrize("never", [LONGEST, LONGEST - 1, HELD_MS + 1, HELD_MS])
+@pytest.mark.parametrize("never", [LONGEST, LONGEST - 1, MAX_MS + 1, MAX_MS])
 @pytest.mark.parametrize("conf", [PROCESSING, EVENT])
 @pytest.mark.parametrize("form", ["pandas", "number", "column"])
 def test_a_timeout_at_the_end_of_time_never_comes(form: str, conf: str, never: int) -> None:
@@ -249,25 +249,25 @@ def test_a_timeout_at_the_end_of_time_never_comes(form: str, conf: str, never: i
 
     def of_many(keys: pa.Table, rows: pa.Table, state: StateBatch) -> pa.Table:
         state.update({"n": [1] * len(state)})
-        given = never if form == "number" else pa.array([never] * len(state))
-        (state.set_timeout_timestamp if conf == EVENT else state.set_timeout_duration)(given)
+        timeouts = never if form == "number" else pa.array([never] * len(state))
+        (state.set_timeout_timestamp if conf == EVENT else state.set_timeout_duration)(timeouts)
         return keys.append_column("n", pa.array([-1 if state.has_timed_out else 1] * len(state)))
 
     query = FunctionQuery(in_pandas(of_one) if form == "pandas" else ArrowCalls(of_many, to_arrow_schema(OUTPUT)), conf)
     for now_ms in (1000, 2000, 1 << 52):
         assert query.batch(("a", 1), watermark=(now_ms - 1000, now_ms), now_ms=now_ms) == [("a", 1)]
-    assert query.batch(watermark=(HELD_MS, HELD_MS), now_ms=HELD_MS) == []
-    assert query.held() == {"a": {"s_n": 1, "exists": True, "timeout_us": HELD_MS * 1000}}
+    assert query.batch(watermark=(MAX_MS, MAX_MS), now_ms=MAX_MS) == []
+    assert query.stored() == {"a": {"s_n": 1, "exists": True, "timeout_us": MAX_MS * 1000}}
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us"])
 def test_a_timeout_of_a_time_further_than_milliseconds_reach_never_comes(unit: str) -> None:
     state = three(moment(EVENT, watermark_ms=50))
     state.set_timeout_timestamp(pa.array([LONGEST, 1, 99], pa.int64()).cast(pa.timestamp(unit)), [True, False, False])
-    assert state.outcome()[2].tolist() == [HELD_MS, -1, -1]
+    assert state.outcome()[2].tolist() == [MAX_MS, -1, -1]
 
 
-def test_a_batch_asks_the_store_a_few_times_whatever_its_keys() -> None:
+def test_the_calls_of_the_store_do_not_grow_with_the_keys_of_a_batch() -> None:
     def count(keys: pa.Table, rows: pa.Table, state: StateBatch) -> None:
         state.update({"n": np.diff(state.offsets)}, where=np.arange(len(state)) % 2 == 0)
         state.remove(where=np.arange(len(state)) % 2 == 1)
@@ -275,7 +275,7 @@ def test_a_batch_asks_the_store_a_few_times_whatever_its_keys() -> None:
     query = FunctionQuery(ArrowCalls(count, to_arrow_schema(OUTPUT)), NONE)
     query.batch(*((f"k{i}", i) for i in range(5000)))
     query.batch(*((f"k{i}", i) for i in range(5000)))
-    assert query.asked == ["multi_get", "multi_get"], "writes go with the commit"
+    assert query.requests == ["multi_get", "multi_get"], "writes go with the commit"
 
 
 # -- columns ----------------------------------------------------------------------------------------------------------
@@ -284,13 +284,13 @@ def test_a_batch_asks_the_store_a_few_times_whatever_its_keys() -> None:
 def test_rows_are_grouped_in_the_order_in_which_they_came() -> None:
     rows = pa.table({"a": [2, None, 2, 1, None], "b": ["x", "y", "x", "x", "y"], "v": [1, 2, 3, 4, 5]})
     groups = Groups.of(rows, ["a", "b"])
-    found = {
+    values_by_key = {
         (groups.keys["a"][i].as_py(), groups.keys["b"][i].as_py()): groups.rows["v"]
         .slice(groups.offsets[i], groups.offsets[i + 1] - groups.offsets[i])
         .to_pylist()
         for i in range(len(groups))
     }
-    assert found == {(2, "x"): [1, 3], (None, "y"): [2, 5], (1, "x"): [4]}
+    assert values_by_key == {(2, "x"): [1, 3], (None, "y"): [2, 5], (1, "x"): [4]}
     assert len(Groups.of(rows.slice(0, 0), ["a", "b"])) == 0
     second = groups.part(1, 3)
     assert second.offsets[0] == 0
@@ -306,8 +306,8 @@ def test_rows_are_grouped_by_arrays_and_by_many_columns() -> None:
         [0, 3], [1, 6], [2, 5], [4], [7]
     ]  # fmt: skip
     assert repr(groups.keys["a"].to_pylist()) == repr([[1.0, nan], None, [], [None], [1.0]])
-    many = pa.table({f"k{place}": [0, int(place == 60), 0] for place in range(70)})
-    assert np.diff(Groups.of(many, many.column_names).offsets).tolist() == [2, 1]
+    wide = pa.table({f"k{column}": [0, int(column == 60), 0] for column in range(70)})
+    assert np.diff(Groups.of(wide, wide.column_names).offsets).tolist() == [2, 1]
 
 
 def test_state_of_any_type_comes_back_as_it_was() -> None:
@@ -317,31 +317,31 @@ def test_state_of_any_type_comes_back_as_it_was() -> None:
     kind = kind.add("t", T.TimestampType()).add("x", T.DoubleType())
     moment_of_time = datetime(2024, 2, 3, 4, 5, 6, 789)
     first = ([T.Row(x=1, t=moment_of_time), None], {"k": Decimal("1.25")}, T.Row(y=b"\0"), None, moment_of_time, 1.5)
-    seen: list[Any] = []
+    previous: list[Any] = []
 
     def keep(key: Any, pdfs: Any, state: GroupState) -> list[pd.DataFrame]:
-        seen.append(state.getOption)
+        previous.append(state.getOption)
         state.update(first if key[0] == "a" else (None,) * 6)
         return []
 
     query = FunctionQuery(in_pandas(keep, kind), NONE, StateColumns(to_arrow_schema(kind)))
     query.batch(("a", 1), ("b", 1))
     query.batch(("a", 1), ("b", 1))
-    assert seen == [None, None, first, (None,) * 6]
+    assert previous == [None, None, first, (None,) * 6]
 
 
-def test_pandas_sees_the_rows_of_a_key_as_if_they_were_alone() -> None:
-    seen: dict[Any, Any] = {}
+def test_pandas_frames_of_a_key_do_not_depend_on_other_keys() -> None:
+    frames_by_key: dict[Any, Any] = {}
 
     def look(key: Any, pdfs: Iterator[pd.DataFrame], state: GroupState) -> list[pd.DataFrame]:
         frames = list(pdfs)
         frames[0].loc[0, "v"] = 0
-        seen[key[0]] = [(str(pdf["v"].dtype), pdf.index.tolist()) for pdf in frames]
+        frames_by_key[key[0]] = [(str(pdf["v"].dtype), pdf.index.tolist()) for pdf in frames]
         return []
 
     query = FunctionQuery(in_pandas(look, max_rows=2), NONE)
     query.batch(("a", 1), ("b", None), ("a", 2), ("b", 3), ("a", 3), (None, 4))
-    assert seen == {
+    assert frames_by_key == {
         "a": [("int64", [0, 1]), ("int64", [0])],
         "b": [("float64", [0, 1])],
         None: [("int64", [0])],

@@ -1,4 +1,4 @@
-"""Indexes are hashed under a secret: keys that are chosen to meet do not."""
+"""Indexes are hashed under a secret: keys that are chosen to collide do not collide."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tests.unit.keyed_fleet import KeyedFleet
 SEEDS = st.integers(0, 2**128 - 1)
 WORDS = st.integers(0, 2**64 - 1)
 COUNT = 40_000
-#: The hash of earlier versions, which everybody can turn round.
+#: The hash of earlier versions, which any user can invert.
 _SEED, _C1, _C2 = 0x9E3779B97F4A7C15, 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53
 _MASK = 2**64 - 1
 
 
 def unmixed(values: Words) -> Words:
-    """What MurmurHash3's 64-bit finaliser, unkeyed, turns into these values."""
+    """Return the words that MurmurHash3's unkeyed 64-bit finaliser turns into these values."""
     for factor in (_C2, _C1):
         values = values ^ (values >> np.uint64(33))
         values = values * np.uint64(pow(factor, -1, 2**64))
@@ -42,13 +42,13 @@ def unmixed(values: Words) -> Words:
 
 
 def chosen(start: int) -> Words:
-    """Words that an unkeyed ``mix(mix(start ^ word) + seed) >> 32`` puts all in one place."""
+    """Return words that an unkeyed ``mix(mix(start ^ word) + seed) >> 32`` puts all into one slot."""
     one_tag = (np.uint64(12345) << np.uint64(32)) | np.arange(COUNT, dtype=np.uint64)
     return unmixed(unmixed(one_tag) - np.uint64(_SEED)) ^ np.uint64(start)
 
 
 def probes(index: Words) -> int:
-    """Places looked at to find every entry of an index."""
+    """Return the number of slots that are probed to find every entry of an index."""
     entries = np.flatnonzero(index)
     bits = len(index).bit_length() - 1
     home = ((index[entries] >> np.uint64(32)) >> np.uint64(32 - bits)).astype(np.int64)
@@ -61,7 +61,7 @@ def keyed(*, chained: bool = False) -> StateSchema:
 
 
 def rows_of(table: GroupTable, keys: Words) -> Words:
-    """Whole rows with these keys (each a row 0, where rows share a key)."""
+    """Return whole rows with these keys (each is row 0 where rows share a key)."""
     rows = np.zeros((len(keys), table.layout.row_words), np.uint64)
     rows[:, table.layout.flag_words] = keys
     return rows
@@ -85,7 +85,7 @@ def test_chosen_keys_of_chains_are_found_at_once(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 2**128 - 1])
 def test_chosen_strings_are_found_at_once(seed: int) -> None:
-    # Of 8 bytes, as the hash of earlier versions began with the length.
+    # Strings of 8 bytes, as the hash of earlier versions began with the length.
     pool, data = StringPool(seed), chosen(_SEED ^ 8).view(np.uint8).copy()
     ids = pool.ids(data, np.arange(COUNT + 1) * 8, np.ones(COUNT, np.uint8))
     assert probes(pool._index) < 2 * COUNT
@@ -94,11 +94,11 @@ def test_chosen_strings_are_found_at_once(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 2**128 - 1])
 def test_chosen_elements_of_a_set_are_found_at_once(seed: int) -> None:
-    # The place of an element was the lower bits of its hash, shifted by one.
+    # The slot of an element was the lower bits of its hash, shifted by one.
     elements = unmixed(np.arange(COUNT, dtype=np.uint64) << np.uint64(40)) ^ np.uint64(_SEED)
     secret = hash_kernels.secret_words(seed, "elements", hash_kernels.ELEMENT_SECRETS)
-    places = {int(hash_kernels.hash_element(one, np.uint64(0), 1, secret)) & 0xFFFF for one in elements.tolist()}
-    assert len(places) > COUNT // 2
+    slots = {int(hash_kernels.hash_element(element, np.uint64(0), 1, secret)) & 0xFFFF for element in elements.tolist()}
+    assert len(slots) > COUNT // 2
 
 
 def test_ascending_keys_lie_apart() -> None:
@@ -112,7 +112,7 @@ def test_ascending_keys_lie_apart() -> None:
 @given(SEEDS, st.binary(max_size=40))
 def test_a_string_is_hashed_as_its_polynomial_says(seed: int, text: bytes) -> None:
     secret = hash_kernels.secret_words(seed, "strings", hash_kernels.STRING_SECRETS)
-    point, *pair = (int(one) for one in secret)
+    point, *pair = (int(word) for word in secret)
     prime, total = 2**61 - 1, len(text)
     for begin in range(0, len(text), 7):
         total = (total + int.from_bytes(text[begin : begin + 7], "little")) * (point & prime) % prime
@@ -125,17 +125,17 @@ def test_a_string_is_hashed_as_its_polynomial_says(seed: int, text: bytes) -> No
 @given(SEEDS, st.lists(WORDS, max_size=4), st.integers(0, 2**31 - 1))
 def test_a_row_is_hashed_by_one_product_a_word(seed: int, words: list[int], nulls: int) -> None:
     secret = hash_kernels.secret_words(seed, "rows", hash_kernels.row_secrets(len(words)))
-    drawn = [int(one) for one in secret]
+    drawn = [int(secret_word) for secret_word in secret]
     total = drawn[0] + drawn[1] * nulls
-    for place, word in enumerate(words):
-        total += (drawn[2 + 2 * place] + word % 2**32) * (drawn[3 + 2 * place] + (word >> 32))
+    for index, word in enumerate(words):
+        total += (drawn[2 + 2 * index] + word % 2**32) * (drawn[3 + 2 * index] + (word >> 32))
     row = np.array([[7, *words]], np.uint64)
     assert hash_kernels.hash_row(row, 0, 1, len(words), np.uint64(nulls), secret) == scattered((total & _MASK) >> 32)
     if len(words) == 2:
-        low, high = (np.uint64(one) for one in words)
+        low, high = (np.uint64(value) for value in words)
         total = drawn[0] + sum(
-            (drawn[1 + 2 * place] + word % 2**32) * (drawn[2 + 2 * place] + (word >> 32))
-            for place, word in enumerate(words)
+            (drawn[1 + 2 * index] + word % 2**32) * (drawn[2 + 2 * index] + (word >> 32))
+            for index, word in enumerate(words)
         )
         assert hash_kernels.hash_element(low, high, 2, secret) == scattered((total & _MASK) >> 32)
 
@@ -166,20 +166,20 @@ COUNTS = StateSchema(
 )
 
 
-def test_nothing_that_is_told_depends_on_the_seed() -> None:
-    told: list[list[pa.Table]] = []
+def test_no_output_depends_on_the_seed() -> None:
+    tables_by_seed: list[list[pa.Table]] = []
     for seed in (0, 1, 2**100 + 7):
-        shard, seen = AggregateShard(COUNTS, seed), []
+        shard, tables = AggregateShard(COUNTS, seed), []
         for version in range(1, 6):
-            words = [f"{version * place % 97}" for place in range(500)]
-            batch = pa.record_batch({"k": words, "v": [f"v{one * version % 13}" for one in range(500)]})
-            seen.append(shard.apply(ShardInput.of_raw(COUNTS, batch), 0, version).delta)
+            words = [f"{version * number % 97}" for number in range(500)]
+            batch = pa.record_batch({"k": words, "v": [f"v{number * version % 13}" for number in range(500)]})
+            tables.append(shard.apply(ShardInput.of_raw(COUNTS, batch), 0, version).delta)
             shard.commit()
-        told.append([*seen, shard.snapshot()])
-    assert told[0] == told[1] == told[2]
+        tables_by_seed.append([*tables, shard.snapshot()])
+    assert tables_by_seed[0] == tables_by_seed[1] == tables_by_seed[2]
 
 
-def test_each_process_has_a_seed_of_its_own() -> None:
+def test_each_process_has_its_own_seed() -> None:
     assert len({Runtime().hash_seed for _ in range(10)}) == 10
     assert "hash_seed" not in repr(Runtime())
 
@@ -188,8 +188,8 @@ def test_a_store_actor_holds_its_shards_under_its_seed() -> None:
     fleet, runtime = AggregationFleet(), Runtime(hash_seed=7)
     shards = OperatorShards(Partitions(fleet.objects, fleet.coordinator, runtime=runtime))
     shards.apply(fleet.request(0), rows("ab"))
-    assert [held.stores["default"].table.seed for _, held in shards.partitions.cache.items()] == [7]
+    assert [partition.stores["default"].table.seed for _, partition in shards.partitions.cache.items()] == [7]
     keyed_fleet = KeyedFleet()
     stores = KeyedStores(Partitions(keyed_fleet.objects, keyed_fleet.coordinator, StoreMetrics(), runtime))
     stores.open_update(keyed_fleet.request(0))
-    assert [held.stores["default"]._table.table.seed for _, held in stores.partitions.cache.items()] == [7]
+    assert [partition.stores["default"]._table.table.seed for _, partition in stores.partitions.cache.items()] == [7]

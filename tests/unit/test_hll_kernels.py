@@ -16,7 +16,7 @@ from store_actors.engine.table import GroupTable
 from tests.unit.grouped_rows import Rows, aggregate_parts, batch_of, schema_of
 
 K = AccumulatorKind
-#: Of 0, 1 and 2; and of 'ab' once to 39 times, in order of their bits; as Spark 3.5 has them.
+#: Coupons of 0, 1 and 2, and of 'ab' repeated 0 to 39 times, in order of their bits, as Spark 3.5 has them.
 OF_NUMBERS = [0x04C2D7CB, 0x06FBF22B, 0x0DF92F86]
 OF_TEXTS = struct.unpack(
     "<39I",
@@ -26,7 +26,7 @@ OF_TEXTS = struct.unpack(
         "672eaf0f2c04bd106b6c3711fca465130a73f013e249e1186450d419754b421b"
     ),
 )
-#: Spark's bytes of a union of the even and the odd ones of -500 to 499, of 64 registers each.
+#: Spark's bytes of a union of the even and the odd numbers of -500 to 499, of 64 registers each.
 UNION = bytes.fromhex(
     "0a0107060010020a00000000000000000000000000900b400000000000000000030000000000000005060407020604040305050307040707050407080804030706"
     "030204050606040608030308040505020405060404070804040506050508050407060404030305"
@@ -36,8 +36,8 @@ combined_or_not = pytest.mark.parametrize("combined", [False, True])
 
 def sketch_of(type_name: str, lg_k: int) -> StateSchema:
     state, result = Field("s", list_type("int32"), False), Field("s", "binary", False)
-    made = Accumulator(K.HLL_SKETCH, ("v0",), (state,), result=(result,), options={"lg_k": lg_k})
-    return schema_of(made, types=[type_name])
+    accumulator = Accumulator(K.HLL_SKETCH, ("v0",), (state,), result=(result,), options={"lg_k": lg_k})
+    return schema_of(accumulator, types=[type_name])
 
 
 def union_of(*, may_differ: bool) -> StateSchema:
@@ -49,33 +49,33 @@ def union_of(*, may_differ: bool) -> StateSchema:
 def sketch(type_name: str, values: list[Any], lg_k: int, *, combined: bool = False, parts: int = 1) -> bytes:
     rows: Rows = [(0, value) for value in values] or [(0, None)]
     size = -(-len(rows) // parts)
-    some = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
-    (row,) = aggregate_parts(sketch_of(type_name, lg_k), some, combined=combined).values()
-    told: bytes = row["s"]
-    return told
+    row_parts = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
+    (row,) = aggregate_parts(sketch_of(type_name, lg_k), row_parts, combined=combined).values()
+    data: bytes = row["s"]
+    return data
 
 
-def coupons(told: bytes) -> set[int]:
-    """Of a sketch without registers."""
-    assert told[7] in (8, 9)
-    count = told[6] if told[7] == 8 else struct.unpack_from("<I", told, 8)[0]
-    begin = 8 if told[7] == 8 else 12
-    assert len(told) == begin + 4 * count
-    return set(struct.unpack_from(f"<{count}I", told, begin))
+def coupons(data: bytes) -> set[int]:
+    """Return the coupons of a sketch without registers."""
+    assert data[7] in (8, 9)
+    count = data[6] if data[7] == 8 else struct.unpack_from("<I", data, 8)[0]
+    begin = 8 if data[7] == 8 else 12
+    assert len(data) == begin + 4 * count
+    return set(struct.unpack_from(f"<{count}I", data, begin))
 
 
-def registers(told: bytes) -> list[int]:
-    assert told[7] == 10
-    return list(told[40:])
+def registers(data: bytes) -> list[int]:
+    assert data[7] == 10
+    return list(data[40:])
 
 
 def test_coupons_are_sparks() -> None:
-    few = sketch("int64", [2, 0, 1, 1, None], 12)
-    assert few[:8] == bytes.fromhex("0201070c03080308")
-    assert coupons(few) == set(OF_NUMBERS)
-    some = sketch("string", ["ab" * times for times in range(40)], 12)
-    assert some[:8] == bytes.fromhex("0301070c05080009")
-    assert coupons(some) == set(OF_TEXTS)
+    list_sketch = sketch("int64", [2, 0, 1, 1, None], 12)
+    assert list_sketch[:8] == bytes.fromhex("0201070c03080308")
+    assert coupons(list_sketch) == set(OF_NUMBERS)
+    set_sketch = sketch("string", ["ab" * times for times in range(40)], 12)
+    assert set_sketch[:8] == bytes.fromhex("0301070c05080009")
+    assert coupons(set_sketch) == set(OF_TEXTS)
     assert coupons(sketch("binary", [b"ab" * times for times in range(40)], 12)) == set(OF_TEXTS)
 
 
@@ -88,7 +88,7 @@ def test_a_sketch_of_nothing_is_one() -> None:
     assert sketch("string", ["", None], 10) == bytes.fromhex("0201070a030c0008")
 
 
-#: Values of which each has a coupon of its own, by the precision with the number that makes registers of them.
+#: Values with distinct coupons: precision, and the number of values from which the sketch has registers.
 @combined_or_not
 @pytest.mark.parametrize(("lg_k", "most"), [(4, 7), (7, 7), (8, 24), (11, 192), (12, 384)])
 def test_registers_come_with_as_many_values_as_in_spark(lg_k: int, most: int, combined: bool) -> None:
@@ -99,11 +99,11 @@ def test_registers_come_with_as_many_values_as_in_spark(lg_k: int, most: int, co
 
 
 def of_coupons(all_coupons: set[int], lg_k: int) -> list[int]:
-    told = [0] * 2**lg_k
+    ranks = [0] * 2**lg_k
     for coupon in all_coupons:
-        place = coupon & (2**lg_k - 1)
-        told[place] = max(told[place], coupon >> 26)
-    return told
+        index = coupon & (2**lg_k - 1)
+        ranks[index] = max(ranks[index], coupon >> 26)
+    return ranks
 
 
 @combined_or_not
@@ -112,21 +112,27 @@ def of_coupons(all_coupons: set[int], lg_k: int) -> list[int]:
 def test_a_sketch_is_that_of_its_distinct_values(combined: bool, data: st.DataObject) -> None:
     values = data.draw(st.lists(st.integers(-300, 300), min_size=1, max_size=300))
     parts, lg_k = data.draw(st.integers(1, 4)), data.draw(st.sampled_from([4, 8, 10]))
-    told = sketch("int64", values, lg_k, combined=combined, parts=parts)
-    # With room for them all they are kept as they are.
-    each = coupons(sketch("int64", sorted(set(values)), 21))
-    if len(each) <= (7 if lg_k < 8 else 3 << (lg_k - 5)):
-        assert coupons(told) == each
+    data_of_sketch = sketch("int64", values, lg_k, combined=combined, parts=parts)
+    # A sketch of precision 21 keeps all of them as coupons.
+    distinct = coupons(sketch("int64", sorted(set(values)), 21))
+    if len(distinct) <= (7 if lg_k < 8 else 3 << (lg_k - 5)):
+        assert coupons(data_of_sketch) == distinct
     else:
-        assert registers(told) == of_coupons(each, lg_k)
-        least, at_least = told[6], struct.unpack_from("<I", told, 32)[0]
-        assert (least, at_least) == (min(registers(told)), registers(told).count(min(registers(told))))
-        assert struct.unpack_from("<dd", told, 16) == (sum(2.0**-one for one in registers(told)), 0.0)
+        assert registers(data_of_sketch) == of_coupons(distinct, lg_k)
+        least, at_least = data_of_sketch[6], struct.unpack_from("<I", data_of_sketch, 32)[0]
+        assert (least, at_least) == (
+            min(registers(data_of_sketch)),
+            registers(data_of_sketch).count(min(registers(data_of_sketch))),
+        )
+        assert struct.unpack_from("<dd", data_of_sketch, 16) == (
+            sum(2.0**-rank for rank in registers(data_of_sketch)),
+            0.0,
+        )
 
 
-def room_for_more(told: bytes) -> bytes:
-    """A sketch as Spark writes those that may grow: with places that are still 0."""
-    return told if told[7] == 10 else told[:5] + bytes([told[5] & 4]) + told[6:] + bytes(4 * 5)
+def room_for_more(data: bytes) -> bytes:
+    """Return a sketch as Spark writes sketches that may grow: with slots that are still 0."""
+    return data if data[7] == 10 else data[:5] + bytes([data[5] & 4]) + data[6:] + bytes(4 * 5)
 
 
 @combined_or_not
@@ -137,9 +143,9 @@ def test_a_union_is_a_sketch_of_what_is_in_any(combined: bool, data: st.DataObje
     pairs = data.draw(st.lists(st.tuples(sizes, sizes), min_size=1, max_size=5))
     lg_k = data.draw(st.sampled_from([4, 8]))
     sets = [range(begin, begin + size // 4) for begin, size in pairs]
-    rows: Rows = [(0, room_for_more(sketch("int64", list(some), lg_k))) for some in sets]
-    (row,) = aggregate_parts(union_of(may_differ=False), [[one] for one in rows], combined=combined).values()
-    everything = sorted({value for some in sets for value in some})
+    rows: Rows = [(0, room_for_more(sketch("int64", list(numbers), lg_k))) for numbers in sets]
+    (row,) = aggregate_parts(union_of(may_differ=False), [[row_part] for row_part in rows], combined=combined).values()
+    everything = sorted({value for numbers in sets for value in numbers})
     direct = sketch("int64", everything, lg_k)
     assert row["s"][7] == direct[7]
     if direct[7] == 10:
@@ -159,18 +165,18 @@ def test_sketches_of_several_precisions(combined: bool) -> None:
     for parts in ([rows], [rows[:1], rows[1:]], [rows[::-1]]):
         (row,) = aggregate_parts(union_of(may_differ=True), parts, combined=combined).values()
         assert row["s"] == sketch("int64", list(range(900)), 7)
-    # Of few values no register is there that would be coarser than what was asked for first.
-    few: Rows = [(0, sketch("int64", [1], 9)), (0, sketch("int64", [2], 7))]
-    (row,) = aggregate_parts(union_of(may_differ=True), [few], combined=combined).values()
+    # Few values have no registers, which would be coarser than the precision of the first sketch.
+    few_rows: Rows = [(0, sketch("int64", [1], 9)), (0, sketch("int64", [2], 7))]
+    (row,) = aggregate_parts(union_of(may_differ=True), [few_rows], combined=combined).values()
     assert (row["s"][3], coupons(row["s"])) == (9, coupons(sketch("int64", [1, 2], 12)))
 
 
-def test_a_sketch_stays_small_whatever_comes() -> None:
+def test_a_sketch_stays_small_with_many_values() -> None:
     schema = sketch_of("int64", 8)
-    held = aggregate_parts(
+    results = aggregate_parts(
         schema, [[(0, value) for value in range(begin, begin + 997)] for begin in range(0, 9970, 997)], combined=True
     )
-    assert len(held[0]["s"]) == 40 + 2**8
+    assert len(results[0]["s"]) == 40 + 2**8
     table = GroupTable(schema)
     for begin in range(0, 50_000, 100):
         table.accumulate(table.encode(batch_of(schema, [(0, value) for value in range(begin, begin + 100)])), 1)

@@ -1,4 +1,4 @@
-"""State that is imported: the first version of a shard, whatever its number, and of no use before all shards have it."""
+"""Imported state: the first version of a shard with any number, which cannot be used before all shards have it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STATE = pa.table({"v": ["a", "b"], "n": [5, 7]}, schema=SCHEMA.row_schema())
 
 
 def imported(fleet: AggregationFleet, table: pa.Table = STATE, *, batch: int = 6, run: str = "import-1") -> CommitEntry:
-    """Import a shard as what a batch made."""
+    """Import a shard as the result of a batch."""
     task = TaskIdentity("s", "query", run, batch, 0, 0, "executor", batch_time_ms=60, is_import=True)
     grant = fleet.coordinator.lease(task, "a")
     request = ApplyRequest(task, grant.lease, grant.base_version, SCHEMA, Watermarks(40, 40))
@@ -36,8 +36,8 @@ def imported(fleet: AggregationFleet, table: pa.Table = STATE, *, batch: int = 6
 
 def test_a_query_goes_on_from_the_version_that_was_imported() -> None:
     fleet = AggregationFleet()
-    made = imported(fleet)
-    assert (made.version, made.base_version, made.state_rows, made.watermark_ms) == (7, 0, 2, 40)
+    commit = imported(fleet)
+    assert (commit.version, commit.base_version, commit.state_rows, commit.watermark_ms) == (7, 0, 2, 40)
     assert fleet.apply(7, "ac", "run-1") == {"a": 6, "c": 1}
     fleet.store = fleet.new_store()
     fleet.coordinator.restart()
@@ -48,9 +48,9 @@ def test_an_import_is_repeated_by_its_own_run_and_by_another_one() -> None:
     fleet = AggregationFleet()
     first = imported(fleet)
     assert imported(fleet) == first
-    again = imported(fleet, run="import-2")
-    assert again.attempt_id != first.attempt_id
-    assert [one.attempt_id for one in fleet.coordinator.plan(sys.maxsize).deltas] == [again.attempt_id]
+    by_other_run = imported(fleet, run="import-2")
+    assert by_other_run.attempt_id != first.attempt_id
+    assert [delta.attempt_id for delta in fleet.coordinator.plan(sys.maxsize).deltas] == [by_other_run.attempt_id]
     assert fleet.apply(7, "a", "run-1") == {"a": 6}
 
 
@@ -68,17 +68,17 @@ def test_only_an_import_makes_a_first_version_of_any_number_and_only_a_first_one
 
 
 class ImportQuery(LedgerQuery):
-    """Imports batch 4 of a query of three shards."""
+    """A query that imports batch 4 of three shards."""
 
     def imported(self, shards: list[int], run: str) -> None:
         for shard in shards:
             identity = replace(self.task(4, shard, run), is_import=True)
             self.begin(identity)
-            made = entry(self.lease(identity, actor("a")), 5)
-            self.commit(replace(made, batch_time_ms=identity.batch_time_ms, is_import=True))
+            commit = entry(self.lease(identity, actor("a")), 5)
+            self.commit(replace(commit, batch_time_ms=identity.batch_time_ms, is_import=True))
 
 
-def test_what_an_import_did_not_finish_is_used_by_no_query() -> None:
+def test_an_unfinished_import_is_used_by_no_query() -> None:
     query, created = ImportQuery(), StateMetadata("s", "query", SHARDS, "update")
     query.imported([0, 2], "import-1")
     for shard in range(SHARDS):
@@ -105,12 +105,12 @@ def test_rows_of_one_key_are_numbered_over_all_pieces() -> None:
     schema = join_schema(
         (Field("k0", "int64"),), (Field("l0", "string"),), (), {"join_type": "inner", "output": [["l0"], []]}
     )
-    given = pa.record_batch(
+    piece = pa.record_batch(
         {"k0": [1, 1], "__side": pa.array([0, 0], pa.int8()), "__matched": pa.nulls(2, pa.bool_()), "l0": ["x", "y"]}
     )
-    found = as_state(given, schema, 3)
-    assert found.schema == schema.row_schema()
-    assert found.to_pylist() == [
+    rows = as_state(piece, schema, 3)
+    assert rows.schema == schema.row_schema()
+    assert rows.to_pylist() == [
         {"k0": 1, "__row": number, "__side": 0, "__matched": None, "l0": text} for number, text in ((3, "x"), (4, "y"))
     ]
 
@@ -118,7 +118,7 @@ def test_rows_of_one_key_are_numbered_over_all_pieces() -> None:
 def test_registers_that_spark_has_in_columns_are_words() -> None:
     registers = Accumulator(AccumulatorKind.DISTINCT_REGISTERS, ("v0",), (Field("a0_words", "words<2>", False),))
     schema = StateSchema((Field("k0", "int64"),), (), (registers,), None, None, "update")
-    given = pa.record_batch({"k0": [1, 2], "a0_words": [[1, -1], [0, 1 << 40]]})
-    (first, second) = as_state(given, schema, 0).column("a0_words").to_pylist()
+    piece = pa.record_batch({"k0": [1, 2], "a0_words": [[1, -1], [0, 1 << 40]]})
+    (first, second) = as_state(piece, schema, 0).column("a0_words").to_pylist()
     assert np.frombuffer(first, "<i8").tolist() == [1, -1]
     assert np.frombuffer(second, "<i8").tolist() == [0, 1 << 40]

@@ -1,4 +1,4 @@
-"""Which Java is taken, and what is said of one that can't be."""
+"""The choice of a Java home, and the reasons why others are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spark_jobs.session.spark_session import child_environment, spark_environmen
 
 
 def home(folder: Path, version: str | None, *, release: bool = True) -> Path:
-    """A Java home as far as can be told from outside: bin/java that prints its version, and a release file."""
+    """Make a folder that looks like a Java home: bin/java that prints its version, and a release file."""
     (folder / "bin").mkdir(parents=True)
     binary = folder / "bin" / "java"
     binary.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
@@ -82,7 +82,7 @@ def test_ray_and_raydp_find_the_chosen_java_first_on_the_path(tmp_path: Path, mo
         assert os.environ["PYSPARK_PYTHON"] == sys.executable
         assert Path(os.environ["PYTHONPATH"], "spark_jobs").is_dir()
         os.environ["SET_MEANWHILE"] = "1"
-    # Nothing of it is left to what the program starts afterwards; what others set meanwhile stays.
+    # Programs that are started afterwards get nothing of it; variables that were set meanwhile stay.
     assert os.environ == {**before, "SET_MEANWHILE": "1"}
     monkeypatch.delenv("SET_MEANWHILE")
 

@@ -1,4 +1,4 @@
-"""What the jobs decide without Spark: the event source, tables as text, merged results, where a run resumes."""
+"""The parts of the jobs without Spark: the event source, tables as text, merged results, where a run resumes."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_written_events_are_kept_and_a_torn_write_has_a_name_that_spark_skips(
     assert (tmp_path / "events-000001.parquet").stat().st_mtime_ns == before
     assert pq.read_table(tmp_path / "events-000002.parquet").equals(make_events(2, 10))
 
-    def die(table: pa.Table, where: Path) -> None:
-        where.write_bytes(b"PAR1 torn")
+    def die(table: pa.Table, path: Path) -> None:
+        path.write_bytes(b"PAR1 torn")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pq, "write_table", die)
@@ -54,7 +54,7 @@ def test_written_events_are_kept_and_a_torn_write_has_a_name_that_spark_skips(
     assert torn.startswith((".", "_"))
 
 
-#: Of a real log: its agent was cut off.
+#: A line of a real log whose agent was cut off.
 CUT = (
     '46.118.127.106 - - [20/May/2015:12:05:17 +0000] "GET /scripts/grok-py-test/configlib.py HTTP/1.1" 200 235 "-" '
     '"Mozilla/5.0 (compatible; Googlebot/2.1; +http://www.google.com/bot.html'
@@ -62,12 +62,12 @@ CUT = (
 
 
 @pytest.mark.parametrize(
-    "left", [len(CUT), len(CUT) - 40, CUT.index('"Moz') + 1, CUT.index(' "Moz'), CUT.index("-", 100) + 1]
+    "length", [len(CUT), len(CUT) - 40, CUT.index('"Moz') + 1, CUT.index(' "Moz'), CUT.index("-", 100) + 1]
 )
 @pytest.mark.parametrize("end", ["", "\\", '\\"', " "])
-def test_a_line_that_is_cut_off_after_its_numbers_is_well_formed(left: int, end: str) -> None:
-    # The same in Java's regular expressions and in Python's.
-    match = re.match(_LINE, CUT[:left] + ("" if CUT[:left].endswith('"-"') else end))
+def test_a_line_that_is_cut_off_after_its_numbers_is_well_formed(length: int, end: str) -> None:
+    # The expression means the same in Java and in Python.
+    match = re.match(_LINE, CUT[:length] + ("" if CUT[:length].endswith('"-"') else end))
     assert match is not None
     assert match.group(1, 6, 8, 9) == ("46.118.127.106", "/scripts/grok-py-test/configlib.py", "200", "235")
 
@@ -121,7 +121,7 @@ def test_sizes_are_readable(size: float, text: str) -> None:
     assert size_text(size) == text
 
 
-def test_a_failed_query_is_told_in_the_words_of_the_error_that_a_task_carried() -> None:
+def test_a_failed_query_has_the_message_of_the_error_that_a_task_carried() -> None:
     spark = (
         "[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted\n  File x\n"
         "coordinator.model.errors.CorruptStateError: the delta is missing [file=`a/0/1.delta`]\n\n\tat org.apache"

@@ -42,8 +42,8 @@ def literal(kind: str, value: object) -> Row:
 
 def simple(join_type: str = "inner", **options: Any) -> Driver:
     fields = Field("l0", "int64"), Field("l1", "int64")
-    others = Field("r0", "int64"), Field("r1", "int64")
-    return Driver(join_schema((Field("k0", "int64"),), fields, others, {"join_type": join_type, **options}))
+    right_fields = Field("r0", "int64"), Field("r1", "int64")
+    return Driver(join_schema((Field("k0", "int64"),), fields, right_fields, {"join_type": join_type, **options}))
 
 
 def test_j1_inner_join_on_a_key_across_a_restart() -> None:
@@ -64,7 +64,7 @@ def test_j1_inner_join_on_a_key_across_a_restart() -> None:
 
 
 def windowed(join_type: str, *, condition: Any = None, pre: Any = None) -> Driver:
-    """Key and ten-second window, watermark ten seconds on either side, as in J2 and JO1."""
+    """Return a join on a key and a ten-second window, with a watermark of ten seconds on either side, as in J2 and JO1."""
     keys = Field("k0", "int64"), Field("k1", "timestamp")
     sides = [
         (Field(f"{s}0", "int64"), Field(f"{s}1", "int64"), Field(f"{s}t", "timestamp"), Field(f"{s}p", "bool"))
@@ -114,13 +114,13 @@ def test_j2_windowed_inner_join_drops_what_the_watermark_passed() -> None:
     assert (len(run.shard), second.rows_updated, second.rows_removed) == (1, 1, 2)
     assert rows_of(run.batch([], tr(25), 15_000).emitted) == {(25, 50, 25, 75): 1}
     run.restart()
-    # A right row without a watermark of its own on Spark's side: here it has one, so it is late, as the left one.
+    # In Spark's case the right side has no watermark: here it has one, so the right row is late, as the left one.
     late = run.batch(tl(5), tr(1), 15_000)
     assert (len(run.shard), late.rows_updated, late.rows_late) == (2, 0, 2)
 
 
 @pytest.mark.parametrize(
-    ("join_type", "closed", "kept"),
+    ("join_type", "closed", "num_kept"),
     [
         ("left_outer", {(1, 2, None, None): 1, (2, 4, None, None): 1}, 2),
         ("right_outer", {(None, None, 6, 18): 1, (None, None, 7, 21): 1}, 2),
@@ -132,7 +132,7 @@ def test_j2_windowed_inner_join_drops_what_the_watermark_passed() -> None:
     ],
 )
 def test_jo1_outer_joins_emit_what_never_matched_once_its_window_ends(
-    join_type: str, closed: dict[tuple[Any, ...], int], kept: int
+    join_type: str, closed: dict[tuple[Any, ...], int], num_kept: int
 ) -> None:
     run = windowed(join_type)
     first = run.batch(tl(1, 2, 3, 4, 5), tr(3, 4, 5, 6, 7), 0)
@@ -143,7 +143,7 @@ def test_jo1_outer_joins_emit_what_never_matched_once_its_window_ends(
     assert rows_of(second.emitted) == closed
     # As in Spark's progress, rows of an outer side are not counted when they leave.
     removed = 0 if join_type == "full_outer" else 5
-    assert (len(run.shard), second.rows_updated, second.rows_removed) == (kept, 2, removed)
+    assert (len(run.shard), second.rows_updated, second.rows_removed) == (num_kept, 2, removed)
     third = run.batch(tl(22), [], 11_000)
     assert rows_of(third.emitted) == {(22, 44, 22, 66): 1}
     assert (len(run.shard), third.rows_updated) == (3, 1)
@@ -171,18 +171,18 @@ def test_j5_self_join_gives_every_pair_once() -> None:
     fields = (Field("l0", "int64"),), (Field("r0", "int64"),)
     run = Driver(join_schema((Field("k0", "int64"),), *fields, {"join_type": "inner"}))
 
-    def both(*values: int) -> Change:
+    def self_join(*values: int) -> Change:
         return run.batch([{"k0": v % 5, "l0": v} for v in values], [{"k0": v % 5, "r0": v} for v in values])
 
-    assert rows_of(both(1, 2).emitted) == {(1, 1): 1, (2, 2): 1}
+    assert rows_of(self_join(1, 2).emitted) == {(1, 1): 1, (2, 2): 1}
     run.restart()
-    assert rows_of(both(3, 6).emitted) == {(3, 3): 1, (1, 6): 1, (6, 1): 1, (6, 6): 1}
+    assert rows_of(self_join(3, 6).emitted) == {(3, 3): 1, (1, 6): 1, (6, 1): 1, (6, 6): 1}
 
 
 def test_jo6_null_keys_match_by_null_safe_equality_and_in_full_outer_joins() -> None:
     safe, unsafe = simple(null_safe=["k0"]), simple("full_outer")
     assert rows_of(safe.batch(left(None, 1), right(None, 1)).emitted) == {(None,) * 4: 1, (1, 2, 1, 3): 1}
-    # Spark keeps null keys out of a join by filters, of which a full outer one has none.
+    # Spark keeps null keys out of a join by filters, which a full outer join does not have.
     assert rows_of(unsafe.batch(left(None, 1), right(None, 1)).emitted) == {(None,) * 4: 1, (1, 2, 1, 3): 1}
     assert (len(safe.shard), len(unsafe.shard)) == (4, 4)
     inner = simple()
@@ -206,7 +206,7 @@ def test_a_row_that_was_never_matched_and_comes_after_its_end_gets_its_nulls_in_
     change = run.batch(tl(3, 4), tr(3), 12_000)
     assert rows_of(change.emitted) == {(3, 6, 3, 9): 1, (4, 8, None, None): 1}
     assert (len(run.shard), change.delta.num_rows) == (0, 0)
-    # As Spark counts: they were never kept.
+    # They are not counted, as in Spark: they were never kept.
     assert (change.rows_updated, change.rows_removed) == (0, 0)
 
 
@@ -216,8 +216,8 @@ def test_state_of_one_delta_is_both_sides_and_only_what_is_needed_again() -> Non
     assert names == ["k0", "k1", "__row", "__side", "__matched", "l0", "l1", "r0", "r1"]
     change = run.batch(tl(3, 4), tr(3), 0)
     assert change.delta.schema == run.schema.row_schema().append(pa.field(CHANGE_COLUMN, pa.int8()))
-    found = {(row["__side"], row["l0"], row["r0"], row["__matched"]) for row in change.delta.to_pylist()}
-    assert found == {(0, 3, None, True), (0, 4, None, False), (1, None, 3, None)}
+    rows = {(row["__side"], row["l0"], row["r0"], row["__matched"]) for row in change.delta.to_pylist()}
+    assert rows == {(0, 3, None, True), (0, 4, None, False), (1, None, 3, None)}
     assert len({row["__row"] for row in change.delta.to_pylist()}) == 3
     marked = run.batch([], tr(4), 0).delta.to_pylist()
     assert {(row["__side"], row["__matched"]) for row in marked} == {(0, True), (1, None)}
@@ -254,11 +254,11 @@ def test_long_strings_are_emitted_in_arrays_that_arrow_can_hold() -> None:
     run = Driver(join_schema((Field("k0", "int64"),), *fields, {"join_type": "inner"}))
     for side in run.shard._sides:
         side.table.piece_bytes = 1000
-    texts = [chr(97 + place) * 300 for place in range(8)]
-    change = run.batch([{"k0": 1, "l0": one} for one in texts], [{"k0": 1, "r0": "x"}])
+    texts = [chr(97 + index) * 300 for index in range(8)]
+    change = run.batch([{"k0": 1, "l0": text} for text in texts], [{"k0": 1, "r0": "x"}])
     assert change.emitted is not None
     assert max(len(chunk) for chunk in change.emitted.column(0).chunks) == 3
-    assert rows_of(change.emitted) == Counter((one, "x") for one in texts)
+    assert rows_of(change.emitted) == Counter((text, "x") for text in texts)
     assert sorted(row["l0"] or "" for row in run.shard.snapshot().to_pylist()) == ["", *texts]
 
 
@@ -274,13 +274,13 @@ def test_strings_of_removed_rows_are_let_go(monkeypatch: pytest.MonkeyPatch, sma
     for second in range(40):
         text = f"{second:03}" * 400
         rows: list[Row] = [{"k0": f"{text}{n}", "lt": second * SECOND} for n in range(20)]
-        others = [{"k0": row["k0"], "r0": text, "rt": second * SECOND} for row in rows]
-        run.batch([], others, (second - 1) * 1000)
+        right_rows = [{"k0": row["k0"], "r0": text, "rt": second * SECOND} for row in rows]
+        run.batch([], right_rows, (second - 1) * 1000)
         change = run.batch(rows, [], (second - 1) * 1000)
         assert rows_of(change.emitted) == Counter((second * SECOND, text, second * SECOND) for _ in rows)
         sizes.append(run.shard.nbytes)
     assert max(sizes) < 1 << 20
-    # Rows that the undo brings back have their strings, too: those of the second that the last but one batch removed.
+    # Rows that the undo restores have their strings, too: the rows that the last but one batch removed.
     assert run.shard.rollback(run.shard.version - 2)
     assert {(row["k0"], row["r0"]) for row in run.shard.snapshot().to_pylist() if row["__side"]} == {
         (f"{'038' * 400}{n}", "038" * 400) for n in range(20)
@@ -302,7 +302,7 @@ def test_a_failed_batch_leaves_the_shard_as_it_was(monkeypatch: pytest.MonkeyPat
     run.batch(left(1, 2), right(2, 3))
     before = run.shard.snapshot()
     with monkeypatch.context() as patch:
-        # Left rows have met right ones and are kept by then; right rows find them, and memory runs out.
+        # Left rows were already matched and kept; right rows find them, and memory runs out.
         patch.setattr(run.shard._sides[1], "stored_pieces", lambda rows: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run.shard.apply(run.input(left(3), right(1)), 0, 2)
@@ -342,10 +342,10 @@ def test_three_valued_logic_keeps_only_what_is_true() -> None:
 
 
 def test_null_safe_equality_is_never_null() -> None:
-    same = call("<=>", column("i"), column("j"))
-    assert truth(same, i=None, j=None)
-    assert truth(call("not", same), i=None, j=1)
-    assert truth(same, i=1, j=1)
+    equal = call("<=>", column("i"), column("j"))
+    assert truth(equal, i=None, j=None)
+    assert truth(call("not", equal), i=None, j=1)
+    assert truth(equal, i=1, j=1)
     assert truth(call("<=>", column("i"), literal("int64", None)), i=None)
 
 

@@ -1,4 +1,4 @@
-"""Which Ray cluster a program joins, and how."""
+"""The choice of the Ray cluster that a program joins."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from statefleet.doctor.findings import Outcome
 
 @pytest.fixture
 def of_another_user() -> Iterator[str]:
-    """Address of what looks like a cluster's head on this machine, started by user ``nobody``, which `auto` leads to."""
+    """Address of a process on this machine that looks like a cluster's head of the user ``nobody``, which `auto` finds."""
     if os.getuid() != 0:
         pytest.skip("only root can start a process of another user")
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -40,7 +40,7 @@ def of_another_user() -> Iterator[str]:
             stranger.communicate()
 
 
-def test_a_cluster_that_nobody_named_and_another_user_started_is_not_joined(
+def test_a_cluster_that_was_not_named_and_that_another_user_started_is_not_joined(
     of_another_user: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     joined: list[Any] = []
@@ -67,7 +67,7 @@ def web_server() -> Iterator[str]:
     server.server_close()
 
 
-def test_what_is_no_server_of_rays_is_told_at_once_and_ray_does_not_try(
+def test_a_server_that_is_not_rays_is_an_error_at_once_and_ray_does_not_try(
     web_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deploy.ray, "init", lambda **_: pytest.fail("Ray would try for minutes"))
@@ -77,7 +77,7 @@ def test_what_is_no_server_of_rays_is_told_at_once_and_ray_does_not_try(
     assert time.monotonic() - begun_s < 5
 
 
-def test_a_note_of_another_user_on_which_cluster_is_this_machines_is_not_believed(
+def test_another_users_file_of_this_machines_cluster_address_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note = tmp_path / "ray_current_cluster"
@@ -106,7 +106,7 @@ NOTE = "[2026-11-24 15:29:37,160 I 700 708] gcs_client.cc:96: GcsClient has no C
 
 def test_what_rays_compiled_parts_note_is_kept_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
     with native_notes_kept():
-        # By descriptor, as compiled code writes; so do processes that are started.
+        # Written by descriptor, as compiled code and child processes write.
         os.write(2, f"{NOTE}\nan error\n".encode())
         subprocess.run([sys.executable, "-c", "import sys; sys.stderr.write(sys.argv[1])", "of a process"], check=True)
     os.write(2, f"{NOTE} afterwards\n".encode())
@@ -122,8 +122,8 @@ def test_a_process_that_goes_on_writes_to_the_same_standard_error(capfd: pytest.
     assert capfd.readouterr().err == "[a line of Spark\n" * 20_000
 
 
-def test_a_coordinator_of_another_release_is_told_as_that() -> None:
-    """Ray compares a call with the actor's class as it was when the actor was started."""
+def test_a_coordinator_of_another_release_is_an_error_that_says_so() -> None:
+    """Ray compares a call with the actor's class of the time when the actor was started."""
 
     class Method:
         def remote(self, *args: Any, **kwargs: Any) -> None:

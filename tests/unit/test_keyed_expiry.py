@@ -53,7 +53,7 @@ def test_due_rows_are_those_at_or_before_the_limit_with_the_handles_own_changes(
     assert due(shard.begin(1), 100) == {1: 30, 2: 5, 4: 1}
 
 
-def test_an_abort_and_a_rollback_bring_due_rows_back() -> None:
+def test_an_abort_and_a_rollback_restore_due_rows() -> None:
     shard = new()
     handle = shard.begin(0)
     put(handle, k1=10, k2=20)
@@ -117,11 +117,11 @@ def test_what_is_due_is_always_what_the_rows_say(seed: int, monkeypatch: pytest.
     for _ in range(60):
         handle = shard.begin(shard.version)
         for _ in range(chance.randrange(4)):
-            some = chance.sample(range(12), 4)
+            keys = chance.sample(range(12), 4)
             if chance.random() < 0.3:
-                handle.remove(key(*some))
+                handle.remove(key(*keys))
             else:
-                put(handle, **{f"k{one}": chance.choice([None, chance.randrange(50)]) for one in some})
+                put(handle, **{f"k{number}": chance.choice([None, chance.randrange(50)]) for number in keys})
             limit = chance.randrange(50)
             rows: list[Any] = handle.iterator().read_all().to_pylist()
             expected = {row["k"]: row["at"] for row in rows if row["at"] is not None and row["at"] <= limit}

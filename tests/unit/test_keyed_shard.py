@@ -1,4 +1,4 @@
-"""Order rules, checks and edges of the keyed store; `test_keyed_machine.py` has its meaning."""
+"""Order rules, checks and edge cases of the keyed store; `test_keyed_machine.py` compares it with plain dicts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rows(**columns: list[Any]) -> pa.Table:
 
 
 def filled(versions: int) -> KeyedShard:
-    """A store whose version n has keys 0..n-1, each with the last version that wrote it: all of them."""
+    """Return a store whose version n has the keys 0..n-1, each with the value n: each version writes all keys."""
     shard = KeyedShard(K, V)
     for version in range(versions):
         handle = shard.begin(version)
@@ -125,9 +125,9 @@ def test_there_is_one_writer_and_readers_do_not_keep_it_out() -> None:
     shard = filled(2)
     reader = shard.read(1)
     writer = shard.begin(2)
-    with pytest.raises(WriterBusyError) as refused:
+    with pytest.raises(WriterBusyError) as error:
         shard.begin(2)
-    assert refused.value.context["writing"] == 3
+    assert error.value.context["writing"] == 3
     with pytest.raises(WriterBusyError):
         shard.load(pa.table({}), 9)
     writer.abort()
@@ -144,14 +144,14 @@ def test_versions_are_not_negative(call: Callable[[KeyedShard, int], object]) ->
 @pytest.mark.parametrize("call", [KeyedShard.begin, KeyedShard.read, KeyedShard.snapshot])
 @pytest.mark.parametrize("version", [1, 6])
 def test_a_version_that_memory_does_not_hold_is_named(call: Callable[[KeyedShard, int], object], version: int) -> None:
-    with pytest.raises(VersionNotFoundError) as refused:
+    with pytest.raises(VersionNotFoundError) as error:
         call(filled(5), version)
-    assert refused.value.context == {"version": version, "retained": [3, 4, 5]}
-    copy = pickle.loads(pickle.dumps(refused.value))
-    assert str(copy) == str(refused.value)
+    assert error.value.context == {"version": version, "retained": [3, 4, 5]}
+    copy = pickle.loads(pickle.dumps(error.value))
+    assert str(copy) == str(error.value)
 
 
-def test_an_older_version_is_written_anew_after_going_back() -> None:
+def test_an_older_version_is_written_again_after_a_rollback() -> None:
     """Spark: commit 1 and 2, redo 2 from 1 with another value."""
     shard = filled(2)
     with pytest.raises(InvalidRequestError, match="rollback"):
@@ -164,7 +164,7 @@ def test_an_older_version_is_written_anew_after_going_back() -> None:
     assert not shard.rollback(5)
 
 
-def test_a_reader_keeps_its_version_until_memory_lets_go_of_it() -> None:
+def test_a_reader_keeps_its_version_until_memory_drops_it() -> None:
     shard = filled(2)
     reader = shard.read(2)
     for version in (2, 3):
@@ -175,7 +175,7 @@ def test_a_reader_keeps_its_version_until_memory_lets_go_of_it() -> None:
         content(reader)
 
 
-def test_a_reader_of_a_version_made_anew_is_told() -> None:
+def test_a_reader_of_a_version_that_was_written_again_gets_an_error() -> None:
     shard = filled(2)
     reader = shard.read(2)
     shard.rollback(1)
@@ -218,7 +218,7 @@ def test_an_empty_version_commits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "column", "wanted"),
+    ("batch", "column", "type_name"),
     [
         (rows(v=[1]), "k", "int64"),
         (rows(k=[1]), "v", "int64"),
@@ -227,12 +227,12 @@ def test_an_empty_version_commits() -> None:
         (pa.table([pa.array([1])] * 3, ["k", "v", "k"]), "k", "int64"),
     ],
 )
-def test_put_names_the_column_and_the_types(batch: pa.Table, column: str, wanted: str) -> None:
+def test_put_names_the_column_and_the_types(batch: pa.Table, column: str, type_name: str) -> None:
     shard = filled(1)
     handle = shard.begin(1)
-    with pytest.raises(InvalidRequestError) as refused:
+    with pytest.raises(InvalidRequestError) as error:
         handle.put(batch)
-    assert (refused.value.context["column"], refused.value.context["type"]) == (column, wanted)
+    assert (error.value.context["column"], error.value.context["type"]) == (column, type_name)
     assert content(handle) == {0: 1}
 
 
@@ -243,16 +243,16 @@ def test_nulls_are_refused_only_where_the_field_says_so(column: str) -> None:
     loose.put(batch)
     assert len(loose) == 2
     strict = KeyedShard((Field("k", "int64", False),), (Field("v", "int64", False),)).begin(0)
-    with pytest.raises(InvalidRequestError, match="nulls") as refused:
+    with pytest.raises(InvalidRequestError, match="nulls") as error:
         strict.put(batch)
-    assert refused.value.context["column"] == column
+    assert error.value.context["column"] == column
     assert len(strict) == 0
 
 
 def test_a_missing_key_of_a_value_that_is_never_null_is_null_and_flagged() -> None:
     shard = KeyedShard(K, (Field("v", "int64", False),))
-    found = shard.read().multi_get(rows(k=[1]))
-    assert found.to_pylist() == [{"k": 1, "v": None, FOUND_COLUMN: False}]
+    rows_of_key = shard.read().multi_get(rows(k=[1]))
+    assert rows_of_key.to_pylist() == [{"k": 1, "v": None, FOUND_COLUMN: False}]
     assert shard.read().multi_get(rows(k=[])).num_rows == 0
 
 
@@ -334,8 +334,8 @@ def test_prefix_scan_sees_uncommitted_puts_until_they_are_aborted() -> None:
         handle.put(batch.append_column("a", pa.array([a for a, _ in pairs], pa.string())))
 
     def scan(handle: ReadHandle | UpdateHandle, *letters: str | None) -> list[tuple[str | None, int]]:
-        found = handle.prefix_scan(pa.table({"a": pa.array(letters, pa.string())})).read_all().to_pylist()
-        return sorted(((row["a"], row["n"]) for row in found), key=str)
+        matches = handle.prefix_scan(pa.table({"a": pa.array(letters, pa.string())})).read_all().to_pylist()
+        return sorted(((row["a"], row["n"]) for row in matches), key=str)
 
     with shard.begin(0) as handle:
         put(handle, ["a", "b", "c", None], [1, 2, 3])
@@ -405,9 +405,9 @@ def test_ranges_are_scanned_by_key_columns_with_ends_of_their_type() -> None:
     reader = filled(1).read()
     with pytest.raises(InvalidRequestError, match="key column"):
         reader.range_scan("v")
-    with pytest.raises(InvalidRequestError) as refused:
+    with pytest.raises(InvalidRequestError) as error:
         reader.range_scan("k", start="a")
-    assert refused.value.context["type"] == "int64"
+    assert error.value.context["type"] == "int64"
 
 
 def test_a_scan_goes_on_while_every_row_is_replaced_and_the_store_is_gone() -> None:
@@ -415,18 +415,18 @@ def test_a_scan_goes_on_while_every_row_is_replaced_and_the_store_is_gone() -> N
     handle = shard.begin(0)
     handle.put(pa.table({"k": pa.array(np.arange(1000)), "v": pa.array(np.arange(1000))}))
     scan = handle.iterator(batch_rows=10)
-    seen: dict[int, int] = {}
+    scanned: dict[int, int] = {}
     for batch in scan:
         for row in batch.to_pylist():
-            seen[row["k"]] = row["v"]
+            scanned[row["k"]] = row["v"]
             if row["k"] % 100 == 0:
                 handle.remove(rows(k=[row["k"] + 1]))
                 handle.put(rows(k=[row["k"] + 2, row["k"] + 5000], v=[-1, -1]))
-    assert seen == {key: key for key in range(1000)}
-    again = handle.iterator()
+    assert scanned == {key: key for key in range(1000)}
+    second_scan = handle.iterator()
     del shard, handle
-    assert again.read_all().num_rows == 1000
-    assert again.read_all().num_rows == 0
+    assert second_scan.read_all().num_rows == 1000
+    assert second_scan.read_all().num_rows == 0
 
 
 def test_a_closed_scan_gives_nothing() -> None:
@@ -439,7 +439,7 @@ def test_a_closed_scan_gives_nothing() -> None:
 # -- what changed -----------------------------------------------------------------------------------------------------
 
 
-def test_only_net_changes_are_told_and_written() -> None:
+def test_only_net_changes_are_reported_and_written() -> None:
     shard = filled(4)
     handle = shard.begin(4)
     handle.put(rows(k=[0, 1, 2, 50, 51], v=[4, 9, 9, 9, 9]))  # 0 as it was
@@ -517,9 +517,9 @@ def test_an_open_reader_survives_the_renumbering_of_strings(monkeypatch: pytest.
         handle.put(pa.table({"k": ["x", "y", "z"], "v": ["1", "2", "3"]}))
         handle.commit()
     reader = shard.read(2)
-    for version, gone in ((2, "x"), (3, "y")):
+    for version, removed in ((2, "x"), (3, "y")):
         with shard.begin(version) as handle:
-            handle.remove(pa.table({"k": [gone]}))
+            handle.remove(pa.table({"k": [removed]}))
             handle.put(pa.table({"k": ["z"], "v": [f"new {version}"]}))
             assert content(reader) == {"x": "1", "y": "2", "z": "3"}
             handle.commit()
@@ -541,7 +541,7 @@ def test_what_readers_hold_besides_the_table_counts_as_memory_of_the_store() -> 
     scan = reader.iterator()
     write(-1)
     assert len(reader) == 5000
-    held = shard.nbytes - before
+    with_scan = shard.nbytes - before
     del scan
     gc.collect()
     without_scan = shard.nbytes - before
@@ -549,5 +549,5 @@ def test_what_readers_hold_besides_the_table_counts_as_memory_of_the_store() -> 
     gc.collect()
     undo = shard.nbytes - before
     row = 5000 * 8 * 3
-    assert held - without_scan >= row, "rows that a scan has yet to give out"
+    assert with_scan - without_scan >= row, "rows that a scan has yet to give out"
     assert without_scan - undo >= row, "rows as they were in the version that is read"

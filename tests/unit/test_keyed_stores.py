@@ -92,7 +92,7 @@ def test_an_abort_that_fails_leaves_the_partition_to_the_next_attempt(monkeypatc
 
 @pytest.mark.parametrize("write", ["put", "put_row", "remove", "remove_where"])
 def test_no_retry_goes_on_from_a_store_that_memory_ran_out_in(write: str) -> None:
-    """The error comes before each line in turn, until the write gets through."""
+    """The error is raised before each line in turn, until the write succeeds."""
     lines = 0
     while True:
         fleet = KeyedFleet()
@@ -132,24 +132,24 @@ def test_a_committed_session_holds_nothing_of_its_delta_or_its_rows() -> None:
         fleet.call(session, "put", pa.record_batch({"k": keys, "n": pa.array([batch] * len(keys), pa.int64())}))
         fleet.stores.commit(session)
 
-    def held() -> int:
+    def resident_bytes() -> int:
         gc.collect()
         return pa.total_allocated_bytes() + tracemalloc.get_traced_memory()[0] - files()
 
     def files() -> int:
-        return sum(one.size for one in fleet.objects.list(""))
+        return sum(info.size for info in fleet.objects.list(""))
 
     tracemalloc.start()
     try:
         for batch in range(4):
             write(batch)
-        before = held()
+        before = resident_bytes()
         for batch in range(4, 12):
             write(batch)
-        grown = held() - before
+        grown = resident_bytes() - before
     finally:
         tracemalloc.stop()
-    # A version's undo alone is 20,000 rows of 24 bytes; two of them are kept, those of versions that are gone since are not.
+    # The undo of a version is 20,000 rows of 24 bytes. Two of them are kept, and older ones are dropped.
     assert grown < 20_000 * 24
 
 
@@ -174,8 +174,8 @@ def test_opening_and_committing_takes_the_same_steps_however_many_sessions_there
         fleet.stores.commit(session)
         return count
 
-    taken = [steps(batch) for batch in range(60)]
-    assert len(set(taken[20:])) == 1, "none of them looks through those before"
+    steps_by_batch = [steps(batch) for batch in range(60)]
+    assert len(set(steps_by_batch[20:])) == 1, "none of them looks through those before"
 
 
 def test_a_session_that_ended_is_known_for_a_while_and_then_forgotten() -> None:
@@ -221,7 +221,7 @@ def test_a_second_writer_is_refused_and_a_retried_task_takes_over() -> None:
     assert fleet.read(2) == [{"k": "a", "n": 2}]
 
 
-def test_a_task_repeated_after_its_commit_adopts_what_counts() -> None:
+def test_a_task_repeated_after_its_commit_adopts_the_accepted_version() -> None:
     fleet = KeyedFleet()
     fleet.write(0, a=1)
     fleet.write(1, a=2)
@@ -235,7 +235,7 @@ def test_a_task_repeated_after_its_commit_adopts_what_counts() -> None:
     assert fleet.read(3) == [{"k": "a", "n": 2}, {"k": "b", "n": 1}]
 
 
-def test_a_task_that_cannot_read_what_counts_leaves_the_partition_to_its_next_attempt() -> None:
+def test_a_task_that_cannot_read_the_accepted_version_leaves_the_partition_to_its_next_attempt() -> None:
     fleet = KeyedFleet()
     fleet.write(0, a=1)
     fleet.write(1, a=2)
@@ -247,9 +247,9 @@ def test_a_task_that_cannot_read_what_counts_leaves_the_partition_to_its_next_at
     with pytest.raises(CorruptStateError, match=file):
         fleet.stores.commit(repeated)
     fleet.objects.put(file, content)
-    again = fleet.open(1, attempt=1)
-    assert fleet.call(again, "get", ("a",)) == {"n": 1}
-    assert fleet.stores.commit(again) == 2
+    next_attempt = fleet.open(1, attempt=1)
+    assert fleet.call(next_attempt, "get", ("a",)) == {"n": 1}
+    assert fleet.stores.commit(next_attempt) == 2
     assert fleet.read(2) == [{"k": "a", "n": 2}]
 
 
@@ -270,7 +270,7 @@ def test_a_new_run_replays_and_supersedes_and_the_old_one_is_fenced() -> None:
 
 def test_memory_of_a_superseded_version_is_not_used_though_a_store_was_dropped_since() -> None:
     fleet = KeyedFleet()
-    here, there = fleet.stores, fleet.new_stores()
+    first_actor, second_actor = fleet.stores, fleet.new_stores()
 
     def write(stores: KeyedStores, actor: str, lost: str, batch: int, run: str, n: int, *specs: StoreSpec) -> Any:
         task = TaskIdentity("s", "query", run, batch, 0, 0, "executor")
@@ -281,10 +281,10 @@ def test_memory_of_a_superseded_version_is_not_used_though_a_store_was_dropped_s
         stores.commit(session)
         return before
 
-    write(here, "a", "", 0, "run-1", 1, NAMES, COUNTS)
-    write(here, "a", "", 1, "run-1", 2, NAMES, COUNTS)
-    assert write(there, "b", "a", 1, "run-2", 20, COUNTS) == {"n": 1}
-    assert write(here, "a", "b", 2, "run-2", 30, COUNTS) == {"n": 20}
+    write(first_actor, "a", "", 0, "run-1", 1, NAMES, COUNTS)
+    write(first_actor, "a", "", 1, "run-1", 2, NAMES, COUNTS)
+    assert write(second_actor, "b", "a", 1, "run-2", 20, COUNTS) == {"n": 1}
+    assert write(first_actor, "a", "b", 2, "run-2", 30, COUNTS) == {"n": 20}
 
 
 def test_named_stores_commit_together_and_one_may_come_later() -> None:
@@ -367,7 +367,7 @@ def test_value_columns_may_be_added_dropped_and_widened(restart: bool) -> None:
     assert fleet.read(2, WIDER) == [{"k": "a", "note": None, "n": 7.0}, {"k": "b", "note": "x", "n": 0.5}]
 
 
-#: Value columns that come and go; one has another type when it is back.
+#: Value columns that are added and dropped; one has another type when it is added again.
 COLUMNS = {
     "n": Field("n", "int64"),
     "s": Field("s", "string"),
@@ -375,10 +375,10 @@ COLUMNS = {
     "x": Field("x", "int32"),
     "x as text": Field("x", "string"),
 }
-SOME_COLUMNS = st.sets(st.sampled_from(list(COLUMNS)), min_size=1).filter(lambda some: not {"x", "x as text"} <= some)
+COLUMN_NAMES = st.sets(st.sampled_from(list(COLUMNS)), min_size=1).filter(lambda names: not {"x", "x as text"} <= names)
 #: A run: its columns, the keys that each of its batches puts, and what happens before it.
 RUN = st.tuples(
-    SOME_COLUMNS,
+    COLUMN_NAMES,
     st.lists(st.sets(st.sampled_from("abc")), max_size=3),
     st.sampled_from(["", "snapshot", "restart", "snapshot and restart"]),
 )
@@ -386,10 +386,10 @@ RUN = st.tuples(
 
 @given(runs=st.lists(RUN, min_size=2, max_size=6))
 @settings(max_examples=60, deadline=None)
-def test_a_value_column_that_is_gone_and_comes_back_is_new_whatever_is_left_of_it(runs: list[Any]) -> None:
+def test_a_value_column_that_was_dropped_and_is_added_again_starts_empty(runs: list[Any]) -> None:
     fleet, batch = KeyedFleet(), 0
     model: dict[str, dict[str, Any]] = {}
-    held: dict[str, str] = {}
+    committed_types: dict[str, str] = {}
     for number, (names, batches, before) in enumerate(runs):
         fields = [COLUMNS[name] for name in sorted(names)]
         types = {field.name: field.type for field in fields}
@@ -399,7 +399,7 @@ def test_a_value_column_that_is_gone_and_comes_back_is_new_whatever_is_left_of_i
             fleet.stores.partitions.maintain(1)
         if "restart" in before:
             fleet.stores = fleet.new_stores()
-        if any(held.get(name, kind) != kind for name, kind in types.items()):
+        if any(committed_types.get(name, kind) != kind for name, kind in types.items()):
             # Nothing was committed without the column of another type.
             with pytest.raises(StateMismatchError, match="cannot become"):
                 fleet.open(batch, run, 0, spec)
@@ -411,10 +411,10 @@ def test_a_value_column_that_is_gone_and_comes_back_is_new_whatever_is_left_of_i
                 values = {field.name: value(field, batch) for field in fields}
                 fleet.call(session, "put_row", {"k": key, **values})
                 model[key] = values
-            batch, held = fleet.stores.commit(session), types
+            batch, committed_types = fleet.stores.commit(session), types
         if batches:
-            found = {row.pop("k"): row for row in fleet.read(batch, spec)}
-            assert found == model
+            rows = {row.pop("k"): row for row in fleet.read(batch, spec)}
+            assert rows == model
 
 
 def value(field: Field, batch: int) -> Any:
@@ -424,17 +424,17 @@ def value(field: Field, batch: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "reason"),
     [
         (StoreSpec("default", (Field("k", "int64"),), COUNTS.values), "key columns are fixed"),
         (StoreSpec("default", COUNTS.keys, (Field("n", "int32"),)), "n cannot become int32"),
         (StoreSpec("default", COUNTS.keys, (*COUNTS.values, Field("new", "bool", False))), "new must be nullable"),
     ],
 )
-def test_other_changes_are_refused_with_both_schemas(spec: StoreSpec, told: str) -> None:
+def test_other_changes_are_refused_with_both_schemas(spec: StoreSpec, reason: str) -> None:
     fleet = KeyedFleet()
     fleet.write(0, a=1)
-    with pytest.raises(StateMismatchError, match=rf"{told}.*written=`k string, n int64` asked="):
+    with pytest.raises(StateMismatchError, match=rf"{reason}.*written=`k string, n int64` asked="):
         fleet.open(1, "run-1", 0, spec)
     assert fleet.write(1, a=2) == 2
 
@@ -480,7 +480,7 @@ def test_snapshots_are_not_written_again_and_again_after_a_round_that_stored_som
     assert len(puts) == 4, "one round that failed, and one more"
 
 
-def test_a_partition_that_is_leased_elsewhere_is_let_go_and_its_writer_fenced() -> None:
+def test_a_partition_that_is_leased_to_another_actor_is_dropped_and_its_writer_fenced() -> None:
     fleet = KeyedFleet()
     fleet.write(0, a=1)
     session = fleet.open(1)
@@ -551,7 +551,7 @@ def test_a_write_that_waits_survives_a_call_that_is_lost() -> None:
     assert fleet.read(1, COUNTS, NAMES) == [{"k": "a", "n": 1}]
 
 
-def test_what_is_wrong_with_a_write_is_told_by_the_call_that_takes_it_along() -> None:
+def test_an_error_of_a_write_is_raised_by_the_call_that_sends_it() -> None:
     handle = UpdateSession(fleet := KeyedFleet(), 0)
     handle.store.later("put", pa.record_batch({"k": ["a"]}))
     with pytest.raises(InvalidRequestError, match="n"):
@@ -563,22 +563,22 @@ def test_what_is_wrong_with_a_write_is_told_by_the_call_that_takes_it_along() ->
 # -- calls of the coordinator, and locks ------------------------------------------------------------------------------
 
 
-def test_opening_asks_the_coordinator_once_whatever_the_stores_and_nothing_while_memory_is_hot() -> None:
+def test_opening_asks_the_coordinator_once_for_all_stores_and_not_at_all_while_memory_is_hot() -> None:
     fleet = KeyedFleet()
     fleet.stores.commit(fleet.open(0, "run-1", 0, COUNTS, NAMES))
     assert fleet.coordinator.calls == {"open_instance": 1, "commit_all": 1}
     for batch in (1, 2):
         fleet.stores.commit(fleet.open(batch, "run-1", 0, COUNTS, NAMES))
     assert fleet.coordinator.calls == {"open_instance": 1, "commit_all": 3}
-    # An aborted update leaves memory where it was.
+    # An aborted update leaves memory unchanged.
     fleet.stores.end(fleet.open(3, "run-1", 0, COUNTS, NAMES))
     fleet.stores.end(fleet.open(3, "run-1", 1, COUNTS, NAMES))
     assert fleet.coordinator.calls["open_instance"] == 1
-    # A new run has another epoch: memory is kept, once the coordinator has said that it is what counts.
+    # A new run has another epoch: memory is kept after the coordinator has confirmed it.
     fleet.stores.commit(fleet.open(3, "run-2", 0, COUNTS, NAMES))
     assert fleet.coordinator.calls["open_instance"] == 2
     assert fleet.metrics.bytes_loaded == 0
-    # Another store is wanted than memory has.
+    # A store is opened that is not in memory.
     fleet.stores.end(fleet.open(4, "run-2", 0, replace(COUNTS, name="further"), COUNTS))
     assert fleet.coordinator.calls["open_instance"] == 3
 
@@ -593,13 +593,13 @@ def test_memory_of_a_history_that_was_put_back_from_a_backup_is_not_hot() -> Non
         fleet.objects.delete(info.path)
     for path, data in backup.items():
         fleet.objects.put(path, data)
-    # The coordinator starts anew, the store actor goes on; the next run gets the epoch that run-2 had.
+    # The coordinator restarts, the store actor does not; the next run gets the epoch that run-2 had.
     restarted = LocalCoordinator(fleet.objects)
-    fleet.coordinator._keeper, fleet.coordinator._do = restarted._keeper, restarted._do  # type: ignore[method-assign]
+    fleet.coordinator._writer, fleet.coordinator._do = restarted._writer, restarted._do  # type: ignore[method-assign]
     assert fleet.call(fleet.open(2, "run-3"), "get", ("a",)) == {"n": 2}
 
 
-def test_a_partition_is_reported_with_those_beside_it_and_stale_ones_are_let_go() -> None:
+def test_a_partition_is_reported_with_its_neighbours_and_stale_ones_are_dropped() -> None:
     fleet = KeyedFleet()
     first = StateStoreProviderId(StateStoreId("memory:///s", 0, 0), "run-1")
     second = StateStoreProviderId(StateStoreId("memory:///s", 0, 1), "run-1")
@@ -611,7 +611,7 @@ def test_a_partition_is_reported_with_those_beside_it_and_stale_ones_are_let_go(
     session, _ = fleet.stores.open_update(OpenRequest(task, grant.lease, grant.base_version, (COUNTS,)))
     assert fleet.coordinator.reported[-1] == (second, (first,))
     fleet.stores.end(session)
-    # The first one is loaded again.
+    # The first partition is loaded again.
     assert fleet.metrics.bytes_loaded == 0
     fleet.write(1, b=1)
     assert fleet.metrics.deltas_loaded == 1
@@ -625,12 +625,12 @@ def test_of_many_partitions_some_are_reported_with_each_other_one_and_all_in_tur
         grant = fleet.coordinator.lease(TaskIdentity("s", "query", "run-1", 0, partition, 0, "executor"), "a")
         task = TaskIdentity("s", "query", "run-1", 0, partition, 0, "executor")
         fleet.stores.end(fleet.stores.open_update(OpenRequest(task, grant.lease, grant.base_version, (COUNTS,)))[0])
-        return {other.store_id.partition_id for other in fleet.coordinator.reported[-1][1]}
+        return {instance.store_id.partition_id for instance in fleet.coordinator.reported[-1][1]}
 
-    told = [open_partition(partition) for partition in range(200)]
-    assert told[63] == set(range(63))
-    assert max(map(len, told)) <= 64
-    assert set().union(*told[150:]) >= set(range(150))
+    reported = [open_partition(partition) for partition in range(200)]
+    assert reported[63] == set(range(63))
+    assert max(map(len, reported)) <= 64
+    assert set().union(*reported[150:]) >= set(range(150))
 
 
 def test_a_partition_with_an_open_update_is_not_let_go_as_stale() -> None:
@@ -650,16 +650,16 @@ def test_snapshots_are_encoded_and_stored_outside_the_lock() -> None:
     fleet.write(0, a=1)
     session = fleet.open(1)
     fleet.put(session, a=2)
-    put, free = fleet.objects.put, []
+    put, answers = fleet.objects.put, []
 
     def look(path: str, data: bytes) -> None:
-        with ThreadPoolExecutor(1) as other:
-            free.append(other.submit(lambda: fleet.call(session, "get", ("a",))).result(timeout=10))
+        with ThreadPoolExecutor(1) as thread:
+            answers.append(thread.submit(lambda: fleet.call(session, "get", ("a",))).result(timeout=10))
         put(path, data)
 
     fleet.objects.put = look  # type: ignore[method-assign]
     fleet.stores.partitions.maintain(1)
-    assert free == [{"n": 2}], "a call of the open update waits for nobody"
+    assert answers == [{"n": 2}], "a call of the open update waits for nobody"
     fleet.objects.put = put  # type: ignore[method-assign]
     assert fleet.stores.commit(session) == 2
     fleet.stores = fleet.new_stores()
@@ -667,7 +667,7 @@ def test_snapshots_are_encoded_and_stored_outside_the_lock() -> None:
     assert fleet.metrics.snapshots_loaded == 1
 
 
-def test_a_commit_tells_when_the_first_row_falls_due_by_processing_time() -> None:
+def test_a_commit_returns_when_the_first_row_falls_due_by_processing_time() -> None:
     fleet = KeyedFleet()
     timed = StoreSpec("default", (Field("k", "string"),), (Field("at", "int64"),), "at")
 

@@ -17,7 +17,7 @@ from coordinator.model.errors import (
     StateStoreError,
 )
 from coordinator.storage.memory import MemoryObjectStore
-from tests.unit.damages import ERROR, copied, named_by_verify, state_in, told
+from tests.unit.damages import ERROR, copied, named_by_verify, rows_or_error, state_in
 from tests.unit.running_fleet import RunningFleet, RunningQuery
 
 STATE = "s"
@@ -36,7 +36,7 @@ def put(folder: MemoryObjectStore, fleet: RunningFleet, which: Callable[[str], b
 def versions(objects: MemoryObjectStore) -> dict[int, str]:
     """Rows of all versions, as they are read from storage."""
     state = state_in(objects, STATE)
-    return {one: told(lambda one=one: state.at(one).scan().to_arrow().to_pylist()) for one in state.versions()}
+    return {one: rows_or_error(lambda one=one: state.at(one).scan().to_arrow().to_pylist()) for one in state.versions()}
 
 
 def lived(
@@ -202,7 +202,7 @@ def test_half_of_a_folder_is_never_read_as_all_of_it(half: str, version: int) ->
     put(backups[version], fleet, HALVES[half])
     for _ in range(2):
         # Told, or right, as memory has the rows.
-        told(lambda: query.next_batch("a"))
+        rows_or_error(lambda: query.next_batch("a"))
     for objects in (fleet.objects, copied(fleet.objects)):
         try:
             found = versions(objects)

@@ -505,7 +505,7 @@ def test_places_of_elements_that_are_gone_are_used_again() -> None:
         assert head["end"] - head["begin"] <= 4, "what has expired is not looked for again"
 
 
-def test_a_batch_asks_the_store_a_few_times_whatever_its_keys() -> None:
+def test_the_calls_of_the_store_do_not_grow_with_the_keys_of_a_batch() -> None:
     def more(self: Any, handle: StatefulProcessorHandle) -> None:
         self.list = handle.getListState("l", "x bigint")
         self.unused = handle.getMapState("m", "x int", "y int")
