@@ -40,7 +40,7 @@ class FedFleet:
             name: self._query(name, shards // queries) for name in map("query-{:02d}".format, range(queries))
         }
 
-    def watch(self, known: Mapping[str, str]) -> dict[str, Any]:
+    def watch(self, known_stamps: Mapping[str, str]) -> dict[str, Any]:
         """Run another batch of each query, and return the status."""
         self._probes += 1
         for name in self.queries:
@@ -86,9 +86,9 @@ class FedFleet:
 
     @staticmethod
     def _actor(number: int) -> dict[str, Any]:
-        node, other = divmod(number, _ACTORS_EACH)
+        node, index = divmod(number, _ACTORS_EACH)
         return {
-            "actor_name": f"statefleet-store-0a1b2c3d-{_node_id(node)[:12]}" + (f"-{other}" if other else ""),
+            "actor_name": f"statefleet-store-0a1b2c3d-{_node_id(node)[:12]}" + (f"-{index}" if index else ""),
             "instance_id": f"life-{number}", "node_id": _node_id(node), "host": f"10.0.0.{node + 4}", "pid": 4100 + number,
             "alive": True, "memory_limit": 8 * 10**9, "resident_bytes": 3 * 10**9 + number * 10**8, "spilled_bytes": 0,
         }  # fmt: skip

@@ -86,14 +86,14 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def some_of(what: str, names: Collection[str]) -> Callable[[str], list[str]]:
+def some_of(noun: str, names: Collection[str]) -> Callable[[str], list[str]]:
     """Return an option's type: some of the names, separated by commas."""
 
     def chosen(text: str) -> list[str]:
         chosen_names = [name for name in text.split(",") if name]
         unknown = [name for name in chosen_names if name not in names]
         if unknown or not chosen_names:
-            raise argparse.ArgumentTypeError(f"no such {what}: {', '.join(unknown)}; there are {', '.join(names)}")
+            raise argparse.ArgumentTypeError(f"no such {noun}: {', '.join(unknown)}; there are {', '.join(names)}")
         return chosen_names
 
     return chosen

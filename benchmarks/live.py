@@ -73,10 +73,10 @@ def _look_ups(state: LiveState, bare_call: Callable[[], Any], keys: int, count: 
 
 def _bulk(state: LiveState, keys: int, repeats: int) -> dict[str, float]:
     """Return the keys a second of ``multi_get``, and the bytes a second of a scan and of their copy through Ray's object store."""
-    asked = pa.table({"key": np.random.default_rng(2).permutation(keys)})
+    requested = pa.table({"key": np.random.default_rng(2).permutation(keys)})
     multi_gets, scans, copies = [], [], []
     for _ in range(repeats):
-        took, rows = _timed(lambda: state.multi_get(asked))
+        took, rows = _timed(lambda: state.multi_get(requested))
         assert rows["__found"].to_numpy().all()
         multi_gets.append(len(rows) / took)
         del rows
@@ -159,13 +159,13 @@ def _read(settings: str) -> int:
         threading.Thread(target=make_calls, args=(number,), daemon=True).start()
     begun = used = 0.0
     for line in sys.stdin:
-        asked = line.strip()
-        if asked in calls:
+        command = line.strip()
+        if command in calls:
             took.clear()
-            kind[0], begun, used = asked, time.perf_counter(), time.process_time()
+            kind[0], begun, used = command, time.perf_counter(), time.process_time()
             going.set()
             print("{}", flush=True)
-        elif asked == "halt":
+        elif command == "halt":
             going.clear()
             passed, used = time.perf_counter() - begun, time.process_time() - used
             done = {"calls_s": len(took) / passed, "call_ms": 1000 * statistics.median(took or [0.0])}
@@ -178,8 +178,8 @@ def _read(settings: str) -> int:
 def _set_apart(spark_cores: int) -> None:
     """Pin Spark's processes to the first cores, and all others of this session to the rest, with their present and later threads."""
     every = sorted(os.sched_getaffinity(0))
-    here = psutil.Process()
-    session_processes = [here, *here.children(recursive=True)]
+    session = psutil.Process()
+    session_processes = [session, *session.children(recursive=True)]
     jvms = [process for process in session_processes if process.name() == "java"]
     of_spark = {process.pid for jvm in jvms for process in (jvm, *jvm.children(recursive=True))}
     for process in session_processes:

@@ -141,11 +141,11 @@ def _moved(fleet: Fleet, side: Variant, files: Path, random: Any, options: argpa
 
     for number in range(options.moves):
         shard = _state(fleet)["shards"][0]
-        others = [
+        targets = [
             actor for actor in fleet.status()["store_actors"] if actor["alive"] and actor["node_id"] != shard["node_id"]
         ]
         before_s = run(f"{number}-before")
-        moves = coordinator.plan_move("bench-placed", 0, others[number % len(others)]["node_id"])
+        moves = coordinator.plan_move("bench-placed", 0, targets[number % len(targets)]["node_id"])
         (outcome,) = carry_out(RayActors(), coordinator, moves)
         if outcome.preparation is None:
             raise RuntimeError(f"the shard was not moved: {outcome.error}")

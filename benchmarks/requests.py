@@ -154,13 +154,13 @@ class Meter:
         IncompleteError
             Ray does not know all calls.
         """
-        seen = self._now()
+        previous = self._now()
         while True:
             time.sleep(_QUIET_S)
             now = self._now()
-            if now == seen:
+            if now == previous:
                 break
-            seen = now
+            previous = now
         if nameless := now.calls[_NAMELESS]:
             raise IncompleteError(f"Ray has {nameless} task events without a name")
         return now
@@ -302,7 +302,7 @@ def _medians(results: Mapping[str, Sequence[Counted]]) -> dict[str, dict[str, di
     """Return, for calls and requests and by what was counted, the median of each kind and of all together."""
     medians: dict[str, dict[str, dict[str, float]]] = {}
     for attribute in ("calls", "requests"):
-        for what, counted in results.items():
+        for label, counted in results.items():
             counts: list[Counts] = [getattr(sample, attribute) for sample in counted]
             kinds = sorted(set().union(*counts))
             row = {kind: float(statistics.median(count[kind] for count in counts)) for kind in kinds}
@@ -311,7 +311,7 @@ def _medians(results: Mapping[str, Sequence[Counted]]) -> dict[str, dict[str, di
             row["all"] = float(statistics.median(count.total() for count in counts))
             if attribute == "requests":
                 row["all GET"] = float(statistics.median(_gets(count) for count in counts))
-            medians.setdefault(attribute, {})[what] = row
+            medians.setdefault(attribute, {})[label] = row
     return medians
 
 
@@ -329,12 +329,12 @@ def _report(medians: Mapping[str, Mapping[str, Mapping[str, float]]], options: a
     for attribute, columns in medians.items():
         if attribute == "requests" and options.store != "s3":
             continue
-        print(f"{titles[attribute]:<36}" + "".join(f"{what:>22}" for what in whats))
+        print(f"{titles[attribute]:<36}" + "".join(f"{label:>22}" for label in whats))
         kinds = sorted(
             {kind for row in columns.values() for kind in row}, key=lambda kind: (kind.startswith("all"), kind)
         )
         for kind in kinds:
-            print(f"  {kind:<34}" + "".join(f"{columns[what].get(kind, 0):>22g}" for what in whats))
+            print(f"  {kind:<34}" + "".join(f"{columns[label].get(kind, 0):>22g}" for label in whats))
         print()
 
 
@@ -401,8 +401,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         key: getattr(options, key) for key in ("store", "shards", "users", "rows", "batches", "warmup", "restarts")
     }
     counted = {
-        what: [{"calls": sample.calls, "requests": sample.requests} for sample in samples]
-        for what, samples in results.items()
+        label: [{"calls": sample.calls, "requests": sample.requests} for sample in samples]
+        for label, samples in results.items()
     }
     report_json(options, **sizes, medians=medians, counted=counted)
     return 0

@@ -147,9 +147,9 @@ async def _rounds(queries: Sequence[Query], coordinator: Coordinator, objects: C
     for number in range(1, batches + 1):
         await _batch(meter, queries, number)
     await meter.time("elsewhere", len(queries[0].actors), lambda: _all(queries[0].elsewhere()))
-    asked = queries[0].shards
+    shards = queries[0].shards
     await meter.time(
-        "explain", asked, lambda: _all(coordinator.explain_placement(queries[0].name, i) for i in range(asked))
+        "explain", shards, lambda: _all(coordinator.explain_placement(queries[0].name, i) for i in range(shards))
     )
 
     async def status() -> int:

@@ -214,9 +214,9 @@ class Deduplicate(Workload):
         if end <= self.fill:
             keys = random.permutation(numbers)
         else:
-            seen = self.fill + (begin - self.fill) // 2
+            existing = self.fill + (begin - self.fill) // 2
             is_new = (numbers - begin) % 2 == 0
-            keys = np.where(is_new, seen + (numbers - begin) // 2, random.integers(0, seen, end - begin))
+            keys = np.where(is_new, existing + (numbers - begin) // 2, random.integers(0, existing, end - begin))
             random.shuffle(keys)
         return pa.table({"key": keys, "amount": keys * 7 + 1})
 

@@ -68,8 +68,8 @@ def cluster_rows(root: Path) -> list[tuple[str, str, str, str]]:
     ValueError
         A key has no meaning here, or a meaning here has no key in the files.
     """
-    aws, own = (_leaves(yaml.safe_load((root / name).read_text())) for name in _FILES)
-    keys = aws.keys() | own.keys()
+    aws, local = (_leaves(yaml.safe_load((root / name).read_text())) for name in _FILES)
+    keys = aws.keys() | local.keys()
     if keys != _MEANINGS.keys():
         raise ValueError(f"say in {__name__} what these mean: {sorted(keys ^ _MEANINGS.keys())}")
-    return [(f"`{key}`", _shown(aws.get(key)), _shown(own.get(key)), _MEANINGS[key]) for key in sorted(keys)]
+    return [(f"`{key}`", _shown(aws.get(key)), _shown(local.get(key)), _MEANINGS[key]) for key in sorted(keys)]

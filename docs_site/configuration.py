@@ -110,8 +110,8 @@ def _settings() -> Iterator[str]:
     for where, settings_there in _SETTINGS.items():
         rows = []
         for name, (value, why) in settings_there.items():
-            shown = Path(value).relative_to(ROOT).as_posix() if value.startswith("/") else value
-            rows.append((f"`{name}{'<head>' if name.endswith('.') else ''}`", f"`{shown}`", why))
+            text = Path(value).relative_to(ROOT).as_posix() if value.startswith("/") else value
+            rows.append((f"`{name}{'<head>' if name.endswith('.') else ''}`", f"`{text}`", why))
         yield f"{where}\n\n{table(('setting', 'value', 'why'), rows)}"
     yield f"`{settings.MAX_EXECUTORS}`: {settings.MAX_EXECUTORS_WHY}."
 

@@ -27,8 +27,8 @@ def chapters(index: str, pages: set[str]) -> dict[str, list[str]]:
     parts = _HEADING.split(index)
     listed = {title: _ITEM.findall(text) for title, text in zip(parts[1::2], parts[2::2], strict=True)}
     listed = {title: names for title, names in listed.items() if names}
-    rest = sorted(pages - {name for names in listed.values() for name in names})
-    return {**listed, _REST: rest} if rest else listed
+    unlisted = sorted(pages - {name for names in listed.values() for name in names})
+    return {**listed, _REST: unlisted} if unlisted else listed
 
 
 def add_navigation(app: Sphinx, page: str, source: list[str]) -> None:

@@ -77,8 +77,8 @@ class DriverCalls:
 
     def add(self, address: FleetAddress, coordinator: CoordinatorClient, options: PlacementOptions) -> None:
         """Register a fleet, so that calls about its operators can be answered."""
-        known = self._fleets.get(address.uri)
-        if known is None or (known.coordinator, known.options) != (coordinator, options):
+        registered = self._fleets.get(address.uri)
+        if registered is None or (registered.coordinator, registered.options) != (coordinator, options):
             nodes, migration = ExecutorNodes(address, options.store_actors_per_node), LiveMigration(coordinator)
             self._fleets[address.uri] = _Fleet(coordinator, nodes, migration, FinishedBatches(coordinator), options)
 
@@ -143,8 +143,8 @@ class DriverCalls:
             if owner not in query["active"]:
                 self._end_run(run_id)
         for operator in query["operators"]:
-            if taken := self._taken(operator, query["query_id"], query["active"]):
-                return taken
+            if refusal := self._taken(operator, query["query_id"], query["active"]):
+                return refusal
             coordinator = self._fleets[operator["uri"]].coordinator
             try:
                 coordinator.check_start(operator["state"], query["query_id"] or "", operator["mode"])

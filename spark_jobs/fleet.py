@@ -234,11 +234,11 @@ class Fleet:
         def run_plan(plan: OperatorPlan, modes: QueryModes) -> DataFrame:
             existing = self._coordinator.describe_state(name)
             operator = RoutedOperator.of(plan, name, self.uri, existing, modes=modes, closes_early=closing == "early")
-            asked = shards if operator.schema.keys else 1  # a single global group has a single shard
+            num_shards = shards if operator.schema.keys else 1  # a single global group has a single shard
             viewed = operator.schema
             # The view for readers is stored with the state's metadata; no task needs it.
             operator = replace(
-                operator, schema=operator.schema.undescribed(), upstream=replace(operator.upstream, shards=asked)
+                operator, schema=operator.schema.undescribed(), upstream=replace(operator.upstream, shards=num_shards)
             )
 
             def route(metadata: StateMetadata, address: FleetAddress) -> DataFrame:
@@ -246,7 +246,7 @@ class Fleet:
                 return route_plan(self._collected(operator, metadata, existing), metadata, address)
 
             query_mode_schema = operator.schema if modes.mode is None else None
-            return self.attach(df, name, operator.schema.output_mode, viewed, asked, route, query_mode_schema)
+            return self.attach(df, name, operator.schema.output_mode, viewed, num_shards, route, query_mode_schema)
 
         return StatefulDataFrame(df, Target(name, outputMode, shards, closing, run_plan))
 
@@ -300,11 +300,11 @@ class Fleet:
             shards = existing.num_shards if existing is not None else parallelism
         # Only the query's tasks know its id.
         metadata = StateMetadata(name, "", shards, output_mode, schema)
-        asked = metadata
+        requested = metadata
         if query_mode_schema is not None and existing is not None and existing.output_mode in OUTPUT_MODES:
-            asked = in_output_mode(metadata, query_mode_schema.in_output_mode(existing.output_mode))
+            requested = in_output_mode(metadata, query_mode_schema.in_output_mode(existing.output_mode))
         # Refused now, when the query is built, rather than in its first batch.
-        self._coordinator.check_state(asked)
+        self._coordinator.check_state(requested)
         if existing is not None and existing.num_shards != shards:
             log.warning(
                 "%s has %d shards and is asked for with %d: it is rescaled with the first batch of the query",

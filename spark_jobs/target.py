@@ -71,12 +71,12 @@ class Target:
         """Return the output mode that the user has set, or an operator's default."""
         return default if self.output_mode is None else self.output_mode
 
-    def run(self, plan: OperatorPlan, own: DataFrame, refused: Mapping[str, str] | None = None) -> DataFrame:
+    def run(self, plan: OperatorPlan, spark_frame: DataFrame, refused: Mapping[str, str] | None = None) -> DataFrame:
         """Return an operator's results.
 
         Parameters
         ----------
-        own
+        spark_frame
             The query with Spark's own operator; where Spark has none, the query below the operator.
         refused
             For an operator that has the query's output mode, the modes that the fleet refuses, and why; None if it has a mode of
@@ -88,7 +88,7 @@ class Target:
             It does not run in the mode that the user has set, or in any mode that its query could have.
         """
         possible = query_modes(plan.schema) if refused is None else OUTPUT_MODES
-        by_spark = refused_modes(analysed(own), OUTPUT_MODES)
+        by_spark = refused_modes(analysed(spark_frame), OUTPUT_MODES)
         reasons = {**by_spark, **(refused or {})}
         mode = None if refused is not None else plan.schema.output_mode
         modes = QueryModes(

@@ -82,8 +82,8 @@ def log_uniform(words: Words, largest: float) -> npt.NDArray[np.float64]:
     """`largest` to the power of a uniform number in [0, 1), by roots and products instead of a machine's `pow`."""
     digits = (words >> np.uint64(64 - LOG_UNIFORM_BITS)).view(np.int64)
     result = np.ones(len(words))
-    for place, table in enumerate(_power_tables(largest)):
-        shift = _TABLE_BITS * (_TABLES - 1 - place)
+    for index, table in enumerate(_power_tables(largest)):
+        shift = _TABLE_BITS * (_TABLES - 1 - index)
         result *= table.take((digits >> shift) & (2**_TABLE_BITS - 1))
     return result
 
@@ -101,8 +101,8 @@ def _characters(random_bytes: npt.NDArray[np.uint8], alphabet: int, first: str) 
 
 def pattern_text(seed: int, field: int, numbers: Ints, pattern: str) -> pa.Array:
     """One text for each number: in the ASCII `pattern`, each ``*`` becomes a random letter and each ``#`` a random digit."""
-    letters = [place for place, sign in enumerate(pattern) if sign == "*"]
-    digits = [place for place, sign in enumerate(pattern) if sign == "#"]
+    letters = [index for index, sign in enumerate(pattern) if sign == "*"]
+    digits = [index for index, sign in enumerate(pattern) if sign == "#"]
     each = -(-(len(letters) + len(digits)) // 8)
     counters = (numbers[:, None] * each + np.arange(each)).ravel()
     random_bytes = draw(seed, field, counters).astype("<u8", copy=False).view(np.uint8).reshape(len(numbers), each * 8)

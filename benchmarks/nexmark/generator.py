@@ -156,16 +156,16 @@ def _active_person(words: Words, newest: Ints, hot_offset: int) -> Ints:
     """Ids of persons: three quarters the hot one, else uniform over the newest thousand and those to come next."""
     hot = newest // _HOT_STEP * _HOT_STEP + hot_offset
     active = np.minimum(newest + 1, _ACTIVE_PERSONS)
-    other = newest + 1 - active + below(words, active + _LEAD)
-    return np.where(_is_hot(words, 4), hot, other) + _FIRST_ID
+    cold = newest + 1 - active + below(words, active + _LEAD)
+    return np.where(_is_hot(words, 4), hot, cold) + _FIRST_ID
 
 
 def _open_auction(words: Words, newest: Ints) -> Ints:
     """Ids of auctions to bid for: one half the hot one, else uniform over the newest hundred and those to come next."""
     hot = newest // _HOT_STEP * _HOT_STEP
     oldest = np.maximum(newest - _OPEN_AUCTIONS, 0)
-    other = oldest + below(words, newest - oldest + 1 + _LEAD)
-    return np.where(_is_hot(words, 2), hot, other) + _FIRST_ID
+    cold = oldest + below(words, newest - oldest + 1 + _LEAD)
+    return np.where(_is_hot(words, 2), hot, cold) + _FIRST_ID
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,10 +59,10 @@ def _oracle(*key: str) -> Callable[[Answer], Answer]:
     return register
 
 
-def _sql(inputs: Inputs, text: str, **others: DataFrame) -> DataFrame:
+def _sql(inputs: Inputs, text: str, **frames: DataFrame) -> DataFrame:
     """Run a query in which ``{persons}``, ``{auctions}``, ``{bids}`` and others by name are tables."""
     # Only what the text names is passed: each becomes a temporary view.
-    tables = {name: frame for name, frame in {**inputs._asdict(), **others}.items() if f"{{{name}}}" in text}
+    tables = {name: frame for name, frame in {**inputs._asdict(), **frames}.items() if f"{{{name}}}" in text}
     return inputs.bids.sparkSession.sql(text, **tables)
 
 

@@ -74,9 +74,9 @@ class Assignments:
 
     def copy(self) -> Assignments:
         """Return a deep copy."""
-        other = Assignments()
-        other._present, other._moves = dict(self._present), dict(self._moves)
-        return other
+        duplicate = Assignments()
+        duplicate._present, duplicate._moves = dict(self._present), dict(self._moves)
+        return duplicate
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields of a checkpoint of the log: ``assignments``, and ``moves`` if there are any."""

@@ -160,13 +160,13 @@ def decide_beginning(ledger: StateLedger, begun: Branched, drops: int) -> list[R
 
 def taken(ledger: StateLedger, parent: str, version: int | None) -> InvalidRequestError:
     """Return the error for a name that another state has."""
-    told = {} if ledger.origin is None else {"branch_of": ledger.origin[0], "branched_at": ledger.origin[1]}
+    origin = {} if ledger.origin is None else {"branch_of": ledger.origin[0], "branched_at": ledger.origin[1]}
     return InvalidRequestError(
         "there is a state of that name, and it is not this branch; nothing was changed; choose another name",
         state=ledger.state_name,
         parent=parent,
         version=version,
-        **told,
+        **origin,
     )
 
 
@@ -175,8 +175,8 @@ def described(ledger: StateLedger, created: StateMetadata) -> Branch:
     assert ledger.origin is not None
     parent, version = ledger.origin
     layout = ledger.layouts.newest(first_layout(created))
-    own = f"{ledger.state_name}/"
-    shared = {file: size for file, size in _sizes(ledger) if not file.startswith(own)}
+    folder = f"{ledger.state_name}/"
+    shared = {file: size for file, size in _sizes(ledger) if not file.startswith(folder)}
     first = layout.partitions[0]
     made = ledger.commit_of(version, first)
     return Branch(

@@ -89,11 +89,13 @@ class Since:
 
     def retained_after(self, seq: int) -> Iterator[Committed | SnapshotAdded]:
         """Return the commits and snapshots after a later sequence number, which parts are made of."""
-        return (one for place, one in self.records if place > seq and isinstance(one, Committed | SnapshotAdded))
+        return (
+            record for number, record in self.records if number > seq and isinstance(record, Committed | SnapshotAdded)
+        )
 
     def after(self, seq: int) -> Since:
         """Return the records after a later sequence number."""
-        return Since(seq, [one for one in self.records if one[0] > seq])
+        return Since(seq, [numbered for numbered in self.records if numbered[0] > seq])
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,7 @@ def part_body(records: Sequence[Committed | SnapshotAdded]) -> dict[str, Any]:
 
 def newest_version(records: Iterable[Committed | SnapshotAdded]) -> int:
     """Return the newest version of some records."""
-    return max(one.version for one in records)
+    return max(record.version for record in records)
 
 
 def records_of_part(body: dict[str, Any], part: Part) -> list[Committed | SnapshotAdded]:
@@ -182,8 +184,8 @@ def records_of_part(body: dict[str, Any], part: Part) -> list[Committed | Snapsh
         The data are not that part's.
     """
     records = []
-    for one in body["records"]:
-        record = record_from_json(one)
+    for data in body["records"]:
+        record = record_from_json(data)
         if not isinstance(record, Committed | SnapshotAdded):
             raise ValueError("a part of a checkpoint has commits and snapshots only")
         records.append(record)

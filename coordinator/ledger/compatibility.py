@@ -47,7 +47,7 @@ _OPERATORS = {
 }
 
 
-def check_metadata(existing: StateMetadata, asked: StateMetadata) -> None:
+def check_metadata(existing: StateMetadata, requested: StateMetadata) -> None:
     """Refuse a query that does not fit the state.
 
     Raises
@@ -57,35 +57,35 @@ def check_metadata(existing: StateMetadata, asked: StateMetadata) -> None:
     """
     facts = {"state": existing.state_name}
     # First, as all the rest follows from it.
-    if _operator(existing) != _operator(asked):
+    if _operator(existing) != _operator(requested):
         raise StateMismatchError(
-            f"the state was made by {_operator(existing)}, and the query asks for {_operator(asked)}, which could not read its rows; "
-            "nothing was changed; restore the query, or use another name for the new one",
+            f"the state was made by {_operator(existing)}, and the query asks for {_operator(requested)}, which could not read its "
+            "rows; nothing was changed; restore the query, or use another name for the new one",
             existing=_operator(existing),
-            asked=_operator(asked),
+            asked=_operator(requested),
             **facts,
         )
-    check_output_mode(existing, asked.output_mode)
+    check_output_mode(existing, requested.output_mode)
     for part in ("keys", "expiry_key", "options"):
-        if _fixed_part(existing.schema, part) != _fixed_part(asked.schema, part):
-            raise _mismatch(f"the query's {part} differ from those of the existing state", part, existing, asked)
+        if _fixed_part(existing.schema, part) != _fixed_part(requested.schema, part):
+            raise _mismatch(f"the query's {part} differ from those of the existing state", part, existing, requested)
     # After the keys: a query without any has one shard, and is another query. Where rows are partitioned by their keys, any number will
     # do: the state is rescaled.
-    if existing.num_shards != asked.num_shards and not routing_keys(existing):
+    if existing.num_shards != requested.num_shards and not routing_keys(existing):
         raise StateMismatchError(
             unroutable(existing),
             existing=existing.num_shards,
-            asked=asked.num_shards,
+            asked=requested.num_shards,
             **facts,
         )
     try:
-        continued(_accumulators(existing.schema), _accumulators(asked.schema))
+        continued(_accumulators(existing.schema), _accumulators(requested.schema))
     except ValueError as error:
         reason = f"the query's accumulators differ from those of the existing state: {error}"
-        raise _mismatch(reason, "accumulators", existing, asked) from error
+        raise _mismatch(reason, "accumulators", existing, requested) from error
 
 
-def check_output_mode(existing: StateMetadata, asked: str) -> None:
+def check_output_mode(existing: StateMetadata, requested: str) -> None:
     """Refuse another output mode than a state's.
 
     Raises
@@ -93,11 +93,11 @@ def check_output_mode(existing: StateMetadata, asked: str) -> None:
     StateMismatchError
         It differs.
     """
-    if existing.output_mode != asked:
+    if existing.output_mode != requested:
         raise StateMismatchError(
             "the state was made in another output mode; use that, or another name",
             existing=existing.output_mode,
-            asked=asked,
+            asked=requested,
             state=existing.state_name,
         )
 
@@ -122,7 +122,9 @@ def unroutable(metadata: StateMetadata) -> str:
     return "an operator without keys has one shard by nature; nothing was changed; leave shards out"
 
 
-def fitting(schemas: Iterable[StateSchema | None], created: StateMetadata, asked: StateMetadata) -> StateSchema | None:
+def fitting(
+    schemas: Iterable[StateSchema | None], created: StateMetadata, requested: StateMetadata
+) -> StateSchema | None:
     """Return the schema that a query would go on from; None if it begins with nothing.
 
     Parameters
@@ -141,7 +143,7 @@ def fitting(schemas: Iterable[StateSchema | None], created: StateMetadata, asked
     refusal: StateMismatchError | None = None
     for schema in schemas:
         try:
-            check_metadata(replace(created, schema=asked.schema if schema is None else schema), asked)
+            check_metadata(replace(created, schema=requested.schema if schema is None else schema), requested)
         except StateMismatchError as error:
             refusal = refusal or error
         else:
@@ -152,11 +154,11 @@ def fitting(schemas: Iterable[StateSchema | None], created: StateMetadata, asked
 
 def same_state(first: StateSchema | None, second: StateSchema | None) -> bool:
     """Whether the rows of two schemas mean the same, column by column, and both schemas say what they mean or neither does."""
-    accumulators, others = _accumulators(first), _accumulators(second)
-    if not _have_meanings(accumulators) or not _have_meanings(others):
-        return list(map(_layout, accumulators)) == list(map(_layout, others))
-    return [(_identity(item), _layout(item)) for item in accumulators] == [
-        (_identity(item), _layout(item)) for item in others
+    first_accumulators, second_accumulators = _accumulators(first), _accumulators(second)
+    if not _have_meanings(first_accumulators) or not _have_meanings(second_accumulators):
+        return list(map(_layout, first_accumulators)) == list(map(_layout, second_accumulators))
+    return [(_identity(item), _layout(item)) for item in first_accumulators] == [
+        (_identity(item), _layout(item)) for item in second_accumulators
     ]
 
 
@@ -165,7 +167,7 @@ def same_description(first: StateSchema | None, second: StateSchema | None) -> b
     return (first.shown if first else {}) == (second.shown if second else {})
 
 
-def continued(existing: Sequence[Accumulator], asked: Sequence[Accumulator]) -> list[int | None]:
+def continued(existing: Sequence[Accumulator], requested: Sequence[Accumulator]) -> list[int | None]:
     """Return, for each accumulator that is asked for, the index of the existing one that it continues; None if it starts from nothing.
 
     Raises
@@ -173,14 +175,14 @@ def continued(existing: Sequence[Accumulator], asked: Sequence[Accumulator]) -> 
     ValueError
         They do not go together; says why.
     """
-    if not _have_meanings(existing) or not _have_meanings(asked):
-        if list(map(_layout, existing)) != list(map(_layout, asked)):
+    if not _have_meanings(existing) or not _have_meanings(requested):
+        if list(map(_layout, existing)) != list(map(_layout, requested)):
             raise ValueError(
                 "the state does not say what its aggregates mean (an early version made it), so they are fixed"
             )
-        return list(range(len(asked)))
-    indices = _matched(list(map(_identity, existing)), list(map(_identity, asked)))
-    for item, index in zip(asked, indices, strict=True):
+        return list(range(len(requested)))
+    indices = _matched(list(map(_identity, existing)), list(map(_identity, requested)))
+    for item, index in zip(requested, indices, strict=True):
         if index is not None and (obstacle := _obstacle(existing[index], item)):
             raise ValueError(f"{item.meaning} {obstacle}")
     if existing and all(index is None for index in indices):
@@ -188,9 +190,9 @@ def continued(existing: Sequence[Accumulator], asked: Sequence[Accumulator]) -> 
     return indices
 
 
-def changes(existing: StateSchema | None, asked: StateSchema | None) -> tuple[str, str]:
+def changes(existing: StateSchema | None, requested: StateSchema | None) -> tuple[str, str]:
     """Return which accumulators a query that fits starts from nothing, and which it leaves out, as a person reads them."""
-    before, after = _accumulators(existing), _accumulators(asked)
+    before, after = _accumulators(existing), _accumulators(requested)
     indices = continued(before, after)
     begun = [item for item, index in zip(after, indices, strict=True) if index is None]
     return _accumulators_text(begun), _accumulators_text(
@@ -214,22 +216,22 @@ def _layout(accumulator: Accumulator) -> tuple[AccumulatorKind, list[tuple[str, 
     return accumulator.kind, list(map(_typed, accumulator.state))
 
 
-def _matched(existing: Sequence[tuple[str, str]], asked: Sequence[tuple[str, str]]) -> list[int | None]:
+def _matched(existing: Sequence[tuple[str, str]], requested: Sequence[tuple[str, str]]) -> list[int | None]:
     """Match equal meanings under equal casts; then those of the same meaning that remain, if each side has one of it."""
-    indices = {identity: existing.index(identity) if identity in existing else None for identity in asked}
+    indices = {identity: existing.index(identity) if identity in existing else None for identity in requested}
     remaining = [index for index, identity in enumerate(existing) if identity not in indices]
     for meaning, cast in [identity for identity, index in indices.items() if index is None]:
         rivals = [identity for identity in indices if identity[0] == meaning and identity not in existing]
         candidates = [index for index in remaining if existing[index][0] == meaning]
         if len(rivals) == len(candidates) == 1:
             indices[meaning, cast] = candidates[0]
-    return [indices[identity] for identity in asked]
+    return [indices[identity] for identity in requested]
 
 
-def _obstacle(existing: Accumulator, asked: Accumulator) -> str:
-    if existing.kind != asked.kind and not {existing.kind, asked.kind} <= _COUNTS:
-        return f"cannot go on as {asked.kind} from {existing.kind}"
-    for before, after in zip(existing.state, asked.state, strict=True):
+def _obstacle(existing: Accumulator, requested: Accumulator) -> str:
+    if existing.kind != requested.kind and not {existing.kind, requested.kind} <= _COUNTS:
+        return f"cannot go on as {requested.kind} from {existing.kind}"
+    for before, after in zip(existing.state, requested.state, strict=True):
         if not is_wider(before.type, after.type):
             return f"cannot become {after.type}, it is {before.type}"
     return ""
@@ -261,11 +263,11 @@ def _fixed_part(schema: StateSchema | None, part: str) -> Any:
             return schema.expiry_key
 
 
-def _mismatch(reason: str, part: str, existing: StateMetadata, asked: StateMetadata) -> StateMismatchError:
+def _mismatch(reason: str, part: str, existing: StateMetadata, requested: StateMetadata) -> StateMismatchError:
     return StateMismatchError(
         f"{reason}, whose rows it could not read; nothing was changed; restore the query, or use another name for the new one",
         existing=_part_text(existing.schema, part),
-        asked=_part_text(asked.schema, part),
+        asked=_part_text(requested.schema, part),
         state=existing.state_name,
     )
 

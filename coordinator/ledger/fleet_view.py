@@ -41,16 +41,16 @@ class KnownFleet:
 
         No store actor has reported to a coordinator that has just started: those that have shards are in the ledgers.
         """
-        known = {location.actor_name: location for location in self._lives.all()}
-        holders = {one.actor_name: one for ledger in self._ledgers() for one in ledger.assigned().values()}
-        return [location for location in {**holders, **known}.values() if self.is_alive(location)]
+        reported = {location.actor_name: location for location in self._lives.all()}
+        holders = {holder.actor_name: holder for ledger in self._ledgers() for holder in ledger.assigned().values()}
+        return [location for location in {**holders, **reported}.values() if self.is_alive(location)]
 
     def load(self, location: ActorLocation) -> ActorLoad:
         """Return the sums over the partitions that are leased to an incarnation; looks at every partition of every ledger."""
-        held = [
+        sizes = [
             ledger.rows_and_bytes(partition)
             for ledger in self._ledgers()
             for partition, where in ledger.assigned().items()
             if where.instance_id == location.instance_id and not ledger.is_taken_over(partition)
         ]
-        return ActorLoad(len(held), sum(rows for rows, _ in held), sum(size for _, size in held))
+        return ActorLoad(len(sizes), sum(rows for rows, _ in sizes), sum(size for _, size in sizes))

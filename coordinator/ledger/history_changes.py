@@ -164,18 +164,18 @@ class ChangingHistory(StateHistory):
         entry = self.entry_of(record.entry.version, *record.entry.shard)
         return entry is not None and entry.attempt_id == record.entry.attempt_id
 
-    def copy_history(self, other: ChangingHistory, records: Iterable[Committed | SnapshotAdded]) -> None:
+    def copy_history(self, source: ChangingHistory, records: Iterable[Committed | SnapshotAdded]) -> None:
         """Take over the history of another state, with these of its commits and snapshots only; nothing is shared."""
-        self._oldest_retained = dict(other._oldest_retained)
-        self._late_before = dict(other._late_before)
-        self._truncated_at = dict(other._truncated_at)
-        self._schemas = list(other._schemas)
-        self.layouts = other.layouts.copy()
+        self._oldest_retained = dict(source._oldest_retained)
+        self._late_before = dict(source._late_before)
+        self._truncated_at = dict(source._truncated_at)
+        self._schemas = list(source._schemas)
+        self.layouts = source.layouts.copy()
         self._add_retained(records)
 
-    def begin_with(self, other: ChangingHistory, version: int) -> None:
+    def begin_with(self, source: ChangingHistory, version: int) -> None:
         """Take over the history of another state up to a version; nothing is shared."""
-        self.copy_history(other, (record for record in other.retained() if record.version <= version))
+        self.copy_history(source, (record for record in source.retained() if record.version <= version))
         for layout in self.layouts.cut(version):
             self.forget(layout.partitions)
         # Stores that were added after the version have no part in it.

@@ -231,20 +231,20 @@ class LedgerState(ChangingHistory):
 
     def copy(self, records: Iterable[Committed | SnapshotAdded]) -> Self:
         """Return a deep copy with these of the commits and snapshots only."""
-        other = type(self)(self.root)
-        other.epoch, other.run_id, other.query_id = self.epoch, self.run_id, self.query_id
-        other.finished, other._newest_seen = self.finished, self._newest_seen
-        other.is_temporary = self.is_temporary
-        other.retired = set(self.retired)
-        other.assignments = self.assignments.copy()
-        other.requested_rescale = self.requested_rescale
-        other.origin, other.branches = self.origin, dict(self.branches)
-        other.discards = self.discards.copy()
-        other.born = set(self.born)
-        other.drops, other.dropped_metadata = self.drops, self.dropped_metadata
-        other.begun_metadata = self.begun_metadata
-        other.copy_history(self, records)
-        return other
+        duplicate = type(self)(self.root)
+        duplicate.epoch, duplicate.run_id, duplicate.query_id = self.epoch, self.run_id, self.query_id
+        duplicate.finished, duplicate._newest_seen = self.finished, self._newest_seen
+        duplicate.is_temporary = self.is_temporary
+        duplicate.retired = set(self.retired)
+        duplicate.assignments = self.assignments.copy()
+        duplicate.requested_rescale = self.requested_rescale
+        duplicate.origin, duplicate.branches = self.origin, dict(self.branches)
+        duplicate.discards = self.discards.copy()
+        duplicate.born = set(self.born)
+        duplicate.drops, duplicate.dropped_metadata = self.drops, self.dropped_metadata
+        duplicate.begun_metadata = self.begun_metadata
+        duplicate.copy_history(self, records)
+        return duplicate
 
     def to_json(self) -> dict[str, Any]:
         """Return the ledger as data, for a checkpoint of the log."""

@@ -124,8 +124,8 @@ def committed(ledger: StateLedger, created: StateMetadata) -> int:
     """
     layout = ledger.layouts.newest(first_layout(created))
     version = ledger.committed_version(layout)
-    made = (ledger.entry_of(version, one) for one in layout.partitions)
-    runs = {one.run_id for one in made if one is not None}
+    made = (ledger.entry_of(version, partition) for partition in layout.partitions)
+    runs = {entry.run_id for entry in made if entry is not None}
     return version - 1 if len(runs) > 1 else version
 
 
@@ -142,8 +142,8 @@ def finished(ledger: StateLedger, created: StateMetadata) -> int:
     if ledger.finished is not None:
         return min(version, ledger.finished)
     layout = ledger.layouts.newest(first_layout(created))
-    made = (ledger.entry_of(version, one) for one in layout.partitions)
-    return version if all(one is None or one.run_id == ledger.run_id for one in made) else version - 1
+    made = (ledger.entry_of(version, partition) for partition in layout.partitions)
+    return version if all(entry is None or entry.run_id == ledger.run_id for entry in made) else version - 1
 
 
 def newest_readable(ledger: StateLedger, created: StateMetadata, *, is_committed: bool) -> int:
@@ -155,26 +155,26 @@ def _lineage(ledger: StateLedger, committed_by: ShardLayout, version: int) -> st
     """Return the digest of the attempts that made a version; see :attr:`ReadView.lineage`."""
     if ledger.is_of_python:
         return ""
-    attempts = "\n".join(ledger.committed(one, version)[1] for one in committed_by.partitions)
+    attempts = "\n".join(ledger.committed(partition, version)[1] for partition in committed_by.partitions)
     return hashlib.blake2b(attempts.encode(), digest_size=8).hexdigest()
 
 
-def cut_of(own: int, others: Iterable[int]) -> int:
+def cut_of(newest: int, sibling_versions: Iterable[int]) -> int:
     """Return the newest version of an operator that all operators of its query have.
 
     Parameters
     ----------
-    own
+    newest
         Newest version that every shard of the operator has.
-    others
+    sibling_versions
         The newest versions of all other states of the same query. Operators of one query are never more than a batch apart; a
         state that is further behind belongs to an operator that the query does not have any more.
     """
-    return min([own, *(version for version in others if version >= own - 1)])
+    return min([newest, *(version for version in sibling_versions if version >= newest - 1)])
 
 
 def read_view(
-    ledger: StateLedger, created: StateMetadata, cut: int, asked: WantedView, known: ViewId | None = None
+    ledger: StateLedger, created: StateMetadata, cut: int, request: WantedView, cached: ViewId | None = None
 ) -> ReadView | None:
     """Return the view of a version; None if the caller has that view.
 
@@ -182,9 +182,9 @@ def read_view(
     ----------
     cut
         Newest version of the query.
-    asked
+    request
         The requested version.
-    known
+    cached
         Id of the view that the caller has.
 
     Raises
@@ -196,36 +196,36 @@ def read_view(
     newest = cut
     if ledger.is_of_python:
         newest = max(map(ledger.newest_version, first.partitions))
-    wanted = newest if asked.version is None else asked.version
+    version = newest if request.version is None else request.version
     # The shards that committed it. A newer layout may be made of them and have no version of its own yet.
-    former = ledger.layouts.with_version(first, wanted - 1)
-    layout = _layout_of(ledger, first, former, wanted, asked.first_partition)
-    oldest = max((ledger.oldest_readable(one) for one in layout.partitions), default=0)
-    if newest < wanted <= committed(ledger, created) and not asked.is_committed:
+    former = ledger.layouts.with_version(first, version - 1)
+    layout = _layout_of(ledger, first, former, version, request.first_partition)
+    oldest = max((ledger.oldest_readable(partition) for partition in layout.partitions), default=0)
+    if newest < version <= committed(ledger, created) and not request.is_committed:
         raise VersionNotFoundError(
             "all shards have this version, and Spark has not finished its batch, which may be repeated and make it anew; nothing was "
             "changed; read it once it is finished, or as it is with consistency='committed'",
             state=created.state_name,
-            version=wanted,
+            version=version,
             newest=newest,
         )
-    if not 0 <= wanted <= newest or (wanted < oldest and not ledger.is_of_python):
+    if not 0 <= version <= newest or (version < oldest and not ledger.is_of_python):
         raise VersionNotFoundError(
             "the state has no such version (any more); nothing was changed; read one from the oldest to the newest, and raise "
             "min_versions_to_retain to keep more",
             state=created.state_name,
-            version=wanted,
+            version=version,
             oldest=oldest,
             newest=newest,
         )
-    view_id = ViewId(wanted, ledger.epoch, layout.first_partition, created.state_id)
-    if view_id == known:
+    view_id = ViewId(version, ledger.epoch, layout.first_partition, created.state_id)
+    if view_id == cached:
         return None
-    made = [ledger.committed(one, wanted) for one in layout.partitions]
-    located = [ledger.holder(one) for one in layout.partitions]
-    lives = {one.instance_id: one for one in located if one is not None}
-    places = {instance: place for place, instance in enumerate(lives)}
-    schema = ledger.committed_schema(created, wanted) or created.schema
+    made = [ledger.committed(partition, version) for partition in layout.partitions]
+    located = [ledger.holder(partition) for partition in layout.partitions]
+    lives = {location.instance_id: location for location in located if location is not None}
+    places = {instance: index for index, instance in enumerate(lives)}
+    schema = ledger.committed_schema(created, version) or created.schema
     return ReadView(
         view_id,
         # The owner of a branch is in its log only.
@@ -237,11 +237,11 @@ def read_view(
         ),
         ledger.root,
         oldest,
-        tuple(own for own, _ in made),
+        tuple(shard_version for shard_version, _ in made),
         tuple(attempt for _, attempt in made),
-        _lineage(ledger, former, wanted),
+        _lineage(ledger, former, version),
         ledger.store_names(layout.partitions),
-        tuple(-1 if one is None else places[one.instance_id] for one in located),
+        tuple(-1 if location is None else places[location.instance_id] for location in located),
         tuple(lives.values()),
     )
 

@@ -276,8 +276,8 @@ def record_to_json(record: Record) -> dict[str, Any]:
             return {"kind": RecordKind.SCHEMA_CHANGED, "run_id": run_id, "epoch": epoch, "schema": schema.to_json()}
         case ShardsAssigned():
             # Records of earlier releases have no reason, and few shards were copied beforehand.
-            told = {name: value for name, value in asdict(record).items() if value not in ("", None)}
-            return {"kind": RecordKind.SHARDS_ASSIGNED, **told}
+            facts = {name: value for name, value in asdict(record).items() if value not in ("", None)}
+            return {"kind": RecordKind.SHARDS_ASSIGNED, **facts}
         case MoveFailed():
             kind = RecordKind.MOVE_FAILED
         case Committed(entry):
@@ -337,8 +337,8 @@ _READERS: dict[RecordKind, Callable[[dict[str, Any]], Record]] = {
 
 def copy_result_from_json(fields: Mapping[str, Any]) -> CopyResult | None:
     """Return the copy that a shard's new store actor took beforehand, if the JSON data have one."""
-    told = fields.get("preparation")
-    return None if told is None else CopyResult(**told)
+    data = fields.get("preparation")
+    return None if data is None else CopyResult(**data)
 
 
 def record_from_json(data: Mapping[str, Any]) -> Record:

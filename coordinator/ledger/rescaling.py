@@ -73,7 +73,7 @@ def first_layout(created: StateMetadata) -> ShardLayout:
 
 
 def decide_shards(
-    ledger: StateLedger, created: StateMetadata, task: TaskIdentity, asked: int | None
+    ledger: StateLedger, created: StateMetadata, task: TaskIdentity, requested: int | None
 ) -> tuple[list[Record], ShardLayout]:
     """Return the layout of a batch that is about to be planned, and the records that have to be in the log for that.
 
@@ -81,12 +81,12 @@ def decide_shards(
     ----------
     task
         Any task of the batch.
-    asked
+    requested
         How many shards the program of a run asks for when it begins; None if it takes the present number.
     """
     first = first_layout(created)
     present = ledger.layouts.in_force(first, task.run_id, task.batch_id)
-    num_shards = _requested(ledger, task, asked)
+    num_shards = _requested(ledger, task, requested)
     keys = routing_keys(created)
     if num_shards in (None, present.num_shards) or not keys or not _is_ready(ledger, task, present):
         return [], present
@@ -103,11 +103,11 @@ def decide_shards(
     return [Rescaled(layout)], layout
 
 
-def _requested(ledger: StateLedger, task: TaskIdentity, asked: int | None) -> int | None:
+def _requested(ledger: StateLedger, task: TaskIdentity, requested: int | None) -> int | None:
     if ledger.requested_rescale is not None and ledger.requested_rescale.run_id == task.run_id:
         return ledger.requested_rescale.num_shards
     has_begun = task.run_id == ledger.run_id or any(layout.run_id == task.run_id for layout in ledger.layouts.made)
-    return None if has_begun else asked
+    return None if has_begun else requested
 
 
 def _is_ready(ledger: StateLedger, task: TaskIdentity, present: ShardLayout) -> bool:
@@ -154,8 +154,8 @@ def decide_rescale_request(
     target = ShardLayout(num_shards, 0, 0, "", 0, present.num_shards)
     sources = tuple(tuple(target.parents(shard)) for shard in target.partitions)
     plan = RescalePlan(created.state_name, present.num_shards, num_shards, sources)
-    asked = RescaleAsked(ledger.run_id, num_shards)
-    is_new = ledger.requested_rescale != asked and (
+    request = RescaleAsked(ledger.run_id, num_shards)
+    is_new = ledger.requested_rescale != request and (
         num_shards != present.num_shards or ledger.requested_rescale is not None
     )
-    return ([asked] if is_new and not dry_run else []), plan
+    return ([request] if is_new and not dry_run else []), plan

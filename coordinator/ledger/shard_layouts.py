@@ -166,11 +166,11 @@ class ShardLayouts:
             return None
         line, kept = {ancestor.first_partition for ancestor in self.line(partition_id)}, list[ShardLayout]()
         self._counted |= line
-        for other in self.made:
+        for layout in self.made:
             # A requested layout that is made of a superseded one is void, too.
-            is_rooted = other.former_partition in {0, *(previous.first_partition for previous in kept)}
-            if is_rooted and (other.first_partition in line or not self.counts(other)):
-                kept.append(other)
+            is_rooted = layout.former_partition in {0, *(previous.first_partition for previous in kept)}
+            if is_rooted and (layout.first_partition in line or not self.counts(layout)):
+                kept.append(layout)
         return self._keep(kept)
 
     def _keep(self, kept: list[ShardLayout]) -> list[ShardLayout]:
@@ -181,10 +181,10 @@ class ShardLayouts:
 
     def copy(self) -> ShardLayouts:
         """Return a deep copy."""
-        other = ShardLayouts()
-        other.made, other._counted = list(self.made), set(self._counted)
-        other._given, other._first_end = self._given, self._first_end
-        return other
+        duplicate = ShardLayouts()
+        duplicate.made, duplicate._counted = list(self.made), set(self._counted)
+        duplicate._given, duplicate._first_end = self._given, self._first_end
+        return duplicate
 
     def to_json(self) -> dict[str, Any]:
         """Return the field of a checkpoint of the log; empty for a state that was never rescaled."""

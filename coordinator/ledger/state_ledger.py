@@ -233,7 +233,7 @@ class StateLedger(LedgerState):
         entry = self.commit_of(base, task.partition_id)
         return records, LeaseGrant(lease, base, Watermarks() if entry is None else entry.watermarks)
 
-    def decide_schema(self, task: TaskIdentity, created: StateMetadata, asked: StateMetadata) -> list[Record]:
+    def decide_schema(self, task: TaskIdentity, created: StateMetadata, requested: StateMetadata) -> list[Record]:
         """Write down the schema of a task's run if it is not the newest one of the log; to be decided with the task's lease.
 
         A schema that only shows readers other names is written down, too. The schema becomes the state's with the first commit that is
@@ -245,20 +245,20 @@ class StateLedger(LedgerState):
             The query does not fit the state.
         """
         checked = self._checked_query
-        if checked == (task.run_id, asked) and same_description(checked[1].schema, asked.schema):
+        if checked == (task.run_id, requested) and same_description(checked[1].schema, requested.schema):
             return []
         newest = self._schemas[-1][1] if self._schemas else created.schema
         is_new = task.run_id != self.run_id
         # A new run goes on from the version that its first batch reads: what is later is superseded, and does not bind it.
         bound = self.committed_schema(created, task.batch_id) if is_new else newest
-        check_metadata(replace(created, schema=asked.schema if bound is None else bound), asked)
-        if same_state(newest, asked.schema) and same_description(newest, asked.schema):
+        check_metadata(replace(created, schema=requested.schema if bound is None else bound), requested)
+        if same_state(newest, requested.schema) and same_description(newest, requested.schema):
             if not is_new:
-                self._checked_query = task.run_id, asked
+                self._checked_query = task.run_id, requested
             return []
-        assert asked.schema is not None  # two states without a schema are the same
+        assert requested.schema is not None  # two states without a schema are the same
         # As it will be read from the log: lists for tuples.
-        schema = StateSchema.from_json(json.loads(json.dumps(asked.schema.to_json())))
+        schema = StateSchema.from_json(json.loads(json.dumps(requested.schema.to_json())))
         return [SchemaChanged(task.run_id, self.epoch + is_new, schema)]
 
     def check_not_of_the_past(self, task: TaskIdentity) -> None:
@@ -306,8 +306,8 @@ class StateLedger(LedgerState):
             The entries build on a version that is not the one below them.
         """
         entry = entries[0]
-        known = self._made(entry.partition_id, entry.version)
-        repeated = tuple(commit for commit in known if commit.attempt_id == entry.attempt_id)
+        accepted = self._made(entry.partition_id, entry.version)
+        repeated = tuple(commit for commit in accepted if commit.attempt_id == entry.attempt_id)
         if repeated:
             return [], repeated
         assignment = self.assignments.get(entry.partition_id)
@@ -329,9 +329,9 @@ class StateLedger(LedgerState):
                 partition=entry.partition_id,
                 version=entry.version,
             )
-        others = tuple(commit for commit in known if commit.run_id == entry.run_id)
-        if others:
-            return [], others
+        of_run = tuple(commit for commit in accepted if commit.run_id == entry.run_id)
+        if of_run:
+            return [], of_run
         if self._newest_of_run(entry.partition_id) > entry.version:
             raise FencedError(
                 "the shard has gone beyond this version in the same run, and does not retain it any more; the commit was not counted "
@@ -367,14 +367,14 @@ class StateLedger(LedgerState):
 
     def decide_snapshot(self, snapshot: SnapshotEntry) -> tuple[list[Record], bool]:
         """Accept a snapshot if the commit that it shows still counts and it is new; returns whether it counts."""
-        known = self._snapshots.get(snapshot.shard, ())
-        if any(other.file == snapshot.file for other in known):
+        snapshots = self._snapshots.get(snapshot.shard, ())
+        if any(existing.file == snapshot.file for existing in snapshots):
             return [], True
         is_of_commit = any(
             (entry.version, entry.attempt_id) == (snapshot.version, snapshot.attempt_id)
             for entry in self._chains.get(snapshot.shard, ())
         )
-        if not is_of_commit or any(other.version >= snapshot.version for other in known):
+        if not is_of_commit or any(existing.version >= snapshot.version for existing in snapshots):
             return [], False
         self.discards.refuse(snapshot.files)
         return [SnapshotAdded(snapshot)], True

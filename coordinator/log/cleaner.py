@@ -198,8 +198,8 @@ class Cleaner:
                 )
             return set()
         now_s = self._clock.elapsed_s()
-        seen, since_s = self._unborn.setdefault(made.name, (made, now_s))
-        if seen != made:
+        noted, since_s = self._unborn.setdefault(made.name, (made, now_s))
+        if noted != made:
             since_s = now_s
             self._unborn[made.name] = made, since_s
         if now_s - since_s <= self._maintenance.grace_s or not may_write:

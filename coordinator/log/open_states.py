@@ -39,17 +39,17 @@ class RestingState:
         Its query.
     stamp
         Of its details; see :meth:`Coordinator.watch <coordinator.service.coordinator.Coordinator.watch>`.
-    shown
+    encoded
         :func:`~coordinator.telemetry.status.query_details` of it, as JSON, which takes a fraction of the objects' memory.
     """
 
     query_id: str
     stamp: str
-    shown: bytes
+    encoded: bytes
 
     def details(self) -> dict[str, Any]:
         """Return its details, as they were when its ledger was unloaded."""
-        details: dict[str, Any] = json.loads(self.shown)
+        details: dict[str, Any] = json.loads(self.encoded)
         return details
 
 
@@ -144,12 +144,12 @@ class OpenStates:
                 extra={"state": state_name},
             )
 
-    def rest(self, state_name: str, shown: Mapping[str, Any] | None, stamp: str) -> bool:
+    def rest(self, state_name: str, details: Mapping[str, Any] | None, stamp: str) -> bool:
         """Unload a state's ledger, which is read again when it is asked for; returns False if it is in use.
 
         Parameters
         ----------
-        shown, stamp
+        details, stamp
             Its details meanwhile, and their stamp; None for a name that no state has.
         """
         writer = self._writers.get(state_name)
@@ -158,9 +158,9 @@ class OpenStates:
             return False
         del self._writers[state_name]
         self._asked_s.pop(state_name, None)
-        if shown is not None:
-            encoded = json.dumps(shown).encode()
-            self._resting[state_name] = RestingState(shown["query_id"], stamp, encoded)
+        if details is not None:
+            encoded = json.dumps(details).encode()
+            self._resting[state_name] = RestingState(details["query_id"], stamp, encoded)
         return True
 
     def forget_deleted(self, stored: Collection[str]) -> None:

@@ -174,4 +174,4 @@ class SnapshotEntry(FastPickle):
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> SnapshotEntry:
-        return cls(**{**data, "further": tuple(StoredFile(**one) for one in data.get("further", ()))})
+        return cls(**{**data, "further": tuple(StoredFile(**file) for file in data.get("further", ()))})

@@ -48,8 +48,8 @@ class LoadPlan(FastPickle):
         size = 0
         for plan in self.parts():
             begun = plan.snapshots[0].version if plan.snapshots else 0
-            size += sum(piece.file_bytes for one in plan.snapshots[:1] for piece in one.pieces)
-            size += sum(one.file_bytes for one in plan.deltas if one.version > begun)
+            size += sum(piece.file_bytes for snapshot in plan.snapshots[:1] for piece in snapshot.pieces)
+            size += sum(delta.file_bytes for delta in plan.deltas if delta.version > begun)
         return size
 
     def beginning_with(self, snapshot: int) -> LoadPlan:
@@ -62,17 +62,17 @@ class LoadPlan(FastPickle):
         """
         if snapshot == 0 and self.floor == 0:
             return replace(self, snapshots=())
-        found = tuple(one for one in self.snapshots if one.version == snapshot)
-        if not found:
-            there = sorted({one.version for one in self.snapshots} | ({0} if self.floor == 0 else set()))
+        chosen = tuple(entry for entry in self.snapshots if entry.version == snapshot)
+        if not chosen:
+            versions = sorted({entry.version for entry in self.snapshots} | ({0} if self.floor == 0 else set()))
             raise InvalidRequestError(
                 "the version cannot be read from this snapshot on; 0 reads the deltas alone, where all are retained",
                 snapshot=snapshot,
-                snapshots=", ".join(map(str, there)),
+                snapshots=", ".join(map(str, versions)),
             )
         # The delta of the snapshot's own version says which schema it is in.
-        deltas = tuple(one for one in self.deltas if one.version >= snapshot)
-        return replace(self, snapshots=found, deltas=deltas, floor=snapshot, origin=None)
+        deltas = tuple(delta for delta in self.deltas if delta.version >= snapshot)
+        return replace(self, snapshots=chosen, deltas=deltas, floor=snapshot, origin=None)
 
     def may_have_rows(self) -> bool:
         """Whether the version is not known to be empty."""
@@ -83,8 +83,8 @@ class LoadPlan(FastPickle):
     def files(self) -> Iterator[str]:
         """Paths of all files that loading may read."""
         for plan in self.parts():
-            yield from (file for one in plan.snapshots for file in one.files)
-            yield from (one.file for one in plan.deltas)
+            yield from (file for snapshot in plan.snapshots for file in snapshot.files)
+            yield from (delta.file for delta in plan.deltas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +160,11 @@ class LoadPlans(FastPickle):
 
     def made(self) -> dict[int, str]:
         """Return the attempts, by version, from whose versions deltas of one schema lead to the planned version."""
-        found: dict[int, str] = {}
+        attempts: dict[int, str] = {}
         for plan in self.plans.values():
             newest_schema = max((epoch for epoch, _ in plan.schemas), default=-1)
-            found |= {entry.version: entry.attempt_id for entry in plan.deltas if entry.epoch >= newest_schema}
-        return found
+            attempts |= {entry.version: entry.attempt_id for entry in plan.deltas if entry.epoch >= newest_schema}
+        return attempts
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,18 +66,18 @@ class MemoryUse:
     spilled_bytes: int
 
 
-def _size(given: int | str) -> int:
+def _size(option: int | str) -> int:
     """Bytes of a size."""
     size = -1
-    if isinstance(given, str):
-        found = _SIZE.fullmatch(given)
-        if found is not None and found[2] in UNITS:
-            size = int(float(found[1]) * UNITS[found[2]])
-    elif type(given) is int:
-        size = given
+    if isinstance(option, str):
+        match = _SIZE.fullmatch(option)
+        if match is not None and match[2] in UNITS:
+            size = int(float(match[1]) * UNITS[match[2]])
+    elif type(option) is int:
+        size = option
     if size <= 0:
         raise InvalidRequestError(
             'a memory limit is a number of bytes above 0, or text such as "2GiB" or "500MB"; nothing was changed',
-            memory_limit=given,
+            memory_limit=option,
         )
     return size

@@ -179,12 +179,12 @@ def _of_store_actors() -> Iterable[Metric]:
 
 
 def _of_storage() -> Iterable[Metric]:
-    both = ("process", "operation")
+    labels = ("process", "operation")
     yield _counter(
-        "object_store_requests", "Requests by `operation`, of the `process` (`coordinator` or `store_actor`)", *both
+        "object_store_requests", "Requests by `operation`, of the `process` (`coordinator` or `store_actor`)", *labels
     )
-    yield _counter("object_store_seconds", "How long they took, their repetitions included", *both)
-    yield _counter("object_store_errors", "Requests that failed in the end, by `error`", *both, "error")
+    yield _counter("object_store_seconds", "How long they took, their repetitions included", *labels)
+    yield _counter("object_store_errors", "Requests that failed in the end, by `error`", *labels, "error")
     yield _counter(
         "object_store_retries", "Conditional puts that were repeated; what obstore repeats is not seen", "process"
     )

@@ -53,7 +53,7 @@ def nested_name(data_type: pa.DataType, name_of: NameOf) -> str | None:
     if pa.types.is_list(data_type):
         return f"array<{held(data_type.value_field)}>"
     if pa.types.is_struct(data_type):
-        fields = (data_type.field(place) for place in range(data_type.num_fields))
+        fields = (data_type.field(index) for index in range(data_type.num_fields))
         return f"struct<{','.join(f'{json.dumps(field.name)}:{held(field)}' for field in fields)}>"
     return None
 
@@ -62,12 +62,12 @@ class _Reader:
     """Reads a name from left to right."""
 
     def __init__(self, name: str, atomic: TypeOf) -> None:
-        self._name, self._place, self._atomic = name, 0, atomic
+        self._name, self._position, self._atomic = name, 0, atomic
 
     def _has(self, text: str) -> bool:
-        found = self._name.startswith(text, self._place)
-        self._place += len(text) if found else 0
-        return found
+        matches = self._name.startswith(text, self._position)
+        self._position += len(text) if matches else 0
+        return matches
 
     def type(self) -> pa.DataType:
         if self._has("array<"):
@@ -80,15 +80,15 @@ class _Reader:
             fields = []
             while not self._has(">"):
                 self._has(",")
-                name, end = json.JSONDecoder().raw_decode(self._name, self._place)
-                self._place = end + 1  # and the colon
+                name, end = json.JSONDecoder().raw_decode(self._name, self._position)
+                self._position = end + 1  # and the colon
                 fields.append(self._field(name))
             return pa.struct(fields)
-        found = _ATOMIC.match(self._name, self._place)
-        if found is None:
+        match = _ATOMIC.match(self._name, self._position)
+        if match is None:
             raise ValueError(f"no name of a type: {self._name}")
-        self._place = found.end()
-        return self._atomic(found.group())
+        self._position = match.end()
+        return self._atomic(match.group())
 
     def _field(self, name: str) -> pa.Field:
         data_type = self.type()
@@ -124,12 +124,12 @@ def nested_spark_type(data_type: pa.DataType, spark_of: Callable[[pa.DataType], 
         field = data_type.value_field
         return {"type": "array", "elementType": spark_of(field.type), "containsNull": field.nullable}
     if pa.types.is_struct(data_type):
-        fields = (data_type.field(place) for place in range(data_type.num_fields))
+        fields = (data_type.field(index) for index in range(data_type.num_fields))
         return {
             "type": "struct",
             "fields": [
-                {"name": one.name, "type": spark_of(one.type), "nullable": one.nullable, "metadata": {}}
-                for one in fields
+                {"name": item.name, "type": spark_of(item.type), "nullable": item.nullable, "metadata": {}}
+                for item in fields
             ],
         }
     return None

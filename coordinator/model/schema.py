@@ -89,8 +89,8 @@ class Field(FastPickle):
 
     def spark_json(self) -> dict[str, Any]:
         """The column as Spark writes it in the JSON of a schema (``StructField.json()``)."""
-        told = {"type": spark_type(self.type), "metadata": {}} if self.spark is None else json.loads(self.spark)
-        return {"name": self.name, "nullable": self.nullable, **told}
+        described = {"type": spark_type(self.type), "metadata": {}} if self.spark is None else json.loads(self.spark)
+        return {"name": self.name, "nullable": self.nullable, **described}
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,41 +209,41 @@ class StateSchema(FastPickle):
 
     @property
     def state_fields(self) -> tuple[Field, ...]:
-        return tuple(one for accumulator in self.accumulators for one in accumulator.state)
+        return tuple(item for accumulator in self.accumulators for item in accumulator.state)
 
     @property
     def emitted_fields(self) -> tuple[Field, ...]:
         """Return what is emitted of the accumulators."""
-        return tuple(one for accumulator in self.accumulators for one in accumulator.emitted)
+        return tuple(item for accumulator in self.accumulators for item in accumulator.emitted)
 
     def key_schema(self) -> pa.Schema:
-        return pa.schema([one.arrow() for one in self.keys])
+        return pa.schema([item.arrow() for item in self.keys])
 
     @property
     def input_keys(self) -> tuple[Field, ...]:
         """Keys that rows come with; the others (``__row``) the operator gives them."""
-        return tuple(one for one in self.keys if not one.name.startswith("__"))
+        return tuple(item for item in self.keys if not item.name.startswith("__"))
 
     def raw_schema(self) -> pa.Schema:
         """Keys and raw inputs: what the map side reads, and what reaches the shard where nothing was combined."""
-        return pa.schema([one.arrow() for one in (*self.input_keys, *self.inputs)])
+        return pa.schema([item.arrow() for item in (*self.input_keys, *self.inputs)])
 
     def input_schemas(self) -> tuple[pa.Schema, ...]:
         """The kinds of chunks that reach the shard: raw and partially aggregated rows; of a join, left and right ones."""
         if self.operator is OperatorKind.AGGREGATE:
             return self.raw_schema(), self.row_schema()
         if self.operator is OperatorKind.JOIN:
-            named = {one.name: one for one in self.inputs}
+            named = {item.name: item for item in self.inputs}
             sides = [[*self.input_keys, *(named[name] for name in names)] for names in self.options["sides"]]
-            return tuple(pa.schema([one.arrow() for one in side]) for side in sides)
+            return tuple(pa.schema([item.arrow() for item in side]) for side in sides)
         return (self.raw_schema(),)
 
     def row_schema(self) -> pa.Schema:
         """Keys and accumulators: a partially aggregated row, a row of state, a row of output."""
-        return pa.schema([one.arrow() for one in (*self.keys, *self.state_fields)])
+        return pa.schema([item.arrow() for item in (*self.keys, *self.state_fields)])
 
     def watermarks_after(
-        self, base: Watermarks, seen: Mapping[int, int], upstream: Sequence[Watermarks] = ()
+        self, base: Watermarks, observed: Mapping[int, int], upstream: Sequence[Watermarks] = ()
     ) -> Watermarks:
         """Where event time stands with a batch included.
 
@@ -251,14 +251,14 @@ class StateSchema(FastPickle):
         ----------
         base
             Where it stood before.
-        seen
+        observed
             Own watermark, in milliseconds, of each of the operator's own sources (by number) that the batch had rows of.
         upstream
             Of the operators that feed this one.
         """
         rules = self.event_time or EventTime(() if self.delay_ms is None else ("0",))
         return base.after(
-            {rules.sources[number]: watermark_ms for number, watermark_ms in seen.items()},
+            {rules.sources[number]: watermark_ms for number, watermark_ms in observed.items()},
             upstream,
             sources=[*rules.sources, *rules.upstream_sources],
             policy=rules.policy,
@@ -267,12 +267,12 @@ class StateSchema(FastPickle):
 
     def spark_schema(self) -> dict[str, Any]:
         """:meth:`row_schema` as Spark writes it (``StructType.json()``)."""
-        return {"type": "struct", "fields": [one.spark_json() for one in (*self.keys, *self.state_fields)]}
+        return {"type": "struct", "fields": [item.spark_json() for item in (*self.keys, *self.state_fields)]}
 
     @classmethod
     def keyed(cls, keys: tuple[Field, ...], values: tuple[Field, ...]) -> StateSchema:
         """Schema of a keyed store: rows of value columns that are put and removed by key, in any order of time."""
-        accumulators = tuple(Accumulator(AccumulatorKind.VALUE, (), (one,)) for one in values)
+        accumulators = tuple(Accumulator(AccumulatorKind.VALUE, (), (value,)) for value in values)
         return cls(keys, (), accumulators, None, None, "update")
 
     def in_output_mode(self, mode: str) -> StateSchema:
@@ -375,11 +375,11 @@ def _kind(kinds: type[_Kind], name: str) -> _Kind:
 
 def _described(accumulator: Accumulator) -> dict[str, Any]:
     """An accumulator in JSON; what most have not is left out, as it was before there was any."""
-    told = _shallow(accumulator)
+    data = _shallow(accumulator)
     for part in ("state", "result"):
-        told[part] = tuple(map(_shallow, told[part]))
-    told["options"] = copy.deepcopy(dict(accumulator.options))
-    return {name: value for name, value in told.items() if value or name not in ("result", "options")}
+        data[part] = tuple(map(_shallow, data[part]))
+    data["options"] = copy.deepcopy(dict(accumulator.options))
+    return {name: value for name, value in data.items() if value or name not in ("result", "options")}
 
 
 def _shallow(described: Field | Accumulator | StateSchema) -> dict[str, Any]:

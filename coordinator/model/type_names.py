@@ -100,9 +100,9 @@ def is_counted(name: str) -> bool:
     return name.startswith(_COUNTS)
 
 
-def bins_type(place: str) -> str:
+def bins_type(centre: str) -> str:
     """Name of the type of a histogram that is emitted, with the type of the places of its bins."""
-    return f"{_BINS}{place}>"
+    return f"{_BINS}{centre}>"
 
 
 def words_type(words: int) -> str:
@@ -177,7 +177,7 @@ def spark_type(name: str) -> str | dict[str, Any]:
     if name.startswith(_WORDS):
         return "binary"
     if is_nested(name):
-        return nested_spark_type(string_to_type(name), lambda one: spark_type(type_to_string(one)))  # type: ignore[no-any-return]
+        return nested_spark_type(string_to_type(name), lambda inner: spark_type(type_to_string(inner)))  # type: ignore[no-any-return]
     return _SPARK.get(name, name)
 
 

@@ -38,7 +38,7 @@ class Watermarks:
 
     def after(
         self,
-        seen: Mapping[str, int],
+        observed: Mapping[str, int],
         upstream: Sequence[Watermarks],
         *,
         sources: Sequence[str],
@@ -49,7 +49,7 @@ class Watermarks:
 
         Parameters
         ----------
-        seen
+        observed
             Own watermark of each source that the batch had rows of.
         upstream
             Of the operators that feed this one, with this batch included.
@@ -61,11 +61,11 @@ class Watermarks:
             Whether rows also come from a source without an operator between.
         """
         newest = dict(self.sources)
-        for some in (seen, *(one.sources for one in upstream)):
-            for name, watermark_ms in some.items():
+        for by_source in (observed, *(watermarks.sources for watermarks in upstream)):
+            for name, watermark_ms in by_source.items():
                 newest[name] = max(watermark_ms, newest.get(name, watermark_ms))
         choose = max if policy == "max" else min
-        inputs = [one.output_ms for one in upstream]
+        inputs = [watermarks.output_ms for watermarks in upstream]
         if is_fed_directly and sources:
             inputs.append(choose(newest.get(name, 0) for name in sources))
         input_ms = max(self.input_ms, min(inputs, default=0))

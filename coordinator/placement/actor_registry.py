@@ -52,10 +52,10 @@ class ActorRegistry:
 
     def newest(self, remembered: ActorLocation) -> ActorLocation:
         """Return the newest known incarnation of the store actor that a worker remembers; the remembered one if that one is dead."""
-        known = self._newest.get(remembered.actor_name)
-        if known is None or (known.instance_id in self._dead and remembered.instance_id not in self._dead):
-            self._newest[remembered.actor_name] = known = remembered
-        return known
+        newest = self._newest.get(remembered.actor_name)
+        if newest is None or (newest.instance_id in self._dead and remembered.instance_id not in self._dead):
+            self._newest[remembered.actor_name] = newest = remembered
+        return newest
 
     def all(self) -> Collection[ActorLocation]:
         """Return the newest incarnation of every store actor, dead or alive."""

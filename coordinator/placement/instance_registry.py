@@ -29,7 +29,7 @@ class InstanceRegistry:
             The ids of `ids_to_check` that are recorded at another store actor or at none: the reporter should unload them.
         """
         self._instances[provider_id] = location
-        return [other for other in ids_to_check if not self.verify_if_instance_active(other, location)]
+        return [other_id for other_id in ids_to_check if not self.verify_if_instance_active(other_id, location)]
 
     def verify_if_instance_active(self, provider_id: StateStoreProviderId, location: ActorLocation) -> bool:
         """Return whether the shard is recorded at exactly this store actor."""

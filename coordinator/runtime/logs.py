@@ -48,15 +48,15 @@ def log_to_stderr(uri: str, process: str) -> None:
     process
         Kind of actor.
     """
-    wanted = os.environ.get(_FORMAT, "json")
+    line_format = os.environ.get(_FORMAT, "json")
     facts = {"fleet": fleet_id_of(uri), "process": process, "pid": os.getpid()}
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(TextLines() if wanted == "text" else JsonLines(facts))
+    handler.setFormatter(TextLines() if line_format == "text" else JsonLines(facts))
     for name in PACKAGES:
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(logging.INFO)
-    if wanted not in ("json", "text"):
+    if line_format not in ("json", "text"):
         logging.getLogger(__name__).warning("%s is `json` or `text`; this process logs JSON", _FORMAT)
 
 
@@ -75,7 +75,7 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record; see :class:`logging.Formatter`."""
-        told: dict[str, Any] = {
+        line: dict[str, Any] = {
             "time": _time(record),
             "level": record.levelname,
             "logger": record.name,
@@ -84,8 +84,8 @@ class JsonLines(logging.Formatter):
             **_fields(record),
         }
         if record.exc_info and record.exc_info[1] is not None:
-            told["exception"] = _exception(record.exc_info[1])
-        return json.dumps(told, ensure_ascii=False, default=str)
+            line["exception"] = _exception(record.exc_info[1])
+        return json.dumps(line, ensure_ascii=False, default=str)
 
 
 class TextLines(logging.Formatter):
@@ -108,7 +108,7 @@ def _message(record: logging.LogRecord) -> str:
     args = record.args
     if not isinstance(args, tuple) or not args:
         return record.getMessage()
-    return str(record.msg) % tuple(_told(one) if isinstance(one, BaseException) else one for one in args)
+    return str(record.msg) % tuple(_told(arg) if isinstance(arg, BaseException) else arg for arg in args)
 
 
 def _told(error: BaseException) -> str:
@@ -122,17 +122,17 @@ def _errors(record: logging.LogRecord) -> Iterator[BaseException]:
     if record.exc_info and record.exc_info[1] is not None:
         yield record.exc_info[1]
     if isinstance(record.args, tuple):
-        yield from (one for one in record.args if isinstance(one, BaseException))
+        yield from (arg for arg in record.args if isinstance(arg, BaseException))
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    known: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for error in _errors(record):
         context = error.context if isinstance(error, StateStoreError) else {}
-        known |= {"error": type(error).__name__} | {name: context[name] for name in FIELDS if name in context}
-    given = {name: value for name in FIELDS if (value := getattr(record, name, None)) is not None}
-    known |= given
-    return {name: known[name] for name in FIELDS if name in known}
+        fields |= {"error": type(error).__name__} | {name: context[name] for name in FIELDS if name in context}
+    extras = {name: value for name in FIELDS if (value := getattr(record, name, None)) is not None}
+    fields |= extras
+    return {name: fields[name] for name in FIELDS if name in fields}
 
 
 def _exception(error: BaseException) -> str:

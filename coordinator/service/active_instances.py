@@ -47,9 +47,9 @@ class ActiveInstances:
         self._store_actors.started(location)
         stale = self.registry.report_active_instance(provider_id, location, ids_to_check)
         remembered = await self._remembered(stale, location)
-        for other in remembered:
-            self.registry.report_active_instance(other, location, ())
-        return [other for other in stale if other not in remembered]
+        for remembered_id in remembered:
+            self.registry.report_active_instance(remembered_id, location, ())
+        return [remembered_id for remembered_id in stale if remembered_id not in remembered]
 
     def has(self, ledger: StateLedger) -> bool:
         """Return whether store actors have reported shards of a state for its newest run, and that run is not known to be over."""
@@ -72,15 +72,21 @@ class ActiveInstances:
         coordinator.
         """
         unknown = [
-            one for one in stale if self.registry.get_location(one) is None and one.query_run_id not in self.ended_runs
+            stale_id
+            for stale_id in stale
+            if self.registry.get_location(stale_id) is None and stale_id.query_run_id not in self.ended_runs
         ]
         # One look at the log a state, however many shards it has.
-        told = {
+        assignments = {
             name: await (await self._writer_of(name)).read(lambda ledger: (ledger.run_id, ledger.assigned()))
-            for name in {one.store_id.state_name for one in unknown}
+            for name in {stale_id.store_id.state_name for stale_id in unknown}
         }
         leased = {}
-        for one in unknown:
-            run_id, assigned = told[one.store_id.state_name]
-            leased[one] = assigned.get(one.store_id.partition_id) if one.query_run_id == run_id else None
-        return {one for one, where in leased.items() if where is not None and where.instance_id == location.instance_id}
+        for stale_id in unknown:
+            run_id, assigned = assignments[stale_id.store_id.state_name]
+            leased[stale_id] = assigned.get(stale_id.store_id.partition_id) if stale_id.query_run_id == run_id else None
+        return {
+            stale_id
+            for stale_id, where in leased.items()
+            if where is not None and where.instance_id == location.instance_id
+        }

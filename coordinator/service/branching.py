@@ -81,10 +81,10 @@ class Branching:
         def first(ledger: StateLedger) -> Branched:
             return first_record(ledger, parent, name, version)
 
-        wanted = await owner.read(first)
+        record = await owner.read(first)
         drops = await branch.read(lambda ledger: ledger.drops)
         made_at_ms = now_ms(self._clock)
-        await self._note(owners(wanted), BranchMade(name, parent.state_name, version, made_at_ms))
+        await self._note(owners(record), BranchMade(name, parent.state_name, version, made_at_ms))
         # Read again: from here on cleaning keeps the files that the branch needs.
         begun = await owner.read(first)
 
@@ -98,13 +98,13 @@ class Branching:
             raise taken(StateLedger(name), parent.state_name, version)
         made = await self.existing(parent.state_name, version, name)
         assert made is not None
-        for one in sorted(owners(begun)):
-            await (await self._writer_of(one)).decide(lambda _: ([BranchBorn(name)], None))
+        for state_name in sorted(owners(begun)):
+            await (await self._writer_of(state_name)).decide(lambda _: ([BranchBorn(name)], None))
         return made
 
     async def _note(self, names: Iterable[str], made: BranchMade) -> None:
         """Write to the logs of the states whose files a branch needs that it is being made."""
-        writers = [await self._writer_of(one) for one in sorted(names)]
+        writers = [await self._writer_of(state_name) for state_name in sorted(names)]
         if strangers := [writer for writer in writers if writer.metadata is None]:
             raise InvalidRequestError(
                 "files that the branch needs belong to a state that is not there any more; nothing was made; restore its folder",

@@ -97,7 +97,7 @@ class RayActors:
         if node_id not in self._raylets:
             nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
             self._raylets |= {
-                one["NodeID"]: (one["NodeManagerAddress"], one["NodeManagerPort"]) for one in nodes if one["Alive"]
+                node["NodeID"]: (node["NodeManagerAddress"], node["NodeManagerPort"]) for node in nodes if node["Alive"]
             }
         raylet = self._raylets.get(node_id)
         if raylet is None:

@@ -215,14 +215,14 @@ class Coordinator:
         outcomes = await asyncio.gather(
             *(self._commit(state_name, writer, commit) for commit in commits), return_exceptions=True
         )
-        told: list[AcceptedCommits | StateStoreError] = []
+        answers: list[AcceptedCommits | StateStoreError] = []
         for commit, outcome in zip(commits, outcomes, strict=True):
             if isinstance(outcome, StateStoreError):
                 self._metrics.refused(state_name, commit.entries[0].partition_id, outcome)
             elif not isinstance(outcome, AcceptedCommits):
                 raise outcome
-            told.append(outcome)
-        return told
+            answers.append(outcome)
+        return answers
 
     async def _commit(self, state_name: str, writer: LedgerWriter, commit: PartitionCommit) -> AcceptedCommits:
         accepted, is_new = await self._leasing.commit(writer, commit)
@@ -232,9 +232,9 @@ class Coordinator:
             self._leasing.count_piggybacked(state_name, commit.entries[0].partition_id)
         return accepted
 
-    async def begin_batch(self, task: TaskIdentity, planned: int, asked: int | None) -> BatchShards:
+    async def begin_batch(self, task: TaskIdentity, planned: int, requested: int | None) -> BatchShards:
         """Return the shards of a batch that is about to be planned; see :meth:`Leasing.begin_batch`."""
-        return await self._leasing.begin_batch(task, planned, asked)
+        return await self._leasing.begin_batch(task, planned, requested)
 
     async def batch_result(self, task: TaskIdentity, shards: BatchShards) -> tuple[BatchResult, Placement, BatchShards]:
         """Return the result of a batch, with the shards that have not committed it, and the next batch's placement and shards.
@@ -395,9 +395,9 @@ class Coordinator:
         """Let readers see a batch that Spark has finished; see :meth:`Versions.batch_finished`."""
         await self._versions.batch_finished(state_names, run_id, batch_id, within_s)
 
-    async def read_view(self, state_name: str, asked: WantedView, known: ViewId | None) -> ReadView | None:
+    async def read_view(self, state_name: str, request: WantedView, cached: ViewId | None) -> ReadView | None:
         """Return what a reader needs to read a version; see :meth:`Versions.read_view`."""
-        return await self._versions.read_view(state_name, asked, known)
+        return await self._versions.read_view(state_name, request, cached)
 
     async def list_versions(self, state_name: str, count: int, is_committed: bool = False) -> tuple[VersionStats, ...]:
         """Return the newest versions that can be read; see :meth:`Versions.list_newest`."""
@@ -531,12 +531,12 @@ class Coordinator:
         """Return whether a state's query is active, and its driver reports it."""
         return self._is_active(ledger) and self._metrics.is_running(ledger.run_id)
 
-    async def watch(self, known: Mapping[str, str]) -> dict[str, Any]:
+    async def watch(self, known_stamps: Mapping[str, str]) -> dict[str, Any]:
         """:meth:`status` for a caller that polls: with details, and only of queries that changed.
 
         Parameters
         ----------
-        known
+        known_stamps
             ``stamps`` of the last answer.
 
         Returns
@@ -545,7 +545,7 @@ class Coordinator:
             ``queries`` whose stamp is another one now; ``stamps`` of all states; ``took_ms``, for how long no other request was
             answered meanwhile; ``executors`` of all drivers; ``running``, the batches that take long, by state.
         """
-        return await self._overview.changes(known)
+        return await self._overview.changes(known_stamps)
 
     async def samples(self) -> list[Sample]:
         """Return the metrics of the states that are open."""

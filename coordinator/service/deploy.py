@@ -224,12 +224,12 @@ def _knock(address: str) -> None:
     AuthenticationError
         The cluster asks for a token that this process does not have.
     """
-    found = address
+    gcs_address = address
     if address == "auto":
-        found = services.get_ray_address_from_environment("auto", None)
+        gcs_address = services.get_ray_address_from_environment("auto", None)
         if not os.environ.get("RAY_ADDRESS"):
-            _check_owner(found)
-    host, _, port = found.rpartition(":")
+            _check_owner(gcs_address)
+    host, _, port = gcs_address.rpartition(":")
     if not (host and port.isdigit()):
         return
     with socket.create_connection((host, int(port)), timeout=_KNOCK_S) as connected:
@@ -240,7 +240,7 @@ def _knock(address: str) -> None:
         # Ray takes the token that it finds on this machine, once it joins.
         return
     with native_notes_kept():
-        GcsClient(address=found)
+        GcsClient(address=gcs_address)
 
 
 def _check_http2(connected: socket.socket) -> None:

@@ -91,11 +91,11 @@ class Dropping:
         branches = await self._branches(writer)
 
         def decide(ledger: StateLedger) -> tuple[list[Record], tuple[int, str, set[str]]]:
-            if there := sorted(branches | (ledger.branches.keys() - ledger.born)):
+            if live_branches := sorted(branches | (ledger.branches.keys() - ledger.born)):
                 raise InvalidRequestError(
                     "the state has branches, which need its files; nothing was changed; drop those first",
                     state=state_name,
-                    branches=", ".join(there),
+                    branches=", ".join(live_branches),
                 )
             if self._is_active(ledger) and ledger.query_id != PYTHON_QUERY_ID and not is_over:
                 raise InvalidRequestError(
@@ -106,7 +106,7 @@ class Dropping:
                     query_id=ledger.query_id,
                     run_id=ledger.run_id,
                 )
-            newest = {one.version for shard in ledger.assigned() for one in ledger.entries(shard)}
+            newest = {entry.version for shard in ledger.assigned() for entry in ledger.entries(shard)}
             needs = owners_of(ledger) if ledger.origin is not None else set()
             records: list[Record] = [Dropped(None if metadata is None else metadata.to_json())]
             return [] if dry_run else records, (len(newest), ledger.query_id, needs)
@@ -114,10 +114,12 @@ class Dropping:
         versions, query_id, needs = await writer.decide(decide)
         is_of_python = query_id in ("", PYTHON_QUERY_ID)
         of_query = () if is_of_python else await self._states.of_query(query_id)
-        others = sorted(
-            other.metadata.state_name for other in of_query if other.metadata is not None and other is not writer
+        siblings = sorted(
+            sibling.metadata.state_name
+            for sibling in of_query
+            if sibling.metadata is not None and sibling is not writer
         )
-        dropped = DroppedState(state_name, versions, len(infos), sum(info.size for info in infos), tuple(others))
+        dropped = DroppedState(state_name, versions, len(infos), sum(info.size for info in infos), tuple(siblings))
         if dry_run:
             return dropped
         await asyncio.to_thread(self._store.delete_all, [info.path for info in infos])

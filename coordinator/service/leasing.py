@@ -123,18 +123,18 @@ class Leasing:
 
         existing = await writer.read(look)
         if existing is not None:
-            begun, gone = changes(existing, metadata.schema)
-            if begun or gone:
+            begun, dropped = changes(existing, metadata.schema)
+            if begun or dropped:
                 # A renamed column is another column: the log shows it to users who did not mean that.
                 log.warning(
                     "%s: starting from nothing: %s; left out: %s",
                     metadata.state_name,
                     begun or "-",
-                    gone or "-",
+                    dropped or "-",
                     extra={"state": metadata.state_name, "query": metadata.query_id},
                 )
 
-    async def begin_batch(self, task: TaskIdentity, planned: int, asked: int | None) -> BatchShards:
+    async def begin_batch(self, task: TaskIdentity, planned: int, requested: int | None) -> BatchShards:
         """Return the shards of a batch that is about to be planned.
 
         Parameters
@@ -143,7 +143,7 @@ class Leasing:
             Any task of the batch.
         planned
             Number of shards of a state that does not exist yet.
-        asked
+        requested
             See :func:`~coordinator.ledger.rescaling.decide_shards`.
         """
         writer = await self._writer_of(task.state_name)
@@ -152,7 +152,7 @@ class Leasing:
             return BatchShards(0, planned)
 
         def decide(ledger: StateLedger) -> tuple[list[Record], tuple[bool, ShardLayout]]:
-            records, layout = decide_shards(ledger, created, task, asked)
+            records, layout = decide_shards(ledger, created, task, requested)
             return records, (bool(records), layout)
 
         is_new, layout = await writer.decide(decide)
@@ -243,8 +243,8 @@ class Leasing:
         return replace(grant, lease=lease, upstream=tuple(upstream)), is_new, former
 
     def _standbys(self, state_name: str, partition_id: int, holder: ActorLocation) -> tuple[str, ...]:
-        found = self._placing.standbys(state_name, partition_id, holder, self._fleet)
-        return tuple(one.actor_name for one in found)
+        standbys = self._placing.standbys(state_name, partition_id, holder, self._fleet)
+        return tuple(location.actor_name for location in standbys)
 
     def next_lease(
         self, ledger: StateLedger, created: StateMetadata, entries: Sequence[CommitEntry]
@@ -270,7 +270,7 @@ class Leasing:
             holder,
             self._standbys(ledger.state_name, entry.partition_id, holder),
         )
-        read = next((one.watermarks for one in entries if one.store_name == DEFAULT_STORE), Watermarks())
+        read = next((entry.watermarks for entry in entries if entry.store_name == DEFAULT_STORE), Watermarks())
         return LeaseGrant(lease, entry.version, read)
 
     async def commit(self, writer: LedgerWriter, commit: PartitionCommit) -> tuple[AcceptedCommits, bool]:

@@ -51,10 +51,10 @@ class MetricExport:
                         instrument.inc(increment, tags=tags)
 
     def _instrument(self, metric: Metric) -> Any:
-        found = self._instruments.get(metric.name)
-        if found is None:
-            found = self._instruments[metric.name] = _made(metric)
-        return found
+        instrument = self._instruments.get(metric.name)
+        if instrument is None:
+            instrument = self._instruments[metric.name] = _made(metric)
+        return instrument
 
 
 async def keep_exporting(uri: str, samples: Callable[[], Awaitable[Iterable[Sample]]]) -> None:

@@ -81,14 +81,14 @@ class Overview:
             "unreadable": unreadable,
         }
 
-    async def changes(self, known: Mapping[str, str]) -> dict[str, Any]:
+    async def changes(self, known_stamps: Mapping[str, str]) -> dict[str, Any]:
         """Return what changed since the last answer; see :meth:`~coordinator.service.coordinator.Coordinator.watch`."""
         stamps: dict[str, str] = {}
         queries: list[dict[str, Any]] = []
         took_s = 0.0
         for name, writer in self._states.writers():
             began_s = self._clock.elapsed_s()
-            details = self._changed_details(name, writer, known, stamps)
+            details = self._changed_details(name, writer, known_stamps, stamps)
             took_s += self._clock.elapsed_s() - began_s
             if details is not None:
                 queries.append(details)
@@ -96,7 +96,7 @@ class Overview:
                 await asyncio.sleep(0)
         for name, state in self._states.resting().items():
             stamps[name] = state.stamp
-            if known.get(name) != state.stamp:
+            if known_stamps.get(name) != state.stamp:
                 queries.append(state.details())
         return {
             **fleet_status(self._uri, self._coordinator(), self._actors, queries),
@@ -108,17 +108,17 @@ class Overview:
         }
 
     def _changed_details(
-        self, name: str, writer: LedgerWriter, known: Mapping[str, str], stamps: dict[str, str]
+        self, name: str, writer: LedgerWriter, known_stamps: Mapping[str, str], stamps: dict[str, str]
     ) -> dict[str, Any] | None:
         """Enter a query's stamp, and return its details if the known stamp is another one."""
         ledger, created = writer.ledger, writer.metadata
         if ledger is None or created is None:
-            if created is not None and name in known:
-                stamps[name] = known[name]  # its log is being read again
+            if created is not None and name in known_stamps:
+                stamps[name] = known_stamps[name]  # its log is being read again
             return None
         is_active = self._is_active(ledger)
         stamps[name] = self.stamp(name, writer, is_active=is_active)
-        return None if known.get(name) == stamps[name] else self.details(ledger, created, is_active=is_active)
+        return None if known_stamps.get(name) == stamps[name] else self.details(ledger, created, is_active=is_active)
 
     def details(self, ledger: StateLedger, created: StateMetadata, *, is_active: bool) -> dict[str, Any]:
         """Return all that is shown of a query."""

@@ -214,9 +214,9 @@ class StateMetrics:
 
     async def _stats_of(self, stamp: str, ledger: StateLedger, metadata: StateMetadata) -> StateStats:
         """Return the sums over a state's shards: those of the last call if the stamp is the same."""
-        known = self._states[metadata.state_name].stats
-        if known is not None and known[0] == stamp:
-            return known[1]
+        cached = self._states[metadata.state_name].stats
+        if cached is not None and cached[0] == stamp:
+            return cached[1]
         stats, partitions = StateStats(), ledger.layouts.newest(first_layout(metadata)).partitions
         for begin in range(0, len(partitions), _AT_ONCE):
             shards = partitions[begin : begin + _AT_ONCE]

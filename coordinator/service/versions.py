@@ -45,14 +45,14 @@ class Versions:
         #: Whether the states that existed when this coordinator started are open; later ones are opened when they are created.
         self._all_are_open = False
 
-    async def read_view(self, state_name: str, asked: WantedView, known: ViewId | None = None) -> ReadView | None:
+    async def read_view(self, state_name: str, request: WantedView, cached: ViewId | None = None) -> ReadView | None:
         """Return what a reader needs to read a version of a state, by the log as it was at most :data:`RECENT_S` ago.
 
         Parameters
         ----------
-        asked
+        request
             The newest version by default: one cut across the shards of all operators of its query, whose batch Spark has finished.
-        known
+        cached
             Id of the view that the caller has.
 
         Returns
@@ -74,11 +74,11 @@ class Versions:
                 "there is no such state; nothing was changed; `statefleet status` lists those that there are",
                 state=state_name,
             )
-        others = await self._newest_beside(writer, asked.is_committed) if asked.version is None else []
+        sibling_versions = await self._newest_beside(writer, request.is_committed) if request.version is None else []
 
         def view(ledger: StateLedger) -> ReadView | None:
-            cut = cut_of(newest_readable(ledger, created, is_committed=asked.is_committed), others)
-            return read_view(ledger, created, cut, asked, known)
+            cut = cut_of(newest_readable(ledger, created, is_committed=request.is_committed), sibling_versions)
+            return read_view(ledger, created, cut, request, cached)
 
         return await writer.read(view, max_age_s=RECENT_S)
 
@@ -133,12 +133,12 @@ class Versions:
             return newest_readable(ledger, created, is_committed=is_committed)
 
         beside = [
-            (other, created)
-            for other in await self._states.of_query(query_id)
-            if other is not writer and (created := other.metadata) is not None
+            (sibling, created)
+            for sibling in await self._states.of_query(query_id)
+            if sibling is not writer and (created := sibling.metadata) is not None
         ]
         return await asyncio.gather(
-            *(other.read(partial(look, created), max_age_s=RECENT_S) for other, created in beside)
+            *(sibling.read(partial(look, created), max_age_s=RECENT_S) for sibling, created in beside)
         )
 
     async def locate(self, state_name: str, shard: int, version: int | None = None) -> ShardLocation:
@@ -155,8 +155,8 @@ class Versions:
         def look(ledger: StateLedger) -> ShardLocation:
             partition_id = shard
             if created is not None:
-                wanted = sys.maxsize if version is None else version
-                layout = ledger.layouts.with_version(first_layout(created), wanted)
+                limit = sys.maxsize if version is None else version
+                layout = ledger.layouts.with_version(first_layout(created), limit)
                 partition_id = layout.first_partition + shard
             store_id = StateStoreId(ledger.root, 0, partition_id)
             newest = ledger.base_version(partition_id, sys.maxsize)
@@ -184,9 +184,9 @@ class Versions:
         VersionNotFoundError
             Not every shard has the version, or it is not retained any more.
         """
-        found = await self._branching.existing(state_name, version, name)
-        if found is not None:
-            return found
+        branch = await self._branching.existing(state_name, version, name)
+        if branch is not None:
+            return branch
         view = await self.read_view(state_name, WantedView(version))
         assert view is not None
         parent = (await self._writer_of(state_name)).metadata

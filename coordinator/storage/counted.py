@@ -44,11 +44,11 @@ class StorageStats:
 
     def trouble(self) -> dict[str, int]:
         """Return how often requests failed, by error, and how often puts were repeated."""
-        found = Counter({"repeated": self.retries})
+        counts = Counter({"repeated": self.retries})
         with self.lock:
             for (_, error), count in self.errors.items():
-                found[error] += count
-        return dict(found)
+                counts[error] += count
+        return dict(counts)
 
     def samples(self, process: str) -> Iterator[Sample]:
         """Yield the counts as metrics of a kind of process."""

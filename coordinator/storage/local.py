@@ -155,8 +155,8 @@ class LocalObjectStore:
             for name in names:
                 file = Path(folder, name)
                 with suppress(FileNotFoundError):  # deleted since it was listed
-                    found = file.stat()
-                    yield ObjectInfo(str(file.relative_to(self._root)), found.st_size, found.st_mtime)
+                    status = file.stat()
+                    yield ObjectInfo(str(file.relative_to(self._root)), status.st_size, status.st_mtime)
 
     def delete(self, path: str) -> None:
         try:
@@ -183,9 +183,9 @@ class LocalObjectStore:
             self._make_folder(target.parent)
             descriptor = self._calls.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
             try:
-                left = memoryview(data)
-                while left:  # Linux writes 2 GiB at most in one call
-                    left = left[self._calls.write(descriptor, left) :]
+                remaining = memoryview(data)
+                while remaining:  # Linux writes 2 GiB at most in one call
+                    remaining = remaining[self._calls.write(descriptor, remaining) :]
                 self._calls.fsync(descriptor)
             finally:
                 self._calls.close(descriptor)
@@ -201,20 +201,20 @@ class LocalObjectStore:
 
     def _make_folder(self, folder: Path) -> None:
         """Create a folder if needed, and make its name and those of the folders above it outlive a power loss."""
-        there = self._identity(folder)
-        if there is not None and self._durable.get(folder) == there:
+        identity = self._identity(folder)
+        if identity is not None and self._durable.get(folder) == identity:
             return
-        if there is not None and there[0] != self._parent_device(folder):
+        if identity is not None and identity[0] != self._parent_device(folder):
             return  # the root of a file system has no name in one
         self._make_folder(folder.parent)
-        if there is None:
+        if identity is None:
             with suppress(FileExistsError):
                 self._calls.mkdir(folder, 0o700 if folder == self._root else 0o777)
         try:
             self._sync(folder.parent)
         except PermissionError:
             # Above the root are folders of other users, such as /home. This process has created nothing in those that it may not read.
-            if there is None or not self._root.is_relative_to(folder):
+            if identity is None or not self._root.is_relative_to(folder):
                 raise
         now = self._identity(folder)
         if now is not None:
@@ -222,12 +222,12 @@ class LocalObjectStore:
 
     def _identity(self, folder: Path) -> tuple[int, int] | None:
         try:
-            found = self._calls.stat(folder)
+            status = self._calls.stat(folder)
         except FileNotFoundError:
             return None
-        if not stat.S_ISDIR(found.st_mode):
+        if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(f"{folder} is not a folder")
-        return found.st_dev, found.st_ino
+        return status.st_dev, status.st_ino
 
     def _parent_device(self, folder: Path) -> int | None:
         """Return the device of the folder above; None above ``/``."""

@@ -190,12 +190,12 @@ def look_into(store: ObjectStore, folder: str, place: str) -> ProbeResult:
     if _FOLDER.fullmatch(folder) is None:
         raise InvalidRequestError("this is no folder of a proof; nothing was written", folder=folder)
     try:
-        found = store.get(f"{folder}/{_FROM_STORE}").decode(errors="replace")
+        text = store.get(f"{folder}/{_FROM_STORE}").decode(errors="replace")
     except FileNotFoundError:
         return ProbeResult(None, "", place)
     answer = uuid.uuid4().hex
     store.put(f"{folder}/{_FROM_COORDINATOR}", answer.encode())
-    return ProbeResult(found, answer, place)
+    return ProbeResult(text, answer, place)
 
 
 def prove_shared(store: ObjectStore, look: Callable[[str], ProbeResult], place: str) -> None:
@@ -224,12 +224,12 @@ def prove_shared(store: ObjectStore, look: Callable[[str], ProbeResult], place: 
     try:
         sighting = look(folder)
         try:
-            seen = store.get(f"{folder}/{_FROM_COORDINATOR}").decode(errors="replace")
+            answer = store.get(f"{folder}/{_FROM_COORDINATOR}").decode(errors="replace")
         except FileNotFoundError:
-            seen = None
+            answer = None
     finally:
         _remove_all(store, folder)
-    if sighting.found != mine or seen != sighting.answer:
+    if sighting.found != mine or answer != sighting.answer:
         raise SetupError(
             "a store actor and the coordinator have the same URI and see different storage, so what one writes the others could not "
             "read; nothing was written to any state; use storage that every node reaches: s3://, gs:// or az://, or for file:// a "

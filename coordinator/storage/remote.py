@@ -262,10 +262,10 @@ class RemoteObjectStore:
         from obstore.exceptions import BaseError
 
         try:
-            found = obstore.list_with_delimiter(self._store)["common_prefixes"]
+            prefixes = obstore.list_with_delimiter(self._store)["common_prefixes"]
         except (BaseError, OSError) as error:
             raise self._failed("", error) from None
-        return sorted(prefix.rstrip("/") for prefix in found)
+        return sorted(prefix.rstrip("/") for prefix in prefixes)
 
     def _failed(self, path: str, error: Exception) -> StorageUnavailableError:
         advice = (
@@ -323,7 +323,7 @@ def _is_refusal(error: Exception) -> bool:
 def _told(error: Exception) -> str:
     """Return the cause of an obstore exception, without text in which a server may repeat its request."""
     text = str(error).partition("\n\nDebug source")[0]
-    told, _, body = text.partition("<")
-    told = re.sub(r"//[^/@\s]*@", "//", re.sub(r"\?\S*", "", told))[:300].rstrip(" :\n")
+    summary, _, body = text.partition("<")
+    summary = re.sub(r"//[^/@\s]*@", "//", re.sub(r"\?\S*", "", summary))[:300].rstrip(" :\n")
     code = re.search(r"<Code>(\w{1,80})</Code>", body)
-    return f"{type(error).__name__}: {told}" + (f" ({code[1]})" if code else "")
+    return f"{type(error).__name__}: {summary}" + (f" ({code[1]})" if code else "")

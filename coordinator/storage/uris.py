@@ -36,29 +36,29 @@ def normalize_uri(uri: str) -> str:
             "a fleet's URI holds no password; credentials belong in the environment", scheme=parts.scheme
         )
     # The text after a question mark, or before an @, may be a secret: no error repeats it.
-    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if parts.scheme else "(no scheme)"
+    public_uri = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if parts.scheme else "(no scheme)"
     if parts.username is not None and _ALIASES.get(parts.scheme, parts.scheme) != "az":
         raise InvalidRequestError(
             "a fleet's URI holds no user and no key; credentials belong in the environment or in storage_options",
-            uri=shown,
+            uri=public_uri,
         )
     scheme = _ALIASES.get(parts.scheme, parts.scheme)
     if scheme not in _SCHEMES:
         raise InvalidRequestError(
             "a fleet's URI needs one of the schemes file, s3 (or s3a), gs, az, such as file:///var/lib/statefleet or "
             "s3://bucket/prefix",
-            uri=shown,
+            uri=public_uri,
         )
     if parts.query or parts.fragment:
-        raise InvalidRequestError("a fleet's URI has no '?' or '#' (write %3F or %23 in a file path)", uri=shown)
+        raise InvalidRequestError("a fleet's URI has no '?' or '#' (write %3F or %23 in a file path)", uri=public_uri)
     path = parts.path.rstrip("/")
     if scheme == "file":
         if parts.netloc not in ("", "localhost") or not path.startswith("/"):
-            raise InvalidRequestError("a file URI needs an absolute path: file:///folder", uri=shown)
+            raise InvalidRequestError("a file URI needs an absolute path: file:///folder", uri=public_uri)
         return f"file://{os.path.normpath(path)}"
     if not parts.netloc:
         raise InvalidRequestError(
-            f"the URI names no bucket: {scheme}://bucket/prefix (or use file:///folder)", uri=shown
+            f"the URI names no bucket: {scheme}://bucket/prefix (or use file:///folder)", uri=public_uri
         )
     return f"{scheme}://{parts.netloc}{path}"
 

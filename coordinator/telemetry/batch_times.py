@@ -67,14 +67,14 @@ def phases(batch: Mapping[str, Any]) -> list[int | None]:
     batch
         Moments as of :func:`moments`, with ``planned_ms`` and ``ended_ms``.
     """
-    planned, asked, leased = batch.get("planned_ms"), batch.get("asked_ms"), batch.get("leased_ms")
+    planned, requested, leased = batch.get("planned_ms"), batch.get("asked_ms"), batch.get("leased_ms")
     begun, counted, ended = batch.get("begun_ms"), batch.get("counted_ms"), batch.get("ended_ms")
     apply, write = batch.get("apply_ms"), batch.get("write_ms")
     written = None if None in (begun, apply, write) else begun + apply + write  # type: ignore[operator]
-    spark_end = begun if asked is None else asked
+    spark_end = begun if requested is None else requested
     return [
         _between(planned, spark_end),
-        _between(asked, leased),
+        _between(requested, leased),
         _between(leased, begun),
         apply,
         write,

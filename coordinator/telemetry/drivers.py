@@ -104,13 +104,13 @@ class Drivers:
         now_s
             Time of a clock that never goes back.
         """
-        known = {(loss.application, loss.executor.executor_id) for loss in self._losses}
+        reported = {(loss.application, loss.executor.executor_id) for loss in self._losses}
         lost = [
             executor
             for executor in report.executors
             if executor.lost_at_ms is not None
             and not executor.is_expected
-            and (report.application, executor.executor_id) not in known
+            and (report.application, executor.executor_id) not in reported
         ]
         for executor in lost:
             self._counted += 1

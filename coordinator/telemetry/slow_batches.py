@@ -152,7 +152,7 @@ def running_batch(
     missing
         Shards of the state that have not committed it yet.
     """
-    usual_ms = int(median(other.took_ms for other in recent)) if len(recent) >= _LEAST else None
+    usual_ms = int(median(earlier.took_ms for earlier in recent)) if len(recent) >= _LEAST else None
     is_overdue = usual_ms is not None and (
         batch.running_ms > _OVERDUE_TIMES * usual_ms and batch.running_ms - usual_ms >= _OVERDUE_LONGER_MS
     )
@@ -187,7 +187,7 @@ def explanation(state_name: str, batch: EndedBatch, recent: Sequence[EndedBatch]
     recent
         The batches before it.
     """
-    usual_ms = median(other.took_ms for other in recent)
+    usual_ms = median(earlier.took_ms for earlier in recent)
     summary = f"batch {batch.last.version - 1} of {state_name} took {_s(batch.took_ms)} (median {_s(usual_ms)})"
     where = ", ".join(_lost(batch, recent, context)) or "nobody knows where its time went"
     reasons = [*_reasons(batch, recent, context)]
@@ -212,8 +212,8 @@ def _lost(batch: EndedBatch, recent: Sequence[EndedBatch], context: BatchContext
 
 
 def _usual_phase(recent: Sequence[EndedBatch], index: int) -> float:
-    known = [took_ms for batch in recent if (took_ms := batch.phases[index]) is not None]
-    return median(known) if known else 0.0
+    durations = [took_ms for batch in recent if (took_ms := batch.phases[index]) is not None]
+    return median(durations) if durations else 0.0
 
 
 def _words(phase: str, took_ms: int, last: CommitEntry, context: BatchContext) -> str:
@@ -244,15 +244,15 @@ def _words(phase: str, took_ms: int, last: CommitEntry, context: BatchContext) -
 def _hand_over(shard: str, took_ms: int, last: CommitEntry, context: BatchContext) -> str:
     if last.restore_ms < took_ms / 2:
         return f"handing rows over to {shard} (on their way, or waiting for its threads or memory)"
-    what = f"loading {size_text(last.load_bytes)}" if last.load_bytes else f"coming to version {last.base_version}"
+    action = f"loading {size_text(last.load_bytes)}" if last.load_bytes else f"coming to version {last.base_version}"
     if context.was_lost:
-        return f"in {shard} {what} after its store actor was lost"
-    return f"in {shard} {what}" + (f" after it was moved ({context.move.reason})" if context.move else "")
+        return f"in {shard} {action} after its store actor was lost"
+    return f"in {shard} {action}" + (f" after it was moved ({context.move.reason})" if context.move else "")
 
 
 def _reasons(batch: EndedBatch, recent: Sequence[EndedBatch], context: BatchContext) -> Iterator[str]:
     """Describe what else was unusual."""
-    usual_rows = median(other.rows_in for other in recent)
+    usual_rows = median(earlier.rows_in for earlier in recent)
     if batch.rows_in > _MANY_ROWS * max(1, usual_rows):
         yield f"it had {batch.rows_in:,} rows (median {usual_rows:,.0f})"
     if batch.last.failures:

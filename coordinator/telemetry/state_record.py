@@ -195,8 +195,8 @@ class StateRecord:
             yield Sample("statefleet_moves_total", count, (state_name, kind))
         for error, count in self.refused.items():
             yield Sample("statefleet_refusals_total", count, (state_name, error))
-        for place, count in operations.items():
-            yield Sample("statefleet_leases_total", count, (state_name, place))
+        for label, count in operations.items():
+            yield Sample("statefleet_leases_total", count, (state_name, label))
         while self._not_exported_s:
             yield Sample("statefleet_batch_seconds", self._not_exported_s.popleft(), (state_name,))
 

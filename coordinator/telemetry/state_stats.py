@@ -114,8 +114,8 @@ class StateStats:
         for shard in shards:
             self.shards, self.rows, self.bytes = self.shards + 1, self.rows + shard.rows, self.bytes + shard.bytes
             self.version = shard.version if self.version is None else min(self.version, shard.version)
-            for place, count in shard.operations.items():
-                self.operations[place] += count
+            for locality, count in shard.operations.items():
+                self.operations[locality] += count
             if shard.lease is not None:
                 self.holders[shard.lease[1]] += 1
             entry = shard.entry
@@ -132,7 +132,7 @@ class StateStats:
     @property
     def labelled_operations(self) -> dict[str, int]:
         """State operations by the label of the metric."""
-        return {_PLACES[place]: count for place, count in self.operations.items()}
+        return {_PLACES[locality]: count for locality, count in self.operations.items()}
 
     def samples(self, state_name: str, actors: ActorRegistry, *, is_active: bool) -> Iterator[Sample]:
         """Return the sums as metrics."""

@@ -70,13 +70,13 @@ class PandasForm:
             together = groups.rows.filter(pa.array(np.repeat(~alone, ends - begins)))
             shift = np.cumsum(np.where(alone, ends - begins, 0))
         whole = _frame(together, self._serializer)
-        for begin, end, by_itself, gone in zip(
+        for begin, end, by_itself, removed in zip(
             begins.tolist(), ends.tolist(), alone.tolist(), shift.tolist(), strict=True
         ):
             if by_itself:
                 frame, start, stop = _frame(groups.rows.slice(begin, end - begin), self._serializer), 0, end - begin
             else:
-                frame, start, stop = whole, begin - gone, end - gone
+                frame, start, stop = whole, begin - removed, end - removed
             yield self._chunks(frame, start, stop)
 
     def _chunks(self, frame: pd.DataFrame, start: int, stop: int) -> Iterator[pd.DataFrame]:

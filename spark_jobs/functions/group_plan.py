@@ -84,7 +84,7 @@ class GroupStatePlan:
         )
 
 
-def build_group_state(grouped: GroupedData, given: GroupFunction, stateful_mode: str | None) -> GroupStatePlan:
+def build_group_state(grouped: GroupedData, definition: GroupFunction, stateful_mode: str | None) -> GroupStatePlan:
     """Plan of ``df.groupBy(..).applyInPandasWithState(...)`` or its Arrow form.
 
     Parameters
@@ -97,24 +97,24 @@ def build_group_state(grouped: GroupedData, given: GroupFunction, stateful_mode:
     InvalidRequestError
         The output mode, the timeouts or a type is not supported, or timeouts need a watermark that is not there.
     """
-    mode = function_mode(given.output_mode, stateful_mode)
-    if not callable(given.function):
-        raise InvalidRequestError("the function is called for each key", given=type(given.function).__name__)
-    if given.timeout_conf not in _TIMEOUTS:
-        raise InvalidRequestError(f"timeoutConf is one of {', '.join(_TIMEOUTS)}", timeoutConf=given.timeout_conf)
-    output, state = struct_type(given.output, "outputStructType"), struct_type(given.state, "stateStructType")
+    mode = function_mode(definition.output_mode, stateful_mode)
+    if not callable(definition.function):
+        raise InvalidRequestError("the function is called for each key", given=type(definition.function).__name__)
+    if definition.timeout_conf not in _TIMEOUTS:
+        raise InvalidRequestError(f"timeoutConf is one of {', '.join(_TIMEOUTS)}", timeoutConf=definition.timeout_conf)
+    output, state = struct_type(definition.output, "outputStructType"), struct_type(definition.state, "stateStructType")
     columns = StateColumns(to_arrow_schema(state))
     given_rows = GroupedInput.of(
         grouped,
-        late_times=given.timeout_conf == GroupStateTimeout.EventTimeTimeout,
-        reserved=(KEY_INDEX,) if given.arrow else (),
+        late_times=definition.timeout_conf == GroupStateTimeout.EventTimeTimeout,
+        reserved=(KEY_INDEX,) if definition.arrow else (),
     )
-    shown = ViewComponent(store=columns.group_store(given_rows.keys))
-    given_rows.view.show_keys(shown)
+    view = ViewComponent(store=columns.group_store(given_rows.keys))
+    given_rows.view.show_keys(view)
     for name, tree in columns.shown_trees():
-        shown.value(name, tree, of="state")
-    shown.extra(EXISTS.name, column(EXISTS.name))
-    shown.extra("timeout", {"op": "timestamp", "unit": "us", "args": [column(TIMEOUT.name)]})
+        view.value(name, tree, of="state")
+    view.extra(EXISTS.name, column(EXISTS.name))
+    view.extra("timeout", {"op": "timestamp", "unit": "us", "args": [column(TIMEOUT.name)]})
     schema = StateSchema(
         keys=given_rows.keys,
         inputs=given_rows.inputs,
@@ -123,12 +123,12 @@ def build_group_state(grouped: GroupedData, given: GroupFunction, stateful_mode:
         delay_ms=given_rows.delay_ms,
         output_mode=mode,
         operator=OperatorKind.GROUP_STATE,
-        options={"timeout_conf": given.timeout_conf},
-        shown={"": shown.to_json()},
+        options={"timeout_conf": definition.timeout_conf},
+        shown={"": view.to_json()},
     )
-    calls = _calls(given_rows.frame.sparkSession, given, output, state)
+    calls = _calls(given_rows.frame.sparkSession, definition, output, state)
     # As in Spark, nothing stateful can follow timeouts of event time: what they emit may be late for it.
-    appends = mode == "append" and given.timeout_conf != GroupStateTimeout.EventTimeTimeout
+    appends = mode == "append" and definition.timeout_conf != GroupStateTimeout.EventTimeTimeout
     return GroupStatePlan(
         inputs=(given_rows.frame,),
         schema=schema,
@@ -137,7 +137,7 @@ def build_group_state(grouped: GroupedData, given: GroupFunction, stateful_mode:
         calls=calls,
         view=given_rows.view,
         columns=columns,
-        timeout_conf=given.timeout_conf,
+        timeout_conf=definition.timeout_conf,
         has_watermark=given_rows.delay_ms is not None,
         keys=given_rows.grouping,
         state=state,
@@ -149,11 +149,11 @@ def _accumulator(field: Field) -> Accumulator:
     return Accumulator(AccumulatorKind.VALUE, (), (field,), meaning=field.name)
 
 
-def _calls(spark: SparkSession, given: GroupFunction, output: T.StructType, state: T.StructType) -> Calls:
-    if given.arrow:
-        return ArrowCalls(given.function, to_arrow_schema(output))
+def _calls(spark: SparkSession, definition: GroupFunction, output: T.StructType, state: T.StructType) -> Calls:
+    if definition.arrow:
+        return ArrowCalls(definition.function, to_arrow_schema(output))
     # pandas is loaded where it is used.
     from spark_jobs.functions.frames import PandasForm
     from spark_jobs.functions.pandas_calls import PandasCalls
 
-    return PandasCalls(given.function, state, PandasForm(output, **pandas_settings(spark)))
+    return PandasCalls(definition.function, state, PandasForm(output, **pandas_settings(spark)))

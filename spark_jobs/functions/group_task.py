@@ -166,13 +166,13 @@ class KeyedBatch:
         is_found = _mask(stored.column(FOUND))
         exists = is_found & _mask(stored.column(EXISTS.name))
         former_ms = pc.fill_null(single_chunk(stored.column(TIMEOUT.name)), NO_TIMEOUT * 1000).to_numpy() // 1000
-        seen = self.view.of(groups)
+        visible = self.view.of(groups)
         state = StateBatch(self.columns, self.columns.shown(stored), exists, former_ms, groups.offsets, moment)
-        yield from self.calls(seen, state)
+        yield from self.calls(visible, state)
         self._keep(groups.keys, is_found, state)
 
     def _keep(self, keys: pa.Table, is_found: Mask, state: StateBatch) -> None:
-        written, gone, timeouts_ms = state.outcome()
+        written, removed, timeouts_ms = state.outcome()
         if written.any():
             mask = pa.array(written)
             timeouts = pa.array(timeouts_ms * 1000, mask=timeouts_ms == NO_TIMEOUT)
@@ -182,9 +182,9 @@ class KeyedBatch:
             names = [field.name for field in (*self.columns.fields, EXISTS, TIMEOUT)]
             rows = keys.filter(mask)
             self.store.later("put", pa.table([*rows.columns, *columns], [*rows.column_names, *names]))
-        gone = gone & is_found
-        if gone.any():
-            self.store.later("remove", keys.filter(pa.array(gone)))
+        removed = removed & is_found
+        if removed.any():
+            self.store.later("remove", keys.filter(pa.array(removed)))
 
 
 def _leaves(tree: KeyTree) -> Iterator[str]:

@@ -116,7 +116,7 @@ class GroupedInput:
         )
 
 
-def struct_type(given: T.DataType | str, what: str) -> T.StructType:
+def struct_type(definition: T.DataType | str, subject: str) -> T.StructType:
     """Return a struct that the user defined by Spark's type or in DDL.
 
     Raises
@@ -124,23 +124,23 @@ def struct_type(given: T.DataType | str, what: str) -> T.StructType:
     InvalidRequestError
         It is no struct, has no columns or two of the same name, or has a type that Arrow lacks.
     """
-    kind = _parse_datatype_string(given) if isinstance(given, str) else given
+    kind = _parse_datatype_string(definition) if isinstance(definition, str) else definition
     if not isinstance(kind, T.StructType) or not kind.fields:
-        raise InvalidRequestError(f"{what} is a struct of at least one column", got=given)
+        raise InvalidRequestError(f"{subject} is a struct of at least one column", got=definition)
     if len(set(kind.names)) < len(kind.names):
-        raise InvalidRequestError(f"columns of {what} have distinct names", columns=kind.names)
+        raise InvalidRequestError(f"columns of {subject} have distinct names", columns=kind.names)
     for item in kind.fields:
         try:
             to_arrow_type(item.dataType)
         except (TypeError, ValueError) as error:
             raise InvalidRequestError(
-                f"{what} has a column of a type that Arrow does not carry; cast it",
+                f"{subject} has a column of a type that Arrow does not carry; cast it",
                 column=item.name,
                 type=item.dataType.simpleString(),
             ) from error
         if has_duplicate_names(item.dataType):
             raise InvalidRequestError(
-                f"{what} has a struct with fields of one name; give them names of their own",
+                f"{subject} has a struct with fields of one name; give them names of their own",
                 column=item.name,
                 type=item.dataType.simpleString(),
             )

@@ -97,8 +97,8 @@ class RowValues:
         Whether the field names of a Row have to be the columns. If not, the values of a Row with other names are taken in order.
     """
 
-    def __init__(self, kind: T.StructType, what: str, *, needs_names: bool = False) -> None:
-        self.kind, self._what, self._needs_names = kind, what, needs_names
+    def __init__(self, kind: T.StructType, subject: str, *, needs_names: bool = False) -> None:
+        self.kind, self._what, self._needs_names = kind, subject, needs_names
         self._types = [item.dataType for item in kind.fields]
         self._names = sorted(kind.names)
         self._row = T.Row(*kind.names)
@@ -115,7 +115,7 @@ class RowValues:
         """Return a tuple of Arrow's values as a Row of the columns."""
         return self._row(*self.shown(raw))
 
-    def raw(self, given: Any) -> Raw:
+    def raw(self, user_values: Any) -> Raw:
         """Return Arrow's values of a user's tuple, Row or list; later changes of nested values have no effect.
 
         The fields of a Row are taken by name, in any order.
@@ -125,12 +125,12 @@ class RowValues:
         InvalidRequestError
             The number of values is not that of the columns, names differ, or a value does not fit its type.
         """
-        values = self._ordered(given)
+        values = self._ordered(user_values)
         if values is None or len(values) != len(self._types):
             raise InvalidRequestError(
                 f"{self._what} takes a tuple with one value for each of its columns; nothing was changed",
                 columns=self.kind.names,
-                got=given,
+                got=user_values,
             )
         try:
             if not self._is_plain:
@@ -140,7 +140,7 @@ class RowValues:
             raise InvalidRequestError(
                 f"{self._what} has columns of other types ({error}); nothing was changed",
                 type=self.kind.simpleString(),
-                got=given,
+                got=user_values,
             ) from error
         if not all(fitting):
             item = self.kind.fields[fitting.index(False)]
@@ -149,17 +149,17 @@ class RowValues:
                 "cast it",
                 column=item.name,
                 type=item.dataType.simpleString(),
-                got=given,
+                got=user_values,
             )
         return values
 
-    def _ordered(self, given: Any) -> Raw | None:
+    def _ordered(self, user_values: Any) -> Raw | None:
         """Return the values in the order of the columns; None for anything but a tuple."""
-        names = getattr(given, "__fields__", None) if isinstance(given, T.Row) else None
+        names = getattr(user_values, "__fields__", None) if isinstance(user_values, T.Row) else None
         if names is None or list(names) == self.kind.names:
-            return tuple(given) if isinstance(given, tuple | list) else None
+            return tuple(user_values) if isinstance(user_values, tuple | list) else None
         if sorted(names) == self._names and len(set(names)) == len(names):
-            return tuple([given[names.index(name)] for name in self.kind.names])
+            return tuple([user_values[names.index(name)] for name in self.kind.names])
         if self._needs_names:
             raise InvalidRequestError(
                 f"{self._what} was given a Row whose fields are not its columns; nothing was changed; name them as the columns, or "
@@ -167,7 +167,7 @@ class RowValues:
                 columns=self.kind.names,
                 fields=list(names),
             )
-        return tuple(given)
+        return tuple(user_values)
 
     def tuples(self, arrays: Iterable[pa.Array]) -> list[Raw]:
         """Return the rows of Arrow columns as tuples of Arrow's values."""

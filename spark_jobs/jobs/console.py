@@ -104,13 +104,13 @@ def run_to_end(query: StreamingQuery, fleet: Fleet, name: str) -> int:
     pyspark.errors.StreamingQueryException
         The query failed.
     """
-    seen: set[int] = set()
+    printed: set[int] = set()
     rows = 0
     while True:
         active = query.isActive
         for progress in query.recentProgress:
-            if progress["batchId"] not in seen and progress["numInputRows"] > 0:
-                seen.add(progress["batchId"])
+            if progress["batchId"] not in printed and progress["numInputRows"] > 0:
+                printed.add(progress["batchId"])
                 rows += progress["numInputRows"]
                 _print_batch(progress, fleet, name)
         if not active:

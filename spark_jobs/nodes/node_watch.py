@@ -187,11 +187,13 @@ class NodeWatch:
     def _lose(self, nodes: Sequence[RayNode]) -> None:
         """Report executors to Spark as lost whose node Ray has given up: behind a broken link Spark would wait longer than Ray."""
         nodes_now = {node.node_id: node.address for node in nodes}
-        gone = {address for node_id, address in self._last_nodes.items() if node_id not in nodes_now}
+        lost_hosts = {address for node_id, address in self._last_nodes.items() if node_id not in nodes_now}
         present = self._executors.present()
         # By now another node may have the address, and an executor.
         lost = [
-            executor for executor in present if executor.host in gone and executor.executor_id in self._last_executors
+            executor
+            for executor in present
+            if executor.host in lost_hosts and executor.executor_id in self._last_executors
         ]
         self._last_nodes, self._last_executors = nodes_now, {executor.executor_id for executor in present}
         self._executor_nodes |= {
@@ -227,10 +229,10 @@ class NodeWatch:
 
     def _drain(self, nodes: Iterable[RayNode], now_s: float) -> None:
         ending = {node.node_id: node for node in nodes if node.draining_until_ms is not None}
-        for gone in self._drains.keys() - ending.keys():
-            del self._drains[gone]
+        for node_id in self._drains.keys() - ending.keys():
+            del self._drains[node_id]
             for fleet in self._fleets():
-                fleet.coordinator.undrain(gone)  # the id is never used again
+                fleet.coordinator.undrain(node_id)  # the id is never used again
         for node_id, node in ending.items():
             drain = self._drains.setdefault(node_id, _Drain(node))
             drain.node = node
@@ -284,15 +286,15 @@ class NodeWatch:
                 end_store_actors(self._actors, fleet.coordinator, drain.node.node_id)
 
     def _end_executors(self, drain: _Drain) -> None:
-        here = {
+        on_node = {
             executor.executor_id for executor in self._executors.present() if executor.host == drain.node.address
         } - drain.ended
-        if here and self._may_change:
+        if on_node and self._may_change:
             log.warning(
                 "node %s has no shards any more; its executor is ended before Ray ends the node", drain.node.address
             )
-            self._executors.end(sorted(here))
-            drain.ended |= here
+            self._executors.end(sorted(on_node))
+            drain.ended |= on_node
 
 
 def _needed(executors: Executors) -> dict[str, float]:

@@ -74,7 +74,7 @@ class Use:
 
     def value(self, name: str, number: int = 0) -> Field:
         """Return the state field of an argument."""
-        return state_field(name, stored_type(self.child(number).type), what=self.text, nested=True)
+        return state_field(name, stored_type(self.child(number).type), subject=self.text, nested=True)
 
 
 def doubles(*names: str) -> tuple[Field, ...]:

@@ -162,7 +162,7 @@ def _regression(use: Use) -> tuple[Part, ...]:
 
 def _collected(kind: AccumulatorKind) -> Callable[[Use], tuple[Part, ...]]:
     def make(use: Use) -> tuple[Part, ...]:
-        values = list_field("values", stored_type(use.child().type), what=use.text)
+        values = list_field("values", stored_type(use.child().type), subject=use.text)
         return (Part(kind, (use.column(),), (values,)),)
 
     return make

@@ -26,7 +26,7 @@ _BETWEEN, _A_VALUE = 0, 1
 def mode(use: Use) -> tuple[Part, ...]:
     """Return the accumulator of the most frequent value."""
     value_type = stored_type(use.child().type)
-    state = counts_field("values", value_type, what=use.text)
+    state = counts_field("values", value_type, subject=use.text)
     return (
         Part(
             AccumulatorKind.COUNTED, (use.column(),), (state,), result=(state_field("values", value_type, nested=True),)
@@ -72,9 +72,9 @@ def _chosen(use: Use, inputs: tuple[Column, ...], value: T.DataType, rule: int) 
     value_type, function = stored_type(value), use.function
     result = state_field("values", value_type)
     if isinstance(function.type, T.ArrayType):
-        result = replace(list_field("values", value_type, what=use.text), nullable=True)
+        result = replace(list_field("values", value_type, subject=use.text), nullable=True)
     options = {"percentages": list(function.percentages), "rule": -1 - rule if function.is_descending else rule}
-    state = counts_field("values", value_type, what=use.text)
+    state = counts_field("values", value_type, subject=use.text)
     return Part(AccumulatorKind.COUNTED, inputs, (state,), result=(result,), options=options)
 
 

@@ -122,7 +122,7 @@ class _Writer:
 
     def _field(self, name: str, node: Expression) -> Field:
         try:
-            return state_field(name, node.type, nullable=True, what=node.sql)
+            return state_field(name, node.type, nullable=True, subject=node.sql)
         except InvalidRequestError as error:
             raise NotExpressibleError(node.sql) from error
 
@@ -130,8 +130,8 @@ class _Writer:
         if node.is_attribute and node.id in self._stored:
             return self._stored[node.id].name
         computed = self._condition.computed[side]
-        for known, column in computed:
+        for expression, column in computed:
             if Expression.of(column).matches(node):
-                return known.name
+                return expression.name
         computed.append((self._field(f"{'lr'[side]}x{len(computed)}", node), node.column()))
         return computed[-1][0].name

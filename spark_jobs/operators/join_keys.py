@@ -54,7 +54,7 @@ class JoinKeys:
 class _Leaves:
     """The leaves of a pair of expressions."""
 
-    what: str
+    subject: str
     fields: list[Field] = field(default_factory=list)
     columns: tuple[list[Column], list[Column]] = field(default_factory=lambda: ([], []))
     null_safe: list[str] = field(default_factory=list)
@@ -95,7 +95,7 @@ class _Leaves:
         columns = (
             pair if is_atomic else (stored(pair[0], left, normalised=True), stored(pair[1], right, normalised=True))
         )
-        self._add(state_field(path, stored_type(left), nullable, what=self.what, nested=True), columns, top=top)
+        self._add(state_field(path, stored_type(left), nullable, subject=self.subject, nested=True), columns, top=top)
         return KeyTree(leaf=path)
 
     def _add(self, leaf: Field, columns: tuple[Column, Column], *, top: bool) -> None:
@@ -137,5 +137,7 @@ def join_keys(left: list[Expression], right: list[Expression]) -> JoinKeys:
             if pair_leaves.is_exact:
                 side_columns = tuple(pair_leaves.columns[side])
                 keys[side].append(Key(expression, tuple(pair_leaves.fields), side_columns, tree, None))
-    both = tuple(columns[0]), tuple(columns[1])
-    return JoinKeys(tuple(leaves), both, tuple(trees), (tuple(keys[0]), tuple(keys[1])), tuple(null_safe), expiry)
+    key_columns = tuple(columns[0]), tuple(columns[1])
+    return JoinKeys(
+        tuple(leaves), key_columns, tuple(trees), (tuple(keys[0]), tuple(keys[1])), tuple(null_safe), expiry
+    )

@@ -100,7 +100,7 @@ def hll_sketch(use: Use) -> tuple[Part, ...]:
         kind, column = AccumulatorKind.HLL_UNION, F.hll_union(column, column, allowDifferentLgConfigK=True)
     elif isinstance(child.type, T.IntegerType):
         column = column.cast("long")
-    state = (list_field("sketch", T.IntegerType(), what=use.text),)
+    state = (list_field("sketch", T.IntegerType(), subject=use.text),)
     options = {"lg_k": function.lg_config_k, "may_differ": function.may_differ}
     result = (state_field("sketch", T.BinaryType(), False),)
     return (Part(kind, (use.kept(column),), state, result=result, options=options),)
@@ -114,7 +114,7 @@ def histogram(use: Use) -> tuple[Part, ...]:
     # The number of used bins, then the centre and the height of each, with capacity for one more bin.
     state = words_field("bins", 1 + 2 * (bins + 1))
     centre = T.DoubleType() if isinstance(kind, T.DecimalType) else stored_type(kind)
-    result = (bins_field("bins", centre, what=use.text),)
+    result = (bins_field("bins", centre, subject=use.text),)
     column = use.double() if is_number else use.column()
     return (Part(AccumulatorKind.HISTOGRAM, (column,), (state,), result=result, options=options),)
 

@@ -129,6 +129,6 @@ def _equal_types(left: pa.DataType, right: pa.DataType) -> bool:
         return bool(left == right)
     fields = [(left.field(index), right.field(index)) for index in range(left.num_fields)]
     return all(
-        _equal_types(inner.type, other.type) and (inner.name == other.name or not pa.types.is_struct(left))
-        for inner, other in fields
+        _equal_types(inner.type, counterpart.type) and (inner.name == counterpart.name or not pa.types.is_struct(left))
+        for inner, counterpart in fields
     )

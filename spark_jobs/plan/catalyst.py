@@ -315,6 +315,6 @@ class Expression:
 
 def conjunction(conditions: Iterable[Expression]) -> Expression | None:
     """Return the AND of the conditions; None if there are none."""
-    both = java_class(f"{_EXPRESSIONS}.And")
+    and_class = java_class(f"{_EXPRESSIONS}.And")
     operands = [condition._java for condition in conditions]
-    return Expression(reduce(both, operands)) if operands else None
+    return Expression(reduce(and_class, operands)) if operands else None

@@ -194,13 +194,13 @@ def operators_of(plan: Plan) -> list[Upstream]:
 def used_of(plan: Plan, state: str) -> set[str]:
     """Return the names of the columns that an operator emits and that a node above it reads, in the plan as Spark optimises it."""
     optimised = plan.optimised()
-    tasks, others = list[Plan](), list[Plan]()
+    tasks, other_nodes = list[Plan](), list[Plan]()
 
     def walk(node: Plan) -> None:
         if state_of_task(node) == state:
             tasks.append(node)
             return
-        others.append(node)
+        other_nodes.append(node)
         for child in node.children:
             walk(child)
 
@@ -210,7 +210,7 @@ def used_of(plan: Plan, state: str) -> set[str]:
         column.name
         for task in tasks
         for column in task.output
-        if column.id in output or any(node.reads(column) for node in others)
+        if column.id in output or any(node.reads(column) for node in other_nodes)
     }
 
 

@@ -163,8 +163,8 @@ class Executors:
         )
 
     def _lost(self) -> list[str]:
-        known = scala_list(self._context.statusStore().executorList(False))
-        return [summary.id() for summary in known if not summary.isActive() and summary.id() not in self._forgotten]
+        summaries = scala_list(self._context.statusStore().executorList(False))
+        return [summary.id() for summary in summaries if not summary.isActive() and summary.id() not in self._forgotten]
 
     def _forget(self, executor_ids: Sequence[str]) -> None:
         if executor_ids:

@@ -176,6 +176,6 @@ def stored_type_name(node: Expression) -> str:
         State cannot store such values.
     """
     try:
-        return state_field("", stored_type(node.type), what=node.sql, nested=True).type
+        return state_field("", stored_type(node.type), subject=node.sql, nested=True).type
     except InvalidRequestError as error:
         raise NotExpressibleError(node.sql) from error

@@ -98,18 +98,18 @@ class HadoopFolder:
             stream.close()
 
     @_storage_errors
-    def copy(self, other: HadoopFolder, name: str, new_name: str | None = None) -> None:
+    def copy(self, source: HadoopFolder, name: str, new_name: str | None = None) -> None:
         """Copy a file or folder, with its contents, from another folder, by default under the same name."""
         target = self._at(new_name or name)
         self._files.mkdirs(target.getParent())
         copy = java_class("org.apache.hadoop.fs.FileUtil").copy
-        copy(other._files, other._at(name), self._files, target, False, True, self._conf)
+        copy(source._files, source._at(name), self._files, target, False, True, self._conf)
 
     @_storage_errors
-    def rename(self, other: HadoopFolder) -> bool:
+    def rename(self, target: HadoopFolder) -> bool:
         """Rename the folder to another; return False if that fails."""
-        self._files.mkdirs(other._path.getParent())
-        return bool(self._files.rename(self._path, other._path))
+        self._files.mkdirs(target._path.getParent())
+        return bool(self._files.rename(self._path, target._path))
 
     @_storage_errors
     def delete(self, name: str = "") -> None:

@@ -109,7 +109,7 @@ def key_of(expression: Expression, path: str, *, normalised: bool = True) -> Key
                 for index, item in enumerate(kind.fields)
             )
             return KeyTree(fields=fields, null_leaf=null_leaf, nullable=nullable)
-        leaves.append(state_field(path, stored_type(kind), nullable, what=expression.sql, nested=True))
+        leaves.append(state_field(path, stored_type(kind), nullable, subject=expression.sql, nested=True))
         columns.append(stored(column, kind, normalised=normalised))
         spark_type = kind if is_changed(kind, normalised=False) else None
         return KeyTree(leaf=path, spark_type=spark_type, nullable=nullable)

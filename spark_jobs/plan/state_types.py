@@ -54,7 +54,7 @@ def state_field(
     data_type: T.DataType,
     nullable: bool = True,
     *,
-    what: str = "",
+    subject: str = "",
     metadata: Mapping[str, Any] | None = None,
     nested: bool = False,
 ) -> Field:
@@ -62,7 +62,7 @@ def state_field(
 
     Parameters
     ----------
-    what
+    subject
         The column in SQL, for the error; by default `name`.
     metadata
         Metadata of Spark's column (such as the declared type of a char or varchar).
@@ -74,26 +74,26 @@ def state_field(
     InvalidRequestError
         State cannot store such values.
     """
-    kind = _type_name(data_type, what or name, nested=nested)
+    kind = _type_name(data_type, subject or name, nested=nested)
     return _field(name, kind, data_type, nullable, metadata or {})
 
 
-def list_field(name: str, element: T.DataType, *, what: str) -> Field:
+def list_field(name: str, element: T.DataType, *, subject: str) -> Field:
     """Return the field of a list that grows with its group; see :func:`state_field`."""
     return _field(
-        name, list_type(_type_name(element, what, nested=True)), T.ArrayType(element, containsNull=False), False, {}
+        name, list_type(_type_name(element, subject, nested=True)), T.ArrayType(element, containsNull=False), False, {}
     )
 
 
-def counts_field(name: str, value: T.DataType, *, what: str) -> Field:
+def counts_field(name: str, value: T.DataType, *, subject: str) -> Field:
     """Return the field of values with their counts; see :func:`list_field`."""
-    return Field(name, counts_type(_type_name(value, what, nested=True)), nullable=False)
+    return Field(name, counts_type(_type_name(value, subject, nested=True)), nullable=False)
 
 
-def bins_field(name: str, centre: T.DataType, *, what: str) -> Field:
+def bins_field(name: str, centre: T.DataType, *, subject: str) -> Field:
     """Return the field of the bins of a histogram, null for no rows; `centre` is the type of a bin's centre."""
     bin_type = T.StructType([T.StructField("x", centre), T.StructField("y", T.DoubleType())])
-    return _field(name, bins_type(_type_name(centre, what)), T.ArrayType(bin_type), nullable=True, metadata={})
+    return _field(name, bins_type(_type_name(centre, subject)), T.ArrayType(bin_type), nullable=True, metadata={})
 
 
 def words_field(name: str, slots: int) -> Field:
@@ -109,9 +109,9 @@ def _field(name: str, kind: str, data_type: T.DataType, nullable: bool, metadata
     return Field(name, kind, nullable, spark)
 
 
-def _type_name(data_type: T.DataType, what: str, *, nested: bool = False) -> str:
+def _type_name(data_type: T.DataType, subject: str, *, nested: bool = False) -> str:
     if nested and isinstance(data_type, T.ArrayType | T.MapType | T.StructType):
-        return _nested_name(data_type, what)
+        return _nested_name(data_type, subject)
     if isinstance(data_type, T.DecimalType):
         return f"decimal({data_type.precision},{data_type.scale})"
     name = _NAMES.get(type(data_type))
@@ -119,7 +119,7 @@ def _type_name(data_type: T.DataType, what: str, *, nested: bool = False) -> str
         raise InvalidRequestError(
             "a fleet's state holds numbers, decimals, strings, binaries, booleans, dates, timestamps and intervals, as keys and values "
             "of rows also arrays, maps and structs of these; " + _remedy(data_type),
-            column=what,
+            column=subject,
             type=data_type.simpleString(),
         )
     return name
@@ -136,10 +136,10 @@ def spark_field(field: Field) -> T.StructField:
     return T.StructField.fromJson({**field.spark_json(), "metadata": {}})
 
 
-def _nested_name(data_type: T.ArrayType | T.MapType | T.StructType, what: str) -> str:
+def _nested_name(data_type: T.ArrayType | T.MapType | T.StructType, subject: str) -> str:
     def nested_field(name: str, inner: T.DataType) -> pa.Field:
         # Always nullable: below a null struct, Spark's Arrow data has nulls also in fields that are never null.
-        return pa.field(name, string_to_type(_type_name(inner, what, nested=True)))
+        return pa.field(name, string_to_type(_type_name(inner, subject, nested=True)))
 
     if isinstance(data_type, T.ArrayType):
         kind: pa.DataType = pa.list_(nested_field("element", data_type.elementType))
@@ -148,7 +148,7 @@ def _nested_name(data_type: T.ArrayType | T.MapType | T.StructType, what: str) -
             nested_field("key", data_type.keyType).with_nullable(False), nested_field("value", data_type.valueType)
         )
     elif not data_type.fields:
-        raise InvalidRequestError("a struct without fields holds nothing; leave it out", column=what)
+        raise InvalidRequestError("a struct without fields holds nothing; leave it out", column=subject)
     else:
         kind = pa.struct([nested_field(inner.name, inner.dataType) for inner in data_type.fields])
     return type_to_string(kind)

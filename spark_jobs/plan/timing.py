@@ -44,8 +44,8 @@ def runs_again(schema: StateSchema) -> str:
 
 def query_modes(schema: StateSchema) -> tuple[str, ...]:
     """Return the output modes of a query whose last operator this is: append and update are equal if emitted rows are final."""
-    both = (OperatorKind.DEDUPLICATE, OperatorKind.JOIN, OperatorKind.LIMIT, OperatorKind.PARTITIONS)
-    return ("append", "update") if schema.operator in both else (schema.output_mode,)
+    final = (OperatorKind.DEDUPLICATE, OperatorKind.JOIN, OperatorKind.LIMIT, OperatorKind.PARTITIONS)
+    return ("append", "update") if schema.operator in final else (schema.output_mode,)
 
 
 def output_lag_ms(schema: StateSchema) -> int:

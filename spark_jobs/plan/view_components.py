@@ -69,7 +69,7 @@ class ViewComponent:
         self._not_shown.append({"name": name, "why": why})
 
     def _has(self, name: str) -> bool:
-        return any(shown["name"] == name for shown in (*self._keys, *self._columns))
+        return any(entry["name"] == name for entry in (*self._keys, *self._columns))
 
     def _is_free(self, name: str) -> bool:
         if self._has(name):

@@ -87,8 +87,8 @@ def child_environment(**variables: str) -> Iterator[None]:
 
 def _with_first(variable: str, folder: str) -> str:
     """Return a search path of the environment with ``folder`` as its first entry."""
-    others = [entry for entry in os.environ.get(variable, "").split(os.pathsep) if entry and entry != folder]
-    return os.pathsep.join([folder, *others])
+    entries = [entry for entry in os.environ.get(variable, "").split(os.pathsep) if entry and entry != folder]
+    return os.pathsep.join([folder, *entries])
 
 
 def ensure_ray(*, ray_address: str | None = None, num_cpus: int | None = None) -> None:

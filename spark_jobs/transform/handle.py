@@ -120,11 +120,11 @@ class StatefulProcessorHandle:
             None if user_key is None else self._struct(user_key, f"userKeySchema of {name}"),
         )
 
-    def _struct(self, schema: T.StructType | str, what: str) -> T.StructType:
+    def _struct(self, schema: T.StructType | str, subject: str) -> T.StructType:
         if not isinstance(schema, str):
-            return struct_type(schema, what)
+            return struct_type(schema, subject)
         try:
-            return struct_type(self._schemas[schema], what)
+            return struct_type(self._schemas[schema], subject)
         except KeyError:
             raise InvalidRequestError(
                 "init asks for a schema that it did not ask for when the query was built; it must ask for the same ones each time",

@@ -143,7 +143,7 @@ class StartedPlan(TransformPlan):
         return self if newest > 1 else replace(self, initial=self.state.collect(num_shards))
 
 
-def build_transform(grouped: GroupedData, given: Transformation, stateful_mode: str | None) -> TransformPlan:
+def build_transform(grouped: GroupedData, definition: Transformation, stateful_mode: str | None) -> TransformPlan:
     """Plan of ``df.groupBy(..).transformWithState(...)`` or its pandas form.
 
     Parameters
@@ -156,13 +156,13 @@ def build_transform(grouped: GroupedData, given: Transformation, stateful_mode: 
     InvalidRequestError
         An argument is not valid, or what the processor's ``init`` asks for.
     """
-    mode, time_mode = function_mode(given.output_mode, stateful_mode), TimeMode.of(given.time_mode)
-    output = struct_type(given.output, "outputStructType")
-    processor = _pickled(given.processor)
+    mode, time_mode = function_mode(definition.output_mode, stateful_mode), TimeMode.of(definition.time_mode)
+    output = struct_type(definition.output, "outputStructType")
+    processor = _pickled(definition.processor)
     schemas = ParsedSchemas()
     variables = _variables(processor, time_mode, schemas)
     rows = GroupedInput.of(grouped, late_times=time_mode is TimeMode.EVENT_TIME)
-    _check_event_time(given.event_time, output, mode, rows)
+    _check_event_time(definition.event_time, output, mode, rows)
     schema = StateSchema(
         keys=rows.keys,
         inputs=rows.inputs,
@@ -174,7 +174,9 @@ def build_transform(grouped: GroupedData, given: Transformation, stateful_mode: 
         options={"time_mode": time_mode.value},
         shown=view_of(variables, rows.keys, rows.view),
     )
-    kind = TransformPlan if given.initial is None else partial(StartedPlan, state=_initial(given, output, rows))
+    kind = (
+        TransformPlan if definition.initial is None else partial(StartedPlan, state=_initial(definition, output, rows))
+    )
     return kind(
         inputs=(rows.frame,),
         schema=schema,
@@ -182,12 +184,12 @@ def build_transform(grouped: GroupedData, given: Transformation, stateful_mode: 
         output=output,
         processor=processor,
         rows=rows,
-        form=_form(given, output, rows),
+        form=_form(definition, output, rows),
         time_mode=time_mode,
         variables=variables,
         schemas=dict(schemas),
         initial=None,
-        event_time=given.event_time,
+        event_time=definition.event_time,
     )
 
 
@@ -235,9 +237,9 @@ def _check_event_time(name: str, output: T.StructType, mode: str, rows: GroupedI
         )
 
 
-def _form(given: Transformation, output: T.StructType, rows: GroupedInput) -> Rows:
+def _form(definition: Transformation, output: T.StructType, rows: GroupedInput) -> Rows:
     settings = pandas_settings(rows.frame.sparkSession)
-    if not given.in_pandas:
+    if not definition.in_pandas:
         return RowForm(output, rows.key_type, rows.row_type, settings["max_rows"])
     # pandas is loaded where it is used.
     from spark_jobs.functions.frames import PandasForm
@@ -245,8 +247,8 @@ def _form(given: Transformation, output: T.StructType, rows: GroupedInput) -> Ro
     return PandasForm(output, **settings)
 
 
-def _initial(given: Transformation, output: T.StructType, rows: GroupedInput) -> InitialState:
-    grouped = given.initial
+def _initial(definition: Transformation, output: T.StructType, rows: GroupedInput) -> InitialState:
+    grouped = definition.initial
     if not isinstance(grouped, GroupedData) or grouped._df.isStreaming:
         raise InvalidRequestError(
             "initialState is a batch DataFrame grouped by the same columns: initial.groupBy(...)",
@@ -260,4 +262,4 @@ def _initial(given: Transformation, output: T.StructType, rows: GroupedInput) ->
             stream=rows.key_type.simpleString(),
             initialState=initial.key_type.simpleString(),
         )
-    return InitialState(initial, _form(given, output, initial))
+    return InitialState(initial, _form(definition, output, initial))

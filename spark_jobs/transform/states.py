@@ -179,8 +179,8 @@ class ListState(ElementState):
             changes.remove(index, range(max(head.begin, len(change.added)), head.end))
         elif head is not None:
             # Elements before the first known element have expired.
-            known = None if self._elements is None else self._elements.numbers[index]
-            begin, end = head.begin if known is None else min(known, default=head.end), head.end
+            stored_numbers = None if self._elements is None else self._elements.numbers[index]
+            begin, end = head.begin if stored_numbers is None else min(stored_numbers, default=head.end), head.end
             expiry_ms = head.until(expiry_ms)
         for number, row in enumerate(change.added, end):
             changes.put(index, number, row)
@@ -281,8 +281,8 @@ class MapState(ElementState):
             elements, head = self._read(), self._head(index)
             keys = [_findable(key) for key in elements.user_keys[index]]
             numbers = dict(zip(keys, elements.numbers[index], strict=True))
-            taken = set(numbers.values())
-            free = [number for number in range(0 if head is None else head.end) if number not in taken]
+            used = set(numbers.values())
+            free = [number for number in range(0 if head is None else head.end) if number not in used]
             self._maps[index] = _Map(dict(zip(keys, elements.rows[index], strict=True)), numbers, free)
         return self._maps[index]
 

@@ -179,12 +179,12 @@ def _purged(
 ) -> tuple[StoreSpec, ...]:
     """Return the stores of deleted variables that still have rows."""
     kinds = {store_name(kind, name): kind for name in sorted(deleted) for kind in VariableKind}
-    asked = [store for store in kinds if _known(task, store) not in _EMPTY_STORES]
-    if not asked or task.batch_id == 0:
+    stores = [store for store in kinds if _known(task, store) not in _EMPTY_STORES]
+    if not stores or task.batch_id == 0:
         return ()
-    plans = client.load_plans(task, asked)
-    filled = [store for store in asked if plans[store].may_have_rows()]
-    _EMPTY_STORES.update(_known(task, store) for store in asked if store not in filled)
+    plans = client.load_plans(task, stores)
+    filled = [store for store in stores if plans[store].may_have_rows()]
+    _EMPTY_STORES.update(_known(task, store) for store in stores if store not in filled)
     return tuple(
         StoreSpec(store, keys if kinds[store] is VariableKind.VALUE else (*keys, PLACE), ()) for store in filled
     )

@@ -75,7 +75,7 @@ class TimeMode(StrEnum):
     EVENT_TIME = "eventtime"
 
     @classmethod
-    def of(cls, given: str) -> TimeMode:
+    def of(cls, name: str) -> TimeMode:
         """Return a mode by the user's name for it, in any case.
 
         Raises
@@ -84,9 +84,9 @@ class TimeMode(StrEnum):
             There is no such mode.
         """
         try:
-            return cls(given.lower())
+            return cls(name.lower())
         except (AttributeError, ValueError):
-            raise InvalidRequestError("timeMode is one of None, ProcessingTime, EventTime", timeMode=given) from None
+            raise InvalidRequestError("timeMode is one of None, ProcessingTime, EventTime", timeMode=name) from None
 
 
 class VariableKind(StrEnum):

@@ -152,8 +152,8 @@ class ExchangeTask:
     def _exchange(self, block: pa.RecordBatch, hashed: str, num_shards: int) -> pa.RecordBatch:
         hashes = block.column(hashed).to_numpy()
         partial = self._combines(hashes)
-        wanted = self.schema.input_schemas()[self.input]
-        rows = block.select(wanted.names)
+        input_schema = self.schema.input_schemas()[self.input]
+        rows = block.select(input_schema.names)
         if num_shards == 1:
             bounds = np.array([0, len(hashes)])
         else:
@@ -165,7 +165,8 @@ class ExchangeTask:
             rows, bounds = self._combine(rows, bounds)
         else:
             rows = pa.RecordBatch.from_arrays(
-                [as_type(field.type, column) for column, field in zip(rows.columns, wanted, strict=True)], schema=wanted
+                [as_type(field.type, column) for column, field in zip(rows.columns, input_schema, strict=True)],
+                schema=input_schema,
             )
         return self._pack(rows, bounds, rows_read, _PARTIAL if partial else self.input)
 
@@ -293,24 +294,24 @@ def unpack(batches: Iterable[pa.RecordBatch], schema: StateSchema, piece_bytes: 
     schemas = schema.input_schemas()
     chunks: list[list[pa.RecordBatch]] = [[] for _ in schemas]
     rows_read = 0
-    told: dict[int, int] = {}
+    observed: dict[int, int] = {}
     header: BatchHeader | None = None
     for batch in batches:
         rows_read += pc.sum(batch.column("rows_read")).as_py() or 0
         facts = (batch.column(name).to_pylist() for name in ("input", "source", "watermark_ms"))
         for number, source, watermark_ms, chunk in zip(*facts, batch.column("chunk"), strict=True):
             if watermark_ms is not None:
-                told[source] = max(watermark_ms, told.get(source, watermark_ms))
+                observed[source] = max(watermark_ms, observed.get(source, watermark_ms))
             if source == HEADER:
                 header = BatchHeader.of_json(chunk.as_py())
             elif chunk.is_valid:
                 chunks[number].append(pa.ipc.read_record_batch(chunk.as_buffer(), schemas[number]))
     # Few pieces each: what is sent to the store actor is then a few large buffers.
     tables = tuple(
-        pa.Table.from_batches(pieces.batches(pa.Table.from_batches(some, kind), piece_bytes), kind)
-        for some, kind in zip(chunks, schemas, strict=True)
+        pa.Table.from_batches(pieces.batches(pa.Table.from_batches(of_input, kind), piece_bytes), kind)
+        for of_input, kind in zip(chunks, schemas, strict=True)
     )
-    return Received(ShardInput(tables, rows_read), told, header)
+    return Received(ShardInput(tables, rows_read), observed, header)
 
 
 def unpack_shards(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> Iterator[Received]:
@@ -326,7 +327,7 @@ def unpack_shards(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> Ite
         begun = 0
         for header in np.flatnonzero(batch.column("source").to_numpy() == HEADER).tolist():
             of_shard.append(batch.slice(begun, header - begun))
-            if any(len(one) for one in of_shard):
+            if any(len(piece) for piece in of_shard):
                 yield unpack(of_shard, schema)
             of_shard, begun = [], header
         of_shard.append(batch.slice(begun))

@@ -48,8 +48,8 @@ class ImportTask:
     watermarks: Watermarks
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        given = (batch for batch in batches if batch.num_rows)
-        first = next(given, None)
+        filled = (batch for batch in batches if batch.num_rows)
+        first = next(filled, None)
         if first is None:
             return
         context = TaskContext.get()
@@ -57,7 +57,7 @@ class ImportTask:
         shard = first.column(SHARD_COLUMN)[0].as_py()
         task = replace(self.task, partition_id=shard, attempt=context.taskAttemptId(), executor=executor_name())
         counted = fleet_client(self.address).import_rows(
-            task, self.metadata, self.schema, self._pieces(chain([first], given)), self.watermarks
+            task, self.metadata, self.schema, self._pieces(chain([first], filled)), self.watermarks
         )
         yield pa.record_batch([[shard], [counted.state_rows]], schema=IMPORTED_SCHEMA)
 

@@ -122,16 +122,16 @@ class LeasedCalls:
     ) -> Iterator[tuple[int, Result | Exception]]:
         """Outcomes of the tasks that have none yet: a call to each store actor concerned, all under way at once."""
         unfinished = [number for number in range(len(tasks)) if number not in results]
-        asked = [number for number in unfinished if number not in grants]
+        unleased = [number for number in unfinished if number not in grants]
         try:
-            if asked:
+            if unleased:
                 leases = self._coordinator.attach_and_lease_all(
-                    [tasks[number] for number in asked], metadata, self.local_location()
+                    [tasks[number] for number in unleased], metadata, self.local_location()
                 )
-                grants |= zip(asked, leases, strict=True)
+                grants |= zip(unleased, leases, strict=True)
         except RayActorError as error:
             self.lost(None)
-            yield from ((number, error) for number in asked)
+            yield from ((number, error) for number in unleased)
             return
         waiting = []
         for location, granted in self._by_location(tasks, [(number, grants[number]) for number in unfinished]):

@@ -102,9 +102,9 @@ class ReadStateStore:
 
     def store(self, name: str) -> Self:
         """The same handle, working on another of its stores."""
-        other = copy(self)
-        other.id = replace(self.id, store_name=name)
-        return other
+        handle = copy(self)
+        handle.id = replace(self.id, store_name=name)
+        return handle
 
     def _call(self, method: str, *args: Any) -> Any:
         return self._session.call("session_call", self.id.store_name, method, args)

@@ -44,8 +44,8 @@ class StateTask:
         metadata = in_output_mode(self.metadata, schema)
         for emitted in fleet_client(self.address).apply_all(chain([first], works), metadata, schema):
             # The numbers of rows are the shard's own affair.
-            shown = emitted.drop_columns([name for name in emitted.column_names if name.startswith("__")])
-            yield from shown.to_batches(max_chunksize=1 << 16)
+            visible = emitted.drop_columns([name for name in emitted.column_names if name.startswith("__")])
+            yield from visible.to_batches(max_chunksize=1 << 16)
 
 
 def in_output_mode(metadata: StateMetadata, schema: StateSchema) -> StateMetadata:

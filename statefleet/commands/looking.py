@@ -208,8 +208,8 @@ def metrics(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> Non
 
 def _sum(values: list[Any]) -> Any:
     """Return the sum over all store actors; None where the counter is not a number."""
-    known = [value for value in values if isinstance(value, int | float)]
-    return sum(known) if known else None
+    numbers = [value for value in values if isinstance(value, int | float)]
+    return sum(numbers) if numbers else None
 
 
 def _counter(name: str, value: Any) -> object:

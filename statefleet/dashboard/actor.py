@@ -58,7 +58,7 @@ class RayProbe:
         self._answering: dict[str, bool] = {}
         self._next = 0
 
-    def watch(self, known: Mapping[str, str]) -> dict[str, Any]:
+    def watch(self, known_stamps: Mapping[str, str]) -> dict[str, Any]:
         """See :class:`~statefleet.dashboard.watching.FleetProbe`."""
         if self._coordinator is None:
             self._coordinator = CoordinatorClient.find(self._uri)
@@ -68,7 +68,7 @@ class RayProbe:
             # States that no query uses now are shown, too.
             self._coordinator.load_all_states()
             self._are_open = True
-        return self._coordinator.watch(known)
+        return self._coordinator.watch(known_stamps)
 
     def answering(self, status: Mapping[str, Any]) -> Mapping[str, bool]:
         """See :class:`~statefleet.dashboard.watching.FleetProbe`: the coordinator learns of a loss only once the actor is needed."""
@@ -162,8 +162,8 @@ class DashboardActor:
             ) from error
         watching.start()
         self._exporting = asyncio.create_task(keep_exporting(self._uri, watching.samples))
-        shown = options.shown_host(host, ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-        return f"http://{shown}:{port}/" + ("" if token is None else f"?token={token}")
+        public_host = options.shown_host(host, ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        return f"http://{public_host}:{port}/" + ("" if token is None else f"?token={token}")
 
     def _look_ups(self) -> LookUps:
         """Return the queries of the calling thread, which share no cache with other threads."""

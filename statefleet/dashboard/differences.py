@@ -34,9 +34,9 @@ def difference(before: Tables, after: Tables) -> dict[str, dict[str, Any]]:
             )
             if fields or old is None:
                 changed[key] = fields
-        gone = [key for key in previous if key not in rows]
-        if changed or gone:
-            changes[table] = {"set": changed, "gone": gone}
+        removed = [key for key in previous if key not in rows]
+        if changed or removed:
+            changes[table] = {"set": changed, "gone": removed}
     return changes
 
 

@@ -213,9 +213,9 @@ def _of_moves(
     name: str, previous: Mapping[str, Any], query: Mapping[str, Any], before: Seen, now_ms: int
 ) -> Iterator[Event]:
     for old, new in zip(previous["shards"], query["shards"], strict=True):
-        known = {_identity(move) for move in old.get("moves", ())}
+        earlier = {_identity(move) for move in old.get("moves", ())}
         for move in new.get("moves", ()):
-            if _identity(move) not in known:
+            if _identity(move) not in earlier:
                 yield _moved(name, new["partition_id"], move, before, now_ms)
 
 
@@ -270,7 +270,7 @@ def _newly_numbered(
     previous: Sequence[Mapping[str, Any]], reported: Sequence[Mapping[str, Any]]
 ) -> Iterator[Mapping[str, Any]]:
     """Yield the entries that the coordinator has numbered since the poll before."""
-    known = max((entry["number"] for entry in previous), default=0)
-    if reported and reported[-1]["number"] < known:
-        known = 0  # another coordinator counts
-    yield from (entry for entry in reported if entry["number"] > known)
+    newest = max((entry["number"] for entry in previous), default=0)
+    if reported and reported[-1]["number"] < newest:
+        newest = 0  # another coordinator counts
+    yield from (entry for entry in reported if entry["number"] > newest)

@@ -64,29 +64,32 @@ class FleetModel:
         queries = dict(sorted({**kept, **changed}.items()))
         drained = set(report["drained"])
         actors = {
-            one["actor_name"]: actor_row(
-                one, answers=answering.get(one["actor_name"]), is_drained=one["node_id"] in drained
+            actor["actor_name"]: actor_row(
+                actor, answers=answering.get(actor["actor_name"]), is_drained=actor["node_id"] in drained
             )
-            for one in report["store_actors"]
+            for actor in report["store_actors"]
         }
         coordinator = report["coordinator"]
-        executors = {f"{one['application']}/{one['executor_id']}": executor_row(one) for one in report["executors"]}
+        executors = {
+            f"{executor['application']}/{executor['executor_id']}": executor_row(executor)
+            for executor in report["executors"]
+        }
         running = {name: batch for name, batch in report["running"].items() if name in queries}
-        seen = Seen((coordinator["pid"], coordinator["started_at_ms"]), actors, queries, executors, running)
+        snapshot = Seen((coordinator["pid"], coordinator["started_at_ms"]), actors, queries, executors, running)
         is_first = not self._report
         self._report = report
         for name, query in changed.items():
             self._keep_batches(name, query)
         for name in [name for name in self._batches if name not in queries]:
             del self._batches[name]
-        return self._update(seen, self._rows(seen, set(changed)), now_ms, is_first=is_first)
+        return self._update(snapshot, self._rows(snapshot, set(changed)), now_ms, is_first=is_first)
 
     def unreachable(self, why: str, now_ms: int) -> Update:
         """Return the changes when the coordinator does not answer: the last view remains, marked as old."""
-        seen = replace(self._seen, coordinator=None)
+        snapshot = replace(self._seen, coordinator=None)
         fleet = self._tables.get("fleet", {}).get("fleet", {})
         tables = {**self._tables, "fleet": {"fleet": {**fleet, "error": why}}}
-        return self._update(seen, tables, now_ms, is_first=False)
+        return self._update(snapshot, tables, now_ms, is_first=False)
 
     def view(self) -> dict[str, Any]:
         """Return the whole view: rows by table and id, and events, oldest first."""
@@ -104,36 +107,36 @@ class FleetModel:
         newest = max(reported, default=0)
         # Batches that another run repeats were not committed.
         kept = {version: row for version, row in self._batches.get(name, {}).items() if version <= newest}
-        known = {**kept, **reported}
-        self._batches[name] = {version: known[version] for version in sorted(known)[-_BATCHES:]}
+        batches = {**kept, **reported}
+        self._batches[name] = {version: batches[version] for version in sorted(batches)[-_BATCHES:]}
 
-    def _rows(self, seen: Seen, changed: set[str]) -> Tables:
+    def _rows(self, snapshot: Seen, changed: set[str]) -> Tables:
         """Return the tables of a report; rows of unchanged queries are the same objects as before."""
         report = self._report
         fleet = {"uri": report["uri"], "fleet_id": report["fleet_id"], **report["coordinator"], "error": None}
         previous = self._tables
         shards: dict[str, Row] = {}
-        for name, query in seen.queries.items():
+        for name, query in snapshot.queries.items():
             for shard in query["shards"]:
                 key = shard_id(name, shard["partition_id"])
                 is_new = name in changed or key not in previous.get("shards", {})
                 shards[key] = shard_row(name, shard) if is_new else previous["shards"][key]
         return {
             "fleet": {"fleet": fleet},
-            "actors": {name: dict(row) for name, row in seen.actors.items()},
-            "executors": {key: dict(row) for key, row in seen.executors.items()},
-            "queries": {name: query_row(query, seen.running.get(name)) for name, query in seen.queries.items()},
+            "actors": {name: dict(row) for name, row in snapshot.actors.items()},
+            "executors": {key: dict(row) for key, row in snapshot.executors.items()},
+            "queries": {name: query_row(query, snapshot.running.get(name)) for name, query in snapshot.queries.items()},
             "shards": shards,
             "batches": {
                 f"{name}/{version}": row for name, rows in self._batches.items() for version, row in rows.items()
             },
         }
 
-    def _update(self, seen: Seen, tables: Tables, now_ms: int, *, is_first: bool) -> Update:
+    def _update(self, snapshot: Seen, tables: Tables, now_ms: int, *, is_first: bool) -> Update:
         # At the first poll it is not known when anything happened.
-        happened = [] if is_first else events_between(self._seen, seen, now_ms)
+        happened = [] if is_first else events_between(self._seen, snapshot, now_ms)
         changes = difference(self._tables, tables)
-        self._seen, self._tables = seen, tables
+        self._seen, self._tables = snapshot, tables
         return Update(changes, [self._numbered_row(event) for event in happened])
 
     def _numbered_row(self, event: Event) -> Row:

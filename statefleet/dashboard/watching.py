@@ -31,7 +31,7 @@ _BEHIND = 16
 class FleetProbe(Protocol):
     """Polls of a fleet. Both methods are called in a thread."""
 
-    def watch(self, known: Mapping[str, str]) -> dict[str, Any]:
+    def watch(self, known_stamps: Mapping[str, str]) -> dict[str, Any]:
         """See :meth:`Coordinator.watch <coordinator.service.coordinator.Coordinator.watch>`."""
 
     def answering(self, status: Mapping[str, Any]) -> Mapping[str, bool]:

@@ -127,7 +127,7 @@ def _nodes(alive: list[dict[str, Any]]) -> Iterator[Finding]:
         for node in alive
     }
     ray.wait(list(references.values()), num_returns=len(references), timeout=_NODES_S)
-    here = look(_PACKAGES)
+    local = look(_PACKAGES)
     for node in alive:
         name = f"node {node['NodeManagerAddress']}"
         try:
@@ -140,15 +140,15 @@ def _nodes(alive: list[dict[str, Any]]) -> Iterator[Finding]:
                 "look at its log (ray logs), its memory and its disk; restart Ray there",
             )
             continue
-        yield compared(name, node["NodeID"][:12], here, versions)
+        yield compared(name, node["NodeID"][:12], local, versions)
 
 
-def compared(name: str, node_id: str, here: dict[str, str], of_node: dict[str, str]) -> Finding:
+def compared(name: str, node_id: str, local: dict[str, str], of_node: dict[str, str]) -> Finding:
     """Return whether a node has the same versions of packages as this machine."""
     differing = [
-        f"{package} {version} (here {here[package]})"
+        f"{package} {version} (here {local[package]})"
         for package, version in of_node.items()
-        if version != here[package]
+        if version != local[package]
     ]
     if differing:
         return Finding(

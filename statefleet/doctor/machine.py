@@ -125,11 +125,13 @@ def jars_fit(spark: Path, raydp: Path, spark_version: str, raydp_version: str) -
     names = {file.name for file in raydp.glob("*.jar")}
     line = "".join(spark_version.split(".")[:2])
     shim = next((name for name in sorted(names) if re.match(rf"raydp-shims-spark{line}\d+-", name)), None)
-    others = sorted(name for name in names if name.startswith("raydp") and not name.endswith(f"-{raydp_version}.jar"))
-    if f"raydp-{raydp_version}.jar" not in names or shim is None or others:
+    unexpected = sorted(
+        name for name in names if name.startswith("raydp") and not name.endswith(f"-{raydp_version}.jar")
+    )
+    if f"raydp-{raydp_version}.jar" not in names or shim is None or unexpected:
         problem = (
-            f"not all of RayDP {raydp_version}: {', '.join(others)}"
-            if others
+            f"not all of RayDP {raydp_version}: {', '.join(unexpected)}"
+            if unexpected
             else f"without one for Spark {spark_version}"
         )
         return Finding(

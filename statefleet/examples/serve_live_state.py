@@ -100,13 +100,18 @@ class LiveStateService:
 
     def _answer(self, state: str, part: str, key: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         try:
-            found = self._find(state, part, key)
+            found_key = self._find(state, part, key)
         except InvalidRequestError as error:
             return 400 if state in self._open()[0].states() else 404, {"error": str(error)}
-        stamp = {"state": found.state, "query": found.query_id, "shard": found.shard, "version": found.version}
-        if not found.rows:
+        stamp = {
+            "state": found_key.state,
+            "query": found_key.query_id,
+            "shard": found_key.shard,
+            "version": found_key.version,
+        }
+        if not found_key.rows:
             return 404, {"error": "there is no row of this key", **stamp}
-        return 200, {"rows": found.rows, **stamp}
+        return 200, {"rows": found_key.rows, **stamp}
 
     def _find(self, name: str, part: str, key: Mapping[str, Any]) -> FoundKey:
         state = self._state(name, part)

@@ -237,15 +237,15 @@ def _have_same_fields(fields: Sequence[Field], buffer: Sequence[Buffer]) -> bool
 
 def _summed(aggregate: AggregateExpression, fields: Sequence[Field], buffer: Sequence[Buffer]) -> list[Column]:
     """Return a sum, whether it has no value (which Spark marks by a null, or by the count), and the other columns (a count)."""
-    total, *others = (stored(part.column, part.type) for part in buffer)
+    total, *other_columns = (stored(part.column, part.type) for part in buffer)
     kind = fields[0].type
     if kind.startswith("decimal(") and not isinstance(buffer[0].type, T.DecimalType):
         total = _scaled(total, kind)
-    is_empty = others[0] == 0 if aggregate.function.kind == "Average" else total.isNull()
+    is_empty = other_columns[0] == 0 if aggregate.function.kind == "Average" else total.isNull()
     nothing = (
         F.lit(0).cast(stored_type(buffer[0].type)) if not kind.startswith("decimal(") else F.lit(0).cast(_decimal(kind))
     )
-    return [F.when(is_empty, nothing).otherwise(total), is_empty, *others]
+    return [F.when(is_empty, nothing).otherwise(total), is_empty, *other_columns]
 
 
 def _decimal(kind: str) -> T.DecimalType:

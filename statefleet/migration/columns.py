@@ -61,10 +61,10 @@ def check_types(
         The columns differ; the error has both.
     """
     present = [(column.name, column.dataType.simpleString()) for column in existing.fields]
-    asked = [(name, kind.simpleString()) for name, kind in expected]
-    fits = len(present) == len(asked) and all(
-        kind == other and name in (None, present_name)
-        for (present_name, kind), (name, other) in zip(present, asked, strict=True)
+    required = [(name, kind.simpleString()) for name, kind in expected]
+    fits = len(present) == len(required) and all(
+        kind == required_kind and name in (None, present_name)
+        for (present_name, kind), (name, required_kind) in zip(present, required, strict=True)
     )
     if not fits:
         raise StateMismatchError(
@@ -73,7 +73,7 @@ def check_types(
             checkpoint=operator.checkpoint.folder.uri,
             operator=operator.number,
             existing=", ".join(f"{name} {kind}" for name, kind in present),
-            asked=", ".join(f"{name or '?'} {kind}" for name, kind in asked),
+            asked=", ".join(f"{name or '?'} {kind}" for name, kind in required),
         )
 
 

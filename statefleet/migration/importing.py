@@ -264,9 +264,11 @@ def _numbers(
 def _all_without(states: Sequence[PlannedState], names: Sequence[str]) -> list[PlannedState]:
     """Return the states without the aggregates in some columns of the results; the query's first batch adds them."""
     plans = [state.operator.plan for state in states]
-    known = {column.name for plan in plans if isinstance(plan, AggregatePlan) for column in plan.analysed.aggregates}
-    if unknown := [name for name in names if name not in known]:
-        raise _wrong_names(unknown, sorted(known))
+    aggregates = {
+        column.name for plan in plans if isinstance(plan, AggregatePlan) for column in plan.analysed.aggregates
+    }
+    if unknown := [name for name in names if name not in aggregates]:
+        raise _wrong_names(unknown, sorted(aggregates))
     return [_without(state, names) for state in states]
 
 
@@ -334,5 +336,5 @@ def _by_shard(rows: DataFrame, shards: int) -> DataFrame:
         *(F.lit(None).cast(kinds[name]).alias(name) for name in values),
     )
     routes = F.array(*map(F.lit, marker_routes(shards)))
-    both = markers.unionByName(present)
-    return both.repartition(shards, routes[F.col(SHARD_COLUMN)])
+    all_rows = markers.unionByName(present)
+    return all_rows.repartition(shards, routes[F.col(SHARD_COLUMN)])

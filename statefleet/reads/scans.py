@@ -193,8 +193,8 @@ class StateScans:
     def _projection(self, view: ReadView) -> Projection:
         schema, epoch = view.metadata.schema, view.id.epoch
         if self._last_projection is not None:
-            known, known_epoch, known_projection = self._last_projection
-            if known == schema and same_description(known, schema) and (schema or known_epoch == epoch):
+            last_schema, known_epoch, known_projection = self._last_projection
+            if last_schema == schema and same_description(last_schema, schema) and (schema or known_epoch == epoch):
                 return known_projection
         projection = projection_of(view, self.part, None)
         if projection is None:

@@ -146,10 +146,10 @@ class ShardReads:
                     version=read_version.version,
                 )
             return view
-        known = self._newest
+        cached = self._newest
         now_s = self._clock.elapsed_s()
-        newer = self._source.view(self._name, view_request, None if known is None else known.id)
-        newest = newer or known
+        newer = self._source.view(self._name, view_request, None if cached is None else cached.id)
+        newest = newer or cached
         assert newest is not None
         # Answers may arrive in another order than the requests.
         if now_s >= self._seen_s:
@@ -168,12 +168,12 @@ class ShardReads:
         """Return a view to read by, and whether it is current."""
         if read_version.version is not None:
             return self.view(read_version), True
-        known, age_s = self._newest, self._clock.elapsed_s() - self._seen_s
-        if known is None or age_s >= _REFRESHING_S:
+        cached, age_s = self._newest, self._clock.elapsed_s() - self._seen_s
+        if cached is None or age_s >= _REFRESHING_S:
             return self.view(), True
         # One of many readers asks the coordinator, and the others do not wait for it.
         if age_s < _FRESH_S or not self._asking.acquire(blocking=False):
-            return known, False
+            return cached, False
         try:
             return self.view(), True
         finally:
@@ -197,14 +197,14 @@ class ShardReads:
 
         def look(view: ReadView) -> tuple[PlanOf, dict[int, FoundRows]] | None:
             key_plan = plan(view)
-            found = self._found(view, read_version, key_plan)
-            return None if found is None else (key_plan, found)
+            results = self._found(view, read_version, key_plan)
+            return None if results is None else (key_plan, results)
 
         def newest_of(result: tuple[PlanOf, dict[int, FoundRows]]) -> dict[int, int]:
-            return {shard: found.newest for shard, found in result[1].items()}
+            return {shard: rows.newest for shard, rows in result[1].items()}
 
-        view, (key_plan, found) = self._read(read_version, look, _DEADLINE_S if is_patient else 0.0, newest_of)
-        return view, key_plan, found
+        view, (key_plan, results) = self._read(read_version, look, _DEADLINE_S if is_patient else 0.0, newest_of)
+        return view, key_plan, results
 
     def scan(
         self,
@@ -331,15 +331,15 @@ class ShardReads:
         for where, shards in grouped.items():
             requests = [self._request(view, shard, read_version, store_name, projection) for shard in shards]
             calls.append((shards, self._source.find(where, requests, [keys[shard] for shard in shards])))
-        found: dict[int, FoundRows] = {}
+        by_shard: dict[int, FoundRows] = {}
         for shards, results in calls:
             for shard, result in zip(shards, results(), strict=True):
                 if isinstance(result, StateStoreError):
                     raise result
                 if result is None:
                     return None
-                found[shard] = result
-        return found
+                by_shard[shard] = result
+        return by_shard
 
     def _request(
         self, view: ReadView, shard: int, read_version: ReadVersion, store_name: str, projection: bytes

@@ -45,7 +45,7 @@ class Source(Protocol):
     def names(self) -> list[str]:
         """Return the names of all states."""
 
-    def view(self, name: str, view_request: WantedView, known: ViewId | None) -> ReadView | None:
+    def view(self, name: str, view_request: WantedView, cached: ViewId | None) -> ReadView | None:
         """See :meth:`Coordinator.read_view <coordinator.service.coordinator.Coordinator.read_view>`."""
 
     def version_stats(self, name: str, count: int, *, is_committed: bool) -> tuple[VersionStats, ...]:
@@ -120,9 +120,9 @@ class FleetSource:
         """See :class:`Source`."""
         return self._coordinator.load_all_states()
 
-    def view(self, name: str, view_request: WantedView, known: ViewId | None) -> ReadView | None:
+    def view(self, name: str, view_request: WantedView, cached: ViewId | None) -> ReadView | None:
         """See :class:`Source`."""
-        return self._coordinator.read_view(name, view_request, known)
+        return self._coordinator.read_view(name, view_request, cached)
 
     def version_stats(self, name: str, count: int, *, is_committed: bool) -> tuple[VersionStats, ...]:
         """See :class:`Source`."""

@@ -147,8 +147,8 @@ def _tables(tree: Any, with_names: frozenset[str]) -> Iterator[str]:
 def _columns_read(database: Any, query: str, states: Mapping[str, LiveState]) -> dict[str, list[str]]:
     """Return the columns of each state that a query may read, according to its plan over empty tables."""
     # The other optimizers remove parts of the plan that have no rows, with their tables, whose columns the query still names.
-    others = database.execute("SELECT name FROM duckdb_optimizers() WHERE name <> 'unused_columns'").fetchall()
-    database.execute(f"SET disabled_optimizers = '{','.join(name for (name,) in others)}'")
+    optimizers = database.execute("SELECT name FROM duckdb_optimizers() WHERE name <> 'unused_columns'").fetchall()
+    database.execute(f"SET disabled_optimizers = '{','.join(name for (name,) in optimizers)}'")
     schemas = {name: state.schema for name, state in states.items()}
     for name, schema in schemas.items():
         database.register(name, schema.empty_table())

@@ -179,8 +179,8 @@ class LiveState(StateScans):
         answers = self._find(keys, columns, is_patient=len(keys) == 1)
         rows: list[list[dict[str, Any]]] = [[] for _ in keys]
         shards: list[set[int]] = [set() for _ in keys]
-        for shard, (indexes, found) in answers.by_shard.items():
-            for index, row in zip(indexes[found.places].tolist(), found.rows.to_pylist(), strict=True):
+        for shard, (indexes, found_rows) in answers.by_shard.items():
+            for index, row in zip(indexes[found_rows.places].tolist(), found_rows.rows.to_pylist(), strict=True):
                 rows[index].append(row)
                 shards[index].add(shard)
         return [answers.of_key(index, key_rows, shards[index]) for index, key_rows in enumerate(rows)]
@@ -221,8 +221,10 @@ class LiveState(StateScans):
         projection, results = answers.projection, answers.by_shard.values()
         schema = projection.view_columns.schema
         empty = pa.schema([schema.field(name) for name in names or schema.names]).empty_table()
-        rows = pa.concat_tables([empty, *(found.rows for _, found in results)])
-        indexes = np.concatenate([np.empty(0, np.int64), *(of_keys[found.places] for of_keys, found in results)])
+        rows = pa.concat_tables([empty, *(found_rows.rows for _, found_rows in results)])
+        indexes = np.concatenate(
+            [np.empty(0, np.int64), *(of_keys[found_rows.places] for of_keys, found_rows in results)]
+        )
         if not projection.has_one:
             return rows.take(pa.array(np.argsort(indexes, kind="stable")))
         return one_row_each(table, rows, indexes, projection)
@@ -240,8 +242,8 @@ class LiveState(StateScans):
             encoded = projection.encoded(columns)
             return _RoutedKeys(projection.store_name, encoded, tables, projection, shards, indexes)
 
-        view, routed, found = self._reads.find(self._read_version, plan, is_patient)
-        by_shard = {shard: (routed.indexes[shard], rows) for shard, rows in sorted(found.items())}
+        view, routed, found_rows = self._reads.find(self._read_version, plan, is_patient)
+        by_shard = {shard: (routed.indexes[shard], rows) for shard, rows in sorted(found_rows.items())}
         return Answers(view, routed.of, routed.shards, by_shard)
 
     def hottest_keys(self, shard: int, most: int = 10) -> pa.Table:

@@ -52,17 +52,17 @@ class StoredSource:
     def names(self) -> list[str]:
         return [name for name in self._objects.folders() if is_state_name(name) and self._metadata(name) is not None]
 
-    def view(self, name: str, view_request: WantedView, known: ViewId | None) -> ReadView | None:
+    def view(self, name: str, view_request: WantedView, cached: ViewId | None) -> ReadView | None:
         ledger, created = self._ledger(name), self._created(name)
         if ledger.is_dropped:
             raise InvalidRequestError(
                 "the state was dropped, and there is no such state any more; nothing was changed", state=name
             )
         siblings = self._siblings(name, ledger.query_id) if view_request.version is None else ()
-        newest, *others = (
+        newest, *sibling_versions = (
             newest_readable(*state, is_committed=view_request.is_committed) for state in ((ledger, created), *siblings)
         )
-        return read_view(ledger, created, cut_of(newest, others), view_request, known)
+        return read_view(ledger, created, cut_of(newest, sibling_versions), view_request, cached)
 
     def version_stats(self, name: str, count: int, *, is_committed: bool) -> tuple[VersionStats, ...]:
         newest = self.view(name, WantedView(None, is_committed), None)
@@ -93,9 +93,9 @@ class StoredSource:
 
     def _siblings(self, name: str, query_id: str) -> Iterator[tuple[StateLedger, StateMetadata]]:
         """Yield the ledger and the metadata of the other states of a state's query."""
-        for other in self.names() if query_id not in ("", PYTHON_QUERY_ID) else ():
-            if other != name and (ledger := self._ledger(other)).query_id == query_id:
-                yield ledger, self._created(other)
+        for sibling in self.names() if query_id not in ("", PYTHON_QUERY_ID) else ():
+            if sibling != name and (ledger := self._ledger(sibling)).query_id == query_id:
+                yield ledger, self._created(sibling)
 
     def load_plans(self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]) -> LoadPlans:
         """See :class:`~store_actors.serving.reads.Planner`."""

@@ -289,9 +289,9 @@ def _problem(error: CorruptStateError | NewerFormatError, of_metadata: str = "")
 
 def _damages(state: StateFiles, problems: Sequence[tuple[NeededFile, str]]) -> Iterator[Damage]:
     broken = {file.path for file, _ in problems}
-    known = {damage.file for damage in state.damages}
+    reported = {damage.file for damage in state.damages}
     for file, problem in problems:
-        if file.path in known:
+        if file.path in reported:
             continue
         damage = Damage(file.path, file.kind, problem, state.name)
         if file.entry is not None and state.ledger is not None:

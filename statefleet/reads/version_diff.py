@@ -73,8 +73,10 @@ class Side:
             by_shard = dict.fromkeys((shard for shard in shards if view.has_rows(shard)), leaves)
             return KeyPlan(self.projection.store_name, self.projection.encoded(None), by_shard)
 
-        _, _, found = self.reads.find(ReadVersion.to(self.view), plan)
-        return pa.concat_tables([self.rows.schema.empty_table(), *(of_shard.rows for of_shard in found.values())])
+        _, _, rows_by_shard = self.reads.find(ReadVersion.to(self.view), plan)
+        return pa.concat_tables(
+            [self.rows.schema.empty_table(), *(of_shard.rows for of_shard in rows_by_shard.values())]
+        )
 
     def of_shards(self, shards: Sequence[int]) -> pa.RecordBatchReader:
         """Return a reader of all rows of some shards, a piece at a time; it can be read once."""
@@ -121,8 +123,8 @@ def _differences(former: Side, later: Side, changed: Rows | None, num_rows: int)
                 continue
             for begin in range(0, keys.num_rows, _KEYS):
                 slice_of_keys = keys.slice(begin, _KEYS)
-                both = former.of_keys(before, slice_of_keys), later.of_keys(after, slice_of_keys)
-                yield _difference(database, *both, later.rows.schema)
+                sides = former.of_keys(before, slice_of_keys), later.of_keys(after, slice_of_keys)
+                yield _difference(database, *sides, later.rows.schema)
 
 
 def _shard_groups(former: Side, later: Side, is_same: bool) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
