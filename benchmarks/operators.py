@@ -53,7 +53,7 @@ _FILL, _WARM_UP, _BATCH = "fill", "warm-up", "batch"
 
 
 class _Comparison:
-    """One workload on all variants.
+    """A workload on all variants.
 
     Parameters
     ----------

@@ -1,1 +1,1 @@
-"""The documentation site: how ``docs/*.md`` become pages, and the page that is made of the code."""
+"""The documentation site: pages of ``docs/*.md``, and the page that is made of the code."""

@@ -31,6 +31,6 @@ nitpicky = True
 
 
 def setup(app: Sphinx) -> None:
-    """Called by Sphinx."""
+    """Set up the extensions; Sphinx calls this."""
     app.connect("source-read", add_navigation)
     add_summaries(app)

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class PlacementOptions(NamedTuple):
-    """How a driver wants its shards placed; see :func:`spark_jobs.fleet.connect`.
+    """Options of the placement of a driver's shards; see :func:`spark_jobs.fleet.connect`.
 
     `policy` is the name of a placement policy, or a pickled policy.
     """

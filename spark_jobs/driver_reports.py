@@ -20,7 +20,7 @@ class ReportedTo(Protocol):
     """A coordinator."""
 
     def report_driver(self, report: DriverReport) -> None:
-        """See :meth:`Coordinator.report_driver <coordinator.service.coordinator.Coordinator.report_driver>`."""
+        """Register a driver's executors, and what its long batches wait for."""
 
 
 class DriverReports:

@@ -67,7 +67,7 @@ class _PartitionTask:
 
 @dataclass(frozen=True)
 class _PartitionsPlan:
-    """See :class:`~spark_jobs.plan.operator_plan.OperatorPlan` and :class:`~spark_jobs.plan.operator_plan.TaskMaker`."""
+    """A function over partitions as an operator's plan, which makes its tasks (:mod:`spark_jobs.plan.operator_plan`)."""
 
     inputs: tuple[DataFrame, ...]
     schema: StateSchema

@@ -1,4 +1,4 @@
-"""How many cores one store actor's process keeps busy: one thread, two threads of a process, and two processes.
+"""The number of cores that a store actor's process keeps busy: one thread, two threads of a process, and two processes.
 
 ``python -m benchmarks.costs cores --json result.json``
 

@@ -1,4 +1,4 @@
-"""How fast a shard is written as a snapshot and loaded again, index included; no Ray and no Spark.
+"""The speed of writing a shard as a snapshot and of loading it again, index included; no Ray and no Spark.
 
 ``python -m benchmarks.costs loading --json result.json``
 

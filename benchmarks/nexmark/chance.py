@@ -41,7 +41,7 @@ def _mix(value: int) -> int:
 
 
 def draw(seed: int, field: int, numbers: Ints) -> Words:
-    """One random word for each event number; another `field` draws independently of this one."""
+    """Return a random word for each event number. Draws of another `field` are independent."""
     start = _mix(_mix(seed & _MASK) + field & _MASK)
     words: Words = numbers.astype(np.uint64)
     words *= np.uint64(_INCREMENT)
@@ -57,7 +57,7 @@ def draw(seed: int, field: int, numbers: Ints) -> Words:
 
 
 def below(words: Words, bound: int | Ints) -> Ints:
-    """Uniform integers in [0, bound), 0 < bound < 2**32, from the upper halves of words; the lower halves stay free to use."""
+    """Return uniform integers in [0, bound), 0 < bound < 2**32, from the upper halves of words; the lower halves stay free to use."""
     high = words >> np.uint64(32)
     high *= bound.astype(np.uint64) if isinstance(bound, np.ndarray) else np.uint64(bound)
     high >>= np.uint64(32)
@@ -66,7 +66,7 @@ def below(words: Words, bound: int | Ints) -> Ints:
 
 @cache
 def _power_tables(largest: float) -> tuple[npt.NDArray[np.float64], ...]:
-    """Tables of `largest` to the power of each group of `_TABLE_BITS` binary digits after the point, highest digits first."""
+    """Return tables of `largest` to the power of each group of `_TABLE_BITS` binary digits after the point, highest digits first."""
     tables, root = [], largest
     for _ in range(_TABLES):
         table = np.ones(1)
@@ -79,7 +79,7 @@ def _power_tables(largest: float) -> tuple[npt.NDArray[np.float64], ...]:
 
 
 def log_uniform(words: Words, largest: float) -> npt.NDArray[np.float64]:
-    """`largest` to the power of a uniform number in [0, 1), by roots and products instead of a machine's `pow`."""
+    """Return `largest` to the power of a uniform number in [0, 1), by roots and products instead of a machine's `pow`."""
     digits = (words >> np.uint64(64 - LOG_UNIFORM_BITS)).view(np.int64)
     result = np.ones(len(words))
     for index, table in enumerate(_power_tables(largest)):
@@ -89,7 +89,7 @@ def log_uniform(words: Words, largest: float) -> npt.NDArray[np.float64]:
 
 
 def pick(choices: Sequence[str] | pa.Array, indices: Ints) -> pa.Array:
-    """The chosen strings."""
+    """Return the chosen strings."""
     strings = choices if isinstance(choices, pa.Array) else pa.array(choices, pa.string())
     return strings.take(pa.array(indices))
 
@@ -100,7 +100,7 @@ def _characters(random_bytes: npt.NDArray[np.uint8], alphabet: int, first: str) 
 
 
 def pattern_text(seed: int, field: int, numbers: Ints, pattern: str) -> pa.Array:
-    """One text for each number: in the ASCII `pattern`, each ``*`` becomes a random letter and each ``#`` a random digit."""
+    """Return a text for each number: in the ASCII `pattern`, each ``*`` becomes a random letter and each ``#`` a random digit."""
     letters = [index for index, sign in enumerate(pattern) if sign == "*"]
     digits = [index for index, sign in enumerate(pattern) if sign == "#"]
     each = -(-(len(letters) + len(digits)) // 8)
@@ -115,13 +115,13 @@ def pattern_text(seed: int, field: int, numbers: Ints, pattern: str) -> pa.Array
 
 @cache
 def _pool(seed: int, field: int) -> npt.NDArray[np.uint8]:
-    """Random letters to cut texts from: more than a compressor of Parquet pages looks back over."""
+    """Return random letters to cut texts from: more than a compressor of Parquet pages looks back over."""
     words = draw(seed, field, np.arange(_POOL_LETTERS // 8)).astype("<u8", copy=False)
     return _characters(words.view(np.uint8), _LETTERS, "a")
 
 
 def sliced_text(seed: int, field: int, numbers: Ints, shortest: int, longest: int) -> pa.Array:
-    """Texts of `shortest` to `longest` random letters, cut from a pool of about a million."""
+    """Return texts of `shortest` to `longest` random letters, cut from a pool of about a million."""
     words = draw(seed, field, numbers)
     starts = below(words, _POOL_LETTERS - longest)
     low = words & np.uint64(2**32 - 1)

@@ -55,7 +55,7 @@ _FIRST_BID: Final = 1 + _AUCTIONS_OF_EPOCH
 _FIRST_ID: Final = 1000
 _FIRST_CATEGORY: Final = 10
 _CATEGORIES: Final = 5
-#: Ids beyond the newest that bids may name already.
+#: Number of ids beyond the newest that bids may already name.
 _LEAD: Final = 10
 _OPEN_AUCTIONS: Final = 100
 _ACTIVE_PERSONS: Final = 1000
@@ -122,7 +122,7 @@ class Events(NamedTuple):
 
 @cache
 def _channels() -> tuple[pa.Array, pa.Array]:
-    """All channels, hot ones first, and the URL of each."""
+    """Return all channels, hot ones first, and the URL of each."""
     names = [*_HOT_CHANNELS, *(f"channel-{number}" for number in range(_CHANNELS))]
     pattern = "https://nexmark.example/*****/*****/*****/item.htm?query=1"
     urls = pattern_text(0, _Draw.URL, np.arange(len(names)), pattern).to_pylist()
@@ -131,29 +131,29 @@ def _channels() -> tuple[pa.Array, pa.Array]:
 
 
 def _is_hot(words: Words, one_in: int) -> npt.NDArray[np.bool_]:
-    """True for all but one in so many (a power of two), by the lowest bits."""
+    """Return a mask that is true for all but one in so many (a power of two), by the lowest bits."""
     hot: npt.NDArray[np.bool_] = (words & np.uint64(one_in - 1)) != 0
     return hot
 
 
 def _newest_person(numbers: Ints) -> Ints:
-    """Ordinal of the newest person at each event; there is always one."""
+    """Return the ordinal of the newest person at each event; there is always one."""
     return numbers // EVENTS_OF_EPOCH
 
 
 def _newest_auction(numbers: Ints) -> Ints:
-    """Ordinal of the newest auction at each event; -1 before the first."""
+    """Return the ordinal of the newest auction at each event; -1 before the first."""
     epochs, places = np.divmod(numbers, EVENTS_OF_EPOCH)
     return epochs * _AUCTIONS_OF_EPOCH + np.minimum(places, _AUCTIONS_OF_EPOCH) - 1
 
 
 def _price(words: Words) -> Ints:
-    """Log-uniform from 1 to 1,000,000, in cents: a third each below 10^4, below 10^6 and above."""
+    """Return log-uniform prices from 1 to 1,000,000, in cents: a third each below 10^4, below 10^6 and above."""
     return np.rint(log_uniform(words, _HIGHEST_PRICE) * _CENT).astype(np.int64)
 
 
 def _active_person(words: Words, newest: Ints, hot_offset: int) -> Ints:
-    """Ids of persons: three quarters the hot one, else uniform over the newest thousand and those to come next."""
+    """Return ids of persons: three quarters the hot one, else uniform over the newest thousand and those to come next."""
     hot = newest // _HOT_STEP * _HOT_STEP + hot_offset
     active = np.minimum(newest + 1, _ACTIVE_PERSONS)
     cold = newest + 1 - active + below(words, active + _LEAD)
@@ -161,7 +161,7 @@ def _active_person(words: Words, newest: Ints, hot_offset: int) -> Ints:
 
 
 def _open_auction(words: Words, newest: Ints) -> Ints:
-    """Ids of auctions to bid for: one half the hot one, else uniform over the newest hundred and those to come next."""
+    """Return ids of auctions to bid for: one half the hot one, else uniform over the newest hundred and those to come next."""
     hot = newest // _HOT_STEP * _HOT_STEP
     oldest = np.maximum(newest - _OPEN_AUCTIONS, 0)
     cold = oldest + below(words, newest - oldest + 1 + _LEAD)
@@ -170,7 +170,7 @@ def _open_auction(words: Words, newest: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class Nexmark:
-    """One stream of events, without end.
+    """A stream of events, without end.
 
     Attributes
     ----------

@@ -48,7 +48,7 @@ class FleetOperators:
         self.states: list[str] = []
 
     def __call__(self, frame: DataFrame, operator: str, mode: str = "append") -> Any:
-        """See :class:`Operators`."""
+        """Return `frame` with the fleet's operators; the name of the state is that of the operator, after the prefix."""
         name = f"{self._prefix}-{operator}"
         self.states.append(name)
         return self._fleet.stateful(frame, name=name, outputMode=mode, shards=self._shards)

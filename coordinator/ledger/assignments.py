@@ -1,4 +1,4 @@
-"""Which store actor each shard of a state is leased to, and how that came about. Pure."""
+"""The leases of a state's shards: the store actor of each, and the moves that led there. Pure."""
 
 from __future__ import annotations
 

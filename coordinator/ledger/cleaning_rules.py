@@ -113,7 +113,7 @@ class ListingSchedule:
 
     - Unneeded files come from truncation, and from failed attempts, most of which fail because a run or a lease ended. They may be
       deleted a grace period later. Until then, and for one more grace period because of a dying owner's writes, the folder is listed a
-      few times in each grace period, whatever happens meanwhile. So an unneeded file stays a quarter of the grace period longer.
+      few times in each grace period, also if nothing happens meanwhile. So an unneeded file stays a quarter of the grace period longer.
     - A state at rest is listed when the coordinator has run for a grace period, and then once in many: a lost answer of the object
       store can leave a file without any process knowing.
     - Before that nothing is listed: load plans that a previous coordinator gave to readers are not known.

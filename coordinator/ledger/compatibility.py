@@ -116,7 +116,7 @@ def unroutable(metadata: StateMetadata) -> str:
     """Return why a state without :func:`routing_keys` cannot be rescaled, and what to do."""
     if metadata.output_mode == "keyed":
         return (
-            "the number of partitions is fixed for the life of a state whose partitions are a function's or a program's own: nobody "
+            "the number of partitions is fixed for the life of a state whose partitions are a function's or a program's own: no one "
             "else knows which of its rows belong where; nothing was changed; use the existing number, or another name"
         )
     return "an operator without keys has one shard by nature; nothing was changed; leave shards out"
@@ -217,7 +217,7 @@ def _layout(accumulator: Accumulator) -> tuple[AccumulatorKind, list[tuple[str, 
 
 
 def _matched(existing: Sequence[tuple[str, str]], requested: Sequence[tuple[str, str]]) -> list[int | None]:
-    """Match equal meanings under equal casts; then those of the same meaning that remain, if each side has one of it."""
+    """Match accumulators of equal meaning and cast; then the remaining ones of equal meaning, if each side has one of it."""
     indices = {identity: existing.index(identity) if identity in existing else None for identity in requested}
     remaining = [index for index, identity in enumerate(existing) if identity not in indices]
     for meaning, cast in [identity for identity, index in indices.items() if index is None]:

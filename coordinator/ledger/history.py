@@ -300,7 +300,7 @@ class StateHistory:
         if newest < version < sys.maxsize:
             raise VersionNotFoundError(
                 "the state has no such version (any more): it was dropped, or put back, since the caller learned of the version; "
-                "nothing was read and nothing was changed; ask anew for what is there now, or start the query again",
+                "nothing was read and nothing was changed; ask again for what is there now, or start the query again",
                 state=self.state_name,
                 partition=partition_id,
                 version=version,

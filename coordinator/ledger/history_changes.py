@@ -1,4 +1,4 @@
-"""How records of the log change the history of a state, and the history's form in checkpoints of the log. Pure."""
+"""Changes of a state's history by records of the log, and the history's form in checkpoints of the log. Pure."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ class LedgerState(ChangingHistory):
             self.retired.add(self.run_id)
         self.run_id, self.query_id, self.epoch = record.run_id, record.query_id, record.epoch
         self.is_temporary = record.is_temporary
-        # The run begins with this batch because the commit log ends before it, whatever earlier runs reported.
+        # The run begins with this batch because the commit log ends before it, also if earlier runs reported more.
         self.finished = record.batch_id if record.reports_finished else None
         self.assignments.renew(self.epoch)
         self.requested_rescale = None
@@ -219,12 +219,12 @@ class LedgerState(ChangingHistory):
         self.dropped_metadata = ended
 
     def forget(self, partitions: Iterable[int]) -> None:
-        """See :meth:`ChangingHistory.forget`; their leases end, too."""
+        """Drop partitions as if they had never been, with their leases."""
         super().forget(partitions)
         self.assignments.forget(partitions)
 
     def leave(self, partition_id: int) -> None:
-        """See :meth:`ChangingHistory.leave`."""
+        """End the lease of a partition of which no version is retained any more."""
         self.assignments.forget([partition_id])
 
     # -- copies and checkpoints -----------------------------------------------------------------------------------

@@ -203,7 +203,7 @@ def read_view(
     oldest = max((ledger.oldest_readable(partition) for partition in layout.partitions), default=0)
     if newest < version <= committed(ledger, created) and not request.is_committed:
         raise VersionNotFoundError(
-            "all shards have this version, and Spark has not finished its batch, which may be repeated and make it anew; nothing was "
+            "all shards have this version, and Spark has not finished its batch, which may be repeated and make it again; nothing was "
             "changed; read it once it is finished, or as it is with consistency='committed'",
             state=created.state_name,
             version=version,
@@ -256,7 +256,7 @@ def _layout_of(
     if former.first_partition != first_partition:
         raise VersionNotFoundError(
             "the shards by which the version was to be read are not there any more: what was committed on them was replaced by another "
-            "run; nothing was changed; ask for the rows anew",
+            "run; nothing was changed; ask for the rows again",
             state=ledger.state_name,
             version=version,
             first_partition=first_partition,

@@ -1,4 +1,4 @@
-"""How many shards a batch has: a state is rescaled when a run begins with another number, or is asked to while it runs. Pure.
+"""The number of shards of a batch: a state is rescaled when a run begins with another number, or a user asks for one. Pure.
 
 The number of shards is decided, and in the log, before the batch is planned. A run that begins takes the number that its program asks
 for. Its later batches have the same number, unless a caller asks for another one meanwhile. A state can only be rescaled if every shard

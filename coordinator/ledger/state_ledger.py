@@ -14,7 +14,7 @@ are refused.
 A new coordinator and an old one may run at the same time; ``ledger_writer.LedgerWriter`` finds out which one is replaced.
 
 Versions: batch ``b`` reads version ``b`` of its shard and commits ``b + 1``. It is refused unless every shard has version ``b``, made
-by the batch before it in the query's own history (:meth:`StateLedger.check_whole`): no batch counts by halves. A later run that
+by the batch before it in the query's own history (:meth:`StateLedger.check_whole`): a batch counts on all shards or none. A run that
 commits a version supersedes what earlier runs committed from that version on: the batch had failed or is being replayed.
 """
 
@@ -286,7 +286,7 @@ class StateLedger(LedgerState):
         if newest > task.batch_id + 1:
             raise StateMismatchError(
                 "the state is ahead of the checkpoint that this run started from: another driver has finished later batches; "
-                "nothing was changed; restart the query, so that it reads its checkpoint anew; if the checkpoint was put back on "
+                "nothing was changed; restart the query, so that it reads its checkpoint again; if the checkpoint was put back on "
                 "purpose, start with another state",
                 state=self.state_name,
                 batch_id=task.batch_id,

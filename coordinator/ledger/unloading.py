@@ -12,7 +12,7 @@ __all__ = ["EndedQueries"]
 
 
 class EndedQueries:
-    """Which states belong to a query that ended a while ago.
+    """Finds the states whose query ended a while ago.
 
     A query has ended if its driver said so, or if no driver that reports has its run: a driver that was killed says nothing. When it
     ended is not in the log, so the time counts from when that was first seen.
@@ -36,7 +36,7 @@ class EndedQueries:
         self._seen_ended_s: dict[str, float] = {}
 
     def used(self, state_name: str) -> None:
-        """Take note that a task of a state's query was answered: whatever its driver reports, the query runs."""
+        """Note that a task of a state's query was answered: the query runs, also if its driver reports that it ended."""
         self._seen_ended_s.pop(state_name, None)
 
     def is_due(self, ledger: StateLedger) -> bool:

@@ -18,7 +18,7 @@ __all__ = ["VersionStats", "version_stats"]
 
 @dataclass(frozen=True, slots=True)
 class VersionStats(FastPickle):
-    """One version of a state.
+    """Statistics of a version of a state.
 
     Attributes
     ----------

@@ -357,7 +357,7 @@ class LedgerWriter:
             self._num_folded += 1
 
     def _notes_are_written(self, count: int) -> None:
-        """Tell the callers of the first `count` notes that the log has them."""
+        """Complete the calls of the first `count` notes: the log has them."""
         if count:
             written, self._notes = self._notes[:count], self._notes[count:]
             self._num_folded, self._unwritten = self._num_folded - count, []
@@ -366,7 +366,7 @@ class LedgerWriter:
                     note.written.set_result(None)
 
     def _fail_notes(self, error: Exception) -> None:
-        """Tell the callers of all notes that these could not be written. They are true all the same, and go out with the next
+        """Fail the calls of all notes, which could not be written. They are true all the same, and go out with the next
         records.
         """
         for note in self._notes:

@@ -279,7 +279,7 @@ class ManifestLog(LogFiles):
             "the state's files are not those that the fleet worked with: its folder was put back from a backup, replaced or deleted, "
             "or a record of its log was lost, while the fleet ran; nothing was counted and nothing was written; what is there now is "
             "read with the next call; stop the query, see `statefleet verify`, and put back folder and checkpoint of one time, or "
-            "begin anew with a new checkpoint and another name",
+            "begin again with a new checkpoint and another name",
             state=self._state_name,
             file=path,
         )

@@ -15,14 +15,14 @@ __all__ = ["CommitEntry", "PartitionCommit", "SnapshotEntry", "StoredFile"]
 
 @dataclass(frozen=True, slots=True)
 class CommitEntry(FastPickle):
-    """One shard's line in the manifest: the one delta file that makes ``version`` of the shard."""
+    """A shard's line in the manifest: the delta file that makes ``version`` of the shard."""
 
     partition_id: int
     version: int
     base_version: int
     epoch: int
     run_id: str
-    #: Made once per logical commit; a retry repeats it, so a landed commit is recognised as one's own.
+    #: Made once per logical commit; a retry repeats it, so that its writer recognises a commit that landed as its own.
     attempt_id: str
     #: Path of the delta file relative to the fleet's URI.
     file: str
@@ -43,7 +43,7 @@ class CommitEntry(FastPickle):
     committed_at_ms: int
     executor: str = ""
     store_name: str = DEFAULT_STORE
-    #: What operators that this one feeds go by, and each source's own watermark (:mod:`coordinator.model.watermarks`).
+    #: The watermark for the operators that this one feeds, and each source's own watermark (:mod:`coordinator.model.watermarks`).
     output_watermark_ms: int = 0
     source_watermarks_ms: Mapping[str, int] = field(default_factory=dict)
     #: :attr:`TaskIdentity.batch_time_ms`: tells versions of one number from different histories of a query apart.
@@ -74,7 +74,7 @@ class CommitEntry(FastPickle):
         data = {name: getattr(self, name) for name in _RECORDED}
         data["source_watermarks_ms"] = dict(self.source_watermarks_ms)
         for name, default in _OPTIONAL.items():
-            # Records of states that have no such times are as they always were.
+            # Records of states without such times have the same bytes as in earlier releases.
             if data[name] is default:
                 del data[name]
         return data
@@ -97,7 +97,7 @@ class CommitEntry(FastPickle):
 
 @dataclass(frozen=True, slots=True)
 class PartitionCommit(FastPickle):
-    """One attempt's commits of all stores of a partition.
+    """The commits of all stores of a partition by one attempt.
 
     Attributes
     ----------
@@ -134,7 +134,7 @@ class StoredFile(FastPickle):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotEntry(FastPickle):
-    """One snapshot: all rows of one counted version of a shard, in one file or, of a large shard, several."""
+    """A snapshot: all rows of a committed version of a shard, in one file or, of a large shard, several."""
 
     partition_id: int
     version: int
@@ -168,7 +168,7 @@ class SnapshotEntry(FastPickle):
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)
         if not self.further:
-            # As it was written before there were any.
+            # As releases wrote it whose snapshots had one file.
             del data["further"]
         return data
 

@@ -18,7 +18,7 @@ FORMAT = 2
 
 
 def check_format(facts: Mapping[str, Any], file: str, field: str = "format") -> None:
-    """Refuse a file of a later release, whatever its other fields are.
+    """Refuse a file of a later release, without a look at its other fields.
 
     Parameters
     ----------

@@ -95,7 +95,7 @@ class TaskIdentity(FastPickle):
         When Spark planned the batch, and the batch before it, as its offset log has them (milliseconds since the epoch): the same
         for every repetition of a batch, another one in another history of the query. None if that is not known.
     is_import
-        Whether it makes a state's first version, whatever its batch's number is: of a query that kept its state in other stores
+        Whether it makes a state's first version, at any batch number: the query kept its state in other stores
         until then.
     is_temporary
         Whether the query's checkpoint is deleted when it ends, as that of one without a ``checkpointLocation``.
@@ -121,7 +121,7 @@ class TaskIdentity(FastPickle):
 
 @dataclass(frozen=True, slots=True)
 class ActorLocation(FastPickle):
-    """One incarnation of a store actor. ``instance_id`` is new each time the process starts."""
+    """An incarnation of a store actor. ``instance_id`` is new each time the process starts."""
 
     actor_name: str
     instance_id: str

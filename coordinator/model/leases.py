@@ -11,7 +11,7 @@ __all__ = ["Lease", "ShardLocation"]
 
 @dataclass(frozen=True, slots=True)
 class ShardLocation:
-    """Where a partition is.
+    """The location of a partition.
 
     Attributes
     ----------

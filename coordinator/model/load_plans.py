@@ -81,7 +81,7 @@ class LoadPlan(FastPickle):
         return self.origin is not None and any(parent.plan.may_have_rows() for parent in self.origin.parents)
 
     def files(self) -> Iterator[str]:
-        """Paths of all files that loading may read."""
+        """Yield the paths of all files that loading may read."""
         for plan in self.parts():
             yield from (file for snapshot in plan.snapshots for file in snapshot.files)
             yield from (delta.file for delta in plan.deltas)
@@ -144,7 +144,7 @@ class LoadPlans(FastPickle):
     plans: Mapping[str, LoadPlan]
 
     def state_bytes(self) -> int:
-        """Return about the bytes of memory that the version's rows take, by its commits."""
+        """Return an estimate of the memory that the version's rows take, in bytes, from its commits."""
         newest = (part.deltas[-1].state_bytes for plan in self.plans.values() for part in plan.parts() if part.deltas)
         return sum(newest)
 
@@ -159,7 +159,7 @@ class LoadPlans(FastPickle):
         return max([*made, *taken_over], default=0)
 
     def made(self) -> dict[int, str]:
-        """Return the attempts, by version, from whose versions deltas of one schema lead to the planned version."""
+        """Return by version the attempts that made the versions from which deltas of one schema lead to the planned version."""
         attempts: dict[int, str] = {}
         for plan in self.plans.values():
             newest_schema = max((epoch for epoch, _ in plan.schemas), default=-1)

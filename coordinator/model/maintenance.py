@@ -1,4 +1,4 @@
-"""How the state of a fleet is maintained: when snapshots are made, and what is kept."""
+"""Options of the maintenance of a fleet's state: when snapshots are made, and what is kept."""
 
 from __future__ import annotations
 

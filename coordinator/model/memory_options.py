@@ -1,4 +1,4 @@
-"""How much memory a store actor may take, and where it puts what it has no memory for."""
+"""Options of a store actor's memory: its limit, and the folder for state beyond the limit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MemoryOptions:
 
     @classmethod
     def of(cls, limit: int | str | None, spill_dir: str | None) -> MemoryOptions:
-        """Options as a user gives them: a limit in bytes, or as text with a unit (``"2GiB"``, ``"500MB"``).
+        """Return the options that a user gave: a limit in bytes, or as text with a unit (``"2GiB"``, ``"500MB"``).
 
         Raises
         ------
@@ -67,7 +67,7 @@ class MemoryUse:
 
 
 def _size(option: int | str) -> int:
-    """Bytes of a size."""
+    """Return a size in bytes."""
     size = -1
     if isinstance(option, str):
         match = _SIZE.fullmatch(option)

@@ -35,7 +35,7 @@ class Metric:
     name
         As the fleet gives it to Ray, which puts ``ray_`` before it.
     meaning
-        A sentence, for whoever reads a dashboard.
+        A sentence for the readers of a dashboard.
     labels
         Beside :data:`FLEET`, and those of Ray.
     """
@@ -47,19 +47,19 @@ class Metric:
 
     @property
     def unit(self) -> str:
-        """Seconds or bytes, as the name says; empty for what is counted."""
+        """Seconds or bytes, as the name says; empty for counts."""
         last = self.name.removesuffix("_total").rpartition("_")[2]
         return last if last in ("seconds", "bytes") else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A figure of a metric.
+    """A value of a metric.
 
     Attributes
     ----------
     value
-        Of a counter the sum since whoever counts has started; of a histogram one observation.
+        Of a counter the sum since the counting process started; of a histogram one observation.
     labels
         In the order of the metric's.
     """
@@ -76,7 +76,7 @@ class Increments:
         self._told: dict[tuple[str, tuple[str, ...]], float] = {}
 
     def of(self, sample: Sample) -> float:
-        """By how much a counter went up since it was told last. One that is less than it was began again from nothing."""
+        """Return the increase of a counter since the last call. A counter that is less than it was has begun again at 0."""
         key = sample.name, sample.labels
         former = self._told.get(key, 0)
         self._told[key] = sample.value
@@ -203,5 +203,5 @@ _BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 def metric_of(name: str) -> Metric:
-    """The metric of a name; KeyError if there is none."""
+    """Return the metric of a name; KeyError if there is none."""
     return _BY_NAME[name]

@@ -25,7 +25,7 @@ _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
 def fleet_id_of(uri: str) -> str:
-    """Short id of the fleet of a normalised URI: part of its actors' names."""
+    """Return the short id of the fleet of a normalised URI: part of its actors' names."""
     return hashlib.blake2b(uri.encode(), digest_size=4).hexdigest()
 
 
@@ -35,12 +35,12 @@ def store_actors_prefix(uri: str) -> str:
 
 
 def dashboard_name(uri: str) -> str:
-    """Name of the dashboard's actor of a normalised URI."""
+    """Return the name of the dashboard's actor of a normalised URI."""
     return f"statefleet-dashboard-{fleet_id_of(uri)}"
 
 
 def is_state_name(name: object) -> bool:
-    """Whether a state can have this name."""
+    """Return whether a state can have this name."""
     return isinstance(name, str) and _FOLDER.fullmatch(name) is not None
 
 

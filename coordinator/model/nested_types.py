@@ -37,7 +37,7 @@ def has_map(name: str) -> bool:
 
 
 def nested_name(data_type: pa.DataType, name_of: NameOf) -> str | None:
-    """Name of an array, map or struct; None of any other type.
+    """Return the name of an array, map or struct; None for any other type.
 
     Parameters
     ----------
@@ -101,18 +101,18 @@ class _Reader:
 
 
 def nested_type(name: str, atomic: TypeOf) -> pa.DataType:
-    """Arrow type of a name of :func:`nested_name`.
+    """Return the Arrow type of a name of :func:`nested_name`.
 
     Raises
     ------
     ValueError
-        It is none.
+        It is no such name.
     """
     return _Reader(name, atomic).type()
 
 
 def nested_spark_type(data_type: pa.DataType, spark_of: Callable[[pa.DataType], Any]) -> Any:
-    """Spark's form, as in the JSON of its schemas, of an array, map or struct; None of any other type."""
+    """Return Spark's form, as in the JSON of its schemas, of an array, map or struct; None for any other type."""
     if pa.types.is_map(data_type):
         return {
             "type": "map",

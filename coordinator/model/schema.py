@@ -88,14 +88,14 @@ class Field(FastPickle):
         return _arrow_field(self.name, self.type, self.nullable)
 
     def spark_json(self) -> dict[str, Any]:
-        """The column as Spark writes it in the JSON of a schema (``StructField.json()``)."""
+        """Return the column as Spark writes it in the JSON of a schema (``StructField.json()``)."""
         described = {"type": spark_type(self.type), "metadata": {}} if self.spark is None else json.loads(self.spark)
         return {"name": self.name, "nullable": self.nullable, **described}
 
 
 @dataclass(frozen=True, slots=True)
 class Accumulator(FastPickle):
-    """One accumulator: its inputs (columns of the incoming batch) and the state fields it moves.
+    """An accumulator: its inputs (columns of the incoming batch) and the state fields that they change.
 
     Attributes
     ----------
@@ -144,7 +144,7 @@ class EventTime(FastPickle):
 
     @classmethod
     def of_json(cls, options: Mapping[str, Any]) -> EventTime | None:
-        """Read from the options of a schema; None if they tell nothing of event time."""
+        """Return the event time in the options of a schema; None if they have none."""
         if "sources" not in options:
             return None
 
@@ -213,7 +213,7 @@ class StateSchema(FastPickle):
 
     @property
     def emitted_fields(self) -> tuple[Field, ...]:
-        """Return what is emitted of the accumulators."""
+        """Return the fields that the accumulators emit."""
         return tuple(item for accumulator in self.accumulators for item in accumulator.emitted)
 
     def key_schema(self) -> pa.Schema:
@@ -221,15 +221,15 @@ class StateSchema(FastPickle):
 
     @property
     def input_keys(self) -> tuple[Field, ...]:
-        """Keys that rows come with; the others (``__row``) the operator gives them."""
+        """Return the keys that rows come with; the operator adds the others (``__row``)."""
         return tuple(item for item in self.keys if not item.name.startswith("__"))
 
     def raw_schema(self) -> pa.Schema:
-        """Keys and raw inputs: what the map side reads, and what reaches the shard where nothing was combined."""
+        """Return keys and raw inputs: the rows that the map side reads, and that reach the shard if they were not combined."""
         return pa.schema([item.arrow() for item in (*self.input_keys, *self.inputs)])
 
     def input_schemas(self) -> tuple[pa.Schema, ...]:
-        """The kinds of chunks that reach the shard: raw and partially aggregated rows; of a join, left and right ones."""
+        """Return the schemas of the chunks that reach the shard: raw and partially aggregated rows; of a join, left and right ones."""
         if self.operator is OperatorKind.AGGREGATE:
             return self.raw_schema(), self.row_schema()
         if self.operator is OperatorKind.JOIN:
@@ -239,18 +239,18 @@ class StateSchema(FastPickle):
         return (self.raw_schema(),)
 
     def row_schema(self) -> pa.Schema:
-        """Keys and accumulators: a partially aggregated row, a row of state, a row of output."""
+        """Return keys and accumulators: a partially aggregated row, a row of state, a row of output."""
         return pa.schema([item.arrow() for item in (*self.keys, *self.state_fields)])
 
     def watermarks_after(
         self, base: Watermarks, observed: Mapping[int, int], upstream: Sequence[Watermarks] = ()
     ) -> Watermarks:
-        """Where event time stands with a batch included.
+        """Return the watermarks with a batch included.
 
         Parameters
         ----------
         base
-            Where it stood before.
+            The watermarks before the batch.
         observed
             Own watermark, in milliseconds, of each of the operator's own sources (by number) that the batch had rows of.
         upstream
@@ -266,17 +266,17 @@ class StateSchema(FastPickle):
         )
 
     def spark_schema(self) -> dict[str, Any]:
-        """:meth:`row_schema` as Spark writes it (``StructType.json()``)."""
+        """Return :meth:`row_schema` as Spark writes it (``StructType.json()``)."""
         return {"type": "struct", "fields": [item.spark_json() for item in (*self.keys, *self.state_fields)]}
 
     @classmethod
     def keyed(cls, keys: tuple[Field, ...], values: tuple[Field, ...]) -> StateSchema:
-        """Schema of a keyed store: rows of value columns that are put and removed by key, in any order of time."""
+        """Return the schema of a keyed store: rows of value columns that are put and removed by key, in any order of time."""
         accumulators = tuple(Accumulator(AccumulatorKind.VALUE, (), (value,)) for value in values)
         return cls(keys, (), accumulators, None, None, "update")
 
     def in_output_mode(self, mode: str) -> StateSchema:
-        """The schema of an aggregation whose query runs in a mode; of any other operator this one.
+        """Return the schema of an aggregation whose query runs in a mode; for any other operator this schema.
 
         In complete mode everything is kept: no group ends, and none of its rows are late but those of sessions of event time.
         """
@@ -289,7 +289,7 @@ class StateSchema(FastPickle):
         return replace(self, output_mode=mode, expiry_key=None, delay_ms=delay_ms)
 
     def undescribed(self) -> StateSchema:
-        """The same without what a reader is shown: as tasks and files have it."""
+        """Return the schema without the view for readers: as tasks and files have it."""
         return replace(self, shown={})
 
     def to_json(self) -> dict[str, Any]:
@@ -374,7 +374,7 @@ def _kind(kinds: type[_Kind], name: str) -> _Kind:
 
 
 def _described(accumulator: Accumulator) -> dict[str, Any]:
-    """An accumulator in JSON; what most have not is left out, as it was before there was any."""
+    """Return an accumulator as JSON data. Empty fields that few accumulators have are left out, as in earlier releases."""
     data = _shallow(accumulator)
     for part in ("state", "result"):
         data[part] = tuple(map(_shallow, data[part]))

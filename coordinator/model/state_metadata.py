@@ -24,9 +24,9 @@ class StateMetadata(FastPickle):
     num_shards: int
     output_mode: str
     schema: StateSchema | None = None
-    #: Of the file (:mod:`coordinator.model.file_format`), and what no other state has, whatever its name. States of format 1 have
-    #: no id.
+    #: Format of the file (:mod:`coordinator.model.file_format`).
     format_version: int = field(default=1, compare=False)
+    #: Id that no other state has, also none of the same name; empty in format 1.
     state_id: str = field(default="", compare=False)
     #: Ids of the states of this name that are no more, whose records the log may still have.
     former_ids: tuple[str, ...] = field(default=(), compare=False)

@@ -1,4 +1,4 @@
-"""Tables and sizes as text, for whoever reads a terminal."""
+"""Tables and sizes as text for a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["clock_text", "format_table", "size_text"]
 
 
 def size_text(size: float) -> str:
-    """Bytes as a person reads them."""
+    """Return a number of bytes as a person reads it."""
     for unit in ("B", "KB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -18,13 +18,13 @@ def size_text(size: float) -> str:
 
 
 def clock_text(when_ms: int) -> str:
-    """A time of day, in UTC."""
+    """Return a time of day, in UTC."""
     minutes, seconds = divmod(when_ms // 1000 % 86_400, 60)
     return f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02} UTC"
 
 
 def format_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Rows as aligned text; numbers to the right."""
+    """Return rows as aligned text; numbers to the right."""
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [
         max(len(column), *(len(row[i]) for row in cells)) if cells else len(column) for i, column in enumerate(columns)

@@ -55,7 +55,7 @@ _WIDER = {
 _LIST = "list<"
 #: Before the type of values that are counted.
 _COUNTS = "counts<"
-#: Before the type of the places of a histogram's bins.
+#: Before the type of the centres of a histogram's bins.
 _BINS = "bins<"
 #: Before the number of 64-bit words of a state that has a fixed number of them.
 _WORDS = "words<"
@@ -64,7 +64,7 @@ _ARROW = "arrow:"
 
 
 def type_to_string(data_type: pa.DataType) -> str:
-    """Name of an Arrow type in a state's schema; the time zone of a timestamp is dropped, its instant is UTC."""
+    """Return the name of an Arrow type in a state's schema; the time zone of a timestamp is dropped, its instant is UTC."""
     nested = nested_name(data_type, type_to_string)
     return _atomic_name(data_type) if nested is None else nested
 
@@ -81,12 +81,12 @@ def _atomic_name(data_type: pa.DataType) -> str:
 
 
 def list_type(element: str) -> str:
-    """Name of the type of a list that grows with its group; no element is null. Only accumulators have it, no column of a user's."""
+    """Return the name of the type of a list that grows with its group; no element is null. Only accumulators have it."""
     return f"{_LIST}{element}>"
 
 
 def counts_type(value: str) -> str:
-    """Name of the type of values of a type, with how often each came. Only accumulators have it, no column of a user's."""
+    """Return the name of the type of values of a type with their counts. Only accumulators have it, no column of a user's."""
     return f"{_COUNTS}{value}>"
 
 
@@ -101,17 +101,17 @@ def is_counted(name: str) -> bool:
 
 
 def bins_type(centre: str) -> str:
-    """Name of the type of a histogram that is emitted, with the type of the places of its bins."""
+    """Return the name of the type of a histogram that is emitted; `centre` names the type of its bins' centres."""
     return f"{_BINS}{centre}>"
 
 
 def words_type(words: int) -> str:
-    """Name of the type of a state of so many 64-bit words. Only accumulators have it, no column of a user's."""
+    """Return the name of the type of a state of so many 64-bit words. Only accumulators have it, no column of a user's."""
     return f"{_WORDS}{words}>"
 
 
 def payload_type(data_type: pa.DataType) -> str:
-    """Name of the type of a column that only passes an operator, which may be any."""
+    """Return the name of the type of a column that only passes an operator; it may be of any type."""
     try:
         return _atomic_name(data_type)
     except ValueError:
@@ -119,7 +119,7 @@ def payload_type(data_type: pa.DataType) -> str:
 
 
 def string_to_type(name: str) -> pa.DataType:
-    """Arrow type of a name made by :func:`type_to_string`, :func:`payload_type`, :func:`list_type`, .. :func:`words_type`."""
+    """Return the Arrow type of a name made by a function of this module, from :func:`type_to_string` to :func:`words_type`."""
     if name.startswith(_LIST):
         return pa.list_(pa.field("element", string_to_type(name[len(_LIST) : -1]), nullable=False))
     if name.startswith(_COUNTS):
@@ -165,7 +165,7 @@ _SPARK = {
 
 
 def spark_type(name: str) -> str | dict[str, Any]:
-    """Spark's form, as in the JSON of its schemas, of a type that a field of a state has."""
+    """Return Spark's form, as in the JSON of its schemas, of a type that a field of a state has."""
     if name.startswith(_LIST):
         return {"type": "array", "elementType": spark_type(name[len(_LIST) : -1]), "containsNull": False}
     if name.startswith(_COUNTS):
@@ -182,5 +182,5 @@ def spark_type(name: str) -> str | dict[str, Any]:
 
 
 def _part(name: str, kind: str, *, nullable: bool) -> dict[str, Any]:
-    """One of the fields of an element, as Spark writes it."""
+    """Return a field of an element, as Spark writes it."""
     return {"name": name, "nullable": nullable, "type": spark_type(kind), "metadata": {}}

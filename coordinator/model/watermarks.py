@@ -1,6 +1,6 @@
-"""Where event time stands for a stateful operator. Pure.
+"""Watermarks of a stateful operator: how far its event time has come. Pure.
 
-By default Spark tells it, for each batch (:meth:`Watermarks.reached`). An operator that closes early goes by the rows of the batch
+By default Spark gives them for each batch (:meth:`Watermarks.reached`). An operator that closes early goes by the rows of the batch
 itself, by Spark's rules for several sources and for chained operators (:meth:`Watermarks.after`):
 
 Each ``withWatermark`` of a query is a source. A source's own watermark is the largest event time seen less its delay; the query's
@@ -45,7 +45,7 @@ class Watermarks:
         policy: str,
         is_fed_directly: bool,
     ) -> Watermarks:
-        """Watermarks that include a batch; how far its output moves, the operator says.
+        """Return the watermarks that include a batch. The operator says how far the watermark of its output moves.
 
         Parameters
         ----------
@@ -72,9 +72,9 @@ class Watermarks:
         return Watermarks(input_ms, self.output_ms, newest)
 
     def reached(self, watermark_ms: int) -> Watermarks:
-        """Watermarks of a batch for which Spark tells the operator's own; it never goes back."""
+        """Return the watermarks of a batch for which Spark gives the operator's own; they never go back."""
         return replace(self, input_ms=max(self.input_ms, watermark_ms))
 
     def to_json(self) -> dict[str, Any]:
-        """As the manifest records it."""
+        """Return the watermarks as the manifest records them."""
         return asdict(self)

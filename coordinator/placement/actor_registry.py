@@ -1,4 +1,4 @@
-"""Which store actors there are, and which of their incarnations are dead."""
+"""A registry of the store actors, and of their incarnations that are dead."""
 
 from __future__ import annotations
 

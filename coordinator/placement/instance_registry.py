@@ -1,4 +1,4 @@
-"""Which store actor has which shard loaded, by Spark's own protocol."""
+"""A registry of the shards that each store actor has loaded, by Spark's own protocol."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["InstanceRegistry"]
 
 
 class InstanceRegistry:
-    """Which store actor has which shard loaded, per query run: Spark's StateStoreCoordinator, message by message.
+    """Records the store actor that has each shard loaded, per query run: Spark's StateStoreCoordinator, message by message.
 
-    Volatile on purpose, as in Spark: it is a hint for placement and unloading. Which store actor may commit is for the ledger to say.
+    Volatile on purpose, as in Spark: it is a hint for placement and unloading. The ledger decides which store actor may commit.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Which store actor gets the lease of a shard: the question that the ledger asks for every lease. Pure.
+"""The choice of the store actor that gets a shard's lease: the ledger asks for it with every lease. Pure.
 
 Where the answer is not where the shard is, the shard goes there under a new epoch, which is written to the log with the reason before
 any caller learns of it (:meth:`coordinator.ledger.state_ledger.StateLedger.decide_lease`).

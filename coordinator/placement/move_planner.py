@@ -335,7 +335,7 @@ class MovePlanner:
         if choice is None or fleet.is_alive(choice.location):
             return choice
         restarted = _live(choice.location, fleet)
-        return None if restarted is None else Choice(restarted, "the store actor of its node started anew")
+        return None if restarted is None else Choice(restarted, "the store actor of its node started again")
 
     def nodes(
         self, state_name: str, partitions: range, assigned: Mapping[int, ActorLocation], fleet: FleetView

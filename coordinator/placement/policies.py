@@ -128,7 +128,7 @@ def spread(
         choices[shard] = Choice(ordered[index].location, _reason(current.get(shard), index_of, drained))
     for shard, index in kept.items():
         if current[shard] != ordered[index].location:
-            choices[shard] = Choice(ordered[index].location, "the store actor of its node started anew")
+            choices[shard] = Choice(ordered[index].location, "the store actor of its node started again")
     return choices
 
 

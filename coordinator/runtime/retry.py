@@ -13,7 +13,7 @@ class Retry:
     Parameters
     ----------
     clock
-        By which time is measured, and which pauses.
+        Measures the time, and pauses.
     within_s
         Seconds after which no further attempt is to be made.
     first_pause_s, longest_pause_s

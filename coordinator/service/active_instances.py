@@ -14,7 +14,7 @@ __all__ = ["ActiveInstances"]
 
 
 class ActiveInstances:
-    """Which store actor has which shard loaded.
+    """Answers the messages of Spark's StateStoreCoordinator.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class ActiveInstances:
             for stale_id in stale
             if self.registry.get_location(stale_id) is None and stale_id.query_run_id not in self.ended_runs
         ]
-        # One look at the log a state, however many shards it has.
+        # One look at the log for each state, not for each shard.
         assignments = {
             name: await (await self._writer_of(name)).read(lambda ledger: (ledger.run_id, ledger.assigned()))
             for name in {stale_id.store_id.state_name for stale_id in unknown}

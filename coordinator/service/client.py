@@ -158,12 +158,12 @@ class CoordinatorClient:
     # -- the object store -----------------------------------------------------------------------------------------
 
     def storage_options(self) -> StorageOptions:
-        """See :meth:`CoordinatorActor.storage_options <coordinator.service.actor.CoordinatorActor.storage_options>`."""
+        """Return the options that the fleet was started with, without credentials."""
         options: StorageOptions = self._call("storage_options")
         return options
 
     def handed_over(self) -> Secrets | None:
-        """See :meth:`CoordinatorActor.handed_over <coordinator.service.actor.CoordinatorActor.handed_over>`."""
+        """Return the credentials that the coordinator, or else a store actor, has; None if no process has them any more."""
         secrets: Secrets | None = self._call("handed_over")
         return secrets
 

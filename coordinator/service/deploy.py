@@ -197,7 +197,7 @@ def _check_owner(address: str) -> None:
         user = _user_name(note.stat().st_uid) if note.exists() else _user_name(os.getuid())
     if user not in (_user_name(os.getuid()), _user_name(0)):
         raise SetupError(
-            "the Ray cluster that was found on this machine is another user's, and whoever runs a cluster can run code in the programs "
+            "the Ray cluster that was found on this machine is another user's, and the owner of a cluster can run code in the programs "
             "that join it; nothing was joined; name it by --address HOST:PORT or RAY_ADDRESS if you trust it, or start your own by "
             "`ray start --head`",
             address=address,

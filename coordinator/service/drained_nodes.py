@@ -15,7 +15,7 @@ _NODE_ID = re.compile(r"[0-9A-Za-z_-]{1,128}")
 
 
 class DrainedNodes:
-    """One empty object a node, ``_drained/<node id>``.
+    """The drained nodes: for each an empty object, ``_drained/<node id>``.
 
     Ray never uses an id again, so the object of a node that has ended affects no other node.
     """

@@ -98,7 +98,7 @@ class Leasing:
 
         if await writer.decide(decide):
             log.warning(
-                "%s: the query that it was of had no checkpointLocation, and is over; its state went with it, and begins anew",
+                "%s: the query that it was of had no checkpointLocation, and is over; its state went with it, and begins again",
                 state_name,
                 extra={"state": state_name},
             )

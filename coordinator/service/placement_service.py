@@ -1,4 +1,4 @@
-"""Where shards are and are to be: an asynchronous shell around the move planner and the ledgers. No Ray."""
+"""The placement of shards: an asynchronous shell around the move planner and the ledgers. No Ray."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the shards of a state are to be.
+    """The places of a state's shards in the next batch.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ class PlacementService:
         standbys: int,
         policy: str | bytes,
     ) -> Placement:
-        """See :meth:`Coordinator.place_shards <coordinator.service.coordinator.Coordinator.place_shards>`."""
+        """Place a state's shards; :meth:`Coordinator.place_shards <coordinator.service.coordinator.Coordinator.place_shards>`."""
         chosen = policy_of(policy)
         partitions = shards.partitions
 
@@ -120,7 +120,7 @@ class PlacementService:
         return Placement(nodes, moves)
 
     async def explain(self, state_name: str, shard: int) -> PlacementExplanation:
-        """See :meth:`Coordinator.explain_placement <coordinator.service.coordinator.Coordinator.explain_placement>`."""
+        """Return why a shard is where it is: its newest moves, and where its tasks ran."""
 
         partition_id = (await self._checked(state_name, shard))[shard]
 
@@ -220,7 +220,7 @@ class PlacementService:
         self.planner.drained.discard(node_id)
 
     async def copy_finished(self, move: PlannedMove, copy_result: CopyResult | None) -> bool:
-        """See :meth:`Coordinator.move_prepared <coordinator.service.coordinator.Coordinator.move_prepared>`."""
+        """Have the target of a move, which has a copy, own the shard from the end of the batch at hand on; False if it cannot."""
         source = await self._holder(move.state_name, move.partition_id)
         if source != move.source or not self._fleet.is_alive(move.target):
             return False

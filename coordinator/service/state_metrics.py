@@ -90,14 +90,14 @@ class StateMetrics:
         return self._states[state_name].record
 
     def leased(self, state_name: str, version: int, partition_id: int, asked_ms: int, *, is_new: bool) -> None:
-        """A task was given its lease; `is_new` if its run is."""
+        """Record that a task was given its lease; `is_new` if its run is."""
         record = self.record(state_name)
         if is_new:
             record.forget_run()
         record.add_lease(version, partition_id, asked_ms, now_ms(self._clock))
 
     def moved(self, lease: Lease, former: ActorLocation | None, version: int) -> None:
-        """A lease was given; the shard, at a version, went to another store actor if another one had it."""
+        """Record a lease of a shard at a version, and a move if another store actor had the shard."""
         location, store_id = lease.location, lease.store_id
         if former is None or former.instance_id == location.instance_id:
             return
@@ -108,16 +108,16 @@ class StateMetrics:
         log.info(how, former.actor_name, location.actor_name, extra=fields)
 
     def move_failed(self, state_name: str) -> None:
-        """A shard stays where it is, though it was to go elsewhere."""
+        """Record that a shard stays where it is, though it was to go elsewhere."""
         self.record(state_name).moves["failed"] += 1
 
     def refused(self, state_name: str, partition_id: int, error: StateStoreError) -> None:
-        """A task's request was refused."""
+        """Record that a task's request was refused."""
         self.record(state_name).add_refusal(partition_id, type(error).__name__, str(error), now_ms(self._clock))
         log.warning("a task was refused: %s", error, extra={"state": state_name, "partition": partition_id})
 
     def committed(self, state_name: str, entries: Sequence[CommitEntry], *, is_new: bool) -> None:
-        """Commits of a partition count; see :meth:`StateRecord.add_commits`."""
+        """Record accepted commits of a partition; see :meth:`StateRecord.add_commits`."""
         self.record(state_name).add_commits(entries, now_ms(self._clock), is_new=is_new)
 
     def count(self, state_name: str, name: str, by: int = 1) -> None:
@@ -125,12 +125,12 @@ class StateMetrics:
         self.record(state_name).counts[name] += by
 
     def reported(self, report: DriverReport) -> None:
-        """A driver reports its executors, and the batches that take long."""
+        """Record a driver's report of its executors, and of the batches that take long."""
         for executor in self._drivers.take(report, self._clock.elapsed_s()):
             log.warning("%s: %s", executor.loss_text(), executor.reason or "Spark gives no reason")
 
     def is_running(self, run_id: str) -> bool:
-        """Whether a living driver has reported a run lately."""
+        """Return whether a living driver has reported a run lately."""
         return self._drivers.is_running(run_id, self._clock.elapsed_s())
 
     def executors(self) -> list[dict[str, Any]]:
@@ -155,7 +155,7 @@ class StateMetrics:
         return running_batch(metadata.state_name, batch, state.record.recent, missing, layout.num_shards, lost)
 
     def ended(self, ledger: StateLedger, version: int, shards: BatchShards) -> None:
-        """A batch has ended; a slow one is explained in the log."""
+        """Record the end of a batch; a slow one is explained in the log."""
         name, at_ms = ledger.state_name, now_ms(self._clock)
         record = self.record(name)
         ended = record.end_batch(version, at_ms)

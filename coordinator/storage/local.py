@@ -31,7 +31,7 @@ _TEMPORARY_PREFIX = ".tmp-"
 
 
 class OsCalls(Protocol):
-    """The calls of module ``os`` that make files durable."""
+    """The calls of module ``os`` that make files durable; each method is the function of its name."""
 
     def open(self, path: Path, flags: int, mode: int = 0o777) -> int:
         """See :func:`os.open`."""

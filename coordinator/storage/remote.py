@@ -44,12 +44,12 @@ _FIRST_PAUSE_S = 0.1
 _PATIENCE_S = 40.0
 
 
-def _nobody_counts() -> None:
+def _no_count() -> None:
     """Do nothing: repetitions are not counted."""
 
 
 def open_remote_store(
-    uri: str, storage_options: Mapping[str, str] | None, repeated: Callable[[], None] = _nobody_counts
+    uri: str, storage_options: Mapping[str, str] | None, repeated: Callable[[], None] = _no_count
 ) -> RemoteObjectStore:
     """Return the store of a bucket; credentials come from the usual environment unless the options have them.
 
@@ -119,7 +119,7 @@ class RemoteObjectStore:
 
     tells_writers_apart = True
 
-    def __init__(self, uri: str, store: Any, once: Any = None, repeated: Callable[[], None] = _nobody_counts) -> None:
+    def __init__(self, uri: str, store: Any, once: Any = None, repeated: Callable[[], None] = _no_count) -> None:
         self._repeated = repeated
         self.uri = uri
         self._store = store
@@ -289,7 +289,7 @@ class SingleWriterObjectStore(RemoteObjectStore):
 
     tells_writers_apart = False
 
-    def __init__(self, uri: str, store: Any, once: Any = None, repeated: Callable[[], None] = _nobody_counts) -> None:
+    def __init__(self, uri: str, store: Any, once: Any = None, repeated: Callable[[], None] = _no_count) -> None:
         super().__init__(uri, store, once, repeated)
         log.warning(
             "SINGLE WRITER: %s is used without conditional puts, so nothing stops a second fleet of this URI (a forgotten "

@@ -10,7 +10,7 @@ from coordinator.model.commits import CommitEntry
 
 __all__ = ["PHASES", "PartitionTime", "moments", "phases"]
 
-#: What the time of a batch is spent on, in order.
+#: Phases of a batch, in order.
 PHASES = ("spark", "lease", "hand_over", "apply", "write", "commit", "end")
 
 

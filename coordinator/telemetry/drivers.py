@@ -93,7 +93,7 @@ class Drivers:
 
     @property
     def lost(self) -> int:
-        """How many executors were lost since the coordinator started."""
+        """Number of executors that were lost since the coordinator started."""
         return self._counted
 
     def take(self, report: DriverReport, now_s: float) -> Sequence[ExecutorState]:

@@ -1,4 +1,4 @@
-"""Which batches are slow, and where their time went, in words. Pure."""
+"""Slow batches, and where their time went, in words. Pure."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def explanation(state_name: str, batch: EndedBatch, recent: Sequence[EndedBatch]
     """
     usual_ms = median(earlier.took_ms for earlier in recent)
     summary = f"batch {batch.last.version - 1} of {state_name} took {_s(batch.took_ms)} (median {_s(usual_ms)})"
-    where = ", ".join(_lost(batch, recent, context)) or "nobody knows where its time went"
+    where = ", ".join(_lost(batch, recent, context)) or "it is not known where its time went"
     reasons = [*_reasons(batch, recent, context)]
     if context.was_lost and "was lost" not in where:
         reasons.insert(0, f"the store actor that had shard {context.shard} was lost")

@@ -37,7 +37,7 @@ def coordinator_samples(started_at_ms: int, actors: ActorRegistry) -> Iterator[S
 
 @dataclass(frozen=True, slots=True)
 class ShardStats:
-    """One shard, as the ledger has it.
+    """A shard, as the ledger has it.
 
     Attributes
     ----------
@@ -131,7 +131,7 @@ class StateStats:
 
     @property
     def labelled_operations(self) -> dict[str, int]:
-        """State operations by the label of the metric."""
+        """Return the number of state operations by the label of the metric."""
         return {_PLACES[locality]: count for locality, count in self.operations.items()}
 
     def samples(self, state_name: str, actors: ActorRegistry, *, is_active: bool) -> Iterator[Sample]:

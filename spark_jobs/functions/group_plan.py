@@ -48,7 +48,7 @@ class GroupFunction:
 
 @dataclass(frozen=True)
 class GroupStatePlan:
-    """See :class:`~spark_jobs.plan.operator_plan.OperatorPlan` and :class:`~spark_jobs.plan.operator_plan.TaskMaker`."""
+    """A function with state as an operator's plan, which makes its tasks (:mod:`spark_jobs.plan.operator_plan`)."""
 
     inputs: tuple[DataFrame, ...]
     schema: StateSchema
@@ -63,15 +63,15 @@ class GroupStatePlan:
     state: T.StructType
 
     def row_type(self) -> T.StructType:
-        """Spark's form of the rows that the function emits."""
+        """Return Spark's type of the rows that the function emits."""
         return self.output
 
     def finish(self, emitted: DataFrame) -> DataFrame:
-        """Return what the function emits, which is the result."""
+        """Return the rows that the function emits: they are the result."""
         return emitted
 
     def reduce_task(self, schema: StateSchema, metadata: StateMetadata, address: FleetAddress) -> ReduceTask:
-        """Runs the function in Spark's worker."""
+        """Return the task that runs the function in Spark's worker."""
         program = GroupStateProgram(self.calls, self.view, self.columns, self.timeout_conf, self.has_watermark)
         return UserStateTask(
             program=program,
@@ -85,7 +85,7 @@ class GroupStatePlan:
 
 
 def build_group_state(grouped: GroupedData, definition: GroupFunction, stateful_mode: str | None) -> GroupStatePlan:
-    """Plan of ``df.groupBy(..).applyInPandasWithState(...)`` or its Arrow form.
+    """Plan ``df.groupBy(..).applyInPandasWithState(...)`` or its Arrow form.
 
     Parameters
     ----------

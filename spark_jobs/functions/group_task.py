@@ -30,11 +30,11 @@ from store_actors.messages import StoreSpec
 
 __all__ = ["FOUND", "KEY_INDEX", "ArrowCalls", "Calls", "GroupStateProgram", "GroupView", "KeyedBatch"]
 
-#: Last column of the rows that an Arrow function is given: their place in the table of keys.
+#: Last column of the rows that an Arrow function gets: the index of their key in the table of keys.
 KEY_INDEX = "key_index"
 #: Keys for which a function is called at once.
 _BLOCK_KEYS = 1 << 17
-#: Last column of what a store finds.
+#: Last column of the rows that a store returns for keys: whether it has the key.
 FOUND = "__found"
 
 
@@ -55,7 +55,7 @@ class GroupView:
 
     @property
     def leaves(self) -> list[str]:
-        """The state's key columns."""
+        """Return the state's key columns."""
         return [leaf for _, tree in self.keys for leaf in _leaves(tree)]
 
     def show_keys(self, part: ViewComponent) -> None:
@@ -64,11 +64,11 @@ class GroupView:
             part.key(name, tree.view_tree())
 
     def key_columns(self, leaves: pa.Table) -> pa.Table:
-        """The grouping columns of keys of the state."""
+        """Return the grouping columns of keys of the state."""
         return pa.table([_value(tree, leaves) for _, tree in self.keys], [name for name, _ in self.keys])
 
     def of(self, groups: Groups) -> Groups:
-        """The same groups in the function's columns."""
+        """Return the groups in the function's columns."""
         keys = self.key_columns(groups.keys)
         rows = pa.table([groups.rows.column(column) for _, column in self.rows], [name for name, _ in self.rows])
         return Groups(keys, rows, groups.offsets)
@@ -83,7 +83,7 @@ def _value(tree: KeyTree, leaves: pa.Table) -> pa.Array:
 
 
 class Calls(Protocol):
-    """Calls a user's function for the keys of a block; changes `state` and yields what to emit, in the output's columns."""
+    """Calls a user's function for the keys of a block; changes `state` and yields the rows to emit, in the output's columns."""
 
     def __call__(self, groups: Groups, state: StateBatch) -> Iterator[pa.Table]: ...
 
@@ -104,7 +104,7 @@ class ArrowCalls:
     output: pa.Schema
 
     def __call__(self, groups: Groups, state: StateBatch) -> Iterator[pa.Table]:
-        """See :class:`Calls`."""
+        """Call the function for the keys of a block; change `state` and yield the rows to emit."""
         index = np.repeat(np.arange(len(groups)), np.diff(groups.offsets))
         emitted = self.function(groups.keys, groups.rows.append_column(KEY_INDEX, pa.array(index)), state)
         if emitted is None:
@@ -221,13 +221,13 @@ class GroupStateProgram:
 
     @contextmanager
     def opened(self, client: FleetClient, task: TaskIdentity, schema: StateSchema) -> Iterator[_OpenFunction]:
-        """See :class:`~spark_jobs.functions.user_state_task.UserProgram`."""
+        """Yield the function with its store, ready for one batch."""
         yield _OpenFunction(self, (self.columns.group_store(schema.keys),))
 
 
 @dataclass(frozen=True)
 class _OpenFunction:
-    """See :class:`~spark_jobs.functions.user_state_task.OpenProgram`."""
+    """A function with its store, ready for one batch."""
 
     program: GroupStateProgram
     stores: tuple[StoreSpec, ...]

@@ -36,7 +36,7 @@ FURTHEST_MS: int = np.iinfo(np.int64).max // 1000
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When a function is called, and why.
+    """The times of a call of a function, and its reason.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class StateBatch:
     values
         The state, column by column; null for a key without state.
     exists, timeouts_ms
-        Which keys have state, and when each times out (-1: never).
+        A mask of the keys that have state, and the time at which each key times out (-1: never).
     offsets
         Rows of key `i` are those from ``offsets[i]`` to ``offsets[i + 1]``.
     moment
@@ -100,7 +100,7 @@ class StateBatch:
 
     @property
     def exists(self) -> Mask:
-        """Which keys have state, including the updates and removes of this call."""
+        """Mask of the keys that have state, after the updates and removes of this call."""
         return self._exists.copy()
 
     @property
@@ -297,7 +297,7 @@ class StateBatch:
     # -- the result -----------------------------------------------------------------------------------------------
 
     def outcome(self) -> tuple[Mask, Mask, Numbers]:
-        """Return which keys to write, which to remove, and when each times out in milliseconds (-1: never).
+        """Return masks of the keys to write and to remove, and when each key times out, in milliseconds (-1: never).
 
         Spark's rule: a key is written if its state was updated or removed, or if its timeout changed. A key with neither state nor
         a timeout is removed.

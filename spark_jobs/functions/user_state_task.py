@@ -42,7 +42,7 @@ class UserBatch:
     rows
         In ``StateSchema.raw_schema()``, without those that are late.
     times
-        Where event time stands.
+        The batch's watermarks.
     time_ms
         When Spark planned the batch, in milliseconds since the epoch.
     base_version
@@ -64,7 +64,7 @@ class OpenProgram(Protocol):
         """The keyed stores of its state."""
 
     def run(self, store: StateStore, batch: UserBatch) -> list[pa.Table]:
-        """Do a batch on the open stores; return what to emit. Nothing is committed yet."""
+        """Do a batch on the open stores; return the rows to emit. Nothing is committed yet."""
 
 
 class UserProgram(Protocol):
@@ -78,7 +78,7 @@ class UserProgram(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class UserStateTask:
-    """A ``mapInArrow`` function: a partition's chunks in, what the user's program emits out.
+    """A ``mapInArrow`` function from a partition's chunks to the rows that the user's program emits.
 
     Attributes
     ----------
@@ -136,7 +136,7 @@ class UserStateTask:
 
 
 def _times(schema: StateSchema, grant: LeaseGrant, received: Received) -> EventTimes:
-    """Return where event time stands in a batch; what a program emits later is newer than the operator's own watermark."""
+    """Return the watermarks of a batch; rows that a program emits later are newer than the operator's own watermark."""
     times = event_times(schema, grant, received.header, received.watermarks_ms)
     after = times.after
     return replace(times, after=replace(after, output_ms=max(after.output_ms, after.input_ms)))

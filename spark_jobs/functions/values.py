@@ -91,7 +91,7 @@ class RowValues:
     ----------
     kind
         The struct.
-    what
+    subject
         Name of the tuples in errors.
     needs_names
         Whether the field names of a Row have to be the columns. If not, the values of a Row with other names are taken in order.

@@ -1,4 +1,4 @@
-"""When to request executors of RayDP: for nodes that joined, and in place of lost executors. Pure except for the log."""
+"""Requests of executors of RayDP: for nodes that joined, and in place of lost executors. Pure except for the log."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ class NodeWatch:
         for executor in restarting:
             if executor.restarts > self._restarts[executor.actor_id]:
                 log.warning(
-                    "RayDP refuses to start %s anew, again and again; it is ended, and another asked for", executor.name
+                    "RayDP refuses again and again to restart %s; it is ended, and another asked for", executor.name
                 )
                 self._cluster.end(executor)
 

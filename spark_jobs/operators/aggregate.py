@@ -71,7 +71,7 @@ class AggregatePlan:
 
     @property
     def inputs(self) -> tuple[DataFrame, ...]:
-        """See :class:`~spark_jobs.plan.operator_plan.OperatorPlan`."""
+        """Return the prepared rows, the only input."""
         return (self.prepared,)
 
     @property

@@ -219,7 +219,7 @@ class Expression:
 
     @property
     def eval_mode(self) -> str:
-        """How arithmetic, a cast, a sum or an average handles values that cannot be computed.
+        """Mode in which arithmetic, a cast, a sum or an average handles values that cannot be computed.
 
         ``LEGACY`` (integers wrap, else null), ``ANSI`` (it fails), ``TRY`` (it is null).
         """

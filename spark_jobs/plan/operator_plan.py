@@ -113,7 +113,7 @@ class FiltersLateRows(Protocol):
 
     @property
     def late_columns(self) -> Mapping[str, Sequence[str]]:
-        """See :class:`~spark_jobs.plan.event_time.Upstream`."""
+        """Return the columns by which emitted rows are late (:class:`~spark_jobs.plan.event_time.Upstream`)."""
 
 
 @runtime_checkable

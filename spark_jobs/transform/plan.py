@@ -74,7 +74,7 @@ class InitialState:
 
 @dataclass(frozen=True)
 class TransformPlan:
-    """See :class:`~spark_jobs.plan.operator_plan.OperatorPlan` and :class:`~spark_jobs.plan.operator_plan.TaskMaker`.
+    """A processor as an operator's plan, which makes its tasks (:mod:`spark_jobs.plan.operator_plan`).
 
     Attributes
     ----------

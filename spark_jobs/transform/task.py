@@ -94,7 +94,7 @@ class ProcessorProgram:
 
     @contextmanager
     def opened(self, client: FleetClient, task: TaskIdentity, schema: StateSchema) -> Iterator[_OpenProcessor]:
-        """See :class:`~spark_jobs.functions.user_state_task.UserProgram`."""
+        """Yield the processor with its stores, ready for one batch."""
         with closing(load_processor(self.processor)) as processor:
             block = Block([field.name for field in schema.keys])
             handle = StatefulProcessorHandle(block, self.time_mode, self.schemas)
@@ -117,7 +117,7 @@ class ProcessorProgram:
 
 @dataclass(frozen=True)
 class _OpenProcessor:
-    """See :class:`~spark_jobs.functions.user_state_task.OpenProgram`.
+    """A processor with its stores, ready for one batch.
 
     Attributes
     ----------

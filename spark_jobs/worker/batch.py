@@ -55,7 +55,7 @@ class BatchHeader:
 
 @dataclass(frozen=True, slots=True)
 class EventTimes:
-    """Where event time stands for an operator in a batch.
+    """The watermarks of an operator in a batch.
 
     Attributes
     ----------

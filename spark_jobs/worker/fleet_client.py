@@ -45,7 +45,7 @@ _GROUP_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class FleetAddress:
-    """Where a fleet is: its URI, options of the object store, and its Ray cluster.
+    """The address of a fleet: its URI, options of the object store, and its Ray cluster.
 
     Part of the functions that Spark keeps, so its options hold no credentials; a worker needs none.
     """

@@ -1,4 +1,4 @@
-"""Which shard a row goes to, and how a map task reaches every shard.
+"""Routes of rows to shards, and the marker rows by which a map task reaches every shard.
 
 A row's route is Spark's ``hash(keys)`` (Murmur3, seed 42). Spark's hash partitioning then places it on partition
 ``pmod(murmur3(route), N)``, and partition p is shard p. A map task that has something to tell every shard sends one marker

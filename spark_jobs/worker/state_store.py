@@ -101,7 +101,7 @@ class ReadStateStore:
         self.version = version
 
     def store(self, name: str) -> Self:
-        """The same handle, working on another of its stores."""
+        """Return the same handle, for another of its stores."""
         handle = copy(self)
         handle.id = replace(self.id, store_name=name)
         return handle

@@ -135,7 +135,7 @@ def drop(
     summary = f"{state}: {dropped.versions} versions, {dropped.files} files, {size_text(dropped.file_bytes)}"
     if not dry_run:
         if not yes and not (sys.stdin.isatty() and typer.confirm(f"{summary}. Drop it for good?", err=True)):
-            raise InvalidRequestError("nothing was dropped; say --yes where nobody can be asked", state=state)
+            raise InvalidRequestError("nothing was dropped; say --yes where no user can be asked", state=state)
         dropped = coordinator.drop(state, dry_run=False, is_over=over)
     if as_json:
         print_json({**asdict(dropped), "dropped": not dry_run})

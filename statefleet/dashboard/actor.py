@@ -59,7 +59,7 @@ class RayProbe:
         self._next = 0
 
     def watch(self, known_stamps: Mapping[str, str]) -> dict[str, Any]:
-        """See :class:`~statefleet.dashboard.watching.FleetProbe`."""
+        """Poll the coordinator; see :meth:`Coordinator.watch <coordinator.service.coordinator.Coordinator.watch>`."""
         if self._coordinator is None:
             self._coordinator = CoordinatorClient.find(self._uri)
         if self._coordinator is None:
@@ -71,7 +71,7 @@ class RayProbe:
         return self._coordinator.watch(known_stamps)
 
     def answering(self, status: Mapping[str, Any]) -> Mapping[str, bool]:
-        """See :class:`~statefleet.dashboard.watching.FleetProbe`: the coordinator learns of a loss only once the actor is needed."""
+        """Ping store actors and return which of them answer: the coordinator learns of a loss only once the actor is needed."""
         names = sorted(actor["actor_name"] for actor in status["store_actors"])
         self._answering = {name: answers for name, answers in self._answering.items() if name in names}
         self._pings = {name: ping for name, ping in self._pings.items() if name in names}

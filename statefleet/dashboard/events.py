@@ -113,7 +113,7 @@ def _of_coordinator(before: Seen, after: Seen, now_ms: int) -> Iterator[Event]:
     elif now is not None and previous is None:
         yield Event(now_ms, kind, f"the coordinator answers (pid {now[0]})")
     elif now != previous and now is not None:
-        yield Event(now[1], kind, f"the coordinator started anew (pid {now[0]}) and read the logs", is_bad=True)
+        yield Event(now[1], kind, f"the coordinator started again (pid {now[0]}) and read the logs", is_bad=True)
 
 
 def _of_actors(before: Seen, after: Seen, now_ms: int) -> Iterator[Event]:

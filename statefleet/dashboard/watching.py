@@ -32,7 +32,7 @@ class FleetProbe(Protocol):
     """Polls of a fleet. Both methods are called in a thread."""
 
     def watch(self, known_stamps: Mapping[str, str]) -> dict[str, Any]:
-        """See :meth:`Coordinator.watch <coordinator.service.coordinator.Coordinator.watch>`."""
+        """Return the changes of the fleet; see :meth:`Coordinator.watch <coordinator.service.coordinator.Coordinator.watch>`."""
 
     def answering(self, status: Mapping[str, Any]) -> Mapping[str, bool]:
         """Return, by name, whether the store actors of a status answer."""

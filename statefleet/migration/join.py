@@ -58,8 +58,8 @@ def _side(plan: JoinPlan, number: int, operator: SparkOperator, used: Container[
         check_types(operator, "join's values", T.StructType(values_of_store[-1:]), [(_MATCHED, T.BooleanType())])
     elif options.is_outer(number):
         raise StateMismatchError(
-            "the checkpoint's join does not note which rows have matched (state format 1), so nobody knows which are still to be "
-            "emitted with nulls; nothing was written; start the query anew",
+            "the checkpoint's join does not note which rows have matched (state format 1), so it is not known which are still to be "
+            "emitted with nulls; nothing was written; start the query again",
             checkpoint=operator.checkpoint.folder.uri,
         )
     stored = options.stored()[number]

@@ -23,7 +23,7 @@ class RowsByShard(Protocol):
 
 @dataclass(frozen=True)
 class Opened:
-    """How this process opened a fleet's states, so that another process can.
+    """The call by which this process opened a fleet's states, so that another process can make it.
 
     Attributes
     ----------

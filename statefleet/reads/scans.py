@@ -209,7 +209,7 @@ class StateScans:
         schema = self._reads.describe(self._read_version, named_part(view, self.part) or DEFAULT_STORE, projection)
         if schema is None:
             raise InvalidRequestError(
-                "nothing was ever written to the store, so nobody knows its columns", state=self.name, part=self.part
+                "nothing was ever written to the store, so its columns are not known", state=self.name, part=self.part
             )
         return schema
 

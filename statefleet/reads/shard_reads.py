@@ -140,8 +140,8 @@ class ShardReads:
             assert view is not None
             if read_version.lineage not in ("", view.lineage):
                 raise VersionReplacedError(
-                    "the version was made anew since it was read, as its batch was repeated, and its rows may be others; nothing was "
-                    "changed; what was read of it does not count: read the newest version anew, and changes from there on",
+                    "the version was made again since it was read, as its batch was repeated, and its rows may be others; nothing was "
+                    "changed; what was read of it does not count: read the newest version again, and changes from there on",
                     state=self._name,
                     version=read_version.version,
                 )
@@ -379,7 +379,7 @@ def _forgotten(view: ReadView) -> StoreUnavailableError:
 
 def _superseded(view: ReadView) -> StoreUnavailableError:
     return StoreUnavailableError(
-        "the version was made anew while it was read, as its batch was repeated; nothing was changed; read again",
+        "the version was made again while it was read, as its batch was repeated; nothing was changed; read again",
         state=view.metadata.state_name,
         version=view.version,
     )

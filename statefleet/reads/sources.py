@@ -46,10 +46,10 @@ class Source(Protocol):
         """Return the names of all states."""
 
     def view(self, name: str, view_request: WantedView, cached: ViewId | None) -> ReadView | None:
-        """See :meth:`Coordinator.read_view <coordinator.service.coordinator.Coordinator.read_view>`."""
+        """Return the view of a version; None if the caller has it (:func:`coordinator.ledger.read_views.read_view`)."""
 
     def version_stats(self, name: str, count: int, *, is_committed: bool) -> tuple[VersionStats, ...]:
-        """See :meth:`Coordinator.list_versions <coordinator.service.coordinator.Coordinator.list_versions>`."""
+        """Return statistics of the newest versions of a state, newest first, `count` at most."""
 
     def find(
         self, where: ActorLocation | None, requests: Sequence[ReadRequest], keys: Sequence[pa.Table]

@@ -27,7 +27,7 @@ class States(Protocol):
         """Return the names of all states."""
 
     def state(self, name: str, part: str = "") -> LiveState:
-        """See :meth:`LiveFleet.state <statefleet.reads.fleet.LiveFleet.state>`."""
+        """Return a state, or a part of it, as a table."""
 
 
 def answer(query: str, fleet: States) -> pa.Table:

@@ -98,7 +98,7 @@ class StoredSource:
                 yield ledger, self._created(sibling)
 
     def load_plans(self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]) -> LoadPlans:
-        """See :class:`~store_actors.serving.reads.Planner`."""
+        """Return the files that make a version of some of a partition's stores."""
         return self._ledger(state_name).load_plans(partition_id, version, store_names)
 
     def find(

@@ -52,7 +52,7 @@ from counted, lateral (select unnest(range(abs(__more)::bigint)))
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two versions that are compared.
+    """A version that is compared with another.
 
     Attributes
     ----------

@@ -134,7 +134,7 @@ def test_state_is_read(statefleet: Statefleet, clicks: str, tmp_path: Path, wher
     further = aside.split()[1].rstrip(":")
     (latest, *_), rest = versions, ("--limit", "1000", *where)
     assert {one["_commit_version"] for one in statefleet.json("changes", clicks, further, *rest)} == {latest["version"]}
-    assert "made anew" in statefleet.error("changes", clicks, f"2:{'0' * 8}", *rest)
+    assert "made again" in statefleet.error("changes", clicks, f"2:{'0' * 8}", *rest)
     for consistency in ("finished", "committed", "latest"):
         assert statefleet.json("get", clicks, "user=u7", "--consistency", consistency, *where) == [row]
         assert len(statefleet.json("scan", clicks, "--consistency", consistency, *rest)) == USERS

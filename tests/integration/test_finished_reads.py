@@ -121,9 +121,9 @@ def test_a_batch_whose_sink_failed_is_seen_by_nobody_until_a_run_has_finished_it
         follower.follow()
         assert (follower.rows, set(follower.versions)) == ({1: 1, 2: 2}, {1, 2})
     for follower, at in zip(hasty, pinned, strict=True):
-        with pytest.raises(sf.VersionReplacedError, match="made anew"):
+        with pytest.raises(sf.VersionReplacedError, match="made again"):
             follower.follow()
-        with pytest.raises(sf.VersionReplacedError, match="made anew"):
+        with pytest.raises(sf.VersionReplacedError, match="made again"):
             at.get({"k": 2})
     feed.add([(1,)])
     run.wait()

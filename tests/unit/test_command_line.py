@@ -444,7 +444,7 @@ def test_what_changed_is_followed_by_positions(uri: str, capsys: pytest.CaptureF
     assert "there may be more" not in exact.out
     for since, error in (
         ("yesterday", "this is no position"),
-        ("43:0123456789abcdef", "made anew"),
+        ("43:0123456789abcdef", "made again"),
         ("3", "is not known any more"),
     ):
         wrong = changes(since)

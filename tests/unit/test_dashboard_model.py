@@ -220,7 +220,7 @@ def test_a_coordinator_that_is_lost_returns_or_restarts_is_an_event() -> None:
     away, restarted = replace(before, coordinator=None), replace(before, coordinator=(2, NOW_MS))
     assert "does not answer" in only(before, away).text
     assert "answers (pid 2)" in only(away, restarted).text
-    assert "started anew" in only(before, restarted).text
+    assert "started again" in only(before, restarted).text
 
 
 def test_runs_refusals_and_versions_that_go_back_are_events() -> None:
