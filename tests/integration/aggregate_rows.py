@@ -35,7 +35,7 @@ ROWS = pa.schema(
 
 
 def row(n: int) -> tuple[Any, ...]:
-    """Row `n`: groups k0..k2, null values now and then, a NaN and both zeros, no two rows with one ``i64`` or ``f64``."""
+    """Return row `n`: groups k0..k2, some null values, a NaN and both zeros; each ``i64`` and ``f64`` is unique."""
     time = dt.datetime(2024, 1, 1, tzinfo=UTC) + dt.timedelta(seconds=n)
     if n % 7 == 3:
         return (f"k{n % 3}", time, *([None] * (len(ROWS) - 2)))
@@ -58,7 +58,7 @@ def row(n: int) -> tuple[Any, ...]:
 
 
 def stream(feed: Feed) -> DataFrame:
-    """The rows, with columns of types that no file format has."""
+    """Return the rows as a stream, with columns of types that no file format has."""
     return feed.stream().select(
         "*",
         F.expr("make_ym_interval(0, i32)").alias("ym"),

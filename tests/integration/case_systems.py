@@ -78,7 +78,7 @@ class System:
         self.start()
 
     def take(self) -> dict[int, list[tuple[Any, ...]]]:
-        """What each batch emitted since the last call."""
+        """Return the rows that each batch emitted since the last call."""
         return self.run.take_batches()
 
 
@@ -96,12 +96,12 @@ class Counts:
         chains = [deltas_of(self._fleet, name, shard) for shard in range(metadata.num_shards)]
         entries = [entry for chain in chains for entry in chain]
         sums = tuple(
-            sum(getattr(one, kind) for one in entries) for kind in ("rows_updated", "rows_removed", "rows_late")
+            sum(getattr(entry, kind) for entry in entries) for kind in ("rows_updated", "rows_removed", "rows_late")
         )
         before = self._seen.get(name, (0, 0, 0))
         self._seen[name] = (sums[0], sums[1], sums[2])
-        u, r, d = (new - old for new, old in zip(sums, before, strict=True))
-        return Totals(sum(chain[-1].state_rows for chain in chains if chain), u, r, d)
+        updated, removed, late = (new - old for new, old in zip(sums, before, strict=True))
+        return Totals(sum(chain[-1].state_rows for chain in chains if chain), updated, removed, late)
 
 
 def on_spark(frame: DataFrame, name: str, mode: str = "append") -> DataFrame:
@@ -129,7 +129,12 @@ def check(where: str, step: Step, inputs: Inputs, systems: Mapping[str, System],
         assert expected is None or rows == expected, f"{where}, on {who}: {batches}"
     # In the same batches, those without data among them.
     assert len({repr(batches) for batches in results.values()}) == 1, f"{where}: {results}"
-    for operator, wanted in step.totals.items():
-        found = counts.of(operator)
-        known = Totals(*(has if want is not None else None for has, want in zip(found, wanted, strict=True)))  # type: ignore[arg-type]
-        assert known == wanted, f"{where}: state of {operator} is {found}"
+    for operator, expected_totals in step.totals.items():
+        totals = counts.of(operator)
+        comparable = Totals(
+            *(
+                actual if expected_count is not None else None
+                for actual, expected_count in zip(totals, expected_totals, strict=True)
+            )
+        )  # type: ignore[arg-type]
+        assert comparable == expected_totals, f"{where}: state of {operator} is {totals}"

@@ -1,4 +1,4 @@
-"""One local Ray and one Spark session on RayDP for all integration tests."""
+"""A local Ray and a Spark session on RayDP, shared by all integration tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SETTINGS = {
 
 @pytest.fixture(scope="session")
 def environment_before() -> dict[str, str]:
-    """The environment before there was a session."""
+    """Return the environment as it was before there was a session."""
     return dict(os.environ)
 
 

@@ -1,4 +1,4 @@
-"""A program that follows what changes in a state, from position to position, and writes down each copy that it comes to.
+"""A program that follows the changes of a state, from position to position, and writes down each copy that it reaches.
 
 ``python -m tests.integration.follower URI NAME ADDRESS FOLDER``; `ADDRESS` is that of Ray, or ``offline`` to read object storage alone.
 It ends once ``FOLDER/stop`` is there and nothing changes any more.
@@ -26,7 +26,7 @@ def main(uri: str, name: str, address: str, folder: Path) -> None:
                 changed = state.changes(position)
                 rows = changed.to_arrow().sort_by("_commit_version").to_pylist()
             except sf.StoreUnavailableError:
-                # Of a store actor or a coordinator that was killed just now: nothing of it was taken.
+                # A store actor or a coordinator was killed just now: nothing of its answer was used.
                 continue
             for row in rows:
                 copy[row["k"]] = [row["n"], row["w"]]

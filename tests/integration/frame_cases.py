@@ -1,6 +1,6 @@
-"""Replay cases of what stands between ``fleet.stateful`` and its operator, and of grouping sets.
+"""Replay cases of the transformations between ``fleet.stateful`` and its operator, and of grouping sets.
 
-Spark runs each of them, and says what comes out; see :mod:`tests.integration.operator_cases`.
+Spark runs each of them, and gives the expected rows; see :mod:`tests.integration.operator_cases`.
 """
 
 from __future__ import annotations
@@ -63,14 +63,16 @@ def times_cubed(ops: Operators, i: Mapping[str, DataFrame], mode: str) -> DataFr
 
 
 def through_everything(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
-    """A chain of what looks at each row by itself, between the changed line and the operator."""
+    """Chain every transformation of single rows, between ``fleet.stateful`` and the operator."""
     spark = i["a"].sparkSession
     names = spark.createDataFrame([("a", "ann"), ("b", "bob"), ("d", "dan")], "k string, name string")
     frame = ops(i["a"], "agg", "update").na.fill({"x": 7}).join(names, "k", "left").dropna(subset=["k"])
     frame = frame.unionByName(frame.where(frame.x > 4).withColumn("k", F.lit("more"))).mapInPandas(
         doubled, frame.schema
     )
-    frame = frame.withColumnRenamed("name", "who").transform(lambda one: one.select("k", "who", one["x"].alias("x")))
+    frame = frame.withColumnRenamed("name", "who").transform(
+        lambda joined: joined.select("k", "who", joined["x"].alias("x"))
+    )
     frame = frame.select("k", "who", F.explode(F.array("x", F.lit(1))).alias("y")).alias("rows").hint("rebalance")
     result: DataFrame = frame.drop("who")[["k", "y"]].filter("y > 0").groupBy(F.col("rows.k")).agg({"y": "sum"})
     return result

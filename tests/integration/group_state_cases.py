@@ -51,23 +51,23 @@ def in_arrow(
 
 def counting(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
     def count(key: Any, pdfs: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-        seen = sum(len(pdf) for pdf in pdfs) + (state.get[0] if state.exists else 0)
-        if seen >= 3:
+        total = sum(len(pdf) for pdf in pdfs) + (state.get[0] if state.exists else 0)
+        if total >= 3:
             state.remove()
             return
-        state.update((seen,))
-        yield pd.DataFrame({"k": [key[0]], "n": [str(seen)]})
+        state.update((total,))
+        yield pd.DataFrame({"k": [key[0]], "n": [str(total)]})
 
     return in_pandas(ops, i["a"], count, "k string, n string", "n bigint")
 
 
 def counting_in_arrow(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
     def count(keys: pa.Table, rows: pa.Table, state: StateBatch) -> pa.Table:
-        seen = pc.add(state.get("n", 0), np.diff(state.offsets))
-        state.update({"n": seen})
-        stays = pc.less(seen, 3)
+        totals = pc.add(state.get("n", 0), np.diff(state.offsets))
+        state.update({"n": totals})
+        stays = pc.less(totals, 3)
         state.remove(where=pc.invert(stays))
-        return keys.append_column("n", seen.cast(pa.string())).filter(stays)
+        return keys.append_column("n", totals.cast(pa.string())).filter(stays)
 
     return in_arrow(ops, i["a"], count, "k string, n string", "n bigint")
 
@@ -139,13 +139,13 @@ def rich(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
 
     def collect(key: Any, pdfs: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
         pdf = pd.concat(list(pdfs))
-        seen, tags, last, price = state.getOption or ([], {}, None, None)
-        seen = list(seen) + [None if pd.isna(v) else int(v) for v in pdf["v"]]
-        tags = {**tags, str(len(seen)): f"{pdf['v'].dtype}"}
+        values, tags, last, price = state.getOption or ([], {}, None, None)
+        values = list(values) + [None if pd.isna(v) else int(v) for v in pdf["v"]]
+        tags = {**tags, str(len(values)): f"{pdf['v'].dtype}"}
         prices = pdf["d"].dropna()
-        state.update((seen, tags, pdf["t"].max().to_pydatetime(), None if prices.empty else prices.max()))
-        told = f"{seen} {sorted(tags.items())} {last} {price} {type(key[0]).__name__}"
-        yield pd.DataFrame({"k": [key[0]], "told": [told]})
+        state.update((values, tags, pdf["t"].max().to_pydatetime(), None if prices.empty else prices.max()))
+        description = f"{values} {sorted(tags.items())} {last} {price} {type(key[0]).__name__}"
+        yield pd.DataFrame({"k": [key[0]], "told": [description]})
 
     state = "seen array<int>, tags map<string,string>, last timestamp, price decimal(10,2)"
     return in_pandas(ops, i["a"].selectExpr("*", "cast(v as decimal(10,2)) d"), collect, "k string, told string", state)

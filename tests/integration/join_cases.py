@@ -33,7 +33,7 @@ def right_of(i: Inputs) -> DataFrame:
 
 
 def windowed(frame: DataFrame, value: str, times_value: int, delay: str | None) -> DataFrame:
-    """Key, window and value, as Spark's suite has them; the time itself is gone."""
+    """Return key, window and value, as Spark's suite has them, without the time itself."""
     timed = frame.select(
         F.col("v").alias("k"), F.timestamp_seconds("v").alias("t"), (F.col("v") * times_value).alias(value)
     )

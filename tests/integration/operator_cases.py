@@ -24,7 +24,7 @@ RESTART = "restart"
 
 
 class Totals(NamedTuple):
-    """What Spark's progress says of an operator: rows in the state, and rows updated, removed and dropped as late in the step."""
+    """An operator's row counts in Spark's progress: rows in the state, and rows updated, removed and dropped as late in the step."""
 
     t: int
     u: int | None = None
@@ -49,7 +49,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Case:
-    """One query and its steps.
+    """A query and its steps.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ class Case:
 
 
 def seconds(column: Any) -> Any:
-    """A time as whole seconds."""
+    """Return a time as whole seconds."""
     return (F.col(column) if isinstance(column, str) else column).cast("long")
 
 
@@ -110,8 +110,8 @@ def first_of_keys(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
 
 
 def union_of_two(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
-    both = i["a"].withWatermark("t", "10 seconds").union(i["b"].withWatermark("t", "15 seconds"))
-    return ops(both, "dedup").dropDuplicates().select(seconds("t"))  # type: ignore[no-any-return]
+    union = i["a"].withWatermark("t", "10 seconds").union(i["b"].withWatermark("t", "15 seconds"))
+    return ops(union, "dedup").dropDuplicates().select(seconds("t"))  # type: ignore[no-any-return]
 
 
 def chained_windows(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
@@ -143,8 +143,8 @@ def window_then_dedup(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
 
 def sessions(ops: Operators, i: Mapping[str, DataFrame], mode: str, gap: Any = "10 seconds") -> DataFrame:
     words = i["a"].withWatermark("t", "30 seconds")
-    found = ops(words, "sessions", mode).groupBy(F.session_window("t", gap).alias("session"), "word")
-    counts: DataFrame = found.agg(F.count("*").alias("n"))
+    grouped = ops(words, "sessions", mode).groupBy(F.session_window("t", gap).alias("session"), "word")
+    counts: DataFrame = grouped.agg(F.count("*").alias("n"))
     return counts.select("word", seconds("session.start"), seconds("session.end"), "n")
 
 
@@ -176,8 +176,8 @@ def dynamic_gap(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
 
 
 def collected(ops: Operators, frame: DataFrame, mode: str) -> DataFrame:
-    found = ops(frame, "agg", mode).groupBy("k")
-    lists: DataFrame = found.agg(
+    grouped = ops(frame, "agg", mode).groupBy("k")
+    lists: DataFrame = grouped.agg(
         F.collect_list("v").alias("all"),
         F.sort_array(F.collect_set("v")).alias("different"),
         F.expr("array_agg(cast(v as string)) FILTER (WHERE v > 1)").alias("large"),
@@ -187,15 +187,17 @@ def collected(ops: Operators, frame: DataFrame, mode: str) -> DataFrame:
 
 
 def collected_windows(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
-    found = ops(i["a"].withWatermark("t", "10 seconds"), "agg", "append").groupBy(F.window("t", "5 seconds"), "word")
-    lists: DataFrame = found.agg(F.collect_list("x").alias("all"), F.sort_array(F.collect_set("x")).alias("different"))
+    grouped = ops(i["a"].withWatermark("t", "10 seconds"), "agg", "append").groupBy(F.window("t", "5 seconds"), "word")
+    lists: DataFrame = grouped.agg(
+        F.collect_list("x").alias("all"), F.sort_array(F.collect_set("x")).alias("different")
+    )
     return lists.select("word", seconds("window.start"), "all", "different")
 
 
 def collected_sessions(ops: Operators, i: Mapping[str, DataFrame], mode: str) -> DataFrame:
     words = i["a"].withWatermark("t", "10 seconds")
-    found = ops(words, "sessions", mode).groupBy(F.session_window("t", "5 seconds").alias("session"), "word")
-    lists: DataFrame = found.agg(
+    grouped = ops(words, "sessions", mode).groupBy(F.session_window("t", "5 seconds").alias("session"), "word")
+    lists: DataFrame = grouped.agg(
         F.sort_array(F.collect_list("x")).alias("all"), F.sort_array(F.collect_set("x")).alias("different")
     )
     return lists.select("word", seconds("session.start"), "all", "different")
@@ -308,10 +310,10 @@ CASES: dict[str, Case] = {
     **{
         f"late rows of dropDuplicates by {about}": Case(
             {"a": "k string, t timestamp, v int"},
-            lambda ops, i, keys=keys, shown=shown: (  # type: ignore[misc]
+            lambda ops, i, keys=keys, columns=columns: (  # type: ignore[misc]
                 ops(i["a"].withWatermark("t", "10 seconds").withColumn("minute", F.date_trunc("minute", "t")), "dedup")
                 .dropDuplicates(keys)
-                .select(*(seconds(column) if column == "t" else column for column in shown))
+                .select(*(seconds(column) if column == "t" else column for column in columns))
             ),
             [
                 Step({"a": [("a", 100, 1), ("b", 101, 2)]}, None),
@@ -322,7 +324,7 @@ CASES: dict[str, Case] = {
                 Step({"a": [("c", 131, 11), ("d", 119, 12), ("d", 132, 13)]}, None),
             ],
         )
-        for about, keys, shown in (
+        for about, keys, columns in (
             ("a time that is no key", ["k"], ["k", "t", "v"]),
             ("a time that nothing reads", ["k"], ["k", "v"]),
             ("a time of which a key is computed", ["k", "minute"], ["k", "t", "v"]),

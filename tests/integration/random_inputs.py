@@ -39,8 +39,8 @@ class Action:
 
 
 def actions(dice: random.Random) -> list[Action]:
-    """What happens to a query, in order."""
-    now, found, shards, available_now = 40, list[Action](), 2, dice.random() < 0.2
+    """Draw what happens to a query, in order."""
+    now, drawn, shards, available_now = 40, list[Action](), 2, dice.random() < 0.2
     for step in range(4):
         files = []
         for _ in range(dice.choice((1, 1, 2))):
@@ -50,8 +50,8 @@ def actions(dice: random.Random) -> list[Action]:
         if step > 0 and dice.random() < (0.4 if stops else 0.15):
             shards = dice.choice((1, 2, 4))
         fails = dice.choice(("before", "after")) if not available_now and dice.random() < 0.2 else "never"
-        found.append(Action(tuple(files), stops or len(files) > 1 or available_now, fails, available_now, shards))
-    return found
+        drawn.append(Action(tuple(files), stops or len(files) > 1 or available_now, fails, available_now, shards))
+    return drawn
 
 
 def _time(dice: random.Random, now: int) -> int | None:

@@ -1,8 +1,8 @@
 """Random stateful queries by seed, with what happens to them, for the fleet's operators and for Spark's own alike.
 
-Left out is what has no one answer beside Spark: the clock (timeouts of processing time, ``current_timestamp``), chance, sources without
-batches of their own (rates, sockets), and aggregates of whose values any is right (``mode``, ``histogram_numeric``). Operators that
-Spark 3.5 has not (``topN``, ``keepLast``, ``applyInArrowWithState``, processors) have tests of their own.
+Left out is what has no single answer beside Spark: the clock (timeouts of processing time, ``current_timestamp``), chance, sources
+without batches of their own (rates, sockets), and aggregates of whose values any is right (``mode``, ``histogram_numeric``).
+Operators that Spark 3.5 has not (``topN``, ``keepLast``, ``applyInArrowWithState``, processors) have tests of their own.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Program:
     Attributes
     ----------
     lines
-        What is built, for whoever reads of a failure.
+        The steps of the query as text, for messages about failures.
     mode
         Output mode of the query.
     actions
@@ -132,7 +132,7 @@ class Program:
     source: Callable[[Operators, Inputs], DataFrame] | None = None
 
     def query(self, operators: Operators, inputs: Inputs) -> DataFrame:
-        """The streaming DataFrame, on the fleet or on Spark."""
+        """Return the streaming DataFrame, on the fleet or on Spark."""
         assert self.source is not None
         frame = self.source(operators, inputs)
         for stage in self.stages:
@@ -140,14 +140,14 @@ class Program:
         return frame
 
     def add(self, line: str, stage: Stage) -> None:
-        """What is made of the rows next."""
+        """Append an operation on the rows, and its line of text."""
         self.lines.append(line)
         self.stages.append(stage)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What the last operator of a program may rely on in its rows `k`, `s`, `t` and `x`.
+    """Properties of the rows `k`, `s`, `t` and `x` on which the last operator of a program may rely.
 
     Attributes
     ----------
@@ -168,34 +168,34 @@ class Rows:
 
 
 def program(seed: int) -> Program:
-    """The program of a seed."""
+    """Return the program of a seed."""
     dice = random.Random(seed)
-    made = Program("append", actions(dice))
-    (_joined if dice.random() < 0.35 else _single)(dice, made)
-    return made
+    draft = Program("append", actions(dice))
+    (_joined if dice.random() < 0.35 else _single)(dice, draft)
+    return draft
 
 
 # -- one stream, or two of which one is made ---------------------------------------------------------------------------
 
 
-def _single(dice: random.Random, made: Program) -> None:
+def _single(dice: random.Random, draft: Program) -> None:
     delay = dice.choice((*_DELAYS, None)) if dice.random() < 0.7 else dice.choice(_DELAYS)
     is_union = delay is not None and dice.random() < 0.15
     prelude = dice.choice(("", "", "", *_PRELUDES))
     rows = Rows(delay is not None, in_order=not is_union, one_of_each=not is_union and "explode" not in prelude)
     if is_union:
-        _united(dice, made)
+        _united(dice, draft)
     else:
-        _marked(made, delay, prelude, is_before=dice.random() < 0.5)
+        _marked(draft, delay, prelude, is_before=dice.random() < 0.5)
     if dice.random() < 0.4:
-        rows = Rows(rows.is_timed, rows.in_order, rows.one_of_each, _distinct(dice, made, "first", rows))
-        _filtered(dice, made, ("x > 1", "k is not null", "x is null or k = 'p'"))
-    _last(dice, made, rows)
+        rows = Rows(rows.is_timed, rows.in_order, rows.one_of_each, _distinct(dice, draft, "first", rows))
+        _filtered(dice, draft, ("x > 1", "k is not null", "x is null or k = 'p'"))
+    _last(dice, draft, rows)
 
 
-def _marked(made: Program, delay: str | None, prelude: str, *, is_before: bool) -> None:
+def _marked(draft: Program, delay: str | None, prelude: str, *, is_before: bool) -> None:
     mark = f".withWatermark(t, {delay})"
-    made.lines.append(f"a{mark}{prelude}" if is_before else f"a{prelude}{mark}")
+    draft.lines.append(f"a{mark}{prelude}" if is_before else f"a{prelude}{mark}")
 
     def source(_: Operators, inputs: Inputs) -> DataFrame:
         frame = inputs["a"]
@@ -204,30 +204,30 @@ def _marked(made: Program, delay: str | None, prelude: str, *, is_before: bool) 
         frame = _PRELUDES[prelude](frame) if prelude else frame
         return frame.withWatermark("t", delay) if delay is not None and not is_before else frame
 
-    made.source = source
+    draft.source = source
 
 
-def _united(dice: random.Random, made: Program) -> None:
-    """Both inputs, each with a watermark of its own."""
+def _united(dice: random.Random, draft: Program) -> None:
+    """Unite both inputs, each with a watermark of its own."""
     delays, policy = dice.choices(_DELAYS, k=2), dice.choice(("min", "max"))
-    made.conf["spark.sql.streaming.multipleWatermarkPolicy"] = policy
-    made.lines.append(f"a.withWatermark(t, {delays[0]}).union(b.withWatermark(u, {delays[1]})), {policy}")
+    draft.conf["spark.sql.streaming.multipleWatermarkPolicy"] = policy
+    draft.lines.append(f"a.withWatermark(t, {delays[0]}).union(b.withWatermark(u, {delays[1]})), {policy}")
 
     def source(_: Operators, inputs: Inputs) -> DataFrame:
-        other = inputs["b"].withWatermark("u", delays[1])
-        other = other.selectExpr("k2 as k", "cast(null as double) as s", "u as t", "y as x")
-        return inputs["a"].withWatermark("t", delays[0]).union(other)
+        from_b = inputs["b"].withWatermark("u", delays[1])
+        from_b = from_b.selectExpr("k2 as k", "cast(null as double) as s", "u as t", "y as x")
+        return inputs["a"].withWatermark("t", delays[0]).union(from_b)
 
-    made.source = source
+    draft.source = source
 
 
-def _joined(dice: random.Random, made: Program) -> None:
+def _joined(dice: random.Random, draft: Program) -> None:
     how = dice.choice(("inner", "left_outer", "right_outer", "full_outer", "left_semi"))
     if dice.random() < 0.2:
-        _joined_windows(dice, made, how)
+        _joined_windows(dice, draft, how)
         return
-    left: str | None = dice.choice(_DELAYS)
-    right: str | None = dice.choice(_DELAYS)
+    left_delay: str | None = dice.choice(_DELAYS)
+    right_delay: str | None = dice.choice(_DELAYS)
     near = dice.choice(
         (
             "u between t - interval 5 seconds and t + interval 10 seconds",
@@ -241,48 +241,50 @@ def _joined(dice: random.Random, made: Program) -> None:
     on = f"{equal} and {near}{more}"
     if dice.random() < 0.25 and how != "full_outer":
         # The side that may lack a match has to have one.
-        left, right = (None, right) if how in ("left_outer", "left_semi", "inner") else (left, None)
+        left_delay, right_delay = (
+            (None, right_delay) if how in ("left_outer", "left_semi", "inner") else (left_delay, None)
+        )
     with_itself, first = dice.random() < 0.2, dice.choice(_DISTINCT) if dice.random() < 0.15 else ()
-    made.lines.append(
-        f"a.withWatermark(t, {left}){'' if first == () else f'.dropDuplicates({first})'}"
-        f".join({'a' if with_itself else 'b'}.withWatermark(u, {right}), {on!r}, {how})"
+    draft.lines.append(
+        f"a.withWatermark(t, {left_delay}){'' if first == () else f'.dropDuplicates({first})'}"
+        f".join({'a' if with_itself else 'b'}.withWatermark(u, {right_delay}), {on!r}, {how})"
     )
 
     def source(operators: Operators, inputs: Inputs) -> DataFrame:
-        one = inputs["a"] if left is None else inputs["a"].withWatermark("t", left)
-        other = inputs["a"].selectExpr("k as k2", "t as u", "x as y") if with_itself else inputs["b"]
-        other = other if right is None else other.withWatermark("u", right)
+        left = inputs["a"] if left_delay is None else inputs["a"].withWatermark("t", left_delay)
+        right = inputs["a"].selectExpr("k as k2", "t as u", "x as y") if with_itself else inputs["b"]
+        right = right if right_delay is None else right.withWatermark("u", right_delay)
         if first != ():
-            one = operators(one, "first").dropDuplicates(None if first is None else list(first))
-        return operators(one, "join").join(other, F.expr(on), how)  # type: ignore[no-any-return]
+            left = operators(left, "first").dropDuplicates(None if first is None else list(first))
+        return operators(left, "join").join(right, F.expr(on), how)  # type: ignore[no-any-return]
 
-    made.source = source
+    draft.source = source
     of_right = () if how == "left_semi" else ("y is not null", "k2 = 'p'")
-    is_filtered = _filtered(dice, made, ("x > 1", "k is not null", *of_right))
-    time, delay = ("u", right) if how == "right_outer" else ("t", left)
+    is_filtered = _filtered(dice, draft, ("x > 1", "k is not null", *of_right))
+    time, delay = ("u", right_delay) if how == "right_outer" else ("t", left_delay)
     if how != "full_outer" and delay is not None and dice.random() < 0.5:
         is_filtered = True
-        _after_join(dice, made, time, how)
+        _after_join(dice, draft, time, how)
     if how == "left_semi" or (how != "inner" and is_filtered):
         # Of an outer join whose matched rows alone are wanted Spark makes an inner one.
-        made.join_keeps_other_rows = True
+        draft.join_keeps_other_rows = True
 
 
-def _after_join(dice: random.Random, made: Program, time: str, how: str) -> None:
+def _after_join(dice: random.Random, draft: Program, time: str, how: str) -> None:
     # A limit of an outer join Spark takes of its outer side first, and then other rows come in other batches (docs/operators.md).
     kind = dice.choice(("windows", "windows", "sessions", "distinct", "limit" if how == "inner" else "distinct"))
     # Of equal doubles the two zeros differ, and which one comes first does not.
     double = "cast(x as double) as s" if kind == "distinct" else "s"
-    made.add(
+    draft.add(
         f".select(k, {double}, {time} as t, x)", lambda _, frame: frame.selectExpr("k", double, f"{time} as t", "x")
     )
-    _operator(kind, dice, made, Rows(is_timed=True, in_order=False, one_of_each=False))
+    _operator(kind, dice, draft, Rows(is_timed=True, in_order=False, one_of_each=False))
 
 
-def _joined_windows(dice: random.Random, made: Program, how: str) -> None:
-    """Counts of both streams by window, joined."""
+def _joined_windows(dice: random.Random, draft: Program, how: str) -> None:
+    """Join counts of both streams by window."""
     delays, size = dice.choices(_DELAYS, k=2), dice.choice(("5 seconds", "10 seconds"))
-    made.lines.append(
+    draft.lines.append(
         f"a.withWatermark(t, {delays[0]}).groupBy(window({size}) as w, k).count()"
         f".join(b.withWatermark(u, {delays[1]}).groupBy(window({size}) as w2, k2).agg(count, max(y)), "
         f"'w = w2 and k <=> k2', {how})"
@@ -293,148 +295,153 @@ def _joined_windows(dice: random.Random, made: Program, how: str) -> None:
         right = operators(inputs["b"].withWatermark("u", delays[1]), "right", "append")
         counts = left.groupBy(F.window("t", size).alias("w"), "k").agg(F.count("*").alias("n"))
         # Of another form than the other side, for which Spark takes it else where there is no data (docs/operators.md).
-        others = right.groupBy(F.window("u", size).alias("w2"), "k2").agg(F.count("*").alias("n2"), F.max("y"))
-        return operators(counts, "join").join(others, F.expr("w = w2 and k <=> k2"), how)  # type: ignore[no-any-return]
+        other_counts = right.groupBy(F.window("u", size).alias("w2"), "k2").agg(F.count("*").alias("n2"), F.max("y"))
+        return operators(counts, "join").join(other_counts, F.expr("w = w2 and k <=> k2"), how)  # type: ignore[no-any-return]
 
-    made.source = source
-    made.join_keeps_other_rows = _filtered(dice, made, ("k = 'p'", "n > 1")) and how != "inner"
+    draft.source = source
+    draft.join_keeps_other_rows = _filtered(dice, draft, ("k = 'p'", "n > 1")) and how != "inner"
     # Spark moves it below the aggregation on its left.
-    made.has_sparks_order = how != "left_semi"
+    draft.has_sparks_order = how != "left_semi"
 
 
 # -- the operator at the end -------------------------------------------------------------------------------------------
 
 
-def _last(dice: random.Random, made: Program, rows: Rows) -> None:
+def _last(dice: random.Random, draft: Program, rows: Rows) -> None:
     kinds = ["distinct", "limit"]
     kinds += ["keys", "keys"] if rows.distinct == () else []
     kinds += ["function"] if rows.one_of_each else []
     kinds += ["windows", "windows", "windows", "sessions"] if rows.is_timed else []
-    _operator(dice.choice(kinds), dice, made, rows)
+    _operator(dice.choice(kinds), dice, draft, rows)
 
 
-def _operator(kind: str, dice: random.Random, made: Program, rows: Rows) -> None:
-    is_chain = bool(made.stages)
+def _operator(kind: str, dice: random.Random, draft: Program, rows: Rows) -> None:
+    is_chain = bool(draft.stages)
     if kind == "keys":
-        _groups(dice, made, rows)
+        _groups(dice, draft, rows)
     elif kind == "windows":
-        _windows(dice, made, rows, append=is_chain)
+        _windows(dice, draft, rows, append=is_chain)
     elif kind == "sessions":
-        _sessions(dice, made, rows, append=is_chain)
+        _sessions(dice, draft, rows, append=is_chain)
     elif kind == "function":
-        _function(dice, made, append=is_chain, is_timed=rows.is_timed)
+        _function(dice, draft, append=is_chain, is_timed=rows.is_timed)
     elif kind == "distinct":
-        made.mode = "append" if is_chain else dice.choice(("append", "update"))
-        _distinct(dice, made, "last", rows)
-        if not _filtered(dice, made, ("x > 1", "k is not null")) and dice.random() < 0.3:
+        draft.mode = "append" if is_chain else dice.choice(("append", "update"))
+        _distinct(dice, draft, "last", rows)
+        if not _filtered(dice, draft, ("x > 1", "k is not null")) and dice.random() < 0.3:
             # Without its event time, of which rows are late.
-            made.add(".select(k, x)", lambda _, frame: frame.select("k", "x"))
+            draft.add(".select(k, x)", lambda _, frame: frame.select("k", "x"))
     else:
         number = dice.choice((1, 7, 20))
-        made.emits_any = is_chain or not rows.in_order
-        made.reads_all = is_chain
-        made.add(f".limit({number})", lambda operators, frame: operators(frame, "limit").limit(number))
+        draft.emits_any = is_chain or not rows.in_order
+        draft.reads_all = is_chain
+        draft.add(f".limit({number})", lambda operators, frame: operators(frame, "limit").limit(number))
 
 
-def _filtered(dice: random.Random, made: Program, conditions: tuple[str, ...]) -> bool:
-    """Perhaps a filter of what an operator emits. Whether there is one."""
+def _filtered(dice: random.Random, draft: Program, conditions: tuple[str, ...]) -> bool:
+    """Perhaps filter what an operator emits; return whether it is filtered."""
     condition = dice.choice(conditions)
     if dice.random() > 0.25:
         return False
-    made.add(f".where({condition})", lambda _, frame: frame.where(condition))
+    draft.add(f".where({condition})", lambda _, frame: frame.where(condition))
     return True
 
 
 def _aggregates(dice: random.Random, rows: Rows) -> tuple[str, Columns]:
-    held = _AGGREGATES | (_ORDERED_AGGREGATES if rows.in_order and rows.distinct == () else {})
-    names = dice.sample(sorted(held), dice.randint(1, 4))
-    return ", ".join(names), lambda: [held[name]().alias(f"v{place}") for place, name in enumerate(names)]
+    aggregates = _AGGREGATES | (_ORDERED_AGGREGATES if rows.in_order and rows.distinct == () else {})
+    names = dice.sample(sorted(aggregates), dice.randint(1, 4))
+    return ", ".join(names), lambda: [aggregates[name]().alias(f"v{index}") for index, name in enumerate(names)]
 
 
 def _keys(dice: random.Random, least: int, most: int, *, constant: bool = True) -> tuple[str, Columns]:
     names = dice.sample([name for name in sorted(_KEYS) if constant or name != "null"], dice.randint(least, most))
-    return ", ".join(names), lambda: [_KEYS[name]().alias(f"k{place}") for place, name in enumerate(names)]
+    return ", ".join(names), lambda: [_KEYS[name]().alias(f"k{index}") for index, name in enumerate(names)]
 
 
-def _groups(dice: random.Random, made: Program, rows: Rows) -> None:
-    made.mode = mode = dice.choice(("update", "complete"))
-    (keys, by), (values, what) = _keys(dice, 0, 3), _aggregates(dice, rows)
+def _groups(dice: random.Random, draft: Program, rows: Rows) -> None:
+    draft.mode = mode = dice.choice(("update", "complete"))
+    (keys, key_columns), (values, value_columns) = _keys(dice, 0, 3), _aggregates(dice, rows)
     method = dice.choice(("groupBy", "groupBy", "rollup", "cube")) if keys else "groupBy"
-    made.add(
+    draft.add(
         f".{method}({keys}).agg({values})",
-        lambda operators, frame: getattr(operators(frame, "groups", mode), method)(*by()).agg(*what()),
+        lambda operators, frame: getattr(operators(frame, "groups", mode), method)(*key_columns()).agg(
+            *value_columns()
+        ),
     )
-    _finish(dice, made, has_keys=bool(keys))
+    _finish(dice, draft, has_keys=bool(keys))
 
 
-def _windows(dice: random.Random, made: Program, rows: Rows, *, append: bool) -> None:
-    made.mode = mode = "append" if append else dice.choice(("append", "append", "update", "complete"))
+def _windows(dice: random.Random, draft: Program, rows: Rows, *, append: bool) -> None:
+    draft.mode = mode = "append" if append else dice.choice(("append", "append", "update", "complete"))
     window = dice.choice((("10 seconds",), ("10 seconds", "4 seconds"), ("5 seconds", "5 seconds", "2 seconds")))
-    (keys, by), (values, what) = _keys(dice, 0, 2), _aggregates(dice, rows)
+    (keys, key_columns), (values, value_columns) = _keys(dice, 0, 2), _aggregates(dice, rows)
     # Of a time that has no watermark, where nothing asks for one.
     time = "t" if mode == "append" or dice.random() < 0.8 else "t + interval 3 seconds"
-    made.add(
+    draft.add(
         f".groupBy(window({time}, {window}), {keys}).agg({values})",
         lambda operators, frame: (
-            operators(frame, "windows", mode).groupBy(F.window(F.expr(time), *window), *by()).agg(*what())
+            operators(frame, "windows", mode)
+            .groupBy(F.window(F.expr(time), *window), *key_columns())
+            .agg(*value_columns())
         ),
     )
     if mode == "append" and dice.random() < 0.4:
-        _filtered(dice, made, ("v0 is not null", *(("k0 is not null",) if keys else ())))
-        _wider_windows(dice, made)
+        _filtered(dice, draft, ("v0 is not null", *(("k0 is not null",) if keys else ())))
+        _wider_windows(dice, draft)
     else:
-        _finish(dice, made, has_keys=bool(keys), time="window.start")
+        _finish(dice, draft, has_keys=bool(keys), time="window.start")
 
 
-def _wider_windows(dice: random.Random, made: Program) -> None:
-    """Windows of windows."""
+def _wider_windows(dice: random.Random, draft: Program) -> None:
+    """Add windows of windows."""
     window = dice.choice((("20 seconds",), ("10 seconds",), ("12 seconds", "8 seconds")))
 
     def stage(operators: Operators, frame: DataFrame) -> DataFrame:
         groups = operators(frame, "wider").groupBy(F.window("window", *window))
         return groups.agg(F.count("*"), F.count("v0"))  # type: ignore[no-any-return]
 
-    made.add(f".groupBy(window(window, {window})).agg(count, count(v0))", stage)
+    draft.add(f".groupBy(window(window, {window})).agg(count, count(v0))", stage)
 
 
-def _sessions(dice: random.Random, made: Program, rows: Rows, *, append: bool) -> None:
-    made.mode = mode = "append" if append else dice.choice(("append", "complete"))
-    made.counts_late_sessions = rows.in_order
+def _sessions(dice: random.Random, draft: Program, rows: Rows, *, append: bool) -> None:
+    draft.mode = mode = "append" if append else dice.choice(("append", "complete"))
+    draft.counts_late_sessions = rows.in_order
     gap = dice.choice(("5 seconds", "case when x > 3 then '3 seconds' else '6 seconds' end"))
     # Spark has no sessions of a constant alone, and finds out in the first batch.
-    (keys, by), (values, what) = (
+    (keys, key_columns), (values, value_columns) = (
         _keys(dice, 1, 2, constant=False),
         _aggregates(dice, Rows(rows.is_timed, in_order=False)),
     )
-    made.add(
+    draft.add(
         f".groupBy(session_window({gap}), {keys}).agg({values})",
         lambda operators, frame: (
             operators(frame, "sessions", mode)
-            .groupBy(F.session_window("t", F.expr(gap) if "case" in gap else gap), *by())
-            .agg(*what())
+            .groupBy(F.session_window("t", F.expr(gap) if "case" in gap else gap), *key_columns())
+            .agg(*value_columns())
         ),
     )
-    _finish(dice, made, has_keys=True, time="session_window.start")
+    _finish(dice, draft, has_keys=True, time="session_window.start")
 
 
-def _finish(dice: random.Random, made: Program, *, has_keys: bool, time: str | None = None) -> None:
-    """What may follow the last aggregation."""
-    if made.mode == "complete" and dice.random() < 0.3:
-        made.add(".orderBy(all).limit(5)", lambda _, frame: frame.orderBy(*frame.columns).limit(5))
+def _finish(dice: random.Random, draft: Program, *, has_keys: bool, time: str | None = None) -> None:
+    """Add what may follow the last aggregation."""
+    if draft.mode == "complete" and dice.random() < 0.3:
+        draft.add(".orderBy(all).limit(5)", lambda _, frame: frame.orderBy(*frame.columns).limit(5))
     elif time is not None and dice.random() < 0.1:
-        made.add(f".where({time} > 45 s)", lambda _, frame: frame.where(F.col(time) > F.timestamp_seconds(F.lit(45))))
+        draft.add(f".where({time} > 45 s)", lambda _, frame: frame.where(F.col(time) > F.timestamp_seconds(F.lit(45))))
     else:
-        _filtered(dice, made, ("v0 is not null", *(("k0 is not null",) if has_keys else ())))
+        _filtered(dice, draft, ("v0 is not null", *(("k0 is not null",) if has_keys else ())))
 
 
-def _distinct(dice: random.Random, made: Program, name: str, rows: Rows) -> tuple[str, ...] | None:
-    """The first row of each combination of some columns, which are returned."""
-    known = rows.distinct
+def _distinct(dice: random.Random, draft: Program, name: str, rows: Rows) -> tuple[str, ...] | None:
+    """Keep the first row of each combination of some columns; return these columns."""
+    distinct_keys = rows.distinct
     # Of rows that come in any order none is the first but by all that they differ in.
     keys = [
-        one
-        for one in _DISTINCT
-        if one is None or (rows.in_order if known == () else known is not None and {*known} <= {*one})
+        candidate
+        for candidate in _DISTINCT
+        if candidate is None
+        or (rows.in_order if distinct_keys == () else distinct_keys is not None and {*distinct_keys} <= {*candidate})
     ]
     columns = dice.choice(keys)
     subset = None if columns is None else list(columns)
@@ -444,15 +451,15 @@ def _distinct(dice: random.Random, made: Program, name: str, rows: Rows) -> tupl
         first = operators(frame, name)
         return first.dropDuplicatesWithinWatermark(subset) if within else first.dropDuplicates(subset)  # type: ignore[no-any-return]
 
-    made.add(f".dropDuplicates{'WithinWatermark' if within else ''}({subset})", stage)
+    draft.add(f".dropDuplicates{'WithinWatermark' if within else ''}({subset})", stage)
     return columns
 
 
-def _function(dice: random.Random, made: Program, *, append: bool, is_timed: bool) -> None:
-    """A running total of each key, dropped once it is large, or once event time is past it."""
-    made.mode = mode = "append" if append else dice.choice(("append", "update"))
+def _function(dice: random.Random, draft: Program, *, append: bool, is_timed: bool) -> None:
+    """Add a running total of each key, dropped once it is large, or once event time is past it."""
+    draft.mode = mode = "append" if append else dice.choice(("append", "update"))
     times_out = is_timed and dice.random() < 0.6
-    for action in made.actions:
+    for action in draft.actions:
         for file in action.files:
             # PySpark 3.5's own worker fails with today's pyarrow where a key has several rows in a batch.
             file["a"][:] = {(row[0], row[3]): row for row in file["a"]}.values()
@@ -478,4 +485,4 @@ def _function(dice: random.Random, made: Program, *, append: bool, is_timed: boo
         output, kept = "k string, x int, n bigint, sum bigint", "n bigint, sum bigint"
         return grouped.applyInPandasWithState(total, output, kept, mode, timeout)  # type: ignore[no-any-return]
 
-    made.add(f".groupBy(k, x).applyInPandasWithState(total{' with timeouts' if times_out else ''})", stage)
+    draft.add(f".groupBy(k, x).applyInPandasWithState(total{' with timeouts' if times_out else ''})", stage)

@@ -19,7 +19,7 @@ _FIRST_S = 1_700_000_000
 
 
 def short_list(cases: Iterable[str], kept: Container[str]) -> list[Any]:
-    """Parameters of a test: the cases that every change's tests have, and the others, which only `./run replay` has."""
+    """Return a test's parameters: the `kept` cases run with every change, the others only with `./run replay`."""
     return [case if case in kept else pytest.param(case, marks=pytest.mark.replay) for case in cases]
 
 
@@ -41,7 +41,7 @@ class Feed:
         folder.mkdir(parents=True, exist_ok=True)
 
     def add(self, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Make one more input file."""
+        """Write another input file."""
         columns = list(zip(*rows, strict=True)) if rows else [[] for _ in self.schema]
         table = pa.table([pa.array(c, f.type) for c, f in zip(columns, self.schema, strict=True)], schema=self.schema)
         number = next(_numbers)
@@ -59,12 +59,12 @@ class Feed:
         return self.spark.read.parquet(str(empty)).schema
 
     def stream(self) -> DataFrame:
-        """The rows as a streaming DataFrame, one file a batch."""
+        """Return the rows as a streaming DataFrame, a file a batch."""
         reader = self.spark.readStream.schema(self._ddl()).option("maxFilesPerTrigger", 1)
         return reader.option("pathGlobFilter", "*.parquet").parquet(str(self.folder))
 
     def batch(self) -> DataFrame:
-        """All rows so far as a batch DataFrame."""
+        """Return all rows so far as a batch DataFrame."""
         return self.spark.read.schema(self._ddl()).parquet(str(self.folder))
 
 
@@ -112,31 +112,33 @@ class Run:
         self.query: StreamingQuery = writer.option("checkpointLocation", str(checkpoint)).start()
 
     def wait(self) -> None:
-        """Until all input so far is done."""
+        """Wait until all input so far is processed."""
         if self._ends:
             self.query.awaitTermination()
         else:
             self.query.processAllAvailable()
 
     def take(self) -> list[Row]:
-        """Rows emitted since the last call, of all batches, in order; waits for the input so far."""
+        """Return the rows emitted since the last call, of all batches, in order; wait for the input so far."""
         self.wait()
         rows = [row for batch in sorted(self.batches) for row in self.batches[batch]]
         self.batches.clear()
         return rows
 
     def take_batches(self) -> dict[int, list[tuple[Any, ...]]]:
-        """What each batch since the last call emitted, in an order of its own; waits for the input so far."""
+        """Return the rows of each batch since the last call, sorted by their text; wait for the input so far."""
         self.wait()
-        taken = {batch: sorted((tuple(row) for row in rows), key=repr) for batch, rows in sorted(self.batches.items())}
+        rows_by_batch = {
+            batch: sorted((tuple(row) for row in rows), key=repr) for batch, rows in sorted(self.batches.items())
+        }
         self.batches.clear()
-        return taken
+        return rows_by_batch
 
     def states(self) -> dict[int, list[tuple[int, ...]]]:
-        """Rows in all, updated, removed and late of each stateful operator, for each batch of this run, as Spark's progress tells."""
+        """Return each batch's (total, updated, removed, late) rows of every stateful operator, by Spark's progress."""
         names = ("numRowsTotal", "numRowsUpdated", "numRowsRemoved", "numRowsDroppedByWatermark")
         return {
-            progress["batchId"]: [tuple(one[name] for name in names) for one in progress["stateOperators"]]
+            progress["batchId"]: [tuple(operator[name] for name in names) for operator in progress["stateOperators"]]
             for progress in self.query.recentProgress
             # A trigger that ran no batch reports the last one's state once more.
             if "addBatch" in progress["durationMs"]

@@ -186,11 +186,13 @@ def test_a_family_of_aggregates_equals_spark(
         rows = stream(feed)
         if mode == "append":
             rows = rows.withWatermark("t", "2 seconds")
-        held = rows if side == "spark" else fleet.stateful(rows, name=name, outputMode=mode, shards=2)
-        return Run(query(held), mode, tmp_path / checkpoint)
+        source = rows if side == "spark" else fleet.stateful(rows, name=name, outputMode=mode, shards=2)
+        return Run(query(source), mode, tmp_path / checkpoint)
 
-    ours = query(fleet.stateful(stream(feeds[0]).withWatermark("t", "2 seconds"), name=name, outputMode=mode, shards=2))
-    assert facts(ours) == facts(query(stream(feeds[1]).withWatermark("t", "2 seconds")))
+    fleet_query = query(
+        fleet.stateful(stream(feeds[0]).withWatermark("t", "2 seconds"), name=name, outputMode=mode, shards=2)
+    )
+    assert facts(fleet_query) == facts(query(stream(feeds[1]).withWatermark("t", "2 seconds")))
     runs = [start(side, side) for side in ("fleet", "spark")]
     try:
         for begin, end in ((0, 16), (16, 17), (17, 30), (30, 48)):
@@ -199,9 +201,9 @@ def test_a_family_of_aggregates_equals_spark(
                 runs[0] = start("fleet", "fleet")
             for feed in feeds:
                 feed.add([row(n) for n in range(begin, end)])
-            mine, theirs = (normal(run.take()) for run in runs)
-            assert differences(columns, mine, theirs) == []
-            assert theirs or mode == "append"
+            fleet_rows, spark_rows = (normal(run.take()) for run in runs)
+            assert differences(columns, fleet_rows, spark_rows) == []
+            assert spark_rows or mode == "append"
     finally:
         for run in runs:
             run.stop()
@@ -242,45 +244,47 @@ def test_sums_of_no_values_are_null(spark: SparkSession, fleet: Fleet, tmp_path:
              "avg(make_ym_interval(v))", "sum(cast(v as decimal(9, 2)))", "avg(v)", "try_sum(v)")  # fmt: skip
     spark.conf.set("spark.sql.ansi.enabled", ansi)
     try:
-        columns = [F.expr(text).cast("string").alias(f"c{place}") for place, text in enumerate(texts)]
+        columns = [F.expr(text).cast("string").alias(f"c{number}") for number, text in enumerate(texts)]
         frames = fleet.stateful(feed.stream(), name=name, shards=2), feed.stream()
         runs = [Run(frame.groupBy("k").agg(*columns), "update", tmp_path / f"ck{n}") for n, frame in enumerate(frames)]
         for rows in ([(1, None), (2, 3), (3, None)], [(3, None), (1, 7), (2, None)]):
             feed.add(rows)
-            mine, theirs = (normal(run.take()) for run in runs)
-            assert mine == theirs
-        assert mine[-1][0] == 3
-        assert set(mine[-1][1:]) == {None}
+            fleet_rows, spark_rows = (normal(run.take()) for run in runs)
+            assert fleet_rows == spark_rows
+        assert fleet_rows[-1][0] == 3
+        assert set(fleet_rows[-1][1:]) == {None}
     finally:
         spark.conf.unset("spark.sql.ansi.enabled")
         for run in runs:
             run.stop()
 
 
-def differences(columns: list[Column], mine: list[tuple[Any, ...]], theirs: list[tuple[Any, ...]]) -> list[Any]:
-    """What is not the same, as (aggregate, the fleet's, Spark's)."""
-    if len(mine) != len(theirs):
-        return [("rows", len(mine), len(theirs))]
-    found = []
-    for one, other in zip(mine, theirs, strict=True):
-        keys = len(one) - len(columns)
-        if one[:keys] != other[:keys]:
-            found.append(("keys", one[:keys], other[:keys]))
-        found += [
+def differences(
+    columns: list[Column], fleet_rows: list[tuple[Any, ...]], spark_rows: list[tuple[Any, ...]]
+) -> list[Any]:
+    """Return the values that differ, as (aggregate, the fleet's, Spark's)."""
+    if len(fleet_rows) != len(spark_rows):
+        return [("rows", len(fleet_rows), len(spark_rows))]
+    differing = []
+    for fleet_row, spark_row in zip(fleet_rows, spark_rows, strict=True):
+        keys = len(fleet_row) - len(columns)
+        if fleet_row[:keys] != spark_row[:keys]:
+            differing.append(("keys", fleet_row[:keys], spark_row[:keys]))
+        differing += [
             (str(column), a, b)
-            for column, a, b in zip(columns, one[keys:], other[keys:], strict=True)
+            for column, a, b in zip(columns, fleet_row[keys:], spark_row[keys:], strict=True)
             if not alike(a, b)
         ]
-    return found
+    return differing
 
 
-def alike(one: Any, other: Any) -> bool:
-    """Equal; floats, whose last digits depend on the order of rows in Spark, too, to 12 digits."""
-    if isinstance(one, float) and isinstance(other, float):
-        return one == pytest.approx(other, rel=1e-11, abs=1e-12, nan_ok=True)
-    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
-        return len(one) == len(other) and all(map(alike, one, other))
-    return bool(one == other)
+def alike(first: Any, second: Any) -> bool:
+    """Return whether values are equal; floats, whose last digits depend on the order of rows in Spark, too, to 12 digits."""
+    if isinstance(first, float) and isinstance(second, float):
+        return first == pytest.approx(second, rel=1e-11, abs=1e-12, nan_ok=True)
+    if isinstance(first, (tuple, list)) and isinstance(second, (tuple, list)):
+        return len(first) == len(second) and all(map(alike, first, second))
+    return bool(first == second)
 
 
 @pytest.mark.replay

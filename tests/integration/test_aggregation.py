@@ -250,7 +250,7 @@ def test_append_emits_a_window_in_a_batch_without_data(
         assert run.take_batches() == {0: [], 1: [], 2: [], 3: [(10, 2)]}
         feed.add(at(10, 11, 26))
         run.wait()
-        (query,) = [one for one in fleet.status()["queries"] if one["name"] == name]
+        (query,) = [entry for entry in fleet.status()["queries"] if entry["name"] == name]
         # Rows count after the map side has combined them, as numRowsDroppedByWatermark counts in Spark.
         assert query["rows_late"] == 1
         assert query["watermark_ms"] == 16_000
@@ -351,9 +351,9 @@ def test_a_query_that_does_not_fit_the_state_is_refused(
         fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").sum("f64")
     with pytest.raises(StateMismatchError, match="output mode"):
         fleet.stateful(feed.stream(), name=name, outputMode="complete", shards=2).groupBy("k").sum("i64")
-    other = fleet.stateful(feed.stream(), name=name).groupBy("k").sum("i64")
+    sums = fleet.stateful(feed.stream(), name=name).groupBy("k").sum("i64")
     with pytest.raises(AnalysisException, match=r"the state was made in another output mode.*`update`.*`complete`"):
-        Run(other, "complete", tmp_path / "ck")
+        Run(sums, "complete", tmp_path / "ck")
     # Another checkpoint is another query, and the state is untouched.
     with pytest.raises(AnalysisException, match="belongs to another query"):
-        Run(other, "update", tmp_path / "ck-other")
+        Run(sums, "update", tmp_path / "ck-other")

@@ -1,4 +1,4 @@
-"""Branches: another query goes on from a version of a state, on the same input or on its own, and the first one does not notice."""
+"""Branches: another query continues a version of a state, on the same input or on its own, and the first one is not affected."""
 
 from __future__ import annotations
 
@@ -50,28 +50,28 @@ def test_another_query_goes_on_from_a_version_with_the_input_after_it(
 ) -> None:
     feed, run, emitted = parent
     what_if, checkpoint = f"{name}-if", str(tmp_path / "what-if")
-    made = fleet.branch(name, what_if, version=2, checkpoint=checkpoint, from_checkpoint=str(tmp_path / "checkpoint"))
-    assert (made.parent, made.version, made.query_id, made.shared_files) == (name, 2, "", 8)
-    assert [one.path for one in open_object_store(fleet.uri).list(f"{what_if}/0")] == []
+    branch = fleet.branch(name, what_if, version=2, checkpoint=checkpoint, from_checkpoint=str(tmp_path / "checkpoint"))
+    assert (branch.parent, branch.version, branch.query_id, branch.shared_files) == (name, 2, "", 8)
+    assert [file.path for file in open_object_store(fleet.uri).list(f"{what_if}/0")] == []
     then = rows_of(fleet.state(name).at(2).scan().to_arrow())
     assert rows_of(fleet.state(what_if).scan().to_arrow()) == then
     assert rows_of(sf.attach(fleet.uri, offline=True).state(what_if).scan().to_arrow()) == then
     # Other shards than the first query has: none of the rows is written again for that, either.
-    other = Run(counted(fleet, feed, what_if, 3), "update", Path(checkpoint))
+    branch_run = Run(counted(fleet, feed, what_if, 3), "update", Path(checkpoint))
     # Files that the first query's source took note of come in one batch, as at any restart.
-    assert other.take_batches() == {2: emitted[3]}
+    assert branch_run.take_batches() == {2: emitted[3]}
     feed.add(events(9))
-    assert list(run.take_batches().values()) == list(other.take_batches().values()) != []
-    other.stop()
+    assert list(run.take_batches().values()) == list(branch_run.take_batches().values()) != []
+    branch_run.stop()
     assert fleet.state(what_if).get({"user": "u7"}) == fleet.state(name).get({"user": "u7"})
-    # It has an owner now, and is found by whoever asks again.
+    # It has an owner now, and asking again finds it.
     assert main(["branch", fleet.uri, name, "--as", what_if, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["query_id"] not in ("", made.query_id)
-    own = str(tmp_path / "checkpoint")
-    assert fleet.branch(name, what_if, version=2, checkpoint=checkpoint, from_checkpoint=own).version == 2
+    assert json.loads(capsys.readouterr().out)["query_id"] not in ("", branch.query_id)
+    parent_checkpoint = str(tmp_path / "checkpoint")
+    assert fleet.branch(name, what_if, version=2, checkpoint=checkpoint, from_checkpoint=parent_checkpoint).version == 2
     with pytest.raises(sf.InvalidRequestError, match="there is a state of that name"):
         fleet.branch(name, what_if, version=3)
-    for target, source in ((own, own), (checkpoint, None)):
+    for target, source in ((parent_checkpoint, parent_checkpoint), (checkpoint, None)):
         with pytest.raises(sf.InvalidRequestError, match="the new checkpoint has something else"):
             fleet.branch(name, what_if, checkpoint=target, from_checkpoint=source)
 
@@ -83,9 +83,9 @@ def test_a_branch_takes_other_input(fleet: sf.Fleet, spark: SparkSession, tmp_pa
     fleet.branch(name, what_if, checkpoint=str(tmp_path / "what-if"))
     feed = Feed(spark, tmp_path / "other", EVENTS)
     feed.add([("u7", 100), ("new", 1)])
-    other = Run(counted(fleet, feed, what_if), "update", tmp_path / "what-if")
-    assert other.take_batches() == {4: [("new", 1, 1), ("u7", before["n"] + 1, before["total"] + 100)]}
-    other.stop()
+    branch_run = Run(counted(fleet, feed, what_if), "update", tmp_path / "what-if")
+    assert branch_run.take_batches() == {4: [("new", 1, 1), ("u7", before["n"] + 1, before["total"] + 100)]}
+    branch_run.stop()
     assert fleet.state(name).get({"user": "u7"}) == before
     for version in (7, 0):
         with pytest.raises(sf.VersionNotFoundError):
@@ -112,5 +112,5 @@ def test_a_branch_of_a_programs_state_begins_with_what_each_partition_has(fleet:
         assert store.get("u0") == {"best": 1}
         store.put(user="u0", best=9)
         store.commit()
-    found = {one: rows_of(fleet.state(one).scan().to_arrow()) for one in (name, f"{name}-if")}
-    assert found == {name: [("u0", 1), ("u1", 2)], f"{name}-if": [("u0", 9), ("u1", 2)]}
+    rows = {state: rows_of(fleet.state(state).scan().to_arrow()) for state in (name, f"{name}-if")}
+    assert rows == {name: [("u0", 1), ("u1", 2)], f"{name}-if": [("u0", 9), ("u1", 2)]}

@@ -35,28 +35,28 @@ class Statefleet:
         self.uri, self._capsys = uri, capsys
 
     def run(self, command: str, *arguments: str, code: int = 0) -> tuple[str, str]:
-        """What it prints, on both outputs."""
+        """Run a command, and return what it prints as (output, errors)."""
         self._capsys.readouterr()
         assert main([command, self.uri, *arguments]) == code, self._capsys.readouterr()
-        told = self._capsys.readouterr()
-        return told.out, told.err
+        printed = self._capsys.readouterr()
+        return printed.out, printed.err
 
     def text(self, command: str, *arguments: str, code: int = 0) -> str:
-        """What a person sees."""
+        """Return the output that a person sees."""
         out, err = self.run(command, *arguments, code=code)
         assert all(len(line) <= WIDTH or " " not in line.strip() for line in out.splitlines()), out
         assert "\x1b" not in out + err
         return out
 
     def json(self, command: str, *arguments: str, code: int = 0) -> Any:
-        """What a script reads."""
+        """Return the output that a script reads."""
         return json.loads(self.run(command, *arguments, "--json", code=code)[0])
 
     def error(self, command: str, *arguments: str) -> str:
-        """The one line of an error; nothing else is printed."""
+        """Return the only line of an error; nothing else is printed."""
         out, err = self.run(command, *arguments, code=1)
         assert out == ""
-        (line,) = [one for one in err.splitlines() if one.startswith("error: ")]
+        (line,) = [text for text in err.splitlines() if text.startswith("error: ")]
         return line
 
 
@@ -80,22 +80,22 @@ def clicks(fleet: sf.Fleet, spark: SparkSession, tmp_path_factory: pytest.TempPa
 
 
 def test_what_the_fleet_holds_is_shown(statefleet: Statefleet, clicks: str) -> None:
-    told = statefleet.json("status")
-    (query,) = [one for one in told["queries"] if one["name"] == clicks]
+    status = statefleet.json("status")
+    (query,) = [entry for entry in status["queries"] if entry["name"] == clicks]
     assert (query["version"], query["num_shards"], query["state_rows"]) == (BATCHES, 3, USERS)
-    shown = statefleet.text("status")
-    assert clicks in shown
-    assert "alive" in shown
-    assert told["uri"] in shown
+    text = statefleet.text("status")
+    assert clicks in text
+    assert "alive" in text
+    assert status["uri"] in text
     (listed,) = statefleet.json("queries", "--name", clicks)
     assert (listed["batch_id"], listed["active"], "shards" in listed) == (BATCHES - 1, True, False)
     assert query["query_id"][:8] in statefleet.text("queries")
     shards = statefleet.json("shards", "--name", clicks)
-    assert [one["partition_id"] for one in shards] == [0, 1, 2]
+    assert [shard["partition_id"] for shard in shards] == [0, 1, 2]
     assert len(statefleet.text("shards", "--name", clicks).splitlines()) == 2 + 3
     assert statefleet.json("shards", "--name", "nothing") == []
     metrics = statefleet.json("metrics")
-    assert all(one["commits"] > 0 for one in metrics.values())
+    assert all(actor_metrics["commits"] > 0 for actor_metrics in metrics.values())
     assert "bytes_loaded" in statefleet.text("metrics")
     assert statefleet.json("dashboard") == {"url": statefleet.text("dashboard").strip()}
     assert "no such state" in statefleet.error("queries", "--name", "nothing")
@@ -115,37 +115,39 @@ def test_state_is_read(statefleet: Statefleet, clicks: str, tmp_path: Path, wher
     assert row in everything
     assert len(statefleet.json("scan", clicks, "--limit", "7", *where)) == 7
     chosen = statefleet.json("scan", clicks, "--where", "\"user\" IN ('u1', 'u7')", "--columns", "user", *where)
-    assert sorted(one["user"] for one in chosen) == ["u1", "u7"]
+    assert sorted(entry["user"] for entry in chosen) == ["u1", "u7"]
     assert "(20 rows; there may be more" in statefleet.text("scan", clicks, *where)
     query = f'select count(*) as n, sum(total)::bigint as total from "{clicks}"'
-    assert statefleet.json("sql", query, *where) == [{"n": USERS, "total": sum(one["total"] for one in everything)}]
+    assert statefleet.json("sql", query, *where) == [{"n": USERS, "total": sum(entry["total"] for entry in everything)}]
     versions = statefleet.json("versions", clicks, *where)
-    assert [one["version"] for one in versions] == [3, 2, 1, 0]
-    assert [one["state_rows"] for one in versions] == [USERS, USERS, USERS, 0]
-    assert [one["rows_in"] > 0 for one in versions] == [True, True, True, False]
+    assert [version["version"] for version in versions] == [3, 2, 1, 0]
+    assert [version["state_rows"] for version in versions] == [USERS, USERS, USERS, 0]
+    assert [version["rows_in"] > 0 for version in versions] == [True, True, True, False]
     assert versions[0]["committed_at_ms"] >= versions[1]["committed_at_ms"]
     assert "s ago" in statefleet.text("versions", clicks, *where) or "min ago" in statefleet.text(
         "versions", clicks, *where
     )
     changed = statefleet.json("changes", clicks, "1", "2", "--columns", "user", "--limit", "1000", *where)
-    assert {(one["_change_type"], one["_commit_version"]) for one in changed} == {("upsert", 2)}
-    assert len({one["user"] for one in changed}) == USERS
+    assert {(change["_change_type"], change["_commit_version"]) for change in changed} == {("upsert", 2)}
+    assert len({change["user"] for change in changed}) == USERS
     _, aside = statefleet.run("changes", clicks, "1", "2", "--limit", "1000", *where)
     further = aside.split()[1].rstrip(":")
-    (latest, *_), rest = versions, ("--limit", "1000", *where)
-    assert {one["_commit_version"] for one in statefleet.json("changes", clicks, further, *rest)} == {latest["version"]}
-    assert "made again" in statefleet.error("changes", clicks, f"2:{'0' * 8}", *rest)
+    (latest, *_), options = versions, ("--limit", "1000", *where)
+    assert {change["_commit_version"] for change in statefleet.json("changes", clicks, further, *options)} == {
+        latest["version"]
+    }
+    assert "made again" in statefleet.error("changes", clicks, f"2:{'0' * 8}", *options)
     for consistency in ("finished", "committed", "latest"):
         assert statefleet.json("get", clicks, "user=u7", "--consistency", consistency, *where) == [row]
-        assert len(statefleet.json("scan", clicks, "--consistency", consistency, *rest)) == USERS
+        assert len(statefleet.json("scan", clicks, "--consistency", consistency, *options)) == USERS
     assert "(20 rows; there may be more" in statefleet.text("changes", clicks, "0", *where)
     differing = statefleet.json("diff", clicks, "2", "3", "--limit", "1000", *where)
-    assert sum(one["n"] * (1 if one["_change_type"] == "insert" else -1) for one in differing) == ROWS
+    assert sum(change["n"] * (1 if change["_change_type"] == "insert" else -1) for change in differing) == ROWS
     assert "no rows" in statefleet.text("diff", clicks, "3", *where)
     file = tmp_path / "clicks.parquet"
     assert statefleet.json("export", clicks, str(file), *where)["rows"] == USERS
-    by_user = sorted(pq.read_table(file).to_pylist(), key=lambda one: one["user"])
-    assert by_user == sorted(everything, key=lambda one: one["user"])
+    by_user = sorted(pq.read_table(file).to_pylist(), key=lambda entry: entry["user"])
+    assert by_user == sorted(everything, key=lambda entry: entry["user"])
     assert "already" in statefleet.error("export", clicks, str(file), *where)
     assert "no such state" in statefleet.error("get", "nothing", "user=u7", *where)
     assert "no such version" in statefleet.error("scan", clicks, "--version", "77", *where)
@@ -158,8 +160,8 @@ def test_versions_are_the_same_from_the_log_and_the_coordinator(statefleet: Stat
 
 
 def test_shards_are_moved(statefleet: Statefleet, clicks: str) -> None:
-    """One node: what can be asked of it, and what is refused."""
-    (node,) = [one["NodeID"] for one in ray.nodes() if one["Alive"]]
+    """Try moves with a single node: those that are accepted, and those that are refused."""
+    (node,) = [entry["NodeID"] for entry in ray.nodes() if entry["Alive"]]
     assert statefleet.json("move", clicks, "0", node[:12]) == []
     assert "the shard is there already" in statefleet.text("move", clicks, "0", node[:12])
     assert "shards are spread evenly" in statefleet.text("rebalance", "--name", clicks)
@@ -184,8 +186,8 @@ def test_files_are_verified_beside_the_fleet_and_cleaned(statefleet: Statefleet,
 
 def test_the_doctor_sees_a_machine_that_is_well(statefleet: Statefleet, clicks: str) -> None:
     address = ray.get_runtime_context().gcs_address
-    findings = {one["check"]: one for one in statefleet.json("doctor", "--address", address)}
-    wrong = [one for one in findings.values() if one["outcome"] == "wrong"]
+    findings = {finding["check"]: finding for finding in statefleet.json("doctor", "--address", address)}
+    wrong = [finding for finding in findings.values() if finding["outcome"] == "wrong"]
     assert not wrong
     assert {
         "Python",
@@ -204,7 +206,7 @@ def test_the_doctor_sees_a_machine_that_is_well(statefleet: Statefleet, clicks: 
 
 def test_the_doctor_says_that_no_cluster_answers(statefleet: Statefleet) -> None:
     findings = statefleet.json("doctor", "--address", "127.0.0.1:1", code=1)
-    (cluster,) = [one for one in findings if one["check"] == "Ray cluster"]
+    (cluster,) = [finding for finding in findings if finding["check"] == "Ray cluster"]
     assert cluster["outcome"] == "wrong"
     assert "ray start --head" in cluster["advice"]
 
@@ -229,7 +231,7 @@ def test_a_fleet_is_stopped_and_read_afterwards(
             store.commit()
     statefleet = Statefleet(fleet.uri, capsys)
     assert statefleet.json("get", "scores", "user=ann") == [{"user": "ann", "best": 9}]
-    assert [one["version"] for one in statefleet.json("versions", "scores")] == [2, 1, 0]
+    assert [version["version"] for version in statefleet.json("versions", "scores")] == [2, 1, 0]
     assert len(statefleet.json("stop")["ended"]) == 1
     for command, *arguments in (("status",), ("stop",), ("get", "scores", "user=ann")):
         assert "no fleet of this URI runs" in statefleet.error(command, *arguments)

@@ -54,7 +54,7 @@ def wide(spark: SparkSession, new_uri: NewUri) -> Iterator[sf.Fleet]:
 
 
 class Clicks:
-    """A query that counts by user, whose batches the test gives it."""
+    """A query that counts by user; the test gives it its batches."""
 
     def __init__(self, fleet: sf.Fleet, spark: SparkSession, folder: Path) -> None:
         self.fleet, self.batches = fleet, 0
@@ -70,13 +70,13 @@ class Clicks:
 
     @property
     def shown_version(self) -> str:
-        """As the page tells of the newest batch; some have no data."""
+        """Return batch and version as the page shows the newest batch; some batches have no data."""
         query = self.query()
         return f"{query['batch_id']}, {query['version']}"
 
     def query(self) -> dict[str, Any]:
-        found: dict[str, Any] = next(one for one in self.fleet.status()["queries"] if one["name"] == STATE)
-        return found
+        query: dict[str, Any] = next(entry for entry in self.fleet.status()["queries"] if entry["name"] == STATE)
+        return query
 
 
 @pytest.fixture(scope="module")
@@ -101,27 +101,27 @@ Open = Callable[..., Page]
 
 @pytest.fixture
 def opened(browser: Browser, wide: sf.Fleet, clicks: Clicks) -> Iterator[Open]:
-    """Opens the dashboard; at the end, nothing may have been told on the console."""
+    """Opens the dashboard; at the end, there may be no messages on the console."""
     pages: list[Page] = []
-    told: list[str] = []
+    messages: list[str] = []
 
     def open_page(section: str = "", *, width: int = 1280, scheme: Any = "light", url: str | None = None) -> Page:
         page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
         pages.append(page)
-        page.on("console", lambda message: told.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: told.append(str(error)))
+        page.on("console", lambda message: messages.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: messages.append(str(error)))
         page.goto((url or wide.dashboard_url()) + section)
         page.wait_for_selector("main[aria-busy=false]")
         return page
 
-    open_page.told = told  # type: ignore[attr-defined]
+    open_page.messages = messages  # type: ignore[attr-defined]
     yield open_page
     keep = os.environ.get("DASHBOARD_SHOTS")
     for number, page in enumerate(pages):
         if keep and not page.is_closed():
             page.screenshot(path=f"{keep}/{page.url.partition('#/')[2].replace('/', '-')}-{number}.png", full_page=True)
         page.close()
-    assert not told
+    assert not messages
 
 
 @pytest.mark.parametrize("width", [1280, 390, 360])
@@ -130,13 +130,13 @@ def test_every_part_shows_the_query_on_any_screen(opened: Open, clicks: Clicks, 
     page = opened(width=width, scheme=scheme)
     assert page.locator(".cell").count() == SHARDS
     assert page.locator("html").get_attribute("data-theme") == scheme
-    shown = {
+    texts = {
         "#/queries": STATE,
         f"#/queries/{STATE}": "Where the time of a batch goes",
         "#/events": "Events",
         f"#/state/{STATE}": "Look up",
     }
-    for section, text in shown.items():
+    for section, text in texts.items():
         page.goto(page.url.partition("#")[0] + section)
         expect(page.locator("main")).to_contain_text(text)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, section
@@ -149,10 +149,10 @@ def test_figures_are_those_of_the_query_and_follow_its_batches(opened: Open, cli
     expect(facts).to_contain_text(clicks.shown_version)
     clicks.batch()
     expect(facts).to_contain_text(clicks.shown_version, timeout=15_000)
-    told = page.locator(".timeline .bar").first.get_attribute("aria-label") or ""
-    unknown = {one.removesuffix(" not known") for one in told.split(", ") if one.endswith(" not known")}
+    label = page.locator(".timeline .bar").first.get_attribute("aria-label") or ""
+    unknown = {part.removesuffix(" not known") for part in label.split(", ") if part.endswith(" not known")}
     # All but what there is not, where a lease came with the commit before.
-    assert unknown <= {"Lease", "Hand-over", "Sink and end"}, told
+    assert unknown <= {"Lease", "Hand-over", "Sink and end"}, label
     assert page.locator(".u-wrap canvas").count() == 6
 
 
@@ -167,8 +167,11 @@ def test_a_key_is_looked_up_with_its_history_also_a_hostile_one(opened: Open, cl
         expect(page.locator("tbody tr").first).to_contain_text(user)
         rows = [[cell.inner_text() for cell in row.locator("td").all()] for row in page.locator("tbody tr").all()]
         assert rows[0] == [str(newest), user, str(clicks.batches), str(sum(range(clicks.batches + 1)))]
-        found = {version: state.at(version).get({"user": user}) for version in range(newest, newest - 5, -1)}
-        assert rows == [[str(one), *(map(str, row.values()) if row else ["not there"])] for one, row in found.items()]
+        rows_by_version = {version: state.at(version).get({"user": user}) for version in range(newest, newest - 5, -1)}
+        assert rows == [
+            [str(version), *(map(str, row.values()) if row else ["not there"])]
+            for version, row in rows_by_version.items()
+        ]
     assert page.title().startswith("Statefleet")
     page.locator("[data-key=user]").fill("nobody")
     page.get_by_role("button", name="Look up").click()
@@ -179,14 +182,14 @@ def test_a_key_is_looked_up_with_its_history_also_a_hostile_one(opened: Open, cl
 
 def test_the_map_shows_a_move_as_it_happens_and_why(opened: Open, clicks: Clicks) -> None:
     page = opened()
-    actors = {one["actor_name"]: one for one in clicks.fleet.status()["store_actors"]}
-    (shard,) = [one for one in clicks.query()["shards"] if one["partition_id"] == 2]
+    actors = {entry["actor_name"]: entry for entry in clicks.fleet.status()["store_actors"]}
+    (shard,) = [entry for entry in clicks.query()["shards"] if entry["partition_id"] == 2]
     source, target = (
         _location(actors[shard["actor_name"]]),
-        _location(next(actors[one] for one in actors if one != shard["actor_name"])),
+        _location(next(actors[actor] for actor in actors if actor != shard["actor_name"])),
     )
-    place = page.locator(f'[data-shard="{STATE}/2"]')
-    expect(page.locator(f'[data-holder="{source.actor_name}"]').locator(place)).to_have_count(1)
+    cell = page.locator(f'[data-shard="{STATE}/2"]')
+    expect(page.locator(f'[data-holder="{source.actor_name}"]').locator(cell)).to_have_count(1)
     (done,) = carry_out(
         RayActors(), clicks.fleet._coordinator, [PlannedMove(STATE, 2, source, target, "a test wants it there")]
     )
@@ -205,7 +208,7 @@ def test_the_map_shows_a_move_as_it_happens_and_why(opened: Open, clicks: Clicks
 
 def test_a_store_actor_that_is_killed_is_lost_and_comes_back(opened: Open, clicks: Clicks) -> None:
     page = opened()
-    name = next(one["actor_name"] for one in clicks.query()["shards"])
+    name = next(shard["actor_name"] for shard in clicks.query()["shards"])
     box = page.locator(f'[data-actor="{name}"]')
     expect(box).to_have_class("actor")
     before = box.inner_text()
@@ -233,10 +236,10 @@ def test_a_page_goes_on_when_its_server_or_the_coordinator_dies(opened: Open, cl
     assert clicks.fleet.dashboard_url() == url
     clicks.batch()
     expect(page.locator(".facts")).to_contain_text(clicks.shown_version, timeout=15_000)
-    # A browser tells on its console of what it could not load while nobody was there.
-    told = opened.told  # type: ignore[attr-defined]
-    assert all("net::ERR_" in one for one in told), told
-    told.clear()
+    # A browser reports on its console what it could not load while there was no server.
+    messages = opened.messages  # type: ignore[attr-defined]
+    assert all("net::ERR_" in message for message in messages), messages
+    messages.clear()
 
 
 @pytest.mark.replay
@@ -260,11 +263,11 @@ def test_the_hottest_keys_of_a_shard_are_shown(opened: Open, clicks: Clicks) -> 
     shard = state.find({"user": "u7"}).shard
     for _ in range(40):
         state.get({"user": "u7"})
-    told = state.hottest_keys(shard).to_pylist()
-    (own,) = [one for one in told if one["_met_by"] == "look_ups" and one["user"] == "u7"]
-    assert own["_share"] > 0.5
+    hottest = state.hottest_keys(shard).to_pylist()
+    (looked_up,) = [entry for entry in hottest if entry["_met_by"] == "look_ups" and entry["user"] == "u7"]
+    assert looked_up["_share"] > 0.5
     # Each user has a row in each batch, and there are some users on a shard.
-    assert {one["user"] for one in told if one["_met_by"] == "batches"} <= set(USERS)
+    assert {entry["user"] for entry in hottest if entry["_met_by"] == "batches"} <= set(USERS)
     page = opened()
     page.locator(f'[data-shard="{STATE}/{shard}"]').click()
     expect(page.locator("dialog")).to_contain_text("Hottest keys, lately")
@@ -284,8 +287,8 @@ def test_elsewhere_than_on_the_loopback_only_who_has_the_token_is_shown_anything
             urllib.request.urlopen(base + path)
         assert refused.value.code == 401
         assert STATE not in refused.value.read().decode()
-    asked = urllib.request.Request(f"{base}api/states/{STATE}", headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(asked) as answer:
+    request = urllib.request.Request(f"{base}api/states/{STATE}", headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request) as answer:
         assert json.load(answer)["keys"] == ["user"]
     page = opened(url=url)
     assert token not in page.url
@@ -310,10 +313,10 @@ def test_it_ends_with_the_fleet(spark: SparkSession, new_uri: NewUri) -> None:
 
 
 def _is_closed(port: int) -> bool:
-    """Whether nobody listens any more."""
+    """Return whether no process listens any more."""
     with socket.socket() as knocking:
         return knocking.connect_ex(("127.0.0.1", port)) != 0
 
 
-def _location(told: dict[str, Any]) -> ActorLocation:
-    return ActorLocation(**{name: told[name] for name in ("actor_name", "instance_id", "node_id", "host", "pid")})
+def _location(status: dict[str, Any]) -> ActorLocation:
+    return ActorLocation(**{name: status[name] for name in ("actor_name", "instance_id", "node_id", "host", "pid")})

@@ -1,4 +1,4 @@
-"""What a driver reports of its executors, and of a batch that takes long, is shown while that batch runs."""
+"""The status shows what a driver reports of its executors, and of a batch that takes long while that batch runs."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _PATIENCE_S = 60.0
 def test_a_batch_that_is_held_up_in_its_sink_shows_while_it_runs_and_no_longer(
     spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, name: str
 ) -> None:
-    shown: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
     feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.int64())]))
 
     def running() -> dict[str, Any] | None:
-        found: dict[str, Any] | None = next(
-            one["running_batch"] for one in fleet.status()["queries"] if one["name"] == name
+        report: dict[str, Any] | None = next(
+            query["running_batch"] for query in fleet.status()["queries"] if query["name"] == name
         )
-        return found
+        return report
 
     def hold_up(batch_id: int) -> None:
         deadline = time.monotonic() + _PATIENCE_S
-        while batch_id == 1 and not shown and time.monotonic() < deadline:
+        while batch_id == 1 and not reports and time.monotonic() < deadline:
             if (batch := running()) is not None:
-                shown.append(batch)
+                reports.append(batch)
             time.sleep(0.2)
 
     counts = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").count()
@@ -41,11 +41,11 @@ def test_a_batch_that_is_held_up_in_its_sink_shows_while_it_runs_and_no_longer(
         for key in range(3):
             feed.add([(key,)])
             run.wait()
-        assert [one["batch_id"] for one in shown] == [1]
-        assert f"batch 1 of {name} has been running for" in shown[0]["text"]
-        assert not shown[0]["is_overdue"], "too few batches are known"
+        assert [report["batch_id"] for report in reports] == [1]
+        assert f"batch 1 of {name} has been running for" in reports[0]["text"]
+        assert not reports[0]["is_overdue"], "too few batches are known"
         assert running() is None
         executors = fleet.status()["executors"]
-        assert [one["alive"] for one in executors] == [True]
+        assert [executor["alive"] for executor in executors] == [True]
     finally:
         run.stop()

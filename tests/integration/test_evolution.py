@@ -1,4 +1,4 @@
-"""A query that is restarted on its checkpoint with other aggregates than before, and what the files tell of Spark's types."""
+"""A query that is restarted on its checkpoint with other aggregates than before, and Spark's types in the state's files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_query_goes_on_with_other_aggregates(spark: SparkSession, fleet: Fleet
         frame = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").agg(*columns)
         run = Run(frame, "update", tmp_path / "ck")
         try:
-            feed.add([row(*one) for one in rows])
+            feed.add([row(*arguments) for arguments in rows])
             return {key: tuple(values) for key, *values in run.take()}
         finally:
             run.stop()
@@ -75,8 +75,8 @@ def test_what_is_collected_comes_goes_and_becomes_wider(
         frame = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").agg(*columns)
         run = Run(frame, "update", tmp_path / "ck")
         try:
-            feed.add([row(*one) for one in rows])
-            return sorted(tuple(one) for one in run.take())
+            feed.add([row(*arguments) for arguments in rows])
+            return sorted(tuple(emitted) for emitted in run.take())
         finally:
             run.stop()
 
@@ -140,25 +140,25 @@ def test_the_files_tell_the_types_that_spark_has(spark: SparkSession, fleet: Fle
     )
     columns = [F.max("hours"), F.sum("d"), F.max("local"), F.collect_list("hours"), F.collect_set("local")]
     result = fleet.stateful(stream, name=name, shards=1).groupBy("k").agg(*columns)
-    assert [(one.name, one.dataType) for one in result.schema] == [
-        (one.name, one.dataType) for one in stream.groupBy("k").agg(*columns).schema
+    assert [(column.name, column.dataType) for column in result.schema] == [
+        (column.name, column.dataType) for column in stream.groupBy("k").agg(*columns).schema
     ]
     plan = build_plan(stream.groupBy("k").agg(*columns), "update")
-    told = T.StructType.fromJson(json.loads(json.dumps(plan.schema.spark_schema())))
-    assert told["k0"].metadata == declared
-    kinds = [one.dataType.simpleString() for one in told]
+    stored_types = T.StructType.fromJson(json.loads(json.dumps(plan.schema.spark_schema())))
+    assert stored_types["k0"].metadata == declared
+    kinds = [field.dataType.simpleString() for field in stored_types]
     assert kinds[:5] == ["string", "interval day to hour", "decimal(18,2)", "boolean", "timestamp_ntz"]
     assert kinds[5:] == ["array<interval day to hour>", "array<timestamp_ntz>"]
     run = Run(result, "update", tmp_path / "ck")
     try:
         feed.add([row("a", 5), row("a", 30)])
-        (found,) = run.take()
-        assert str(found["max(hours)"]) == "1 day, 6:00:00"
-        assert [str(one) for one in found["collect_list(hours)"]] == ["5:00:00", "1 day, 6:00:00"]
-        assert found["collect_set(local)"] == [dt.datetime(2020, 1, 1)]
+        (emitted,) = run.take()
+        assert str(emitted["max(hours)"]) == "1 day, 6:00:00"
+        assert [str(value) for value in emitted["collect_list(hours)"]] == ["5:00:00", "1 day, 6:00:00"]
+        assert emitted["collect_set(local)"] == [dt.datetime(2020, 1, 1)]
     finally:
         run.stop()
     if fleet.uri.startswith("file://"):
         (file,) = Path(fleet.uri.removeprefix("file://"), name).rglob("*.delta")
         facts = json.loads(pa.ipc.open_file(str(file)).schema.metadata[b"statefleet"])
-        assert T.StructType.fromJson(facts["spark"]) == told
+        assert T.StructType.fromJson(facts["spark"]) == stored_types

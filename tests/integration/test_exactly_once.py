@@ -35,7 +35,7 @@ def oracle(files: list[list[tuple[int]]]) -> dict[int, int]:
 
 
 def final_counts(run: Run) -> dict[int, int]:
-    """The newest complete emission."""
+    """Return the newest complete emission."""
     newest = max(run.batches)
     return {row["v"]: row["count"] for row in run.batches[newest]}
 
@@ -45,7 +45,7 @@ def kill(pid: int) -> None:
 
 
 def shards_differ(fleet: Fleet, name: str) -> bool:
-    """Whether a batch is under way: some shards have committed it and others have not."""
+    """Return whether a batch is under way: some shards have committed it and others have not."""
     for query in fleet.status()["queries"]:
         if query["name"] == name and query["version"] >= 1:
             return len({shard["version"] for shard in query["shards"]}) > 1
@@ -53,7 +53,7 @@ def shards_differ(fleet: Fleet, name: str) -> bool:
 
 
 def kill_in_the_middle(fleet: Fleet, name: str, pid_of: Callable[[dict[str, Any]], int]) -> threading.Thread:
-    """A thread that kills a process of the fleet once a batch is half committed."""
+    """Return a thread that kills a process of the fleet once a batch is half committed."""
 
     def watch() -> None:
         while not shards_differ(fleet, name):
@@ -99,7 +99,7 @@ def test_an_actor_killed_in_the_middle_of_a_batch_changes_nothing(
 
 
 def fail_first_attempt(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Fails once in each partition, after the stage's state has been committed."""
+    """Fail once in each partition, after the stage's state has been committed."""
     yield from list(batches)
     context = TaskContext.get()
     assert context is not None

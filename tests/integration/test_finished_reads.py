@@ -1,4 +1,4 @@
-"""Readers see what Spark has finished: neither batches whose sink failed nor, twice, what a corrected program made of them."""
+"""Readers see what Spark has finished: no batch whose sink failed, and no batch twice because a corrected program repeated it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def counts(fleet: sf.Fleet, stream: DataFrame, name: str, shards: int = 2) -> Da
 
 
 def sources(fleet: sf.Fleet) -> tuple[Any, Any]:
-    """Who reads beside the query, and who reads what is stored."""
+    """Return a reader beside the query, and a reader of what is stored."""
     return sf.attach(fleet.uri), sf.attach(fleet.uri, offline=True)
 
 
@@ -45,7 +45,7 @@ def rows_of(rows: Any) -> dict[int, int]:
 
 
 def fails(batch: int) -> Callable[[DataFrame, int], None]:
-    """A sink that fails in one batch, once it has taken all of its rows."""
+    """Return a sink that fails in `batch`, once it has taken all of its rows."""
 
     def write(rows: DataFrame, batch_id: int) -> None:
         rows.collect()
@@ -56,7 +56,7 @@ def fails(batch: int) -> Callable[[DataFrame, int], None]:
 
 
 class Follower:
-    """A consumer that keeps a copy of a state by what changes, from position to position."""
+    """A consumer that keeps a copy of a state by its changes, from position to position."""
 
     def __init__(self, state: Any) -> None:
         self.state = state
@@ -87,26 +87,26 @@ def test_a_batch_whose_sink_failed_is_seen_by_nobody_until_a_run_has_finished_it
     )  # fmt: skip
     with pytest.raises(Exception, match="on purpose"):
         query.processAllAvailable()
-    followers = [Follower(one.state(name)) for one in sources(fleet)]
-    for one, follower in zip(sources(fleet), followers, strict=True):
-        state, committed = one.state(name), one.state(name, consistency="committed")
+    followers = [Follower(source.state(name)) for source in sources(fleet)]
+    for source, follower in zip(sources(fleet), followers, strict=True):
+        state, committed = source.state(name), source.state(name, consistency="committed")
         assert (state.version, rows_of(state.scan())) == (1, {1: 1, 2: 1})
         assert state.versions() == range(2)
         assert [row["n"] for row in state.multi_get([{"k": 2}]).to_pylist()] == [1]
         with pytest.raises(sf.VersionNotFoundError):
             state.at(2)
         assert rows_of(committed.scan()) == {1: 1, 2: 2, 3: 1}
-        histories = [[told.version for told in read.history()] for read in (state, committed)]
+        histories = [[entry.version for entry in read.history()] for read in (state, committed)]
         assert histories == [[1, 0], [2, 1, 0]]
         rows = f'select count(*) as n from "{name}"'
-        assert [one.sql(rows, consistency=read)["n"].to_pylist() for read in ("finished", "committed")] == [[2], [3]]
+        assert [source.sql(rows, consistency=read)["n"].to_pylist() for read in ("finished", "committed")] == [[2], [3]]
         with pytest.raises(sf.InvalidRequestError, match="finished or committed"):
-            one.sql(rows, consistency="latest")
+            source.sql(rows, consistency="latest")
         follower.follow()
         assert (follower.rows, set(follower.versions)) == ({1: 1, 2: 1}, {1})
     _commands_read(fleet.uri, name, capsys)
-    hasty = [Follower(one.state(name, consistency="committed")) for one in sources(fleet)]
-    pinned = [one.state(name, consistency="committed").at(2) for one in sources(fleet)]
+    hasty = [Follower(source.state(name, consistency="committed")) for source in sources(fleet)]
+    pinned = [source.state(name, consistency="committed").at(2) for source in sources(fleet)]
     for follower in hasty:
         follower.follow()
         assert follower.rows == {1: 1, 2: 2, 3: 1}
@@ -116,8 +116,8 @@ def test_a_batch_whose_sink_failed_is_seen_by_nobody_until_a_run_has_finished_it
     # The program is corrected, and the batch comes again.
     run = Run(counts(fleet, feed.stream().where("k <> 3"), name), "update", checkpoint)
     run.wait()
-    for one, follower in zip(sources(fleet), followers, strict=True):
-        assert rows_of(one.state(name).scan()) == {1: 1, 2: 2}
+    for source, follower in zip(sources(fleet), followers, strict=True):
+        assert rows_of(source.state(name).scan()) == {1: 1, 2: 2}
         follower.follow()
         assert (follower.rows, set(follower.versions)) == ({1: 1, 2: 2}, {1, 2})
     for follower, at in zip(hasty, pinned, strict=True):
@@ -179,8 +179,8 @@ def test_what_spark_has_finished_is_seen_by_the_next_read(
             query.stop()
         else:
             query.processAllAvailable()
-        for one in sources(fleet):
-            state = one.state(name)
+        for source in sources(fleet):
+            state = source.state(name)
             if how == "stopped":
                 until(lambda state=state: state.version == 1)
             assert rows_of(state.scan()) == {1: 1, 2: 1}
@@ -195,22 +195,22 @@ def test_rows_that_were_asked_for_before_a_rescale_are_all_there_after_it(
     feed, checkpoint = Feed(spark, tmp_path / "in", VALUES), tmp_path / "ck"
     expected = dict.fromkeys(range(26), 1)
     changed = sorted((key, 1, "upsert", 1) for key in expected)
-    asked: list[tuple[Any, Any]] = []
+    reads: list[tuple[Any, Any]] = []
     for shards in (2, 4, 3, 1):
         feed.add([(key,) for key in range(26)])
         run = Run(counts(fleet, feed.stream(), name, shards), "update", checkpoint)
         run.wait()
         run.stop()
-        for one in sources(fleet) if not asked else ():
-            state = one.state(name)
-            asked.append((state.scan(), state.changes(0)))
-    for rows, changes in asked:
+        for source in sources(fleet) if not reads else ():
+            state = source.state(name)
+            reads.append((state.scan(), state.changes(0)))
+    for rows, changes in reads:
         assert rows_of(rows) == expected
         in_tasks = [rows.to_spark(spark).toPandas(), rows.to_ray_dataset().to_pandas()]
-        assert [dict(zip(found["k"], found["n"], strict=True)) for found in in_tasks] == [expected, expected]
-        found = changes.to_spark(spark).toPandas()
+        assert [dict(zip(frame["k"], frame["n"], strict=True)) for frame in in_tasks] == [expected, expected]
+        changed_rows = changes.to_spark(spark).toPandas()
         names = ["k", "n", "_change_type", "_commit_version"]
-        assert sorted(map(tuple, found[names].itertuples(index=False))) == changed
+        assert sorted(map(tuple, changed_rows[names].itertuples(index=False))) == changed
 
 
 @pytest.mark.parametrize("batches", [16, pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(3000)])])
@@ -242,11 +242,11 @@ def test_programs_that_follow_a_state_hear_of_each_finished_version_once(
         if batch_id % every == every - 1 and batch_id not in failed:
             failed.add(batch_id)
             status = fleet.status()
-            actors = [one for one in (*status["store_actors"], status["coordinator"]) if one.get("alive", True)]
+            actors = [actor for actor in (*status["store_actors"], status["coordinator"]) if actor.get("alive", True)]
             os.kill(actors[batch_id // every % len(actors)]["pid"], signal.SIGKILL)
 
     def query(weight: int) -> StreamingQuery:
-        """The program that each run has: what it makes of a batch tells which it was."""
+        """Start the program of a run; the weight in its rows says which run made them."""
         stream = fleet.stateful(
             feed.stream().withColumn("w", F.lit(weight)), name=name, outputMode="complete", shards=3
         )
@@ -274,15 +274,15 @@ def test_programs_that_follow_a_state_hear_of_each_finished_version_once(
     logs = sorted(tmp_path.glob("*.jsonl"))
     assert len(logs) == 2
     for log in logs:
-        told = [json.loads(line) for line in log.read_text().splitlines()]
-        versions = [version for one in told for version in one["versions"]]
+        copies = [json.loads(line) for line in log.read_text().splitlines()]
+        versions = [version for copy in copies for version in copy["versions"]]
         assert versions == sorted(set(versions)), "each version is told once, and none after a later one"
-        assert [one["version"] for one in told] == sorted(one["version"] for one in told)
-        for one in told:
-            expected = results[one["version"] - 1] if one["version"] else {}
-            assert {int(key): row for key, row in one["rows"].items()} == expected, one["version"]
-        assert told[-1]["version"] == len(results)
-        assert len({one["version"] for one in told}) > batches / every, "it followed"
+        assert [copy["version"] for copy in copies] == sorted(copy["version"] for copy in copies)
+        for copy in copies:
+            expected = results[copy["version"] - 1] if copy["version"] else {}
+            assert {int(key): row for key, row in copy["rows"].items()} == expected, copy["version"]
+        assert copies[-1]["version"] == len(results)
+        assert len({copy["version"] for copy in copies}) > batches / every, "it followed"
 
 
 @pytest.mark.soak
@@ -295,13 +295,13 @@ def test_a_reader_that_is_slower_than_a_minute_is_given_all_rows(new_uri: NewUri
     with fleet.state_store(name, **columns) as store:
         store.put(rows)
         store.commit()
-    found: list[int] = []
+    keys: list[int] = []
     pieces = 0
     for table in fleet.state(name).scan().of_shard(0):
         pieces += 1
-        found += table["k"].to_pylist()
+        keys += table["k"].to_pylist()
         if pieces < 3:
             time.sleep(75)
     assert pieces > 3
-    assert sorted(found) == list(range(2_000_000))
+    assert sorted(keys) == list(range(2_000_000))
     fleet.shutdown()

@@ -30,7 +30,7 @@ from tests.integration.streams import Feed, Run
 
 @pytest.fixture
 def counted(spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, name: str) -> str:
-    """A state with one version."""
+    """Return the name of a state with one version."""
     feed = Feed(spark, tmp_path / "in", pa.schema([("v", pa.int64())]))
     feed.add([(number,) for number in range(10)])
     run = Run(fleet.stateful(feed.stream(), name=name, shards=2).groupBy("v").count(), "update", tmp_path / "ck")
@@ -63,33 +63,33 @@ def test_the_dashboard_answers_on_loopback_with_what_is_held(fleet: sf.Fleet, co
     url = fleet.dashboard_url()
     assert url.startswith("http://127.0.0.1:")
 
-    def holds_ten_rows(told: dict[str, Any]) -> bool:
-        shards = [one for key, one in told["shards"].items() if key.startswith(f"{counted}/")]
+    def holds_ten_rows(tables: dict[str, Any]) -> bool:
+        shards = [shard for key, shard in tables["shards"].items() if key.startswith(f"{counted}/")]
         return (
-            told["queries"].get(counted, {}).get("state_rows") == 10
-            and sum(one["state_rows"] for one in shards) == 10
-            and all(one["executor"] for one in shards)
+            tables["queries"].get(counted, {}).get("state_rows") == 10
+            and sum(shard["state_rows"] for shard in shards) == 10
+            and all(shard["executor"] for shard in shards)
         )
 
-    told: dict[str, Any] = {"queries": {}, "shards": {}}
+    tables: dict[str, Any] = {"queries": {}, "shards": {}}
     with urllib.request.urlopen(url + "api/stream", timeout=30) as stream:
 
-        def shown() -> bool:
-            nonlocal told
-            told = _followed(told, stream)
-            return holds_ten_rows(told)
+        def is_shown() -> bool:
+            nonlocal tables
+            tables = _followed(tables, stream)
+            return holds_ten_rows(tables)
 
-        # Nobody has looked for a while: the first pictures may be older than the query, or of its beginning.
-        until(shown)
+        # No page was open for a while: the first views may be older than the query, or of its beginning.
+        until(is_shown)
 
 
 def _followed(before: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
-    """Tables after the next event of a stream."""
+    """Return the tables after the next event of a stream."""
     name, data, _ = (stream.readline().decode().partition(": ")[2] for _ in range(3))
-    told = json.loads(data)
+    payload = json.loads(data)
     if name.strip() == "view":
-        return {**before, **told["tables"]}
-    return {**before, **apply_difference(before, told.get("changes", {}))}
+        return {**before, **payload["tables"]}
+    return {**before, **apply_difference(before, payload.get("changes", {}))}
 
 
 def test_a_store_that_cannot_be_written_is_refused_at_once(spark: SparkSession, tmp_path: Path) -> None:
@@ -106,13 +106,13 @@ def unused_address() -> str:
 
 
 @pytest.mark.parametrize(
-    ("address", "told"),
+    ("address", "message"),
     [("ray://127.0.0.1:10001", "Ray Client addresses"), (unused_address(), "no Ray cluster answers at this address")],
 )
-def test_an_address_without_a_usable_ray_is_refused_at_once(address: str, told: str) -> None:
+def test_an_address_without_a_usable_ray_is_refused_at_once(address: str, message: str) -> None:
     code = f"from spark_jobs.session.spark_session import ensure_ray; ensure_ray(ray_address='{address}')"
     failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert told in failed.stderr
+    assert message in failed.stderr
 
 
 def test_a_cluster_that_wants_a_token_is_told_at_once_and_in_one_line(fleet: sf.Fleet) -> None:
@@ -129,7 +129,7 @@ def test_spark_writes_to_the_programs_standard_error_but_for_what_ray_notes_ther
     spark: SparkSession,
 ) -> None:
     """Its JVM has a pipe, of which this process passes on what comes."""
-    jvm = next(one for one in psutil.Process().children() if one.name() == "java")
+    jvm = next(process for process in psutil.Process().children() if process.name() == "java")
     assert os.readlink(f"/proc/{jvm.pid}/fd/2").startswith("pipe:")
     assert any(thread.name == "statefleet-stderr" for thread in threading.enumerate())
     assert pyspark.context.launch_gateway is launch_gateway  # type: ignore[attr-defined]
@@ -184,11 +184,11 @@ finally:
     ran = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
     )
-    told = r"does not run on Ray.*statefleet\.start_session or raydp\.init_spark.*\[master=`local\[2\]`\]"
+    message = r"does not run on Ray.*statefleet\.start_session or raydp\.init_spark.*\[master=`local\[2\]`\]"
     lines = ran.stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["stateful", "attach"], ran.stderr
-    assert all(re.search(told, line) for line in lines)
-    assert not any(one["name"] == "local" for one in fleet.status()["queries"])
+    assert all(re.search(message, line) for line in lines)
+    assert not any(query["name"] == "local" for query in fleet.status()["queries"])
 
 
 def test_the_session_sees_ray(spark: SparkSession) -> None:

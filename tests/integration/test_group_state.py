@@ -38,10 +38,10 @@ def test_keys_time_out_by_the_time_of_the_batch(spark: SparkSession, fleet: Flee
             state.remove()
             yield pd.DataFrame({"k": [key[0]], "n": [-1], "now": [now]})
             return
-        seen = (state.get[0] if state.exists else 0) + sum(len(pdf) for pdf in pdfs)
-        state.update((seen,))
+        total = (state.get[0] if state.exists else 0) + sum(len(pdf) for pdf in pdfs)
+        state.update((total,))
         state.setTimeoutDuration(TIMEOUT_MS)
-        yield pd.DataFrame({"k": [key[0]], "n": [seen], "now": [now]})
+        yield pd.DataFrame({"k": [key[0]], "n": [total], "now": [now]})
 
     feed = Feed(spark, tmp_path / "in", LETTERS)
 
@@ -97,7 +97,7 @@ def test_keys_time_out_by_the_time_of_the_batch(spark: SparkSession, fleet: Flee
 def test_workers_that_die_at_random_change_no_count(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    """F5: each call of the function may kill its worker; Spark repeats the task, and the query is started again if need be."""
+    """F5: each call of the function may kill its worker; Spark repeats the task, and the query is restarted if need be."""
     feed = Feed(spark, tmp_path / "in", LETTERS)
     chance = random.Random(5)
     batches = [[chance.choice("abcdefghij") for _ in range(100)] for _ in range(5)]
@@ -106,9 +106,9 @@ def test_workers_that_die_at_random_change_no_count(
         # Workers are forked: each would draw the same numbers from a generator of its own.
         if random.SystemRandom().random() < 1 / 30:
             os.kill(os.getpid(), signal.SIGKILL)
-        seen = (state.get[0] if state.exists else 0) + sum(len(pdf) for pdf in pdfs)
-        state.update((seen,))
-        yield pd.DataFrame({"k": [key[0]], "n": [seen]})
+        total = (state.get[0] if state.exists else 0) + sum(len(pdf) for pdf in pdfs)
+        state.update((total,))
+        yield pd.DataFrame({"k": [key[0]], "n": [total]})
 
     def start() -> Run:
         grouped = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k")
@@ -174,9 +174,9 @@ def test_zeros_of_both_signs_are_one_key(spark: SparkSession, fleet: Fleet, tmp_
     """Announced: Spark's own function has them in one call if they come in one batch, and as keys of their own if not."""
 
     def count(key: Any, pdfs: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-        seen = sum(map(len, pdfs)) + (state.get[0] if state.exists else 0)
-        state.update((seen,))
-        yield pd.DataFrame({"n": [seen]})
+        total = sum(map(len, pdfs)) + (state.get[0] if state.exists else 0)
+        state.update((total,))
+        yield pd.DataFrame({"n": [total]})
 
     feed = Feed(spark, tmp_path / "in", pa.schema([("x", pa.float64())]))
     grouped = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("x")

@@ -49,7 +49,7 @@ CLICKED = [[(12, 1), (13, 7)], [(33, 4)], [(91, 8)]]
 
 @dataclass
 class Guide:
-    """What a program is given: a session, its inputs, a folder of its own, and the line.
+    """What a program gets: a session, its inputs, a folder of its own, and the line.
 
     Attributes
     ----------
@@ -66,23 +66,23 @@ class Guide:
     side: str
 
     def lines(self) -> DataFrame:
-        """Lines of text with an event time."""
+        """Return lines of text with an event time."""
         return self._timed(Feed(self.spark, self.inputs / "lines", LINES))
 
     def words(self) -> DataFrame:
-        """Their words."""
+        """Return the words of the lines."""
         return self.lines().select("t", F.explode(F.split("value", " ")).alias("word"))
 
     def impressions(self) -> DataFrame:
-        shown = self._timed(Feed(self.spark, self.inputs / "shown", ADS))
-        return shown.select(F.col("ad").alias("impression_ad"), F.col("t").alias("impression_time"))
+        impressions = self._timed(Feed(self.spark, self.inputs / "shown", ADS))
+        return impressions.select(F.col("ad").alias("impression_ad"), F.col("t").alias("impression_time"))
 
     def clicks(self) -> DataFrame:
         clicked = self._timed(Feed(self.spark, self.inputs / "clicked", ADS))
         return clicked.select(F.col("ad").alias("click_ad"), F.col("t").alias("click_time"))
 
     def result(self, frame: DataFrame, mode: str | None = None) -> list[tuple[Any, ...]]:
-        """What a query leaves in a table in memory, without an order unless it is sorted."""
+        """Run a query, and return its table in memory; without an order unless it is sorted."""
         table = f"result_{self.side}"
         writer = frame.writeStream.format("memory").queryName(table).trigger(availableNow=True)
         query = (writer if mode is None else writer.outputMode(mode)).start()
@@ -197,15 +197,15 @@ def session_windows_with_a_gap_of_their_own(guide: Guide) -> Any:
 
 def sessions_by_a_function(guide: Guide) -> Any:
     def sessionize(key: Any, frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-        (seen,) = state.get if state.exists else (0,)
+        (events,) = state.get if state.exists else (0,)
         if state.hasTimedOut:
             state.remove()
-            yield pd.DataFrame({"letter": [key[0]], "events": [seen], "over": [True]})
+            yield pd.DataFrame({"letter": [key[0]], "events": [events], "over": [True]})
             return
-        seen += sum(len(frame) for frame in frames)
-        state.update((seen,))
+        events += sum(len(frame) for frame in frames)
+        state.update((events,))
         state.setTimeoutTimestamp(state.getCurrentWatermarkMs() + 20_000)
-        yield pd.DataFrame({"letter": [key[0]], "events": [seen], "over": [False]})
+        yield pd.DataFrame({"letter": [key[0]], "events": [events], "over": [False]})
 
     # One row of a key in a batch: PySpark's own worker fails with today's pyarrow where there are several.
     letters = guide.lines().select("t", F.substring("value", 1, 1).alias("letter")).withWatermark("t", "1 second")
@@ -286,9 +286,9 @@ class Listener(StreamingQueryListener):
         self.events.append(("started", str(event.id)))
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        told = event.progress
-        rows = [operator.numRowsTotal for operator in told.stateOperators]
-        self.events.append(("progress", str(told.id), told.batchId, told.numInputRows, rows))
+        progress = event.progress
+        rows = [operator.numRowsTotal for operator in progress.stateOperators]
+        self.events.append(("progress", str(progress.id), progress.batchId, progress.numInputRows, rows))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None: ...
 
@@ -331,11 +331,11 @@ def several_queries_of_one_stream(guide: Guide) -> Any:
 
 def a_query_that_goes_on_from_its_checkpoint(guide: Guide) -> Any:
     words = guide.words().withWatermark("t", "10 seconds")
-    taken: list[Any] = []
+    batches: list[Any] = []
 
     def take(batch: DataFrame, number: int) -> None:
-        taken.append((number, rows_of(batch)))
-        if number == 1 and len(taken) == 2:
+        batches.append((number, rows_of(batch)))
+        if number == 1 and len(batches) == 2:
             raise RuntimeError("the sink fails once")
 
     for _ in range(2):
@@ -344,7 +344,7 @@ def a_query_that_goes_on_from_its_checkpoint(guide: Guide) -> Any:
         query = writer.option("checkpointLocation", str(guide.folder / "ck")).start()
         with contextlib.suppress(Exception):
             query.awaitTermination()
-    return taken
+    return batches
 
 
 def rows_for_each(guide: Guide) -> Any:
@@ -388,7 +388,7 @@ def rates(guide: Guide) -> Any:
 
 
 def rows_at_a_rate(guide: Guide) -> Any:
-    """How many rows there are depends on the clock; which ones does not."""
+    """The clock decides how many rows there are, and not which."""
     rows = guide.spark.readStream.format("rate").option("rowsPerSecond", 20).option("numPartitions", 2).load()
     thirds = guide.line(rows, "rates").groupBy((rows.value % 3).alias("third")).agg(F.count("*"), F.max("value"))
     table = f"rate_{guide.side}"
@@ -464,15 +464,15 @@ def test_a_program_does_the_same_with_its_line_changed(
         table = name.replace("-", "_")
         return PROGRAMS[program](Guide(spark, sides[side], tmp_path / "inputs", folder, f"{side}_{table}"))
 
-    with ThreadPoolExecutor(2) as both:
-        own, ours = both.map(run, sides)
-    assert ours == own
-    assert own
+    with ThreadPoolExecutor(2) as threads:
+        spark_result, fleet_result = threads.map(run, sides)
+    assert fleet_result == spark_result
+    assert spark_result
 
 
 @contextlib.contextmanager
 def lines_on_a_socket(lines: list[str]) -> Iterator[int]:
-    """The port of a server that writes lines to whoever connects, until the end."""
+    """Yield the port of a server that writes lines to every client, until the end."""
     with socket.create_server(("localhost", 0)) as server, contextlib.ExitStack() as connections:
 
         def serve() -> None:
@@ -488,9 +488,9 @@ def lines_on_a_socket(lines: list[str]) -> Iterator[int]:
 
 
 def states(query: StreamingQuery) -> list[Any]:
-    """Rows of state of each batch that ran."""
+    """Return the rows of state of each batch that ran."""
     return [
-        [one["numRowsTotal"] for one in progress["stateOperators"]]
+        [operator["numRowsTotal"] for operator in progress["stateOperators"]]
         for progress in query.recentProgress
         if "addBatch" in progress["durationMs"]
     ]

@@ -1,4 +1,4 @@
-"""Queries that are moved from Spark's own stores to the fleet go on as Spark itself does, batch by batch."""
+"""Queries that are moved from Spark's own stores to the fleet continue as on Spark itself, batch by batch."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tests.integration.streams import Feed, Run
 
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-SPARKS = [name for name, case in ALL_CASES.items() if case.spark and sum(one != RESTART for one in case.steps) > 1]
+SPARKS = [name for name, case in ALL_CASES.items() if case.spark and sum(step != RESTART for step in case.steps) > 1]
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {str(one.relative_to(folder)): one.read_bytes() for one in sorted(folder.rglob("*")) if one.is_file()}
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def _killed(*_: object) -> None:
@@ -60,7 +60,7 @@ def moved(
         return fleet.stateful(frame, name=f"{name}-{operator}", outputMode=mode, shards=3)
 
     inputs, old, new = Inputs(spark, folder / "in", case.inputs), folder / "old", folder / "new"
-    steps = [one for one in case.steps if isinstance(one, Step)]
+    steps = [step for step in case.steps if isinstance(step, Step)]
     with configured(spark, {**case.conf, **conf}):
         sparks = System(case, inputs, on_spark, old)
         running = [sparks]
@@ -76,14 +76,14 @@ def moved(
             assert files(old) == kept
             sparks.start()
             running.append(System(case, inputs, ours, new))
-            for place, step in enumerate(steps[at:], at):
+            for number, step in enumerate(steps[at:], at):
                 inputs.add(step.rows)
-                wanted, found = (one.take() for one in running)
+                expected, emitted = (system.take() for system in running)
                 # By their text, in which a NaN is one.
-                assert repr(found) == repr(wanted), f"step {place}"
+                assert repr(emitted) == repr(expected), f"step {number}"
         finally:
-            for one in running:
-                one.stop()
+            for system in running:
+                system.stop()
 
 
 @pytest.mark.replay
@@ -92,7 +92,7 @@ def test_a_moved_query_goes_on_as_spark_does(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case_name: str
 ) -> None:
     case = ALL_CASES[case_name]
-    steps = sum(isinstance(one, Step) for one in case.steps)
+    steps = sum(isinstance(step, Step) for step in case.steps)
     moved(spark, fleet, case, name, tmp_path, at=(steps + 1) // 2)
 
 
@@ -103,7 +103,7 @@ def test_a_checkpoint_of_rocksdb_with_an_open_batch_is_moved_by_the_second_of_tw
 
     def before(frame: DataFrame) -> None:
         # The newest batch was begun and not committed.
-        newest = max(int(one.name) for one in (old / "commits").iterdir() if one.name.isdecimal())
+        newest = max(int(path.name) for path in (old / "commits").iterdir() if path.name.isdecimal())
         for file in (f"{newest}", f".{newest}.crc"):
             (old / "commits" / file).unlink()
         with monkeypatch.context() as patched:
@@ -166,7 +166,7 @@ def test_every_buffer_that_is_imported_goes_on(spark: SparkSession, fleet: Fleet
         [("a", 3, 1.5), ("b", None, None), (None, 4, 0.0), ("c", 5, float("nan"))],
         [("a", 7, 1.5), ("a", 1, 2.25), ("b", 9, None), (None, 2, 0.0), ("c", 6, float("nan")), ("d", 1, 1.0)],
     ]
-    steps = [Step({"a": one}, None) for one in rows]
+    steps = [Step({"a": batch}, None) for batch in rows]
     case = Case({"a": "k string, v bigint, x double"}, query, steps, mode="update")
     moved(spark, fleet, case, name, tmp_path, at=2)
 
@@ -206,8 +206,8 @@ def test_what_was_exported_is_imported_and_what_does_not_fit_leaves_nothing(
     assert fleet.import_table(frame, table, checkpoint=str(checkpoint)).rows == {copy: 3}
     assert same(fleet.state(copy)) == same(fleet.state(name))
     more = events(("a", 4, 5), ("c", 5, 6))
-    for one in (feed, again):
-        one.add(more)
+    for input_feed in (feed, again):
+        input_feed.add(more)
     Run(counted(fleet, feed.stream(), name), "update", tmp_path / "ck", available_now=True).wait()
     Run(counted(fleet, again.stream(), copy), "update", checkpoint, available_now=True).wait()
     assert same(fleet.state(copy)) == same(fleet.state(name))
@@ -251,9 +251,9 @@ def test_below_a_select_aggregates_are_in_its_order_and_what_it_leaves_out_is_no
     # A query that was started as it was has left an id of its own there, and does not keep the next import from making it whole.
     (new / "metadata").write_text(json.dumps({"id": "7f1b5f0e-95b5-4a25-9d0c-4a8a8f0a2c11"}))
     fleet.import_checkpoint(str(old), ours(), checkpoint=str(new), from_nothing=["most"])
-    other = query(fleet.stateful(feed.stream(), name=f"{name}-other", shards=2))
+    other_query = query(fleet.stateful(feed.stream(), name=f"{name}-other", shards=2))
     with pytest.raises(StateMismatchError, match="other states"):
-        fleet.import_checkpoint(str(old), other, checkpoint=str(new), from_nothing=["most"])
+        fleet.import_checkpoint(str(old), other_query, checkpoint=str(new), from_nothing=["most"])
     feed.add(events(("a", 4, 3)))
     for frame, checkpoint in ((query(feed.stream()), old), (ours(), new)):
         run = Run(frame, "update", checkpoint)
@@ -308,10 +308,10 @@ def emptied(file: Path) -> None:
 def swap_newest(old: Path) -> None:
     """Swap the files of the first version of two partitions, with Hadoop's checksums of them."""
     for file in ("1.delta", ".1.delta.crc"):
-        one, other = (old / "state/0" / partition / file for partition in "01")
-        first_bytes, other_bytes = one.read_bytes(), other.read_bytes()
-        one.write_bytes(other_bytes)
-        other.write_bytes(first_bytes)
+        first, second = (old / "state/0" / partition / file for partition in "01")
+        first_bytes, second_bytes = first.read_bytes(), second.read_bytes()
+        first.write_bytes(second_bytes)
+        second.write_bytes(first_bytes)
 
 
 #: What is done to a checkpoint whose newest batch is 0 and whose state has two partitions, and what the refusal says.
@@ -360,6 +360,6 @@ def test_the_one_partition_of_an_operator_without_keys_is_all_of_it(
     ):
         old = tmp_path / f"old{number}"
         Run(sparks, mode, old, available_now=True).wait()
-        assert [one.name for one in (old / "state" / "0").iterdir()] == ["0"]
+        assert [partition.name for partition in (old / "state" / "0").iterdir()] == ["0"]
         imported = fleet.import_checkpoint(str(old), frame, checkpoint=str(tmp_path / f"new{number}"))
         assert list(imported.rows.values()) == [1]

@@ -72,13 +72,13 @@ def test_random_rows_are_joined_as_by_spark_with_each_join_type(
                 for system in systems.values():
                     system.restart()
             inputs.add(both(random_rows(dice, now, 30), random_rows(dice, now, 30)))
-            found = {key: system.take() for key, system in systems.items()}
+            emitted_by = {key: system.take() for key, system in systems.items()}
             for how in KINDS:
-                assert repr(found[how, "fleet"]) == repr(found[how, "Spark"]), f"{how}, step {step}"
-                emitted[how] += sum(map(len, found[how, "fleet"].values()))
-                states, wanted = (systems[how, who].run.states() for who in ("fleet", "Spark"))
+                assert repr(emitted_by[how, "fleet"]) == repr(emitted_by[how, "Spark"]), f"{how}, step {step}"
+                emitted[how] += sum(map(len, emitted_by[how, "fleet"].values()))
+                states, expected = (systems[how, who].run.states() for who in ("fleet", "Spark"))
                 # Left rows of a semi join that were matched are forgotten at once.
-                assert states == wanted or how == "left_semi", f"{how}, step {step}"
+                assert states == expected or how == "left_semi", f"{how}, step {step}"
         assert min(emitted.values()) > 20
     finally:
         for system in systems.values():

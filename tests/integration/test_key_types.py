@@ -34,8 +34,8 @@ def own(frame: DataFrame, name: str, mode: str = "append") -> DataFrame:
 
 
 def shown(frame: DataFrame) -> DataFrame:
-    """Rows as text: Python has no values of year-month intervals, and a join has columns of one name."""
-    named = frame.toDF(*(f"c{place}" for place in range(len(frame.columns))))
+    """Return rows as text: Python has no values of year-month intervals, and a join has columns of the same name."""
+    named = frame.toDF(*(f"c{number}" for number in range(len(frame.columns))))
     return named.select(F.to_json(F.struct(*named.columns)).alias("row"))
 
 
@@ -48,9 +48,9 @@ def grouped(*keys: str) -> Query:
 
 
 def many(count: int) -> list[Any]:
-    """Keys of which rows differ in one at most."""
-    return [F.expr(f"case when i % {count} = {place} then (case when i % 2 = 0 then null else 1 end) else 0 end").alias(f"k{place}")
-            for place in range(count)]  # fmt: skip
+    """Return key columns; any two rows differ in at most one of them."""
+    return [F.expr(f"case when i % {count} = {number} then (case when i % 2 = 0 then null else 1 end) else 0 end").alias(f"k{number}")
+            for number in range(count)]  # fmt: skip
 
 
 def of_many_columns(ops: Callable[..., Any], numbers: DataFrame) -> DataFrame:
@@ -94,9 +94,9 @@ def with_state(ops: Callable[..., Any], numbers: DataFrame) -> DataFrame:
     columns = {name: COLUMNS[name] for name in ("strings", "inner", "large")}
 
     def count(key: Any, frames: Any, state: GroupState) -> Any:
-        seen = sum(map(len, frames)) + (state.get[0] if state.exists else 0)
-        state.update((seen,))
-        yield pd.DataFrame({"key": [repr([(type(one).__name__, str(one)) for one in key])], "n": [seen]})
+        total = sum(map(len, frames)) + (state.get[0] if state.exists else 0)
+        state.update((total,))
+        yield pd.DataFrame({"key": [repr([(type(part).__name__, str(part)) for part in key])], "n": [total]})
 
     keyed = ops(with_columns(numbers, columns), "state", "update").groupBy("i", *columns)
     return keyed.applyInPandasWithState(count, "key string, n long", "n long", "update", GroupStateTimeout.NoTimeout)  # type: ignore[no-any-return]
@@ -128,7 +128,7 @@ def test_keys_and_rows_are_as_sparks(
 
     results = {who: query(ops, feed.stream()) for who, ops in (("fleet", ours), ("spark", own))}
     assert results["fleet"].schema == results["spark"].schema
-    found = []
+    emitted = []
     for who in results:
         run = Run(shown(results[who]), mode, tmp_path / who)
         batches = []
@@ -144,15 +144,15 @@ def test_keys_and_rows_are_as_sparks(
                     run = Run(shown(query(ours, feed.stream())), mode, tmp_path / who)
         finally:
             run.stop()
-        found.append(batches)
-    ours_all, sparks = found
+        emitted.append(batches)
+    ours_all, sparks = emitted
     assert sorted(chain.from_iterable(ours_all)) == sorted(chain.from_iterable(sparks))
 
 
 def test_maps_are_no_keys_in_sparks_words(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
     feed = Feed(spark, tmp_path / "in", pa.schema([("i", pa.int32())]))
     rows = with_columns(feed.stream(), MAPS)
-    other = rows.select(*(F.col(column).alias(f"{column}_2") for column in rows.columns))
+    renamed = rows.select(*(F.col(column).alias(f"{column}_2") for column in rows.columns))
     ours = fleet.stateful(rows, name=name, shards=2)
     for use in (
         lambda frame: frame.groupBy("map").count(),
@@ -160,11 +160,11 @@ def test_maps_are_no_keys_in_sparks_words(spark: SparkSession, fleet: Fleet, tmp
         lambda frame: frame.groupBy("in_struct").count(),
         lambda frame: frame.dropDuplicates(["map"]),
         lambda frame: frame.dropDuplicates(["in_struct"]),
-        lambda frame: frame.join(other, F.expr("map = map_2"), "inner"),
+        lambda frame: frame.join(renamed, F.expr("map = map_2"), "inner"),
     ):
-        told = []
+        error_classes = []
         for frame in (rows, ours):
             with pytest.raises(AnalysisException) as refused:
                 use(frame)
-            told.append(refused.value.getErrorClass())
-        assert told[0] == told[1]
+            error_classes.append(refused.value.getErrorClass())
+        assert error_classes[0] == error_classes[1]

@@ -44,24 +44,24 @@ def flat(frame: DataFrame) -> DataFrame:
 
 
 def called(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
-    """A filter by a function of Python's, which Spark moves as any other."""
+    """Filter by a Python function; Spark moves it as any other."""
     is_p = F.udf(lambda key: key == "p", "boolean")
     return windows(ops, i).where(is_p("k"))
 
 
 def twice(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
-    """One operator's results by two ways, each with a filter of its own: no row may be left out below it."""
+    """Use an operator's results in two ways, each with a filter of its own: no row may be left out below it."""
     counts = windows(ops, i)
     return counts.where("k = 'p'").unionAll(counts.where("k = 'q'"))
 
 
 def once(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
-    """The same rows by a filter that Spark does not move."""
+    """Return the same rows by a filter that Spark does not move."""
     return windows(ops, i).where("case when rand() >= 0 then k is not null end")
 
 
 def of_today(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
-    """A filter by the time of the batch, which the next batch has another one for."""
+    """Filter by the time of the batch, which is another one in the next batch."""
     rows = i["a"].withColumn("day", F.when(F.col("k") == "q", F.lit(None)).otherwise(F.lit("2020-01-01").cast("date")))
     counts = (
         ops(rows.withWatermark("t", "0 seconds"), "windows").groupBy(F.window("t", "10 seconds"), "k", "day").count()
@@ -70,14 +70,14 @@ def of_today(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
 
 
 def with_names(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
-    """A join with a static table wants keys that are there."""
+    """Join with a static table, which needs keys that are not null."""
     spark = i["a"].sparkSession
     names = spark.createDataFrame([("p", "a name"), ("q", "another")], "k string, name string")
     return windows(ops, i).join(names.where("name != 'another'"), "k").where("k != 'q'")
 
 
 def windows_of_matches(how: str) -> Query:
-    """Windows of a time that an outer join may lack want matched rows."""
+    """Count by windows of a time that an outer join may lack; they need matched rows."""
 
     def query(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
         matched = matches(ops, i, how, " and y is not null").drop("u")
@@ -99,9 +99,9 @@ def a_side_without_a_watermark(ops: Operators, i: Mapping[str, DataFrame]) -> Da
 
 def of_one_side_of_a_self_join(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
     """The other side has the same rows, all of them."""
-    other = i["a"].selectExpr("k as k2", "t as u", "x as y").withWatermark("u", "0 seconds")
+    renamed = i["a"].selectExpr("k as k2", "t as u", "x as y").withWatermark("u", "0 seconds")
     on = F.expr("k <=> k2 and u between t - interval 20 seconds and t + interval 20 seconds")
-    return flat(ops(i["a"], "join").join(other, on).where("x = 1"))
+    return flat(ops(i["a"], "join").join(renamed, on).where("x = 1"))
 
 
 def of_an_event_time(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
@@ -117,8 +117,8 @@ def of_a_chain(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
     rows = ops(i["a"].withWatermark("t", "0 seconds"), "fine")
     fine = rows.groupBy(F.window("t", "5 seconds"), "k").count()
     wider = ops(fine, "wider").groupBy(F.window("window", "10 seconds"), "k", F.col("count").alias("n")).count()
-    found = wider.where(F.col("window.start") > F.timestamp_seconds(F.lit(15))).where("n < 2 and k is not null")
-    return found.select(seconds("window.start").alias("start"), "k", "n", "count")  # type: ignore[no-any-return]
+    filtered = wider.where(F.col("window.start") > F.timestamp_seconds(F.lit(15))).where("n < 2 and k is not null")
+    return filtered.select(seconds("window.start").alias("start"), "k", "n", "count")  # type: ignore[no-any-return]
 
 
 QUERIES: dict[str, Query] = {
@@ -170,9 +170,9 @@ def test_filters_after_an_operator_leave_the_rows_in_the_batches_that_spark_has_
     try:
         for left, right in BATCHES:
             inputs.add({"a": left, "b": right})
-            found, expected = (system.take() for system in systems)
-            assert found == expected
-            emitted += sum(map(len, found.values()))
+            emitted_rows, expected = (system.take() for system in systems)
+            assert emitted_rows == expected
+            emitted += sum(map(len, emitted_rows.values()))
             if which not in KEEPS_MORE:
                 assert systems[0].run.states() == systems[1].run.states()
         assert emitted > 1
@@ -183,7 +183,7 @@ def test_filters_after_an_operator_leave_the_rows_in_the_batches_that_spark_has_
 
 @pytest.mark.replay
 def test_a_limit_reads_all_rows_of_its_source(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
-    """Where Spark's own reads no more than it needs, and its watermark moves by these."""
+    """Spark's own limit reads no more than it needs, and these rows alone move its watermark."""
     inputs = Inputs(spark, tmp_path / "in", COLUMNS)
     inputs.add({"a": [("p", 10, 1), ("p", 60, 1)], "b": []})
     newest_of_each = []
@@ -203,14 +203,14 @@ def test_a_limit_reads_all_rows_of_its_source(spark: SparkSession, fleet: Fleet,
 def test_joined_aggregations_of_one_form_have_a_watermark_each(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    """Where Spark reuses a shuffle in a batch without data, and its second aggregation lets in what is late two batches later."""
+    """Spark reuses a shuffle in a batch without data, and its second aggregation lets in what is late two batches later."""
     inputs = Inputs(spark, tmp_path / "in", COLUMNS)
 
     def query(line: Callable[[DataFrame, str], Any]) -> DataFrame:
         left, right = (inputs.streams()[which] for which in "ab")
         counts = line(left.withWatermark("t", "0 seconds"), "left").groupBy(F.window("t", "10 seconds"), "k").count()
-        others = line(right.withWatermark("u", "0 seconds"), "right").groupBy(F.window("u", "10 seconds"), "k2")
-        counted = others.count().toDF("window2", "k2", "n")
+        other_groups = line(right.withWatermark("u", "0 seconds"), "right").groupBy(F.window("u", "10 seconds"), "k2")
+        counted = other_groups.count().toDF("window2", "k2", "n")
         joined = line(counts, "join").join(counted, F.expr("window = window2 and k = k2"), "full_outer")
         return joined.select(seconds("window2.start").alias("start"), "k2", "n", "count")  # type: ignore[no-any-return]
 

@@ -36,14 +36,14 @@ def test_the_examples_run(spark: Any, new_uri: NewUri, tmp_path: Path) -> None:
         feed.add(rows)
         run.wait()
     run.stop()
-    told: dict[str, Any] = {"uri": fleet.uri, "spark": spark, "F": F, "events": feed.stream()}
-    told |= {"checkpoint": str(tmp_path / "checkpoint"), "new_checkpoint": str(tmp_path / "new")}
+    names: dict[str, Any] = {"uri": fleet.uri, "spark": spark, "F": F, "events": feed.stream()}
+    names |= {"checkpoint": str(tmp_path / "checkpoint"), "new_checkpoint": str(tmp_path / "new")}
     for block in blocks_of("tests/integration/test_live_docs.py::test_the_examples_run"):
-        exec(compile(block.code, str(block), "exec"), told)
+        exec(compile(block.code, str(block), "exec"), names)
     # What the comments say.
-    assert told["clicks"].keys == ("user",)
-    assert told["clicks"].get({"user": "u1"}) == {"user": "u1", "n": 3, "total": 30}
-    assert told["rows"].to_arrow().num_rows == 2
+    assert names["clicks"].keys == ("user",)
+    assert names["clicks"].get({"user": "u1"}) == {"user": "u1", "n": 3, "total": 30}
+    assert names["rows"].to_arrow().num_rows == 2
     feed.add([("u1", 7)])
     for query in spark.streams.active:
         query.processAllAvailable()
@@ -60,9 +60,9 @@ def test_the_examples_run(spark: Any, new_uri: NewUri, tmp_path: Path) -> None:
 
 def write_stores(fleet: sf.Fleet) -> None:
     for name, stores in STORES.items():
-        columns = {store: told.partition("|") for store, told in stores.items()}
+        columns = {store: texts.partition("|") for store, texts in stores.items()}
         fields = {
-            store: tuple(pa.schema([(one, pa.int64()) for one in part.split()]) for part in (keys, values))
+            store: tuple(pa.schema([(column, pa.int64()) for column in part.split()]) for part in (keys, values))
             for store, (keys, _, values) in columns.items()
         }
         with fleet.state_store(name, stores=fields) as state:
@@ -74,26 +74,26 @@ def write_stores(fleet: sf.Fleet) -> None:
 def check_readers(uri: str, *, offline: bool) -> None:
     """Each line of the table of Spark's readers gives rows."""
     fleet = sf.attach(uri, offline=offline)
-    told: dict[str, Any] = {"sf": sf, "uri": uri, "fleet": fleet, "clicks": fleet.state("clicks")}
-    found: dict[str, Any] = {}
+    names: dict[str, Any] = {"sf": sf, "uri": uri, "fleet": fleet, "clicks": fleet.state("clicks")}
+    results: dict[str, Any] = {}
     for code in _CELL.findall(TEXT[TEXT.index("## Spark 4's readers") :]):
-        rows = eval(code, told)
-        found[code] = rows.to_arrow() if isinstance(rows, sf.Rows) else rows
-    assert len(found) == 16
-    numbered = found["clicks.scan(partition_id=True)"].to_pylist()
+        rows = eval(code, names)
+        results[code] = rows.to_arrow() if isinstance(rows, sf.Rows) else rows
+    assert len(results) == 16
+    numbered = results["clicks.scan(partition_id=True)"].to_pylist()
     alone, by_deltas = (
-        [row for table in found.pop(f"clicks.at(2).scan().of_shard({which})") for row in table.to_pylist()]
+        [row for table in results.pop(f"clicks.at(2).scan().of_shard({which})") for row in table.to_pylist()]
         for which in ("1", "1, snapshot=0")
     )
     assert sorted(alone, key=str) == sorted(by_deltas, key=str)
     assert [{**row, "partition_id": 1} for row in alone] == [row for row in numbered if row["partition_id"] == 1]
-    assert not [code for code, rows in found.items() if not len(rows)]
-    batch_0 = found["clicks.at(1).scan()"].to_pylist()
+    assert not [code for code, rows in results.items() if not len(rows)]
+    batch_0 = results["clicks.at(1).scan()"].to_pylist()
     assert sorted((row["user"], row["n"]) for row in batch_0) == [("u1", 2), ("u2", 1)]
-    feed = found["clicks.changes(since=1, until=2)"].to_pylist()
+    feed = results["clicks.changes(since=1, until=2)"].to_pylist()
     assert [(row["user"], row["n"], row["_change_type"]) for row in feed] == [("u1", 3, "upsert")]
-    metadata = found["fleet.state_metadata()"].to_pylist()
+    metadata = results["fleet.state_metadata()"].to_pylist()
     assert {row["stateName"] for row in metadata} == {"clicks", "what_if", *STORES}
     (clicks,) = [row for row in metadata if row["stateName"] == "clicks"]
     assert (clicks["operatorName"], clicks["numPartitions"], clicks["maxBatchId"]) == ("stateStoreSave", 2, 1)
-    assert found['fleet.state_metadata("clicks", version=1)'].to_pylist()[0]["maxBatchId"] == 0
+    assert results['fleet.state_metadata("clicks", version=1)'].to_pylist()[0]["maxBatchId"] == 0

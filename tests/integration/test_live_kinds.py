@@ -1,4 +1,4 @@
-"""What readers find of each kind of operator, by key and as a whole; also of a state whose shards were split and put together."""
+"""Reads of the state of each kind of operator, by key and as a whole; also of a state whose shards were split and merged."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def running(tmp_path: Path) -> Iterator[Any]:
         runs[-1].wait()
 
     yield run
-    for one in runs:
-        one.stop()
+    for run_of_query in runs:
+        run_of_query.stop()
 
 
 @pytest.mark.replay
@@ -55,11 +55,11 @@ def test_first_rows_and_keys_that_were_seen(fleet: sf.Fleet, visits: Feed, name:
     assert [row["ms"] for row in top.get_all({"user": None})] == [40]
     assert top.get_all({"user": "eve"}) == []
     running(fleet.stateful(rows, name=f"{name}-seen", shards=3).dropDuplicates(["user", "page"]), "append")
-    seen = fleet.state(f"{name}-seen")
-    assert seen.get({"user": "ann", "page": "/a"}) == {"user": "ann", "page": "/a"}
-    assert seen.get({"user": "bob", "page": "/a"}) is None
-    assert seen.scan().to_arrow().num_rows == 4
-    assert sorted(row["page"] for row in seen.prefix_scan({"user": "ann"}).to_arrow().to_pylist()) == ["/", "/a"]
+    distinct = fleet.state(f"{name}-seen")
+    assert distinct.get({"user": "ann", "page": "/a"}) == {"user": "ann", "page": "/a"}
+    assert distinct.get({"user": "bob", "page": "/a"}) is None
+    assert distinct.scan().to_arrow().num_rows == 4
+    assert sorted(row["page"] for row in distinct.prefix_scan({"user": "ann"}).to_arrow().to_pylist()) == ["/", "/a"]
 
 
 @pytest.mark.replay
@@ -68,16 +68,16 @@ def test_open_sessions_and_the_one_global_group(fleet: sf.Fleet, visits: Feed, n
     sessions = fleet.stateful(marked, name=f"{name}-sessions", outputMode="append", shards=3)
     running(sessions.groupBy("user", F.session_window("ts", "10 seconds")).count(), "append")
     state = fleet.state(f"{name}-sessions")
-    found = sorted((row["session_window"]["start"], row["count"]) for row in state.get_all({"user": "ann"}))
-    assert found == [(NOON, 2), (NOON + dt.timedelta(minutes=1), 1)]
+    total = sorted((row["session_window"]["start"], row["count"]) for row in state.get_all({"user": "ann"}))
+    assert total == [(NOON, 2), (NOON + dt.timedelta(minutes=1), 1)]
     running(fleet.stateful(visits.stream(), name=f"{name}-all").groupBy().agg(F.sum("ms").alias("total")))
     whole = fleet.state(f"{name}-all")
     assert whole.get({}) == {"total": 200}
-    found = whole.find({})
-    assert found.rows == ({"total": 200},)
-    assert found.shard is not None
-    assert whole.at(found.version).scan(partition_id=True).to_arrow().to_pylist() == [
-        {"total": 200, "partition_id": found.shard}
+    total = whole.find({})
+    assert total.rows == ({"total": 200},)
+    assert total.shard is not None
+    assert whole.at(total.version).scan(partition_id=True).to_arrow().to_pylist() == [
+        {"total": 200, "partition_id": total.shard}
     ]
     assert fleet.state(f"{name}-all").keys == ()
 
@@ -96,9 +96,9 @@ def test_state_of_functions_and_their_timeouts(fleet: sf.Fleet, visits: Feed, na
         )
     )
     state = fleet.state(name)
-    found = state.get({"user": "ann"})
-    assert found is not None
-    assert (found["n"], found["names"], found["exists"]) == (3, ["ann"] * 3, True)
+    row = state.get({"user": "ann"})
+    assert row is not None
+    assert (row["n"], row["names"], row["exists"]) == (3, ["ann"] * 3, True)
     assert state.get({"user": "eve"}) is None
     assert state.scan(["user", "n"], filter=[("n", "=", 1)]).to_arrow().num_rows == 2
 
@@ -123,9 +123,9 @@ def test_state_variables_and_timers_of_a_processor(fleet: sf.Fleet, visits: Feed
     last = fleet.state(name, "last")
     assert last.parts == ("default", "value.last", "list.all")
     assert fleet.state(name, "value.last").get({"user": "bob"}) == last.get({"user": "bob"})
-    found = last.get({"user": "ann"})
-    assert found is not None
-    assert (found["page"], found["ms"]) == ("/", 50)
+    row = last.get({"user": "ann"})
+    assert row is not None
+    assert (row["page"], row["ms"]) == ("/", 50)
     pages = fleet.state(name, "all")
     assert sorted(row["page"] for row in pages.get_all({"user": "ann"})) == ["/", "/", "/a"]
     assert pages.get_all({"user": "eve"}) == []
@@ -133,32 +133,32 @@ def test_state_variables_and_timers_of_a_processor(fleet: sf.Fleet, visits: Feed
         pages.get({"user": "ann"})
     (timer,) = fleet.state(name, "default").get_all({"user": "bob"})
     assert timer["timer"] == NOON + dt.timedelta(hours=1)
-    told = {row["stateStoreName"]: row for row in fleet.state_metadata(name).to_pylist()}
-    assert {store: row["_numColsPrefixKey"] for store, row in told.items()} == {
+    stores = {row["stateStoreName"]: row for row in fleet.state_metadata(name).to_pylist()}
+    assert {store: row["_numColsPrefixKey"] for store, row in stores.items()} == {
         "default": 1,
         "value.last": 0,
         "list.all": 1,
     }
-    assert json.loads(told["default"]["operatorProperties"])["stateVariables"] == [
+    assert json.loads(stores["default"]["operatorProperties"])["stateVariables"] == [
         {"stateName": "last", "stateVariableType": "ValueState"},
         {"stateName": "all", "stateVariableType": "ListState"},
     ]
 
 
 def test_a_state_is_read_across_its_rescales(fleet: sf.Fleet, visits: Feed, name: str, tmp_path: Path) -> None:
-    for place, shards in enumerate((2, 5, 3)):
-        if place:
-            visits.add([("ann", "/", NOON, 1), (f"new{place}", "/", NOON, 1)])
+    for rescales, shards in enumerate((2, 5, 3)):
+        if rescales:
+            visits.add([("ann", "/", NOON, 1), (f"new{rescales}", "/", NOON, 1)])
         grouped = fleet.stateful(visits.stream(), name=name, shards=shards).groupBy("user")
         run = Run(grouped.agg(F.sum("ms").alias("total")), "update", tmp_path / "checkpoint")
         run.wait()
         run.stop()
         state = fleet.state(name)
         # Asks the coordinator: the shards that were there before do not tell that others have taken over.
-        assert state.version == place + 1
-        assert state.get({"user": "ann"}) == {"user": "ann", "total": 150 + place}
+        assert state.version == rescales + 1
+        assert state.get({"user": "ann"}) == {"user": "ann", "total": 150 + rescales}
         assert state.get({"user": None}) == {"user": None, "total": 40}
-        assert state.scan().to_arrow().num_rows == 3 + place
+        assert state.scan().to_arrow().num_rows == 3 + rescales
     for state in (fleet.state(name), sf.attach(fleet.uri, offline=True).state(name)):
         for version in (1, 2, 3):
             assert state.at(version).get({"user": "ann"}) == {"user": "ann", "total": 149 + version}

@@ -34,13 +34,13 @@ ROWS = 200
 
 
 def events(batch: int) -> list[tuple[Any, ...]]:
-    """Of every user the same number in each batch."""
+    """Return the rows of a batch: the same number of rows of every user."""
     return [(f"u{number % USERS}", START + dt.timedelta(seconds=number), batch + 1) for number in range(ROWS)]
 
 
 @pytest.fixture
 def clicks(fleet: sf.Fleet, spark: Any, tmp_path: Path, name: str) -> Iterator[tuple[str, Feed, Run]]:
-    """Counts by user after three batches, with the query still there."""
+    """Yield counts by user after three batches, with the query still there."""
     feed = Feed(spark, tmp_path / "in", EVENTS)
     for batch in range(3):
         feed.add(events(batch))
@@ -60,8 +60,8 @@ def test_an_aggregation_is_its_result_by_key_and_as_a_table(fleet: sf.Fleet, cli
     assert state.get({"user": "nobody"}) is None
     assert state.get({"user": None}) is None
     assert state.get({"user": "u7"}, columns=["n"]) == {"n": 15}
-    found = state.multi_get([{"user": one} for one in ("u3", "nobody", "u0", "u3")], columns=["total"])
-    assert found.to_pylist() == [
+    rows = state.multi_get([{"user": user} for user in ("u3", "nobody", "u0", "u3")], columns=["total"])
+    assert rows.to_pylist() == [
         {"user": "u3", "total": 30, "__found": True},
         {"user": "nobody", "total": None, "__found": False},
         {"user": "u0", "total": 30, "__found": True},
@@ -118,7 +118,7 @@ def test_every_read_is_one_cut_across_the_shards_and_operators_of_a_query(
     run.wait()
     #: Rows and counted rows of each version that was read, and these versions in order.
     sums: dict[int, set[int]] = {}
-    seen: list[int] = []
+    versions_read: list[int] = []
     problems: list[str] = []
     stop = threading.Event()
 
@@ -132,15 +132,15 @@ def test_every_read_is_one_cut_across_the_shards_and_operators_of_a_query(
                 sums.setdefault(scan.version, set()).add(
                     pc.sum(rows["n"]).as_py() if "n" in rows.schema.names else len(rows)
                 )
-                seen.append(scan.version)
-            found = pc.sum(counted.multi_get(keys)["n"]).as_py()
-            if found % ROWS:
-                problems.append(f"looked up: {found}")
+                versions_read.append(scan.version)
+            total = pc.sum(counted.multi_get(keys)["n"]).as_py()
+            if total % ROWS:
+                problems.append(f"looked up: {total}")
 
     def read_safely() -> None:
         try:
             read()
-        except Exception as error:  # noqa: BLE001 - it is told below
+        except Exception as error:  # noqa: BLE001 - it is reported below
             problems.append(repr(error))
 
     reader = threading.Thread(target=read_safely)
@@ -154,8 +154,8 @@ def test_every_read_is_one_cut_across_the_shards_and_operators_of_a_query(
     reader.join(60)
     run.stop()
     assert not problems, problems[:3]
-    assert all(len(one) == 1 and not min(one) % ROWS for one in sums.values()), sums
-    assert seen == sorted(seen), "nobody goes back"
+    assert all(len(row_sums) == 1 and not min(row_sums) % ROWS for row_sums in sums.values()), sums
+    assert versions_read == sorted(versions_read), "nobody goes back"
     assert len(sums) > 3
 
 
@@ -186,7 +186,7 @@ def test_state_is_data_for_every_tool(fleet: sf.Fleet, spark: Any, clicks: tuple
     feed.add(events(3))
     run.wait()
     forms.append(rows.to_pandas())
-    assert [sorted(map(tuple, one.itertuples(index=False))) for one in forms] == [expected] * len(forms)
+    assert [sorted(map(tuple, frame.itertuples(index=False))) for frame in forms] == [expected] * len(forms)
     assert {row["n"] for row in late[0].collect()} == {row["n"] for row in late[1].take_all()} == {15}
 
 
@@ -202,25 +202,27 @@ def test_changes_of_versions_and_what_differs(fleet: sf.Fleet, spark: Any, tmp_p
     run.stop()
     for state in (fleet.state(name), sf.attach(fleet.uri, offline=True).state(name)):
         last = state.version
-        told = (
+        changes = (
             state.changes(0, columns=["user", "n"])
             .to_arrow()
             .sort_by([("_commit_version", "ascending"), ("user", "ascending")])
         )
-        found = [tuple(row.values())[:4] for row in told.to_pylist()]
-        versions = [version for _, _, _, version in found]
+        rows_of_changes = [tuple(row.values())[:4] for row in changes.to_pylist()]
+        versions = [version for _, _, _, version in rows_of_changes]
         assert versions == sorted(versions)
-        assert [row[:3] for row in found] == [
+        assert [row[:3] for row in rows_of_changes] == [
             ("a", 1, "upsert"), ("b", 1, "upsert"), ("b", 2, "upsert"), ("c", 1, "upsert"), ("d", 1, "upsert"),
             ("a", 1, "delete"), ("b", 2, "delete"), ("c", 1, "delete"),
         ]  # fmt: skip
-        assert told.schema.field("_commit_timestamp").type == pa.timestamp("us", tz="UTC")
+        assert changes.schema.field("_commit_timestamp").type == pa.timestamp("us", tz="UTC")
         assert state.changes(last).to_arrow().num_rows == 0
         only = state.changes(0, last, columns=["user"], filter=pc.field("_change_type") == "delete").to_arrow()
         assert sorted(only["user"].to_pylist()) == ["a", "b", "c"]
-        rows = sorted((row["user"], row["n"], row["_change_type"]) for row in state.diff(1, found[3][3]).to_pylist())
+        rows = sorted(
+            (row["user"], row["n"], row["_change_type"]) for row in state.diff(1, rows_of_changes[3][3]).to_pylist()
+        )
         assert rows == [("b", 1, "delete"), ("b", 2, "insert"), ("c", 1, "insert")]
-        assert sorted(row["user"] for row in state.diff(found[3][3]).to_pylist()) == ["a", "b", "c", "d"]
+        assert sorted(row["user"] for row in state.diff(rows_of_changes[3][3]).to_pylist()) == ["a", "b", "c", "d"]
     spark_rows = fleet.state(name).changes(0).to_spark(spark).groupBy("_change_type").count().collect()
     assert {row[0]: row[1] for row in spark_rows} == {"upsert": 5, "delete": 3}
     with pytest.raises(sf.InvalidRequestError, match="later versions"):
@@ -306,12 +308,12 @@ def test_a_program_reads_and_leaves_no_trace(fleet: sf.Fleet, clicks: tuple[str,
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told == [{"user": "u7", "n": 15, "total": 30, "average": 2.0}, USERS, False]
+    printed = json.loads(done.stdout.splitlines()[-1])
+    assert printed == [{"user": "u7", "n": 15, "total": 30, "average": 2.0}, USERS, False]
     offline = sf.attach(fleet.uri, offline=True).state(name)
-    assert offline.get({"user": "u7"}) == told[0]
+    assert offline.get({"user": "u7"}) == printed[0]
     assert offline.at(1).get({"user": "u7"}) == {"user": "u7", "n": 5, "total": 5, "average": 1.0}
-    live, stored = (one.scan().to_arrow().sort_by("user") for one in (fleet.state(name), offline))
+    live, stored = (reader.scan().to_arrow().sort_by("user") for reader in (fleet.state(name), offline))
     assert live.equals(stored)
     assert ({info.path for info in objects.list(name)}, _actors()) == before
     assert before[0]
@@ -332,23 +334,23 @@ def test_look_ups_go_by_a_connection_or_else_by_ray(
     fleet: sf.Fleet, clicks: tuple[str, Feed, Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, _, _ = clicks
-    wanted = {"user": "u7", "n": 15, "total": 30, "average": 2.0}
+    expected = {"user": "u7", "n": 15, "total": 30, "average": 2.0}
     attached = sf.attach(fleet.uri)
     state, direct = attached.state(name), attached._source._direct  # type: ignore[attr-defined]
-    assert state.get({"user": "u7"}) == wanted
+    assert state.get({"user": "u7"}) == expected
     (incarnation,) = direct._incarnations.values()
     for _ in range(2):
         until(lambda: bool(incarnation.spare))
         (connection,) = incarnation.spare
-        assert state.get({"user": "u7"}) == wanted
+        assert state.get({"user": "u7"}) == expected
         assert incarnation.spare == [connection]
         connection.close()
-        assert state.get({"user": "u7"}) == wanted
-        assert state.get({"user": "u7"}) == wanted
+        assert state.get({"user": "u7"}) == expected
+        assert state.get({"user": "u7"}) == expected
     with monkeypatch.context() as patched:
         patched.setattr(direct, "begin", lambda *_: None)
-        assert state.get({"user": "u7"}) == wanted
-    (actor,) = [one for one in fleet.status()["store_actors"] if one["alive"]]
+        assert state.get({"user": "u7"}) == expected
+    (actor,) = [actor for actor in fleet.status()["store_actors"] if actor["alive"]]
     os.kill(actor["pid"], signal.SIGSTOP)
     try:
         with ThreadPoolExecutor(1) as threads:
@@ -356,10 +358,10 @@ def test_look_ups_go_by_a_connection_or_else_by_ray(
             with pytest.raises(TimeoutError):
                 waiting.result(3)
             os.kill(actor["pid"], signal.SIGCONT)
-            assert waiting.result(60) == wanted
+            assert waiting.result(60) == expected
     finally:
         os.kill(actor["pid"], signal.SIGCONT)
-    assert state.get({"user": "u7"}) == wanted
+    assert state.get({"user": "u7"}) == expected
 
 
 def _objects_of(fleet: sf.Fleet) -> Any:
@@ -369,4 +371,4 @@ def _objects_of(fleet: sf.Fleet) -> Any:
 
 
 def _actors() -> set[str]:
-    return {one["name"] for one in ray.util.list_named_actors(all_namespaces=True)}
+    return {actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)}

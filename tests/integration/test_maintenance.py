@@ -59,7 +59,7 @@ def test_a_query_keeps_few_files_and_a_new_fleet_reads_them(
         wait_for(lambda: len(data_files(fleet, name, ".delta")) <= 2 * (4 + 2 * 3 + 1))
         assert cli.main(["gc", uri, "--dry-run"]) == 0
         assert "would be" in capsys.readouterr().out
-        assert sum(one["maintenance_failures"] for one in fleet.metrics().values()) == 0
+        assert sum(actor_metrics["maintenance_failures"] for actor_metrics in fleet.metrics().values()) == 0
     finally:
         run.stop()
     fleet.shutdown()

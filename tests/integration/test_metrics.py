@@ -27,30 +27,32 @@ Labels = dict[str, str]
 
 
 def scraped() -> list[Any]:
-    """What this machine's Ray exports of fleets, as Prometheus reads it."""
+    """Return what this machine's Ray exports of fleets, as Prometheus reads it."""
     (node,) = ray.nodes()
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     with urllib.request.urlopen(url, timeout=10) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
-    return [one for family in families for one in family.samples if one.name.startswith("ray_statefleet_")]
+    return [sample for family in families for sample in family.samples if sample.name.startswith("ray_statefleet_")]
 
 
 def value(samples: list[Any], name: str, labels: Labels) -> list[float]:
-    return [one.value for one in samples if one.name == f"ray_{name}" and labels.items() <= one.labels.items()]
+    return [
+        sample.value for sample in samples if sample.name == f"ray_{name}" and labels.items() <= sample.labels.items()
+    ]
 
 
-def until(found: Callable[[list[Any]], bool]) -> list[Any]:
-    """Figures once they are as wanted: Ray collects them every ten seconds."""
+def until(condition: Callable[[list[Any]], bool]) -> list[Any]:
+    """Return the samples once they satisfy `condition`: Ray collects them every ten seconds."""
     deadline = time.monotonic() + 60
-    while not found(samples := scraped()):
-        assert time.monotonic() < deadline, sorted({one.name for one in samples})
+    while not condition(samples := scraped()):
+        assert time.monotonic() < deadline, sorted({sample.name for sample in samples})
         time.sleep(0.5)
     return samples
 
 
 @pytest.fixture(scope="module")
 def counted(spark: SparkSession, fleet: sf.Fleet, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A state of some versions, with one row that came too late."""
+    """Return the name of a state of some versions, with a row that came too late."""
     folder, name = tmp_path_factory.mktemp("metrics"), f"t-{uuid.uuid4().hex[:8]}"
     feed = Feed(spark, folder / "in", pa.schema([("ts", pa.timestamp("us", "UTC")), ("user", pa.string())]))
     stream = fleet.stateful(feed.stream().withWatermark("ts", "1 second"), name=name, shards=2)
@@ -64,38 +66,38 @@ def counted(spark: SparkSession, fleet: sf.Fleet, tmp_path_factory: pytest.TempP
 
 
 def test_prometheus_is_told_what_the_fleet_tells(fleet: sf.Fleet, counted: str) -> None:
-    (query,) = [one for one in fleet.status()["queries"] if one["name"] == counted]
-    own = {FLEET: fleet_id_of(fleet.uri), "state": counted}
+    (query,) = [entry for entry in fleet.status()["queries"] if entry["name"] == counted]
+    labels_of_state = {FLEET: fleet_id_of(fleet.uri), "state": counted}
     commits = query["num_shards"] * query["version"]
-    samples = until(lambda told: value(told, "statefleet_commits_total", own) == [commits])
+    samples = until(lambda scrape: value(scrape, "statefleet_commits_total", labels_of_state) == [commits])
     for gauge in ("rows", "bytes"):
-        assert value(samples, f"statefleet_state_{gauge}", own) == [query[f"state_{gauge}"]]
-    assert value(samples, "statefleet_state_version", own) == [query["version"]]
-    assert value(samples, "statefleet_watermark_timestamp_seconds", own) == [query["watermark_ms"] / 1000]
-    assert value(samples, "statefleet_rows_late_total", own) == [query["rows_late"]] == [1]
-    assert value(samples, "statefleet_batches_total", own) == [query["version"]]
-    assert value(samples, "statefleet_batch_seconds_count", own) == [query["version"]]
-    leases = sum(value(samples, "statefleet_leases_total", own))
+        assert value(samples, f"statefleet_state_{gauge}", labels_of_state) == [query[f"state_{gauge}"]]
+    assert value(samples, "statefleet_state_version", labels_of_state) == [query["version"]]
+    assert value(samples, "statefleet_watermark_timestamp_seconds", labels_of_state) == [query["watermark_ms"] / 1000]
+    assert value(samples, "statefleet_rows_late_total", labels_of_state) == [query["rows_late"]] == [1]
+    assert value(samples, "statefleet_batches_total", labels_of_state) == [query["version"]]
+    assert value(samples, "statefleet_batch_seconds_count", labels_of_state) == [query["version"]]
+    leases = sum(value(samples, "statefleet_leases_total", labels_of_state))
     assert leases == sum(shard["operations"] for shard in query["shards"])
-    # Of store actors: a life's counters are a series. Each process is asked at times of its own.
-    of_fleet = {FLEET: own[FLEET]}
+    # Counters of a store actor: each incarnation has its own series. Each process is asked at times of its own.
+    of_fleet = {FLEET: labels_of_state[FLEET]}
     actors = fleet.metrics().values()
     for name, field in (("store_commits", "commits"), ("written_bytes", "bytes_written")):
-        told = {actor[field] for actor in actors}
-        samples = until(lambda now: told <= set(value(now, f"statefleet_{name}_total", of_fleet)))  # noqa: B023
+        counts = {actor[field] for actor in actors}
+        samples = until(lambda now: counts <= set(value(now, f"statefleet_{name}_total", of_fleet)))  # noqa: B023
     assert sum(value(samples, "statefleet_object_store_requests_total", {**of_fleet, "operation": "put_if_absent"})) > 0
-    known = {f"ray_{metric.name}": {FLEET, *metric.labels} for metric in METRICS}
-    for one in samples:
-        labels = known.get(one.name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count"))
-        assert labels is not None, one.name
-        assert labels <= one.labels.keys()
+    known_labels = {f"ray_{metric.name}": {FLEET, *metric.labels} for metric in METRICS}
+    for sample in samples:
+        labels = known_labels.get(sample.name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count"))
+        assert labels is not None, sample.name
+        assert labels <= sample.labels.keys()
 
 
 def test_logs_of_the_actors_are_json_lines_without_values(fleet: sf.Fleet, counted: str) -> None:
     session = Path(ray._private.worker._global_node.get_session_dir_path())  # type: ignore[attr-defined]
     status = fleet.status()
     lines: list[dict[str, Any]] = []
-    for pid in (status["coordinator"]["pid"], *(one["pid"] for one in status["store_actors"] if one["alive"])):
+    for pid in (status["coordinator"]["pid"], *(actor["pid"] for actor in status["store_actors"] if actor["alive"])):
         (file,) = session.glob(f"logs/worker-*-{pid}.err")
         text = file.read_text()
         assert CANARY not in text

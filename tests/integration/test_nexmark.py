@@ -38,7 +38,7 @@ Expected = Callable[[str], tuple[list[str], Rows]]
 
 @pytest.fixture(scope="module")
 def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All events, and the end of the stream."""
+    """Return a folder of all events, and the end of the stream."""
     folder = tmp_path_factory.mktemp("nexmark")
     write_events(folder, NEXMARK, EVENTS, BATCH)
     write_end(folder, NEXMARK, EVENTS, BATCH)
@@ -47,7 +47,7 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(spark: SparkSession, events: Path) -> Expected:
-    """An oracle's columns and rows; without the end of the stream, where it is what closes the others."""
+    """Return an oracle's columns and rows; without the end of the stream, where it is what closes the others."""
     inputs = read_batch(spark, events)
 
     def of(name: str) -> tuple[list[str], Rows]:
@@ -68,7 +68,7 @@ class Job:
         self.spark, self.fleet, self.name, self.query, self.folder = spark, fleet, name, QUERIES[query], folder
 
     def start(self, events: Path) -> tuple[StreamingQuery, str]:
-        """The query over all events there are now, and the name of its first state."""
+        """Start the query over all events there are now; return it and the name of its first state."""
         ops = FleetOperators(self.fleet, self.name, SHARDS)
         checkpoint = str(self.folder / "checkpoint")
         return start(self.spark, self.query, ops, events, checkpoint, self.folder / "results"), ops.states[0]
@@ -85,9 +85,9 @@ class Job:
 
 
 def wait_for_a_batch_under_way(fleet: Fleet, state: str, query: StreamingQuery) -> None:
-    """Until one shard has gone on to the second micro-batch, which others, and later operators, have not finished."""
+    """Wait until a shard is in the second micro-batch, which other shards, and later operators, have not finished."""
     while query.isActive:
-        shards = [shard for one in fleet.status()["queries"] if one["name"] == state for shard in one["shards"]]
+        shards = [shard for entry in fleet.status()["queries"] if entry["name"] == state for shard in entry["shards"]]
         if any(shard["version"] >= 2 for shard in shards):
             return
         time.sleep(0.002)
@@ -146,7 +146,7 @@ def test_a_store_actor_killed_in_the_middle_changes_nothing(
 
 
 def store_actors(fleet: Fleet) -> set[int]:
-    """Process ids of those that live."""
+    """Return the process ids of store actors that are alive."""
     return {actor["pid"] for actor in fleet.status()["store_actors"] if actor["alive"]}
 
 
@@ -159,27 +159,27 @@ def test_the_job_makes_events_runs_over_them_and_goes_on_when_there_are_more(
         options = parse(["q17", "--folder", str(tmp_path), "--name", name, "--shards", "2", "--top", "3", *sizes])
         prepare(options)
         execute(spark, fleet, options)
-        told = capsys.readouterr().out
-        assert f"{read:,} events of all three streams in" in told
-        assert "avg_price" in told
+        printed = capsys.readouterr().out
+        assert f"{read:,} events of all three streams in" in printed
+        assert "avg_price" in printed
     inputs = read_batch(spark, tmp_path / "events")
     table = answer(spark, QUERIES["q17"], tmp_path / "results-q17")
     assert rows_of(table) == rows_of(ORACLES["q17"].answer(inputs))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--input", "nowhere"], "the input folder has no Nexmark events"),
         (["--events", "100", "--rate", "0"], "a Nexmark stream needs a rate of at least 1"),
     ],
 )
 def test_the_job_says_in_one_line_what_is_wrong(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert main(["q5", "--folder", str(tmp_path), *arguments]) == 1
     error = capsys.readouterr().err
-    assert error.startswith(f"error: {told}")
+    assert error.startswith(f"error: {message}")
     assert error.count("\n") == 1
 
 

@@ -57,7 +57,7 @@ def replace(batch: pa.RecordBatch, **columns: pa.Array) -> pa.RecordBatch:
 
 
 def coarse(events: Events) -> Events:
-    """Times in steps of 5 s, expiries of 60 s, 40 prices and a second hot auction: ties and events at the very edges everywhere."""
+    """Return events with times in steps of 5 s, expiries of 60 s, 40 prices and a second hot auction: ties and edges everywhere."""
 
     def floor(batch: pa.RecordBatch, column: str = "dateTime", seconds: int = 5) -> pa.Array:
         return pc.floor_temporal(batch.column(column), seconds, "second")
@@ -88,7 +88,7 @@ def case(request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory: 
 
 
 def answer(name: str, inputs: Inputs) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Columns and sorted rows of an oracle, times in microseconds."""
+    """Return columns and sorted rows of an oracle, times in microseconds."""
     frame = ORACLES[name].answer(inputs)
     times = {field.name for field in frame.schema if isinstance(field.dataType, TimestampType)}
     whole = frame.select(*(F.unix_micros(c).alias(c) if c in times else F.col(c) for c in frame.columns))
@@ -104,7 +104,7 @@ def day(event: Row) -> str:
 
 
 def windows(time: int, size: int = WINDOW, slide: int = WINDOW) -> Iterable[int]:
-    """Starts of the windows that hold a time."""
+    """Return the starts of the windows that hold a time."""
     newest = time // slide * slide
     return range(newest, newest - size, -slide)
 
@@ -121,7 +121,7 @@ def chosen(event: Row, names: str) -> Row:
 
 
 def valid_bids(tables: Tables) -> Iterable[tuple[Row, list[Row]]]:
-    """Auctions with their valid bids, if they have any."""
+    """Return auctions with their valid bids, if they have any."""
     bids = groups(tables.bids, lambda b: b["auction"])
     for auction in tables.auctions:
         valid = [b for b in bids.get(auction["id"], ()) if auction["dateTime"] <= b["dateTime"] <= auction["expires"]]
@@ -253,8 +253,8 @@ def q20(tables: Tables) -> Iterable[Row]:
     for bid in tables.bids:
         if bid["auction"] in auctions:
             auction = {k: v for k, v in auctions[bid["auction"]].items() if k not in ("id", "eventNumber")}
-            own = chosen(bid, "auction bidder price channel url eventNumber")
-            yield {**auction, **own, "bid_dateTime": bid["dateTime"], "bid_extra": bid["extra"]}
+            bid_columns = chosen(bid, "auction bidder price channel url eventNumber")
+            yield {**auction, **bid_columns, "bid_dateTime": bid["dateTime"], "bid_extra": bid["extra"]}
 
 
 PLAIN: dict[str, Callable[[Tables], Iterable[Row]]] = {
@@ -301,10 +301,10 @@ def numbers_of(inputs: Inputs) -> DataFrame:
 
 
 def test_each_micro_batch_is_one_file_of_every_stream_in_order(spark: SparkSession, tmp_path: Path) -> None:
-    folder, seen = tmp_path / "events", {}
+    folder, numbers_by_batch = tmp_path / "events", {}
 
     def remember(rows: DataFrame, batch: int) -> None:
-        seen[batch] = sorted(row[0] for row in rows.collect())
+        numbers_by_batch[batch] = sorted(row[0] for row in rows.collect())
 
     def run() -> None:
         query = (
@@ -323,4 +323,4 @@ def test_each_micro_batch_is_one_file_of_every_stream_in_order(spark: SparkSessi
     run()
     write_events(folder, nexmark, 630, 70, first_batch=5)
     run()
-    assert seen == {batch: list(range(batch * 70, (batch + 1) * 70)) for batch in range(9)}
+    assert numbers_by_batch == {batch: list(range(batch * 70, (batch + 1) * 70)) for batch in range(9)}

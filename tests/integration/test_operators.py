@@ -50,13 +50,13 @@ def test_case(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case
         if case.spark:
             systems["Spark"] = System(case, inputs, on_spark, tmp_path / "ck-spark")
         try:
-            for place, step in enumerate(case.steps):
+            for index, step in enumerate(case.steps):
                 if isinstance(step, str):
                     assert step == RESTART
                     for system in systems.values():
                         system.restart()
                     continue
-                check(f"{case_name}, step {place}", step, inputs, systems, counts)
+                check(f"{case_name}, step {index}", step, inputs, systems, counts)
         finally:
             for system in systems.values():
                 system.run.stop()
@@ -85,7 +85,7 @@ def test_a_union_with_a_growing_number_of_partitions_leaves_every_row_to_its_sha
         assert sorted(row["k"] for row in run.take()) == ["g", "z0", "z1", "z2", "z3"]
     finally:
         run.stop()
-    shards = [len(one["shards"]) for one in fleet.status()["queries"] if one["name"] == f"{name}-distinct"]
+    shards = [len(entry["shards"]) for entry in fleet.status()["queries"] if entry["name"] == f"{name}-distinct"]
     assert shards == [2]
     for shard in range(4):
         assert bool(deltas_of(fleet, f"{name}-distinct", shard)) == (shard < 2)

@@ -34,14 +34,14 @@ def run_blocks(blocks: Iterable[tuple[str, str]], scope: dict[str, Any], places:
         What a user would put in for places that the page names.
     """
     for name, code in blocks:
-        for told, own in places.items():
-            code = code.replace(told, own)
+        for placeholder, replacement in places.items():
+            code = code.replace(placeholder, replacement)
         lines = code.splitlines()
         for statement in ast.parse(code).body:
             value = lines[(statement.end_lineno or 1) - 1][statement.end_col_offset or 0 :].partition("# ")[2]
             if isinstance(statement, ast.Expr) and _is_value(value):
-                found = eval(compile(ast.Expression(statement.value), name, "eval"), scope)
-                assert found == ast.literal_eval(value), f"{name}: {ast.unparse(statement)}"
+                result = eval(compile(ast.Expression(statement.value), name, "eval"), scope)
+                assert result == ast.literal_eval(value), f"{name}: {ast.unparse(statement)}"
             else:
                 exec(compile(ast.Module([statement], []), name, "exec"), scope)
 
@@ -60,7 +60,7 @@ def python_of(test: str) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def on_this_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What starts or ends a session or a fleet finds those of the tests, and leaves them; folders are the test's."""
+    """Make sessions and fleets those of the tests, which a program neither starts nor ends; folders are the test's."""
     monkeypatch.setattr(sf, "start_session", lambda *_, **__: spark)
     monkeypatch.setattr(sf, "stop_session", lambda: None)
     monkeypatch.setattr(sf.Fleet, "shutdown", lambda _: None)
@@ -81,18 +81,18 @@ def test_the_front_page(spark: SparkSession, fleet: sf.Fleet, places: dict[str, 
     scores = Feed(spark, tmp_path / "scores", pa.schema([("user", pa.string())]))
     scope: dict[str, Any] = {"pa": pa, "noon": NOON, "five_past": NOON + dt.timedelta(minutes=5)}
     places |= {'"/data/': f'"{tmp_path}/', ".at(12)": ".at(1)", "since=12": "since=0"}
-    first, *others = python_of("tests/integration/test_pages.py::test_the_front_page")
+    first, *other_blocks = python_of("tests/integration/test_pages.py::test_the_front_page")
     try:
         run_blocks([first], scope, places)
         for query in spark.streams.active:
             query.processAllAvailable()
         scope["stream"] = scores.stream()
-        run_blocks(others, scope, places)
+        run_blocks(other_blocks, scope, places)
     finally:
         for query in spark.streams.active:
             query.stop()
-    found = scope["clicks"].get({"window": {"start": NOON, "end": NOON + dt.timedelta(minutes=5)}, "user": "u1"})
-    assert found["n"] == 2
+    state_row = scope["clicks"].get({"window": {"start": NOON, "end": NOON + dt.timedelta(minutes=5)}, "user": "u1"})
+    assert state_row["n"] == 2
     assert fleet.read_state_store("scores", **scope["columns"]).get("ann") == {"best": 7}
 
 
@@ -131,12 +131,16 @@ def test_state_is_imported(spark: SparkSession, fleet: sf.Fleet, tmp_path: Path)
     scope: dict[str, Any] = {"F": F, "fleet": fleet, "spark": spark, "events": events, "orders": orders.stream()}
     of_clicks, of_orders = python_of("tests/integration/test_pages.py::test_state_is_imported")
     # Other pages have states of these names.
-    own = {'name="': 'name="moved-', "/data/old-ck": str(tmp_path / "old-ck"), "totals/": f"{tmp_path}/totals/"}
+    replacements = {
+        'name="': 'name="moved-',
+        "/data/old-ck": str(tmp_path / "old-ck"),
+        "totals/": f"{tmp_path}/totals/",
+    }
     # A sink is the reader's to choose.
-    own |= {".writeStream.": '.writeStream.format("noop").'}
+    replacements |= {".writeStream.": '.writeStream.format("noop").'}
     try:
-        run_blocks([of_clicks], scope, {**own, "/data/ck": str(tmp_path / "first")})
-        run_blocks([of_orders], scope, {**own, "/data/ck": str(tmp_path / "second")})
+        run_blocks([of_clicks], scope, {**replacements, "/data/ck": str(tmp_path / "first")})
+        run_blocks([of_orders], scope, {**replacements, "/data/ck": str(tmp_path / "second")})
         clicks.add([(NOON, "u1")])
         orders.add([("a", 1.0)])
         for query in spark.streams.active:
@@ -159,18 +163,18 @@ def test_the_notebook(places: dict[str, str], capsys: pytest.CaptureFixture[str]
     finally:
         if "query" in scope:
             scope["query"].stop()
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     # What each cell printed is what the notebook shows: its events are the same on every machine.
-    shown = [
+    texts = [
         "".join(output["text"])
         for cell in cells
         for output in cell.get("outputs", ())
         if output["output_type"] == "stream"
     ]
-    assert len(shown) > 3
-    assert [text for text in shown if text not in told] == []
+    assert len(texts) > 3
+    assert [text for text in texts if text not in printed] == []
     before, after = scope["before"], scope["state"].version
-    assert f"version {before} -> {after}" in told
+    assert f"version {before} -> {after}" in printed
     assert (
         sum(scope["chart"].column("n").to_pylist())
         == scope["fleet"].sql("select sum(n) from pages").column(0)[0].as_py()

@@ -1,4 +1,4 @@
-"""One changed line: the operator has the output mode of its query, and its columns are those of Spark's own operator."""
+"""A single changed line: the operator has the output mode of its query, and its columns are those of Spark's own operator."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_an_aggregation_has_the_output_mode_of_its_query(
     for batch in ([("a", 1, 0), ("b", 2, 1)], [("a", 31, 2)], [("a", 1, 3), ("c", 32, 3)], [("c", 70, 1)]):
         feed.add(batch)
     frames = build(fleet.stateful(timed(feed), name=name, shards=2)), build(timed(feed))
-    runs = [Run(frame, mode, tmp_path / str(place), available_now=True) for place, frame in enumerate(frames)]
+    runs = [Run(frame, mode, tmp_path / str(number), available_now=True) for number, frame in enumerate(frames)]
     ours, sparks = (run.take_batches() for run in runs)
     assert ours == sparks
     assert any(ours.values())
@@ -90,11 +90,13 @@ def test_columns_are_named_as_after_sparks_own_operator(
 ) -> None:
     feed = Feed(spark, tmp_path / "in", ROWS)
     feed.add([("a", 1, 0), ("b", 2, 1), ("b", 2, 5), ("c", 3, 3)])
-    for place, (case, build) in enumerate({**NAMES, **FIRST}.items()):
+    for number, (case, build) in enumerate({**NAMES, **FIRST}.items()):
         rows = timed(feed)
-        ours, own = (build(one) for one in (fleet.stateful(rows, name=f"{name}-{place}", shards=1), rows))
-        assert ours.schema == own.schema, case
-        assert [str(one) for one in attributes(ours)] == [str(one) for one in attributes(own)], case
+        ours, spark_frame = (build(frame) for frame in (fleet.stateful(rows, name=f"{name}-{number}", shards=1), rows))
+        assert ours.schema == spark_frame.schema, case
+        assert [str(attribute) for attribute in attributes(ours)] == [
+            str(attribute) for attribute in attributes(spark_frame)
+        ], case
     mode = "complete"
     frame = NAMES["sorted by a column of the source"](fleet.stateful(timed(feed), name=name, shards=1))
     assert Run(frame, mode, tmp_path / "ck", available_now=True).take() == [("a", 1), ("b", 2), ("c", 1)]
@@ -107,12 +109,16 @@ def test_views_are_made_of_what_an_operator_is_given_and_of_what_it_gives(
     feed = Feed(spark, tmp_path / "in", ROWS)
     for batch in ([("a", 1, 0), ("b", 2, 1), ("b", 2, 5)], [("b", 3, 3)]):
         feed.add(batch)
-    given, result = (f"{name}_{part}".replace("-", "_") for part in ("given", "result"))
-    timed(feed).createOrReplaceTempView(given)
+    source, result = (f"{name}_{part}".replace("-", "_") for part in ("given", "result"))
+    timed(feed).createOrReplaceTempView(source)
 
     def counts(line: Callable[[DataFrame], Any], rows: DataFrame) -> DataFrame:
         counted = (
-            line(rows).groupBy(rows.k, f"{given}.x").count().where(rows.k != "a").select(rows.k, f"{given}.x", "count")
+            line(rows)
+            .groupBy(rows.k, f"{source}.x")
+            .count()
+            .where(rows.k != "a")
+            .select(rows.k, f"{source}.x", "count")
         )
         counted.createOrReplaceTempView(result)
         return spark.sql(f"select {result}.k as key, x + count as n from {result}")
@@ -120,19 +126,21 @@ def test_views_are_made_of_what_an_operator_is_given_and_of_what_it_gives(
     def ours(rows: DataFrame) -> Any:
         return fleet.stateful(rows, name=name, shards=2)
 
-    frames = [counts(line, spark.table(given).where("v < 9")) for line in (ours, lambda rows: rows)]
+    frames = [counts(line, spark.table(source).where("v < 9")) for line in (ours, lambda rows: rows)]
     assert frames[0].schema == frames[1].schema
-    taken = [Run(one, "update", tmp_path / str(n), available_now=True).take_batches() for n, one in enumerate(frames)]
-    assert taken[0] == taken[1] == {0: [("b", 4)], 1: [("b", 4)]}
+    emitted = [
+        Run(frame, "update", tmp_path / str(n), available_now=True).take_batches() for n, frame in enumerate(frames)
+    ]
+    assert emitted[0] == emitted[1] == {0: [("b", 4)], 1: [("b", 4)]}
 
 
 def attributes(frame: DataFrame) -> list[Any]:
     output = frame._jdf.queryExecution().analyzed().output()
-    return [(output.apply(place).name(), list_of(output.apply(place).qualifier())) for place in range(output.size())]
+    return [(output.apply(index).name(), list_of(output.apply(index).qualifier())) for index in range(output.size())]
 
 
 def list_of(names: Any) -> list[str]:
-    return [names.apply(place) for place in range(names.size())]
+    return [names.apply(index) for index in range(names.size())]
 
 
 REFUSED: dict[str, tuple[Build, str, str]] = {
@@ -198,16 +206,16 @@ def test_a_state_of_another_query_is_refused_before_any_task(
     with pytest.raises(AnalysisException, match=r"another query that is running has this state.*one foreachBatch"):
         rows_in_memory(counts, f"{table}_2").start()
     query.stop()
-    other = words(fleet.stateful(timed(feed), name=f"{name}-kept", shards=2))
-    query = rows_in_memory(other, f"{table}_2").option("checkpointLocation", str(tmp_path / "ck")).start()
+    other_counts = words(fleet.stateful(timed(feed), name=f"{name}-kept", shards=2))
+    query = rows_in_memory(other_counts, f"{table}_2").option("checkpointLocation", str(tmp_path / "ck")).start()
     query.processAllAvailable()
     query.stop()
     with pytest.raises(AnalysisException, match=r"has no checkpointLocation.*each start of it is a new query"):
-        rows_in_memory(other, f"{table}_3").start()
+        rows_in_memory(other_counts, f"{table}_3").start()
     with pytest.raises(AnalysisException, match=r"belongs to another query \(each checkpoint"):
-        rows_in_memory(other, f"{table}_3").option("checkpointLocation", str(tmp_path / "another")).start()
+        rows_in_memory(other_counts, f"{table}_3").option("checkpointLocation", str(tmp_path / "another")).start()
     with pytest.raises(AnalysisException, match="made in another output mode"):
-        rows_in_memory(other, f"{table}_3", "update").option("checkpointLocation", str(tmp_path / "ck")).start()
+        rows_in_memory(other_counts, f"{table}_3", "update").option("checkpointLocation", str(tmp_path / "ck")).start()
 
 
 @pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
@@ -246,7 +254,7 @@ def test_of_two_queries_that_start_on_one_state_the_second_one_runs_no_task(
     feed = Feed(spark, tmp_path / "in", ROWS)
     counts = words(fleet.stateful(timed(feed), name=name, shards=2))
     # Without input neither has planned a batch when the other one starts.
-    runs = [Run(counts, "update", tmp_path / str(place)) for place in range(2)]
+    runs = [Run(counts, "update", tmp_path / str(number)) for number in range(2)]
     feed.add([("a", 1, 0)])
     ended = []
     for run in runs:
@@ -267,9 +275,9 @@ def test_two_operators_of_one_frame_are_refused_in_one_query(
 ) -> None:
     feed = Feed(spark, tmp_path / "in", ROWS)
     frame = fleet.stateful(timed(feed), name=name, shards=2)
-    both = frame.dropDuplicates(["k"]).select("k").union(frame.dropDuplicates(["x"]).select("k"))
+    union = frame.dropDuplicates(["k"]).select("k").union(frame.dropDuplicates(["x"]).select("k"))
     with pytest.raises(AnalysisException, match="two stateful operators of the query have the same name"):
-        both.writeStream.format("noop").start()
+        union.writeStream.format("noop").start()
 
 
 def test_a_continuous_query_is_refused_in_words_of_ours(
@@ -305,6 +313,6 @@ def test_structs_with_two_fields_of_one_name_are_held(
 
     frames = build(fleet.stateful(rows(), name=name, shards=2)), build(rows())
     assert frames[0].schema == frames[1].schema
-    taken = [Run(frame, mode, tmp_path / str(n), available_now=True).take_batches() for n, frame in enumerate(frames)]
-    assert taken[0] == taken[1]
-    assert any(taken[0].values())
+    emitted = [Run(frame, mode, tmp_path / str(n), available_now=True).take_batches() for n, frame in enumerate(frames)]
+    assert emitted[0] == emitted[1]
+    assert any(emitted[0].values())

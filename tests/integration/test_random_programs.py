@@ -81,12 +81,16 @@ class Side:
         return self.run
 
     def batches(self) -> tuple[dict[int, Any], dict[int, Any]]:
-        """Rows, and figures with the watermark, of each batch, once the input is done."""
+        """Return the rows, and the figures with the watermark, of each batch, once the input is done."""
         rows = self._running.take_batches()
         return {batch: len(rows[batch]) for batch in rows} if self._program.emits_any else rows, {
             progress["batchId"]: (
                 progress.get("eventTime", {}).get("watermark") if self._program.reads_all else None,
-                [_figures(one, self._program) for one in progress["stateOperators"] if self._program.has_sparks_order],
+                [
+                    _figures(operator, self._program)
+                    for operator in progress["stateOperators"]
+                    if self._program.has_sparks_order
+                ],
             )
             for progress in self._running.query.recentProgress
             # A trigger that ran no batch reports the last one's state once more.
@@ -94,21 +98,21 @@ class Side:
         }
 
 
-def _figures(operator: Mapping[str, Any], made: Program) -> tuple[Any, ...]:
-    """What both tell of an operator."""
+def _figures(operator: Mapping[str, Any], draft: Program) -> tuple[Any, ...]:
+    """Return the figures of an operator that both sides report alike."""
     names = ["numRowsDroppedByWatermark", "numRowsTotal", "numRowsUpdated", "numRowsRemoved"]
     if operator["operatorName"] == "symmetricHashJoin":
         # What is over as it comes Spark counts as updated and removed (docs/operators.md).
-        names = names[: 1 if made.join_keeps_other_rows else 2]
+        names = names[: 1 if draft.join_keeps_other_rows else 2]
     # Spark 3.5 left its session windows without a name of their own.
     kind = operator["operatorName"].replace("defaultName", "sessionWindowStateStoreSaveExec")
-    if kind.startswith("session") and not made.counts_late_sessions:
+    if kind.startswith("session") and not draft.counts_late_sessions:
         names.remove("numRowsDroppedByWatermark")
     return kind, *(operator[name] for name in names)
 
 
 def refusal(side: Side, *, available_now: bool) -> str | None:
-    """Why a program is not run."""
+    """Return why a program is not run, or None."""
     try:
         side.start(available_now=available_now)
     except (PySparkException, StateStoreError) as error:
@@ -123,8 +127,8 @@ def refusal(side: Side, *, available_now: bool) -> str | None:
 def test_a_random_program_does_what_it_does_on_spark(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, seed: int
 ) -> None:
-    made = program(seed)
-    shards, states = [made.actions[0].shards], set[str]()
+    draft = program(seed)
+    shards, states = [draft.actions[0].shards], set[str]()
 
     def ours(frame: DataFrame, operator: str, mode: str = "append") -> Any:
         states.add(state := f"{name}-{operator}")
@@ -132,15 +136,15 @@ def test_a_random_program_does_what_it_does_on_spark(
 
     inputs = Inputs(spark, tmp_path / "in", COLUMNS)
     sides = {
-        which: Side(made, inputs, operators, tmp_path / which)
+        which: Side(draft, inputs, operators, tmp_path / which)
         for which, operators in (("the fleet", ours), ("Spark", on_spark))
     }
-    with configured(spark, made.conf), ExitStack() as ended:
+    with configured(spark, draft.conf), ExitStack() as ended:
         for side in sides.values():
             ended.callback(side.stop)
-        for step, action in enumerate(made.actions[: 3 if seed < FEW else None]):
+        for step, action in enumerate(draft.actions[: 3 if seed < FEW else None]):
             was, shards[0] = shards[0], action.shards
-            where = f"seed {seed}, step {step}, {action.fails=}, {action.shards=}: {''.join(made.lines)}, {made.mode}"
+            where = f"seed {seed}, step {step}, {action.fails=}, {action.shards=}: {''.join(draft.lines)}, {draft.mode}"
             if step and action.stops:
                 for side in sides.values():
                     side.stop()
@@ -163,13 +167,13 @@ def test_a_random_program_does_what_it_does_on_spark(
                 for side in sides.values():
                     side.stop()
                     side.start(available_now=False)
-            found, expected = (side.batches() for side in sides.values())
-            assert repr(found[0]) == repr(expected[0]), where
-            assert found[1] == expected[1], where
+            emitted, expected = (side.batches() for side in sides.values())
+            assert repr(emitted[0]) == repr(expected[0]), where
+            assert emitted[1] == expected[1], where
 
 
 def test_nearly_all_programs_are_such_as_spark_runs(spark: SparkSession, tmp_path: Path) -> None:
-    """One that both sides refuse compares nothing."""
+    """A program that both sides refuse compares nothing."""
     inputs = Inputs(spark, tmp_path / "in", COLUMNS)
     refused = {}
     for seed in range(FEW):

@@ -43,7 +43,7 @@ def random_rows(dice: random.Random, now: int, count: int) -> list[tuple[Any, ..
 def test_top_rows_are_those_of_a_batch_over_everything(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, seed: int
 ) -> None:
-    """Spark has no such streaming operator; the newest row of each place is its batch's."""
+    """Spark has no such streaming operator; the newest row of each rank is its batch's."""
     dice = random.Random(seed)
     inputs = Inputs(spark, tmp_path / "in", COLUMNS)
     order = [F.desc_nulls_last("x"), F.asc("t"), F.asc("k")]

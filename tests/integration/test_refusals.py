@@ -1,4 +1,4 @@
-"""What is refused when a query is built: each case with the words that say what to do, and beside it what Spark says, where it does.
+"""Queries that are refused when they are built: with the words that say what to do, and beside them what Spark says, where it does.
 
 No query is started. Spark's own check is the one that ``writeStream.start`` runs on a plan.
 """
@@ -221,8 +221,10 @@ TYPES = {
         "update",
     ),
     **{
-        f"{what} of a type that a user made": Refusal(build, "of ML vectors, use pyspark.ml.functions.vector_to_array")
-        for what, build in {
+        f"{subject} of a type that a user made": Refusal(
+            build, "of ML vectors, use pyspark.ml.functions.vector_to_array"
+        )
+        for subject, build in {
             "distinct rows": lambda op, i: op(with_vectors(i["at"])).dropDuplicates(["v", "t"]),
             "groups": lambda op, i: op(with_vectors(i["at"])).groupBy("t", "v").count(),
             "joined rows": lambda op, i: op(with_vectors(i["at"])).join(i["bt"], F.expr("x = y and t = u")),
@@ -245,14 +247,14 @@ TYPES = {
         lambda op, i: in_arrow(op(i["a"]).groupBy("k"), "append", state="long"), "is a struct of at least one column"
     ),
     **{
-        f"{what} with two fields of one name, given to a function": Refusal(
+        f"{subject} with two fields of one name, given to a function": Refusal(
             lambda op, i, alike=alike, run=run: run(  # type: ignore[misc]
                 op(i["a"].withColumn("s", alike(F.struct(F.col("x").alias("f"), F.col("k").alias("f"))))).groupBy("k")
             ),
             "fields of one name cannot be told apart by the function.*names of their own.*column=`s`",
             "update",
         )
-        for what, alike, run in (
+        for subject, alike, run in (
             ("structs", lambda struct: struct, in_pandas),
             ("lists of structs", F.array, in_arrow),
         )
@@ -270,7 +272,7 @@ TYPES = {
 
 
 def bloom_filter(column: str) -> Column:
-    """What Spark aggregates for its own plans only: each aggregate that a user can name is held."""
+    """Return a filter that Spark aggregates for its own plans only: each aggregate that a user can name is supported."""
     jvm: Any = SparkSession.active()._jvm
     few, bits = (F.lit(number).cast("long")._jc.expr() for number in (100, 1000))
     made = jvm.org.apache.spark.sql.catalyst.expressions.aggregate.BloomFilterAggregate(
@@ -428,8 +430,8 @@ def static_join(how: str) -> Callable[[Operators, Streams], DataFrame]:
 
 #: What Spark's check finds in the rest of the query, and no rule of the fleet's own: its words are Spark's.
 AS_SPARK = {
-    what: Refusal(build, SPARKS + words, mode, words)
-    for what, build, mode, words in [
+    subject: Refusal(build, SPARKS + words, mode, words)
+    for subject, build, mode, words in [
         (
             "sorted rows below",
             lambda op, i: op(i["a"].orderBy("k")).groupBy("k").count(),
@@ -586,7 +588,7 @@ def test_state_without_an_end_is_warned_of_at_the_users_line(
     build, text = GROWING[case]
     with pytest.warns(UnboundedStateWarning, match=rf"{text}.*\[state=`{name}`\]") as caught:
         build(operators, streams)
-    assert [one.filename for one in caught if one.category is UnboundedStateWarning] == [__file__]
+    assert [warning.filename for warning in caught if warning.category is UnboundedStateWarning] == [__file__]
 
 
 BOUNDED: dict[str, Callable[[Operators, Streams], DataFrame]] = {

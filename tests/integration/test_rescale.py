@@ -31,7 +31,7 @@ FACTORS = (2, 2, -2, 3, -4)
 
 
 class Rescaler:
-    """States of one query, given other shards again and again."""
+    """The states of a query, which get other numbers of shards again and again."""
 
     def __init__(self, fleet: Fleet, prefix: str) -> None:
         self.fleet, self.prefix = fleet, prefix
@@ -48,7 +48,7 @@ class Rescaler:
         return self.fleet.stateful(frame, name=name, outputMode=mode, shards=self.shards)
 
     def number(self, name: str) -> int:
-        return next(int(one["num_shards"]) for one in self.fleet.status()["queries"] if one["name"] == name)
+        return next(int(query["num_shards"]) for query in self.fleet.status()["queries"] if query["name"] == name)
 
     def for_the_next_start(self) -> None:
         self.shards = next(self._numbers)
@@ -57,17 +57,19 @@ class Rescaler:
         """Ask for another number of shards of each state."""
         factor = next(self._factors)
         for name in sorted(self.names):
-            has = self.number(name)
-            asked = has * factor if factor > 0 else max(1, has // -factor) if has % -factor == 0 else has
+            present = self.number(name)
+            target = (
+                present * factor if factor > 0 else max(1, present // -factor) if present % -factor == 0 else present
+            )
             try:
-                plan = self.fleet.rescale(name, asked)
+                plan = self.fleet.rescale(name, target)
             except InvalidRequestError as error:
-                self.refused.append((has, str(error)))
+                self.refused.append((present, str(error)))
             else:
-                # Of a run whose end nobody has told yet, the next batch may have been given what was asked for last.
-                assert plan.num_shards in (has, self._asked.get(name))
-                assert (plan.new_shards, len(plan.sources)) == (asked, asked)
-                self._asked[name] = asked
+                # While the end of a run is not reported yet, the next batch may have been given what was asked for last.
+                assert plan.num_shards in (present, self._asked.get(name))
+                assert (plan.new_shards, len(plan.sources)) == (target, target)
+                self._asked[name] = target
 
 
 @pytest.mark.parametrize("case_name", short_list(ALL_CASES, SHORT_LIST))
@@ -79,15 +81,15 @@ def test_case_with_rescales(spark: SparkSession, fleet: Fleet, tmp_path: Path, n
         if case.spark:
             systems["Spark"] = System(case, inputs, on_spark, tmp_path / "ck-spark")
         try:
-            for place, step in enumerate(case.steps):
+            for index, step in enumerate(case.steps):
                 if isinstance(step, str):
                     assert step == RESTART
                     for system in systems.values():
                         system.restart()
                     continue
-                if place % 2:
+                if index % 2:
                     rescaler.online()
-                elif place:
+                elif index:
                     # Spark, too: a restart forgets where the watermark of each source stood, and whether a batch follows depends on it.
                     for system in systems.values():
                         system.stop()
@@ -96,7 +98,7 @@ def test_case_with_rescales(spark: SparkSession, fleet: Fleet, tmp_path: Path, n
                         system.start()
                 inputs.add(step.rows)
                 results = {who: system.take() for who, system in systems.items()}
-                where = f"{case_name}, step {place}, {[rescaler.number(one) for one in sorted(rescaler.names)]} shards"
+                where = f"{case_name}, step {index}, {[rescaler.number(one) for one in sorted(rescaler.names)]} shards"
                 rows = sorted(itertools.chain(*results["the fleet"].values()), key=repr)
                 assert step.out is None or rows == sorted(step.out, key=repr), f"{where}: {results}"
                 assert len({repr(batches) for batches in results.values()}) == 1, f"{where}: {results}"
@@ -109,7 +111,7 @@ def test_case_with_rescales(spark: SparkSession, fleet: Fleet, tmp_path: Path, n
     strange = [
         (has, why)
         for has, why in rescaler.refused
-        if not ((has == 1 and "one shard by nature" in why) or any(one in why for one in expected))
+        if not ((has == 1 and "one shard by nature" in why) or any(pattern in why for pattern in expected))
     ]
     assert not strange
 
@@ -135,7 +137,7 @@ def expected(feed: Feed) -> dict[str, tuple[int, int]]:
 
 
 def shards_of(fleet: Fleet, name: str) -> list[dict[str, Any]]:
-    return next(one["shards"] for one in fleet.status()["queries"] if one["name"] == name)
+    return next(query["shards"] for query in fleet.status()["queries"] if query["name"] == name)
 
 
 @pytest.mark.replay
@@ -143,13 +145,13 @@ def test_a_state_goes_on_with_any_number_after_restarts_and_online_and_says_so(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     feed = Feed(spark, tmp_path / "in", ROWS)
-    found: dict[str, tuple[int, int]] = {}
+    emitted: dict[str, tuple[int, int]] = {}
     for round_, shards in enumerate((4, None, 3, 5, 1, None)):
         feed.add(numbers(round_ * 1000))
         run = Run(totals(fleet, feed, name, shards), "update", tmp_path / "ck")
         try:
-            found |= seen(run.take())
-            assert found == expected(feed)
+            emitted |= seen(run.take())
+            assert emitted == expected(feed)
             present = len(shards_of(fleet, name))
             assert shards is None or present == shards
             # Online: from one of the next batches on, of which the second is one for sure.
@@ -159,13 +161,13 @@ def test_a_state_goes_on_with_any_number_after_restarts_and_online_and_says_so(
             assert f"{present} to {2 * present} shards" in capsys.readouterr().out
             for more in (1, 2, 3):
                 feed.add(numbers(round_ * 1000 + more * 200))
-                found |= seen(run.take())
-                assert found == expected(feed)
-            told = shards_of(fleet, name)
-            assert [one["partition_id"] for one in told] == list(range(2 * present))
-            assert sum(one["state_rows"] for one in told) == len(found)
+                emitted |= seen(run.take())
+                assert emitted == expected(feed)
+            statuses = shards_of(fleet, name)
+            assert [status["partition_id"] for status in statuses] == list(range(2 * present))
+            assert sum(status["state_rows"] for status in statuses) == len(emitted)
             progress = run.query.recentProgress[-1]["stateOperators"][0]
-            assert (progress["numShufflePartitions"], progress["numRowsTotal"]) == (2 * present, len(found))
+            assert (progress["numShufflePartitions"], progress["numRowsTotal"]) == (2 * present, len(emitted))
             assert fleet.explain_placement(name, 2 * present - 1).location is not None
             with pytest.raises(InvalidRequestError, match="no such shard"):
                 fleet.explain_placement(name, 2 * present)
@@ -179,25 +181,25 @@ def test_new_shards_outlive_the_store_actors_that_made_them_and_a_backlog(
 ) -> None:
     """Restarted with a backlog of several batches and other shards; each time every store actor is killed right after the first one."""
     feed = Feed(spark, tmp_path / "in", ROWS)
-    found: dict[str, tuple[int, int]] = {}
+    emitted: dict[str, tuple[int, int]] = {}
     for round_, shards in enumerate((2, 6, 4, 5)):
         for part in range(3):
             feed.add(numbers(round_ * 1000 + part * 200))
 
         def lose_all(batch_id: int, first: int = 3 * round_) -> None:
             if batch_id == first:
-                for one in fleet.status()["store_actors"]:
-                    if one["alive"]:
-                        os.kill(one["pid"], signal.SIGKILL)
+                for actor in fleet.status()["store_actors"]:
+                    if actor["alive"]:
+                        os.kill(actor["pid"], signal.SIGKILL)
 
         run = Run(totals(fleet, feed, name, shards), "update", tmp_path / "ck", on_batch=lose_all, available_now=True)
         try:
-            found |= seen(run.take())
+            emitted |= seen(run.take())
         finally:
             run.stop()
-        assert found == expected(feed)
+        assert emitted == expected(feed)
         assert len(shards_of(fleet, name)) == shards
-    # Nobody runs it now, of which Spark tells when it comes to it.
+    # No run is active now; Spark reports that with a delay.
     deadline = time.monotonic() + 30
     while main(["rescale", fleet.uri, name, "--shards", "10"]) == 0 and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -37,16 +37,16 @@ def test_of_eight_racing_writers_exactly_one_wins(store: ObjectStore) -> None:
 
 
 def test_a_prefix_is_a_world_of_its_own(new_uri: NewUri) -> None:
-    one, other = open_object_store(new_uri()), open_object_store(new_uri())
+    first, second = open_object_store(new_uri()), open_object_store(new_uri())
     for path in ("s/manifest/2", "s/manifest/1", "s/manifests/3"):
-        one.put(path, b"12345")
-    assert [(info.path, info.size) for info in one.list("s/manifest")] == [("s/manifest/1", 5), ("s/manifest/2", 5)]
-    assert other.list("") == []
-    one.delete("s/manifest/1")
-    one.delete("s/manifest/1")
-    assert [info.path for info in one.list("")] == ["s/manifest/2", "s/manifests/3"]
+        first.put(path, b"12345")
+    assert [(info.path, info.size) for info in first.list("s/manifest")] == [("s/manifest/1", 5), ("s/manifest/2", 5)]
+    assert second.list("") == []
+    first.delete("s/manifest/1")
+    first.delete("s/manifest/1")
+    assert [info.path for info in first.list("")] == ["s/manifest/2", "s/manifests/3"]
     with pytest.raises(FileNotFoundError):
-        other.get("s/manifest/2")
+        second.get("s/manifest/2")
 
 
 def test_more_objects_than_a_page_are_listed(store: ObjectStore) -> None:
@@ -80,11 +80,11 @@ def test_a_bucket_that_is_not_there_is_told_at_once(fleet: Fleet) -> None:
 def test_wrong_credentials_are_told_without_repeating_them(
     fleet: Fleet, new_uri: NewUri, wrong: dict[str, str]
 ) -> None:
-    with pytest.raises(sf.StorageUnavailableError, match="credentials in the environment") as told:
+    with pytest.raises(sf.StorageUnavailableError, match="credentials in the environment") as refused:
         sf.connect(new_uri(), storage_options=wrong)
     (secret,) = wrong.values()
     for text in (secret, os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]):
-        assert text not in str(told.value)
+        assert text not in str(refused.value)
 
 
 def test_no_credential_is_in_any_object(s3_server: S3Server, fleet: Fleet, store: ObjectStore) -> None:

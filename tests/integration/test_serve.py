@@ -30,7 +30,7 @@ USERS = 20
 
 @pytest.fixture
 def address(fleet: sf.Fleet) -> Iterator[str]:
-    """Where the fleet's states are served."""
+    """Yield the address at which the fleet's states are served."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -51,33 +51,33 @@ def test_answers_are_of_the_query_shard_and_version_that_they_tell(
         got = requests.get(f"{address}/{name}", params={"user": user}, timeout=30)
         return got.status_code, got.json()
 
-    told: list[dict[str, Any]] = []
+    bodies: list[dict[str, Any]] = []
     for batch in range(2):
         feed.add([(f"u{number}", 10**batch) for number in range(USERS)])
         run.wait()
         with ThreadPoolExecutor(8) as threads:
             answers = list(threads.map(answer, [f"u{number}" for number in range(USERS)]))
         assert {status for status, _ in answers} == {200}
-        told += [body for _, body in answers]
+        bodies += [body for _, body in answers]
     run.stop()
     state = fleet.state(name)
-    assert {one["state"] for one in told} == {name}
-    assert {one["query"] for one in told} == {
+    assert {body["state"] for body in bodies} == {name}
+    assert {body["query"] for body in bodies} == {
         next(q["query_id"] for q in fleet.status()["queries"] if q["name"] == name)
     }
-    assert {one["version"] for one in told} == {1, 2}
+    assert {body["version"] for body in bodies} == {1, 2}
     at = {version: state.at(version) for version in (1, 2)}
     shards = {
         (version, shard): {row["user"] for table in at[version].scan().of_shard(shard) for row in table.to_pylist()}
         for version in at
         for shard in range(3)
     }
-    for one in told:
-        (row,) = one["rows"]
-        assert at[one["version"]].get({"user": row["user"]}) == row
-        assert row["user"] in shards[one["version"], one["shard"]]
-    status, nobody = answer("nobody")
-    assert (status, nobody["version"], nobody["shard"] in range(3)) == (404, 2, True)
+    for body in bodies:
+        (row,) = body["rows"]
+        assert at[body["version"]].get({"user": row["user"]}) == row
+        assert row["user"] in shards[body["version"], body["shard"]]
+    status, missing = answer("nobody")
+    assert (status, missing["version"], missing["shard"] in range(3)) == (404, 2, True)
     posted = requests.post(f"{address}/{name}", json={"user": "u1"}, timeout=30)
     assert posted.json()["rows"] == [{"user": "u1", "total": 11}]
     for path, status, text in (
@@ -101,19 +101,19 @@ def test_a_fleet_that_is_gone_is_unavailable_and_comes_back(spark: Any, new_uri:
         got = asyncio.run(service(Request(scope)))
         return got.status_code, json.loads(bytes(got.body))
 
-    status, told = answer("/scores", {"user": "ann"})
-    assert (status, "no fleet of this URI runs" in told["error"]) == (503, True)
+    status, body = answer("/scores", {"user": "ann"})
+    assert (status, "no fleet of this URI runs" in body["error"]) == (503, True)
     fleet = sf.connect(uri)
     columns = {"keys": pa.schema([("user", pa.string())]), "values": pa.schema([("best", pa.int64())])}
     with fleet.state_store("scores", **columns) as store:
         store.put(user="ann", best=7)
         store.commit()
-    status, told = answer("/scores", {"user": "ann"})
-    assert (status, told["rows"], told["version"]) == (200, [{"user": "ann", "best": 7}], 1)
+    status, body = answer("/scores", {"user": "ann"})
+    assert (status, body["rows"], body["version"]) == (200, [{"user": "ann", "best": 7}], 1)
     fleet.shutdown()
     service._deadline_s = 1.0
-    status, told = answer("/scores", {"user": "ann"})
-    assert (status, "in time" in told["error"]) == (503, True)
+    status, body = answer("/scores", {"user": "ann"})
+    assert (status, "in time" in body["error"]) == (503, True)
     # Also for the look-up that is waiting still.
     fleet = sf.connect(uri)
     service._deadline_s = 60.0

@@ -1,4 +1,4 @@
-"""What a session of one machine leaves to others: addresses that it listens on, and the program's environment."""
+"""A session on one machine: the addresses that it listens on, and the program's environment, which stays as it was."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ COLUMNS = {"a": "k string, x int"}
 
 def test_the_programs_environment_is_as_it_was(spark: SparkSession, environment_before: dict[str, str]) -> None:
     changed = {name for name, value in os.environ.items() if environment_before.get(name) != value}
-    gone = environment_before.keys() - os.environ.keys()
+    removed = environment_before.keys() - os.environ.keys()
     # Set by pytest, Ray, PySpark and, when it is imported, Polars.
-    others = ("PYTEST_", "RAY_", "SPARK_", "PYTHONBREAKPOINT", "_RJEM_MALLOC_CONF")
-    assert {name for name in changed | gone if not name.startswith(others)} == set()
+    prefixes = ("PYTEST_", "RAY_", "SPARK_", "PYTHONBREAKPOINT", "_RJEM_MALLOC_CONF")
+    assert {name for name in changed | removed if not name.startswith(prefixes)} == set()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere Ray takes the loopback address by itself")
@@ -53,8 +53,8 @@ def test_nothing_of_a_local_session_listens_on_the_network_but_rays_own_ports(
 
 
 def _session() -> list[psutil.Process]:
-    own = psutil.Process()
-    return [own, *own.children(recursive=True)]
+    process = psutil.Process()
+    return [process, *process.children(recursive=True)]
 
 
 def _listens_on(process: psutil.Process) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:

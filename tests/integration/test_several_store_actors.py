@@ -41,7 +41,7 @@ def test_shards_are_shared_and_come_back_when_one_store_actor_is_lost(
         assert Counter(row["n"] for row in run.batches[max(run.batches)]) == {number: KEYS}
 
     def holders() -> list[str]:
-        (query,) = [one for one in wide.status()["queries"] if one["name"] == name]
+        (query,) = [entry for entry in wide.status()["queries"] if entry["name"] == name]
         return [shard["actor_name"] for shard in query["shards"]]
 
     try:

@@ -33,11 +33,11 @@ INTEGERS = {pa.int8(): 8, pa.int16(): 16, pa.int32(): 32, pa.int64(): 64}
 
 
 def has_map(kind: pa.DataType) -> bool:
-    return pa.types.is_map(kind) or any(has_map(kind.field(place).type) for place in range(kind.num_fields))
+    return pa.types.is_map(kind) or any(has_map(kind.field(index).type) for index in range(kind.num_fields))
 
 
 def any_value(kind: pa.DataType) -> st.SearchStrategy[Any]:
-    """Any value of a type, where few will not do: text of every length, numbers of every size."""
+    """Return a strategy for any value of a type, where few will not do: text of every length, numbers of every size."""
     if pa.types.is_string(kind):
         return st.none() | st.text(max_size=20)
     if pa.types.is_binary(kind):
@@ -50,8 +50,8 @@ def any_value(kind: pa.DataType) -> st.SearchStrategy[Any]:
     if pa.types.is_decimal(kind):
         largest = 10**kind.precision - 1
         unscaled = st.sampled_from([0, -1, 127, 128, -128, -129, 1 << 31, -(1 << 31), largest, -largest])
-        unscaled = unscaled.filter(lambda one: abs(one) <= largest) | st.integers(-largest, largest)
-        return st.none() | unscaled.map(lambda one: Decimal(one).scaleb(-kind.scale, CONTEXT))
+        unscaled = unscaled.filter(lambda number: abs(number) <= largest) | st.integers(-largest, largest)
+        return st.none() | unscaled.map(lambda number: Decimal(number).scaleb(-kind.scale, CONTEXT))
     return values(kind)
 
 
@@ -62,11 +62,11 @@ def tables(draw: st.DrawFn) -> pa.Table:
     )
     rows = draw(st.integers(1, 12))
     columns = [pa.array(draw(st.lists(any_value(kind), min_size=rows, max_size=rows)), kind) for kind in kinds]
-    return pa.table(columns, names=[f"k{place}" for place in range(len(kinds))])
+    return pa.table(columns, names=[f"k{number}" for number in range(len(kinds))])
 
 
 def hashed_by_spark(spark: SparkSession, table: pa.Table) -> list[list[int]]:
-    """Hash of all columns together, then of each alone, row by row."""
+    """Return the hash of all columns together, then of each alone, row by row."""
 
     def given_rows(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from table.combine_chunks().to_batches()
@@ -74,21 +74,24 @@ def hashed_by_spark(spark: SparkSession, table: pa.Table) -> list[list[int]]:
     frame = spark.range(0, 1, 1, 1).mapInArrow(given_rows, from_arrow_schema(table.schema))
     names = table.column_names
     hashes = [F.hash(*names), *(F.hash(name) for name in names)]
-    return [list(row) for row in frame.select(*(one.alias(f"h{place}") for place, one in enumerate(hashes))).collect()]
+    return [
+        list(row)
+        for row in frame.select(*(column.alias(f"h{number}") for number, column in enumerate(hashes))).collect()
+    ]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(table=tables(), cut=st.integers(0, 11))
 def test_every_type_of_key_hashes_as_in_spark(spark: SparkSession, table: pa.Table, cut: int) -> None:
     expected = hashed_by_spark(spark, table)
-    for columns, found in zip(
+    for columns, hashes in zip(
         [table.column_names, *([name] for name in table.column_names)], zip(*expected, strict=True), strict=True
     ):
-        assert spark_hash(table, columns).tolist() == list(found)
+        assert spark_hash(table, columns).tolist() == list(hashes)
         # As it lies in slices and chunks, too.
-        assert spark_hash(table.slice(cut), columns).tolist() == list(found)[cut:]
+        assert spark_hash(table.slice(cut), columns).tolist() == list(hashes)[cut:]
         chunks = pa.concat_tables([table.slice(0, cut), table.slice(cut)])
-        assert spark_hash(chunks, columns).tolist() == list(found)
+        assert spark_hash(chunks, columns).tolist() == list(hashes)
 
 
 def test_no_columns_hash_to_the_seed() -> None:

@@ -44,8 +44,8 @@ def test_a_store_from_plain_python(fleet: sf.Fleet, name: str) -> None:
         changes = {(row["user"], row["day"]): row["__change"] for row in store.updates().to_pylist()}
         assert changes == {("ann", 1): "changed", ("bob", 1): "removed", ("cid", 3): "removed"}
         prefix = pa.record_batch({"user": ["ann"]})
-        found = [row["total"] for batch in store.prefix_scan(prefix) for row in batch.to_pylist()]
-        assert sorted(found) == [11, 20]
+        totals = [row["total"] for batch in store.prefix_scan(prefix) for row in batch.to_pylist()]
+        assert sorted(totals) == [11, 20]
         ordered = [row["user"] for batch in store.range_scan("user", "a", "b") for row in batch.to_pylist()]
         assert ordered == ["ann", "ann"]
         with pytest.raises(sf.WriterBusyError):
@@ -76,11 +76,11 @@ EVENTS = pa.schema([("user", pa.string()), ("amount", pa.int64())])
 
 
 def largest_so_far(store: sf.StateStore, batches: Iterator[pa.RecordBatch], mark: Path) -> Iterator[pa.RecordBatch]:
-    """Emits every amount that is larger than all of its user's before; fails at 666 unless it has left its mark."""
+    """Emit every amount that is larger than all of its user's before; fail at 666 unless `mark` exists."""
     for batch in batches:
         best = pa.Table.from_batches([batch]).group_by("user").aggregate([("amount", "max")])
-        known = store.multi_get(best.select(["user"])).column("top")
-        larger = pc.fill_null(pc.greater(best.column("amount_max"), known), True)
+        previous = store.multi_get(best.select(["user"])).column("top")
+        larger = pc.fill_null(pc.greater(best.column("amount_max"), previous), True)
         changed = best.filter(larger).rename_columns(["user", "top"])
         if pc.any(pc.equal(changed.column("top"), 666)).as_py() and not mark.exists():
             mark.touch()

@@ -41,55 +41,55 @@ def in_arrow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from batches
 
 
-#: By the name of the method: a use of it, on a frame and on its DataFrame. What it takes besides is ``other``, of the same kind.
+#: By the name of the method: a use of it, on a frame and on its DataFrame. A second argument of the same kind is ``second``.
 PASSING: dict[str, Callable[[Any, Any], Any]] = {
-    "alias": lambda one, other: one.alias("a").select("a.k"),
-    "coalesce": lambda one, other: one.coalesce(1),
-    "crossJoin": lambda one, other: one.crossJoin(one.sparkSession.range(2)),
-    "drop": lambda one, other: one.drop("x", one.v),
-    "dropna": lambda one, other: one.dropna(subset=["k"]),
-    "fillna": lambda one, other: one.fillna(0, subset=["x"]),
-    "filter": lambda one, other: one.filter(one.x > 1),
-    "hint": lambda one, other: one.hint("rebalance"),
-    "join": lambda one, other: one.join(one.sparkSession.range(2).withColumnRenamed("id", "x"), "x", "left"),
-    "mapInArrow": lambda one, other: one.mapInArrow(in_arrow, "k string, t timestamp, x int, v double"),
-    "mapInPandas": lambda one, other: one.mapInPandas(in_pandas, one.schema),
-    "melt": lambda one, other: one.melt("k", ["x", "v"], "name", "value"),
-    "observe": lambda one, other: one.observe("seen", F.count(F.lit(1)).alias("n")),
-    "repartition": lambda one, other: one.repartition(3, "k"),
-    "repartitionByRange": lambda one, other: one.repartitionByRange(3, "k"),
-    "replace": lambda one, other: one.replace(1, 2, subset=["x"]),
-    "sample": lambda one, other: one.sample(0.5, 1),
-    "sampleBy": lambda one, other: one.sampleBy("x", {1: 0.5}, 1),
-    "select": lambda one, other: one.select("k", F.explode(F.array("x", F.lit(2))), one["v"]),
-    "selectExpr": lambda one, other: one.selectExpr("k", "x + 1 as y"),
-    "to": lambda one, other: one.to(one.select("x", "k").schema),
-    "toDF": lambda one, other: one.toDF("a", "b", "c", "d"),
-    "transform": lambda one, other: one.transform(lambda inner, column: inner.select(column), "k"),
-    "union": lambda one, other: one.union(other),
-    "unionAll": lambda one, other: one.unionAll(other),
-    "unionByName": lambda one, other: one.unionByName(other=other.drop("v"), allowMissingColumns=True),
-    "unpivot": lambda one, other: one.unpivot("k", ["x", "v"], "name", "value"),
-    "where": lambda one, other: one.where("x > 1"),
-    "withColumn": lambda one, other: one.withColumn("y", one.x + 1),
-    "withColumnRenamed": lambda one, other: one.withColumnRenamed("x", "y"),
-    "withColumns": lambda one, other: one.withColumns({"y": one["x"], "z": F.lit(1)}),
-    "withColumnsRenamed": lambda one, other: one.withColumnsRenamed({"x": "y", "k": "l"}),
-    "withMetadata": lambda one, other: one.withMetadata("x", {"told": 1}),
-    "withWatermark": lambda one, other: one.withWatermark("t", "5 seconds"),
-    "na": lambda one, other: one.na.drop().na.fill(1).na.replace(1, 2),
-    "a column": lambda one, other: one[one.x > 1],
-    "columns": lambda one, other: one[["k", "x"]],
+    "alias": lambda frame, second: frame.alias("a").select("a.k"),
+    "coalesce": lambda frame, second: frame.coalesce(1),
+    "crossJoin": lambda frame, second: frame.crossJoin(frame.sparkSession.range(2)),
+    "drop": lambda frame, second: frame.drop("x", frame.v),
+    "dropna": lambda frame, second: frame.dropna(subset=["k"]),
+    "fillna": lambda frame, second: frame.fillna(0, subset=["x"]),
+    "filter": lambda frame, second: frame.filter(frame.x > 1),
+    "hint": lambda frame, second: frame.hint("rebalance"),
+    "join": lambda frame, second: frame.join(frame.sparkSession.range(2).withColumnRenamed("id", "x"), "x", "left"),
+    "mapInArrow": lambda frame, second: frame.mapInArrow(in_arrow, "k string, t timestamp, x int, v double"),
+    "mapInPandas": lambda frame, second: frame.mapInPandas(in_pandas, frame.schema),
+    "melt": lambda frame, second: frame.melt("k", ["x", "v"], "name", "value"),
+    "observe": lambda frame, second: frame.observe("seen", F.count(F.lit(1)).alias("n")),
+    "repartition": lambda frame, second: frame.repartition(3, "k"),
+    "repartitionByRange": lambda frame, second: frame.repartitionByRange(3, "k"),
+    "replace": lambda frame, second: frame.replace(1, 2, subset=["x"]),
+    "sample": lambda frame, second: frame.sample(0.5, 1),
+    "sampleBy": lambda frame, second: frame.sampleBy("x", {1: 0.5}, 1),
+    "select": lambda frame, second: frame.select("k", F.explode(F.array("x", F.lit(2))), frame["v"]),
+    "selectExpr": lambda frame, second: frame.selectExpr("k", "x + 1 as y"),
+    "to": lambda frame, second: frame.to(frame.select("x", "k").schema),
+    "toDF": lambda frame, second: frame.toDF("a", "b", "c", "d"),
+    "transform": lambda frame, second: frame.transform(lambda inner, column: inner.select(column), "k"),
+    "union": lambda frame, second: frame.union(second),
+    "unionAll": lambda frame, second: frame.unionAll(second),
+    "unionByName": lambda frame, second: frame.unionByName(other=second.drop("v"), allowMissingColumns=True),
+    "unpivot": lambda frame, second: frame.unpivot("k", ["x", "v"], "name", "value"),
+    "where": lambda frame, second: frame.where("x > 1"),
+    "withColumn": lambda frame, second: frame.withColumn("y", frame.x + 1),
+    "withColumnRenamed": lambda frame, second: frame.withColumnRenamed("x", "y"),
+    "withColumns": lambda frame, second: frame.withColumns({"y": frame["x"], "z": F.lit(1)}),
+    "withColumnsRenamed": lambda frame, second: frame.withColumnsRenamed({"x": "y", "k": "l"}),
+    "withMetadata": lambda frame, second: frame.withMetadata("x", {"told": 1}),
+    "withWatermark": lambda frame, second: frame.withWatermark("t", "5 seconds"),
+    "na": lambda frame, second: frame.na.drop().na.fill(1).na.replace(1, 2),
+    "a column": lambda frame, second: frame[frame.x > 1],
+    "columns": lambda frame, second: frame[["k", "x"]],
 }
 
 
-@pytest.mark.parametrize("what", PASSING)
-def test_what_looks_at_each_row_by_itself_stays_stateful(frame: Frame, df: DataFrame, what: str) -> None:
-    passed, expected = PASSING[what](frame, frame), PASSING[what](df, df)
+@pytest.mark.parametrize("method", PASSING)
+def test_what_looks_at_each_row_by_itself_stays_stateful(frame: Frame, df: DataFrame, method: str) -> None:
+    passed, expected = PASSING[method](frame, frame), PASSING[method](df, df)
     assert isinstance(passed, StatefulDataFrame)
     assert passed.schema == expected.schema
     # Functions, chance, and DataFrames made on the way are others each time.
-    if what not in ("crossJoin", "mapInArrow", "mapInPandas", "sampleBy"):
+    if method not in ("crossJoin", "mapInArrow", "mapInPandas", "sampleBy"):
         assert passed._df.sameSemantics(expected)
     assert frame._df is df, "a frame does not change"
 
@@ -153,10 +153,10 @@ def test_what_is_asked_of_a_dataframe_is_answered(
 
 def test_a_helper_that_asks_for_a_dataframe_takes_it(frame: Frame) -> None:
     again = copy.copy(frame.where("x > 1"))
-    for one in (frame, again):
-        assert isinstance(one, DataFrame)
-        assert type(one) is StatefulDataFrame
-        assert not hasattr(one, "_jdf")
+    for candidate in (frame, again):
+        assert isinstance(candidate, DataFrame)
+        assert type(candidate) is StatefulDataFrame
+        assert not hasattr(candidate, "_jdf")
     assert again.groupBy("k").count().columns == ["k", "count"]
     # What it has not is not shown as its own.
     assert not {"createTempView", "orderBy", "toPandas"} & set(dir(frame))
@@ -173,20 +173,20 @@ def test_spark_says_itself_that_actions_are_not_for_streams(frame: Frame, df: Da
 
 #: What Spark refuses when it is built, and so the fleet, in Spark's words.
 AT_ONCE: dict[str, tuple[Callable[[Any], Any], type[Exception]]] = {
-    "duplicates of the letters of a string": (lambda one: one.dropDuplicates("kx"), PySparkTypeError),
+    "duplicates of the letters of a string": (lambda frame: frame.dropDuplicates("kx"), PySparkTypeError),
     "duplicates within the watermark of a string": (
-        lambda one: one.withWatermark("t", "1 second").dropDuplicatesWithinWatermark("k"),
+        lambda frame: frame.withWatermark("t", "1 second").dropDuplicatesWithinWatermark("k"),
         PySparkTypeError,
     ),
-    "duplicates of an unknown column": (lambda one: one.dropDuplicates(["nope"]), AnalysisException),
-    "the sum of strings": (lambda one: one.groupBy("x").sum("k"), AnalysisException),
-    "the largest of strings": (lambda one: one.groupBy("x").max("k"), AnalysisException),
-    "the average of times": (lambda one: one.groupBy("x").avg("t"), AnalysisException),
-    "the sum of an unknown column": (lambda one: one.groupBy("x").sum("nope"), AnalysisException),
-    "a negative limit": (lambda one: one.limit(-1), AnalysisException),
-    "groups of a tuple": (lambda one: one.groupBy(("k", "x")), PySparkTypeError),
-    "an unknown column": (lambda one: one.select("nope"), AnalysisException),
-    "columns by a float": (lambda one: one[1.5], PySparkTypeError),
+    "duplicates of an unknown column": (lambda frame: frame.dropDuplicates(["nope"]), AnalysisException),
+    "the sum of strings": (lambda frame: frame.groupBy("x").sum("k"), AnalysisException),
+    "the largest of strings": (lambda frame: frame.groupBy("x").max("k"), AnalysisException),
+    "the average of times": (lambda frame: frame.groupBy("x").avg("t"), AnalysisException),
+    "the sum of an unknown column": (lambda frame: frame.groupBy("x").sum("nope"), AnalysisException),
+    "a negative limit": (lambda frame: frame.limit(-1), AnalysisException),
+    "groups of a tuple": (lambda frame: frame.groupBy(("k", "x")), PySparkTypeError),
+    "an unknown column": (lambda frame: frame.select("nope"), AnalysisException),
+    "columns by a float": (lambda frame: frame[1.5], PySparkTypeError),
 }
 
 
@@ -216,10 +216,14 @@ def test_frames_of_one_state_come_together_and_those_of_two_do_not(
 ) -> None:
     again = fleet.stateful(df.where("x > 1"), name=name)
     assert frame.union(again).isStreaming
-    other = fleet.stateful(df, name=f"{name}-other")
-    for combine in (frame.union, lambda one: frame.join(one, "k"), lambda one: frame.unionByName(other=one)):
+    of_other_state = fleet.stateful(df, name=f"{name}-other")
+    for combine in (
+        frame.union,
+        lambda second: frame.join(second, "k"),
+        lambda second: frame.unionByName(other=second),
+    ):
         with pytest.raises(InvalidRequestError, match="these two frames name two; give this one the DataFrame"):
-            combine(other)
+            combine(of_other_state)
     for options in ({"outputMode": "append"}, {"shards": 3}, {"closing": "early"}):
         with pytest.raises(InvalidRequestError, match="give both the same name and options"):
             frame.union(fleet.stateful(df, name=name, **options))  # type: ignore[arg-type]
@@ -234,9 +238,9 @@ def test_sparks_own_methods_are_told_to_take_the_dataframe(frame: Frame, df: Dat
 
 
 def test_transform_gives_what_its_function_makes(frame: Frame) -> None:
-    assert type(frame.transform(lambda one: one.limit(1))) is DataFrame
+    assert type(frame.transform(lambda rows: rows.limit(1))) is DataFrame
     with pytest.raises(TypeError, match="returns a frame or a DataFrame, not int"):
-        frame.transform(lambda one: 1)
+        frame.transform(lambda rows: 1)
 
 
 @pytest.mark.parametrize("mode", ["Append", "UPDATE", "cOmplete"])
@@ -256,4 +260,4 @@ def test_without_an_operator_the_rows_are_written_as_they_are(
         assert sorted(row["x"] for row in run.take()) == [2, 3]
     finally:
         run.stop()
-    assert not any(one["name"] == name for one in fleet.status()["queries"])
+    assert not any(entry["name"] == name for entry in fleet.status()["queries"])

@@ -43,7 +43,7 @@ def windows(frame: Any) -> DataFrame:
 
 
 def taken(frame: DataFrame, mode: str, checkpoint: Path) -> dict[int, list[tuple[Any, ...]]]:
-    """What each batch of a backlog emits."""
+    """Return what each batch of a backlog emits."""
     run = Run(frame, mode, checkpoint, available_now=True)
     batches = run.take_batches()
     run.stop()
@@ -170,17 +170,17 @@ def test_distinct_rows_of_a_complete_result_are_kept_by_spark_as_above_its_own(
     feed = Feed(spark, tmp_path / "in", VALUES)
     frames = fleet.stateful(feed.stream(), name=name, outputMode="complete", shards=2), feed.stream()
     runs = [
-        Run(frame.groupBy("v").count().select("count").distinct(), "complete", tmp_path / f"ck{place}")
-        for place, frame in enumerate(frames)
+        Run(frame.groupBy("v").count().select("count").distinct(), "complete", tmp_path / f"ck{number}")
+        for number, frame in enumerate(frames)
     ]
     try:
         for values in ((1, 2, 2), (1, 3, 2), (1, 1)):
             feed.add([(value, 0) for value in values])
             for run in runs:
                 run.wait()
-        ours, theirs = (run.take_batches() for run in runs)
-        assert ours == theirs
-        assert any(ours.values())
+        fleet_rows, spark_rows = (run.take_batches() for run in runs)
+        assert fleet_rows == spark_rows
+        assert any(fleet_rows.values())
     finally:
         for run in runs:
             run.stop()
@@ -218,14 +218,17 @@ def test_what_spark_refuses_on_its_own_complete_aggregation_is_refused(
 ) -> None:
     feed = Feed(spark, tmp_path / "in", VALUES)
     counts = fleet.stateful(feed.stream(), name=name, outputMode="complete").groupBy("v").count()
-    own = feed.stream().groupBy("v").count()
-    told = []
-    for frame in (counts, own):
+    spark_counts = feed.stream().groupBy("v").count()
+    messages = []
+    for frame in (counts, spark_counts):
         for above, mode in ((frame.groupBy("count").count(), "complete"), (frame, "append")):
             with pytest.raises(AnalysisException) as refused:
                 Run(above, mode, tmp_path / "ck")
-            told.append(str(refused.value).partition(";")[0])
-    assert [ours.startswith(own) for ours, own in zip(told[:2], told[2:], strict=True)] == [True, True]
+            messages.append(str(refused.value).partition(";")[0])
+    assert [
+        fleet_message.startswith(spark_message)
+        for fleet_message, spark_message in zip(messages[:2], messages[2:], strict=True)
+    ] == [True, True]
 
 
 # -- progress ------------------------------------------------------------------------------------------------------
@@ -262,18 +265,21 @@ def test_progress_tells_of_the_state_as_of_sparks_own(
             feed.add(at(*seconds))
             for run in runs:
                 run.wait()
-        ours, theirs = (run.states() for run in runs)
-        assert ours == theirs
-        assert {one[3] for states in ours.values() for one in states} == {0, 1}
-        (told,), (own,) = (run.query.lastProgress["stateOperators"] for run in runs)  # type: ignore[index]
-        assert set(told) == set(own)
-        assert (told["operatorName"], told["numShufflePartitions"]) == (own["operatorName"], 2)
-        assert told["memoryUsedBytes"] > 0
-        assert told["customMetrics"]["deltaBytes"] > 0
+        fleet_states, spark_states = (run.states() for run in runs)
+        assert fleet_states == spark_states
+        assert {row[3] for states in fleet_states.values() for row in states} == {0, 1}
+        (fleet_operator,), (spark_operator,) = (run.query.lastProgress["stateOperators"] for run in runs)  # type: ignore[index]
+        assert set(fleet_operator) == set(spark_operator)
+        assert (fleet_operator["operatorName"], fleet_operator["numShufflePartitions"]) == (
+            spark_operator["operatorName"],
+            2,
+        )
+        assert fleet_operator["memoryUsedBytes"] > 0
+        assert fleet_operator["customMetrics"]["deltaBytes"] > 0
         deadline = time.monotonic() + 60
-        while not heard.operators.get(max(ours)) and time.monotonic() < deadline:
+        while not heard.operators.get(max(fleet_states)) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert heard.operators[max(ours)][0].operatorName == "stateStoreSave"
+        assert heard.operators[max(fleet_states)][0].operatorName == "stateStoreSave"
     finally:
         spark.streams.removeListener(heard)
         for run in runs:
@@ -286,8 +292,8 @@ def test_the_end_of_a_run_is_told_in_every_session_and_progress_is_handed_to_nob
     """A listener of PySpark's is handed the progress of each batch by hundreds of calls of the JVM."""
 
     def is_active() -> bool:
-        (told,) = [one for one in fleet.status()["queries"] if one["name"] == name]
-        return bool(told["active"])
+        (status,) = [entry for entry in fleet.status()["queries"] if entry["name"] == name]
+        return bool(status["active"])
 
     for session in (spark, spark.newSession()):
         feed = Feed(session, tmp_path / "in", SECONDS)
@@ -301,8 +307,8 @@ def test_the_end_of_a_run_is_told_in_every_session_and_progress_is_handed_to_nob
         assert is_active()
         run.stop()
         until(lambda: not is_active())
-        listeners = [str(one) for one in session._jsparkSession.streams().listListeners()]
-        assert [one.partition("@")[0] for one in listeners] == ["statefleet.spark.RunEnds"]
+        listeners = [str(listener) for listener in session._jsparkSession.streams().listListeners()]
+        assert [listener.partition("@")[0] for listener in listeners] == ["statefleet.spark.RunEnds"]
 
 
 def test_two_operators_over_the_same_rows_are_both_seen(

@@ -28,7 +28,7 @@ OUTPUT = "id string, out string"
 
 
 def counter(in_pandas: bool, timers: bool = False) -> StatefulProcessor:
-    """Counts rows of a key; with timers, those of key 0 begin anew after each batch."""
+    """Return a counter of a key's rows; with timers, the count of key 0 begins again after each batch."""
 
     class Counter(StatefulProcessor):
         def init(self, handle: Any) -> None:
@@ -36,7 +36,7 @@ def counter(in_pandas: bool, timers: bool = False) -> StatefulProcessor:
             self.count = handle.getValueState("count", "n bigint")
 
         def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-            n = (self.count.get() or (0,))[0] + sum(len(one) if in_pandas else 1 for one in rows)
+            n = (self.count.get() or (0,))[0] + sum(len(batch) if in_pandas else 1 for batch in rows)
             self.count.update((n,))
             if timers and key == ("0",):
                 handle, now = self.handle, timerValues.getCurrentProcessingTimeInMs()
@@ -55,10 +55,12 @@ def counter(in_pandas: bool, timers: bool = False) -> StatefulProcessor:
     return Counter()
 
 
-def transform(ops: Operators, frame: DataFrame, processor: StatefulProcessor, *, in_pandas: bool, **given: Any) -> Any:
+def transform(
+    ops: Operators, frame: DataFrame, processor: StatefulProcessor, *, in_pandas: bool, **options: Any
+) -> Any:
     grouped = ops(frame, "users", "update").groupBy("k")
     call = grouped.transformWithStateInPandas if in_pandas else grouped.transformWithState
-    return call(processor, **{"outputStructType": OUTPUT, "outputMode": "Update", "timeMode": "None", **given})
+    return call(processor, **{"outputStructType": OUTPUT, "outputMode": "Update", "timeMode": "None", **options})
 
 
 def counts(in_pandas: bool) -> Callable[[Operators, Mapping[str, DataFrame]], DataFrame]:
@@ -66,7 +68,7 @@ def counts(in_pandas: bool) -> Callable[[Operators, Mapping[str, DataFrame]], Da
 
 
 def sessions(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
-    """Rows of a key in a list, emitted 5 s of event time after the newest one."""
+    """Collect a key's rows in a list, which is emitted 5 s of event time after the newest one."""
 
     class Sessions(StatefulProcessor):
         def init(self, handle: Any) -> None:
@@ -126,8 +128,8 @@ def words(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
                     self.seen.removeKey(word)
                 else:
                     self.seen.updateValue(word, ((self.seen.getValue(word) or (0,))[0] + 1,))
-            told = sorted((str(tuple(one)), n) for one, (n,) in self.seen.iterator())
-            yield (str(key[0]), str(told))
+            counts = sorted((str(tuple(entry)), n) for entry, (n,) in self.seen.iterator())
+            yield (str(key[0]), str(counts))
 
     grouped = ops(i["a"], "words", "update").groupBy(F.struct((F.col("v") > 5).alias("big")).alias("s"))
     return grouped.transformWithState(Words(), OUTPUT, "update", "None")  # type: ignore[no-any-return]
@@ -212,33 +214,33 @@ def test_case(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case
     inputs, totals = Inputs(spark, tmp_path / "in", case.inputs), Counts(fleet, name)
     systems = {"the fleet": System(case, inputs, ours, tmp_path / "ck")}
     try:
-        for place, step in enumerate(case.steps):
+        for index, step in enumerate(case.steps):
             if isinstance(step, str):
                 systems["the fleet"].restart()
             else:
-                check(f"{case_name}, step {place}", step, inputs, systems, totals)
+                check(f"{case_name}, step {index}", step, inputs, systems, totals)
     finally:
         systems["the fleet"].run.stop()
 
 
 class ProcessorQuery:
-    """One state's query, started anew for each batch unless it is told not to."""
+    """The query of a state, restarted for each batch unless a test starts it itself."""
 
     def __init__(self, spark: SparkSession, fleet: Fleet, folder: Path, name: str) -> None:
         self.feed, self._fleet, self._folder, self._name = Feed(spark, folder / "in", ROWS), fleet, folder, name
 
-    def start(self, processor: StatefulProcessor, *, in_pandas: bool = False, **given: Any) -> Run:
+    def start(self, processor: StatefulProcessor, *, in_pandas: bool = False, **options: Any) -> Run:
         grouped = self._fleet.stateful(self.feed.stream(), name=self._name, shards=2).groupBy("id")
         call = grouped.transformWithStateInPandas if in_pandas else grouped.transformWithState
-        given = {"outputStructType": OUTPUT, "outputMode": "update", "timeMode": "None", **given}
-        return Run(call(processor, **given), "update", self._folder / "ck")
+        options = {"outputStructType": OUTPUT, "outputMode": "update", "timeMode": "None", **options}
+        return Run(call(processor, **options), "update", self._folder / "ck")
 
     def batch(self, run: Run, *rows: tuple[Any, Any]) -> list[tuple[Any, ...]]:
         self.feed.add(rows)
         return sorted((tuple(row) for row in run.take()), key=repr)
 
-    def batches(self, processor: StatefulProcessor, *batches: Any, **given: Any) -> list[list[tuple[Any, ...]]]:
-        run = self.start(processor, **given)
+    def batches(self, processor: StatefulProcessor, *batches: Any, **options: Any) -> list[list[tuple[Any, ...]]]:
+        run = self.start(processor, **options)
         try:
             return [self.batch(run, *rows) for rows in batches]
         finally:
@@ -259,10 +261,10 @@ def test_t2_the_initial_state_is_taken_in_once(spark: SparkSession, query: Proce
                 self.sum = handle.getValueState("sum", "n int")
 
             def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-                new = sum(int(one["v"].sum()) for one in rows) if in_pandas else sum(row.v for row in rows)
+                new = sum(int(batch["v"].sum()) for batch in rows) if in_pandas else sum(row.v for row in rows)
                 self.sum.update(((self.sum.get() or (0,))[0] + new,))
-                told = str(self.sum.get()[0])
-                yield pd.DataFrame({"id": key, "out": told}) if in_pandas else Row(id=key[0], out=told)
+                total = str(self.sum.get()[0])
+                yield pd.DataFrame({"id": key, "out": total}) if in_pandas else Row(id=key[0], out=total)
 
             def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
                 value = int(initialState.at[0, "initVal"]) if in_pandas else initialState.initVal
@@ -270,32 +272,32 @@ def test_t2_the_initial_state_is_taken_in_once(spark: SparkSession, query: Proce
 
         return Sum()
 
-    def given() -> dict[str, Any]:
+    def options() -> dict[str, Any]:
         initial = spark.createDataFrame([(789, "0"), (987, "3")], "initVal int, id string").groupBy("id")
         return {"in_pandas": in_pandas, "initialState": initial}
 
     first = [("0", 123), ("0", 46), ("1", 146), ("1", 346)]
-    assert query.batches(summing(), first, **given()) == [[("0", "958"), ("1", "492")]]
-    assert query.batches(summing(), [("0", 67), ("3", 12)], [("4", 1)], **given()) == [
+    assert query.batches(summing(), first, **options()) == [[("0", "958"), ("1", "492")]]
+    assert query.batches(summing(), [("0", 67), ("3", 12)], [("4", 1)], **options()) == [
         [("0", "1025"), ("3", "999")],
         [("4", "1")],
     ]
     # By now it is not read any more.
-    assert query.batches(summing(), [("3", 1)], **given()) == [[("3", "1000")]]
+    assert query.batches(summing(), [("3", 1)], **options()) == [[("3", "1000")]]
 
 
 @pytest.mark.replay
 @pytest.mark.parametrize("in_pandas", [False, True])
 def test_t4_timers_of_processing_time_fire_without_new_rows(query: ProcessorQuery, in_pandas: bool) -> None:
     """Spark runs a batch for them; those that a run left fire in the first batch of the next one."""
-    given = {"in_pandas": in_pandas, "timeMode": "ProcessingTime"}
+    options = {"in_pandas": in_pandas, "timeMode": "ProcessingTime"}
     first = [("0", 123), ("1", 6)]
     second = [("0", 123), ("0", 46), ("1", 146), ("1", 346)]
     third = [("0", 123), ("0", 223), ("0", 323), ("1", 246), ("1", 6)]
-    wanted = [[("0", "-1"), ("0", str(n)), ("1", str(m))] for n, m in ((1, 1), (2, 3), (3, 5))]
-    run = query.start(counter(in_pandas, timers=True), **given)
+    expected_batches = [[("0", "-1"), ("0", str(n)), ("1", str(m))] for n, m in ((1, 1), (2, 3), (3, 5))]
+    run = query.start(counter(in_pandas, timers=True), **options)
     try:
-        for rows, expected in zip((first, second, third), wanted, strict=True):
+        for rows, expected in zip((first, second, third), expected_batches, strict=True):
             out, deadline = query.batch(run, *rows), time.monotonic() + 120
             while ("0", "-1") not in out and time.monotonic() < deadline:
                 time.sleep(0.05)
@@ -319,8 +321,8 @@ def test_t7_what_is_not_refreshed_in_time_expires(query: ProcessorQuery) -> None
 
             def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
                 n = len(list(rows))
-                plain, value = (n + (one.get() or (0,))[0] for one in (self.plain, self.value))
-                elements = n + sum(one for (one,) in self.list.get())
+                plain, value = (n + (variable.get() or (0,))[0] for variable in (self.plain, self.value))
+                elements = n + sum(element for (element,) in self.list.get())
                 entry = n + (self.map.getValue(key) or (0,))[0]
                 self.plain.update((plain,))
                 if not (value == 2 and key == ("0",)):
@@ -331,24 +333,24 @@ def test_t7_what_is_not_refreshed_in_time_expires(query: ProcessorQuery) -> None
 
         return Expiring()
 
-    held = dict.fromkeys("01", ((0, 0, 0), 0, 0))
+    by_key = dict.fromkeys("01", ((0, 0, 0), 0, 0))
 
     def expected(now_ms: int) -> list[tuple[str, str]]:
-        """What Spark's rule makes of each key at the batch's time, whatever it is: machines may be slow."""
-        told = []
-        for key, (former, until_ms, plain) in held.items():
-            value, elements, entry = former if until_ms > now_ms else (0, 0, 0)
+        """Return what Spark's rule makes of each key at a batch's time, no matter when that is: machines may be slow."""
+        emitted = []
+        for key, (previous, until_ms, plain) in by_key.items():
+            value, elements, entry = previous if until_ms > now_ms else (0, 0, 0)
             new = value + 1, elements + 1, entry + 1
-            told.append((key, f"{now_ms} {new[0]} {new[1]} {new[2]} {plain + 1}"))
+            emitted.append((key, f"{now_ms} {new[0]} {new[1]} {new[2]} {plain + 1}"))
             kept = new[0] == 2 and key == "0"
             written = (new[0], 2 * new[1], new[2]), now_ms + ttl
-            held[key] = (*((former, until_ms) if kept else written), plain + 1)
-        return told
+            by_key[key] = (*((previous, until_ms) if kept else written), plain + 1)
+        return emitted
 
     run, times = query.start(expiring(), timeMode="ProcessingTime"), []
     try:
-        for place in range(3):
-            if place == 2:
+        for number in range(3):
+            if number == 2:
                 run.stop()
                 run = query.start(expiring(), timeMode="ProcessingTime")
                 time.sleep(max(0.0, (times[0] + ttl) / 1000 - time.time()))
@@ -358,11 +360,11 @@ def test_t7_what_is_not_refreshed_in_time_expires(query: ProcessorQuery) -> None
     finally:
         run.stop()
     assert times[2] >= times[0] + ttl
-    assert held["0"][2] == 3
+    assert by_key["0"][2] == 3
 
 
 def variables(*declared: tuple[str, str], lists: Sequence[str] = (), delete: Sequence[str] = ()) -> StatefulProcessor:
-    """Tells the values of its variables, and sets each (its first column) to one more than it was, or appends to it."""
+    """Return a processor that emits the values of its variables, and sets each (its first column) to one more, or appends to it."""
 
     class Variables(StatefulProcessor):
         def init(self, handle: Any) -> None:

@@ -1,4 +1,4 @@
-"""What readers are shown of states without Spark: names, types and values of the results that Spark makes of the same rows."""
+"""Views of states without Spark: names, types and values are those of the results that Spark makes of the same rows."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ OVER_AGGREGATES = [
 
 
 class Emitted:
-    """What a query in complete mode gives its sink after its second and last batch, as Arrow has it."""
+    """The table that a query in complete mode gives its sink in its second and last batch, as Arrow has it."""
 
     def __init__(self, frame: DataFrame, checkpoint: Path) -> None:
         self.table: pa.Table = pa.table({})
@@ -104,10 +104,10 @@ class Emitted:
             if batch == 0:
                 return
             months = [
-                F.col(f"`{one.name}`").cast("interval month").cast("int").alias(one.name)
-                if isinstance(one.dataType, T.YearMonthIntervalType)
-                else F.col(f"`{one.name}`")
-                for one in emitted.schema.fields
+                F.col(f"`{field.name}`").cast("interval month").cast("int").alias(field.name)
+                if isinstance(field.dataType, T.YearMonthIntervalType)
+                else F.col(f"`{field.name}`")
+                for field in emitted.schema.fields
             ]
             self.table = pa.Table.from_batches(emitted.select(*months)._collect_as_arrow())
 
@@ -116,63 +116,63 @@ class Emitted:
 
 
 def read(fleet: Fleet, name: str, part: str = "") -> tuple[ViewColumns, pa.Table]:
-    """What is shown of a state, and all of its rows as they are stored."""
-    told = fleet._coordinator.describe_state(name)
-    assert told is not None
-    schema = told.schema
-    shown = ViewColumns.of(schema, part)
+    """Return the view of a state, and all of its rows as they are stored."""
+    metadata = fleet._coordinator.describe_state(name)
+    assert metadata is not None
+    schema = metadata.schema
+    view = ViewColumns.of(schema, part)
     shards = OperatorShards(Partitions(open_object_store(fleet.uri), fleet._coordinator))  # type: ignore[arg-type]
     tables = []
-    for shard in range(told.num_shards):
+    for shard in range(metadata.num_shards):
         located = fleet._coordinator.locate(name, shard)
-        if shown.store is None:
+        if view.store is None:
             tables.append(shards.read(located.store_id, located.newest_version, schema))
         else:
-            held = fleet_client(fleet._address).open_read(name, shard, (shown.store,), None).store(shown.store.name)
-            tables += [pa.Table.from_batches([batch]) for batch in held.iterator()]
-    return shown, pa.concat_tables(tables)
+            store = fleet_client(fleet._address).open_read(name, shard, (view.store,), None).store(view.store.name)
+            tables += [pa.Table.from_batches([batch]) for batch in store.iterator()]
+    return view, pa.concat_tables(tables)
 
 
 def plain(table: pa.Table, keys: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Rows in an order of their own, NaN as text."""
+    """Return the rows, sorted, with NaN as text."""
 
-    def value(one: Any) -> Any:
-        if isinstance(one, float) and math.isnan(one):
+    def value(item: Any) -> Any:
+        if isinstance(item, float) and math.isnan(item):
             return "nan"
-        if isinstance(one, (list, tuple)):
-            return [value(part) for part in one]
-        return {name: value(part) for name, part in one.items()} if isinstance(one, dict) else one
+        if isinstance(item, (list, tuple)):
+            return [value(part) for part in item]
+        return {name: value(part) for name, part in item.items()} if isinstance(item, dict) else item
 
-    rows = [tuple(map(value, one.values())) for one in table.to_pylist()]
-    return sorted(rows, key=lambda one: repr(one[: len(keys)]))
+    rows = [tuple(map(value, row.values())) for row in table.to_pylist()]
+    return sorted(rows, key=lambda row: repr(row[: len(keys)]))
 
 
 def bare(kind: pa.DataType) -> str:
-    """A type without what it says of nulls, time zones and names of elements."""
+    """Return a type without what it says of nulls, time zones and names of elements."""
     text = re.sub(r" not null|, tz=[^\]]*", "", str(kind))
     return re.sub(r"\b(item|element): ", "", text)
 
 
-def assert_shown_as(shown: pa.Table, expected: pa.Table, keys: Sequence[str]) -> None:
-    assert shown.column_names == expected.column_names
-    assert [bare(one.type) for one in shown.schema] == [bare(one.type) for one in expected.schema]
-    mine, theirs = plain(shown, keys), plain(expected, keys)
-    assert len(mine) == len(theirs)
+def assert_shown_as(table: pa.Table, expected: pa.Table, keys: Sequence[str]) -> None:
+    assert table.column_names == expected.column_names
+    assert [bare(field.type) for field in table.schema] == [bare(field.type) for field in expected.schema]
+    rows, expected_rows = plain(table, keys), plain(expected, keys)
+    assert len(rows) == len(expected_rows)
     differ = {
-        (shown.column_names[place], repr(a), repr(b))
-        for one, other in zip(mine, theirs, strict=True)
-        for place, (a, b) in enumerate(zip(one, other, strict=True))
+        (table.column_names[index], repr(a), repr(b))
+        for row, expected_row in zip(rows, expected_rows, strict=True)
+        for index, (a, b) in enumerate(zip(row, expected_row, strict=True))
         if a != b
     }
     assert not differ
 
 
-def assert_found_by_keys(shown: ViewColumns, state: pa.Table) -> None:
-    """The keys that are shown lead to the rows that they are shown of."""
-    keys = shown.rows(state.select(shown.needed(shown.keys)), shown.keys)
-    leaves = shown.key_leaves(keys.select(keys.column_names[::-1]))
+def assert_found_by_keys(view: ViewColumns, state: pa.Table) -> None:
+    """The keys of the view lead to the rows of which it shows them."""
+    keys = view.rows(state.select(view.needed(view.keys)), view.keys)
+    leaves = view.key_leaves(keys.select(keys.column_names[::-1]))
     of_state = state.select(leaves.schema.names)
-    assert {repr(one) for one in leaves.to_pylist()} <= {repr(one) for one in of_state.to_pylist()}
+    assert {repr(row) for row in leaves.to_pylist()} <= {repr(row) for row in of_state.to_pylist()}
     assert leaves.schema.types == of_state.schema.types
 
 
@@ -180,22 +180,22 @@ def test_every_aggregate_is_shown_as_spark_emits_it(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
     texts = [*AGGREGATES, *OVER_AGGREGATES]
-    told = {re.match(r"\w+", text)[0] for text in texts} | {"product"}  # type: ignore[index]
-    assert told >= set(supported_functions())
+    names = {re.match(r"\w+", text)[0] for text in texts} | {"product"}  # type: ignore[index]
+    assert names >= set(supported_functions())
     feed = Feed(spark, tmp_path / "in", ROWS)
     for begin, end in ((0, 24), (24, 48)):
         feed.add([row(n) for n in range(begin, end)])
-    columns = [F.expr(text).alias(f"{place} {text}") for place, text in enumerate(texts)]
+    columns = [F.expr(text).alias(f"{number} {text}") for number, text in enumerate(texts)]
     query = (
         fleet.stateful(stream(feed), name=name, outputMode="complete", shards=2)
         .groupBy("k")
         .agg(*columns, F.product("f64"))
     )
     emitted = Emitted(query, tmp_path / "ck")
-    shown, state = read(fleet, name)
-    assert shown.not_shown == {}
-    assert_shown_as(shown.rows(state, None), emitted.table, shown.keys)
-    assert_found_by_keys(shown, state)
+    view, state = read(fleet, name)
+    assert view.not_shown == {}
+    assert_shown_as(view.rows(state, None), emitted.table, view.keys)
+    assert_found_by_keys(view, state)
 
 
 # -- what Spark alone computes ------------------------------------------------------------------------------------------
@@ -212,16 +212,16 @@ def test_what_readers_cannot_compute_is_told_and_its_aggregates_are_shown(spark:
         F.sum("a"),
         F.upper("k"),
     ]
-    shown = ViewColumns.of(build_plan(grouped.agg(*results), "update").schema)
-    assert shown.schema.names == ["k", "w", "quiet", "sum(a)"]
-    assert shown.keys == ("k", "w")
-    assert {name: why.partition("(")[0] for name, why in shown.not_shown.items()} == {
+    view = ViewColumns.of(build_plan(grouped.agg(*results), "update").schema)
+    assert view.schema.names == ["k", "w", "quiet", "sum(a)"]
+    assert view.keys == ("k", "w")
+    assert {name: why.partition("(")[0] for name, why in view.not_shown.items()} == {
         "loud": "readers cannot compute concat",
         "text": "readers cannot compute upper",
         "k": "another column has this name",
         "upper(k)": "readers cannot compute upper",
     }
-    assert shown.needed(["quiet"]) == ("a0_value",)
+    assert view.needed(["quiet"]) == ("a0_value",)
 
 
 def test_all_keys_are_shown_also_those_that_a_query_leaves_out(spark: SparkSession) -> None:
@@ -238,26 +238,26 @@ def test_what_ansi_mode_refuses_is_not_computed_otherwise(spark: SparkSession) -
     texts = ["avg(a)", "avg(d)", "sum(d)", "stddev(x)", "avg(a) / count(*)", "sum(a) + 1", "cast(sum(a) as int)"]
     spark.conf.set("spark.sql.ansi.enabled", "true")
     try:
-        shown = ViewColumns.of(build_plan(rows.groupBy("k").agg(*map(F.expr, texts)), "update").schema)
+        view = ViewColumns.of(build_plan(rows.groupBy("k").agg(*map(F.expr, texts)), "update").schema)
     finally:
         spark.conf.unset("spark.sql.ansi.enabled")
-    assert shown.schema.names == ["k", "avg(a)", "avg(d)", "sum(d)", "stddev(x)", "(avg(a) / count(1))", "sum(a)"]
-    assert list(shown.not_shown) == ["(sum(a) + 1)", "CAST(sum(a) AS INT)"]
+    assert view.schema.names == ["k", "avg(a)", "avg(d)", "sum(d)", "stddev(x)", "(avg(a) / count(1))", "sum(a)"]
+    assert list(view.not_shown) == ["(sum(a) + 1)", "CAST(sum(a) AS INT)"]
 
 
 def test_keys_of_any_type_are_shown_and_found(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
-    names = [one for one in COLUMNS if one not in ("nothing", "nothings", "years", "many_months", "months_in")]
+    names = [column for column in COLUMNS if column not in ("nothing", "nothings", "years", "many_months", "months_in")]
     feed = Feed(spark, tmp_path / "in", pa.schema([("i", pa.int32())]))
     feed.add([(number,) for number in range(-3, 25)])
     query = fleet.stateful(with_columns(feed.stream(), COLUMNS), name=name, shards=2).groupBy(*names).count()
     run(query, "update", tmp_path / "ck")
-    shown, state = read(fleet, name)
-    assert shown.keys == tuple(names)
-    rows = with_columns(feed.batch(), {one: COLUMNS[one] for one in names})
+    view, state = read(fleet, name)
+    assert view.keys == tuple(names)
+    rows = with_columns(feed.batch(), {column: COLUMNS[column] for column in names})
     spark_rows = rows.withColumn("months", F.expr("cast(months as int)")).groupBy(*names).count()
     expected = pa.Table.from_batches(spark_rows._collect_as_arrow())
-    assert_shown_as(shown.rows(state, None), expected, [*names, "count"])
-    assert_found_by_keys(shown, state)
+    assert_shown_as(view.rows(state, None), expected, [*names, "count"])
+    assert_found_by_keys(view, state)
 
 
 # -- operators ----------------------------------------------------------------------------------------------------------
@@ -381,10 +381,10 @@ def remembering() -> StatefulProcessor:
             self.pages = handle.getMapState("pages", "page string", "n int")
 
         def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
-            for one in rows:
-                self.last.update(({"p": one.page}, one.ts))
-                self.all.appendValue((one.ms,))
-                page = (one.page or "",)
+            for click in rows:
+                self.last.update(({"p": click.page}, click.ts))
+                self.all.appendValue((click.ms,))
+                page = (click.page or "",)
                 self.pages.updateValue(page, ((self.pages.getValue(page) or (0,))[0] + 1,))
             if key[0] == "ann":
                 self.handle.registerTimer(4_102_444_800_000)
@@ -403,16 +403,16 @@ def test_rows_of_an_operator_are_shown_under_the_users_names(
         feed.add(rows)
     run(query(fleet.stateful(feed.stream(), name=name, outputMode=mode, shards=2)), mode, tmp_path / "ck")
     for part, (names, keys, expected) in parts.items():
-        shown, state = read(fleet, name, part)
-        table = shown.rows(state, None)
+        view, state = read(fleet, name, part)
+        table = view.rows(state, None)
         assert table.column_names == names
-        assert shown.keys == tuple(names[:keys])
-        assert table.schema == shown.schema
+        assert view.keys == tuple(names[:keys])
+        assert table.schema == view.schema
         assert plain(table, names) == sorted(expected, key=repr)
-        assert_found_by_keys(shown, state)
-    told = fleet._coordinator.describe_state(name)
-    assert told is not None
-    assert ViewColumns.parts_of(told.schema) == (() if "" in parts else tuple(parts))
+        assert_found_by_keys(view, state)
+    metadata = fleet._coordinator.describe_state(name)
+    assert metadata is not None
+    assert ViewColumns.parts_of(metadata.schema) == (() if "" in parts else tuple(parts))
 
 
 def test_both_sides_of_a_join_are_shown(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
@@ -476,10 +476,10 @@ def test_a_result_that_is_renamed_is_another_description_of_the_same_state(
     assert batch("total", BATCHES[1]) == ["user", "total"]
     # What is in memory is the same state.
     assert sum(metrics["bytes_loaded"] for metrics in fleet.metrics().values()) == loaded
-    shown, state = read(fleet, name)
-    assert plain(shown.rows(state, None), shown.keys) == [("ann", 190), ("bob", 70)]
+    view, state = read(fleet, name)
+    assert plain(view.rows(state, None), view.keys) == [("ann", 190), ("bob", 70)]
     folder = f"{name}/0/0/"
     objects = open_object_store(fleet.uri)
-    files = [objects.get(one.path) for one in objects.list(folder) if one.path.endswith(".delta")]
+    files = [objects.get(info.path) for info in objects.list(folder) if info.path.endswith(".delta")]
     assert files
-    assert not any(b"shown" in one for one in files)
+    assert not any(b"shown" in data for data in files)

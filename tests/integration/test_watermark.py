@@ -1,4 +1,4 @@
-"""Where a watermark may stand: exactly Spark's, or refused when the query is built."""
+"""The places where a watermark may stand: Spark's, exactly; elsewhere the query is refused when it is built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch counts on every shard or on none, whatever the user's code makes of it."""
+"""A batch counts on every shard or on none, no matter what the user's code makes of it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ ACTS: dict[str, Act] = {
 
 
 class Acting:
-    """A query that does with each batch what it is told; keeps what it was given of those that it reads to their end."""
+    """A query that does with each batch what the test says; keeps the rows of those that it reads to their end."""
 
     def __init__(self, frame: DataFrame, checkpoint: Path, acts: list[str], mode: str = "update") -> None:
         self.seen: dict[int, dict[int, int]] = {}
@@ -135,12 +135,12 @@ def test_more_shards_than_cores_are_put_together_to_as_many_tasks(
     feed = Feed(spark, tmp_path / "in", VALUES)
     counts = fleet.stateful(feed.stream(), name=name, shards=5 * cores + 1).groupBy("v").count()
     tasks: list[int] = []
-    seen: list[dict[int, int]] = []
+    emitted: list[dict[int, int]] = []
 
     def act(batch: DataFrame, batch_id: int) -> None:
         rows = batch.rdd.glom().collect()
         tasks.append(len(rows))
-        seen.append({row["v"]: row["count"] for part in rows for row in part})
+        emitted.append({row["v"]: row["count"] for part in rows for row in part})
 
     writer = counts.writeStream.outputMode("update").foreachBatch(act)
     running = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
@@ -148,9 +148,9 @@ def test_more_shards_than_cores_are_put_together_to_as_many_tasks(
         for batch in range(3):
             feed.add([(value % 100,) for value in range(200)])
             running.processAllAvailable()
-            assert seen[batch] == dict.fromkeys(range(100), 2 * batch + 2)
+            assert emitted[batch] == dict.fromkeys(range(100), 2 * batch + 2)
         assert tasks == [cores] * 3
-        (query,) = [one for one in fleet.status()["queries"] if one["name"] == name]
+        (query,) = [entry for entry in fleet.status()["queries"] if entry["name"] == name]
         assert [shard["version"] for shard in query["shards"]] == [3] * (5 * cores + 1)
         assert running.lastProgress["stateOperators"][0]["numShufflePartitions"] == 5 * cores + 1  # type: ignore[index]
     finally:
@@ -168,11 +168,11 @@ def test_rows_that_nobody_reads_move_the_watermark_and_reach_the_operator_that_f
     windows = inner.groupBy(F.window("t", "5 seconds")).agg(F.count("*").alias("n"))
     outer = fleet.stateful(windows, name=f"{name}-2", outputMode="append", shards=2)
     totals = outer.groupBy(F.window("window", "10 seconds").alias("w")).agg(F.sum("n").alias("n"))
-    found: list[tuple[int, int]] = []
+    sums: list[tuple[int, int]] = []
 
     def act(batch: DataFrame, batch_id: int) -> None:
         if batch_id % 2:
-            found.extend((row[0], row["n"]) for row in batch.select(F.col("w.start").cast("long"), "n").collect())
+            sums.extend((row[0], row["n"]) for row in batch.select(F.col("w.start").cast("long"), "n").collect())
 
     for second in (1, 7, 12, 18, 30, 31, 50, 70, 90):
         feed.add([(second,)] * 3)
@@ -180,10 +180,10 @@ def test_rows_that_nobody_reads_move_the_watermark_and_reach_the_operator_that_f
     running = query.start()
     try:
         running.processAllAvailable()
-        states = {one["name"]: one["version"] for one in fleet.status()["queries"]}
+        states = {entry["name"]: entry["version"] for entry in fleet.status()["queries"]}
         assert states[f"{name}-1"] == states[f"{name}-2"] == running.lastProgress["batchId"] + 1  # type: ignore[index]
-        assert all(n in (3, 6) for _, n in found)
-        assert found
+        assert all(n in (3, 6) for _, n in sums)
+        assert sums
     finally:
         running.stop()
 
@@ -198,7 +198,7 @@ def test_limits_and_joins_above_an_operator_leave_no_shard_out(
         for start in (0, 10, 20):
             feed.add([(value,) for value in range(start, start + 10)])
         assert len(run.take()) == 3
-        (query,) = [one for one in fleet.status()["queries"] if one["name"] == name]
+        (query,) = [entry for entry in fleet.status()["queries"] if entry["name"] == name]
         assert query["state_rows"] == 30
         assert {shard["version"] for shard in query["shards"]} == {3}
     finally:
@@ -234,9 +234,9 @@ def test_a_function_with_a_store_is_run_to_its_end_on_every_partition(
         for _ in range(3):
             feed.add([(value,) for value in range(30)])
         query.processAllAvailable()
-        (one,) = [one for one in fleet.status()["queries"] if one["name"] == name]
-        assert {shard["version"] for shard in one["shards"]} == {3}
-        assert one["state_rows"] == 30
+        (status,) = [status for status in fleet.status()["queries"] if status["name"] == name]
+        assert {shard["version"] for shard in status["shards"]} == {3}
+        assert status["state_rows"] == 30
     finally:
         query.stop()
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 90) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 90) -> None:
     deadline = time.monotonic() + seconds
-    while not what():
+    while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.2)
