@@ -79,7 +79,7 @@ class GatedObjectStore:
 
 
 class CoordinatorHarness:
-    """One coordinator: a writer of the state's log and a cleaner, as the coordinator actor has them."""
+    """A coordinator: a writer of the state's log and a cleaner, as the coordinator actor has them."""
 
     def __init__(self, objects: ObjectStore, name: str) -> None:
         self.objects, self.name = objects, name

@@ -58,10 +58,10 @@ def named_by_verify(objects: MemoryObjectStore, states: Iterable[str]) -> set[st
     return {word.strip(",:") for damage in damages for word in (damage.file, *damage.problem.split())}
 
 
-def says_the_same(data: bytes, other: bytes) -> bool:
+def says_the_same(data: bytes, other_data: bytes) -> bool:
     """Return whether files are equal, except for spaces of JSON that became line breaks."""
     try:
-        return data == other or json.loads(data) == json.loads(other)
+        return data == other_data or json.loads(data) == json.loads(other_data)
     except ValueError:
         return False
 
@@ -109,12 +109,12 @@ def copied_over(objects: MemoryObjectStore, path: str, dice: random.Random) -> b
 
 
 def swapped(objects: MemoryObjectStore, path: str, dice: random.Random) -> bool:
-    other = neighbour(objects, path)
-    if other is None:
+    other_path = neighbour(objects, path)
+    if other_path is None:
         return False
-    data, other_data = objects.get(path), objects.get(other)
+    data, other_data = objects.get(path), objects.get(other_path)
     objects.put(path, other_data)
-    objects.put(other, data)
+    objects.put(other_path, data)
     return True
 
 

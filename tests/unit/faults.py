@@ -17,9 +17,9 @@ _ROOT = str(Path(store_actors.__path__[0]))
 
 
 class Fault:
-    """Whether the error was raised: it is only if enough lines were run."""
+    """The planned error: `was_raised` is set once it is raised, which needs enough lines to be run."""
 
-    came = False
+    was_raised = False
 
 
 @contextmanager
@@ -37,8 +37,8 @@ def memory_exhausted(lines: int, folders: tuple[str, ...] = ("engine", "keyed"))
             return None
         if event == "line":
             lines_to_go -= 1
-            if lines_to_go < 0 and not fault.came:
-                fault.came = True
+            if lines_to_go < 0 and not fault.was_raised:
+                fault.was_raised = True
                 raise MemoryError
         return trace
 

@@ -54,4 +54,4 @@ def parts_of(*values: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Rows]]:
     return st.lists(st.lists(row, min_size=1, max_size=8), min_size=1, max_size=3)
 
 
-both = pytest.mark.parametrize("merge", [False, True])
+merge_or_not = pytest.mark.parametrize("merge", [False, True])

@@ -160,15 +160,15 @@ class JoinModel:
     def _enter(
         join_type: str, side: int, new: Kept, sides: list[list[Kept]], emitted: Counter[tuple[Any, ...]]
     ) -> None:
-        for index, other in enumerate(sides[1 - side]):
-            pair = (new.row, other.row) if side == 0 else (other.row, new.row)
+        for index, candidate in enumerate(sides[1 - side]):
+            pair = (new.row, candidate.row) if side == 0 else (candidate.row, new.row)
             if not joins(*pair, equal_nulls=join_type == "full_outer"):
                 continue
             if join_type != "left_semi":
                 emitted.update([(*output_of(pair[0]), *output_of(pair[1]))])
-            elif not (new.matched if side == 0 else other.matched):
+            elif not (new.matched if side == 0 else candidate.matched):
                 emitted.update([output_of(pair[0])])
-            new, sides[1 - side][index] = replace(new, matched=True), replace(other, matched=True)
+            new, sides[1 - side][index] = replace(new, matched=True), replace(candidate, matched=True)
         if join_type == "left_semi":
             sides[0] = [kept for kept in sides[0] if not kept.matched]
             if side == 0 and new.matched:

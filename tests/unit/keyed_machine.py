@@ -36,7 +36,7 @@ Value = tuple[int | None, bytes | None]
 Model = dict[Key, Value]
 
 
-#: Few keys, so that puts and removes meet the same ones again and again.
+#: Few keys, so that puts and removes often hit the same keys.
 VALUES_OF_A = st.sampled_from([None, -1, 0, 3])
 VALUES_OF_B = st.sampled_from([None, "", "ä", "longer than a word"])
 KEY = st.tuples(VALUES_OF_A, VALUES_OF_B)
@@ -204,11 +204,11 @@ class KeyedMachine(ShardMachine):
                 if end is not None:
                     self.finish(end)
         except MemoryError:
-            assert fault.came
+            assert fault.was_raised
             if self.shard.is_broken:
                 self.all_is_refused()
             if self.shard.is_broken or ending:
-                # The owner drops a store that is broken, or whose commit or abort failed: it does not know which version holds.
+                # The owner drops a store that is broken, or whose commit or abort failed: it does not know which version is committed.
                 self.load_from_deltas(version)
             else:
                 self.writer.abort()

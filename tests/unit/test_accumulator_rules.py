@@ -1,4 +1,4 @@
-"""One table says what accumulators are; what cannot be derived from it agrees with it."""
+"""Accumulators are defined by one table; code and docs that cannot be derived from it agree with it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_compiled_branches_name_every_step_and_no_number() -> None:
     assert not re.findall(r"\b(?:code|kind) (?:==|!=|<=|>=|<|>) -?\d", source)
 
 
-def test_kinds_that_go_on_as_each_other_are_those_with_one_meaning() -> None:
+def test_kinds_that_continue_each_other_are_those_with_one_meaning() -> None:
     kinds: dict[str, set[str]] = defaultdict(set)
     for kind, rule in RULES.items():
         if rule.means:
@@ -49,6 +49,6 @@ def test_kinds_that_go_on_as_each_other_are_those_with_one_meaning() -> None:
     assert list(kinds.values()) == [compatibility._COUNTS]
 
 
-def test_the_operators_page_lists_what_is_held() -> None:
+def test_the_operators_page_lists_the_supported_functions() -> None:
     (listed,) = re.findall(r"\nAggregates: ([^.]+)\.", (ROOT / "docs" / "operators.md").read_text())
     assert re.split(r",\s+", listed) == supported_functions()

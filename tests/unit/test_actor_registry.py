@@ -29,7 +29,7 @@ def test_a_worker_that_remembers_a_previous_incarnation_does_not_end_the_new_one
     assert not registry.is_dead(SECOND)
 
 
-def test_what_a_worker_remembers_counts_where_nothing_is_known() -> None:
+def test_a_restarted_registry_takes_the_incarnation_that_a_worker_remembers() -> None:
     registry = ActorRegistry()  # the coordinator has just restarted
     assert registry.newest(FIRST) == FIRST
     assert not registry.is_dead(FIRST)

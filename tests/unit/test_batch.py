@@ -1,4 +1,4 @@
-"""Which watermark a batch goes by: Spark's own, or that of its rows for an operator that closes early."""
+"""The watermark of a batch: Spark's own, or that of its rows for an operator that closes early."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def early(schema: StateSchema) -> StateSchema:
     return replace(schema, event_time=EventTime(("s/0",)))
 
 
-def test_sparks_watermarks_are_taken_as_they_are() -> None:
+def test_sparks_watermarks_are_used_unchanged() -> None:
     times = event_times(SCHEMA, grant(Watermarks(1_000)), HEADER, {0: 99_000})
     assert times == EventTimes(late_ms=1_000, seen_ms=2_000, after=Watermarks(2_000))
 
 
-def test_an_operator_that_closes_early_goes_by_the_batch() -> None:
+def test_an_operator_that_closes_early_uses_the_watermark_of_the_batch() -> None:
     times = event_times(early(SCHEMA), grant(Watermarks(1_500)), HEADER, {0: 99_000})
     assert (times.late_ms, times.seen_ms, times.after.input_ms) == (1_500, 1_500, 99_000)
 
 
-def test_what_was_closed_early_stays_closed_once_spark_is_followed() -> None:
+def test_rows_that_were_closed_early_stay_closed_once_sparks_watermark_is_used() -> None:
     times = event_times(SCHEMA, grant(Watermarks(50_000, 50_000, {"s/0": 50_000})), HEADER, {})
     assert (times.late_ms, times.after.input_ms) == (50_000, 50_000)

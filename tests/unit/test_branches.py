@@ -45,7 +45,9 @@ async def commit(coordinator: CoordinatorHarness, batches: range, run: str = "ru
     return files
 
 
-async def make(coordinator: CoordinatorHarness, version: int, name: str = "what_if", parent: str = "s") -> Branch:
+async def create_branch(
+    coordinator: CoordinatorHarness, version: int, name: str = "what_if", parent: str = "s"
+) -> Branch:
     created = await (await coordinator.opened(parent)).create_metadata(CREATED)
     return await coordinator.branching.make(created, version, name)
 
@@ -62,8 +64,8 @@ async def add_snapshot(coordinator: CoordinatorHarness, state: str, version: int
     return file
 
 
-async def let_go(coordinator: CoordinatorHarness, state: str) -> None:
-    """Retain the newest version only."""
+async def keep_newest_only(coordinator: CoordinatorHarness, state: str) -> None:
+    """Truncate a state so that only its newest version is retained."""
     writer = await coordinator.opened(state)
     await writer.decide(lambda ledger: (ledger.decide_truncation(1)[0], None))
 
@@ -86,7 +88,7 @@ def test_a_branch_is_the_parents_version_and_no_file_of_rows_is_written() -> Non
     ) -> None:
         files = await commit(new, range(4))
         before = {info.path: info.size for info in objects.list("")}
-        branch = await make(new, 3)
+        branch = await create_branch(new, 3)
         assert (branch.state_name, branch.parent, branch.version, branch.query_id) == ("what_if", "s", 3, "")
         assert (branch.num_shards, branch.shared_files, branch.shared_bytes) == (
             1,
@@ -106,7 +108,7 @@ def test_a_branch_is_the_parents_version_and_no_file_of_rows_is_written() -> Non
             with pytest.raises(InvalidRequestError, match="there is a state of that name"):
                 await old.branching.existing(parent, version, "what_if")
         with pytest.raises(InvalidRequestError, match="there is a state of that name"):
-            await make(new, 2)
+            await create_branch(new, 2)
         with pytest.raises(StateMismatchError, match="the state is a branch, and this checkpoint does not begin with"):
             await commit(new, range(1), "run-2", "what_if")
         # State and branch continue independently, the branch with its own query.
@@ -124,10 +126,10 @@ def test_versions_that_are_not_there_cannot_be_branched() -> None:
     ) -> None:
         await commit(new, range(4))
         await add_snapshot(new, "s", 3)
-        await let_go(new, "s")
+        await keep_newest_only(new, "s")
         for version in (0, 2, 5):
             with pytest.raises(VersionNotFoundError, match="oldest=`3` newest=`4`"):
-                await make(new, version)
+                await create_branch(new, version)
         assert objects.folders() == ["s"]
 
     run(scenario)
@@ -142,7 +144,7 @@ def test_a_name_that_a_query_took_meanwhile_is_refused_for_a_branch() -> None:
         # The metadata of a query that has no lease yet.
         await (await old.opened("what_if")).create_metadata(replace(CREATED, state_name="what_if", num_shards=3))
         with pytest.raises(InvalidRequestError, match="there is a state of that name"):
-            await make(new, 1)
+            await create_branch(new, 1)
 
     run(scenario)
 
@@ -152,9 +154,9 @@ def test_a_branch_whose_log_cannot_be_read_keeps_files_and_names_itself(caplog: 
         old: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, _: GatedObjectStore
     ) -> None:
         files = await commit(new, range(3))
-        await make(new, 2)
+        await create_branch(new, 2)
         await add_snapshot(new, "s", 3)
-        await let_go(new, "s")
+        await keep_newest_only(new, "s")
         for info in objects.list("what_if/manifest"):
             objects.put(info.path, b"damaged")
         await asyncio.sleep(1.1 * GRACE_S)
@@ -171,23 +173,23 @@ def test_files_stay_as_long_as_a_branch_or_a_branch_of_it_needs_them() -> None:
         _: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, __: GatedObjectStore
     ) -> None:
         files = await commit(new, range(3))
-        await make(new, 2)
+        await create_branch(new, 2)
         branch_files = await commit(new, range(2, 4), "run-2", "what_if")
-        await make(new, 3, "deeper", "what_if")
+        await create_branch(new, 3, "deeper", "what_if")
         snapshot = await add_snapshot(new, "s", 3)
-        await let_go(new, "s")
+        await keep_newest_only(new, "s")
         await asyncio.sleep(1.1 * GRACE_S)
         assert await new.clean() == []
         assert stored(objects, "s") == {*files, snapshot}
         # The first branch now has its own snapshot and does not need the parent's files; the second branch still does.
         await add_snapshot(new, "what_if", 4)
-        await let_go(new, "what_if")
+        await keep_newest_only(new, "what_if")
         assert needed(objects, "what_if") & set(files) == set()
         assert await new.clean() == []
         assert await new.clean("what_if") == []
         await commit(new, range(3, 4), "run-3", "deeper")
         await add_snapshot(new, "deeper", 4)
-        await let_go(new, "deeper")
+        await keep_newest_only(new, "deeper")
         await asyncio.sleep(1.1 * GRACE_S)
         # The commit of the oldest retained version is kept as long as the version is.
         assert await new.clean() == files[:2]
@@ -211,20 +213,20 @@ def test_a_branch_that_is_created_while_a_coordinator_cleans_lacks_no_file(
         # The cleaner hangs between reading the state's branches and reading which files they need.
         monkeypatch.setattr(old.cleaner, "_writer_of", opened)
         files = await commit(new, range(3))
-        await make(new, 2)
+        await create_branch(new, 2)
         await add_snapshot(new, "s", 3)
-        await let_go(new, "s")
+        await keep_newest_only(new, "s")
         await commit(new, range(2, 3), "run-2", "what_if")
         objects.put("s/0/0/9-0f.delta", b"of a failed attempt")
         await asyncio.sleep(1.1 * GRACE_S)
         gated.gate.clear()
         cleaning = asyncio.create_task(old.clean())
         await wait_for_event(gated.reached)
-        # The branch gets a branch, and then needs the parent's files no more.
-        branch = await make(new, 2, "deeper", "what_if")
+        # The branch gets a branch, and then does not need the parent's files any more.
+        branch = await create_branch(new, 2, "deeper", "what_if")
         assert branch.shared_files == 2
         await add_snapshot(new, "what_if", 3)
-        await let_go(new, "what_if")
+        await keep_newest_only(new, "what_if")
         gated.gate.set()
         await cleaning
         assert needed(objects, "deeper") == set(files[:2]) <= stored(objects, "s")
@@ -241,7 +243,7 @@ def test_while_a_branch_may_come_nothing_is_deleted_and_a_creator_that_slept_too
         await old.opened("what_if")
         await asyncio.sleep(1.1 * GRACE_S)
         gated.gate.clear()
-        making = asyncio.create_task(make(old, 2))
+        creating = asyncio.create_task(create_branch(old, 2))
         await wait_for_event(gated.reached)
         gated.gate.set()
         await asyncio.sleep(0)
@@ -249,18 +251,18 @@ def test_while_a_branch_may_come_nothing_is_deleted_and_a_creator_that_slept_too
         gated.reached.clear()
         await wait_for_event(gated.reached)
         snapshot = await add_snapshot(new, "s", 3)
-        await let_go(new, "s")
+        await keep_newest_only(new, "s")
         assert ManifestLog(objects, "s", "").load().branches.keys() == {"what_if"}
         assert await new.clean() == []
         await asyncio.sleep(1.1 * GRACE_S)
         assert await new.clean() == files[:2]
         gated.gate.set()
         with pytest.raises(InvalidRequestError, match="took so long that files"):
-            await making
+            await creating
         assert stored(objects, "s") == {files[2], snapshot}
         assert not ManifestLog(objects, "what_if", "").load().has_versions()
         # Within the time it is created.
-        assert (await make(new, 3)).shared_files == 2
+        assert (await create_branch(new, 3)).shared_files == 2
 
     run(scenario, "put_if_absent")
 
@@ -270,7 +272,7 @@ def test_checkpoints_of_the_log_have_the_branches() -> None:
         _: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, __: GatedObjectStore
     ) -> None:
         await commit(new, range(2))
-        await make(new, 1)
+        await create_branch(new, 1)
         for name in ("s", "what_if"):
             log = ManifestLog(objects, name, "other", checkpoint_interval=1)
             ledger = log.load()

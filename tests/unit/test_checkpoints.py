@@ -105,7 +105,7 @@ def test_a_small_ledger_is_one_file() -> None:
     assert writer.objects.list("clicks/parts") == []
 
 
-def test_a_checkpoint_writes_what_is_new_only() -> None:
+def test_a_checkpoint_writes_only_new_records() -> None:
     writer = LogWriter(LogObjects())
     for _ in range(10):
         writer.batch()

@@ -113,7 +113,7 @@ def test_a_coordinator_that_sleeps_while_it_cleans_deletes_nothing_that_its_succ
     two_coordinators(scenario, hangs)
 
 
-def test_a_coordinator_that_was_replaced_unawares_cleans_by_its_successors_log() -> None:
+def test_a_coordinator_that_does_not_know_its_successor_cleans_by_the_successors_log() -> None:
     async def scenario(
         old: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, _: GatedObjectStore
     ) -> None:
@@ -186,7 +186,7 @@ def listings(
     return times
 
 
-def test_a_busy_state_is_listed_four_times_in_a_grace_period_whatever_happens() -> None:
+def test_a_busy_state_is_listed_four_times_in_a_grace_period() -> None:
     schedule = ListingSchedule(3600, 0)
     times = listings(schedule, range(60, 100_000, 60), lambda now_s: now_s, lambda _: True)
     assert times[0] == 3660, "the first round at which readers from before the start are done"

@@ -59,7 +59,7 @@ def test_the_head_can_ask_aws_for_workers(config: dict[str, Any]) -> None:
     assert any("boto3" in command for command in config["head_setup_commands"])
 
 
-def test_workers_are_marked_as_places_for_stores(config: dict[str, Any]) -> None:
+def test_workers_have_the_resource_for_store_actors(config: dict[str, Any]) -> None:
     assert config["available_node_types"]["worker"]["resources"]["statefleet_store"] == 1
     assert "statefleet_store" not in config["available_node_types"]["head"]["resources"]
 

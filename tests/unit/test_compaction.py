@@ -205,7 +205,7 @@ def test_memory_follows_what_versions_hold(case: str) -> None:
     assert largest < 5 * 8 * BATCH
 
 
-def test_what_is_all_in_use_is_not_copied() -> None:
+def test_a_pool_that_is_fully_in_use_is_not_copied() -> None:
     schema = StateSchema((Field("k", "string"),), (Field("v", "string"),), (LARGEST,), None, None, "update")
     shard = AggregateShard(replace(schema))
     pools = set()

@@ -103,7 +103,7 @@ class Model:
         if is_new:
             self.retired |= {self.run} - {""}
             self.run, self.epoch = run, self.epoch + 1
-            self.leases = {leased: (self.epoch, where) for leased, (_, where) in self.leases.items()}
+            self.leases = {leased: (self.epoch, location) for leased, (_, location) in self.leases.items()}
         if partition not in self.leases or self.leases[partition][1].instance_id in lost:
             self.epoch += 1
             self.leases[partition] = (self.epoch, local)
@@ -142,7 +142,9 @@ class Model:
                 self.chains[shard] = [later for later in chain if later.version not in superseded]
                 written = {first.version} if shard[1] in {commit.store_name for commit in entries} else set()
                 snapshots = self.snapshots.get(shard, [])
-                self.snapshots[shard] = [other for other in snapshots if other.version not in superseded | written]
+                self.snapshots[shard] = [
+                    snapshot for snapshot in snapshots if snapshot.version not in superseded | written
+                ]
         return entries
 
     def snapshot(self, new: SnapshotEntry) -> bool:
@@ -334,12 +336,12 @@ class CoordinatorMachine(RuleBasedStateMachine):
         return self.granted[-1 - min(pick % 6, pick % len(self.granted))]
 
     @precondition(lambda self: self.granted)
-    @rule(who=WHO, pick=PICK, change=CHANGE, other=CHANGE, wrong=st.sampled_from((0,) * 8 + (-1, 1)))
-    def commit(self, who: int, pick: int, change: Rows, other: Rows, wrong: int) -> None:
+    @rule(who=WHO, pick=PICK, change=CHANGE, second_change=CHANGE, wrong=st.sampled_from((0,) * 8 + (-1, 1)))
+    def commit(self, who: int, pick: int, change: Rows, second_change: Rows, wrong: int) -> None:
         granted = self.pick_granted(pick)
         entries = self.entries(granted, self.runs[granted.grant.lease.run_id])
         entries = [replace(entry, base_version=entry.base_version + wrong) for entry in entries]
-        changes = [change, other][: len(entries)]
+        changes = [change, second_change][: len(entries)]
         self.tried.append((entries, changes))
         self.check_commit(self.answer(who, lambda ledger: ledger.decide_commits(entries)), entries, changes)
 
@@ -350,12 +352,12 @@ class CoordinatorMachine(RuleBasedStateMachine):
         self.check_commit(self.answer(who, lambda ledger: ledger.decide_commits(entries)), entries, changes)
 
     @precondition(lambda self: self.granted)
-    @rule(pick=PICK, change=CHANGE, other=CHANGE)
-    def commit_at_both_at_once(self, pick: int, change: Rows, other: Rows) -> None:
+    @rule(pick=PICK, change=CHANGE, second_change=CHANGE)
+    def commit_at_both_at_once(self, pick: int, change: Rows, second_change: Rows) -> None:
         """Two attempts, each at another coordinator: the attempt that writes its log record first wins."""
         granted = self.pick_granted(pick)
         stores = self.runs[granted.grant.lease.run_id]
-        attempts = [(self.entries(granted, stores), [rows] * len(stores)) for rows in (change, other)]
+        attempts = [(self.entries(granted, stores), [rows] * len(stores)) for rows in (change, second_change)]
 
         async def race() -> list[Any]:
             left, right = (entries for entries, _ in attempts)
@@ -504,9 +506,9 @@ def test_a_store_that_a_run_left_out_is_read_after_the_other_stores_meanwhile_we
     state.start_run(who=0, partition=0, back=0, local="a", stores=STORES)
     state.run_a_batch(who=0, changes=({}, {"a": 1}), local="a", then=0)
     state.start_run(who=0, partition=0, back=-1, local="a", stores=STORES[:1])
-    state.commit(who=0, pick=0, change={}, other={}, wrong=0)
+    state.commit(who=0, pick=0, change={}, second_change={}, wrong=0)
     state.start_run(who=0, partition=0, back=-1, local="a", stores=STORES)
-    state.commit(who=0, pick=0, change={}, other={"b": 2}, wrong=0)
+    state.commit(who=0, pick=0, change={}, second_change={"b": 2}, wrong=0)
     state.snapshot(who=0, pick=0)
     state.truncate(who=0, keep=1)
     state.both_coordinators_and_the_log_agree()

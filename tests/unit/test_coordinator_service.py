@@ -37,18 +37,18 @@ async def leased(coordinator: Coordinator, partition: int, name: str) -> StateSt
     return StateStoreProviderId(grant.lease.store_id, "run-1")
 
 
-def test_a_restarted_coordinator_has_no_shard_unloaded_that_is_still_leased_to_who_reports_it() -> None:
+def test_a_restarted_coordinator_unloads_no_shard_that_is_still_leased_to_the_reporting_actor() -> None:
     store = MemoryObjectStore()
 
     async def scenario() -> None:
         first = coordinator_over(store)
         reported = [await leased(first, partition, "a") for partition in (0, 1)]
-        other = await leased(first, 2, "b")
+        of_another_actor = await leased(first, 2, "b")
         arriving = await leased(first, 3, "a")
         # A restart forgets who reported what; the leases of shards are in the log.
         restarted = coordinator_over(store)
-        opened = await restarted.open_instance(arriving, actor("a"), [*reported, other], 1, ["default"])
-        assert opened.stale == (other,)
+        opened = await restarted.open_instance(arriving, actor("a"), [*reported, of_another_actor], 1, ["default"])
+        assert opened.stale == (of_another_actor,)
         assert restarted._instances.registry.verify_if_instance_active(reported[0], actor("a"))
         # A run that has ended does not need its shards any more.
         ended = coordinator_over(store)
@@ -109,7 +109,7 @@ def test_partitions_that_are_leased_to_another_store_actor_are_returned_in_one_a
     asyncio.run(scenario())
 
 
-def test_what_a_killed_drivers_run_had_is_forgotten_once_another_run_has_the_state() -> None:
+def test_instances_of_a_killed_drivers_run_are_forgotten_once_another_run_has_the_state() -> None:
     store = MemoryObjectStore()
 
     async def scenario() -> None:

@@ -126,7 +126,7 @@ def survey() -> Survey:
     return Survey(objects, STATES, read, damages)
 
 
-def test_nothing_is_wrong_with_what_is_damaged(survey: Survey) -> None:
+def test_the_undamaged_states_have_the_expected_rows_and_files(survey: Survey) -> None:
     expected = survey.expected
     assert not [name for name, rows in expected.items() if rows.startswith(ERROR) and name[-1] not in "123"]
     assert expected[f"{PARENT} 4"] == expected[f"{BRANCH} 4"] != expected[f"{PARENT} 6"]

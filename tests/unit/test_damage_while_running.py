@@ -49,7 +49,7 @@ def running_query(seed: str) -> tuple[RunningFleet, RunningQuery]:
     return fleet, query
 
 
-def goes_on(fleet: RunningFleet, query: RunningQuery, run_batch: Callable[[RunningQuery], None]) -> None:
+def continues(fleet: RunningFleet, query: RunningQuery, run_batch: Callable[[RunningQuery], None]) -> None:
     for _ in range(2):
         run_batch(query)
     fleet.shards.partitions.maintain(1)
@@ -80,7 +80,7 @@ def is_started_again(fleet: RunningFleet, query: RunningQuery, run_batch: Callab
         fleet.do(fleet.coordinator.clean(STATE, False))
 
 
-FOLLOWING = {follow.__name__: follow for follow in (goes_on, is_rescaled, is_branched, is_started_again)}
+FOLLOWING = {follow.__name__: follow for follow in (continues, is_rescaled, is_branched, is_started_again)}
 
 
 def needed(objects: MemoryObjectStore) -> list[str]:

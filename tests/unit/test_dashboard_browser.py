@@ -147,7 +147,7 @@ def test_what_one_cause_did_to_several_shards_is_one_row_and_maintenance_is_aske
         expect(rows).to_contain_text("snapshots of 8 shards")
 
 
-def test_queries_are_sorted_by_what_is_asked_for(page: Page) -> None:
+def test_queries_are_sorted_by_the_chosen_column(page: Page) -> None:
     with served(FedFleet(4, 8)) as url:
         page.goto(f"{url}#/queries")
         names = page.locator("tbody .name-cell")
@@ -171,7 +171,7 @@ def test_colours_are_the_systems_until_a_user_chooses_and_are_kept(page: Page) -
         expect(html).to_have_attribute("data-theme", "light")
 
 
-def test_names_are_text_and_what_is_not_known_is_no_null(page: Page) -> None:
+def test_names_are_text_and_unknown_values_are_not_shown_as_null(page: Page) -> None:
     fed = FedFleet(1, 2)
     (query,) = fed.watch({})["queries"]
     nothing = dict.fromkeys(("rows_per_second", "watermark_ms", "locality", "last_commit_ms", "batch_id"))
@@ -223,7 +223,7 @@ class AbsentFleet(FedFleet):
         return super().watch(known)
 
 
-def test_what_is_known_stays_when_the_coordinator_or_the_server_is_away_and_the_page_goes_on_by_itself(
+def test_the_last_picture_stays_while_the_coordinator_or_the_server_is_away_and_the_page_recovers_by_itself(
     page: Page,
 ) -> None:
     fleet = AbsentFleet(1, 4)

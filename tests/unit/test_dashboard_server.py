@@ -120,10 +120,13 @@ def test_a_cookie_is_of_one_dashboard_and_does_not_reveal_the_token(locked: str)
     assert TOKEN not in headers["set-cookie"]
     assert ask(locked, "/", {"Cookie": f"{name}={TOKEN}"})[0] == 401, "the token itself is no cookie"
     assert ask(locked, "/", {"Authorization": f"Bearer {value}"})[0] == 401, "a cookie is no token"
-    other = Access("another fleet's token", only_loopback_names=False)
+    other_access = Access("another fleet's token", only_loopback_names=False)
     # A browser keeps both cookies: cookies do not depend on the port.
-    assert other._cookie_name != name
-    assert ask(locked, "/", {"Cookie": f"{other._cookie_name}={other._cookie_value}; {name}={value}"})[0] == 200
+    assert other_access._cookie_name != name
+    assert (
+        ask(locked, "/", {"Cookie": f"{other_access._cookie_name}={other_access._cookie_value}; {name}={value}"})[0]
+        == 200
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,7 +163,7 @@ def test_loopbacks_need_no_token(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.4", "head.example", "localhost.example", ""])
-def test_everything_else_does(host: str) -> None:
+def test_other_hosts_need_a_token(host: str) -> None:
     assert not is_loopback(host)
 
 
@@ -189,7 +192,7 @@ def test_where_it_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- the page -----------------------------------------------------------------------------------------------------
 
 
-def test_the_page_needs_nothing_from_elsewhere_and_makes_no_markup_of_text(url: str) -> None:
+def test_the_page_fetches_nothing_from_other_sites_and_makes_no_markup_of_text(url: str) -> None:
     code, headers, page = ask(url, "/")
     assert (code, headers["content-type"]) == (200, "text/html; charset=utf-8")
     policy = headers["content-security-policy"]
@@ -228,7 +231,7 @@ def test_the_library_comes_with_its_licence_as_its_makers_gave_it() -> None:
         "/vendor",
     ],
 )
-def test_what_is_not_there_is_not_found(url: str, path: str) -> None:
+def test_unknown_paths_are_not_found(url: str, path: str) -> None:
     code, headers, text = ask(url, path)
     assert code == 404
     assert "import" not in text
@@ -256,7 +259,7 @@ def events(url: str, count: int) -> list[tuple[str, dict[str, Any]]]:
     return received
 
 
-def test_the_stream_begins_with_everything_and_goes_on_with_what_changed(url: str) -> None:
+def test_the_stream_begins_with_the_whole_picture_and_continues_with_changes(url: str) -> None:
     (first, view), (second, change) = events(url, 2)
     assert (first, second) == ("view", "change")
     assert len(view["tables"]["shards"]) == 6

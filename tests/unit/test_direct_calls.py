@@ -180,15 +180,15 @@ def test_a_slow_store_actor_is_not_waited_for_again(actor: EchoActor, monkeypatc
 def test_callers_do_not_wait_for_a_connection(actor: EchoActor) -> None:
     """Otherwise each unreachable store actor would cost a look-up of keys in all of them a second."""
     caller = Caller(actor.direct.address)
-    goes_on, find = threading.Event(), caller.calls._address_of
+    resume, find = threading.Event(), caller.calls._address_of
 
     def slow(actor_name: str) -> DirectAddress | None:
-        assert goes_on.wait(30)
+        assert resume.wait(30)
         return find(actor_name)
 
     caller.calls._address_of = slow
     assert [caller.ask_at_once(b"x") for _ in range(3)] == [None] * 3
-    goes_on.set()
+    resume.set()
     until(lambda: caller.ask_at_once(b"x") == b"xx")
     assert caller.looked_up == 1
 
@@ -211,13 +211,13 @@ def test_signals_do_not_keep_a_caller_waiting(actor: EchoActor, monkeypatch: pyt
     caller = Caller(actor.direct.address)
     assert caller.ask(b"x") == b"xx"
     monkeypatch.setattr(direct_client, "_PATIENCE_S", 0.3)
-    came: list[int] = []
-    previous = signal.signal(signal.SIGALRM, lambda *_: came.append(1))
+    signals: list[int] = []
+    previous = signal.signal(signal.SIGALRM, lambda *_: signals.append(1))
     signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
     try:
         started = time.monotonic()
         assert caller.ask(b"slow") is None
-        assert came
+        assert signals
         assert time.monotonic() - started < 20
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

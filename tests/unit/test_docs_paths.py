@@ -50,7 +50,7 @@ def _expanded(path: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
-def test_what_is_named_is_there(document: Path) -> None:
+def test_every_named_path_exists(document: Path) -> None:
     assert not {path for path in paths(document.read_text()) if not _is_there(path)}
 
 
@@ -59,7 +59,7 @@ def _is_there(path: str) -> bool:
     return file.is_dir() if path.endswith("/") else file.exists()
 
 
-def test_the_check_sees_what_is_a_path() -> None:
+def test_the_check_recognises_paths() -> None:
     text = """`a/b.py` `docs/x`, `store_actors/{one,two}.py` and `pytest tests/unit/y.py -s`, `tests/data/`; not `s3://docs/x`,
 `/docs/x`, `<state>/manifest/x.json`, `sum/count`, `file:///docs/x.md`, `x`, `s3://bucket/prefix` or
 ```python

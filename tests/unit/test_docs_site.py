@@ -38,7 +38,7 @@ _OF_STYLES = re.compile(r"""url\(\s*['"]?([^'")]+)|@import\s+['"]([^'"]+)""")
 _OF_SCRIPTS = re.compile(r"""(?:fetch|importScripts|import|\.src\s*=|\.open)\s*\(?\s*['"`](?:https?:)?//""")
 
 
-class Seen(HTMLParser):
+class PageLinks(HTMLParser):
     """The links, fetched files and ids of an HTML file."""
 
     def __init__(self, file: Path) -> None:
@@ -86,11 +86,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_link_and_anchor_of_the_site_is_there(site: Path) -> None:
-    pages = {file: Seen(file) for file in site.glob("*.html")}
+    pages = {file: PageLinks(file) for file in site.glob("*.html")}
     assert {f"{page.stem}.html" for page in PAGES} <= {file.name for file in pages}
     wrong = []
-    for file, seen in pages.items():
-        for link in [*seen.links, *seen.fetched]:
+    for file, links_of_file in pages.items():
+        for link in [*links_of_file.links, *links_of_file.fetched]:
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:
                 continue
@@ -102,7 +102,7 @@ def test_every_link_and_anchor_of_the_site_is_there(site: Path) -> None:
 
 
 def test_nothing_of_the_site_is_fetched_from_other_sites(site: Path) -> None:
-    fetched = [(file, address) for file in site.rglob("*.html") for address in Seen(file).fetched]
+    fetched = [(file, address) for file in site.rglob("*.html") for address in PageLinks(file).fetched]
     fetched += [
         (file, address)
         for file in [*site.rglob("*.css"), *site.rglob("*.svg")]
@@ -123,7 +123,7 @@ def test_a_search_has_the_text_of_every_page_and_nothing_is_fetched_for_it(site:
 
 
 def test_every_page_is_one_click_away(site: Path) -> None:
-    linked = {urlsplit(link).path for link in Seen(site / "index.html").links}
+    linked = {urlsplit(link).path for link in PageLinks(site / "index.html").links}
     assert {f"{page.stem}.html" for page in PAGES} <= linked | {"index.html"}
 
 

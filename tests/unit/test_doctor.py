@@ -102,7 +102,7 @@ def test_shared_memory_has_to_hold_rays_objects(tmp_path: Path) -> None:
     assert machine.shared_memory(str(tmp_path / "nothing")).outcome is WARNING
 
 
-def test_a_folder_that_is_not_there_has_no_room(tmp_path: Path) -> None:
+def test_a_folder_that_does_not_exist_has_no_disk_space(tmp_path: Path) -> None:
     assert "free" in machine.disk_room("disk", tmp_path).found
     assert machine.disk_room("disk", tmp_path / "nothing").outcome is WRONG
 

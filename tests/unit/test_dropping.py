@@ -280,7 +280,7 @@ def test_a_state_that_lost_only_its_metadata_is_not_taken_for_no_state() -> None
     run(scenario)
 
 
-def test_a_branch_that_was_deleted_by_hand_leaves_nothing_behind_and_gives_back_files() -> None:
+def test_a_branch_that_was_deleted_by_hand_leaves_nothing_behind_and_frees_files() -> None:
     async def scenario(service: ServiceHarness, objects: MemoryObjectStore) -> None:
         await service.commit("run-1", 0)
         await service.commit("run-1", 1)
@@ -305,7 +305,7 @@ def test_a_drop_is_in_checkpoints() -> None:
     assert (reloaded.drops, reloaded.is_dropped, reloaded.dropped_metadata) == (1, True, CREATED.to_json())
 
 
-def test_shards_of_a_query_that_ended_leave_memory_after_a_time_that_can_be_set_and_come_back() -> None:
+def test_shards_of_an_ended_query_leave_memory_after_a_configured_time_and_are_loaded_again() -> None:
     async def scenario(_: ServiceHarness, objects: MemoryObjectStore) -> None:
         service = ServiceHarness(objects, Maintenance(unload_after_s=600))
         await service.commit("run-1", 0)

@@ -71,7 +71,7 @@ class DoubtfulObjectStore(LocalObjectStore):
         super().ensure_durable(path)
 
 
-def test_no_record_goes_for_a_checkpoint_that_may_not_outlive_a_power_loss(tmp_path: Path) -> None:
+def test_no_record_is_deleted_for_a_checkpoint_that_may_not_survive_a_power_loss(tmp_path: Path) -> None:
     store, clock = DoubtfulObjectStore(tmp_path), LaterClock()
     log = ManifestLog(store, "s", "coordinator", checkpoint_interval=2)
     ledger = log.load()
@@ -114,7 +114,7 @@ class SleepsBeforeNaming:
 
 
 @pytest.mark.parametrize("put", ["put", "put_if_absent"])
-def test_a_writer_whose_file_was_taken_for_a_dead_ones_fails_and_leaves_nothing(tmp_path: Path, put: str) -> None:
+def test_a_writer_whose_file_was_deleted_as_a_leftover_fails_and_leaves_nothing(tmp_path: Path, put: str) -> None:
     store = LocalObjectStore(tmp_path, SleepsBeforeNaming())
     with pytest.raises(StorageUnavailableError, match="what was committed is untouched"):
         getattr(store, put)("s/0/0/1-a.delta", b"1")

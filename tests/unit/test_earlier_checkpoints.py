@@ -89,8 +89,8 @@ def test_a_run_of_this_release_continues_it_over_a_checkpoint_and_a_rescale() ->
             rows = pa.RecordBatch.from_pylist([row], schema=SUMS.raw_schema())
             query.apply(ShardInput.of_raw(SUMS, rows), 0, store)
     query.fleet.coordinator.restart()
-    (gone_on,) = query.state() - Counter(EXPECTED["rows"][str(NEWEST)])
-    assert "('a0_sum', 21)" in gone_on
+    (new_row,) = query.state() - Counter(EXPECTED["rows"][str(NEWEST)])
+    assert "('a0_sum', 21)" in new_row
     assert not Counter(EXPECTED["rows"][str(NEWEST)]) - query.state()
     assert any("/checkpoints/" in path for path in set(paths(objects, "")) - before)
     assert damaged(objects) == ()

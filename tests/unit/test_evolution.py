@@ -99,7 +99,7 @@ def test_a_cast_in_the_query_distinguishes_two_aggregates_and_may_become_wider()
         ([COUNT, replace(SUM, meaning="")], [COUNT], "does not say what its aggregates mean"),
     ],
 )
-def test_what_is_not_the_same_aggregate_in_a_wider_type_is_refused(
+def test_a_change_that_is_not_the_same_aggregate_in_a_wider_type_is_refused(
     previous: list[Accumulator], new: list[Accumulator], reason: str
 ) -> None:
     with pytest.raises(ValueError, match=reason):
@@ -281,7 +281,7 @@ def test_rows_keep_what_stays_in_any_order_and_wider() -> None:
         evolve_groups(rows, previous, replace(new, keys=(Field("k", "int64"),)), "file")
 
 
-def test_lists_go_on_when_their_elements_become_wider() -> None:
+def test_lists_are_kept_when_their_elements_become_wider() -> None:
     small = [
         accumulator(KINDS.COLLECT_LIST, "CollectList(v)", "list<int32>"),
         accumulator(KINDS.COLLECT_SET, "CollectSet(d)", "list<decimal(12,2)>"),
@@ -380,7 +380,7 @@ def rows_by_key(rows: pa.Table) -> dict[str, tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_a_changed_query_goes_on_from_its_state(in_memory: bool) -> None:
+def test_a_changed_query_continues_from_its_state(in_memory: bool) -> None:
     first, second = schema(COUNT, SUM), schema(MAX, SUM, COUNT)
     query = EvolvingQuery(first)
     query.run(0, "run-1", first, a=5, b=7)
@@ -467,7 +467,7 @@ def test_a_refused_change_leaves_no_trace() -> None:
     assert query.run(1, "run-1", first, a=4) == {"a": (2, 4)}
 
 
-def test_a_state_from_before_meanings_goes_on_unchanged_and_refuses_changes() -> None:
+def test_a_state_without_fingerprints_continues_unchanged_and_refuses_changes() -> None:
     def nameless(item: Accumulator) -> Accumulator:
         return replace(item, meaning="")
 

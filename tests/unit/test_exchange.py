@@ -163,7 +163,7 @@ def test_a_shard_without_rows_gets_empty_tables_of_the_right_types() -> None:
     assert (empty.rows.rows_read, empty.watermarks_ms, empty.header) == (0, {}, None)
 
 
-def test_timestamps_keep_their_instant_whatever_the_session_time_zone() -> None:
+def test_timestamps_keep_their_instant_in_any_session_time_zone() -> None:
     schema = StateSchema((Field("k", "timestamp"),), (), KEYED.accumulators[:1], None, None, "update")
     column = pa.array([1_700_000_000_000_000], pa.timestamp("us", tz="Europe/Berlin"))
     batch = pa.record_batch([column, pa.array([7], pa.int32())], names=["k", HASH_COLUMN])

@@ -58,7 +58,7 @@ def decimals(kind: str, *values: str | None) -> pa.Array:
 X, Y = column("x"), column("y")
 
 
-def test_what_is_divided_by_zero_is_null() -> None:
+def test_a_division_by_zero_is_null() -> None:
     assert computed(call("/", X, Y), x=doubles(1, -3, 1, None), y=doubles(0.0, 2, -0.0, 1)) == [None, -1.5, None, None]
     assert computed(call("/", X, literal("float64", 0.0)), x=doubles(1.0)) == [None]
     tree = call("/", X, Y, type="decimal(12,6)")

@@ -122,12 +122,12 @@ def test_a_checkpoint_of_a_backup_from_which_the_state_continued_differently_is_
     assert [(damage.file, "its record_id is" in damage.problem) for damage in damages] == [(newest, True)]
 
 
-def replaced_by_another(folder: Path, other: Path) -> None:
+def replaced_by_another(folder: Path, other_folder: Path) -> None:
     shutil.rmtree(folder / "s")
-    shutil.copytree(other / "s", folder / "s")
+    shutil.copytree(other_folder / "s", folder / "s")
 
 
-def put_back(folder: Path, other: Path) -> None:
+def put_back(folder: Path, other_folder: Path) -> None:
     for file in sorted((folder / "s" / "manifest").iterdir())[-4:]:
         file.unlink()
 

@@ -17,13 +17,13 @@ from coordinator.model.type_names import words_type
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from tests.unit.accumulator_values import VALUES
-from tests.unit.fold_rows import Rows, both, parts_of, raw, run, schema_of
+from tests.unit.fold_rows import Rows, merge_or_not, parts_of, raw, run, schema_of
 
 K = AccumulatorKind
 INT64 = VALUES["int64"]
 
 
-@both
+@merge_or_not
 @given(parts=parts_of(INT64))
 @settings(max_examples=30, deadline=None)
 def test_bits(merge: bool, parts: list[Rows]) -> None:
@@ -33,7 +33,7 @@ def test_bits(merge: bool, parts: list[Rows]) -> None:
         assert row["s"] == (functools.reduce(fold, present) if present else None)
 
 
-@both
+@merge_or_not
 @given(parts=parts_of(st.floats(-1e3, 1e3)))
 @settings(max_examples=30, deadline=None)
 def test_product(merge: bool, parts: list[Rows]) -> None:
@@ -42,7 +42,7 @@ def test_product(merge: bool, parts: list[Rows]) -> None:
     assert row["s"] == (pytest.approx(math.prod(present), rel=1e-9) if present else None)
 
 
-@both
+@merge_or_not
 @pytest.mark.parametrize(("type_name", "bits"), [("int64", 64), ("int32", 32)])
 def test_a_checked_sum_is_null_for_good_once_it_overflowed(merge: bool, type_name: str, bits: int) -> None:
     schema = schema_of(K.SUM_INT_OR_NULL, [type_name], [Field("s", type_name), Field("e", "bool", False)])
@@ -77,7 +77,7 @@ def test_a_batch_that_overflows_a_strict_sum_is_refused() -> None:
         shard.apply(ShardInput((raw(schema, [(2**62,)]), empty), 1), 0, 2)
 
 
-@both
+@merge_or_not
 @pytest.mark.parametrize("ordering", ["int64", "float64", "decimal(38,0)", "string", "timestamp", "bool"])
 @pytest.mark.parametrize("type_name", ["string", "decimal(7,2)", "int32"])
 def test_value_by_an_ordering(merge: bool, type_name: str, ordering: str) -> None:
@@ -108,7 +108,7 @@ def doubles(*names: str) -> list[Field]:
     return [Field(name, "float64", False) for name in names]
 
 
-@both
+@merge_or_not
 @given(parts=parts_of(st.floats(-100, 100)))
 @settings(max_examples=40, deadline=None)
 def test_higher_moments(merge: bool, parts: list[Rows]) -> None:
@@ -125,7 +125,7 @@ def test_higher_moments(merge: bool, parts: list[Rows]) -> None:
             assert row[f"m{power}"] == pytest.approx(moment, rel=1e-8, abs=1e-4)
 
 
-@both
+@merge_or_not
 @given(parts=parts_of(st.floats(-100, 100), st.floats(-100, 100)))
 @settings(max_examples=40, deadline=None)
 def test_co_moments(merge: bool, parts: list[Rows]) -> None:
@@ -146,7 +146,7 @@ def test_co_moments(merge: bool, parts: list[Rows]) -> None:
         assert row == pytest.approx({name: expected[name] for name in row}, rel=1e-8, abs=1e-6)
 
 
-@both
+@merge_or_not
 @pytest.mark.parametrize("precision", [4, 9])
 def test_registers(merge: bool, precision: int) -> None:
     words = (1 << precision) // 10 + 1
@@ -169,7 +169,7 @@ def test_registers(merge: bool, precision: int) -> None:
     check()
 
 
-@both
+@merge_or_not
 @given(parts=parts_of(st.integers(0, 191)))
 @settings(max_examples=30, deadline=None)
 def test_bitmaps(merge: bool, parts: list[Rows]) -> None:
@@ -179,7 +179,7 @@ def test_bitmaps(merge: bool, parts: list[Rows]) -> None:
     bitmap = run(schema, parts, merge=merge)["s"]
     assert bitmap == np.packbits(bits, bitorder="little").tobytes()
     united = schema_of(K.BITMAP_OR, [words_type(3)], [Field("s", words_type(3), False)], [Field("s", "binary", False)])
-    other = bytes(range(24))
-    assert run(united, [[(bitmap,), (None,)], [(other,)]], merge=merge)["s"] == bytes(
-        left | right for left, right in zip(bitmap, other, strict=True)
+    other_bitmap = bytes(range(24))
+    assert run(united, [[(bitmap,), (None,)], [(other_bitmap,)]], merge=merge)["s"] == bytes(
+        left | right for left, right in zip(bitmap, other_bitmap, strict=True)
     )

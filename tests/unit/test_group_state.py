@@ -111,7 +111,7 @@ RULES: list[Callable[[GroupState], None]] = [
 @pytest.mark.parametrize("value", [None, 1])
 @pytest.mark.parametrize("timeout", [-1, 900])
 @pytest.mark.parametrize("rule", RULES)
-def test_what_is_written_follows_sparks_rule_for_group_state(
+def test_written_state_follows_sparks_rule_for_group_state(
     rule: Callable[[GroupState], None], timeout: int, value: int | None
 ) -> None:
     def function(key: Any, pdfs: Any, state: GroupState) -> list[pd.DataFrame]:
@@ -171,7 +171,7 @@ def test_a_wrong_change_is_refused_and_changes_nothing(change: Callable[[StateBa
     assert not state.outcome()[0].any()
 
 
-def test_without_a_watermark_there_is_none_to_ask_for() -> None:
+def test_without_a_watermark_asking_for_it_is_an_error() -> None:
     with pytest.raises(InvalidRequestError, match="no watermark"):
         _ = three(moment()).current_watermark_ms
     with pytest.raises(InvalidRequestError, match="duration is positive"):

@@ -101,7 +101,7 @@ def test_chosen_elements_of_a_set_are_found_at_once(seed: int) -> None:
     assert len(slots) > COUNT // 2
 
 
-def test_ascending_keys_lie_apart() -> None:
+def test_ascending_keys_are_spread() -> None:
     for seed in range(20):
         table = GroupTable(keyed(), seed)
         table.put(rows_of(table, np.arange(COUNT, dtype=np.uint64)))

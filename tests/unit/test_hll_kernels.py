@@ -16,7 +16,7 @@ from store_actors.engine.table import GroupTable
 from tests.unit.grouped_rows import Rows, aggregate_parts, batch_of, schema_of
 
 K = AccumulatorKind
-#: Coupons of 0, 1 and 2, and of 'ab' repeated 0 to 39 times, in order of their bits, as Spark 3.5 has them.
+#: Coupons of 0, 1 and 2, and of 'ab' repeated 1 to 39 times, in order of their bits, as Spark 3.5 has them.
 OF_NUMBERS = [0x04C2D7CB, 0x06FBF22B, 0x0DF92F86]
 OF_TEXTS = struct.unpack(
     "<39I",
@@ -80,7 +80,7 @@ def test_coupons_are_sparks() -> None:
 
 
 @combined_or_not
-def test_many_are_the_registers_that_spark_has(combined: bool) -> None:
+def test_a_union_of_many_values_has_sparks_registers(combined: bool) -> None:
     assert sketch("int64", list(range(-500, 500)), 6, combined=combined, parts=3) == UNION
 
 
@@ -88,7 +88,7 @@ def test_a_sketch_of_nothing_is_one() -> None:
     assert sketch("string", ["", None], 10) == bytes.fromhex("0201070a030c0008")
 
 
-#: Values with distinct coupons: precision, and the number of values from which the sketch has registers.
+# Precision, and the largest number of values that a sketch keeps as coupons: with one more value it has registers.
 @combined_or_not
 @pytest.mark.parametrize(("lg_k", "most"), [(4, 7), (7, 7), (8, 24), (11, 192), (12, 384)])
 def test_registers_come_with_as_many_values_as_in_spark(lg_k: int, most: int, combined: bool) -> None:
@@ -138,7 +138,7 @@ def room_for_more(data: bytes) -> bytes:
 @combined_or_not
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
-def test_a_union_is_a_sketch_of_what_is_in_any(combined: bool, data: st.DataObject) -> None:
+def test_a_union_is_a_sketch_of_the_values_of_all_its_sketches(combined: bool, data: st.DataObject) -> None:
     sizes = st.integers(0, 500)
     pairs = data.draw(st.lists(st.tuples(sizes, sizes), min_size=1, max_size=5))
     lg_k = data.draw(st.sampled_from([4, 8]))

@@ -43,7 +43,7 @@ def test_a_key_is_reported_with_no_more_than_its_share(batches: list[list[int | 
 
 
 @pytest.mark.parametrize("part", [1.0, 0.125])
-def test_a_hot_key_among_many_is_found_and_gives_way(part: float) -> None:
+def test_a_hot_key_among_many_is_found_and_replaced_by_the_next(part: float) -> None:
     random, heat = np.random.default_rng(7), HotKeys(["k"], part)
     for hot in (7, 8):
         for _ in range(int(200 / part)):

@@ -34,7 +34,7 @@ def imported(fleet: AggregationFleet, table: pa.Table = STATE, *, batch: int = 6
     return fleet.store.import_rows(request, table)
 
 
-def test_a_query_goes_on_from_the_version_that_was_imported() -> None:
+def test_a_query_continues_from_the_imported_version() -> None:
     fleet = AggregationFleet()
     commit = imported(fleet)
     assert (commit.version, commit.base_version, commit.state_rows, commit.watermark_ms) == (7, 0, 2, 40)

@@ -64,16 +64,16 @@ def test_java_on_the_path_is_taken_if_it_is_a_17(tmp_path: Path) -> None:
 
 
 def test_without_a_17_the_runtime_that_comes_with_the_package_is_taken(tmp_path: Path) -> None:
-    other = home(tmp_path / "other", "21.0.1")
-    chosen = choose_java_home({"PATH": str(other / "bin")})
+    java_21 = home(tmp_path / "other", "21.0.1")
+    chosen = choose_java_home({"PATH": str(java_21 / "bin")})
     assert os.access(chosen / "bin" / "java", os.X_OK)
     assert java_version(chosen) == 17
 
 
 def test_ray_and_raydp_find_the_chosen_java_first_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen, other = home(tmp_path / "own", "17.0.15"), home(tmp_path / "other", "21.0.1")
+    chosen, java_21 = home(tmp_path / "own", "17.0.15"), home(tmp_path / "other", "21.0.1")
     monkeypatch.setenv("JAVA_HOME", str(chosen))
-    monkeypatch.setenv("PATH", os.pathsep.join([str(other / "bin"), "/usr/bin"]))
+    monkeypatch.setenv("PATH", os.pathsep.join([str(java_21 / "bin"), "/usr/bin"]))
     monkeypatch.delenv("PYTHONPATH", raising=False)
     before = dict(os.environ)
     with spark_environment(), spark_environment():

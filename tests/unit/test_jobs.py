@@ -75,7 +75,7 @@ def test_a_line_that_is_cut_off_after_its_numbers_is_well_formed(length: int, en
 @pytest.mark.parametrize(
     "line", [CUT[: CUT.index(" 235")], CUT[: CUT.index("HTTP")], CUT + '" x', CUT.replace('"-"', '"-"x')]
 )
-def test_a_line_that_lacks_a_number_or_goes_on_after_its_end_is_malformed(line: str) -> None:
+def test_a_line_that_lacks_a_number_or_continues_after_its_end_is_malformed(line: str) -> None:
     assert re.match(_LINE, line) is None
 
 

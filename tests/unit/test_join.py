@@ -210,7 +210,7 @@ def test_a_row_that_was_never_matched_and_comes_after_its_end_gets_its_nulls_in_
     assert (change.rows_updated, change.rows_removed) == (0, 0)
 
 
-def test_state_of_one_delta_is_both_sides_and_only_what_is_needed_again() -> None:
+def test_a_delta_has_both_sides_and_only_columns_that_are_needed_again() -> None:
     run = windowed("left_outer")
     names = run.schema.row_schema().names
     assert names == ["k0", "k1", "__row", "__side", "__matched", "l0", "l1", "r0", "r1"]
@@ -263,7 +263,7 @@ def test_long_strings_are_emitted_in_arrays_that_arrow_can_hold() -> None:
 
 
 @pytest.mark.parametrize("small_pool", [0, -(1 << 40)], ids=["when doubled", "always"])
-def test_strings_of_removed_rows_are_let_go(monkeypatch: pytest.MonkeyPatch, small_pool: int) -> None:
+def test_strings_of_removed_rows_are_freed(monkeypatch: pytest.MonkeyPatch, small_pool: int) -> None:
     monkeypatch.setattr(versions, "_SMALL_POOL", small_pool)
     keys, sides = (
         (Field("k0", "string"),),
@@ -310,7 +310,7 @@ def test_a_failed_batch_leaves_the_shard_as_it_was(monkeypatch: pytest.MonkeyPat
     assert rows_of(run.batch(left(3), right(1)).emitted) == {(3, 6, 3, 9): 1, (1, 2, 1, 3): 1}
 
 
-def test_what_a_join_emits_cannot_be_read_off_its_delta() -> None:
+def test_the_output_of_a_join_cannot_be_derived_from_its_delta() -> None:
     run = simple()
     with pytest.raises(InvalidRequestError, match="apply the batch again"):
         run.shard.output(run.batch(left(1), right(1)).delta)
@@ -330,7 +330,7 @@ def truth(tree: Row, **values: Any) -> bool:
     return bool(condition.holds(columns, 1)[0])
 
 
-def test_three_valued_logic_keeps_only_what_is_true() -> None:
+def test_three_valued_logic_keeps_only_true_rows() -> None:
     b, c = column("b"), column("c")
     assert truth(call("or", b, c), b=None, c=True)
     assert not truth(call("or", b, c), b=None, c=False)

@@ -104,7 +104,7 @@ def test_ray_does_not_package_the_folder_of_a_program_that_uv_runs(monkeypatch: 
 NOTE = "[2026-11-24 15:29:37,160 I 700 708] gcs_client.cc:96: GcsClient has no Cluster ID set"
 
 
-def test_what_rays_compiled_parts_note_is_kept_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
+def test_only_notes_of_rays_compiled_parts_are_held_back(capfd: pytest.CaptureFixture[str]) -> None:
     with native_notes_kept():
         # Written by descriptor, as compiled code and child processes write.
         os.write(2, f"{NOTE}\nan error\n".encode())
@@ -113,7 +113,7 @@ def test_what_rays_compiled_parts_note_is_kept_and_nothing_else(capfd: pytest.Ca
     assert capfd.readouterr().err == f"an error\nof a process{NOTE} afterwards\n"
 
 
-def test_a_process_that_goes_on_writes_to_the_same_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_process_that_keeps_running_writes_to_the_same_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
     write, passing = stderr_without_notes()
     program = "import sys\nfor _ in range(20_000): print(sys.argv[1], '[a line of Spark', sep=chr(10), file=sys.stderr)"
     subprocess.run([sys.executable, "-c", program, NOTE], stderr=write, check=True)

@@ -63,7 +63,7 @@ Way = Callable[[Any], Any]
 
 @pytest.fixture(params=[by_ray, by_a_connection])
 def travelled(request: pytest.FixtureRequest) -> Way:
-    """Send a look-up or its results to another process, and return what arrives."""
+    """The way from sender to receiver: returns a look-up or its results as they arrive."""
     way: Way = request.param
     return way
 

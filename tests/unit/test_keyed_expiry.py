@@ -74,7 +74,7 @@ def test_an_abort_and_a_rollback_restore_due_rows() -> None:
     assert due(shard.begin(1), 100) == {1: 10, 2: 20}
 
 
-def test_a_shard_that_was_loaded_knows_what_is_due() -> None:
+def test_a_loaded_shard_knows_its_due_rows() -> None:
     first, second = new(), new()
     handle = first.begin(0)
     put(handle, k1=10, k2=20, k3=None)
@@ -111,7 +111,7 @@ def test_only_a_store_with_a_due_column_can_be_asked() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_is_due_is_always_what_the_rows_say(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_due_rows_always_agree_with_the_times_in_the_rows(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expiry_queue, "_SMALL", 8)
     chance, shard = random.Random(seed), new()
     for _ in range(60):

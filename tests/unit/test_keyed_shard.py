@@ -70,7 +70,7 @@ READS: list[Callable[[Any], object]] = [
 
 @pytest.mark.parametrize("end", ["commit", "abort"])
 @pytest.mark.parametrize("use", [*WRITES, *READS, lambda handle: handle.updates(), lambda handle: handle.prepare()])
-def test_a_handle_is_of_no_use_after_commit_or_abort(end: str, use: Callable[[UpdateHandle], object]) -> None:
+def test_a_handle_cannot_be_used_after_commit_or_abort(end: str, use: Callable[[UpdateHandle], object]) -> None:
     handle = filled(1).begin(1)
     getattr(handle, end)()
     with pytest.raises(OperationOutOfOrderError, match="open a new handle"):
@@ -85,7 +85,7 @@ def test_a_handle_commits_once() -> None:
         handle.commit()
 
 
-def test_what_is_committed_cannot_be_aborted_and_what_is_aborted_cannot_be_committed() -> None:
+def test_a_committed_handle_cannot_be_aborted_and_an_aborted_one_cannot_be_committed() -> None:
     shard = filled(1)
     committed = shard.begin(1)
     committed.commit()
@@ -100,7 +100,7 @@ def test_what_is_committed_cannot_be_aborted_and_what_is_aborted_cannot_be_commi
 
 
 @pytest.mark.parametrize("use", READS)
-def test_a_released_reader_is_of_no_use(use: Callable[[ReadHandle], object]) -> None:
+def test_a_released_reader_cannot_be_used(use: Callable[[ReadHandle], object]) -> None:
     reader = filled(1).read()
     reader.release()
     reader.release()
@@ -410,7 +410,7 @@ def test_ranges_are_scanned_by_key_columns_with_ends_of_their_type() -> None:
     assert error.value.context["type"] == "int64"
 
 
-def test_a_scan_goes_on_while_every_row_is_replaced_and_the_store_is_gone() -> None:
+def test_a_scan_continues_while_every_row_is_replaced_and_the_store_is_dropped() -> None:
     shard = KeyedShard(K, V)
     handle = shard.begin(0)
     handle.put(pa.table({"k": pa.array(np.arange(1000)), "v": pa.array(np.arange(1000))}))

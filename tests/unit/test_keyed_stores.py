@@ -91,7 +91,7 @@ def test_an_abort_that_fails_leaves_the_partition_to_the_next_attempt(monkeypatc
 
 
 @pytest.mark.parametrize("write", ["put", "put_row", "remove", "remove_where"])
-def test_no_retry_goes_on_from_a_store_that_memory_ran_out_in(write: str) -> None:
+def test_no_retry_continues_from_a_store_in_which_memory_ran_out(write: str) -> None:
     """The error is raised before each line in turn, until the write succeeds."""
     lines = 0
     while True:
@@ -117,7 +117,7 @@ def test_no_retry_goes_on_from_a_store_that_memory_ran_out_in(write: str) -> Non
             assert fleet.call(reader, "get", ("a",)) == {"n": 1}
         fleet.stores = fleet.new_stores()
         assert fleet.read(2) == expected, f"in storage, after {lines} lines"
-        if not fault.came:
+        if not fault.was_raised:
             break
         lines += 1
     assert lines > 20, "there was no error at all"
@@ -618,7 +618,7 @@ def test_a_partition_is_reported_with_its_neighbours_and_stale_ones_are_dropped(
     assert fleet.read(2) == [{"k": "a", "n": 1}, {"k": "b", "n": 1}]
 
 
-def test_of_many_partitions_some_are_reported_with_each_other_one_and_all_in_turns() -> None:
+def test_each_of_many_partitions_is_reported_with_a_few_others_and_all_in_turns() -> None:
     fleet = KeyedFleet()
 
     def open_partition(partition: int) -> set[int]:
@@ -633,7 +633,7 @@ def test_of_many_partitions_some_are_reported_with_each_other_one_and_all_in_tur
     assert set().union(*reported[150:]) >= set(range(150))
 
 
-def test_a_partition_with_an_open_update_is_not_let_go_as_stale() -> None:
+def test_a_partition_with_an_open_update_is_not_dropped_as_stale() -> None:
     fleet = KeyedFleet()
     session = fleet.open(0)
     fleet.put(session, a=1)

@@ -14,7 +14,7 @@ from coordinator.model.schema import AccumulatorKind, Field, StateSchema
 from coordinator.model.type_names import bins_type, string_to_type, words_type
 from store_actors.engine.results import results_of
 from store_actors.operators.aggregate import AggregateShard
-from tests.unit.fold_rows import Rows, both, parts_of, run, schema_of
+from tests.unit.fold_rows import Rows, merge_or_not, parts_of, run, schema_of
 
 K = AccumulatorKind
 WIDTH = 7
@@ -42,7 +42,7 @@ def place_of_hashes(value: int, line: int) -> int:
     return abs(signed(first + line * second, 32)) % WIDTH
 
 
-@both
+@merge_or_not
 @pytest.mark.parametrize(("kind", "place"), [(K.COUNT_MIN, place_of_long), (K.COUNT_MIN_BYTES, place_of_hashes)])
 def test_count_min_sketch(merge: bool, kind: AccumulatorKind, place: Any) -> None:
     @given(parts=parts_of(st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-9, 9))))
@@ -78,7 +78,7 @@ def histogram_schema(bins: int, *, floating: bool) -> StateSchema:
     return schema_of(K.HISTOGRAM, [kind], [state], [result], {"bins": bins, "floating": floating})
 
 
-@both
+@merge_or_not
 @given(parts=parts_of(st.floats(-100, 100)))
 @settings(max_examples=30, deadline=None)
 def test_a_histogram_has_at_most_its_bins_and_all_values(merge: bool, parts: list[Rows]) -> None:
@@ -95,7 +95,7 @@ def test_a_histogram_has_at_most_its_bins_and_all_values(merge: bool, parts: lis
     assert total == pytest.approx(math.fsum(present), rel=1e-9, abs=1e-9)
 
 
-@both
+@merge_or_not
 @given(parts=parts_of(st.integers(-3, 3)))
 @settings(max_examples=30, deadline=None)
 def test_with_enough_bins_a_histogram_is_exact(merge: bool, parts: list[Rows]) -> None:
