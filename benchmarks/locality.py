@@ -147,9 +147,9 @@ def _moved(fleet: Fleet, side: Variant, files: Path, random: Any, options: argpa
         before_s = run(f"{number}-before")
         moves = coordinator.plan_move("bench-placed", 0, targets[number % len(targets)]["node_id"])
         (outcome,) = carry_out(RayActors(), coordinator, moves)
-        if outcome.preparation is None:
+        if outcome.copy_result is None:
             raise RuntimeError(f"the shard was not moved: {outcome.error}")
-        copies.append(outcome.preparation)
+        copies.append(outcome.copy_result)
         # The target has it from the end of a batch on.
         run(f"{number}-meanwhile")
         longer_s.append(run(f"{number}-after") - before_s)

@@ -51,7 +51,7 @@ from statefleet.reads.fleet import LiveFleet, opened_live
 from statefleet.reads.sources import FleetSource
 from statefleet.reads.state import LiveState
 from store_actors.compiled_code import warm_with_progress
-from store_actors.deploy import end_fleet, ensure_store_actor, hand_over, store_metrics
+from store_actors.deploy import end_fleet, ensure_store_actor, forward_credentials, store_metrics
 
 __all__ = ["Fleet", "connect"]
 
@@ -160,7 +160,7 @@ class Fleet:
         credentials = secrets if options.withheld else None
         self._coordinator = CoordinatorClient.connect(uri, options, maintenance, secrets=credentials)
         if credentials is not None:
-            hand_over(self._actors, self._coordinator.status(), credentials)
+            forward_credentials(self._actors, self._coordinator.status(), credentials)
         # The options with which the fleet was started: all its processes use the same.
         options = self._coordinator.storage_options()
         self._address = FleetAddress(uri, ray.get_runtime_context().gcs_address, options, maintenance, memory)

@@ -32,7 +32,7 @@ from coordinator.storage.counted import CountedObjectStore, StorageStats
 from coordinator.storage.forwarded_credentials import ForwardedCredentialsStore
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.protocol import ObjectStore
-from coordinator.storage.uris import open_travelled_store
+from coordinator.storage.uris import open_store_in_actor
 from store_actors.direct_calls import DirectAddress, DirectServer
 from store_actors.key_queries import KeyQuery, KeyResult, KeyResults
 from store_actors.messages import (
@@ -405,8 +405,8 @@ class StoreActor(StoreProcess):
         )
         coordinator = CoordinatorClient.connect(uri, storage_options, maintenance)
         figures = StorageStats()
-        self._handed = open_travelled_store(uri, storage_options, coordinator.handed_over, figures)
-        objects = CountedObjectStore(self._handed, figures, runtime.clock)
+        self._store = open_store_in_actor(uri, storage_options, coordinator.forwarded_credentials, figures)
+        objects = CountedObjectStore(self._store, figures, runtime.clock)
         self._unfit: MemoryLimitError | None = None
         try:
             of_process = _memory_of(memory)
@@ -443,15 +443,15 @@ class StoreActor(StoreProcess):
         return None if self._direct is None else self._direct.address
 
     @ray.method(concurrency_group="control")
-    def handed_over(self) -> Secrets | None:
+    def forwarded_credentials(self) -> Secrets | None:
         """The object store's credentials, if this process was handed them."""
-        return self._handed.secrets if isinstance(self._handed, ForwardedCredentialsStore) else None
+        return self._store.secrets if isinstance(self._store, ForwardedCredentialsStore) else None
 
     @ray.method(concurrency_group="control")
-    def hand_over(self, secrets: Secrets) -> None:
-        """Work with other credentials from now on; see ``CoordinatorActor.hand_over``."""
-        if isinstance(self._handed, ForwardedCredentialsStore):
-            self._handed.hand_over(secrets)
+    def use_credentials(self, secrets: Secrets) -> None:
+        """Work with other credentials from now on; see ``CoordinatorActor.use_credentials``."""
+        if isinstance(self._store, ForwardedCredentialsStore):
+            self._store.use_credentials(secrets)
 
 
 def _direct_answers(answer: Callable[[bytes], bytes], runtime: Runtime) -> DirectServer | None:

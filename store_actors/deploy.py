@@ -24,7 +24,7 @@ __all__ = [
     "end_fleet",
     "end_store_actors",
     "ensure_store_actor",
-    "hand_over",
+    "forward_credentials",
     "store_actor_name",
     "store_metrics",
 ]
@@ -112,7 +112,7 @@ def store_metrics(actors: Actors, status: Mapping[str, Any]) -> dict[str, dict[s
     return {name: actors.get(handle.metrics.remote()) for name, handle in handles.items() if handle is not None}
 
 
-def hand_over(actors: Actors, status: Mapping[str, Any], secrets: Secrets) -> None:
+def forward_credentials(actors: Actors, status: Mapping[str, Any], secrets: Secrets) -> None:
     """Hand credentials, which the coordinator has taken, to the store actors that a status lists as alive.
 
     One that starts later asks the coordinator; one that cannot be reached is started again, and asks, too.
@@ -122,7 +122,7 @@ def hand_over(actors: Actors, status: Mapping[str, Any], secrets: Secrets) -> No
         if handle is None:
             continue
         try:
-            unwrapped(actors, handle, handle.hand_over.remote(secrets))
+            unwrapped(actors, handle, handle.use_credentials.remote(secrets))
         except RayActorError as error:
             log.warning("store actor %s is lost; its next life asks for the credentials: %s", name, error)
 

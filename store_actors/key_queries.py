@@ -32,22 +32,22 @@ _LENGTH = struct.Struct("<I")
 
 def is_few(rows: pa.Table | pa.RecordBatch) -> bool:
     """Whether rows are so few that a copy costs nothing that counts."""
-    # The first is not asked column by column, but counts all of what a slice is a part of.
+    # get_total_buffer_size does not go column by column, but counts the whole buffers of which a slice is a part.
     return bool(rows.get_total_buffer_size() <= _FEW_BYTES or rows.nbytes <= _FEW_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class FoundRows:
-    """Answer to a look-up of one shard.
+    """The rows that a query found in one shard.
 
     Attributes
     ----------
     version
-        That was read.
+        The version that was read.
     newest
-        Newest counted version that the store actor has in memory; -1 if it has none.
+        Newest committed version that the store actor has in memory; -1 if it has none.
     places
-        Of each row the place of its key among those asked for, in ascending order.
+        For each row the index of its key among the query's keys, in ascending order.
     rows
         Columns of the view.
     """
@@ -68,9 +68,9 @@ class KeyQuery:
     Parameters
     ----------
     requests
-        One for each shard.
+        The read request of each shard.
     keys
-        Of each shard; all of one schema.
+        The keys to find on each shard; all tables have one schema.
     """
 
     __slots__ = ("keys", "requests")
@@ -87,33 +87,39 @@ class KeyQuery:
         return zip(self.requests, self.keys, strict=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _look_up, (self.requests, _packed(self.keys))
+        return _query, (self.requests, _packed(self.keys))
 
     def encoded(self) -> bytes:
-        """The look-up as JSON and Arrow data."""
-        forms = list(dict.fromkeys(request.form for request in self.requests))
+        """Return the query as JSON and Arrow data."""
+        projections = list(dict.fromkeys(request.projection for request in self.requests))
         facts = [
-            [*_fields(one.store_id), one.version, one.attempt_id, forms.index(one.form), one.is_latest]
-            for one in self.requests
+            [
+                *_fields(request.store_id),
+                request.version,
+                request.attempt_id,
+                projections.index(request.projection),
+                request.is_latest,
+            ]
+            for request in self.requests
         ]
-        return _joined({"requests": facts, "forms": len(forms)}, forms, self.keys)
+        return _joined({"requests": facts, "forms": len(projections)}, projections, self.keys)
 
     @classmethod
     def decoded(cls, encoded: bytes) -> KeyQuery:
-        """The look-up of :meth:`encoded`.
+        """Return the query that :meth:`encoded` encoded.
 
         Raises
         ------
         ValueError
-            It is none.
+            A projection is not JSON, or the bytes are no such encoding.
         """
         facts, blobs, keys = _parted(encoded)
-        forms = blobs[: facts["forms"]]
-        if not all(map(is_json, forms)):
+        projections = blobs[: facts["forms"]]
+        if not all(map(is_json, projections)):
             raise ValueError("a look-up's form is JSON")
         requests = [
-            ReadRequest(_store_id(*store), version, attempt, forms[form], is_latest)
-            for *store, version, attempt, form, is_latest in facts["requests"]
+            ReadRequest(_store_id(*store), version, attempt, projections[index], is_latest)
+            for *store, version, attempt, index, is_latest in facts["requests"]
         ]
         return cls(requests, keys)
 
@@ -127,40 +133,43 @@ class KeyResults:
         self.each = tuple(each)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        told = [(one.version, one.newest, one.places) if isinstance(one, FoundRows) else one for one in self.each]
-        return _outcomes, (told, _packed([one.rows for one in self.each if isinstance(one, FoundRows)]))
+        facts = [
+            (result.version, result.newest, result.places) if isinstance(result, FoundRows) else result
+            for result in self.each
+        ]
+        return _results, (facts, _packed([result.rows for result in self.each if isinstance(result, FoundRows)]))
 
     def encoded(self) -> bytes:
-        """The outcomes as JSON and Arrow data; of an error its class by name, its message and its context in words."""
-        rows = [one.rows for one in self.each if isinstance(one, FoundRows)]
-        return _joined({"each": [_outcome_facts(one) for one in self.each]}, [], rows)
+        """Return the results as JSON and Arrow data; an error as class name, message and context as strings or numbers."""
+        rows = [result.rows for result in self.each if isinstance(result, FoundRows)]
+        return _joined({"each": [_result_facts(result) for result in self.each]}, [], rows)
 
     @classmethod
     def decoded(cls, encoded: bytes) -> KeyResults:
-        """The outcomes of :meth:`encoded`.
+        """Return the results that :meth:`encoded` encoded.
 
         Raises
         ------
         ValueError
-            They are none.
+            The bytes are no such encoding.
         """
         facts, _, tables = _parted(encoded)
         rows = iter(tables)
-        return cls([_outcome_of(one, rows) for one in facts["each"]])
+        return cls([_result_of(fields, rows) for fields in facts["each"]])
 
 
-def _outcome_facts(outcome: KeyResult) -> Any:
-    if isinstance(outcome, FoundRows):
-        return [outcome.version, outcome.newest, outcome.places.tolist()]
-    if outcome is None:
+def _result_facts(result: KeyResult) -> Any:
+    if isinstance(result, FoundRows):
+        return [result.version, result.newest, result.places.tolist()]
+    if result is None:
         return None
     context = {
-        name: value if isinstance(value, str | int | float) else str(value) for name, value in outcome.context.items()
+        name: value if isinstance(value, str | int | float) else str(value) for name, value in result.context.items()
     }
-    return {"error": type(outcome).__name__, "message": outcome.message, "context": context}
+    return {"error": type(result).__name__, "message": result.message, "context": context}
 
 
-def _outcome_of(facts: Any, rows: Iterator[pa.Table]) -> KeyResult:
+def _result_of(facts: Any, rows: Iterator[pa.Table]) -> KeyResult:
     if isinstance(facts, list):
         version, newest, places = facts
         return FoundRows(version, newest, np.array(places, np.int64), next(rows))
@@ -180,20 +189,20 @@ def _store_id(root: str, operator_id: int, partition_id: int, store_name: str) -
 
 
 def _joined(facts: dict[str, Any], blobs: Sequence[bytes], tables: Sequence[pa.Table]) -> bytes:
-    """JSON, pieces of bytes and tables in one: the length of the JSON, the JSON, in which the lengths of the rest are, the rest."""
+    """Return JSON, pieces of bytes and tables joined: the length of the JSON, the JSON with the lengths of the pieces, the pieces."""
     packed = _packed(tables)
     if isinstance(packed, tuple):
         schema, rows, facts["lengths"] = packed
         data = [schema, rows]
     else:
-        data = [_as_stream(one) for one in packed]
+        data = [_as_stream(table) for table in packed]
     parts = [*blobs, *data]
     head = json.dumps({**facts, "blobs": len(blobs), "sizes": [len(part) for part in parts]}).encode()
     return b"".join([_LENGTH.pack(len(head)), head, *parts])
 
 
 def _parted(encoded: bytes) -> tuple[dict[str, Any], list[bytes], Sequence[pa.Table]]:
-    """Return the tables that :func:`_joined` joined."""
+    """Return the JSON, the pieces of bytes and the tables that :func:`_joined` joined."""
     (length,) = _LENGTH.unpack_from(encoded)
     begin = _LENGTH.size + length
     facts = json.loads(encoded[_LENGTH.size : begin])
@@ -205,7 +214,7 @@ def _parted(encoded: bytes) -> tuple[dict[str, Any], list[bytes], Sequence[pa.Ta
     if "lengths" in facts:
         schema, rows = data
         return facts, blobs, _unpacked((schema, rows, facts["lengths"]))
-    return facts, blobs, [pa.ipc.open_stream(one).read_all() for one in data]
+    return facts, blobs, [pa.ipc.open_stream(stream).read_all() for stream in data]
 
 
 def _as_stream(table: pa.Table) -> bytes:
@@ -216,30 +225,31 @@ def _as_stream(table: pa.Table) -> bytes:
     return written
 
 
-#: Tables as they are, or few rows of one schema: it, the rows as bytes and how many each table has.
+#: Tables as they are; or few rows of one schema: the schema, the rows as bytes, and the number of rows of each table.
 _Packed: TypeAlias = Sequence[pa.Table] | tuple[bytes, bytes, list[int]]
 
 
 def _packed(tables: Sequence[pa.Table]) -> _Packed:
-    """Tables to be pickled. Ray takes the buffers of a table apart, which of few rows takes longer than all the rest.
+    """Return tables in a form that is pickled fast.
 
-    Of many rows nothing is copied: they go through shared memory.
+    Ray takes the buffers of a table apart. For few rows that takes longer than everything else, so they are copied into one piece.
+    Many rows are not copied: they go through shared memory.
     """
-    if not tables or any(one.schema != tables[0].schema for one in tables):
+    if not tables or any(table.schema != tables[0].schema for table in tables):
         return list(tables)
     joined = pa.concat_tables(tables)
     if not is_few(joined):
         return list(tables)
     (rows, *_) = joined.combine_chunks().to_batches() or [None]
     written = b"" if rows is None else rows.serialize().to_pybytes()
-    return joined.schema.serialize().to_pybytes(), written, [one.num_rows for one in tables]
+    return joined.schema.serialize().to_pybytes(), written, [table.num_rows for table in tables]
 
 
 def _unpacked(packed: _Packed) -> Sequence[pa.Table]:
     if isinstance(packed, list):
         return packed
-    told, written, lengths = packed
-    schema = _schema(told)
+    encoded_schema, written, lengths = packed
+    schema = _schema(encoded_schema)
     if not written:
         return [schema.empty_table() for _ in lengths]
     rows, tables, begin = pa.ipc.read_record_batch(written, schema), [], 0
@@ -255,17 +265,17 @@ def _schema(written: bytes) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(written))
 
 
-def _look_up(requests: Sequence[ReadRequest], keys: _Packed) -> KeyQuery:
+def _query(requests: Sequence[ReadRequest], keys: _Packed) -> KeyQuery:
     return KeyQuery(requests, _unpacked(keys))
 
 
-def _outcomes(told: Sequence[Any], rows: _Packed) -> KeyResults:
+def _results(facts: Sequence[Any], rows: _Packed) -> KeyResults:
     tables = iter(_unpacked(rows))
     each: list[KeyResult] = []
-    for one in told:
-        if isinstance(one, tuple):
-            version, newest, places = one
+    for fields in facts:
+        if isinstance(fields, tuple):
+            version, newest, places = fields
             each.append(FoundRows(version, newest, places, next(tables)))
         else:
-            each.append(one)
+            each.append(fields)
     return KeyResults(each)

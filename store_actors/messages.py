@@ -220,8 +220,8 @@ class ReadProjection:
     def decoded(cls, encoded: bytes) -> ReadProjection:
         """Return the projection of :meth:`encoded`, from a caller that may call the store actor by Ray."""
         if not is_json(encoded):
-            form: ReadProjection = pickle.loads(encoded)
-            return form
+            projection: ReadProjection = pickle.loads(encoded)
+            return projection
         facts = json.loads(encoded)
         schema = None if facts["schema"] is None else StateSchema.from_json(facts["schema"])
         columns = None if facts["columns"] is None else tuple(facts["columns"])
@@ -247,14 +247,14 @@ class ReadRequest(FastPickle):
         Instead of all rows of the version, what commits after this one changed; None for all rows.
     snapshot
         Rows of the version as its files make it from the snapshot of this version on, not as memory has them; None for any way to them.
-    form
+    projection
         An encoded :class:`ReadProjection`: as bytes, of which a store actor knows most already.
     """
 
     store_id: StateStoreId
     version: int
     attempt_id: str
-    form: bytes
+    projection: bytes
     is_latest: bool = False
     since: int | None = None
     snapshot: int | None = None

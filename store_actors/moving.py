@@ -29,14 +29,14 @@ class MoveOutcome:
 
     Attributes
     ----------
-    preparation
+    copy_result
         What the target copied; None if it copied nothing.
     error
         Why the shard stays where it is; empty if it goes, with the next batch.
     """
 
     move: PlannedMove
-    preparation: CopyResult | None
+    copy_result: CopyResult | None
     error: str = ""
 
 
@@ -78,15 +78,15 @@ def _begun(actors: Actors, coordinator: CoordinatorClient, move: PlannedMove) ->
 def _ended(actors: Actors, coordinator: CoordinatorClient, move: PlannedMove, started: _Started) -> MoveOutcome:
     if started.error:
         return MoveOutcome(move, None, started.error)
-    preparation: CopyResult | None = None
+    copy_result: CopyResult | None = None
     try:
-        preparation = unwrapped(actors, started.handle, started.answer)
-        if coordinator.move_prepared(move, preparation):
-            return MoveOutcome(move, preparation)
+        copy_result = unwrapped(actors, started.handle, started.answer)
+        if coordinator.move_prepared(move, copy_result):
+            return MoveOutcome(move, copy_result)
         error = "the shard is given to another store actor by now, or the one that was to have it was lost or its node drained"
     except (StateStoreError, RayError) as failure:
         error = f"{type(failure).__name__}: {failure}"
-    return MoveOutcome(move, preparation, error)
+    return MoveOutcome(move, copy_result, error)
 
 
 def _tell(coordinator: CoordinatorClient, outcome: MoveOutcome) -> None:

@@ -23,7 +23,7 @@ class LoadPlan(FastPickle):
         Snapshots of the version and before, newest first: if one is damaged, the next is used.
     deltas
         Retained commits up to the version, oldest first.
-    floor
+    oldest_retained
         Oldest retained version; 0 if the deltas go back to the empty version.
     schemas
         Schemas after the first one that the deltas are in, oldest first, each with the epoch from which on commits are in it.
@@ -33,7 +33,7 @@ class LoadPlan(FastPickle):
 
     snapshots: tuple[SnapshotEntry, ...]
     deltas: tuple[CommitEntry, ...]
-    floor: int
+    oldest_retained: int
     schemas: tuple[tuple[int, StateSchema], ...] = ()
     origin: Origin | None = None
 
@@ -60,11 +60,13 @@ class LoadPlan(FastPickle):
         InvalidRequestError
             There is no such snapshot.
         """
-        if snapshot == 0 and self.floor == 0:
+        if snapshot == 0 and self.oldest_retained == 0:
             return replace(self, snapshots=())
         chosen = tuple(entry for entry in self.snapshots if entry.version == snapshot)
         if not chosen:
-            versions = sorted({entry.version for entry in self.snapshots} | ({0} if self.floor == 0 else set()))
+            versions = sorted(
+                {entry.version for entry in self.snapshots} | ({0} if self.oldest_retained == 0 else set())
+            )
             raise InvalidRequestError(
                 "the version cannot be read from this snapshot on; 0 reads the deltas alone, where all are retained",
                 snapshot=snapshot,
@@ -72,7 +74,7 @@ class LoadPlan(FastPickle):
             )
         # The delta of the snapshot's own version says which schema it is in.
         deltas = tuple(delta for delta in self.deltas if delta.version >= snapshot)
-        return replace(self, snapshots=chosen, deltas=deltas, floor=snapshot, origin=None)
+        return replace(self, snapshots=chosen, deltas=deltas, oldest_retained=snapshot, origin=None)
 
     def may_have_rows(self) -> bool:
         """Whether the version is not known to be empty."""

@@ -20,7 +20,7 @@ from coordinator.service.metric_export import keep_exporting
 from coordinator.storage.counted import CountedObjectStore, StorageStats
 from coordinator.storage.forwarded_credentials import ForwardedCredentialsStore
 from coordinator.storage.options import Secrets, StorageOptions
-from coordinator.storage.uris import open_travelled_store
+from coordinator.storage.uris import open_store_in_actor
 
 __all__ = ["CoordinatorActor"]
 
@@ -48,8 +48,8 @@ class CoordinatorActor(Coordinator):
         self._storage_options = storage_options
         self._namespace = namespace
         stats = StorageStats()
-        self._handed = open_travelled_store(uri, storage_options, self._ask_store_actors, stats)
-        counted = CountedObjectStore(self._handed, stats, MachineClock())
+        self._store = open_store_in_actor(uri, storage_options, self._ask_store_actors, stats)
+        counted = CountedObjectStore(self._store, stats, MachineClock())
         super().__init__(uri, counted, maintenance, ray.get_runtime_context().get_node_id(), stats=stats)
         log.info("coordinator of %s started", uri, extra={"node": self._node_id})
 
@@ -61,7 +61,7 @@ class CoordinatorActor(Coordinator):
         """Return the options that the fleet was started with, without credentials."""
         return self._storage_options
 
-    async def hand_over(self, secrets: Secrets) -> None:
+    async def use_credentials(self, secrets: Secrets) -> None:
         """Take forwarded credentials of the object store, which are kept in memory only.
 
         Raises
@@ -71,19 +71,19 @@ class CoordinatorActor(Coordinator):
         InvalidRequestError
             The fleet was started without any, so its processes use those of their environment.
         """
-        if not isinstance(self._handed, ForwardedCredentialsStore):
+        if not isinstance(self._store, ForwardedCredentialsStore):
             raise InvalidRequestError(
                 "this fleet was started without credentials in storage_options and uses those in the environment of its processes; "
                 "nothing was changed; connect without them, or call shutdown() of the fleet first",
                 uri=self._uri,
             )
-        await asyncio.to_thread(self._handed.hand_over, secrets)
+        await asyncio.to_thread(self._store.use_credentials, secrets)
 
-    async def handed_over(self) -> Secrets | None:
+    async def forwarded_credentials(self) -> Secrets | None:
         """Return the credentials that this process, or else a store actor, has; None if no process has them any more."""
-        if not isinstance(self._handed, ForwardedCredentialsStore):
+        if not isinstance(self._store, ForwardedCredentialsStore):
             return None
-        return self._handed.secrets or await asyncio.to_thread(self._ask_store_actors)
+        return self._store.secrets or await asyncio.to_thread(self._ask_store_actors)
 
     def _ask_store_actors(self) -> Secrets | None:
         prefix = store_actors_prefix(self._uri)
@@ -93,7 +93,7 @@ class CoordinatorActor(Coordinator):
                 continue
             try:
                 handle: Any = ray.get_actor(actor["name"], namespace=self._namespace)
-                secrets: Secrets | None = ray.get(handle.handed_over.remote(), timeout=_PEER_S)
+                secrets: Secrets | None = ray.get(handle.forwarded_credentials.remote(), timeout=_PEER_S)
             except (RayError, ValueError) as error:  # ValueError is how Ray says that it is gone by now
                 fields = {"actor": actor["name"]}
                 log.info("a store actor cannot say whether it has the credentials: %s", error, extra=fields)

@@ -99,7 +99,7 @@ class CoordinatorClient:
         """
         client = cls.find(uri, actors=actors, runtime=runtime)
         if client is not None:
-            client._hand_over(secrets)
+            client._forward_credentials(secrets)
             return client
         if storage_options.withheld and secrets is None:
             raise CredentialsNeededError(
@@ -111,7 +111,7 @@ class CoordinatorClient:
         handle = deploy_coordinator(uri, storage_options, maintenance)
         client = cls(uri, handle, actors or RayActors(), runtime or Runtime())
         try:
-            client._hand_over(secrets)
+            client._forward_credentials(secrets)
             client._call("open")
         except StateStoreError:
             # A coordinator that can't reach its store would be found, and trusted, by the next caller.
@@ -119,9 +119,9 @@ class CoordinatorClient:
             raise
         return client
 
-    def _hand_over(self, secrets: Secrets | None) -> None:
+    def _forward_credentials(self, secrets: Secrets | None) -> None:
         if secrets is not None:
-            self._call("hand_over", secrets)
+            self._call("use_credentials", secrets)
             self._secrets = secrets
 
     def shut_down(self) -> None:
@@ -135,7 +135,7 @@ class CoordinatorClient:
             if self._secrets is None:
                 raise
             # It restarted when no other process of the fleet was left that it could ask.
-            self._call_once("hand_over", (self._secrets,), {})
+            self._call_once("use_credentials", (self._secrets,), {})
             return self._call_once(method, args, kwargs)
 
     def _call_once(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -162,9 +162,9 @@ class CoordinatorClient:
         options: StorageOptions = self._call("storage_options")
         return options
 
-    def handed_over(self) -> Secrets | None:
+    def forwarded_credentials(self) -> Secrets | None:
         """Return the credentials that the coordinator, or else a store actor, has; None if no process has them any more."""
-        secrets: Secrets | None = self._call("handed_over")
+        secrets: Secrets | None = self._call("forwarded_credentials")
         return secrets
 
     look_into = _method(Coordinator.look_into)

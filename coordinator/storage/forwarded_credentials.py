@@ -61,7 +61,7 @@ class ForwardedCredentialsStore:
     def tells_writers_apart(self) -> bool:
         return self._opened().tells_writers_apart
 
-    def hand_over(self, secrets: Secrets) -> None:
+    def use_credentials(self, secrets: Secrets) -> None:
         """Use these credentials from now on, if the store accepts them.
 
         Raises
@@ -92,7 +92,7 @@ class ForwardedCredentialsStore:
                         uri=self.uri,
                         options=", ".join(self._options.withheld),
                     )
-                self.hand_over(secrets)
+                self.use_credentials(secrets)
             assert self._store is not None
             return self._store
 

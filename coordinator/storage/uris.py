@@ -16,7 +16,7 @@ from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.remote import open_remote_store
 
-__all__ = ["normalize_uri", "open_object_store", "open_travelled_store"]
+__all__ = ["normalize_uri", "open_object_store", "open_store_in_actor"]
 
 _SCHEMES = ("file", "s3", "gs", "az")
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
@@ -86,7 +86,7 @@ def open_object_store(
     return open_remote_store(normalized, storage_options, (figures or StorageStats()).repeated)
 
 
-def open_travelled_store(
+def open_store_in_actor(
     uri: str, options: StorageOptions, ask: Callable[[], Secrets | None], figures: StorageStats
 ) -> ObjectStore:
     """Return the object store of a URI in an actor, whose withheld options are forwarded later.

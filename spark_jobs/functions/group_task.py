@@ -20,7 +20,7 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import StateSchema
 from spark_jobs.functions.groups import EXISTS, TIMEOUT, Groups, StateColumns, single_chunk
-from spark_jobs.functions.state_batch import NO_TIMEOUT, BatchFunction, Mask, Moment, StateBatch
+from spark_jobs.functions.state_batch import NO_TIMEOUT, BatchClock, BatchFunction, Mask, StateBatch
 from spark_jobs.functions.user_state_task import UserBatch
 from spark_jobs.plan.keys import KeyTree
 from spark_jobs.plan.view_components import ViewComponent
@@ -140,18 +140,18 @@ class KeyedBatch:
     columns: StateColumns
     timeout_conf: str
 
-    def process(self, rows: pa.Table, moment: Moment) -> Iterator[pa.Table]:
+    def process(self, rows: pa.Table, clock: BatchClock) -> Iterator[pa.Table]:
         """Call the function for every key that has rows."""
         groups = Groups.of(rows, self.view.leaves)
         for begin in range(0, len(groups), _BLOCK_KEYS):
             part = groups.part(begin, min(len(groups), begin + _BLOCK_KEYS))
-            yield from self._call(part, self.store.multi_get(part.keys), moment)
+            yield from self._call(part, self.store.multi_get(part.keys), clock)
 
-    def process_timeouts(self, schema: pa.Schema, moment: Moment) -> Iterator[pa.Table]:
+    def process_timeouts(self, schema: pa.Schema, clock: BatchClock) -> Iterator[pa.Table]:
         """Call the function for every key that has timed out; `schema` is that of the rows, of which there are none."""
-        now_ms = moment.watermark_ms
+        now_ms = clock.watermark_ms
         if self.timeout_conf == GroupStateTimeout.ProcessingTimeTimeout:
-            now_ms = moment.processing_time_ms
+            now_ms = clock.processing_time_ms
         if self.timeout_conf == GroupStateTimeout.NoTimeout or now_ms is None:
             return
         # Spark: a key has timed out once its time is before now.
@@ -160,14 +160,14 @@ class KeyedBatch:
         for begin in range(0, due.num_rows, _BLOCK_KEYS):
             block = due.slice(begin, _BLOCK_KEYS)
             keys = block.select(self.view.leaves)
-            yield from self._call(Groups.without_rows(keys, schema), block, moment)
+            yield from self._call(Groups.without_rows(keys, schema), block, clock)
 
-    def _call(self, groups: Groups, stored: pa.Table, moment: Moment) -> Iterator[pa.Table]:
+    def _call(self, groups: Groups, stored: pa.Table, clock: BatchClock) -> Iterator[pa.Table]:
         is_found = _mask(stored.column(FOUND))
         exists = is_found & _mask(stored.column(EXISTS.name))
         former_ms = pc.fill_null(single_chunk(stored.column(TIMEOUT.name)), NO_TIMEOUT * 1000).to_numpy() // 1000
         visible = self.view.of(groups)
-        state = StateBatch(self.columns, self.columns.shown(stored), exists, former_ms, groups.offsets, moment)
+        state = StateBatch(self.columns, self.columns.shown(stored), exists, former_ms, groups.offsets, clock)
         yield from self.calls(visible, state)
         self._keep(groups.keys, is_found, state)
 
@@ -236,12 +236,12 @@ class _OpenFunction:
         program = self.program
         work = KeyedBatch(store, program.calls, program.view, program.columns, program.timeout_conf)
         times = batch.times
-        emitted = [*work.process(batch.rows, self._moment(batch, times.seen_ms, has_timed_out=False))]
-        after = self._moment(batch, times.after.input_ms, has_timed_out=True)
+        emitted = [*work.process(batch.rows, self._clock(batch, times.seen_ms, has_timed_out=False))]
+        after = self._clock(batch, times.after.input_ms, has_timed_out=True)
         return [*emitted, *work.process_timeouts(batch.rows.schema, after)]
 
-    def _moment(self, batch: UserBatch, watermark_ms: int, *, has_timed_out: bool) -> Moment:
+    def _clock(self, batch: UserBatch, watermark_ms: int, *, has_timed_out: bool) -> BatchClock:
         program = self.program
-        return Moment(
+        return BatchClock(
             program.timeout_conf, watermark_ms if program.has_watermark else None, batch.time_ms, has_timed_out
         )

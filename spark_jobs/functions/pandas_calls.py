@@ -100,15 +100,15 @@ def _states(kind: T.StructType, state: StateBatch) -> Iterator[GroupState]:
         [to_python(value, item.dataType) for value in array.to_pylist()]
         for item, array in zip(kind.fields, state.values.itercolumns(), strict=True)
     ]
-    moment = state.moment
+    clock = state.clock
     for exists, *values in zip(state.exists.tolist(), *columns, strict=True):
         yield GroupState(
             optionalValue=T.Row(*values) if exists else None,  # type: ignore[arg-type]
-            batchProcessingTimeMs=moment.processing_time_ms,
-            eventTimeWatermarkMs=GroupState.NO_TIMESTAMP if moment.watermark_ms is None else moment.watermark_ms,
-            timeoutConf=moment.timeout_conf,
-            hasTimedOut=moment.has_timed_out,
-            watermarkPresent=moment.watermark_ms is not None,
+            batchProcessingTimeMs=clock.processing_time_ms,
+            eventTimeWatermarkMs=GroupState.NO_TIMESTAMP if clock.watermark_ms is None else clock.watermark_ms,
+            timeoutConf=clock.timeout_conf,
+            hasTimedOut=clock.has_timed_out,
+            watermarkPresent=clock.watermark_ms is not None,
             defined=exists,
             updated=False,
             removed=False,

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 from coordinator.model.errors import InvalidRequestError
 from spark_jobs.functions.groups import Numbers, StateColumns
 
-__all__ = ["FURTHEST_MS", "NO_TIMEOUT", "BatchFunction", "Mask", "Moment", "StateBatch"]
+__all__ = ["FURTHEST_MS", "NO_TIMEOUT", "BatchFunction", "Mask", "BatchClock", "StateBatch"]
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 #: A column with a value for each key: Arrow, NumPy or a list.
@@ -35,7 +35,7 @@ FURTHEST_MS: int = np.iinfo(np.int64).max // 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class BatchClock:
     """The times of a call of a function, and its reason.
 
     Attributes
@@ -71,7 +71,7 @@ class StateBatch:
         A mask of the keys that have state, and the time at which each key times out (-1: never).
     offsets
         Rows of key `i` are those from ``offsets[i]`` to ``offsets[i + 1]``.
-    moment
+    clock
         The times of the call.
     """
 
@@ -82,9 +82,9 @@ class StateBatch:
         exists: Mask,
         timeouts_ms: Numbers,
         offsets: Numbers,
-        moment: Moment,
+        clock: BatchClock,
     ) -> None:
-        self._columns, self._moment = columns, moment
+        self._columns, self._clock = columns, clock
         self._values = list(values)
         self._exists = exists.copy()
         self._offsets = offsets
@@ -130,7 +130,7 @@ class StateBatch:
     @property
     def has_timed_out(self) -> bool:
         """Whether the function is called for keys that timed out, which have no rows."""
-        return self._moment.has_timed_out
+        return self._clock.has_timed_out
 
     @property
     def current_watermark_ms(self) -> int:
@@ -141,19 +141,19 @@ class StateBatch:
         InvalidRequestError
             There is no watermark.
         """
-        if self._moment.watermark_ms is None:
+        if self._clock.watermark_ms is None:
             raise InvalidRequestError("there is no watermark to ask for; call withWatermark before fleet.stateful")
-        return self._moment.watermark_ms
+        return self._clock.watermark_ms
 
     @property
     def current_processing_time_ms(self) -> int:
         """Time of the batch, in milliseconds since the epoch; the same on every retry."""
-        return self._moment.processing_time_ms
+        return self._clock.processing_time_ms
 
     @property
-    def moment(self) -> Moment:
+    def clock(self) -> BatchClock:
         """The times of the call."""
-        return self._moment
+        return self._clock
 
     # -- changes --------------------------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class StateBatch:
         durations = self._milliseconds(duration_ms, mask)
         if (durations[mask] <= 0).any():
             raise InvalidRequestError("a timeout's duration is positive", smallest=int(durations[mask].min()))
-        now_ms = self._moment.processing_time_ms
+        now_ms = self._clock.processing_time_ms
         self._timeouts[mask] = now_ms + np.minimum(durations[mask], FURTHEST_MS - now_ms)
 
     def set_timeout_timestamp(self, timestamp_ms: Milliseconds, where: Values | None = None) -> None:
@@ -227,12 +227,12 @@ class StateBatch:
         mask = self._mask(where)
         self._require_conf(GroupStateTimeout.EventTimeTimeout)
         times = self._milliseconds(timestamp_ms, mask)
-        least = max(1, self._moment.watermark_ms or 0)
+        least = max(1, self._clock.watermark_ms or 0)
         if (times[mask] < least).any():
             raise InvalidRequestError(
                 "a timeout is not before the current watermark, and positive",
                 earliest=int(times[mask].min()),
-                watermark=self._moment.watermark_ms,
+                watermark=self._clock.watermark_ms,
             )
         self._timeouts[mask] = np.minimum(times[mask], FURTHEST_MS)
 
@@ -241,11 +241,11 @@ class StateBatch:
         self._timeouts = np.array([min(timeout_ms, FURTHEST_MS) for timeout_ms in timeouts_ms], np.int64)
 
     def _require_conf(self, conf: str) -> None:
-        if self._moment.timeout_conf != conf:
+        if self._clock.timeout_conf != conf:
             raise InvalidRequestError(
                 "the query was made with other timeouts; give it this timeoutConf",
                 needed=conf,
-                got=self._moment.timeout_conf,
+                got=self._clock.timeout_conf,
             )
 
     def _mask(self, where: Values | None) -> Mask:

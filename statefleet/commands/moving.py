@@ -187,11 +187,11 @@ def _carry_out(
 
 
 def outcome_json(outcome: MoveOutcome) -> dict[str, Any]:
-    """Return what ``--json`` prints of a move, whose keys are a promise: the store actors are ``giver`` and ``taker``."""
+    """Return what ``--json`` prints of a move, whose keys are a promise: ``giver``, ``taker`` and ``preparation``."""
     fields = asdict(outcome)
-    move = fields["move"]
     names = {"source": "giver", "target": "taker"}
-    return {**fields, "move": {names.get(name, name): value for name, value in move.items()}}
+    move = {names.get(name, name): value for name, value in fields["move"].items()}
+    return {"move": move, "preparation": fields["copy_result"], "error": fields["error"]}
 
 
 def _print_outcomes(outcomes: Sequence[MoveOutcome], dry_run: bool) -> None:
@@ -213,6 +213,6 @@ def _copied(outcome: MoveOutcome) -> tuple[str, str]:
     """Return the cells of a move: what was copied from memory, and how long that took."""
     if outcome.error:
         return "-", outcome.error
-    if outcome.preparation is None or outcome.preparation.version == 0:
+    if outcome.copy_result is None or outcome.copy_result.version == 0:
         return "nothing: it is loaded from its files", "-"
-    return size_text(outcome.preparation.moved_bytes), f"{outcome.preparation.duration_ms} ms"
+    return size_text(outcome.copy_result.moved_bytes), f"{outcome.copy_result.duration_ms} ms"

@@ -188,8 +188,8 @@ def computed(op: str, left: Datum, right: Datum, target: pa.DataType | None) -> 
 
     Parameters
     ----------
-    wanted
-        Type of the result, of decimals.
+    target
+        Type of the result of decimals; None for all other types.
 
     Raises
     ------

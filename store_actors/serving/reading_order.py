@@ -126,7 +126,7 @@ def _steps(plan: LoadPlan, split: Split | None, skipped: Collection[str], in_mem
     start = next((snapshot for snapshot in plan.snapshots if snapshot.file not in skipped), None)
     if start is not None:
         yield Step(start.version, start, split=split)
-    elif plan.floor > 0:
+    elif plan.oldest_retained > 0:
         raise NoSnapshotError
     elif plan.origin is not None:
         origin = plan.origin

@@ -107,7 +107,7 @@ class Reads:
         FoundRows or None
             None if another attempt made the version again since the reader asked the coordinator.
         """
-        projection, newest = _projection_of(request.form), self._newest(request)
+        projection, newest = _projection_of(request.projection), self._newest(request)
         version, attempt_id = _version_to_read(request, newest)
         rows = self._rows(request, projection, version, attempt_id)
         if rows is None:
@@ -129,7 +129,7 @@ class Reads:
 
     def scan(self, request: ReadRequest, limit: int | None) -> str | None:
         """Begin to give out all rows, or all changes, up to so many; returns what to ask for them by, or None as :meth:`find`."""
-        projection = _projection_of(request.form)
+        projection = _projection_of(request.projection)
         if request.since is not None:
             changes = self._changes(request, projection, request.since)
             return None if changes is None else self._scans.add(_limited(changes, limit))
@@ -156,7 +156,9 @@ class Reads:
 
     def describe(self, request: ReadRequest) -> StateSchema | None:
         """Columns of a store; None as :meth:`find`."""
-        rows = self._rows(request, _projection_of(request.form), *_version_to_read(request, self._newest(request)))
+        rows = self._rows(
+            request, _projection_of(request.projection), *_version_to_read(request, self._newest(request))
+        )
         return None if rows is None else rows.view.schema
 
     def maintain(self) -> None:
@@ -253,7 +255,7 @@ def _columns(encoded: bytes) -> ViewColumns:
 
 def _view_columns(request: ReadRequest, schema: StateSchema) -> ViewColumns:
     """How rows are shown: as the state's description says, else as they are, in this schema."""
-    return ViewColumns.of(schema) if _projection_of(request.form).schema is None else _columns(request.form)
+    return ViewColumns.of(schema) if _projection_of(request.projection).schema is None else _columns(request.projection)
 
 
 @lru_cache(maxsize=4096)

@@ -101,13 +101,13 @@ class StoredRows:
 
 def _commits_since(plan: LoadPlan, store_id: StateStoreId, since: int) -> Sequence[CommitEntry]:
     first = 0 if plan.origin is None else plan.origin.version
-    if since < max(plan.floor, first):
+    if since < max(plan.oldest_retained, first):
         raise VersionNotFoundError(
             "what changed since this version is not known any more: its commits are not retained, or the state was rescaled since; "
             "nothing was changed; ask for changes since a later one, or compare two versions",
             state=store_id.state_name,
             partition=store_id.partition_id,
             version=since,
-            oldest=max(plan.floor, first),
+            oldest=max(plan.oldest_retained, first),
         )
     return [entry for entry in plan.deltas if entry.version > since]

@@ -207,7 +207,7 @@ def test_a_fleet_that_uses_its_environment_takes_no_others(cluster: None, tmp_pa
     plain = connect(f"file://{tmp_path}")
     try:
         with pytest.raises(InvalidRequestError, match="started without credentials"):
-            plain._coordinator._hand_over(split_options("s3://bucket", server.options())[1])
+            plain._coordinator._forward_credentials(split_options("s3://bucket", server.options())[1])
     finally:
         plain.shutdown()
 

@@ -476,18 +476,18 @@ class CoordinatorMachine(RuleBasedStateMachine):
         """From every readable snapshot the deltas lead to the model's rows, and none of these files is deleted."""
         plan = self.plan(shard, version)
         starts: list[tuple[int, Rows]] = [(snapshot.version, self.files[snapshot.file]) for snapshot in plan.snapshots]
-        for start, rows in starts if plan.floor else [*starts, (0, {})]:
+        for start, rows in starts if plan.oldest_retained else [*starts, (0, {})]:
             for delta in plan.deltas:
                 rows = applied(rows, self.files[delta.file]) if delta.version > start else rows
             assert rows == self.model.rows(shard, version)
-        assert starts or not plan.floor
+        assert starts or not plan.oldest_retained
         needed = {snapshot.file for snapshot in plan.snapshots} | {snapshot.file for snapshot in plan.deltas}
         assert needed <= self.ledger.referenced_files()
 
     @invariant()
     def floors_never_go_back(self) -> None:
         for shard in self.model.chains:
-            floor = self.plan(shard, sys.maxsize).floor
+            floor = self.plan(shard, sys.maxsize).oldest_retained
             assert floor >= self.floors.get(shard, 0)
             self.floors[shard] = floor
             if floor:

@@ -131,7 +131,7 @@ def test_the_ledger_says_the_same(state: str) -> None:
         assert newest is not None
         assert newest.version == facts["newest"][name]
         plan = ledger.load_plans(partition, newest.version, (store,)).plans[store]
-        assert plan.floor == facts["floors"][name]
+        assert plan.oldest_retained == facts["floors"][name]
         schemas = plan.schemas
         location = ledger.location(partition)
         assert location is not None

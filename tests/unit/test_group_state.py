@@ -24,7 +24,7 @@ from spark_jobs.functions.frames import PandasForm
 from spark_jobs.functions.group_task import ArrowCalls, Calls, GroupView, KeyedBatch
 from spark_jobs.functions.groups import EXISTS, TIMEOUT, Groups, StateColumns
 from spark_jobs.functions.pandas_calls import PandasCalls
-from spark_jobs.functions.state_batch import Moment, StateBatch
+from spark_jobs.functions.state_batch import BatchClock, StateBatch
 from spark_jobs.plan.keys import KeyTree
 from spark_jobs.worker.state_store import StateStore
 from store_actors.keyed.shard import KeyedShard
@@ -42,11 +42,13 @@ KEYS = (Field("k", "string"),)
 VIEW = GroupView((("k", KeyTree(leaf="k")),), (("k", "k"), ("v", "v")))
 
 
-def moment(conf: str = NONE, watermark_ms: int | None = None, now_ms: int = 1000, *, timed_out: bool = False) -> Moment:
-    return Moment(conf, watermark_ms, now_ms, timed_out)
+def clock(
+    conf: str = NONE, watermark_ms: int | None = None, now_ms: int = 1000, *, timed_out: bool = False
+) -> BatchClock:
+    return BatchClock(conf, watermark_ms, now_ms, timed_out)
 
 
-def three(clock: Moment, values: list[int | None] | None = None) -> StateBatch:
+def three(clock: BatchClock, values: list[int | None] | None = None) -> StateBatch:
     """Return the state of three keys."""
     stored = [None] * 3 if values is None else values
     array = pa.array(stored, pa.int64())
@@ -80,8 +82,8 @@ class FunctionQuery:
         keys, values = [row[0] for row in rows], [row[1] for row in rows]
         table = pa.table({"k": pa.array(keys, pa.string()), "v": pa.array(values, pa.int64())})
         before, after = watermark or (None, None)
-        out = list(work.process(table, moment(self._conf, before, now_ms)))
-        out += work.process_timeouts(table.schema, moment(self._conf, after, now_ms, timed_out=True))
+        out = list(work.process(table, clock(self._conf, before, now_ms)))
+        out += work.process_timeouts(table.schema, clock(self._conf, after, now_ms, timed_out=True))
         store.commit()
         return sorted((tuple(row.values()) for part in out for row in part.to_pylist()), key=repr)
 
@@ -122,7 +124,7 @@ def test_written_state_follows_sparks_rule_for_group_state(
     states: list[GroupState] = []
     array = pa.array([value], pa.int64())
     batch = StateBatch(
-        COLUMNS, [array], np.array([value is not None]), np.array([timeout]), np.array([0, 1]), moment(PROCESSING)
+        COLUMNS, [array], np.array([value is not None]), np.array([timeout]), np.array([0, 1]), clock(PROCESSING)
     )
     rows = pa.table({"k": ["a"], "v": [1]})
     assert not list(in_pandas(function)(Groups.of(rows, ["k"]), batch))
@@ -137,7 +139,7 @@ def test_written_state_follows_sparks_rule_for_group_state(
 
 
 def test_a_batch_of_states_obeys_masks() -> None:
-    state = three(moment(EVENT, 50), [1, None, 3])
+    state = three(clock(EVENT, 50), [1, None, 3])
     assert state.exists.tolist() == [True, False, True]
     assert state.get("n", 0).to_pylist() == [1, 0, 3]
     state.update({"n": [10, 20, 30]}, where=[False, True, True])
@@ -164,7 +166,7 @@ def test_a_batch_of_states_obeys_masks() -> None:
     ],
 )
 def test_a_wrong_change_is_refused_and_changes_nothing(change: Callable[[StateBatch], Any], message: str) -> None:
-    state = three(moment(EVENT, 50), [1, None, 3])
+    state = three(clock(EVENT, 50), [1, None, 3])
     with pytest.raises(InvalidRequestError, match=message):
         change(state)
     assert state.values.to_pydict() == {"n": [1, None, 3]}
@@ -173,9 +175,9 @@ def test_a_wrong_change_is_refused_and_changes_nothing(change: Callable[[StateBa
 
 def test_without_a_watermark_asking_for_it_is_an_error() -> None:
     with pytest.raises(InvalidRequestError, match="no watermark"):
-        _ = three(moment()).current_watermark_ms
+        _ = three(clock()).current_watermark_ms
     with pytest.raises(InvalidRequestError, match="duration is positive"):
-        three(moment(PROCESSING)).set_timeout_duration(0)
+        three(clock(PROCESSING)).set_timeout_duration(0)
 
 
 # -- batches ----------------------------------------------------------------------------------------------------------
@@ -262,7 +264,7 @@ def test_a_timeout_at_the_end_of_time_never_comes(form: str, conf: str, never: i
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us"])
 def test_a_timeout_of_a_time_further_than_milliseconds_reach_never_comes(unit: str) -> None:
-    state = three(moment(EVENT, watermark_ms=50))
+    state = three(clock(EVENT, watermark_ms=50))
     state.set_timeout_timestamp(pa.array([LONGEST, 1, 99], pa.int64()).cast(pa.timestamp(unit)), [True, False, False])
     assert state.outcome()[2].tolist() == [MAX_MS, -1, -1]
 

@@ -177,7 +177,7 @@ def test_bytes_that_are_no_look_up_are_refused_and_nothing_of_them_is_run() -> N
         for kind in (KeyQuery, KeyResults):
             with pytest.raises((ValueError, KeyError, struct.error)):
                 kind.decoded(content)
-    pickled = replace(request(0), form=pickle.dumps(Bomb()))
+    pickled = replace(request(0), projection=pickle.dumps(Bomb()))
     with pytest.raises(ValueError, match="form is JSON"):
         KeyQuery.decoded(KeyQuery([pickled], [rows(1)]).encoded())
 

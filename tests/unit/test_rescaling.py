@@ -58,7 +58,7 @@ def loaded(plan: LoadPlan, files: dict[str, Rows]) -> Rows:
             assert all(key % parent.num_shards == parent.shard for key in found)
             rows |= {key: value for key, value in found.items() if key % plan.origin.num_shards == plan.origin.shard}
     else:
-        assert plan.floor == 0
+        assert plan.oldest_retained == 0
     for one in plan.deltas:
         if one.version > start:
             rows |= files[one.file]

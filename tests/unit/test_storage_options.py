@@ -14,7 +14,7 @@ from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.options import Secrets, StorageOptions, split_options
 from coordinator.storage.probe import probe
 from coordinator.storage.protocol import ObjectStore
-from coordinator.storage.uris import open_travelled_store
+from coordinator.storage.uris import open_store_in_actor
 
 URI = "s3://bucket/prefix"
 
@@ -56,7 +56,7 @@ def test_a_folder_needs_no_options() -> None:
 
 
 def test_a_store_without_withheld_options_is_opened_at_once() -> None:
-    store = open_travelled_store(
+    store = open_store_in_actor(
         "file:///var/lib/sf", StorageOptions(), lambda: pytest.fail("asked for nothing"), StorageStats()
     )
     assert not isinstance(store, ForwardedCredentialsStore)
@@ -98,13 +98,13 @@ def key(value: str) -> Secrets:
 OPTIONS = StorageOptions((("region", "here"),), ("secret_access_key",))
 
 
-def handed_over(bucket: Bucket, known: Secrets | None) -> ForwardedCredentialsStore:
+def forwarded_credentials_store(bucket: Bucket, known: Secrets | None) -> ForwardedCredentialsStore:
     return ForwardedCredentialsStore(URI, OPTIONS, lambda: known, bucket.open)
 
 
 def test_who_has_forgotten_the_credentials_asks_once() -> None:
     bucket = Bucket()
-    store = handed_over(bucket, key("monday"))
+    store = forwarded_credentials_store(bucket, key("monday"))
     assert store.secrets is None
     store.put("a", b"1")
     assert (store.get("a"), store.secrets, bucket.opened) == (b"1", key("monday"), 1)
@@ -113,26 +113,26 @@ def test_who_has_forgotten_the_credentials_asks_once() -> None:
 
 def test_where_nobody_knows_them_each_request_says_what_to_do_until_somebody_does() -> None:
     bucket = Bucket()
-    store = handed_over(bucket, None)
+    store = forwarded_credentials_store(bucket, None)
     for _ in range(2):
         with pytest.raises(
             CredentialsNeededError, match=r"nothing was written.*connect.*again.*options=`secret_access_key`"
         ):
             store.put("a", b"1")
-    store.hand_over(key("monday"))
+    store.use_credentials(key("monday"))
     store.put("a", b"1")
     assert store.get("a") == b"1"
 
 
 def test_credentials_that_are_refused_replace_none() -> None:
     bucket = Bucket()
-    store = handed_over(bucket, key("monday"))
+    store = forwarded_credentials_store(bucket, key("monday"))
     store.put("a", b"1")
     with pytest.raises(StorageUnavailableError, match="403"):
-        store.hand_over(key("sunday"))
+        store.use_credentials(key("sunday"))
     assert (store.get("a"), store.secrets) == (b"1", key("monday"))
     bucket.key = "tuesday"
-    store.hand_over(key("tuesday"))
+    store.use_credentials(key("tuesday"))
     assert (store.get("a"), store.secrets) == (b"1", key("tuesday"))
 
 
