@@ -202,22 +202,9 @@ def read_view(
     layout = _layout_of(ledger, first, former, version, request.first_partition)
     oldest = max((ledger.oldest_readable(partition) for partition in layout.partitions), default=0)
     if newest < version <= committed(ledger, created) and not request.is_committed:
-        raise VersionNotFoundError(
-            "all shards have this version, and Spark has not finished its batch, which may be repeated and make it again; nothing was "
-            "changed; read it once it is finished, or as it is with consistency='committed'",
-            state=created.state_name,
-            version=version,
-            newest=newest,
-        )
+        raise _not_finished(created, version, newest)
     if not 0 <= version <= newest or (version < oldest and not ledger.is_of_python):
-        raise VersionNotFoundError(
-            "the state has no such version (any more); nothing was changed; read one from the oldest to the newest, and raise "
-            "min_versions_to_retain to keep more",
-            state=created.state_name,
-            version=version,
-            oldest=oldest,
-            newest=newest,
-        )
+        raise _not_retained(created, version, oldest, newest)
     view_id = ViewId(version, ledger.epoch, layout.first_partition, created.state_id)
     if view_id == cached:
         return None
@@ -243,6 +230,27 @@ def read_view(
         ledger.store_names(layout.partitions),
         tuple(-1 if location is None else places[location.instance_id] for location in located),
         tuple(lives.values()),
+    )
+
+
+def _not_finished(created: StateMetadata, version: int, newest: int) -> VersionNotFoundError:
+    return VersionNotFoundError(
+        "all shards have this version, and Spark has not finished its batch, which may be repeated and make it again; nothing was "
+        "changed; read it once it is finished, or as it is with consistency='committed'",
+        state=created.state_name,
+        version=version,
+        newest=newest,
+    )
+
+
+def _not_retained(created: StateMetadata, version: int, oldest: int, newest: int) -> VersionNotFoundError:
+    return VersionNotFoundError(
+        "the state has no such version (any more); nothing was changed; read one from the oldest to the newest, and raise "
+        "min_versions_to_retain to keep more",
+        state=created.state_name,
+        version=version,
+        oldest=oldest,
+        newest=newest,
     )
 
 

@@ -117,7 +117,7 @@ _NOTHING: Mapping[str, int] = {}
 _NOT_RECORDED = ("apply_ms", "write_ms", "restore_ms", "load_bytes", "failures")
 
 
-_RECORDED = tuple(one.name for one in fields(CommitEntry) if one.name not in _NOT_RECORDED)
+_RECORDED = tuple(column.name for column in fields(CommitEntry) if column.name not in _NOT_RECORDED)
 
 
 _OPTIONAL = {"batch_time_ms": None, "due_ms": None, "is_import": False}

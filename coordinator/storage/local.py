@@ -33,32 +33,23 @@ _TEMPORARY_PREFIX = ".tmp-"
 class OsCalls(Protocol):
     """The calls of module ``os`` that make files durable; each method is the function of its name."""
 
-    def open(self, path: Path, flags: int, mode: int = 0o777) -> int:
-        """See :func:`os.open`."""
+    def open(self, path: Path, flags: int, mode: int = 0o777) -> int: ...
 
-    def write(self, descriptor: int, data: memoryview, /) -> int:
-        """See :func:`os.write`."""
+    def write(self, descriptor: int, data: memoryview, /) -> int: ...
 
-    def fsync(self, fd: int) -> None:
-        """See :func:`os.fsync`."""
+    def fsync(self, fd: int) -> None: ...
 
-    def close(self, fd: int) -> None:
-        """See :func:`os.close`."""
+    def close(self, fd: int) -> None: ...
 
-    def link(self, src: Path, dst: Path) -> None:
-        """See :func:`os.link`."""
+    def link(self, src: Path, dst: Path) -> None: ...
 
-    def replace(self, src: Path, dst: Path) -> None:
-        """See :func:`os.replace`."""
+    def replace(self, src: Path, dst: Path) -> None: ...
 
-    def unlink(self, path: Path) -> None:
-        """See :func:`os.unlink`."""
+    def unlink(self, path: Path) -> None: ...
 
-    def mkdir(self, path: Path, mode: int = 0o777) -> None:
-        """See :func:`os.mkdir`."""
+    def mkdir(self, path: Path, mode: int = 0o777) -> None: ...
 
-    def stat(self, path: Path) -> os.stat_result:
-        """See :func:`os.stat`."""
+    def stat(self, path: Path) -> os.stat_result: ...
 
 
 class LocalObjectStore:

@@ -54,13 +54,13 @@ class Transformation:
 
 @dataclass(frozen=True)
 class InitialState:
-    """The initial state: what reaches the shards of the batch DataFrame, and how the processor sees its rows."""
+    """The initial state: the rows of the batch DataFrame, and their conversion for the processor."""
 
     rows: GroupedInput
     form: Rows
 
     def collect(self, num_shards: int) -> InitialRows:
-        """Its rows, shard by shard."""
+        """Collect the rows, and return them by shard."""
         schema = StateSchema(self.rows.keys, self.rows.inputs, (), None, None, "update", OperatorKind.TRANSFORM)
         task, spark = ExchangeTask(schema, num_shards), self.rows.frame.sparkSession
         chunks = self.rows.frame.mapInArrow(task, from_arrow_schema(EXCHANGE_SCHEMA)).where(F.col("chunk").isNotNull())
@@ -96,11 +96,11 @@ class TransformPlan:
     event_time: str
 
     def row_type(self) -> T.StructType:
-        """Spark's form of the rows that the processor emits."""
+        """Return Spark's type of the rows that the processor emits."""
         return self.output
 
     def finish(self, emitted: DataFrame) -> DataFrame:
-        """Return what the processor emits, with its event time marked for the operators that follow."""
+        """Return the rows that the processor emits, with their event time marked for the operators that follow."""
         if not self.event_time:
             return emitted
         marked = F.col(quoted(self.event_time)).alias(self.event_time, metadata={_WATERMARK_DELAY: self.rows.delay_ms})
@@ -109,7 +109,7 @@ class TransformPlan:
         )
 
     def reduce_task(self, schema: StateSchema, metadata: StateMetadata, address: FleetAddress) -> ReduceTask:
-        """Runs the processor in Spark's worker."""
+        """Return the task that runs the processor in Spark's worker."""
         program = ProcessorProgram(
             processor=self.processor,
             view=self.rows.view,
@@ -138,13 +138,13 @@ class StartedPlan(TransformPlan):
     state: InitialState
 
     def collected(self, newest: int, num_shards: int) -> StartedPlan:
-        """The plan with the initial state, if it may still be needed: until the first batch of every shard is over."""
+        """Return the plan with the initial state, as long as the first batch of a shard may have to be done."""
         # At version 1 the first batch may have failed elsewhere, and be done again.
         return self if newest > 1 else replace(self, initial=self.state.collect(num_shards))
 
 
 def build_transform(grouped: GroupedData, definition: Transformation, stateful_mode: str | None) -> TransformPlan:
-    """Plan of ``df.groupBy(..).transformWithState(...)`` or its pandas form.
+    """Plan ``df.groupBy(..).transformWithState(...)`` or its pandas form.
 
     Parameters
     ----------

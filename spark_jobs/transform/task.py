@@ -30,7 +30,7 @@ from store_actors.messages import StoreSpec
 
 __all__ = ["InitialRows", "ProcessorProgram", "load_processor"]
 
-#: (state, run, partition, store) of deleted variables that have no rows, nor will have any in this run: asked for once a worker.
+#: (state, run, partition, store) of deleted variables that have no rows, nor will have any in this run: each worker asks for them once.
 _EMPTY_STORES: set[tuple[str, str, int, str]] = set()
 
 
@@ -41,11 +41,11 @@ class InitialRows:
     Attributes
     ----------
     shards
-        For each shard that has some a broadcast of chunks (IPC record batches), loaded where its value is asked for.
+        By shard, a broadcast of chunks (IPC record batches), which a worker loads when it uses the value.
     schema
-        Their columns: key leaves and the DataFrame's.
+        Columns of the rows: key leaves and the DataFrame's.
     view, form
-        How the processor sees them.
+        Columns of the rows for the processor, and their conversion.
     """
 
     shards: dict[int, Any]
@@ -54,7 +54,7 @@ class InitialRows:
     form: Rows
 
     def groups(self, shard: int) -> Groups:
-        """Rows of a shard, by key."""
+        """Return the rows of a shard, grouped by key."""
         chunks = self.shards[shard].value if shard in self.shards else []
         batches = [pa.ipc.read_record_batch(pa.py_buffer(chunk), self.schema) for chunk in chunks]
         return Groups.of(pa.Table.from_batches(batches, self.schema).combine_chunks(), self.view.leaves)
@@ -69,15 +69,15 @@ class ProcessorProgram:
     processor
         The processor, pickled: each attempt has a copy as it was when the query was built.
     view, form
-        How it sees keys and rows.
+        Columns of keys and rows for the processor, and their conversion.
     time_mode
-        What timers go by.
+        The clock of the timers.
     variables, schemas
-        What its ``init`` asked for when the query was built, and what its DDL means.
+        Variables that its ``init`` requested when the query was built, and types by their DDL.
     initial
-        The initial state, unless the state had got over its first batch by then.
+        The initial state; None if the first batch was over when the query was built.
     event_time
-        Column of what is emitted that later operators go by; empty without.
+        Emitted column that later operators use as event time; empty if there is none.
     has_watermark
         Whether event time reaches the operator.
     """
@@ -195,7 +195,7 @@ def _known(task: TaskIdentity, store: str) -> tuple[str, str, int, str]:
 
 
 def load_processor(pickled: bytes) -> StatefulProcessor:
-    """A copy of a processor."""
+    """Return a copy of a processor."""
     processor = pickle.loads(pickled)
     assert isinstance(processor, StatefulProcessor), "its class was checked before it was pickled"
     return processor

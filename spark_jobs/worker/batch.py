@@ -1,4 +1,4 @@
-"""The micro-batch of a task: which it is, whose, and where event time stands in it."""
+"""The micro-batch of a task: its number, its query and its watermarks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class BatchHeader:
     Attributes
     ----------
     shard
-        Which shard the task has; its partition in Spark may have another number, in a stage with a union.
+        Number of the task's shard; its partition in Spark may have another number, in a stage with a union.
     first_partition
         Partition id of the state's shard 0 in this batch (:mod:`coordinator.ledger.shard_layouts`).
     late_ms, evict_ms
@@ -29,9 +29,9 @@ class BatchHeader:
     time_ms
         When Spark planned the batch: its processing time. In the offset log, so a repeated batch has the same.
     former_time_ms
-        That of the batch before; None if this is the first.
+        `time_ms` of the batch before; None in the first batch.
     output_mode
-        The operator's: its own, or else its query's.
+        The output mode of the operator, or else of its query.
     is_temporary
         Whether the query's checkpoint is deleted when it ends.
     """
@@ -60,11 +60,11 @@ class EventTimes:
     Attributes
     ----------
     late_ms
-        Rows up to it are late.
+        Watermark up to which rows are late.
     seen_ms
-        Watermark that a function of the user's sees while it is given rows.
+        Watermark that a user's function sees while it gets rows.
     after
-        Where it stands in the version that is made: state up to ``after.input_ms`` is closed.
+        The watermarks of the version that the batch makes: state up to ``after.input_ms`` is closed.
     """
 
     late_ms: int
@@ -75,7 +75,7 @@ class EventTimes:
 def event_times(
     schema: StateSchema, grant: LeaseGrant, header: BatchHeader | None, watermarks_ms: Mapping[int, int]
 ) -> EventTimes:
-    """Spark's event times of a batch, or those of an operator that closes early (``schema.event_time``).
+    """Return Spark's event times of a batch, or those of an operator that closes early (``schema.event_time``).
 
     Parameters
     ----------

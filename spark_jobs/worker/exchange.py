@@ -7,7 +7,7 @@ its barrier; only the rows in it are larger, and the JVM looks at no value betwe
 Where groups repeat within a task's block of rows, the block is partially aggregated first. With a watermark every map task also
 sends every shard the largest event time that it saw: a shuffle is a barrier, so every shard knows the watermark that includes this
 batch, the same one on every shard and on every retry, without a call of a process that could have died meanwhile. (That is for
-operators that close early; others go by what Spark's driver tells each task in the first row of its partition, a
+operators that close early. Others go by the watermark that Spark's driver sends to each task in the first row of its partition, a
 :class:`~spark_jobs.worker.batch.BatchHeader`.)
 """
 
@@ -61,8 +61,8 @@ KEEP_COLUMN = "__keep"
 HEADER = -3
 
 ROUTE_COLUMN = "__route"
-#: What is shuffled: the route, and either a chunk (an IPC record batch, how many input rows it stands for, which of the schema's
-#: ``input_schemas`` it has) or, without one, the watermark of one of the operator's sources as a map task saw it.
+#: The rows that are shuffled: the route, and either a chunk (an IPC record batch, its number of input rows, the index of its schema
+#: in ``input_schemas``) or the watermark of one of the operator's sources as a map task saw it.
 EXCHANGE_SCHEMA = pa.schema(
     [
         pa.field(ROUTE_COLUMN, pa.int32(), nullable=False),
@@ -74,14 +74,14 @@ EXCHANGE_SCHEMA = pa.schema(
     ]
 )
 
-#: Rows and bytes that a map task gathers before it partitions them: enough to find repeated groups, little enough to hold.
+#: Rows and bytes that a map task gathers before it partitions them: enough to find repeated groups, little enough to keep in memory.
 _BLOCK_ROWS = 1 << 18
 _BLOCK_BYTES = 32 << 20
 #: Aim of a chunk's size. Spark hands a task up to ``maxRecordsPerBatch`` shuffled rows at once, so chunks must stay small.
 _CHUNK_BYTES = 32 << 10
 #: Blocks of fewer rows are small enough to look at every row's group.
 _SAMPLE_FROM = 1 << 14
-#: Place of partially aggregated rows in an aggregation's ``input_schemas``.
+#: Index of partially aggregated rows in an aggregation's ``input_schemas``.
 _PARTIAL = 1
 #: A block is partially aggregated if it has at most this many groups a row.
 _WORTHWHILE = 0.5
@@ -104,9 +104,9 @@ def _hash_seed() -> int:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeTask:
-    """Map side, a ``mapInArrow`` function: rows with ``__hash`` (and event time) in, :data:`EXCHANGE_SCHEMA` out.
+    """The map side, a ``mapInArrow`` function from rows with ``__hash`` (and event time) to :data:`EXCHANGE_SCHEMA`.
 
-    Where a batch has another number of shards than the query was built with, the name of the column of hashes tells
+    If a batch has another number of shards than the query was built with, the name of the column of hashes has the number
     (``ExchangeStrategy.java``): ``__hash/8``.
 
     Parameters
@@ -116,13 +116,13 @@ class ExchangeTask:
     num_shards
         Number of its shards when the query was built.
     source
-        Which of the operator's own sources the rows come from, with its delay; None if no watermark stands between the rows and the
+        Number of the operator's own source of the rows, and its delay; None if no watermark stands between the rows and the
         operator that they come from.
     input
-        Which of ``schema.input_schemas()`` the rows have.
+        Index of the rows' schema in ``schema.input_schemas()``.
     state
-        Name of the operator's state. Two operators that exchange the same rows would else have one exchange in Spark's plan, and Spark
-        would see one of them only.
+        Name of the operator's state. It makes the exchanges of two operators differ: Spark would plan a single exchange for equal
+        ones, and know only one of the operators.
     """
 
     schema: StateSchema
@@ -171,7 +171,7 @@ class ExchangeTask:
         return self._pack(rows, bounds, rows_read, _PARTIAL if partial else self.input)
 
     def _combines(self, hashes: npt.NDArray[np.int32]) -> bool:
-        """Whether a block is partially aggregated."""
+        """Return whether a block is partially aggregated."""
         if self.schema.operator is not OperatorKind.AGGREGATE:
             return False
         if not self.schema.keys or self.schema.expiry_key is not None:
@@ -209,7 +209,7 @@ class ExchangeTask:
                 sink.write(rows.slice(start, min(per_chunk, end - start)).serialize())
                 ends.append(sink.tell())
                 chunk_routes.append(routes[shard])
-                # The first chunk of a shard tells for all of them how many input rows they stand for.
+                # The first chunk of a shard has the number of input rows of all its chunks.
                 counts.append(rows_read[shard] if start == begin else 0)
         size = len(counts)
         chunks = pa.Array.from_buffers(
@@ -240,13 +240,13 @@ class ExchangeTask:
 
 
 def as_type(data_type: pa.DataType, column: pa.Array) -> pa.Array:
-    """A column in a type that holds all its values."""
-    # Arrow takes a cast to the same type, too, for a promise: that fields of a struct are never null, which they are below a null one.
+    """Return a column in a type that holds all its values."""
+    # Arrow takes even a cast to the same type for a promise that fields of a struct are never null. Below a null struct they are null.
     return column if column.type == data_type else column.cast(data_type)
 
 
 def _blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Larger batches of the same rows."""
+    """Yield the rows in larger batches."""
     pending: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -271,7 +271,7 @@ class Received:
     watermarks_ms
         Own watermark of each of the operator's own sources (by number) that the micro-batch had rows of.
     header
-        Which batch it is; None outside a streaming query.
+        The batch; None outside a streaming query.
     """
 
     rows: ShardInput
@@ -280,16 +280,16 @@ class Received:
 
 
 def unpack(batches: Iterable[pa.RecordBatch], schema: StateSchema, piece_bytes: int = pieces.PIECE_BYTES) -> Received:
-    """Reduce side: what the map tasks sent to one shard.
+    """Return the part of a micro-batch that the map tasks sent to one shard.
 
     Parameters
     ----------
     batches
-        What one partition of the exchange received, in :data:`EXCHANGE_SCHEMA` without the route.
+        The rows that a partition of the exchange received, in :data:`EXCHANGE_SCHEMA` without the route.
     schema
         The operator's schema.
     piece_bytes
-        Of more rows than that several pieces are made: Arrow counts the strings of lists in 32 bits.
+        Bytes of a piece of the result: Arrow counts the strings of lists in 32 bits, so larger tables have several pieces.
     """
     schemas = schema.input_schemas()
     chunks: list[list[pa.RecordBatch]] = [[] for _ in schemas]
@@ -306,7 +306,7 @@ def unpack(batches: Iterable[pa.RecordBatch], schema: StateSchema, piece_bytes: 
                 header = BatchHeader.of_json(chunk.as_py())
             elif chunk.is_valid:
                 chunks[number].append(pa.ipc.read_record_batch(chunk.as_buffer(), schemas[number]))
-    # Few pieces each: what is sent to the store actor is then a few large buffers.
+    # Few pieces each, so that the store actor is sent a few large buffers.
     tables = tuple(
         pa.Table.from_batches(pieces.batches(pa.Table.from_batches(of_input, kind), piece_bytes), kind)
         for of_input, kind in zip(chunks, schemas, strict=True)
@@ -315,12 +315,12 @@ def unpack(batches: Iterable[pa.RecordBatch], schema: StateSchema, piece_bytes: 
 
 
 def unpack_shards(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> Iterator[Received]:
-    """Reduce side: what the map tasks sent to each shard of a task, one after the other.
+    """Yield the part of a micro-batch of each shard of a task, one after the other.
 
     Parameters
     ----------
     batches
-        What one task of the exchange received: for each of its shards a header, and then as for :func:`unpack`.
+        The rows that a task of the exchange received: for each of its shards a header, then rows as for :func:`unpack`.
     """
     of_shard: list[pa.RecordBatch] = []
     for batch in batches:

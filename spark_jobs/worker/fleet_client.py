@@ -39,7 +39,7 @@ from store_actors.messages import OpenRequest, StoreSpec
 
 __all__ = ["ConnectTask", "FleetAddress", "FleetClient", "executor_name", "fleet_client"]
 
-#: Bytes of rows from which on a task hands over what it has before it reads on.
+#: Bytes of rows from which on a task sends them before it reads more.
 _GROUP_BYTES = 8 << 20
 
 
@@ -59,7 +59,7 @@ class FleetAddress:
 
 @cache
 def fleet_client(address: FleetAddress) -> FleetClient:
-    """This process's client of a fleet; connects to Ray at first use (Spark reuses its Python workers)."""
+    """Return this process's client of a fleet, which connects to Ray at first use (Spark reuses its Python workers)."""
     join_cluster(address.ray_address, node_ip=_executors_node_ip())
     client = FleetClient(address)
     settle_process()
@@ -67,9 +67,9 @@ def fleet_client(address: FleetAddress) -> FleetClient:
 
 
 def _executors_node_ip() -> str | None:
-    """Address of the Ray node that this worker's executor is an actor of; None for the machine's own.
+    """Return the address of the Ray node that this worker's executor is an actor of; None for the machine's own.
 
-    A machine may have several nodes, and Ray's workers inherit which raylet started them.
+    A machine may have several nodes, and Ray's workers inherit the id of the raylet that started them.
     """
     try:
         arguments = Path(f"/proc/{int(os.environ['RAY_RAYLET_PID'])}/cmdline").read_text().split("\0")
@@ -81,7 +81,7 @@ def _executors_node_ip() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ConnectTask:
-    """A ``mapInArrow`` function that only readies the worker it runs in."""
+    """A ``mapInArrow`` function that connects its worker to the fleet, and returns the rows unchanged."""
 
     address: FleetAddress
 
@@ -92,25 +92,25 @@ class ConnectTask:
 
 @cache
 def executor_name() -> str:
-    """``host:pid`` of the Spark executor: the process above this worker's daemon."""
+    """Return ``host:pid`` of the Spark executor: the process above this worker's daemon."""
     pid = os.getppid()
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         pid = int(fields[1])
     except (OSError, IndexError, ValueError):
-        pass  # not Linux: the daemon's pid tells executors of a host apart just as well
+        pass  # not Linux: the daemon's pid also distinguishes the executors of a host
     return f"{_executors_node_ip() or socket.gethostname()}:{pid}"
 
 
 class FleetClient:
-    """Routes one process's state operations.
+    """Routes the state operations of a process.
 
     Parameters
     ----------
     address
         The fleet.
     actors, runtime
-        How it reaches the fleet's actors, and what it takes from its machine; a simulation has its own.
+        Calls of the fleet's actors, and the clock and ids of the machine; a simulation passes its own.
     """
 
     def __init__(self, address: FleetAddress, *, actors: Actors | None = None, runtime: Runtime | None = None) -> None:
@@ -124,11 +124,11 @@ class FleetClient:
         self._calls = LeasedCalls(self._actors, self._coordinator, self._clock, self._find_local)
 
     def apply_all(self, works: Iterable[ShardWork], metadata: StateMetadata, schema: StateSchema) -> Iterator[pa.Table]:
-        """Hand shards of one operator and batch their rows; yields what each emits, in their order, once its commit is durable.
+        """Send rows to shards of one operator and batch; yield the rows that each emits, in their order, once its commit is durable.
 
-        Their commits go on side by side, so a task waits for the object store once, however many shards it has; of a large batch only
-        some shards at a time, so that their rows need not be in memory together. Repeated after the loss of a store actor or of a
-        lease: the commit protocol makes that safe.
+        The shards commit side by side, so that a task with many shards waits for the object store once. A large batch is sent to some
+        shards at a time, so that their rows need not be in memory together. After the loss of a store actor or a lease the call is
+        repeated: the commit protocol makes that safe.
 
         Raises
         ------
@@ -137,7 +137,7 @@ class FleetClient:
         StateStoreError
             The coordinator or the store refused the call.
         """
-        # In complete mode each of them emits all that it has.
+        # In complete mode each shard emits all its rows.
         is_large = schema.output_mode == "complete" and self._address.memory.limit is not None
         for group in _groups(works, 0 if is_large else _GROUP_BYTES):
             yield from self._apply(group, metadata, schema)
@@ -154,7 +154,7 @@ class FleetClient:
         pieces: Iterable[pa.Table],
         watermarks: Watermarks,
     ) -> CommitEntry:
-        """Make rows of state, a piece after the other, the first version of a shard; returns its commit.
+        """Make rows of state, in pieces, the first version of a shard; return its commit.
 
         Raises
         ------
@@ -163,7 +163,7 @@ class FleetClient:
         StateStoreError
             The coordinator or the store refused the call.
         """
-        # Held by Ray, which has a disk, for as long as this goes on.
+        # Ray keeps the pieces until the call ends, if need be on disk.
         references = [self._actors.put(piece) for piece in pieces]
 
         call = ImportCall(task, schema, references, watermarks)
@@ -171,7 +171,7 @@ class FleetClient:
         return committed
 
     def open_update(self, task: TaskIdentity, metadata: StateMetadata, stores: tuple[StoreSpec, ...]) -> StateStore:
-        """A handle that makes the next version of a partition's keyed stores.
+        """Return a handle that makes the next version of a partition's keyed stores.
 
         Raises
         ------
@@ -185,7 +185,7 @@ class FleetClient:
     def open_granted(
         self, task: TaskIdentity, metadata: StateMetadata, stores: tuple[StoreSpec, ...]
     ) -> tuple[StateStore, LeaseGrant]:
-        """:meth:`open_update`, with the lease: what it says of watermarks is for operators that follow event time."""
+        """Return the handle of :meth:`open_update`, and the lease, whose watermarks are for operators that follow event time."""
         call = OpenCall(self._actors, task, stores)
         (opened,) = self._calls.under_leases([task], metadata, call)
         return opened
@@ -193,9 +193,9 @@ class FleetClient:
     def open_read(
         self, state_name: str, shard: int, stores: tuple[StoreSpec, ...], version: int | None
     ) -> ReadStateStore:
-        """A handle that reads a retained version of a shard's keyed stores, the newest by default.
+        """Return a handle that reads a retained version of a shard's keyed stores, the newest by default.
 
-        Of a state that was rescaled the shard is one of those that it had at the version.
+        If the state was rescaled, `shard` is a shard that it had at the version.
 
         Raises
         ------
@@ -252,7 +252,7 @@ class FleetClient:
 
 
 def _groups(works: Iterable[ShardWork], most_bytes: int) -> Iterator[list[ShardWork]]:
-    """Works one after the other, until they have so many bytes of rows."""
+    """Yield groups of consecutive works; a group ends once it has so many bytes of rows."""
     group: list[ShardWork] = []
     size = 0
     for work in works:

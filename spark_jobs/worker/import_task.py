@@ -20,25 +20,25 @@ from store_actors.engine.packed_values import packed
 
 __all__ = ["IMPORTED_SCHEMA", "PRESENT_COLUMN", "SHARD_COLUMN", "ImportTask", "as_state"]
 
-#: Which shard a row is of, and whether it has a row of state: one that has none only tells that there is such a shard.
+#: The shard of a row, and whether the row is a row of state. A row that is not only marks that the shard exists.
 SHARD_COLUMN = "__shard"
 PRESENT_COLUMN = "__present"
-#: What a task tells: a shard, and how many rows it has.
+#: The report of a task: a shard, and its number of rows.
 IMPORTED_SCHEMA = pa.schema([pa.field("shard", pa.int32()), pa.field("rows", pa.int64())])
-#: Bytes of rows that a task gathers before it hands them over.
+#: Bytes of rows that a task gathers before it sends them.
 _PIECE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ImportTask:
-    """A ``mapInArrow`` function: the rows of one shard in; :data:`IMPORTED_SCHEMA` out, once they are its first version.
+    """A ``mapInArrow`` function from the rows of a shard to :data:`IMPORTED_SCHEMA`, once the rows are its first version.
 
     Attributes
     ----------
     task
-        Of shard 0.
+        The task of shard 0.
     watermarks
-        Where event time stands in the version that is made.
+        The watermarks of the version.
     """
 
     schema: StateSchema
@@ -62,7 +62,7 @@ class ImportTask:
         yield pa.record_batch([[shard], [counted.state_rows]], schema=IMPORTED_SCHEMA)
 
     def _pieces(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-        """The rows of state, in pieces of some size."""
+        """Yield the rows of state, in pieces of at least :data:`_PIECE_BYTES`."""
         pending: list[pa.RecordBatch] = []
         rows = 0
         for batch in batches:
@@ -77,14 +77,14 @@ class ImportTask:
 
 
 def as_state(batch: pa.RecordBatch, schema: StateSchema, first_number: int) -> pa.RecordBatch:
-    """Rows as a shard holds them: in ``row_schema``, numbered where rows of a key are many."""
+    """Return rows as a shard stores them: in ``row_schema``, with numbers if a key can have many rows."""
     row_schema = schema.row_schema()
     columns = []
     for field in row_schema:
         if field.name == ROW_COLUMN:
             columns.append(pa.array(np.arange(first_number, first_number + batch.num_rows)))
         elif pa.types.is_binary(field.type) and pa.types.is_nested(batch.column(field.name).type):
-            # Of a function's state.
+            # A nested value of a function's state.
             columns.append(packed(batch.column(field.name)))
         elif pa.types.is_fixed_size_binary(field.type) and pa.types.is_list(batch.column(field.name).type):
             columns.append(_words(batch.column(field.name), field.type))
@@ -94,6 +94,6 @@ def as_state(batch: pa.RecordBatch, schema: StateSchema, first_number: int) -> p
 
 
 def _words(lists: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Words that came as lists of integers, all of one length."""
+    """Return 64-bit slots that came as lists of integers, all of one length."""
     words = np.ascontiguousarray(lists.flatten().to_numpy(zero_copy_only=False).astype("<i8"))
     return pa.Array.from_buffers(kind, len(lists), [None, pa.py_buffer(words)])

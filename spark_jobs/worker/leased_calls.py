@@ -1,4 +1,4 @@
-"""Calls of store actors under leases: who has which shard, and what is done when a store actor or a lease is lost."""
+"""Calls of store actors under leases: which store actor has a shard, and the repetition of calls that a loss ended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 #: How long a task waits for a store actor or the coordinator to come back before it fails (Spark then retries it).
 DEADLINE_S = 120.0
-#: How long it waits before it asks again, at first.
+#: The first pause before it asks again.
 PAUSE_S = 0.05
 
 #: Tasks (by number) with their leases.
@@ -34,7 +34,7 @@ Granted: TypeAlias = Sequence[tuple[int, LeaseGrant]]
 
 
 class LeasedCall(Protocol[Result]):
-    """A method of a store actor, as it is called for tasks of whose shards the store actor has the lease.
+    """A method of a store actor that is called for tasks whose shards are leased to it.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class LeasedCall(Protocol[Result]):
         """Return the arguments of a call for some of the tasks; `node_id` is the Ray node of this process."""
 
     def results(self, answer: Any, granted: Granted, handle: Any) -> Sequence[Result | StateStoreError]:
-        """Return what the store actor's answer says of each of the tasks; `handle` is its handle."""
+        """Return the result of each task in the store actor's answer; `handle` is its handle."""
 
 
 class LeasedCalls:
@@ -58,7 +58,7 @@ class LeasedCalls:
     Parameters
     ----------
     find_local
-        Gives the handle of the store actor of this process's node, started if it isn't there.
+        Returns the handle of the store actor of this process's node, which is started if there is none.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class LeasedCalls:
         self._find_local = find_local
         self._handles: dict[str, Any] = {}
         self._local: ActorLocation | None = None
-        #: Store actor that had each partition of a state when a task here asked last.
+        #: Store actor of each partition of a state, as of the last lease of a task in this process.
         self._holders: dict[tuple[str, int], ActorLocation] = {}
 
     def under_leases(
@@ -78,8 +78,8 @@ class LeasedCalls:
     ) -> list[Result]:
         """Return the results of a call under the leases of some tasks of one batch, in their order.
 
-        There is one call for each store actor that has shards of them. What fails because a store actor, or a lease, was lost is
-        repeated under a new lease.
+        There is one call for each store actor that has shards of them. A call that failed because a store actor, or a lease, was lost
+        is repeated under a new lease.
 
         Raises
         ------
@@ -91,7 +91,7 @@ class LeasedCalls:
         # A plan is made before its query has an id.
         metadata = replace(metadata, query_id=tasks[0].query_id)
         retry = Retry(self._clock, DEADLINE_S, first_pause_s=PAUSE_S, longest_pause_s=2.0)
-        # One that came with the batch before is tried once; what is wrong with it, the coordinator knows.
+        # A lease that came with the batch before is tried once; after a failure the coordinator is asked.
         grants = self._piggybacked(tasks)
         results: dict[int, Result] = {}
         while True:
@@ -120,7 +120,7 @@ class LeasedCalls:
         results: Mapping[int, Result],
         call: LeasedCall[Result],
     ) -> Iterator[tuple[int, Result | Exception]]:
-        """Outcomes of the tasks that have none yet: a call to each store actor concerned, all under way at once."""
+        """Yield an outcome for each task without a result, from concurrent calls, one to each store actor of their shards."""
         unfinished = [number for number in range(len(tasks)) if number not in results]
         unleased = [number for number in unfinished if number not in grants]
         try:
@@ -156,7 +156,7 @@ class LeasedCalls:
     def _by_location(
         self, tasks: Sequence[TaskIdentity], granted: Iterable[tuple[int, LeaseGrant]]
     ) -> Iterable[tuple[ActorLocation, list[tuple[int, LeaseGrant]]]]:
-        """Tasks by the store actor that has their shards, which is remembered."""
+        """Return the tasks by the store actor that has their shards, and remember it."""
         grouped: dict[ActorLocation, list[tuple[int, LeaseGrant]]] = {}
         for number, grant in granted:
             task, location = tasks[number], grant.lease.location
@@ -171,14 +171,14 @@ class LeasedCalls:
         return ((number, error) for number, _ in granted)
 
     def _piggybacked(self, tasks: Sequence[TaskIdentity]) -> dict[int, LeaseGrant]:
-        """Leases of tasks whose shards a store actor of this node has, which got them with the commits before; by number."""
+        """Return leases by task number that store actors of this node received with the commits before."""
         if tasks[0].batch_id == 0 or tasks[0].is_of_python:
             return {}
         grants: dict[int, LeaseGrant] = {}
         where: ActorLocation | None = None
         try:
             local = self.local_location()
-            # A node may have several; which one has the shard is known where a task of it ran before.
+            # A node may have several store actors; the one that has the shard is known if a task of the shard ran here before.
             by_location: dict[ActorLocation, list[int]] = {}
             for number, task in enumerate(tasks):
                 by_location.setdefault(self._holders.get((task.state_name, task.partition_id), local), []).append(
@@ -197,7 +197,7 @@ class LeasedCalls:
         return grants
 
     def local_location(self) -> ActorLocation:
-        """The store actor of this node."""
+        """Return the store actor of this node."""
         if self._local is None:
             handle = self._find_local()
             local: ActorLocation = unwrapped(self._actors, handle, handle.location.remote())
@@ -206,7 +206,7 @@ class LeasedCalls:
         return self._local
 
     def handle(self, location: ActorLocation) -> Any:
-        """Return the handle of one incarnation of a store actor.
+        """Return the handle of an incarnation of a store actor.
 
         Raises
         ------
@@ -222,20 +222,20 @@ class LeasedCalls:
         return self._handles[location.instance_id]
 
     def _check_node(self, location: ActorLocation) -> None:
-        """Raise what Ray would raise seconds later, if a store actor is on another node and that one cannot be reached.
+        """Raise RayActorError if a store actor is on another node that cannot be reached; Ray itself would raise it seconds later.
 
-        Tasks run where their shards are, so most of those that meet another node's store actor have lost their own node.
+        Tasks run on the nodes of their shards, so most tasks that call another node's store actor have lost the shard's node.
         """
         if location.node_id == self.local_location().node_id or self._actors.node_answers(location.node_id):
             return
         log.warning("node %s does not answer; its store actor counts as lost", location.node_id)
         if (handle := self._actors.find(location.actor_name)) is not None:
-            # One that is only cut off from here must not go on as an incarnation that counts as dead.
+            # A store actor that is only cut off from here must not go on: its incarnation counts as dead.
             self._actors.kill(handle, restart=True)
         raise RayActorError(error_msg=f"node {location.node_id} cannot be reached")
 
     def lost(self, location: ActorLocation | None) -> None:
-        """Report to the coordinator which incarnation of an actor died under a call, and look everything up again."""
+        """Report to the coordinator that an incarnation died under a call, and forget all handles, so that they are looked up again."""
         self._local = None
         self._handles.clear()
         self._holders.clear()

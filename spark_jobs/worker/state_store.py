@@ -26,14 +26,14 @@ from store_actors.messages import BatchFacts, StoreSpec, Write
 
 __all__ = ["Ask", "ReadStateStore", "StateStore", "store_specs"]
 
-#: What a handle asks of its store actor: (method, arguments) to result.
+#: A call of a handle's store actor: from a method and its arguments to the result.
 Ask = Callable[..., Any]
 
 
 def store_specs(
     keys: pa.Schema | None, values: pa.Schema | None, stores: Mapping[str, tuple[pa.Schema, pa.Schema]] | None
 ) -> tuple[StoreSpec, ...]:
-    """Columns of an operator's stores, given as one store ``default`` or by name.
+    """Return the specs of an operator's stores, given as one store ``default`` or by name.
 
     Raises
     ------
@@ -56,12 +56,12 @@ def _fields(schema: pa.Schema) -> tuple[Field, ...]:
 
 
 class _Session:
-    """The part that the handles on the stores of one session share: the way to the store actor, and writes that go with the next call.
+    """The session that handles on several stores share: calls of its store actor, and the writes that go with the next call.
 
     Attributes
     ----------
     committed
-        Whether a commit was answered.
+        Whether a commit was confirmed.
     """
 
     def __init__(self, ask: Ask) -> None:
@@ -70,11 +70,11 @@ class _Session:
         self._writes: list[Write] = []
 
     def keep(self, write: Write) -> None:
-        """Have a write done before the next call."""
+        """Keep a write, which is done before the next call."""
         self._writes.append(write)
 
     def call(self, method: str, *args: Any) -> Any:
-        """Answer to a call, before which the writes are done; after a call that failed they are still to be done."""
+        """Do the kept writes and a call, and return its result. If that fails, the writes stay to be done."""
         answer = self.ask(method, *args, tuple(self._writes))
         self._writes.clear()
         return answer
@@ -90,7 +90,7 @@ class ReadStateStore:
     ask
         Sends a call to the session in the store actor.
     store_id
-        Whose state it is.
+        Partition and store whose state it is.
     version
         The version that is read (of a :class:`StateStore`, the one before its updates).
     """
@@ -110,28 +110,28 @@ class ReadStateStore:
         return self._session.call("session_call", self.id.store_name, method, args)
 
     def get(self, *key: object) -> dict[str, Any] | None:
-        """Values under one key, given as its parts in the order of the key columns; None if it is not there."""
+        """Return the values of a key, given as its parts in the order of the key columns; None if there is no such key."""
         row: dict[str, Any] | None = self._call("get", key)
         return row
 
     def multi_get(self, keys: Rows) -> pa.Table:
-        """Rows under keys, in their order: key columns, value columns (null where the key is missing), ``__found``."""
+        """Return a row for each key, in their order: key columns, value columns (null where the key is missing), ``__found``."""
         return self._call("multi_get", keys)
 
     def iterator(self) -> Iterator[pa.RecordBatch]:
-        """All rows as they are now, in no particular order; puts and removes while iterating are not shown."""
+        """Return all rows as they are now, in no particular order; later puts and removes are not among them."""
         return self._scan("iterator")
 
     def prefix_scan(self, prefixes: Rows) -> Iterator[pa.RecordBatch]:
-        """Rows whose leftmost key columns are as in one of the rows of `prefixes`."""
+        """Return the rows whose leftmost key columns equal a row of `prefixes`."""
         return self._scan("prefix_scan", prefixes)
 
     def range_scan(self, column: str, start: object = None, end: object = None) -> Iterator[pa.RecordBatch]:
-        """Rows with ``start <= column < end`` ordered by that key column; None leaves an end open; nulls come last."""
+        """Return the rows with ``start <= column < end`` ordered by that key column; None leaves an end open; nulls come last."""
         return self._scan("range_scan", column, start, end)
 
     def _scan(self, method: str, *args: Any) -> Iterator[pa.RecordBatch]:
-        # Opened now: the scan shows the store as it is at this call, not when the first batch is asked for.
+        # Opened now: the scan has the rows of this moment, not of the moment when the first batch is requested.
         scan_id = self._call(method, *args)
 
         def batches() -> Iterator[pa.RecordBatch]:
@@ -148,7 +148,7 @@ class ReadStateStore:
         return {name: getattr(metrics, name) for name in names}
 
     def release(self) -> None:
-        """End of reading."""
+        """End reading."""
         self._session.ask("end_session")
 
     def __enter__(self) -> Self:
@@ -186,7 +186,7 @@ class StateStore(ReadStateStore):
         Returns
         -------
         int
-            How many keys were there and are gone.
+            Number of keys that were removed.
         """
         if isinstance(what, pa.Table | pa.RecordBatch):
             return int(self._call("remove", what))
@@ -195,27 +195,28 @@ class StateStore(ReadStateStore):
         return int(self._call("remove_where", what))
 
     def later(self, method: Literal["put", "remove"], rows: Rows) -> None:
-        """Put or remove a batch along with the next call, of any of the handle's stores: the last writes cost no call of their own but
-        go with the commit. What is wrong with one is raised by that call.
+        """Put or remove a batch with the next call of any of the handle's stores, which also raises its error.
+
+        So the last writes go with the commit, and cost no call of their own.
         """
         self._session.keep((self.id.store_name, method, (rows,)))
 
     def updates(self) -> pa.Table:
-        """Net changes against the version before: key and value columns, ``__change`` (added, changed, removed)."""
+        """Return the net changes against the version before: key and value columns, ``__change`` (added, changed, removed)."""
         return self._call("updates")
 
     def due(self, limit: int) -> pa.Table:
-        """Rows that are due at or before `limit`, of a store whose columns say by which of them (``StoreSpec.due``)."""
+        """Return the rows that are due at or before `limit`, by the store's due column (``StoreSpec.due``)."""
         return self._call("due", limit)
 
     def commit(self, watermark_ms: BatchFacts | int | None = None) -> int:
-        """Make the updates of all the handle's stores durable, as one version; returns the version.
+        """Make the updates of all the handle's stores durable, as one version; return the version.
 
         Parameters
         ----------
         watermark_ms
-            Watermark that goes with the version, in milliseconds since the epoch (by default that of the version before), or all that
-            an operator knows of its batch.
+            Watermark that goes with the version, in milliseconds since the epoch (by default that of the version before), or the
+            facts of an operator's batch.
 
         Raises
         ------

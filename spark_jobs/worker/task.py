@@ -23,7 +23,7 @@ __all__ = ["StateTask", "in_output_mode", "task_identity"]
 
 @dataclass(frozen=True, slots=True)
 class StateTask:
-    """Reduce side: sends the rows of a task's shards to their store actors and yields what comes back."""
+    """The reduce side: sends the rows of a task's shards to their store actors, and yields the rows that they emit."""
 
     schema: StateSchema
     metadata: StateMetadata
@@ -43,16 +43,16 @@ class StateTask:
         schema = self.schema.in_output_mode(first.header.output_mode or self.schema.output_mode)
         metadata = in_output_mode(self.metadata, schema)
         for emitted in fleet_client(self.address).apply_all(chain([first], works), metadata, schema):
-            # The numbers of rows are the shard's own affair.
+            # Columns such as the numbers of rows are of use to the shard only.
             visible = emitted.drop_columns([name for name in emitted.column_names if name.startswith("__")])
             yield from visible.to_batches(max_chunksize=1 << 16)
 
 
 def in_output_mode(metadata: StateMetadata, schema: StateSchema) -> StateMetadata:
-    """Metadata of an operator as its schema in an output mode says."""
+    """Return the metadata of an operator with the output mode of a schema."""
     if metadata.output_mode == schema.output_mode:
         return metadata
-    # Not the operator's schema itself: only the metadata say what readers are shown.
+    # Not the operator's schema itself: only the metadata have the view for readers.
     assert metadata.schema is not None
     mode = schema.output_mode
     described = replace(metadata.schema, output_mode=mode, expiry_key=schema.expiry_key, delay_ms=schema.delay_ms)

@@ -19,7 +19,7 @@ from coordinator.model.schema import Accumulator, AccumulatorKind, Field, Operat
 from spark_jobs.operators.aggregate import AggregatePlan
 from spark_jobs.plan.aggregate_functions import AggregateExpression, AggregateFunction
 from spark_jobs.plan.catalyst import Expression
-from spark_jobs.plan.checkpoint_state import state_rows
+from spark_jobs.plan.checkpoint_state import SparkStore, state_rows
 from spark_jobs.plan.logical import Plan
 from spark_jobs.plan.storable import stored, stored_type
 from statefleet.migration.checkpoint import SparkOperator
@@ -130,6 +130,51 @@ def aggregation_rows(
             "groups by a constant or by one column twice, which Spark leaves out", "group by each column once", operator
         )
     grouped = list(zip(node.grouping, run.grouping, strict=True))
+    rows, buffer_columns = _stored_groups(operator, store, grouped, buffers, is_session=is_session)
+    stored_keys = [key for key in plan.keys if key.leaves]
+    leaves = keys_over(rows, stored_keys, [f"key{index}" for index in range(len(stored_keys))])
+    selected = key_columns(leaves)
+    if is_session:
+        session = next(number for number, (written, _) in enumerate(grouped) if written.is_session)
+        selected += [F.col(f"group{session}.{part}").alias(f"session_{part}") for part in ("start", "end")]
+    for number, aggregate in enumerate(plan.uses):
+        accumulators = [kept for kept in plan.accumulators(number) if kept in schema.accumulators]
+        if not accumulators:
+            continue
+        indexes = buffers.columns_of(_run_as(aggregate, uses))
+        if indexes is None:
+            raise _refused(
+                f"leaves out {aggregate.sql}, as nothing in the query uses it, or makes something else of it",
+                "leave it out, or give the name of its column in from_nothing",
+                operator,
+            )
+        selected += state_columns(aggregate, accumulators, buffer_columns[indexes])
+    return rows.select(*selected, hashed(leaves))
+
+
+def _stored_groups(
+    operator: SparkOperator,
+    store: SparkStore,
+    grouped: Sequence[tuple[Expression, Expression]],
+    buffers: _SparkBuffers,
+    *,
+    is_session: bool,
+) -> tuple[DataFrame, list[Buffer]]:
+    """Return the rows of Spark's store of an aggregation, and their buffer columns.
+
+    Columns of the rows are ``key0``, .., the keys without a session, whose begin is ``start``; ``group0``, .., all grouping columns, if
+    Spark stores them with the buffers; and ``buffer0``, ..
+
+    Parameters
+    ----------
+    grouped
+        Grouping expressions, each as written and as Spark runs it.
+
+    Raises
+    ------
+    StateMismatchError
+        The store has other columns.
+    """
     by_key = [pair for pair in grouped if not (is_session and pair[0].is_session)]
     keys = [(key_name(spark), written.type) for written, spark in by_key]
     if is_session:
@@ -155,28 +200,9 @@ def aggregation_rows(
         functions=opened if any(function is not None for function in opened) else (),
     )
     first_buffer = len(columns) - len(buffer_types)
-    buffer_columns = [
+    return rows, [
         Buffer(F.col(f"buffer{index}"), column.dataType) for index, column in enumerate(columns[first_buffer:])
     ]
-    stored_keys = [key for key in plan.keys if key.leaves]
-    leaves = keys_over(rows, stored_keys, [f"key{index}" for index in range(len(stored_keys))])
-    selected = key_columns(leaves)
-    if is_session:
-        session = next(number for number, (written, _) in enumerate(grouped) if written.is_session)
-        selected += [F.col(f"group{session}.{part}").alias(f"session_{part}") for part in ("start", "end")]
-    for number, aggregate in enumerate(plan.uses):
-        accumulators = [kept for kept in plan.accumulators(number) if kept in schema.accumulators]
-        if not accumulators:
-            continue
-        indexes = buffers.columns_of(_run_as(aggregate, uses))
-        if indexes is None:
-            raise _refused(
-                f"leaves out {aggregate.sql}, as nothing in the query uses it, or makes something else of it",
-                "leave it out, or give the name of its column in from_nothing",
-                operator,
-            )
-        selected += state_columns(aggregate, accumulators, buffer_columns[indexes])
-    return rows.select(*selected, hashed(leaves))
 
 
 def state_columns(

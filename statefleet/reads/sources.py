@@ -58,7 +58,7 @@ class Source(Protocol):
 
         Raises
         ------
-        Lost
+        StoreActorLostError
             The store actor was lost; the function that is returned raises it, too.
         """
 
@@ -117,21 +117,17 @@ class FleetSource:
         return source
 
     def names(self) -> list[str]:
-        """See :class:`Source`."""
         return self._coordinator.load_all_states()
 
     def view(self, name: str, view_request: WantedView, cached: ViewId | None) -> ReadView | None:
-        """See :class:`Source`."""
         return self._coordinator.read_view(name, view_request, cached)
 
     def version_stats(self, name: str, count: int, *, is_committed: bool) -> tuple[VersionStats, ...]:
-        """See :class:`Source`."""
         return self._coordinator.list_versions(name, count, is_committed=is_committed)
 
     def find(
         self, where: ActorLocation | None, requests: Sequence[ReadRequest], keys: Sequence[pa.Table]
     ) -> Callable[[], Sequence[KeyResult]]:
-        """See :class:`Source`."""
         query = KeyQuery(requests, keys)
         if query.is_small:
             return self._find_few(where, query.encoded())
@@ -155,7 +151,6 @@ class FleetSource:
         return results
 
     def scan(self, where: ActorLocation | None, request: ReadRequest, limit: int | None) -> Iterator[pa.Table] | None:
-        """See :class:`Source`."""
         handle = self._handle(where)
         begun = self._answer(handle.scan_rows.remote(request, limit))
         return None if begun is None else self._pieces(handle, *begun)
@@ -203,12 +198,10 @@ class FleetSource:
                 self._actors.get(reference, _ALIVE_S)
 
     def describe(self, where: ActorLocation | None, request: ReadRequest) -> StateSchema | None:
-        """See :class:`Source`."""
         schema: StateSchema | None = self._answer(self._handle(where).describe_store.remote(request))
         return schema
 
     def hottest_keys(self, where: ActorLocation | None, store_id: StateStoreId, most: int) -> HottestKeys:
-        """See :class:`Source`."""
         if where is None:
             return HottestKeys(None, None)
         reference = self._handle(where).hottest_keys.remote(store_id.state_name, store_id.partition_id, most)
@@ -220,7 +213,7 @@ class FleetSource:
 
         Raises
         ------
-        Lost
+        StoreActorLostError
             The store actor is gone.
         StoreUnavailableError
             The fleet has no store actor.
