@@ -68,7 +68,7 @@ class CountedObjects(MemoryObjectStore):
 
 
 def actors(count: int) -> list[ActorLocation]:
-    """So many store actors, each on a node of its own."""
+    """Return a number of store actors, each on a node of its own."""
     return [
         ActorLocation(
             f"statefleet-store-{n:05d}", uuid.uuid4().hex, uuid.uuid4().hex * 2, f"ip-10-0-{n >> 8}-{n & 255}", n

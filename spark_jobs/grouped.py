@@ -149,7 +149,7 @@ class StatefulGroupedData:
         outputMode: str,
         timeoutConf: str,
     ) -> DataFrame:
-        """:meth:`applyInPandasWithState` with one call for many keys, in Arrow columns: no Python code runs for each key or row.
+        """Call a function for many keys at once, in Arrow columns, so that no Python code runs for each key or row.
 
         The function is called as ``func(keys, rows, state)`` and returns a table with the columns of `outputStructType`, or None:
 
@@ -203,7 +203,7 @@ class StatefulGroupedData:
         initialState: GroupedData | None = None,
         eventTimeColumnName: str = "",
     ) -> DataFrame:
-        """:meth:`transformWithState` with a key's rows, and the emitted rows, as pandas DataFrames."""
+        """Run :meth:`transformWithState` with a key's rows, and the emitted rows, as pandas DataFrames."""
         transformation = Transformation(
             statefulProcessor, outputStructType, outputMode, timeMode, initialState, eventTimeColumnName, True
         )

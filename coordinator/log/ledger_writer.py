@@ -248,7 +248,7 @@ class LedgerWriter:
         return await self._enqueue(decide)
 
     async def fence(self, decide: Decide[Result]) -> Result:
-        """:meth:`decide`, and append even if there are no records: afterwards nothing can land in the log that was decided before."""
+        """Decide, and append even without records (:meth:`decide`): afterwards no earlier decision can land in the log."""
         self._queue.is_fence = True
         return await self._enqueue(decide)
 

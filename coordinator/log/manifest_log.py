@@ -255,7 +255,7 @@ class ManifestLog(LogFiles):
             return False
 
     def look(self, *, is_whole: bool) -> bool:
-        """:meth:`is_newest`, of which a whole look is preceded by :meth:`check_replaced`."""
+        """Return :meth:`is_newest`, of which a whole look is preceded by :meth:`check_replaced`."""
         if is_whole:
             self.check_replaced()
         return self.is_newest()

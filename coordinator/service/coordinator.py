@@ -198,7 +198,7 @@ class Coordinator:
     async def attach_and_lease_all(
         self, tasks: Sequence[TaskIdentity], metadata: StateMetadata, local: ActorLocation
     ) -> list[LeaseGrant]:
-        """:meth:`attach_and_lease` for tasks of one batch; if one of them is refused, all are."""
+        """Return the lease of each task of one batch (:meth:`attach_and_lease`); if one task is refused, all are."""
         return await asyncio.gather(*(self.attach_and_lease(task, metadata, local) for task in tasks))
 
     async def commit_partitions(
@@ -502,8 +502,9 @@ class Coordinator:
         version: int,
         store_names: Sequence[str],
     ) -> InstancePlans:
-        """:meth:`report_active_instance` and :meth:`load_plans` in one: a store actor calls it before it opens a partition at a
-        version.
+        """Record that a store actor is about to open a partition at a version, and return the files that make the version.
+
+        That is :meth:`report_active_instance` and :meth:`load_plans` in one call.
         """
         store_id = provider_id.store_id
         loading = await self.load_plans(store_id.state_name, store_id.partition_id, version, store_names)
@@ -532,7 +533,7 @@ class Coordinator:
         return self._is_active(ledger) and self._metrics.is_running(ledger.run_id)
 
     async def watch(self, known_stamps: Mapping[str, str]) -> dict[str, Any]:
-        """:meth:`status` for a caller that polls: with details, and only of queries that changed.
+        """Return :meth:`status` for a caller that polls: with details, and only of queries that changed.
 
         Parameters
         ----------

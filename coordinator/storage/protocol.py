@@ -77,7 +77,7 @@ class ObjectStore(Protocol):
         """Remove an object; nothing happens if there is none."""
 
     def delete_all(self, paths: Sequence[str]) -> None:
-        """:meth:`delete` for many, in as few requests as the store takes, some at once.
+        """Remove objects, in as few requests as the store takes, some at once.
 
         Raises
         ------

@@ -73,7 +73,7 @@ CLUSTER_SETTINGS = MappingProxyType(
         "spark.network.timeout": Setting(
             "40s",
             "a node that is cut off is given up after 40 to 50 s; by default after two minutes, in which no batch ends. Where Ray is "
-            "faster, Spark is told",
+            "faster, the fleet reports the loss to Spark",
         ),
         "spark.network.timeoutInterval": Setting("10s", "how often that is looked at"),
         "spark.executor.heartbeatInterval": Setting("5s", "has to be well below the timeout"),
