@@ -56,7 +56,7 @@ _OTHERS_OF_OPERATORS = "tests/unit/test_docs_blocks.py::test_a_warning_is_silenc
 
 
 def every_block() -> Iterator[Block]:
-    """All blocks of all pages."""
+    """Yield all blocks of all pages."""
     for file in PAGES:
         for token in MarkdownIt("gfm-like", {"linkify": False}).parse(file.read_text()):
             if token.type in ("fence", "code_block"):
@@ -65,14 +65,14 @@ def every_block() -> Iterator[Block]:
 
 
 def runner(block: Block) -> str | None:
-    """The test that runs a Python block, as pytest names it; None if there is none."""
+    """Return the test that runs a Python block, as pytest names it; None if there is none."""
     if block.page == "docs/operators.md":
         return _OPERATOR_EXAMPLES if _RESULT.search(block.code) else _OTHERS_OF_OPERATORS
     return _PAGE_TESTS.get(block.page)
 
 
 def blocks_of(test: str) -> list[Block]:
-    """The Python blocks that a test has to run, in the order of their pages."""
-    found = [block for block in every_block() if block.language == "python" and runner(block) == test]
-    assert found, f"no block is run by {test}"
-    return found
+    """Return the Python blocks that a test has to run, in the order of their pages."""
+    blocks = [block for block in every_block() if block.language == "python" and runner(block) == test]
+    assert blocks, f"no block is run by {test}"
+    return blocks

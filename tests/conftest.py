@@ -1,4 +1,4 @@
-"""Where the tests' fleets keep their state (a folder, or a bucket of a real S3-compatible server: ``--store s3``), and their names."""
+"""Storage of the tests' fleets (a folder, or a bucket of a real S3-compatible server: ``--store s3``), and their names."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """The server of this run, with its credentials in the environment, as a user sets them."""
     server = S3Server(tmp_path_factory.mktemp("s3"))
-    # Whatever else is set there for S3 belongs to the developer, not to a test.
+    # Other settings for S3 belong to the developer, not to a test.
     kept = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     for name in kept:
         del os.environ[name]

@@ -81,8 +81,8 @@ def _go_on_path() -> str | None:
     go = shutil.which("go")
     if go is None:
         return None
-    told = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=False).stdout
-    version = re.match(r"go(\d+)\.(\d+)", told)
+    printed = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=False).stdout
+    version = re.match(r"go(\d+)\.(\d+)", printed)
     return go if version and (int(version[1]), int(version[2])) >= _OLDEST_GO else None
 
 
@@ -153,7 +153,7 @@ class S3Server:
         return f"S3Server({self.endpoint!r})"
 
     def environment(self) -> dict[str, str]:
-        """What a user of the server sets, in the names that every S3 client knows."""
+        """Return what a user of the server sets, in the names that every S3 client knows."""
         return {
             "AWS_ACCESS_KEY_ID": self._access_key,
             "AWS_SECRET_ACCESS_KEY": self._secret_key,
@@ -163,7 +163,7 @@ class S3Server:
         }
 
     def log(self) -> str:
-        """What the server wrote, one line a request."""
+        """Return what the server wrote, a line for each request."""
         return self._log.read_text(errors="replace")
 
     def stop(self) -> None:

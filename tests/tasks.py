@@ -36,14 +36,14 @@ def shard_input(values: list[int]) -> ShardInput:
 
 
 def coordinator_of(fleet: Fleet) -> CoordinatorClient:
-    """The fleet's coordinator."""
-    found = CoordinatorClient.find(fleet.uri)
-    assert found is not None
-    return found
+    """Return the fleet's coordinator."""
+    coordinator = CoordinatorClient.find(fleet.uri)
+    assert coordinator is not None
+    return coordinator
 
 
 def deltas_of(fleet: Fleet, name: str, partition_id: int) -> tuple[CommitEntry, ...]:
-    """Counted commits of a partition's one store, oldest first."""
+    """Return the accepted commits of a partition's only store, oldest first."""
     loading = coordinator_of(fleet).load_plans(name, partition_id, sys.maxsize, [DEFAULT_STORE])
     return loading.plans[DEFAULT_STORE].deltas
 

@@ -53,7 +53,7 @@ class Driver:
 
 
 def final_result(folder: Path) -> tuple[int, dict[int, int]]:
-    """Number of batches and the last one's counts.
+    """Return the number of batches, and the counts of the last one.
 
     A driver killed between two logs of Spark's file source reads two files in its next batch: batches may be fewer than files.
     """
@@ -63,7 +63,7 @@ def final_result(folder: Path) -> tuple[int, dict[int, int]]:
 
 
 def versions(fleet: Fleet) -> list[int]:
-    """Version of each shard; empty before the state exists."""
+    """Return the version of each shard; nothing before the state exists."""
     for query in fleet.status()["queries"]:
         if query["name"] == "chaos":
             return [shard["version"] for shard in query["shards"]]
@@ -72,15 +72,15 @@ def versions(fleet: Fleet) -> list[int]:
 
 def wait_for(driver: Driver, fleet: Fleet, condition: Callable[[list[int]], bool]) -> None:
     deadline, before = time.monotonic() + DEADLINE_S, versions(fleet)
-    while not condition(found := versions(fleet)):
+    while not condition(reached := versions(fleet)):
         assert driver.process.poll() is None, "the driver ended by itself; see its log"
         assert time.monotonic() < deadline
         # Moments within a batch are short; the start of Spark is long, and has need of the machine.
-        time.sleep(0.002 if found and found != before else 0.1)
+        time.sleep(0.002 if reached and reached != before else 0.1)
 
 
 def between(reached: int) -> Callable[[list[int]], bool]:
-    return lambda found: bool(found) and min(found) == max(found) >= reached
+    return lambda reached_versions: bool(reached_versions) and min(reached_versions) == max(reached_versions) >= reached
 
 
 class Supervisor:
@@ -100,11 +100,11 @@ class Supervisor:
 
 
 def wait_past(fleet: Fleet, supervisor: Supervisor, version: int) -> None:
-    """Until every shard is past a version (or the query has ended)."""
+    """Wait until every shard is past a version (or the query has ended)."""
     deadline = time.monotonic() + 400
     while not supervisor.is_done():
-        found = versions(fleet)
-        if found and min(found) > version:
+        reached = versions(fleet)
+        if reached and min(reached) > version:
             return
-        assert time.monotonic() < deadline, f"no progress past version {version}: {found}"
+        assert time.monotonic() < deadline, f"no progress past version {version}: {reached}"
         time.sleep(0.05)

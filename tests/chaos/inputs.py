@@ -1,4 +1,4 @@
-"""What chaos tests count: files of numbers, and how often each number is in them."""
+"""The inputs of chaos tests: files of numbers, and how often each number is in them."""
 
 from __future__ import annotations
 

@@ -47,14 +47,14 @@ def cluster() -> Iterator[None]:
 
 @pytest.fixture
 def server(cluster: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
-    for name in [one for one in os.environ if one.startswith("AWS_")]:
+    for name in [variable for variable in os.environ if variable.startswith("AWS_")]:
         monkeypatch.delenv(name)
     with faulty_s3() as running:
         yield running
 
 
 def canary() -> str:
-    """A secret that is found wherever it is: this process, too, has it only while it is used."""
+    """Return a secret that is only where it was sent: this process, too, has it only while it is used."""
     return f"canary{secrets.token_hex(12)}"
 
 
@@ -81,26 +81,26 @@ def got(fleet: Fleet) -> Any:
 
 
 def kill(name: str) -> None:
-    """End the process of an actor; Ray starts it anew."""
+    """End the process of an actor; Ray starts it again."""
     ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=False)
 
 
 def store_name(fleet: Fleet) -> str:
-    (actor,) = [one for one in fleet.status()["store_actors"] if one["alive"]]
+    (actor,) = [actor for actor in fleet.status()["store_actors"] if actor["alive"]]
     return str(actor["actor_name"])
 
 
-def memory_has(pid: int, wanted: bytes) -> bool:
-    """Whether the bytes are in the memory of a process of one's own."""
+def memory_has(pid: int, secret: bytes) -> bool:
+    """Return whether the bytes are in the memory of a process."""
     with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         for line in maps:
             span, rights = line.split()[:2]
-            start, end = (int(one, 16) for one in span.split("-"))
+            start, end = (int(address, 16) for address in span.split("-"))
             if "rw" not in rights or "[v" in line:
                 continue
             memory.seek(start)
             try:
-                if wanted in memory.read(end - start):
+                if secret in memory.read(end - start):
                     return True
             except OSError:
                 continue  # given back since, or not to be read
@@ -108,21 +108,21 @@ def memory_has(pid: int, wanted: bytes) -> bool:
 
 
 def node() -> Any:
-    """The Ray node that this process started."""
+    """Return the Ray node that this process started."""
     return ray._private.worker._global_node  # type: ignore[attr-defined]
 
 
-def places_of(fleet: Fleet, wanted: str) -> list[str]:
-    """Where a text can be read: in what Ray's own processes hold (its state API shows no more), what is logged, kept and printed."""
-    processes = {kind: one.process.pid for kind, all_of_it in node().all_processes.items() for one in all_of_it}
+def places_of(fleet: Fleet, secret: str) -> list[str]:
+    """Return where a text can be read: in what Ray's own processes hold (its state API shows no more), in logs, kept or printed."""
+    processes = {kind: process.process.pid for kind, all_of_it in node().all_processes.items() for process in all_of_it}
     logs = [file for file in Path(node().get_session_dir_path()).rglob("*") if file.is_file()]
     kept = dumps(ConnectTask(fleet._address))
     printed = repr((fleet, fleet._address, fleet.status())) + str(fleet._coordinator)
     return [
-        *(kind for kind, pid in processes.items() if memory_has(pid, wanted.encode())),
-        *(file.name for file in logs if wanted.encode() in file.read_bytes()),
-        *(["functions that Spark keeps"] if wanted.encode() in kept else []),
-        *(["what is printed"] if wanted in printed else []),
+        *(kind for kind, pid in processes.items() if memory_has(pid, secret.encode())),
+        *(file.name for file in logs if secret.encode() in file.read_bytes()),
+        *(["functions that Spark keeps"] if secret.encode() in kept else []),
+        *(["what is printed"] if secret in printed else []),
     ]
 
 
@@ -138,7 +138,9 @@ def test_credentials_are_nowhere_but_in_the_memory_of_the_fleets_processes(serve
         put(fleet, 8)
         assert places_of(fleet, secret) == []
         # The search finds what is there: the store actor works with it, and what travels is in the GCS.
-        assert memory_has(next(one["pid"] for one in fleet.status()["store_actors"] if one["alive"]), secret.encode())
+        assert memory_has(
+            next(actor["pid"] for actor in fleet.status()["store_actors"] if actor["alive"]), secret.encode()
+        )
         assert {"gcs_server", "functions that Spark keeps"} <= set(places_of(fleet, f"127.0.0.1:{server.server_port}"))
     finally:
         fleet.shutdown()
@@ -166,11 +168,11 @@ def test_a_driver_hands_its_credentials_over_again_when_nobody_else_knows_them(f
 
 
 def kill_all_at_once(fleet: Fleet) -> None:
-    """End the fleet's processes, so that none can be asked when the others start anew."""
+    """End the fleet's processes, so that none can be asked when the others start again."""
     status = fleet.status()
     for sent in (signal.SIGSTOP, signal.SIGKILL):
-        for one in (status["coordinator"], *status["store_actors"]):
-            os.kill(one["pid"], sent)
+        for process in (status["coordinator"], *status["store_actors"]):
+            os.kill(process["pid"], sent)
 
 
 def test_a_fleet_without_its_coordinator_is_started_by_drivers_only(server: FaultyS3) -> None:
@@ -191,13 +193,13 @@ def wait_until_gone(name: str) -> None:
 def test_other_credentials_replace_those_in_use_if_the_store_takes_them(fleet: Fleet, server: FaultyS3) -> None:
     put(fleet, 5)
     wrong = {**options_of(server, canary()), "access_key_id": "SOMEBODYELSE"}
-    with pytest.raises(StorageUnavailableError, match="credentials") as told:
+    with pytest.raises(StorageUnavailableError, match="credentials") as refused:
         connect(fleet.uri, storage_options=wrong)
-    assert "SOMEBODYELSE" not in str(told.value)
+    assert "SOMEBODYELSE" not in str(refused.value)
     put(fleet, 6)
     renewed = canary()
     connect(fleet.uri, storage_options=options_of(server, renewed))
-    pids = [one["pid"] for one in fleet.status()["store_actors"] if one["alive"]]
+    pids = [actor["pid"] for actor in fleet.status()["store_actors"] if actor["alive"]]
     assert all(memory_has(pid, renewed.encode()) for pid in [*pids, fleet.status()["coordinator"]["pid"]])
     assert got(fleet) == 6
 
@@ -214,6 +216,6 @@ def test_a_fleet_that_uses_its_environment_takes_no_others(cluster: None, tmp_pa
 
 def test_errors_of_ours_tell_no_credentials(fleet: Fleet, server: FaultyS3) -> None:
     secret = canary()
-    with pytest.raises(StateStoreError) as told:
+    with pytest.raises(StateStoreError) as refused:
         connect("s3://bucket/x", storage_options={**options_of(server, secret), "access_key_id": "SOMEBODYELSE"})
-    assert secret not in "".join(map(str, (told.value, told.value.__cause__, told.value.context)))
+    assert secret not in "".join(map(str, (refused.value, refused.value.__cause__, refused.value.context)))

@@ -28,7 +28,9 @@ def cluster(new_uri: NewUri) -> Iterator[str]:
 
 
 def in_the_middle(reached: int) -> Callable[[list[int]], bool]:
-    return lambda found: bool(found) and min(found) >= reached and min(found) < max(found)
+    return lambda reached_versions: (
+        bool(reached_versions) and min(reached_versions) >= reached and min(reached_versions) < max(reached_versions)
+    )
 
 
 @pytest.mark.parametrize(

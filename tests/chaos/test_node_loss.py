@@ -1,4 +1,4 @@
-"""A node goes, with its executor, its store actor and whatever else ran there; another one takes over from object storage alone."""
+"""A node is lost, with its executor, its store actor and all other processes; another one takes over from object storage alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def nodes_of_shards(fleet: Fleet) -> set[str]:
-    """Nodes of the store actors that hold the query's shards."""
+    """Return the nodes of the store actors that hold the query's shards."""
     return {shard["node_id"] for query in fleet.status()["queries"] for shard in query["shards"]}
 
 

@@ -71,12 +71,12 @@ def paused(pid: int) -> Iterator[None]:
 
 
 def only_actor(fleet: Fleet) -> dict[str, Any]:
-    (actor,) = [one for one in fleet.status()["store_actors"] if one["alive"]]
+    (actor,) = [entry for entry in fleet.status()["store_actors"] if entry["alive"]]
     return actor
 
 
 class Announcing(RayActors):
-    """Tells when a task has its lease, lets it go on when it may, and tells when it has called the store actor of it."""
+    """Reports when a task has its lease, lets it continue when it may, and reports when it has called the store actor of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ def test_an_owner_that_wakes_up_after_its_shard_moved_cannot_commit(fleet: Fleet
     successor = deploy_store_actor(
         f"{former['actor_name']}-2", fleet.uri, StorageOptions(), Maintenance(), node_id, MemoryOptions()
     )
-    place: ActorLocation = ray.get(successor.location.remote())
+    location: ActorLocation = ray.get(successor.location.remote())
     coordinator = coordinator_of(fleet)
     announcing = Announcing()
     sleeping = Tasks(fleet, "moved", announcing)
@@ -116,8 +116,8 @@ def test_an_owner_that_wakes_up_after_its_shard_moved_cannot_commit(fleet: Fleet
             assert announcing.called.wait(60)
             coordinator.report_store_actor_lost(former["instance_id"])
             task = tasks.identity(1, attempt=1)
-            (grant,) = coordinator.attach_and_lease_all([task], tasks.metadata(), place)
-            assert grant.lease.location == place
+            (grant,) = coordinator.attach_and_lease_all([task], tasks.metadata(), location)
+            assert grant.lease.location == location
             request = ApplyRequest(task, grant.lease, grant.base_version, SCHEMA, grant.watermarks)
             ((emitted, counted),) = ray.get(successor.apply.remote([request], [shard_input([2, 3])]))
         # Awake again, it commits under its old lease, is refused, and its task is given what the successor counted.
@@ -150,9 +150,9 @@ def test_a_coordinator_that_wakes_up_after_it_was_replaced_counts_nothing(fleet:
     async def take_over() -> CommitEntry:
         keeper = LedgerWriter(log)
         await keeper.open()
-        place, nobody = ActorLocation("elsewhere", "life", "node", "host", 1), KnownFleet(ActorRegistry(), list)
+        location, no_actors = ActorLocation("elsewhere", "life", "node", "host", 1), KnownFleet(ActorRegistry(), list)
         task = tasks.identity(1, "run-2")
-        grant = await keeper.decide(lambda ledger: ledger.decide_lease(task, place, nobody, ToWhoAsks()))
+        grant = await keeper.decide(lambda ledger: ledger.decide_lease(task, location, no_actors, ToWhoAsks()))
         (former,) = tasks_chain
         entry = replace(former, version=2, base_version=1, epoch=grant.lease.epoch, run_id="run-2", attempt_id="mine")
         (counted,) = await keeper.decide(lambda ledger: ledger.decide_commits([entry]))

@@ -34,12 +34,12 @@ def cluster(new_uri: NewUri) -> Iterator[str]:
 
 
 def pid_of(kind: str, fleet: Fleet, supervisor: Supervisor) -> int | None:
-    """Process of a kind that takes part in the query now."""
+    """Return the process of a kind that takes part in the query now."""
     status = fleet.status()
     if kind == "coordinator":
         return int(status["coordinator"]["pid"])
     if kind == "store actor":
-        return next((int(one["pid"]) for one in status["store_actors"] if one["alive"]), None)
+        return next((int(actor["pid"]) for actor in status["store_actors"] if actor["alive"]), None)
     if kind == "driver":
         return supervisor.driver.process.pid
     names = {shard["executor"] for query in status["queries"] for shard in query["shards"] if shard["executor"]}
@@ -71,8 +71,8 @@ def test_a_query_survives_whatever_is_killed(cluster: str, new_uri: NewUri, tmp_
     chance.shuffle(plan)
     recoveries: list[tuple[str, int, float]] = []
     try:
-        for place, kind in enumerate(plan):
-            wait_past(fleet, supervisor, (place + 1) * BATCHES // (len(plan) + 2))
+        for number, kind in enumerate(plan):
+            wait_past(fleet, supervisor, (number + 1) * BATCHES // (len(plan) + 2))
             time.sleep(chance.random())
             before = min(versions(fleet))
             started = time.monotonic()

@@ -36,7 +36,7 @@ class CountingQuery:
         self.batches = 0
 
     def batch(self) -> None:
-        """One more batch, in which every key comes once more."""
+        """Run another batch, with a row of every key."""
         self.feed.add([(key, f"text {key} of {self.batches}") for key in range(KEYS)])
         self.run.wait()
         self.batches += 1
@@ -47,10 +47,10 @@ class CountingQuery:
         return [address_of(shard["node_id"]) for shard in query_of(self.fleet, self.name)["shards"]]
 
     def deltas_read(self) -> int:
-        return sum(one["deltas_loaded"] for one in store_metrics(RayActors(), self.fleet.status()).values())
+        return sum(metrics["deltas_loaded"] for metrics in store_metrics(RayActors(), self.fleet.status()).values())
 
     def statefleet(self, capsys: pytest.CaptureFixture[str], command: str, *arguments: str) -> Any:
-        """What a command prints as JSON."""
+        """Return what a command prints as JSON."""
         capsys.readouterr()
         assert main([command, self.fleet.uri, *arguments, "--json"]) == 0
         return json.loads(capsys.readouterr().out)

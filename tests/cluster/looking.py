@@ -14,8 +14,8 @@ __all__ = ["RunsBatches", "address_of", "query_of", "run_until"]
 
 
 def query_of(fleet: Fleet, name: str) -> dict[str, Any]:
-    (found,) = [one for one in fleet.status()["queries"] if one["name"] == name]
-    return found
+    (query,) = [entry for entry in fleet.status()["queries"] if entry["name"] == name]
+    return query
 
 
 def address_of(node_id: str) -> str:
@@ -30,11 +30,11 @@ class RunsBatches(Protocol):
     def nodes(self) -> list[str]: ...
 
 
-def run_until(query: RunsBatches, is_there: Callable[[], bool], what: str, *, within_s: float = 90) -> float:
-    """Run batches until something is so; returns how long it took."""
+def run_until(query: RunsBatches, is_there: Callable[[], bool], failure: str, *, within_s: float = 90) -> float:
+    """Run batches until something is so; return how long it took."""
     begun = time.monotonic()
     while not is_there():
-        assert time.monotonic() - begun < within_s, f"{what}: shards are at {query.nodes()}"
+        assert time.monotonic() - begun < within_s, f"{failure}: shards are at {query.nodes()}"
         query.batch()
         time.sleep(0.3)
     return time.monotonic() - begun

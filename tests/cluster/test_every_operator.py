@@ -34,16 +34,16 @@ def sessions(fleet: Fleet, rows: DataFrame, name: str) -> DataFrame:
 
 
 def joined(fleet: Fleet, rows: DataFrame, name: str) -> DataFrame:
-    others = rows.select(F.col("k").alias("other"), F.col("t").alias("then"))
+    renamed = rows.select(F.col("k").alias("other"), F.col("t").alias("then"))
     left = fleet.stateful(rows, name=name, shards=SHARDS)
-    return left.join(others, F.expr("k = other and t = then"))  # type: ignore[no-any-return]
+    return left.join(renamed, F.expr("k = other and t = then"))  # type: ignore[no-any-return]
 
 
 def with_group_state(fleet: Fleet, rows: DataFrame, name: str) -> DataFrame:
     def count(key: Any, pdfs: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-        seen = (state.get[0] if state.exists else 0) + sum(len(pdf) for pdf in pdfs)
-        state.update((seen,))
-        yield pd.DataFrame({"k": [key[0]], "n": [seen]})
+        total = (state.get[0] if state.exists else 0) + sum(len(pdf) for pdf in pdfs)
+        state.update((total,))
+        yield pd.DataFrame({"k": [key[0]], "n": [total]})
 
     grouped = fleet.stateful(rows, name=name, shards=SHARDS).groupBy("k")
     frame: DataFrame = grouped.applyInPandasWithState(
@@ -83,8 +83,8 @@ def test_its_tasks_run_where_their_shards_are(
         for batch in range(8):
             feed.add([(key, batch * 1_000_000) for key in range(30)])
             run.wait()
-        told = query_of(fleet, name)
-        assert told["locality"] >= 0.95, [shard["operations_elsewhere"] for shard in told["shards"]]
-        assert len({shard["node_id"] for shard in told["shards"]}) == SHARDS
+        query = query_of(fleet, name)
+        assert query["locality"] >= 0.95, [shard["operations_elsewhere"] for shard in query["shards"]]
+        assert len({shard["node_id"] for shard in query["shards"]}) == SHARDS
     finally:
         run.stop()

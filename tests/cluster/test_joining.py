@@ -47,7 +47,7 @@ def joined(cluster: Cluster) -> Iterator[Callable[[], Any]]:
 
 
 def announce_end(cluster: Cluster, node_id: str, in_s: float) -> None:
-    """What a cloud's notice becomes, by whoever tells Ray of it; ``ray drain-node`` does the same."""
+    """Announce the end of a node as a cloud's notice does; ``ray drain-node`` does the same."""
     accepted, why = GcsClient(address=cluster.address).drain_node(
         node_id,
         autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"),

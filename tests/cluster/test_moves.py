@@ -33,39 +33,39 @@ def test_a_shard_is_moved_from_memory_to_memory_while_its_query_runs(
     before = query.nodes()
     assert Counter(before) == dict.fromkeys(WORKERS, 2)
     assert query_of(query.fleet, query.name)["locality"] >= 0.95
-    there = next(address for address in WORKERS if address != before[0])
-    (planned,) = query.statefleet(capsys, "move", query.name, "0", there, "--dry-run")
+    target = next(address for address in WORKERS if address != before[0])
+    (planned,) = query.statefleet(capsys, "move", query.name, "0", target, "--dry-run")
     assert planned["preparation"] is None
     query.batch()
     assert query.nodes() == before
-    (moved,) = query.statefleet(capsys, "move", query.name, "0", there)
+    (moved,) = query.statefleet(capsys, "move", query.name, "0", target)
     assert moved["preparation"]["version"] == 4
     assert moved["preparation"]["moved_bytes"] > 0
     read = query.deltas_read()
     query.batch()
     assert query.nodes() == before, "its tasks were sent there"
     query.batch()
-    assert query.nodes() == [there, *before[1:]]
+    assert query.nodes() == [target, *before[1:]]
     query.batch()
     assert query.deltas_read() == read + 1, "the one since the copy"
     explained = query.fleet.explain_placement(query.name, 0)
     assert explained.moves[-1].reason == "asked for by `statefleet move`"
     assert explained.moves[-1].preparation is not None
-    assert query.statefleet(capsys, "move", query.name, "0", there) == []
+    assert query.statefleet(capsys, "move", query.name, "0", target) == []
 
 
 def test_a_node_is_drained_and_filled_again(query: CountingQuery, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         query.batch()
-    gone = WORKERS[0]
-    moves = query.statefleet(capsys, "drain", gone)
-    assert len([one for one in moves if one["move"]["state_name"] == query.name]) == 2
+    drained = WORKERS[0]
+    moves = query.statefleet(capsys, "drain", drained)
+    assert len([move for move in moves if move["move"]["state_name"] == query.name]) == 2
     query.batch()
     query.batch()
     assert Counter(query.nodes()) == {WORKERS[1]: 3, WORKERS[2]: 3}
     query.batch()
     assert query.statefleet(capsys, "rebalance", "--name", query.name) == []
-    query.statefleet(capsys, "drain", gone, "--undo")
+    query.statefleet(capsys, "drain", drained, "--undo")
     assert len(query.statefleet(capsys, "rebalance", "--name", query.name)) == 2
     query.batch()
     query.batch()
@@ -78,7 +78,9 @@ def test_shards_go_back_to_a_store_actor_that_was_lost_once_it_is_there_again(qu
         query.batch()
     before = query.nodes()
     (victim,) = [
-        one for one in query.fleet.status()["store_actors"] if one["alive"] and address_of(one["node_id"]) == before[0]
+        actor
+        for actor in query.fleet.status()["store_actors"]
+        if actor["alive"] and address_of(actor["node_id"]) == before[0]
     ]
     ray.kill(ray.get_actor(victim["actor_name"], namespace="statefleet"), no_restart=False)
     for _ in range(60):
@@ -91,7 +93,7 @@ def test_shards_go_back_to_a_store_actor_that_was_lost_once_it_is_there_again(qu
 
 def test_what_cannot_be_moved_is_told(query: CountingQuery, capsys: pytest.CaptureFixture[str]) -> None:
     query.batch()
-    for arguments, told in (
+    for arguments, message in (
         (("move", query.fleet.uri, query.name, "99", WORKERS[0]), "there is no such shard"),
         (("move", query.fleet.uri, "no-such-state", "0", WORKERS[0]), "there is no such shard"),
         (("move", query.fleet.uri, query.name, "0", "10.9.9.9"), "this names no living Ray node"),
@@ -99,4 +101,4 @@ def test_what_cannot_be_moved_is_told(query: CountingQuery, capsys: pytest.Captu
     ):
         capsys.readouterr()
         assert main(list(arguments)) == 1
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err

@@ -28,9 +28,9 @@ def test_tasks_run_where_their_shards_are(spark: SparkSession, fleet: Fleet, tmp
         for batch in range(50):
             feed.add([(value,) for value in range(batch, batch + 50)])
             run.wait()
-        told = query_of(fleet, name)
-        assert Counter(address_of(shard["node_id"]) for shard in told["shards"]) == dict.fromkeys(WORKERS, 4)
-        assert told["locality"] >= 0.95, [shard["operations_elsewhere"] for shard in told["shards"]]
+        query = query_of(fleet, name)
+        assert Counter(address_of(shard["node_id"]) for shard in query["shards"]) == dict.fromkeys(WORKERS, 4)
+        assert query["locality"] >= 0.95, [shard["operations_elsewhere"] for shard in query["shards"]]
         for shard in range(12):
             explained = fleet.explain_placement(name, shard)
             assert [move.reason for move in explained.moves] == ["spread over the nodes that have executors"]

@@ -47,9 +47,9 @@ def run_batches(
 def test_a_users_policy_says_which_nodes_shards_are_on(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    avoided, *others = WORKERS
+    avoided, *other_nodes = WORKERS
     addresses = run_batches(spark, fleet, tmp_path, name, keep_off(name, avoided))
-    assert sorted(addresses) == sorted(others * 3)
+    assert sorted(addresses) == sorted(other_nodes * 3)
     (move,) = fleet.explain_placement(name, 0).moves
     assert move.reason == f"kept off {avoided}"
 

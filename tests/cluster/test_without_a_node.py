@@ -31,14 +31,14 @@ def followed(spark: SparkSession, new_uri: NewUri) -> Iterator[Fleet]:
 
 
 def read_files(fleet: Fleet, nodes: set[str]) -> int:
-    """Files that the store actors of some nodes have read since they started."""
-    actors = [one for one in fleet.status()["store_actors"] if address_of(one["node_id"]) in nodes]
-    told = store_metrics(RayActors(), {"store_actors": actors}).values()
-    return sum(one["deltas_loaded"] + one["snapshots_loaded"] for one in told)
+    """Return how many files the store actors of `nodes` have read since they started."""
+    actors = [actor for actor in fleet.status()["store_actors"] if address_of(actor["node_id"]) in nodes]
+    metrics = store_metrics(RayActors(), {"store_actors": actors}).values()
+    return sum(of_actor["deltas_loaded"] + of_actor["snapshots_loaded"] for of_actor in metrics)
 
 
 def follows(fleet: Fleet, commits: int) -> bool:
-    return sum(one["followed"] for one in store_metrics(RayActors(), fleet.status()).values()) >= commits
+    return sum(of_actor["followed"] for of_actor in store_metrics(RayActors(), fleet.status()).values()) >= commits
 
 
 def test_standbys_take_over_from_a_node_that_is_lost(
@@ -49,7 +49,9 @@ def test_standbys_take_over_from_a_node_that_is_lost(
         for _ in range(4):
             query.batch()
         # Each shard's standby has its copy by now, and takes the commits after it.
-        followed_before = sum(one["followed"] for one in store_metrics(RayActors(), followed.status()).values())
+        followed_before = sum(
+            of_actor["followed"] for of_actor in store_metrics(RayActors(), followed.status()).values()
+        )
         query.batch()
         for _ in range(100):
             if follows(followed, followed_before + 6):
@@ -58,8 +60,8 @@ def test_standbys_take_over_from_a_node_that_is_lost(
         assert follows(followed, followed_before + 6), "every standby took the last commit"
         nodes = query.nodes()
         lost = next(node for node in cluster.worker_nodes if address_of(node.node_id) == nodes[0])
-        gone = nodes[0]
-        survivors = {one for one in nodes if one != gone}
+        lost_address = nodes[0]
+        survivors = {address for address in nodes if address != lost_address}
         read = read_files(followed, survivors)
         actors = RayActors()
         assert all(actors.node_answers(node.node_id) for node in cluster.worker_nodes)
@@ -73,13 +75,17 @@ def test_standbys_take_over_from_a_node_that_is_lost(
         after = query.nodes()
         assert set(after) == survivors
         deadline = time.monotonic() + 60
-        while gone not in {one["host"] for one in followed.status()["executors"] if not one["alive"]}:
+        while lost_address not in {
+            executor["host"] for executor in followed.status()["executors"] if not executor["alive"]
+        }:
             assert time.monotonic() < deadline, "its executor is shown as lost"
             time.sleep(0.2)
-        assert [now for now, then in zip(after, nodes, strict=True) if then != gone] == [n for n in nodes if n != gone]
+        assert [now for now, then in zip(after, nodes, strict=True) if then != lost_address] == [
+            n for n in nodes if n != lost_address
+        ]
         for shard, then in enumerate(nodes):
             reasons = [move.reason for move in followed.explain_placement(name, shard).moves]
-            assert ("its standby took over" in reasons[-1]) == (then == gone), reasons
+            assert ("its standby took over" in reasons[-1]) == (then == lost_address), reasons
         for _ in range(3):
             query.batch()
         assert sorted(Counter(query.nodes()).values()) == [3, 3]

@@ -1,7 +1,7 @@
 """Machines in a box: network namespaces of this machine, each with an address, processes, shared memory, folders of its own and sshd.
 
 They share the processor, the file system below their own folders and the clock. What is real is what lies between them: a link that
-can be pulled, an address that nobody answers at, processes that end all at once. Needs root, iproute2, util-linux, rsync and
+can be pulled, an address without an answer, processes that end all at once. Needs root, iproute2, util-linux, rsync and
 openssh-server.
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 
 __all__ = ["SHARED", "USER", "Machine", "Machines", "why_not"]
 
-#: Who logs in. Root by another name, so that the home is not that of whoever runs the tests.
+#: The user that logs in. Root by another name, so that the home is not that of the user who runs the tests.
 USER = "fleet"
 _HOME = Path("/home") / USER
 #: Folder that all machines see.
@@ -35,7 +35,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 def why_not() -> str:
-    """What keeps machines from being made here; empty if nothing does."""
+    """Return what keeps machines from being made here; nothing if they can be made."""
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if os.geteuid() != 0:
         return "network namespaces need root"
@@ -50,14 +50,14 @@ def why_not() -> str:
 
 
 def _run(*command: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([str(one) for one in command], capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]
     if done.returncode:
         raise RuntimeError(f"{shlex.join(map(str, command))}: {done.stdout}{done.stderr}")
     return done  # type: ignore[no-any-return]
 
 
 class Machine:
-    """One machine, off at first.
+    """A machine, off at first.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ class Machine:
         self._wait_for_sshd()
 
     def _start_up(self) -> str:
-        """What the machine runs first, as a shell's text."""
+        """Return what the machine runs first, as a shell's text."""
         room, disk = self._room.folder, self.disk
         venv = _HOME / "statefleet" / ".venv"
         return f"""
@@ -143,7 +143,7 @@ class Machine:
             subprocess.run(["ip", *command], capture_output=True, check=False)
 
     def cut(self) -> None:
-        """Pull its network cable: its processes go on, and nobody hears of them."""
+        """Pull its network cable: its processes continue, and no machine hears of them."""
         _run("ip", "link", "set", self._outside, "down")
 
     def heal(self) -> None:
@@ -155,16 +155,16 @@ class Machine:
         return _run(*self._room.ssh, f"{USER}@{self.address}", command, **options)
 
     def processes(self, name: bytes) -> list[int]:
-        """Ids of its processes that are called so: seen from outside, whatever its link is like."""
+        """Return the ids of its processes that are called so: seen from outside, without its link."""
         assert self._init is not None
         (first,) = Path(f"/proc/{self._init.pid}/task/{self._init.pid}/children").read_text().split()
-        found = []
+        ids = []
         for process in Path(f"/proc/{first}/root/proc").iterdir():
             # One that has ended meanwhile has no name any more.
             with contextlib.suppress(OSError):
                 if process.name.isdigit() and name in (process / "cmdline").read_bytes():
-                    found.append(int(process.name))
-        return found
+                    ids.append(int(process.name))
+        return ids
 
 
 class Machines:
@@ -181,10 +181,10 @@ class Machines:
     def __init__(self, folder: Path, count: int) -> None:
         self.folder, self.name = folder, f"sf{os.getpid()}"
         routes = _run("ip", "route").stdout
-        self.network = next(one for one in _NETWORKS if one not in routes)
+        self.network = next(network for network in _NETWORKS if network not in routes)
         self.shared, self.key = folder / "shared", folder / "key"
         options = ("StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR", "IdentitiesOnly=yes")
-        self.ssh = ["ssh", "-n", "-i", str(self.key), *(part for one in options for part in ("-o", one))]
+        self.ssh = ["ssh", "-n", "-i", str(self.key), *(part for option in options for part in ("-o", option))]
         self.all: Sequence[Machine] = [Machine(number, self) for number in range(1, count + 1)]
 
     @contextmanager
@@ -224,35 +224,35 @@ class Machines:
         self._make_image()
 
     def _make_image(self) -> None:
-        """What `./run setup` would make of this environment in the user's home: the scripts, the package and the stamp.
+        """Make what `./run setup` would make of this environment in the user's home: the scripts, the package and the stamp.
 
         Packages need not be installed once a machine: the environment that runs the tests lies below, read only.
         """
-        home, image, here = _HOME / "statefleet", self.folder / "image", Path(sys.prefix)
+        home, image, environment = _HOME / "statefleet", self.folder / "image", Path(sys.prefix)
         (image / "bin").mkdir(parents=True)
-        for script in (here / "bin").iterdir():
+        for script in (environment / "bin").iterdir():
             if (
                 script.is_file()
                 and not script.is_symlink()
-                and script.read_bytes().startswith(f"#!{here}/bin/".encode())
+                and script.read_bytes().startswith(f"#!{environment}/bin/".encode())
             ):
                 copy = image / "bin" / script.name
-                copy.write_text(script.read_text().replace(f"{here}/bin/", f"{home}/.venv/bin/", 1))
+                copy.write_text(script.read_text().replace(f"{environment}/bin/", f"{home}/.venv/bin/", 1))
                 copy.chmod(0o755)
         packages = Path(os.path.relpath(os.__file__, sys.base_prefix)).parent / "site-packages"
-        for finder in (here / packages).glob("__editable___statefleet_*_finder.py"):
+        for finder in (environment / packages).glob("__editable___statefleet_*_finder.py"):
             (image / packages).mkdir(parents=True, exist_ok=True)
             text = "\n".join(line for line in finder.read_text().splitlines())
             (image / packages / finder.name).write_text(_moved(text, home))
         inputs = ("requirements-build.lock", "requirements.lock", "pyproject.toml")
         digest = hashlib.sha256(
-            f"{home}\n".encode() + b"".join((_ROOT / one).read_bytes() for one in inputs)
+            f"{home}\n".encode() + b"".join((_ROOT / file).read_bytes() for file in inputs)
         ).hexdigest()
         (image / ".set-up").write_text(f"{digest}  -\n")
 
 
 def _remove_left_over() -> None:
-    """Networks of machines whose tests were killed."""
+    """Remove networks of machines whose tests were killed."""
     for name in _run("ip", "netns", "list").stdout.split():
         owner = re.fullmatch(r"(sf(\d+))m\d+", name)
         if owner and not Path(f"/proc/{owner[2]}").exists():
@@ -261,7 +261,7 @@ def _remove_left_over() -> None:
 
 
 def _moved(finder: str, home: Path) -> str:
-    """The finder of an editable package, with the package at another place."""
+    """Return the finder of an editable package, with the package at another path."""
     lines = []
     for line in finder.splitlines():
         if line.startswith("MAPPING"):

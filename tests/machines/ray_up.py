@@ -23,11 +23,11 @@ _ROOT = Path(__file__).parents[2]
 _API = "http://127.0.0.1:8265"
 
 
-def until(is_so: Callable[[], bool], what: str, *, within_s: float, every_s: float = 1.0) -> float:
-    """Wait; returns for how long."""
+def until(is_so: Callable[[], bool], failure: str, *, within_s: float, every_s: float = 1.0) -> float:
+    """Wait; return for how long."""
     begun = time.monotonic()
     while not is_so():
-        assert time.monotonic() - begun < within_s, what
+        assert time.monotonic() - begun < within_s, failure
         time.sleep(every_s)
     return time.monotonic() - begun
 
@@ -80,13 +80,13 @@ class LocalCluster:
         self.file = room.folder / "cluster-local.yaml"
         config: dict[str, Any] = yaml.safe_load((_ROOT / "cluster-local.yaml").read_text())
         config["cluster_name"] = room.name
-        config["provider"] |= {"head_ip": self.head.address, "worker_ips": [one.address for one in self.workers]}
+        config["provider"] |= {"head_ip": self.head.address, "worker_ips": [worker.address for worker in self.workers]}
         config["auth"] = {"ssh_user": USER, "ssh_private_key": str(room.key)}
         self.file.write_text(yaml.safe_dump(config))
 
     def up(self) -> None:
         """``ray up``, as the file says how."""
-        # Ray keeps notes of its clusters; these are not those of whoever runs the tests.
+        # Ray keeps notes of its clusters; these are not those of the user who runs the tests.
         notes = self.room.folder / "ray"
         notes.mkdir(exist_ok=True)
         environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
@@ -98,17 +98,17 @@ class LocalCluster:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Ray's nodes, also those that it has given up; not as the autoscaler sees them, which counts one that it is about to start."""
-        found: list[dict[str, Any]] = json.loads(self.run("./run ray list nodes --format json 2>/dev/null"))
-        return found
+        """Return Ray's nodes, also those that it has given up; the autoscaler would also count nodes that are about to start."""
+        nodes: list[dict[str, Any]] = json.loads(self.run("./run ray list nodes --format json 2>/dev/null"))
+        return nodes
 
     def living(self) -> set[str]:
         """Addresses of Ray's nodes that are alive."""
         return {node["node_ip"] for node in self.nodes() if node["state"] == "ALIVE"}
 
     def wait_for_workers(self, count: int, *, within_s: float) -> float:
-        """Until Ray has some workers; returns for how long it took."""
-        workers = {one.address for one in self.workers}
+        """Wait until Ray has some workers; return for how long it took."""
+        workers = {worker.address for worker in self.workers}
         return until(lambda: len(self.living() & workers) == count, f"not {count} workers", within_s=within_s)
 
     def run(self, command: str) -> str:
@@ -133,5 +133,5 @@ class LocalCluster:
         return Job([*self.room.ssh, f"{USER}@{self.head.address}", f"cd ~/statefleet && {command}"])
 
     def worker_of(self, address: str) -> Machine:
-        """The worker that has an address."""
-        return next(one for one in self.workers if one.address == address)
+        """Return the worker that has an address."""
+        return next(worker for worker in self.workers if worker.address == address)

@@ -40,7 +40,7 @@ class MainJob:
         return self.cluster.raydp_submit(program, sizes)
 
     def finished(self) -> dict[int, float]:
-        """When each batch was finished (Unix time), as Spark's checkpoint tells."""
+        """Return when each batch was finished (Unix time), by Spark's checkpoint."""
         commits = self.cluster.room.shared / self.folder.name / "checkpoint" / "commits"
         return {int(file.name): file.stat().st_mtime for file in commits.glob("*") if file.name.isdigit()}
 
@@ -48,7 +48,7 @@ class MainJob:
         return max(self.finished(), default=-1)
 
     def wait_past(self, batch: int, job: Job, *, within_s: float) -> float:
-        """Until a batch is finished; returns when it was."""
+        """Wait until a batch is finished; return when it was."""
 
         def is_there() -> bool:
             assert job.is_running or self.newest() >= batch, job.text
@@ -58,13 +58,13 @@ class MainJob:
         return self.finished()[batch]
 
     def shards(self) -> list[dict[str, Any]]:
-        """Where the job's shards are, by the command that people use."""
-        told = self.cluster.run(f"./run statefleet shards file://{self.folder}/fleet --json 2>/dev/null")
-        found: list[dict[str, Any]] = json.loads(told)
-        return found
+        """Return the job's shards and where they are, by the command that people use."""
+        printed = self.cluster.run(f"./run statefleet shards file://{self.folder}/fleet --json 2>/dev/null")
+        shards: list[dict[str, Any]] = json.loads(printed)
+        return shards
 
     def addresses(self) -> set[str]:
-        """Addresses of the nodes that have its shards."""
+        """Return the addresses of the nodes that have its shards."""
         by_id = {node["node_id"]: node["node_ip"] for node in self.cluster.nodes()}
         return {by_id[shard["node_id"]] for shard in self.shards()}
 
@@ -81,7 +81,7 @@ class MainJob:
     def check(self) -> None:
         """Its results are those that there should be: every row in one group, once."""
         table = pq.read_table(self.cluster.room.shared / self.folder.name / "results.parquet")
-        found = {
+        results = {
             (row["start"].timestamp() * 1_000_000, row["page"]): (row["events"], round(row["amount"] or 0, 2))
             for row in table.to_pylist()
         }
@@ -90,7 +90,7 @@ class MainJob:
         assert sorted(number for number in order if number is not None) == sorted(
             number_of(file.name) for file in events
         )
-        assert found == expected(order)
+        assert results == expected(order)
 
     def _order(self) -> list[int | None]:
         """Number of the one file of events of each batch, as Spark's own log of the source says; None for one without data.
@@ -113,7 +113,7 @@ def number_of(path: str) -> int:
 
 
 def expected(order: list[int | None]) -> dict[tuple[float, str], tuple[int, float]]:
-    """What the job finds in files of events: rows are late, and dropped, by the watermark of the batch before, as in Spark 3.5."""
+    """Return the job's results of files of events: late rows are dropped by the watermark of the batch before, as in Spark 3.5."""
     groups: dict[tuple[float, str], tuple[int, float]] = {}
     former = watermark = newest = 0
     for number in order:
@@ -140,7 +140,7 @@ def jobs(cluster: LocalCluster) -> Iterator[list[Job]]:
     yield started
     for job in started:
         job.end()
-    # Nobody watches over the store actors of a fleet without a driver: Ray leaves them their node until the end of a notice.
+    # No driver watches over the store actors of such a fleet: Ray leaves them their node until the end of a notice.
     cluster.run(f"for one in {SHARED}/*/fleet; do ./run statefleet stop file://$one || true; done")
 
 
@@ -150,7 +150,7 @@ def test_the_main_job_runs_as_both_commands_submit_it(cluster: LocalCluster, job
         jobs.append(getattr(main, name)())
         jobs[-1].wait(within_s=240)
         main.check()
-        assert main.addresses() == {one.address for one in cluster.workers}, "each worker has shards"
+        assert main.addresses() == {worker.address for worker in cluster.workers}, "each worker has shards"
 
 
 def test_a_worker_that_lost_power_is_done_without_and_is_used_again(cluster: LocalCluster, jobs: list[Job]) -> None:
@@ -211,13 +211,15 @@ def test_a_worker_that_is_going_to_end_is_left_before_it_does(cluster: LocalClus
     leaving = cluster.workers[1]
     drain = "./run ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION --reason-message notice"
     leaving.ssh(f"cd ~/statefleet && {drain} --deadline-remaining-seconds 120")
-    told = time.time()
+    noticed_at = time.time()
     took = until(lambda: not leaving.processes(RAYLET), "Ray does not end there", within_s=100)
     print(f"a notice of two minutes: the node was empty, and had ended, after {took:.0f} s")
     batch = main.newest()
     main.wait_past(batch + 1, jobs[0], within_s=100)
     cluster.wait_for_workers(2, within_s=300)
     main.run_until_used(leaving, jobs)
-    print(f"Ray was started there anew, and it had shards again, {time.time() - told:.0f} s after the notice")
+    print(
+        f"Ray was started there again, and the node had shards again, {time.time() - noticed_at:.0f} s after the notice"
+    )
     jobs[-1].wait(within_s=600)
     main.check()

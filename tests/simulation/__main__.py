@@ -14,9 +14,9 @@ from tests.simulation.world import run_seed
 def main() -> int:
     """Run what was asked; 1 if a schedule failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--seed", type=int, help="run this schedule and print its trace")
-    what.add_argument("--seeds", type=int, help="run this many schedules and print totals")
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--seed", type=int, help="run this schedule and print its trace")
+    mode.add_argument("--seeds", type=int, help="run this many schedules and print totals")
     parser.add_argument("--from", type=int, default=0, dest="first", help="first of --seeds")
     parser.add_argument("--jobs", type=int, help="processes (default: one a core)")
     parser.add_argument("--harsh", action="store_true", help="with --seed: the worst faults there are")
@@ -28,7 +28,7 @@ def main() -> int:
 
 
 def replay(seed: int, *, harsh: bool, rescales: bool) -> int:
-    """Run one schedule and tell all of it."""
+    """Run a schedule and print all of it."""
     outcome = run_seed(seed, harsh=harsh, keyed=False if rescales else None, rescales=rescales)
     print(outcome.told())
     if outcome.error is None:
@@ -38,14 +38,14 @@ def replay(seed: int, *, harsh: bool, rescales: bool) -> int:
 
 
 def survey(seeds: range, jobs: int | None) -> int:
-    """Run many schedules; the first failed one with its trace, the others by their number."""
+    """Run many schedules; print the first failed one with its trace, the others by their number."""
     started_s, totals = time.perf_counter(), Totals()
     for totals in run_many(seeds, jobs):
         if totals.failed:
             break
     taken_s = time.perf_counter() - started_s
-    for told in list(totals.failed.values())[:1]:
-        print(told)
+    for report in list(totals.failed.values())[:1]:
+        print(report)
     print(f"{totals.schedules} schedules, {totals.steps} steps, {totals.records} records, {taken_s:.1f} s", end=", ")
     print(f"{totals.schedules / taken_s:.1f} schedules/s; failed: {sorted(totals.failed)}")
     for kind, count in sorted(totals.faults.items()):

@@ -1,4 +1,4 @@
-"""What must hold: of the state that a newcomer would read, and of the history that the manifest log tells.
+"""Invariants: of the state that the next run would read, and of the history that is in the manifest log.
 
 Two independent looks. `audit_state` is the next run of the query: the project's own coordinator and store, started on a copy of
 the storage, asked for every shard. `audit_log` trusts none of the project's code: it folds the JSON records by rules of its
@@ -48,7 +48,7 @@ class _Newcomer:
         self._loop.abandon()
 
     def __getattr__(self, method: str) -> Any:
-        """What a store asks of the coordinator is a method of the coordinator."""
+        """Return a method of the coordinator, for requests of a store."""
         return lambda *args: self.ask(method, *args)
 
 
@@ -61,7 +61,7 @@ def audit_state(
     version: int,
     forms: Mapping[int, Sequence[int]],
 ) -> None:
-    """Every shard as the next run of the query reads it, against the model.
+    """Compare every shard, as the next run of the query reads it, with the model.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def audit_state(
 
 @dataclass(slots=True)
 class _History:
-    """The manifest log as told by its records."""
+    """The manifest log, by its records."""
 
     run: str = ""
     ended: set[str] = field(default_factory=set)
@@ -115,7 +115,7 @@ class _History:
     given: int = 0
     #: Those (by the same) that are more than a wish of their run.
     counting: set[int] = field(default_factory=set)
-    #: Files that cleaning took for nobody's.
+    #: Files that cleaning took for left-overs.
     discarded: set[str] = field(default_factory=set)
 
     def take(self, record: Entry) -> None:
@@ -127,15 +127,19 @@ class _History:
                 )
                 self.ended |= {self.run}
                 self.run = record["run_id"]
-                void = [one for one in self.made if one not in self.counting and self.made[one]["run_id"] != self.run]
+                void = [
+                    partition
+                    for partition in self.made
+                    if partition not in self.counting and self.made[partition]["run_id"] != self.run
+                ]
                 for first in void:
                     made = self.made.pop(first)
-                    for place in [one for one in self.chains if first <= one[0] < first + made["num_shards"]]:
+                    for slot in [slot for slot in self.chains if first <= slot[0] < first + made["num_shards"]]:
                         for kept in (self.chains, self.snapshots, self.floors):
-                            kept.pop(place, None)
+                            kept.pop(slot, None)
                 self.leases = dict.fromkeys(self.leases, self.epoch)
             case "dropped":
-                # The next state of the name begins with nothing; epochs go on, so whoever slept is refused.
+                # The next state of the name begins with nothing; epochs continue, so a process that slept is refused.
                 self.ended |= {self.run}
                 self.run = ""
                 for facts in (self.leases, self.chains, self.floors, self.snapshots, self.made):
@@ -144,7 +148,7 @@ class _History:
             case "state_begun":
                 _require(not self.run and not self.chains, "a state begins that has begun", record)
             case "batch_finished":
-                newest = max((one[-1]["version"] for one in self.chains.values() if one), default=0)
+                newest = max((chain[-1]["version"] for chain in self.chains.values() if chain), default=0)
                 is_of_run = record["run_id"] == self.run and newest > record["batch_id"]
                 _require(is_of_run, "a batch was finished that its run has not committed", record)
             case "shards_assigned":
@@ -159,16 +163,18 @@ class _History:
             case "snapshot":
                 self._snapshot(record["snapshot"])
             case "truncated":
-                place, floor = _place(record), record["floor"]
-                shown = any(one["version"] == floor for one in self.snapshots.get(place, ()))
-                _require(shown and floor > self.floors.get(place, 0), "history is cut where no snapshot is", record)
-                self.floors[place] = floor
+                slot, floor = _place(record), record["floor"]
+                has_snapshot = any(snapshot["version"] == floor for snapshot in self.snapshots.get(slot, ()))
+                _require(
+                    has_snapshot and floor > self.floors.get(slot, 0), "history is cut where no snapshot is", record
+                )
+                self.floors[slot] = floor
             case "discarded":
                 counted = {
-                    one["file"]
-                    for place, chain in self.chains.items()
-                    for one in chain
-                    if one["version"] > self.floors.get(place, 0)
+                    entry["file"]
+                    for slot, chain in self.chains.items()
+                    for entry in chain
+                    if entry["version"] > self.floors.get(slot, 0)
                 }
                 _require(not counted & set(record["files"]), "a file that counts is discarded", record)
                 self.discarded |= set(record["files"])
@@ -187,54 +193,65 @@ class _History:
                 raise Violation(f"a record that no document knows: {record}")
 
     def _made_of(self, partition: int) -> Entry | None:
-        """The rescale that made a partition."""
-        return next((one for first, one in self.made.items() if first <= partition < first + one["num_shards"]), None)
+        """Return the rescale that made a partition."""
+        return next(
+            (rescale for first, rescale in self.made.items() if first <= partition < first + rescale["num_shards"]),
+            None,
+        )
 
     def _line(self, partition: int) -> list[Entry]:
-        """The rescales that led to a partition, newest first."""
-        found, made = [], self._made_of(partition)
+        """Return the rescales that led to a partition, newest first."""
+        line, made = [], self._made_of(partition)
         while made is not None:
-            found.append(made)
+            line.append(made)
             made = self._made_of(made["former_partition"])
-        return found
+        return line
 
     def _supersede_generations(self, partition: int) -> None:
-        """Shards of which all have a commit are the end of all that are not of their line, and of what this one left behind."""
-        ends = {one["former_partition"]: one["version"] for one in self._line(partition)}
-        own = self._made_of(partition)
-        alive = {0 if own is None else own["first_partition"]: None, **ends}
-        for place in list(self.chains):
-            made = self._made_of(place[0])
+        """Shards that all have a commit end those that are not of their line, and what this one left behind."""
+        ends = {rescale["former_partition"]: rescale["version"] for rescale in self._line(partition)}
+        rescale = self._made_of(partition)
+        alive = {0 if rescale is None else rescale["first_partition"]: None, **ends}
+        for slot in list(self.chains):
+            made = self._made_of(slot[0])
             first = 0 if made is None else made["first_partition"]
             if first not in alive:
-                del self.chains[place]
-                self.snapshots.pop(place, None)
-                self.floors.pop(place, None)
+                del self.chains[slot]
+                self.snapshots.pop(slot, None)
+                self.floors.pop(slot, None)
             elif (end := alive[first]) is not None:
-                self.chains[place] = [one for one in self.chains[place] if one["version"] <= end]
-                self.snapshots[place] = [one for one in self.snapshots.get(place, ()) if one["version"] <= end]
-                if not self.chains[place]:
-                    del self.chains[place], self.snapshots[place]
-        self.made = {one: made for one, made in self.made.items() if one in alive or one not in self.counting}
+                self.chains[slot] = [entry for entry in self.chains[slot] if entry["version"] <= end]
+                self.snapshots[slot] = [
+                    snapshot for snapshot in self.snapshots.get(slot, ()) if snapshot["version"] <= end
+                ]
+                if not self.chains[slot]:
+                    del self.chains[slot], self.snapshots[slot]
+        self.made = {
+            partition: made
+            for partition, made in self.made.items()
+            if partition in alive or partition not in self.counting
+        }
 
-    def needs(self, place: ActorSlot) -> bool:
-        """Whether a retained version of any shard is read from the files of a place."""
-        partition, store = place
+    def needs(self, slot: ActorSlot) -> bool:
+        """Return whether a retained version of any shard is read from the files of a slot."""
+        partition, store = slot
         made = self._made_of(partition)
         first = 0 if made is None else made["first_partition"]
         later = [
-            one
-            for one in self.made.values()
-            if one["former_partition"] == first and one["first_partition"] in self.counting
+            rescale
+            for rescale in self.made.values()
+            if rescale["former_partition"] == first and rescale["first_partition"] in self.counting
         ]
         if not later:
             return True
         children = [
             child
-            for one in later
-            for child in range(one["first_partition"], one["first_partition"] + one["num_shards"])
+            for rescale in later
+            for child in range(rescale["first_partition"], rescale["first_partition"] + rescale["num_shards"])
             # Numbers that leave both remainders exist.
-            if (child - one["first_partition"] - partition + first) % gcd(one["num_shards"], one["former_shards"]) == 0
+            if (child - rescale["first_partition"] - partition + first)
+            % gcd(rescale["num_shards"], rescale["former_shards"])
+            == 0
         ]
         return any(not self.floors.get((child, store)) and self.needs((child, store)) for child in children)
 
@@ -243,14 +260,14 @@ class _History:
         self.epoch = epoch
 
     def _commit(self, entry: Entry) -> None:
-        place, version, attempt = _place(entry), entry["version"], (entry["attempt_id"], entry["store_name"])
-        chain = self.chains.setdefault(place, [])
-        below = [one for one in chain if one["version"] < version]
+        slot, version, attempt = _place(entry), entry["version"], (entry["attempt_id"], entry["store_name"])
+        chain = self.chains.setdefault(slot, [])
+        below = [earlier for earlier in chain if earlier["version"] < version]
         _require(entry["run_id"] == self.run, "a commit of a run that was replaced counts", entry)
-        _require(entry["epoch"] == self.leases.get(place[0]), "a commit of an owner that was replaced counts", entry)
+        _require(entry["epoch"] == self.leases.get(slot[0]), "a commit of an owner that was replaced counts", entry)
         _require(attempt not in self.attempts, "an attempt counts twice", entry)
-        _require((place, version, self.run) not in self.counted, "two attempts of one run count for a version", entry)
-        made = self._made_of(place[0])
+        _require((slot, version, self.run) not in self.counted, "two attempts of one run count for a version", entry)
+        made = self._made_of(slot[0])
         first = 0 if made is None else made["version"]
         _require(
             entry["base_version"] == (below[-1]["version"] if below else first), "a version forks the chain", entry
@@ -258,32 +275,40 @@ class _History:
         _require(made is None or version > first, "a shard has a version from before it was made", entry)
         _require(entry["file"] not in self.discarded, "a file that was discarded counts", entry)
         self.attempts.add(attempt)
-        self.counted.add((place, version, self.run))
-        self.chains[place] = [*below, entry]
-        self.snapshots[place] = [one for one in self.snapshots.get(place, ()) if one["version"] < version]
-        for other in [one for one in self.chains if one[0] == place[0]]:
-            # Also what an earlier run counted of stores that this one does not ask for.
-            kept = [one for one in self.chains[other] if one["version"] < version or one["epoch"] >= entry["epoch"]]
-            gone = {one["version"] for one in self.chains[other]} - {one["version"] for one in kept}
-            self.chains[other] = kept
-            self.snapshots[other] = [one for one in self.snapshots.get(other, ()) if one["version"] not in gone]
+        self.counted.add((slot, version, self.run))
+        self.chains[slot] = [*below, entry]
+        self.snapshots[slot] = [snapshot for snapshot in self.snapshots.get(slot, ()) if snapshot["version"] < version]
+        for sibling in [peer for peer in self.chains if peer[0] == slot[0]]:
+            # Also what an committed run counted of stores that this one does not ask for.
+            kept = [
+                committed
+                for committed in self.chains[sibling]
+                if committed["version"] < version or committed["epoch"] >= entry["epoch"]
+            ]
+            superseded = {committed["version"] for committed in self.chains[sibling]} - {
+                committed["version"] for committed in kept
+            }
+            self.chains[sibling] = kept
+            self.snapshots[sibling] = [
+                snapshot for snapshot in self.snapshots.get(sibling, ()) if snapshot["version"] not in superseded
+            ]
         if made is not None and made["first_partition"] not in self.counting and self._is_whole(made):
-            self.counting |= {one["first_partition"] for one in self._line(place[0])}
-            self._supersede_generations(place[0])
+            self.counting |= {rescale["first_partition"] for rescale in self._line(slot[0])}
+            self._supersede_generations(slot[0])
 
     def _is_whole(self, made: Entry) -> bool:
         partitions = range(made["first_partition"], made["first_partition"] + made["num_shards"])
-        return {one for (one, _), chain in self.chains.items() if chain} >= set(partitions)
+        return {partition for (partition, _), chain in self.chains.items() if chain} >= set(partitions)
 
     def _snapshot(self, snapshot: Entry) -> None:
-        place, shown = _place(snapshot), (snapshot["version"], snapshot["attempt_id"])
-        counted = [(entry["version"], entry["attempt_id"]) for entry in self.chains.get(place, ())]
-        _require(shown in counted, "a snapshot of a version that does not count", snapshot)
+        slot, version = _place(snapshot), (snapshot["version"], snapshot["attempt_id"])
+        counted = [(entry["version"], entry["attempt_id"]) for entry in self.chains.get(slot, ())]
+        _require(version in counted, "a snapshot of a version that does not count", snapshot)
         _require(snapshot["file"] not in self.discarded, "a file that was discarded counts", snapshot)
-        self.snapshots.setdefault(place, []).append(snapshot)
+        self.snapshots.setdefault(slot, []).append(snapshot)
 
     def check_stores_are_together(self, stores: tuple[str, ...]) -> None:
-        """Whoever loads the log up to here finds all stores of a shard at the same commits."""
+        """Check that all stores of a shard are at the same commits, for a process that loads the log up to here."""
         for shard in {shard for shard, _ in self.chains}:
             ends = {store: self.chains.get((shard, store), [{}])[-1].get("attempt_id") for store in stores}
             _require(len(set(ends.values())) == 1, f"stores of shard {shard} do not commit together", ends)
@@ -293,13 +318,13 @@ def _place(record: Entry) -> ActorSlot:
     return record["partition_id"], record["store_name"]
 
 
-def _require(holds: bool, what: str, record: Entry) -> None:
+def _require(holds: bool, violation: str, record: Entry) -> None:
     if not holds:
-        raise Violation(f"{what}: {record}")
+        raise Violation(f"{violation}: {record}")
 
 
 def counted_forms(objects: RememberedObjects, state: str, form_of: Callable[[str], int]) -> dict[int, list[int]]:
-    """Forms of the query by which each batch of a shard counts, as the log tells; also of versions that were let go since."""
+    """Return the forms of the query by which each batch of a shard counts, by the log; also of versions that were replaced since."""
     runs: dict[int, dict[int, str]] = defaultdict(dict)
     for path in sorted(path for path in objects.ever if path.startswith(f"{state}/manifest/")):
         for record in json.loads(objects.ever[path])["records"]:
@@ -311,16 +336,22 @@ def counted_forms(objects: RememberedObjects, state: str, form_of: Callable[[str
                 for later in [version for version in versions if version > entry["version"]]:
                     del versions[later]
                 versions[entry["version"]] = entry["run_id"]
-    return defaultdict(list, {shard: [form_of(one[at]) for at in sorted(one)] for shard, one in runs.items()})
+    return defaultdict(
+        list,
+        {
+            shard: [form_of(runs_by_version[at]) for at in sorted(runs_by_version)]
+            for shard, runs_by_version in runs.items()
+        },
+    )
 
 
 def audit_log(objects: RememberedObjects, workload: Workload, state: str, form_of: Callable[[str], int]) -> int:
-    """The whole manifest log and the files it names, also what was cleaned away since; returns the number of records.
+    """Check the whole manifest log and the files it names, also those that were cleaned since; return the number of records.
 
     Raises
     ------
     Violation
-        A gap, or a place that was taken twice; a commit by an owner or a run that had been replaced; a version with two
+        A gap, or a number that was taken twice; a commit by an owner or a run that had been replaced; a version with two
         attempts of one run; a fork; a retained file that is missing; a version or snapshot whose rows are not the model's; a
         removed group that comes back.
     """
@@ -343,29 +374,29 @@ def audit_log(objects: RememberedObjects, workload: Workload, state: str, form_o
             history.take(record)
             records += 1
         history.check_stores_are_together(workload.stores)
-    here = {info.path for info in objects.list(state)}
+    stored = {info.path for info in objects.list(state)}
 
     def read(entry: Entry) -> pa.Table:
         return pa.ipc.open_file(io.BytesIO(objects.ever[entry["file"]])).read_all()
 
     for shard in sorted({shard for shard, _ in history.chains}):
-        chains = {store: chain for (one, store), chain in history.chains.items() if one == shard}
+        chains = {store: chain for (partition, store), chain in history.chains.items() if partition == shard}
         workload.check_history(shard, chains, read, form_of)
-    for place, chain in history.chains.items():
-        if not history.needs(place):
+    for slot, chain in history.chains.items():
+        if not history.needs(slot):
             continue
-        floor = history.floors.get(place, 0)
-        retained = [one for one in history.snapshots.get(place, ()) if one["version"] >= floor]
+        floor = history.floors.get(slot, 0)
+        retained = [snapshot for snapshot in history.snapshots.get(slot, ()) if snapshot["version"] >= floor]
         for snapshot in retained:
             workload.check_snapshot(snapshot, read)
         for entry in [*retained, *(entry for entry in chain if entry["version"] > floor)]:
-            _require(entry["file"] in here, "a file that a retained version needs is gone", entry)
+            _require(entry["file"] in stored, "a file that a retained version needs is gone", entry)
     _require(not _has_run_of_the_past(objects, state), "a run began before batches that were finished", {})
     return records
 
 
 def _has_run_of_the_past(objects: RememberedObjects, state: str) -> bool:
-    """Whether a run started at a batch before the last that the state had versions of."""
+    """Return whether a run started at a batch before the last that the state had versions of."""
     newest: dict[int, int] = {}
     for path in sorted(path for path in objects.ever if path.startswith(f"{state}/manifest/")):
         for record in json.loads(objects.ever[path])["records"]:

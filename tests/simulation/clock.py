@@ -34,11 +34,11 @@ class SimulatedClock:
         return self._scheduler.now * self._seconds_a_step
 
     def steps(self, seconds: float) -> int:
-        """Steps that take so long."""
+        """Return the steps that take so long."""
         return int(seconds / self._seconds_a_step)
 
     def asleep_s(self, party: Party) -> float:
-        """How long a process has been frozen."""
+        """Return for how long a process has been frozen."""
         now = self._scheduler.now
         return sum(min(until, now) - since for since, until in party.frozen) * self._seconds_a_step
 
@@ -48,7 +48,7 @@ class SimulatedClock:
 
 
 class Skew:
-    """How a machine's time of day differs from the true one: it is behind or ahead, is set forward and back, or stands still."""
+    """The difference of a machine's time of day from the true one: it is behind or ahead, is set forward and back, or stands still."""
 
     def __init__(self, rng: random.Random, unit_s: float) -> None:
         self._offset_s = rng.choice((0.0, -1.0, 1.0)) * unit_s * rng.choice((1, 30))
@@ -57,7 +57,7 @@ class Skew:
         self._stands_still = rng.random() < 0.15
 
     def shown_s(self, now_s: float, elapsed_s: float) -> float:
-        """Time of day that the machine shows."""
+        """Return the time of day that the machine shows."""
         since = elapsed_s if self._stands_still else 0.0
         is_set = int(elapsed_s / self._period_s) % 2
         return now_s - since + self._offset_s + self._jump_s * is_set
@@ -84,7 +84,7 @@ class ProcessClock:
         return self._clock.elapsed_s()
 
     def awake_s(self) -> float:
-        """What a clock tells that stands still while the machine sleeps."""
+        """Return the time of a clock that stands still while the machine sleeps."""
         return self._clock.elapsed_s() - self._clock.asleep_s(self._party)
 
 
@@ -98,7 +98,7 @@ class SimulatedIds:
         return f"{self._rng.getrandbits(128):032x}"
 
     def aside(self) -> SimulatedIds:
-        """Others, that leave these as they are."""
+        """Return other ids, which leave these as they are."""
         rng = random.Random()
         rng.setstate(self._rng.getstate())
         return SimulatedIds(rng)
@@ -157,7 +157,7 @@ _SIDE_BY_SIDE = {"statefleet-apply"}
 
 
 class _OfFiber(Future[Any]):
-    """What comes of a fiber, or is told by one; fibers wait for it."""
+    """The result of a fiber, or a value that one sets; fibers wait for it."""
 
     def __init__(self, scheduler: Scheduler, clock: SimulatedClock) -> None:
         super().__init__()

@@ -37,7 +37,7 @@ class Ref:
 
 
 class Life(Party):
-    """One life of a named actor: a process that holds one instance of an actor class.
+    """An incarnation of a named actor: a process that holds an instance of an actor class.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class Life(Party):
         try:
             self.actor = self.make()
         except StateStoreError as error:
-            # Ray ends an actor whose constructor fails; whoever needs it next has it made anew.
+            # Ray ends an actor whose constructor fails; its next caller has it made again.
             self._cluster.scheduler.log(self.name, f"does not start: {type(error).__name__}")
             self._cluster.scheduler.later(lambda: self._cluster.end(self))
 
@@ -82,8 +82,8 @@ class Life(Party):
             self._cluster.sessions[value[0]] = self
         said = f"raises {type(error).__name__}" if error else "answers"
         self._cluster.scheduler.log(self.name, f"{method} {said}")
-        told = None if error is None else _as_ray_tells(method, error)
-        self._cluster.scheduler.later(lambda: ref.settle(value, told))
+        ray_error = None if error is None else _as_ray_tells(method, error)
+        self._cluster.scheduler.later(lambda: ref.settle(value, ray_error))
 
 
 class AsyncLife(Life):
@@ -122,14 +122,14 @@ class AsyncLife(Life):
 
 
 def _as_ray_tells(method: str, error: Exception) -> RayTaskError:
-    told: RayTaskError = RayTaskError(
+    ray_error: RayTaskError = RayTaskError(
         method, "", pickle.loads(pickle.dumps(error)), proctitle="simulated", pid=1, ip="127.0.0.1"
     )  # type: ignore[no-untyped-call]
-    return told
+    return ray_error
 
 
 class Cluster:
-    """Which life answers to which name, and the messages between lives."""
+    """The incarnation that answers to each name, and the messages between incarnations."""
 
     def __init__(
         self,
@@ -160,16 +160,16 @@ class Cluster:
         self.scheduler.later(callback, delay=self.clock.steps(seconds))
 
     def lost(self, life: Life) -> None:
-        """Ray gives a life up: whoever waits for it is told so."""
+        """Ray gives an incarnation up: its callers get an error."""
         for ref in life.owed:
             self.scheduler.later(lambda ref=ref: ref.settle(None, _actor_error(life.name)))  # type: ignore[misc]
         life.owed = []
 
     def send(self, name: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ref:
-        """Call a method of whoever answers to a name."""
+        """Call a method of the actor that answers to a name."""
         rng, ref = self.scheduler.rng, Ref()
         life = self.current[name]
-        zombies = [one for one in self.zombies.get(name, ()) if not one.dead]
+        zombies = [life for life in self.zombies.get(name, ()) if not life.dead]
         if zombies and self.scheduler.now < _HEALED and rng.random() < 0.3:
             life = rng.choice(zombies)
         session = self.sessions.get(args[0]) if args and isinstance(args[0], str) else None
@@ -177,7 +177,7 @@ class Cluster:
             life = session
         sender = self.scheduler.party.name
         self.scheduler.log(sender, f"calls {method} of {life.name}")
-        life.owed = [one for one in life.owed if not one.done]
+        life.owed = [request for request in life.owed if not request.done]
         life.owed.append(ref)
         if rng.random() < self._fault_rate():
             kind = rng.choice(("lost_request", "lost_answer"))

@@ -46,7 +46,7 @@ class Dropper(Party):
 
 
 class StateEnds:
-    """How often a state that had begun was dropped, and which query has the present one, by the records of its log.
+    """The number of times that a state that had begun was dropped, and the query of the present one, by the records of its log.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class StateEnds:
         self.owner = ""
 
     def look(self) -> bool:
-        """Read the records that came since the last look; returns whether the state ended."""
+        """Read the records that came since the last look; return whether the state ended."""
         before = self.count
         if len(self._objects.ever) != self._known_objects:
             self._known_objects = len(self._objects.ever)

@@ -32,7 +32,7 @@ def run_at_once(function: Callable[[], Any], future: asyncio.Future[Any]) -> Non
 
 
 class SimulatedLoop(asyncio.AbstractEventLoop):
-    """What asyncio's tasks, futures, locks and ``to_thread`` need of a loop; callbacks run in order, as asyncio promises.
+    """The loop that asyncio's tasks, futures, locks and ``to_thread`` need; callbacks run in order, as asyncio promises.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Any = None) -> asyncio.Task[Any]:
         task = asyncio.Task(coro, loop=self, name=name, context=context)
-        self._tasks = [one for one in self._tasks if not one.done()]
+        self._tasks = [earlier for earlier in self._tasks if not earlier.done()]
         self._tasks.append(task)
         return task
 
@@ -114,7 +114,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """Nothing: see :meth:`run_in_executor`."""
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Silent: what is left over when a process dies is nobody's; errors reach whoever waits for the call."""
+        """Silent: errors of a process that dies have no reader; others reach the caller that waits for them."""
 
     def get_debug(self) -> bool:
         return False

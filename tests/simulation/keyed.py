@@ -111,8 +111,8 @@ class KeyedWorkload:
 
     def _look(self, client: FleetClient, task: TaskIdentity, version: int | None) -> None:
         with client.open_read(task.state_name, task.partition_id, _SPECS, version) as handle:
-            found = {store: _read_all(handle.store(store)) for store in self.stores}
-        self._compare(f"version {handle.version} as read", task.partition_id, handle.version, found)
+            by_store = {store: _read_all(handle.store(store)) for store in self.stores}
+        self._compare(f"version {handle.version} as read", task.partition_id, handle.version, by_store)
 
     def _update(self, handle: StateStore, task: TaskIdentity, stamp: int) -> None:
         batch, shard = task.batch_id, task.partition_id
@@ -122,10 +122,10 @@ class KeyedWorkload:
         for step in self._steps[batch][shard]:
             store, model = handle.store(step.store), models[step.store]
             if step.removes:
-                there = [key for key in step.keys if model.pop(key, None) is not None]
+                present = [key for key in step.keys if model.pop(key, None) is not None]
                 removed = store.remove(_batch_of(step.store, step.keys))
-                if removed != len(there):
-                    raise Violation(f"batch {batch} of shard {shard} removes {removed} keys of {step}, not {there}")
+                if removed != len(present):
+                    raise Violation(f"batch {batch} of shard {shard} removes {removed} keys of {step}, not {present}")
             else:
                 before = _append(store, step, batch, stamp)
                 expected = {key: model[key] for key in step.keys if key in model}
@@ -145,43 +145,43 @@ class KeyedWorkload:
             return getattr(stores, method.removeprefix("session_"))(session, *args)
 
         handle = ReadStateStore(ask, grant.lease.store_id, version)
-        found = {store: _read_all(handle.store(store)) for store in self.stores}
-        self._compare(f"version {version} as loaded", shard, version, found)
+        by_store = {store: _read_all(handle.store(store)) for store in self.stores}
+        self._compare(f"version {version} as loaded", shard, version, by_store)
 
     def check_history(
         self, shard: int, chains: dict[str, list[Entry]], read: Read, form_of: Callable[[str], int]
     ) -> None:
-        found: dict[str, Histories] = {store: {} for store in self.stores}
+        by_store: dict[str, Histories] = {store: {} for store in self.stores}
         for versions in zip(*(chains[store] for store in self.stores), strict=True):
             for entry in versions:
-                delta, histories = read(entry), found[entry["store_name"]]
+                delta, histories = read(entry), by_store[entry["store_name"]]
                 kinds = delta.column("__change").to_pylist()
                 for (key, history), kind in zip(_histories_of(delta).items(), kinds, strict=True):
                     histories.pop(key, None)
                     if kind == 0:
                         histories[key] = history
             version = versions[0]["version"]
-            self._compare(f"version {version} by its deltas", shard, version, found)
+            self._compare(f"version {version} by its deltas", shard, version, by_store)
 
     def check_snapshot(self, snapshot: Entry, read: Read) -> None:
         expected = self.states[snapshot["partition_id"]][snapshot["version"]][snapshot["store_name"]]
         _compare(f"snapshot {snapshot['file']}", _histories_of(read(snapshot)), expected)
 
-    def _compare(self, what: str, shard: int, version: int, found: dict[str, Histories]) -> None:
-        """A version of all stores together: what touched each key, and which attempt did in each batch."""
+    def _compare(self, subject: str, shard: int, version: int, by_store: dict[str, Histories]) -> None:
+        """Compare a version of all stores together: which batches touched each key, and which attempt did in each batch."""
         attempts: dict[int, set[int]] = {}
-        for store, histories in found.items():
-            _compare(f"{what}, of shard {shard}, store {store}", histories, self.states[shard][version][store])
-            for batch, stamp in (one for history in histories.values() for one in history):
+        for store, histories in by_store.items():
+            _compare(f"{subject}, of shard {shard}, store {store}", histories, self.states[shard][version][store])
+            for batch, stamp in (touch for history in histories.values() for touch in history):
                 attempts.setdefault(batch, set()).add(stamp)
         mixed = {batch: stamps for batch, stamps in attempts.items() if len(stamps) > 1}
         if mixed:
-            raise Violation(f"{what}, of shard {shard}: several attempts of a batch count: {mixed} in {found}")
+            raise Violation(f"{subject}, of shard {shard}: several attempts of a batch count: {mixed} in {by_store}")
 
 
 @contextmanager
 def _findings_first() -> Iterator[None]:
-    """Leaving a handle may fail, too: that must not hide what was found."""
+    """Leaving a handle may fail, too: that must not hide a violation."""
     try:
         yield
     except StateStoreError as error:
@@ -202,16 +202,16 @@ def _draw_steps(rng: random.Random) -> list[Step]:
     return steps
 
 
-def _compare(what: str, found: Histories, expected: Model) -> None:
-    touched = {key: tuple(batch for batch, _ in history) for key, history in found.items()}
+def _compare(subject: str, actual: Histories, expected: Model) -> None:
+    touched = {key: tuple(batch for batch, _ in history) for key, history in actual.items()}
     if touched != expected:
-        raise Violation(f"{what} differs from the serial model's: batches by key {touched}, should be {expected}")
+        raise Violation(f"{subject} differs from the serial model's: batches by key {touched}, should be {expected}")
 
 
 def _append(store: StateStore, step: Step, batch: int, stamp: int) -> Histories:
-    """Append the batch to keys' histories, as a user's function would; returns what they were before."""
-    found = store.multi_get(_batch_of(step.store, step.keys))
-    before = _histories_of(found.filter(found.column("__found")).drop_columns(["__found"]))
+    """Append the batch to keys' histories, as a user's function would; return what they were before."""
+    rows_before = store.multi_get(_batch_of(step.store, step.keys))
+    before = _histories_of(rows_before.filter(rows_before.column("__found")).drop_columns(["__found"]))
     after = {key: [*before.get(key, []), (batch, stamp)] for key in step.keys}
     rows = _batch_of(step.store, step.keys, after)
     if stamp % 2:
@@ -222,7 +222,7 @@ def _append(store: StateStore, step: Step, batch: int, stamp: int) -> Histories:
 
 
 def _batch_of(store: str, keys: tuple[Any, ...], histories: Histories | None = None) -> pa.RecordBatch:
-    """Keys of a store, with the values that hold these histories."""
+    """Return keys of a store, with the values that hold these histories."""
     columns = {"key": pa.array(keys, pa.string() if store == DEFAULT_STORE else pa.int64())}
     if histories is not None:
         written = [" ".join(f"{batch}:{stamp}" for batch, stamp in histories[key]) for key in keys]
@@ -235,7 +235,7 @@ def _batch_of(store: str, keys: tuple[Any, ...], histories: Histories | None = N
 def _histories_of(rows: pa.Table | pa.RecordBatch) -> Histories:
     histories: Histories = {}
     for row in rows.to_pylist():
-        history = [tuple(map(int, one.split(":"))) for one in row["history"].split(" ")]
+        history = [tuple(map(int, touch.split(":"))) for touch in row["history"].split(" ")]
         if row["key"] in histories or row.get("size", len(history)) != len(history):
             raise Violation(f"a key is there twice, or columns of a row are of several versions: {rows.to_pylist()}")
         histories[row["key"]] = [(batch, stamp) for batch, stamp in history]
@@ -245,8 +245,8 @@ def _histories_of(rows: pa.Table | pa.RecordBatch) -> Histories:
 def _read_all(store: ReadStateStore) -> Histories:
     histories: Histories = {}
     for batch in store.iterator():
-        some = _histories_of(batch)
-        if some.keys() & histories.keys():
-            raise Violation(f"keys {sorted(some.keys() & histories.keys())} are there twice")
-        histories |= some
+        of_batch = _histories_of(batch)
+        if of_batch.keys() & histories.keys():
+            raise Violation(f"keys {sorted(of_batch.keys() & histories.keys())} are there twice")
+        histories |= of_batch
     return histories

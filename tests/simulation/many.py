@@ -19,7 +19,7 @@ _AT_ONCE = 25
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over schedules, and the failed ones with their story."""
+    """Sums over schedules, and the failed ones with their trace."""
 
     schedules: int = 0
     steps: int = 0
@@ -28,12 +28,12 @@ class Totals:
     #: seed -> trace, error and how to see it again
     failed: dict[int, str] = field(default_factory=dict)
 
-    def add(self, other: Totals) -> None:
-        self.schedules += other.schedules
-        self.steps += other.steps
-        self.records += other.records
-        self.faults += other.faults
-        self.failed |= other.failed
+    def add(self, more: Totals) -> None:
+        self.schedules += more.schedules
+        self.steps += more.steps
+        self.records += more.records
+        self.faults += more.faults
+        self.failed |= more.failed
 
 
 def _run_some(seeds: range) -> Totals:
@@ -53,13 +53,13 @@ def _run_some(seeds: range) -> Totals:
 
 
 def run_many(seeds: range, jobs: int | None = None) -> Iterator[Totals]:
-    """Run schedules; yields the totals so far after each handful."""
+    """Run schedules; yield the totals so far after each handful."""
     processes = jobs or len(os.sched_getaffinity(0))
     # Not forked: a process with Arrow's threads must not be.
     context = multiprocessing.get_context("spawn")
     handfuls = [seeds[start : start + _AT_ONCE] for start in range(0, len(seeds), _AT_ONCE)]
     totals = Totals()
     with ProcessPoolExecutor(processes, context) as pool:
-        for some in pool.map(_run_some, handfuls):
-            totals.add(some)
+        for of_handful in pool.map(_run_some, handfuls):
+            totals.add(of_handful)
             yield totals

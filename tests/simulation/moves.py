@@ -1,4 +1,4 @@
-"""Whoever moves shards while batches go on: a driver's thread, or an operator's command."""
+"""Moves of shards while batches run: by a driver's thread, or an operator's command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Mover"]
 
 
 class Mover(Party):
-    """Moves one shard to a node, and is gone.
+    """Moves a shard to a node, and ends.
 
     Parameters
     ----------

@@ -184,7 +184,7 @@ def _discards_not_written(_: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _two_clocks_compared(_: Callable[..., Any]) -> Callable[..., Any]:
-    """Whether a commit is too old is told by the coordinator's time of day and the store actor's, and by nothing else."""
+    """Only the coordinator's time of day and the store actor's say whether a commit is too old."""
 
     async def careless(actor: Any, state_name: str, keeper: Any, commit: PartitionCommit) -> AcceptedCommits:
         def decide(ledger: StateLedger) -> Any:
@@ -229,10 +229,17 @@ def _rows_not_split(_: Callable[..., Any]) -> Callable[..., Any]:
 
 def _only_the_newest_shards_referenced(_: Callable[..., set[str]]) -> Callable[..., set[str]]:
     def careless(ledger: StateLedger) -> set[str]:
-        tip = max((one.first_partition for one in ledger.layouts.made if ledger.layouts.counts(one)), default=0)
+        tip = max(
+            (layout.first_partition for layout in ledger.layouts.made if ledger.layouts.counts(layout)), default=0
+        )
         files = {entry.file for (partition, _), chain in ledger._chains.items() if partition >= tip for entry in chain}
-        shown = (one for (partition, _), some in ledger._snapshots.items() if partition >= tip for one in some)
-        return files | {file for one in shown for file in one.files}
+        snapshots = (
+            snapshot
+            for (partition, _), of_shard in ledger._snapshots.items()
+            if partition >= tip
+            for snapshot in of_shard
+        )
+        return files | {file for snapshot in snapshots for file in snapshot.files}
 
     return careless
 
@@ -261,12 +268,12 @@ def _outcomes_in_another_order(apply: Callable[..., Any]) -> Callable[..., Any]:
     return lambda process, requests, rows: apply(process, requests, rows)[::-1]
 
 
-def _newest_of_each_shard(wanted: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda request, newest: wanted(replace(request, is_latest=True), newest)
+def _newest_of_each_shard(planned: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda request, newest: planned(replace(request, is_latest=True), newest)
 
 
 def _any_view_believed(_: Callable[..., bool]) -> Callable[..., bool]:
-    return lambda reads, view, found, pinned: True
+    return lambda reads, view, known, pinned: True
 
 
 def _pending_change_shown(_: Callable[..., None]) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""Whoever reads the state while batches go on: each read is one finished version, and not one of the past."""
+"""Readers of the state while batches run: each read is of one finished version, and never older than the read before."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ class Reader(Party):
             keys = pa.Table.from_batches([workload.all_keys(schema)])
             return KeyPlan(DEFAULT_STORE, _form(view), dict.fromkeys(view.written, keys))
 
-        view, _, found = reads.find(ReadVersion(), plan)
-        self._check(view, {shard: groups_of(one.rows) for shard, one in found.items()}, "looked up")
+        view, _, looked_up = reads.find(ReadVersion(), plan)
+        self._check(view, {shard: groups_of(result.rows) for shard, result in looked_up.items()}, "looked up")
         if view.version > len(world.commit_log.finished):
             raise Violation(f"{self.name}: version {view.version} was read, and Spark has not finished its batch")
         if view.version < oldest and not world.was_begun_again(view.version):
@@ -135,10 +135,10 @@ class Reader(Party):
         self._followed = view, rows
         self._check(view, rows, "followed")
 
-    def _check(self, view: ReadView, found: dict[int, Groups], how: str) -> None:
-        for shard, groups in found.items():
-            told = f"{self.name}: version {view.version} of shard {shard} as {how}"
-            compare(told, groups, self._world.workload.rows_at(view.version, view.partitions[shard]))
+    def _check(self, view: ReadView, by_shard: dict[int, Groups], how: str) -> None:
+        for shard, groups in by_shard.items():
+            subject = f"{self.name}: version {view.version} of shard {shard} as {how}"
+            compare(subject, groups, self._world.workload.rows_at(view.version, view.partitions[shard]))
 
 
 def _form(view: ReadView) -> bytes:

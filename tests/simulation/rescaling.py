@@ -42,7 +42,7 @@ NUMBERS = (None, 1, 2, 3, 4, 6)
 
 
 class RescaledWorkload(AggregationWorkload):
-    """See :class:`tests.simulation.workload.Workload`; partition by partition, of which no id is given twice.
+    """A :class:`tests.simulation.workload.Workload`, partition by partition; no id is given twice.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class RescaledWorkload(AggregationWorkload):
         self._shard_of: dict[tuple[Key, int], int] = {}
 
     def begun(self, shards: BatchShards) -> None:
-        """A batch has these shards."""
+        """Note the shards of a batch."""
         for shard, partition in enumerate(shards.partitions):
             if self._partitions.setdefault(partition, (shard, shards.num_shards)) != (shard, shards.num_shards):
                 raise Violation(f"partition {partition} is another shard than it was")
@@ -74,15 +74,15 @@ class RescaledWorkload(AggregationWorkload):
         return {key: row for key, row in groups.items() if self._shard(key, num_shards) == shard}
 
     def _shard(self, key: Key, num_shards: int) -> int:
-        found = self._shard_of.get((key, num_shards))
-        if found is None:
+        shard = self._shard_of.get((key, num_shards))
+        if shard is None:
             end, name = key
             columns = {"name": pa.array([name])}
             if self.watermark:
                 times = pa.array([None if end is None else end * 1_000_000], pa.timestamp("us", tz="UTC"))
                 columns = {"end": times, **columns}
-            found = self._shard_of[key, num_shards] = int(shards_of(pa.table(columns), list(columns), num_shards)[0])
-        return found
+            shard = self._shard_of[key, num_shards] = int(shards_of(pa.table(columns), list(columns), num_shards)[0])
+        return shard
 
     def rows_at(self, version: int, partition: int) -> Groups:
         return self._own(self.states[0][version], partition)
@@ -95,23 +95,25 @@ class RescaledWorkload(AggregationWorkload):
         batch = tasks[0].batch_id
         rows = self.input_of(batch, 0, stamp, self.schema).raw
         newest = self.max_event_ms[batch]
-        seen = {} if newest is None or not self.watermark else {0: newest - _DELAY_S * 1000}
+        watermarks = {} if newest is None or not self.watermark else {0: newest - _DELAY_S * 1000}
         works = []
         for task in tasks:
             shard, num_shards = self._partitions[task.partition_id]
             mine = rows.filter(pa.array(shards_of(rows, [key.name for key in self.schema.keys], num_shards) == shard))
-            works.append(ShardWork(task, ShardInput.of_raw(self.schema, *mine.combine_chunks().to_batches()), seen))
+            works.append(
+                ShardWork(task, ShardInput.of_raw(self.schema, *mine.combine_chunks().to_batches()), watermarks)
+            )
         for task, emitted in zip(tasks, client.apply_all(works, metadata, self.schema), strict=True):
-            told = f"rows emitted by batch {batch} of shard, number {self._partitions[task.partition_id]}"
-            compare(told, groups_of(emitted), self._own(self.emitted[0][batch], task.partition_id))
+            subject = f"rows emitted by batch {batch} of shard, number {self._partitions[task.partition_id]}"
+            compare(subject, groups_of(emitted), self._own(self.emitted[0][batch], task.partition_id))
 
     def check_version(
         self, objects: ObjectStore, coordinator: Any, grant: LeaseGrant, version: int, forms: Sequence[int]
     ) -> None:
         store_id = grant.lease.store_id
         rows = OperatorShards(Partitions(objects, coordinator)).read(store_id, version, self.schema)
-        told = f"version {version} of partition {store_id.partition_id} as loaded"
-        compare(told, groups_of(rows), self._own(self.states[0][version], store_id.partition_id))
+        subject = f"version {version} of partition {store_id.partition_id} as loaded"
+        compare(subject, groups_of(rows), self._own(self.states[0][version], store_id.partition_id))
 
     def check_snapshot(self, snapshot: Entry, read: Read) -> None:
         expected = self._own(self.states[0][snapshot["version"]], snapshot["partition_id"])
@@ -135,12 +137,12 @@ class RescaledWorkload(AggregationWorkload):
                 groups.pop(key, None)
                 if kind == 0:
                     groups[key] = row
-            told = f"version {entry['version']} of partition {shard} by its deltas"
-            compare(told, groups, self._own(self.states[0][entry["version"]], shard))
+            subject = f"version {entry['version']} of partition {shard} by its deltas"
+            compare(subject, groups, self._own(self.states[0][entry["version"]], shard))
 
 
 class Rescaler(Party):
-    """Asks for another number of shards while a query runs, and is gone.
+    """Asks for another number of shards while a query runs, and ends.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Who goes on next: fibers (blocking code that can be paused anywhere it does I/O), parties that die or freeze, a trace.
+"""The order of steps: fibers (blocking code that can be paused anywhere it does I/O), parties that die or freeze, a trace.
 
 The project's stores and logs are plain blocking code. Each call of theirs runs in a greenlet of its own: exactly one has the
 baton, and it gives it back at every storage or message step. Which one gets it next is drawn from the seed, so a schedule is a
@@ -57,7 +57,7 @@ class Party:
 
 
 class Fiber:
-    """One activity of a party."""
+    """An activity of a party."""
 
     def __init__(self, scheduler: Scheduler, party: Party, body: Callable[[], object]) -> None:
         self.party, self.finished = party, False
@@ -75,7 +75,7 @@ class Fiber:
                 return
             self._greenlet = greenlet(self._run)
         outer, self._scheduler.current = self._scheduler.current, self
-        # Whoever hands the baton over gets it back: a fiber may end others, from within its own step.
+        # A fiber that hands the baton over gets it back: it may end others, from within its own step.
         self._greenlet.parent = getcurrent()
         self._greenlet.switch()
         self._scheduler.current = outer
@@ -121,7 +121,7 @@ class Scheduler:
     rng
         The schedule's only source of chance.
     stickiness
-        Probability that whoever went on last goes on again; 0 mixes most, 0.95 gives long undisturbed runs.
+        Probability that the last to step goes on again; 0 mixes most, 0.95 gives long undisturbed runs.
     """
 
     def __init__(self, rng: random.Random, stickiness: float) -> None:
@@ -142,7 +142,7 @@ class Scheduler:
     def spawn(self, party: Party, body: Callable[[], object]) -> Fiber:
         """Start an activity of a party; it first goes on when drawn."""
         fiber = Fiber(self, party, body)
-        party.fibers = [one for one in party.fibers if not one.finished]
+        party.fibers = [earlier for earlier in party.fibers if not earlier.finished]
         party.fibers.append(fiber)
         self.add(fiber)
         return fiber
@@ -152,20 +152,20 @@ class Scheduler:
         at = self.now + delay
         self.add(Event(happen, lambda: self.now >= at and (when is None or when())))
 
-    def pause(self, what: str = "", wake: Callable[[], bool] | None = None) -> None:
+    def pause(self, text: str = "", wake: Callable[[], bool] | None = None) -> None:
         """A step of the running fiber: others may go on, the party may die, before it does."""
         assert self.current is not None, "only a fiber can wait"
-        if what:
-            self.log(self.current.party.name, what)
+        if text:
+            self.log(self.current.party.name, text)
         self.current.pause(wake)
 
-    def log(self, who: str, what: str) -> None:
-        self.trace.append((self.now, who, what))
+    def log(self, who: str, text: str) -> None:
+        self.trace.append((self.now, who, text))
 
-    def fault(self, who: str, kind: str, what: str = "") -> None:
+    def fault(self, who: str, kind: str, text: str = "") -> None:
         """Note an injected fault."""
         self.faults[kind] += 1
-        self.log(who, f"** {kind} {what}")
+        self.log(who, f"** {kind} {text}")
 
     @property
     def party(self) -> Party:
@@ -173,7 +173,7 @@ class Scheduler:
         return self.current.party
 
     def kill(self, party: Party) -> None:
-        """End a process; its activities end where they stand, and whatever they try on the way out fails."""
+        """End a process; its activities end where they stand, and their attempts on the way out fail."""
         if party.dead:
             return
         party.dead, party.frozen_until = True, 0
@@ -190,9 +190,9 @@ class Scheduler:
         Raises
         ------
         Violation
-            Nobody can go on, or it takes too long.
+            No party can go on, or it takes too long.
         BaseException
-            Whatever a fiber did not handle.
+            Any error that a fiber did not handle.
         """
         while not done():
             self.now += 1
@@ -205,7 +205,7 @@ class Scheduler:
 
     def _one_step(self) -> None:
         last = self._last
-        # Whoever else could go on is not asked where it does not matter: asking takes most of a schedule's time.
+        # The others are not asked where it does not matter: asking takes most of a schedule's time.
         if last is not None and not last.finished and last.ready() and self.rng.random() < self._stickiness:
             last.step()
             return
@@ -213,12 +213,12 @@ class Scheduler:
         count = len(steps)
         # Drawn without replacement until one can go on, which is as fair as asking all of them first, and asks fewer.
         while count:
-            place = int(self.rng.random() * count)
-            step = steps[place]
+            index = int(self.rng.random() * count)
+            step = steps[index]
             count -= 1
             if step.finished:
                 # The place is taken by one not yet drawn, and that one's by the last of those that were.
-                steps[place] = steps[count]
+                steps[index] = steps[count]
                 steps[count] = steps[-1]
                 steps.pop()
             elif step.ready():
@@ -226,4 +226,4 @@ class Scheduler:
                 step.step()
                 return
             else:
-                steps[place], steps[count] = steps[count], step
+                steps[index], steps[count] = steps[count], step

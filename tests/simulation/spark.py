@@ -23,7 +23,7 @@ __all__ = ["QUERY", "STATE", "CommitLog", "Driver", "Executor"]
 STATE, QUERY = "s", "query"
 #: ``spark.task.maxFailures``.
 _ATTEMPTS = 4
-#: How often whoever started a driver restarts its query.
+#: How often a driver's scheduler restarts its query.
 _RUNS = 3
 
 
@@ -67,7 +67,7 @@ class Executor(Party):
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt of a task: of one shard, or of several."""
+    """An attempt of a task: of one shard, or of several."""
 
     shards: tuple[int, ...]
     number: int
@@ -115,20 +115,20 @@ class Driver(Party):
 
     def _run(self) -> None:
         for _ in range(_RUNS):
-            # Whoever drops a state has stopped its query.
+            # A user who drops a state has stopped its query.
             if self._is_replaced() or self._run_query():
                 break
         self.stopped = True
 
     def _is_replaced(self) -> bool:
-        """Whether the state was dropped, and another query has its name."""
+        """Return whether the state was dropped, and another query has its name."""
         return self.commit_log is not self._world.commit_log
 
     def _run_query(self) -> bool:
-        """One run of the query; True if there is no point in another."""
+        """Run the query once; return True if there is no point in another run."""
         run_id = self._world.begin_run()
         self._scheduler.pause(f"starts run {run_id[:4]}")
-        asked = self._world.asked_shards()
+        requested_shards = self._world.asked_shards()
         batch = self.commit_log.newest() + 1
         self._shards = BatchShards(0, self._workload.shards)
         self._next = None
@@ -136,7 +136,7 @@ class Driver(Party):
             self._place(self._shards)
         while batch < self._workload.batches:
             self._scheduler.pause(f"runs batch {batch}")
-            if not self._begin(run_id, batch, asked):
+            if not self._begin(run_id, batch, requested_shards):
                 return False
             if not self._run_batch(run_id, batch):
                 return False
@@ -152,14 +152,14 @@ class Driver(Party):
             batch += 1
         return True
 
-    def _begin(self, run_id: str, batch: int, asked: int | None) -> bool:
-        """Learn how many shards a batch has, as the driver does where it is planned; False if nobody says."""
+    def _begin(self, run_id: str, batch: int, requested_shards: int | None) -> bool:
+        """Learn how many shards a batch has, as the driver does where it is planned; False if there is no answer."""
         if not self._world.rescales:
             return True
         if self._next is None:
             task = TaskIdentity(STATE, self.commit_log.query_id, run_id, batch, 0, 0, self.name)
             try:
-                self._next = self._to_coordinator().begin_batch(task, self._workload.shards, asked)
+                self._next = self._to_coordinator().begin_batch(task, self._workload.shards, requested_shards)
             except StateStoreError as error:
                 self._scheduler.log(self.name, f"batch {batch} is not planned: {type(error).__name__}")
                 return False
@@ -170,18 +170,18 @@ class Driver(Party):
         return True
 
     def _run_batch(self, run_id: str, batch: int) -> bool:
-        """Whatever the user's function has Spark run of the batch, and then what it left out; False if the query fails."""
+        """Run what the user's function has Spark run of the batch, and then what it left out; return False if the query fails."""
         rng, shards = self._scheduler.rng, range(self._shards.num_shards)
         if rng.random() >= self._world.fault_profile.partial_batches:
             return self._run_shards(run_id, batch, set(shards)) and self._settle(run_id, batch)
         # It shows some rows, writes, or fails at its sink and goes on: any number of actions, each on some of the shards.
         done: set[int] = set()
         for _ in range(rng.randint(0, 2)):
-            some = {shard for shard in shards if rng.random() < 0.5}
-            self._scheduler.log(self.name, f"acts on shards {sorted(some)} of batch {batch}")
-            if not self._run_shards(run_id, batch, some):
+            chosen = {shard for shard in shards if rng.random() < 0.5}
+            self._scheduler.log(self.name, f"acts on shards {sorted(chosen)} of batch {batch}")
+            if not self._run_shards(run_id, batch, chosen):
                 return False
-            done |= some
+            done |= chosen
         return self._complete(run_id, batch, set(shards) - done) and self._settle(run_id, batch)
 
     def _place(self, shards: BatchShards) -> None:
@@ -238,10 +238,10 @@ class Driver(Party):
         return self._run_shards(run_id, batch, left_out)
 
     def _run_shards(self, run_id: str, batch: int, shards: set[int]) -> bool:
-        running = [self._launch(run_id, batch, some, 0) for some in self._tasks(sorted(shards))]
+        running = [self._launch(run_id, batch, of_task, 0) for of_task in self._tasks(sorted(shards))]
         while running:
             self._scheduler.pause(wake=lambda: any(attempt.is_over() for attempt in running))
-            for attempt in [one for one in running if one.is_over()]:
+            for attempt in [attempt for attempt in running if attempt.is_over()]:
                 running.remove(attempt)
                 if attempt.succeeded:
                     continue
@@ -252,7 +252,7 @@ class Driver(Party):
         return True
 
     def _tasks(self, shards: list[int]) -> list[tuple[int, ...]]:
-        """The shards of each task: one, or several where there are more of them than cores."""
+        """Return the shards of each task: one, or several where there are more of them than cores."""
         rng = self._scheduler.rng
         if not self._workload.together or rng.random() < 0.5:
             return [(shard,) for shard in shards]

@@ -19,7 +19,7 @@ _WRITE = ("refused", "lost_answer", "lands_late")
 
 
 class RememberedObjects(MemoryObjectStore):
-    """What is really there, since when, and what ever was there.
+    """The objects that are really there, since when, and all that ever were.
 
     Parameters
     ----------
@@ -135,9 +135,9 @@ class SimulatedObjects:
 
     # -- what can happen to an operation ----------------------------------------------------------------------------
 
-    def _write(self, what: str, path: str, write: Callable[[], None]) -> None:
-        self._arrive(what, path, write)
-        fault = self._draw(_WRITE, what, path)
+    def _write(self, operation: str, path: str, write: Callable[[], None]) -> None:
+        self._arrive(operation, path, write)
+        fault = self._draw(_WRITE, operation, path)
         if fault is None:
             write()
             self._answer("")
@@ -148,23 +148,23 @@ class SimulatedObjects:
             self._land_late(write)
         raise StorageUnavailableError("simulated: the store failed", path=path, fault=fault)
 
-    def _read(self, what: str, path: str, read: Callable[[], Result]) -> Result:
-        self._arrive(what, path, None)
-        if self._draw(("refused",), what, path) is not None:
+    def _read(self, operation: str, path: str, read: Callable[[], Result]) -> Result:
+        self._arrive(operation, path, None)
+        if self._draw(("refused",), operation, path) is not None:
             raise StorageUnavailableError("simulated: the store failed", path=path)
         return read()
 
-    def _arrive(self, what: str, path: str, write: Callable[[], Any] | None) -> None:
+    def _arrive(self, operation: str, path: str, write: Callable[[], Any] | None) -> None:
         try:
-            self._scheduler.pause(f"{what} {_short(path)}")
+            self._scheduler.pause(f"{operation} {_short(path)}")
         except Crashed:
             # Its sender is gone, but the request may be on its way.
             if write is not None and self._scheduler.rng.random() < 0.3:
                 self._land_late(write)
             raise
 
-    def _answer(self, what: str) -> None:
-        self._scheduler.pause(what)
+    def _answer(self, operation: str) -> None:
+        self._scheduler.pause(operation)
 
     def _land_late(self, write: Callable[[], Any]) -> None:
         self._scheduler.later(lambda: self._landed(write), delay=self._scheduler.rng.randrange(60))
@@ -172,12 +172,12 @@ class SimulatedObjects:
     def _landed(self, write: Callable[[], Any]) -> None:
         self._scheduler.log("storage", f"a late write lands: {write()}")
 
-    def _draw(self, kinds: tuple[str, ...], what: str, path: str) -> str | None:
+    def _draw(self, kinds: tuple[str, ...], operation: str, path: str) -> str | None:
         rng = self._scheduler.rng
         if rng.random() >= self._fault_rate():
             return None
         kind = rng.choice(kinds)
-        self._scheduler.fault(self._scheduler.party.name, f"storage.{kind}", f"{what} {_short(path)}")
+        self._scheduler.fault(self._scheduler.party.name, f"storage.{kind}", f"{operation} {_short(path)}")
         return kind
 
     def _exists(self, path: str) -> bool:

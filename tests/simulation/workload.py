@@ -55,7 +55,7 @@ class Workload(Protocol):
     together: bool
 
     def metadata(self, state: str, query: str, form: int = 0) -> StateMetadata:
-        """What is fixed about the state."""
+        """Return what is fixed about the state."""
 
     def run_task(
         self, client: FleetClient, tasks: Sequence[TaskIdentity], metadata: StateMetadata, stamp: int, form: int
@@ -71,7 +71,7 @@ class Workload(Protocol):
     def check_version(
         self, objects: ObjectStore, coordinator: Any, grant: LeaseGrant, version: int, forms: Sequence[int]
     ) -> None:
-        """What a newcomer reads of a shard, with the project's own code, against the model.
+        """Compare what a newcomer reads of a shard, with the project's own code, with the model.
 
         Parameters
         ----------
@@ -82,7 +82,7 @@ class Workload(Protocol):
     def check_history(
         self, shard: int, chains: dict[str, list[Entry]], read: Read, form_of: Callable[[str], int]
     ) -> None:
-        """The counted deltas of the stores of a shard, oldest first, version by version against the model.
+        """Compare the accepted deltas of the stores of a shard, oldest first, with the model, version by version.
 
         Parameters
         ----------
@@ -91,7 +91,7 @@ class Workload(Protocol):
         """
 
     def check_snapshot(self, snapshot: Entry, read: Read) -> None:
-        """The rows of a counted snapshot against the model."""
+        """Compare the rows of an accepted snapshot with the model."""
 
 
 #: (end of life in seconds or None, name) -> (rows, sum of marks, last batch)
@@ -170,7 +170,7 @@ class AggregationWorkload:
         return max(ends) * 1000 if ends else None
 
     def input_of(self, batch: int, shard: int, stamp: int, schema: StateSchema) -> ShardInput:
-        """The rows that a task attempt hands to its shard."""
+        """Return the rows that a task attempt hands to its shard."""
         rows = self._rows[batch][shard]
         columns = {
             "name": pa.array([row.name for row in rows], pa.string()),
@@ -185,16 +185,16 @@ class AggregationWorkload:
         return ShardInput.of_raw(schema, pa.record_batch([columns[name] for name in names], schema=schema.raw_schema()))
 
     def all_keys(self, schema: StateSchema) -> pa.RecordBatch:
-        """Every key that a row of any batch has."""
-        rows = sorted({row for batch in self._rows for some in batch for row in some}, key=str)
+        """Return every key that a row of any batch has."""
+        rows = sorted({row for batch in self._rows for of_shard in batch for row in of_shard}, key=str)
         columns = {"name": pa.array([row.name for row in rows], pa.string())}
         ends = [None if row.end is None else row.end * _SECOND_US for row in rows]
         columns["end"] = pa.array(ends, pa.timestamp("us", tz="UTC"))
-        fields = [one.arrow() for one in schema.input_keys]
-        return pa.record_batch([columns[one.name] for one in fields], schema=pa.schema(fields))
+        fields = [key.arrow() for key in schema.input_keys]
+        return pa.record_batch([columns[field.name] for field in fields], schema=pa.schema(fields))
 
     def rows_at(self, version: int, partition: int) -> Groups:
-        """What a partition has at a version."""
+        """Return the rows of a partition at a version."""
         return self.states[partition][version]
 
     # -- see Workload -------------------------------------------------------------------------------------------------
@@ -207,8 +207,8 @@ class AggregationWorkload:
     ) -> None:
         batch, schema = tasks[0].batch_id, self._schemas[form]
         newest = self.max_event_ms[batch]
-        seen = {} if newest is None or not self.watermark else {0: newest - _DELAY_S * 1000}
-        works = [ShardWork(one, self.input_of(batch, one.partition_id, stamp, schema), seen) for one in tasks]
+        watermarks = {} if newest is None or not self.watermark else {0: newest - _DELAY_S * 1000}
+        works = [ShardWork(task, self.input_of(batch, task.partition_id, stamp, schema), watermarks) for task in tasks]
         for task, emitted in zip(tasks, client.apply_all(works, metadata, schema), strict=True):
             shard = task.partition_id
             compare(f"rows emitted by batch {batch} of shard {shard}", groups_of(emitted), self.emitted[shard][batch])
@@ -219,9 +219,9 @@ class AggregationWorkload:
         store_id = grant.lease.store_id
         rows = OperatorShards(Partitions(objects, coordinator)).read(store_id, version, self.schema)
         expected = self.states[store_id.partition_id][version]
-        told = f"version {version} of shard {store_id.partition_id} as loaded"
-        compare(told, groups_of(rows), expected)
-        check_again(told, rows, forms)
+        subject = f"version {version} of shard {store_id.partition_id} as loaded"
+        compare(subject, groups_of(rows), expected)
+        check_again(subject, rows, forms)
 
     def check_snapshot(self, snapshot: Entry, read: Read) -> None:
         expected = self.states[snapshot["partition_id"]][snapshot["version"]]
@@ -252,10 +252,10 @@ class AggregationWorkload:
                 else:
                     removed.add(key)
             version = entry["version"]
-            told = f"version {version} of shard {shard} by its deltas"
-            compare(told, groups, self.states[shard][version])
+            subject = f"version {version} of shard {shard} by its deltas"
+            compare(subject, groups, self.states[shard][version])
             forms.append(form_of(entry["run_id"]))
-            check_again(told, delta, forms)
+            check_again(subject, delta, forms)
 
     # -- the model ----------------------------------------------------------------------------------------------------
 
@@ -283,7 +283,7 @@ class AggregationWorkload:
 
 
 def groups_of(table: pa.Table) -> Groups:
-    """Groups of a table of state or output."""
+    """Return the groups of a table of state or output."""
     groups: Groups = {}
     names = table.column("name").to_pylist()
     ends: list[int | None] = [None] * len(names)
@@ -297,43 +297,43 @@ def groups_of(table: pa.Table) -> Groups:
     return groups
 
 
-def check_again(told: str, rows: pa.Table, forms: Sequence[int]) -> None:
-    """The sum that only the first form of the query has: of batches since the last one that the other form committed."""
+def check_again(subject: str, rows: pa.Table, forms: Sequence[int]) -> None:
+    """Check the sum that only the first form of the query has: of batches since the last one that the other form committed."""
     if "again" not in rows.column_names:
         return
     begun = _DIGIT ** max((batch + 1 for batch, form in enumerate(forms) if form), default=0)
     for row in rows.select(["name", "total", "again"]).to_pylist():
         if row["again"] != (row["total"] // begun * begun or None):
-            raise Violation(f"{told}: after the forms {forms} a sum begins where it should not: {row}")
+            raise Violation(f"{subject}: after the forms {forms} a sum begins where it should not: {row}")
 
 
 def stamps_of(table: pa.Table) -> list[tuple[int, int]]:
-    """(sum of stamps, newest stamp) of each row of a delta."""
+    """Return (sum of stamps, newest stamp) of each row of a delta."""
     return list(zip(table.column("stamps").to_pylist(), table.column("stamp").to_pylist(), strict=True))
 
 
 def history_of(groups: Groups) -> dict[Key, dict[int, int]]:
-    """How many rows of which batch each group counted: what its sum says."""
+    """Return how many rows of which batch each group counted, by its sum."""
     histories: dict[Key, dict[int, int]] = {}
     for key, (_, total, _) in groups.items():
-        digits, rest = {}, total
+        digits, remainder = {}, total
         for batch in range(20):
-            rest, digit = divmod(rest, _DIGIT)
+            remainder, digit = divmod(remainder, _DIGIT)
             if digit:
                 digits[batch] = digit
         histories[key] = digits
     return histories
 
 
-def compare(what: str, found: Groups, expected: Groups) -> None:
+def compare(subject: str, actual: Groups, expected: Groups) -> None:
     """Raise a Violation that shows which batches each differing group counted how often."""
-    if found == expected:
+    if actual == expected:
         return
-    lines = [f"{what} differ from the serial model's"]
-    was, should = history_of(found), history_of(expected)
+    lines = [f"{subject} differ from the serial model's"]
+    was, should = history_of(actual), history_of(expected)
     lines += [
         f"  group {key}: rows by batch {was.get(key)}, should be {should.get(key)}"
         for key in sorted(was.keys() | should.keys(), key=str)
-        if found.get(key) != expected.get(key)
+        if actual.get(key) != expected.get(key)
     ]
     raise Violation("\n".join(lines))

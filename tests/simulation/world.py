@@ -1,4 +1,4 @@
-"""One schedule: a fleet, a query, and the faults that its seed draws."""
+"""A schedule: a fleet, a query, and the faults that its seed draws."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class FaultProfile:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a schedule."""
+    """The result of a schedule."""
 
     seed: int
     steps: int
@@ -97,8 +97,8 @@ class Outcome:
     error: BaseException | None
 
     def told(self) -> str:
-        """The trace and how to see it again."""
-        lines = [f"{step:6} {who:14} {what}" for step, who, what in self.trace]
+        """Return the trace and how to see it again."""
+        lines = [f"{step:6} {who:14} {text}" for step, who, text in self.trace]
         return "\n".join(
             [*lines, f"seed {self.seed}: {self.error}", f"again: python -m tests.simulation --seed {self.seed}"]
         )
@@ -112,7 +112,7 @@ class World:
     seed
         Decides all of it.
     harsh
-        Nobody is spared, whatever the seed says; but nothing is moved.
+        Every party has faults, in each seed; but nothing is moved.
     keyed
         Whether the query works on keyed stores; as the seed says by default.
     stops
@@ -275,22 +275,22 @@ class World:
         self.cluster.current[name] = Life(self.cluster, name, self._label(f"store-{node[-1]}"), node, make)
 
     def new_client(self) -> FleetClient:
-        """An executor's way to the fleet."""
+        """Return an executor's client of the fleet."""
         return FleetClient(self._address, actors=self.actors, runtime=self.runtime)
 
     def new_coordinator_client(self) -> CoordinatorClient:
-        """Whoever's way to the coordinator."""
+        """Return a client of the coordinator for any party."""
         return CoordinatorClient.connect(
             _URI, StorageOptions(), self.maintenance, actors=self.actors, runtime=self.runtime
         )
 
     def store_actor_names(self) -> list[str]:
-        """Names of the store actors of all nodes."""
+        """Return the names of the store actors of all nodes."""
         return [store_actor_name(_URI, node) for node in self.nodes]
 
     @property
     def moves_shards(self) -> bool:
-        """Whether shards are moved in this schedule."""
+        """Return whether shards are moved in this schedule."""
         return self._move_rate > 0.0
 
     def start_driver(self) -> None:
@@ -319,9 +319,11 @@ class World:
             self._reader = Reader(self, self._label("reader"), STATE)
         self._drop()
         active = [
-            one for one in self._drivers if not one.dead and not one.stopped and one.commit_log is self.commit_log
+            driver
+            for driver in self._drivers
+            if not driver.dead and not driver.stopped and driver.commit_log is self.commit_log
         ]
-        awake = [one for one in active if one.frozen_until <= self.scheduler.now]
+        awake = [driver for driver in active if driver.frozen_until <= self.scheduler.now]
         unfinished = len(self.commit_log.finished) < self.workload.batches
         if unfinished and not awake and (not active or self.rng.random() < 0.1):
             self.start_driver()
@@ -367,11 +369,11 @@ class World:
             self._rescaler = Rescaler(self, self._label("rescaler"), STATE, self._present.num_shards, factor)
 
     def asked_shards(self) -> int | None:
-        """How many shards a run asks for as it begins."""
+        """Return how many shards a run asks for as it begins."""
         return self._rescales_rng.choice(NUMBERS) if self.rescales else None
 
     def shards_of_batch(self, shards: BatchShards) -> None:
-        """A batch is planned with these."""
+        """Note the shards of a batch that is planned."""
         assert isinstance(self.workload, RescaledWorkload)
         self.workload.begun(shards)
         self._present = shards
@@ -379,11 +381,11 @@ class World:
     def _fail_process(self) -> None:
         """Kill a party, or freeze it and perhaps replace it meanwhile."""
         actors = list(self.cluster.current.values())
-        drivers = [one for one in self._drivers if not one.dead and not one.stopped]
-        executors = [one for driver in drivers for one in driver.executors]
+        drivers = [driver for driver in self._drivers if not driver.dead and not driver.stopped]
+        executors = [executor for driver in drivers for executor in driver.executors]
         kind = self.rng.choice(("actor", "actor", "driver", "executor"))
         by_kind: dict[str, list[Any]] = {"actor": actors, "driver": drivers, "executor": executors}
-        candidates: list[Party] = [one for one in by_kind[kind] if not one.dead]
+        candidates: list[Party] = [candidate for candidate in by_kind[kind] if not candidate.dead]
         if not candidates:
             return
         party = self.rng.choice(candidates)
@@ -439,14 +441,14 @@ class World:
     def _is_over(self) -> bool:
         if len(self.commit_log.finished) < self.workload.batches:
             return False
-        if any(not one.dead and not one.stopped for one in self._drivers):
+        if any(not driver.dead and not driver.stopped for driver in self._drivers):
             return False
         if self._dropper is not None and not (self._dropper.is_over or self._dropper.dead):
             return False
         return all(attempt.succeeded is not None or attempt.executor.dead for attempt in self.attempts)
 
     def begin_run(self) -> str:
-        """A run of the query, in some form."""
+        """Begin a run of the query, in some form."""
         run_id, former = self.ids(), next(reversed(self.forms.values()), 0)
         changes = self.workload.forms > 1 and self.rng.random() < self.fault_profile.deploys
         self.forms[run_id] = (former + changes) % self.workload.forms
@@ -462,32 +464,32 @@ class World:
             self._audit_state(f"after batch {batch}")
 
     def later_steps(self, most: int) -> int:
-        """For how many moments a reader waits."""
+        """Return for how many moments a reader waits."""
         return self._reads_rng.randrange(most)
 
     def sink_fails(self) -> bool:
-        """Whether a batch fails after all of its shards have committed."""
+        """Return whether a batch fails after all of its shards have committed."""
         return self._reads and self._reads_rng.random() < self._rate(0.2)
 
     def report_within_s(self) -> float | None:
-        """How long a report that a batch is finished may wait for records of the next one; None where nobody reads."""
+        """Return how long a report that a batch is finished may wait for records of the next one; None without readers."""
         return self._reads_rng.choice((0.0, 1.0)) if self._reads else None
 
     def batch_reported(self, run_id: str, batch: int) -> None:
         """The fleet was told that a batch is finished, and said that it knows. Of a run that was replaced by then it is of no account:
         the other one began with that batch, or a later one.
         """
-        runs = [one["run_id"] for one in self._logged() if one["kind"] == "run_started"]
+        runs = [record["run_id"] for record in self._logged() if record["kind"] == "run_started"]
         if runs[-1] == run_id:
             self._reported.append((self.clock.elapsed_s(), batch))
 
     def _logged(self) -> Iterator[Entry]:
-        """Records of the state's log, in their order."""
+        """Yield the records of the state's log, in their order."""
         for path in sorted(path for path in self.stored.ever if path.startswith(f"{STATE}/manifest/")):
             yield from json.loads(self.stored.ever[path])["records"]
 
     def finished_by(self, elapsed_s: float) -> int:
-        """Newest version whose batch was reported by a time."""
+        """Return the newest version whose batch was reported by a time."""
         return max((batch + 1 for when_s, batch in self._reported if when_s <= elapsed_s), default=0)
 
     def was_begun_again(self, version: int) -> bool:
@@ -523,7 +525,7 @@ class World:
     def bury(self) -> None:
         """End every process, so that no fiber is left."""
         parties: list[Party] = [*self.cluster.current.values(), *self._drivers]
-        parties += [one for lives in self.cluster.zombies.values() for one in lives]
+        parties += [life for lives in self.cluster.zombies.values() for life in lives]
         parties += [attempt.executor for attempt in self.attempts]
         parties += [party for party in (self._reader, self._dropper) if party is not None]
         for party in parties:
@@ -544,11 +546,11 @@ def run_seed(
     """Run one schedule, with the faults of its seed or the worst ones; return its outcome, with the error if it failed."""
     world = World(seed, harsh=harsh, keyed=keyed, stops=stops, moves=moves, rescales=rescales, reads=reads, drops=drops)
     error: BaseException | None = None
-    # What the project tells operators is told to nobody here.
+    # Warnings of the project to operators have no reader here.
     logging.disable(logging.CRITICAL)
     try:
         world.run()
-    except Exception as caught:  # noqa: BLE001 - whatever comes is a finding
+    except Exception as caught:  # noqa: BLE001 - any error is a finding
         error = caught
     finally:
         world.bury()
