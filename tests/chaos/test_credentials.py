@@ -156,7 +156,7 @@ def test_a_worker_has_no_credentials_and_needs_none(fleet: Fleet) -> None:
         assert store.get(1) == {"v": 1}
 
 
-def test_a_driver_hands_its_credentials_over_again_when_nobody_else_knows_them(fleet: Fleet) -> None:
+def test_a_driver_forwards_its_credentials_again_when_no_other_process_has_them(fleet: Fleet) -> None:
     put(fleet, 3)
     kill_all_at_once(fleet)
     stranger = FleetClient(fleet._address)

@@ -60,7 +60,7 @@ def kill(kind: str, fleet: Fleet, supervisor: Supervisor) -> bool:
 
 @pytest.mark.soak
 @pytest.mark.timeout(2400)
-def test_a_query_survives_whatever_is_killed(cluster: str, new_uri: NewUri, tmp_path: Path) -> None:
+def test_a_query_survives_random_kills(cluster: str, new_uri: NewUri, tmp_path: Path) -> None:
     seed = int(os.environ.get("CHAOS_SEED", "1"))
     chance = random.Random(seed)
     counted = write_inputs(tmp_path, BATCHES, rows=4000, distinct=1021)

@@ -91,7 +91,7 @@ def test_shards_go_back_to_a_store_actor_that_was_lost_once_it_is_there_again(qu
     pytest.fail(f"shards stay at {query.nodes()}")
 
 
-def test_what_cannot_be_moved_is_told(query: CountingQuery, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_moved_is_reported(query: CountingQuery, capsys: pytest.CaptureFixture[str]) -> None:
     query.batch()
     for arguments, message in (
         (("move", query.fleet.uri, query.name, "99", WORKERS[0]), "there is no such shard"),

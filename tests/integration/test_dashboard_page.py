@@ -243,7 +243,7 @@ def test_a_page_goes_on_when_its_server_or_the_coordinator_dies(opened: Open, cl
 
 
 @pytest.mark.replay
-def test_a_coordinator_that_hangs_and_dies_is_told_of_and_comes_back(opened: Open, clicks: Clicks) -> None:
+def test_a_coordinator_that_hangs_and_dies_is_reported_and_comes_back(opened: Open, clicks: Clicks) -> None:
     page = opened(f"#/queries/{STATE}")
     pid = clicks.fleet._coordinator.watch({})["coordinator"]["pid"]
     os.kill(pid, signal.SIGSTOP)

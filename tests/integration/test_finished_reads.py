@@ -75,7 +75,7 @@ class Follower:
         self.position = changed.position
 
 
-def test_a_batch_whose_sink_failed_is_seen_by_nobody_until_a_run_has_finished_it(
+def test_no_reader_sees_a_batch_whose_sink_failed_until_a_run_has_finished_it(
     spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     feed, checkpoint = Feed(spark, tmp_path / "in", VALUES), tmp_path / "ck"

@@ -115,7 +115,7 @@ def test_an_address_without_a_usable_ray_is_refused_at_once(address: str, messag
     assert message in failed.stderr
 
 
-def test_a_cluster_that_wants_a_token_is_told_at_once_and_in_one_line(fleet: sf.Fleet) -> None:
+def test_a_cluster_that_wants_a_token_is_reported_at_once_and_in_one_line(fleet: sf.Fleet) -> None:
     address = ray.get_runtime_context().gcs_address
     environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
     command = [sys.executable, "-m", "statefleet.cli", "status", fleet.uri, "--address", address]
@@ -158,7 +158,7 @@ raise SystemExit(main(["status", "file://{tmp_path}/fleet"]))
     assert "no Ray cluster answers" in ended.stderr
 
 
-def test_a_session_that_is_not_on_ray_is_told_so_before_anything_else(fleet: sf.Fleet, tmp_path: Path) -> None:
+def test_a_session_that_is_not_on_ray_is_refused_before_anything_else(fleet: sf.Fleet, tmp_path: Path) -> None:
     """Another program connects to this fleet, with a session of Spark's own on threads."""
     program = f"""
 from spark_jobs.session.spark_session import ensure_ray

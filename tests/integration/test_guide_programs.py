@@ -49,7 +49,7 @@ CLICKED = [[(12, 1), (13, 7)], [(33, 4)], [(91, 8)]]
 
 @dataclass
 class Guide:
-    """What a program gets: a session, its inputs, a folder of its own, and the line.
+    """The arguments of a program: a session, its inputs, a folder of its own, and the line.
 
     Attributes
     ----------

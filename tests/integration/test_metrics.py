@@ -65,7 +65,7 @@ def counted(spark: SparkSession, fleet: sf.Fleet, tmp_path_factory: pytest.TempP
     return name
 
 
-def test_prometheus_is_told_what_the_fleet_tells(fleet: sf.Fleet, counted: str) -> None:
+def test_prometheus_gets_the_figures_that_the_fleet_shows(fleet: sf.Fleet, counted: str) -> None:
     (query,) = [entry for entry in fleet.status()["queries"] if entry["name"] == counted]
     labels_of_state = {FLEET: fleet_id_of(fleet.uri), "state": counted}
     commits = query["num_shards"] * query["version"]

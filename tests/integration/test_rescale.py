@@ -98,14 +98,16 @@ def test_case_with_rescales(spark: SparkSession, fleet: Fleet, tmp_path: Path, n
                         system.start()
                 inputs.add(step.rows)
                 results = {who: system.take() for who, system in systems.items()}
-                where = f"{case_name}, step {index}, {[rescaler.number(one) for one in sorted(rescaler.names)]} shards"
+                where = (
+                    f"{case_name}, step {index}, {[rescaler.number(state) for state in sorted(rescaler.names)]} shards"
+                )
                 rows = sorted(itertools.chain(*results["the fleet"].values()), key=repr)
                 assert step.out is None or rows == sorted(step.out, key=repr), f"{where}: {results}"
                 assert len({repr(batches) for batches in results.values()}) == 1, f"{where}: {results}"
         finally:
             for system in systems.values():
                 system.run.stop()
-    # By a factor of the number that the next batch has already, which is not told before the batch is over; nor is a run that has
+    # By a factor of the number that the next batch has already, which is not reported before the batch is over; nor is a run that has
     # just begun known before its first batch.
     expected = ("by a factor", "no run of the state's query goes on")
     strange = [

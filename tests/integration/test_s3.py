@@ -69,7 +69,7 @@ def test_the_probe_accepts_it_and_leaves_nothing(store: ObjectStore) -> None:
     assert store.list("") == []
 
 
-def test_a_bucket_that_is_not_there_is_told_at_once(fleet: Fleet) -> None:
+def test_a_bucket_that_is_not_there_is_reported_at_once(fleet: Fleet) -> None:
     with pytest.raises(sf.StorageUnavailableError, match="check that the bucket exists"):
         sf.connect("s3://no-such-bucket/x")
     with pytest.raises(sf.StorageUnavailableError, match="NoSuchBucket"):
@@ -77,7 +77,7 @@ def test_a_bucket_that_is_not_there_is_told_at_once(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"secret_access_key": "0" * 40}, {"access_key_id": "SOMEBODYELSE"}])
-def test_wrong_credentials_are_told_without_repeating_them(
+def test_wrong_credentials_are_reported_without_repeating_them(
     fleet: Fleet, new_uri: NewUri, wrong: dict[str, str]
 ) -> None:
     with pytest.raises(sf.StorageUnavailableError, match="credentials in the environment") as refused:

@@ -229,7 +229,7 @@ def test_frames_of_one_state_come_together_and_those_of_two_do_not(
             frame.union(fleet.stateful(df, name=name, **options))  # type: ignore[arg-type]
 
 
-def test_sparks_own_methods_are_told_to_take_the_dataframe(frame: Frame, df: DataFrame) -> None:
+def test_errors_of_sparks_own_methods_say_to_take_the_dataframe(frame: Frame, df: DataFrame) -> None:
     for call in (lambda: df.join(frame, "k"), lambda: df.union(frame), lambda: F.broadcast(frame)):  # type: ignore[arg-type]
         with pytest.raises(
             AttributeError, match=r"'_jdf': where Spark takes a DataFrame, give it the one that fleet.stateful"

@@ -249,7 +249,7 @@ class Heard(StreamingQueryListener):
 
 
 @pytest.mark.replay
-def test_progress_tells_of_the_state_as_of_sparks_own(
+def test_progress_reports_the_state_as_sparks_own_does(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
     feed = Feed(spark, tmp_path / "in", SECONDS)
@@ -286,7 +286,7 @@ def test_progress_tells_of_the_state_as_of_sparks_own(
             run.stop()
 
 
-def test_the_end_of_a_run_is_told_in_every_session_and_progress_is_handed_to_nobody(
+def test_the_end_of_a_run_is_reported_in_every_session_and_no_listener_gets_progress(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
     """A listener of PySpark's is handed the progress of each batch by hundreds of calls of the JVM."""

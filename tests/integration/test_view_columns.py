@@ -201,7 +201,7 @@ def test_every_aggregate_is_shown_as_spark_emits_it(
 # -- what Spark alone computes ------------------------------------------------------------------------------------------
 
 
-def test_what_readers_cannot_compute_is_told_and_its_aggregates_are_shown(spark: SparkSession) -> None:
+def test_what_readers_cannot_compute_is_reported_and_its_aggregates_are_shown(spark: SparkSession) -> None:
     rows = spark.createDataFrame([], "k string, a int, t timestamp, s string")
     grouped = rows.groupBy("k", F.window("t", "1 minute").alias("w"))
     results = [

@@ -99,7 +99,7 @@ class Acting:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.replay) for seed in (1, 2))])
-def test_whatever_is_done_with_batches_every_row_counts_once(
+def test_every_row_counts_once_no_matter_what_is_done_with_batches(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, seed: int
 ) -> None:
     dice = random.Random(seed)
@@ -157,7 +157,7 @@ def test_more_shards_than_cores_are_put_together_to_as_many_tasks(
         running.stop()
 
 
-def test_rows_that_nobody_reads_move_the_watermark_and_reach_the_operator_that_follows(
+def test_rows_that_no_action_reads_move_the_watermark_and_reach_the_operator_that_follows(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
     times = pa.schema([("t", pa.timestamp("s", tz="UTC"))])

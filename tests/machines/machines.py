@@ -266,6 +266,6 @@ def _moved(finder: str, home: Path) -> str:
     for line in finder.splitlines():
         if line.startswith("MAPPING"):
             packages = ("benchmarks", "coordinator", "spark_jobs", "statefleet", "store_actors")
-            line = f"MAPPING: dict[str, str] = { {one: str(home / one) for one in packages} }"
+            line = f"MAPPING: dict[str, str] = { {package: str(home / package) for package in packages} }"
         lines.append(line)
     return "\n".join(lines)

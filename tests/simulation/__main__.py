@@ -30,7 +30,7 @@ def main() -> int:
 def replay(seed: int, *, harsh: bool, rescales: bool) -> int:
     """Run a schedule and print all of it."""
     outcome = run_seed(seed, harsh=harsh, keyed=False if rescales else None, rescales=rescales)
-    print(outcome.told())
+    print(outcome.report())
     if outcome.error is None:
         return 0
     traceback.print_exception(outcome.error)

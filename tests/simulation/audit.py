@@ -112,7 +112,7 @@ class _History:
     snapshots: dict[ActorSlot, list[Entry]] = field(default_factory=dict)
     #: Rescales, by the first of the partitions that they made.
     made: dict[int, Entry] = field(default_factory=dict)
-    given: int = 0
+    next_partition: int = 0
     #: Those (by the same) that are more than a wish of their run.
     counting: set[int] = field(default_factory=set)
     #: Files that cleaning took for left-overs.
@@ -144,7 +144,7 @@ class _History:
                 self.run = ""
                 for facts in (self.leases, self.chains, self.floors, self.snapshots, self.made):
                     facts.clear()
-                self.counting, self.given = set(), 0
+                self.counting, self.next_partition = set(), 0
             case "state_begun":
                 _require(not self.run and not self.chains, "a state begins that has begun", record)
             case "batch_finished":
@@ -186,8 +186,8 @@ class _History:
             case "rescale_asked":
                 _require(record["run_id"] == self.run, "a run is asked that does not go on", record)
             case "rescaled":
-                _require(record["first_partition"] >= self.given, "a partition is given twice", record)
-                self.given = record["first_partition"] + record["num_shards"]
+                _require(record["first_partition"] >= self.next_partition, "a partition is given twice", record)
+                self.next_partition = record["first_partition"] + record["num_shards"]
                 self.made[record["first_partition"]] = record
             case _:
                 raise Violation(f"a record that no document knows: {record}")
@@ -279,7 +279,7 @@ class _History:
         self.chains[slot] = [*below, entry]
         self.snapshots[slot] = [snapshot for snapshot in self.snapshots.get(slot, ()) if snapshot["version"] < version]
         for sibling in [peer for peer in self.chains if peer[0] == slot[0]]:
-            # Also what an committed run counted of stores that this one does not ask for.
+            # Also what an earlier run counted of stores that this one does not ask for.
             kept = [
                 committed
                 for committed in self.chains[sibling]

@@ -47,7 +47,7 @@ def _run_some(seeds: range) -> Totals:
         totals.records += outcome.records
         totals.faults += outcome.faults
         if outcome.error is not None:
-            totals.failed[seed] = outcome.told()
+            totals.failed[seed] = outcome.report()
     gc.collect()
     return totals
 

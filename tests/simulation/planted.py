@@ -273,7 +273,7 @@ def _newest_of_each_shard(planned: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _any_view_believed(_: Callable[..., bool]) -> Callable[..., bool]:
-    return lambda reads, view, known, pinned: True
+    return lambda reads, view, cached, pinned: True
 
 
 def _pending_change_shown(_: Callable[..., None]) -> Callable[..., None]:

@@ -23,7 +23,7 @@ __all__ = ["Reader"]
 #: How far behind a read may be where processes are killed and frozen, in seconds: what a store actor, and a coordinator, that were
 #: replaced without noticing may be.
 _BEHIND_S = 2.5
-#: For how many moments somebody who was told what to scan waits until it is scanned, at most.
+#: For how many moments a task that was sent a scan waits until it is scanned, at most.
 _LATER = 120
 
 
@@ -96,7 +96,7 @@ class Reader(Party):
         return scanned
 
     def _scan_later(self, view: ReadView) -> None:
-        """A task of another process is told what to scan, and comes to it later, when the state may have other shards."""
+        """Send a scan to a task of another process, which runs it later, when the state may have other shards."""
         scheduler = self._world.scheduler
         until = scheduler.now + self._world.later_steps(_LATER)
         scheduler.pause(wake=lambda: scheduler.now >= until)

@@ -85,7 +85,7 @@ class Fiber:
             self._body()
         except Crashed:
             pass
-        except BaseException as error:  # noqa: BLE001 - a fiber's last words, whatever they are
+        except BaseException as error:  # noqa: BLE001 - a fiber's last error, of any kind
             self._scheduler.failure = self._scheduler.failure or error
         self.finished = True
 

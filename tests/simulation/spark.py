@@ -219,7 +219,7 @@ class Driver(Party):
         return self._coordinator
 
     def _settle(self, run_id: str, batch: int) -> bool:
-        """Ask what the batch did, as the driver does where it is told so: shards that are being moved may go then."""
+        """Ask what the batch did, as the driver does where it is asked to: shards that are being moved may go then."""
         if not self._world.moves_shards and not self._world.rescales:
             return True
         try:
@@ -282,7 +282,7 @@ class Driver(Party):
             metadata = self._workload.metadata(STATE, self.commit_log.query_id, form)
             self._workload.run_task(client(), tasks, metadata, stamp, form)
         except StateMismatchError as error:
-            # A driver that slept while another went on is told that its checkpoint is of the past.
+            # A driver that slept while another went on gets an error: its checkpoint is of the past.
             if batch > self.commit_log.newest() and not self._world.is_other_querys_state(self.commit_log):
                 raise Violation(f"{name}: no query here is strange, yet: {error}") from error
             attempt.succeeded = False

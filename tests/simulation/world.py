@@ -96,7 +96,7 @@ class Outcome:
     trace: tuple[tuple[int, str, str], ...]
     error: BaseException | None
 
-    def told(self) -> str:
+    def report(self) -> str:
         """Return the trace and how to see it again."""
         lines = [f"{step:6} {who:14} {text}" for step, who, text in self.trace]
         return "\n".join(
@@ -476,8 +476,8 @@ class World:
         return self._reads_rng.choice((0.0, 1.0)) if self._reads else None
 
     def batch_reported(self, run_id: str, batch: int) -> None:
-        """The fleet was told that a batch is finished, and said that it knows. Of a run that was replaced by then it is of no account:
-        the other one began with that batch, or a later one.
+        """Note that the fleet took the report of a finished batch. It does not count for a run that was replaced by then: the other one
+        began with that batch, or a later one.
         """
         runs = [record["run_id"] for record in self._logged() if record["kind"] == "run_started"]
         if runs[-1] == run_id:

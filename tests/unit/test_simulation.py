@@ -70,7 +70,7 @@ def test_every_read_beside_the_batches_is_one_finished_version() -> None:
     faults: Counter[str] = Counter()
     for seed in range(25):
         outcome = run_seed(seed, keyed=False, reads=True, moves=seed % 3 == 1, harsh=seed % 3 == 2)
-        assert outcome.error is None, outcome.told()
+        assert outcome.error is None, outcome.report()
         faults += outcome.faults
     assert faults["read"] > 180
 
@@ -79,7 +79,7 @@ def test_reads_beside_moves_and_rescales_are_of_the_shards_that_they_began_with(
     faults: Counter[str] = Counter()
     for seed in range(16):
         outcome = run_seed(seed, keyed=False, reads=True, rescales=True, moves=seed % 3 != 2)
-        assert outcome.error is None, outcome.told()
+        assert outcome.error is None, outcome.report()
         faults += outcome.faults
     assert faults["read"] > 60
     assert faults["scanned_by_former_shards"] > 3
@@ -91,7 +91,7 @@ def test_schedules_with_rescales_keep_every_batch_exactly_once() -> None:
     faults: Counter[str] = Counter()
     for seed in range(20):
         outcome = run_seed(seed, keyed=False, rescales=True)
-        assert outcome.error is None, outcome.told()
+        assert outcome.error is None, outcome.report()
         faults += outcome.faults
     kinds = {kind.partition(".")[0] for kind in faults}
     assert kinds >= {"kill", "message", "pause", "rescale_asked", "rescaled", "second_driver", "storage", "zombie"}
@@ -102,7 +102,7 @@ def test_a_state_that_is_dropped_under_its_query_is_no_part_of_the_next_one_of_i
     faults: Counter[str] = Counter()
     for seed in range(24):
         outcome = run_seed(seed, drops=True, moves=seed % 4 == 1, harsh=seed % 4 == 3)
-        assert outcome.error is None, outcome.told()
+        assert outcome.error is None, outcome.report()
         faults += outcome.faults
     assert faults["dropped"] > 15
     assert {"drop_answered", "zombie.coordinator"} <= faults.keys()
@@ -130,4 +130,4 @@ def test_a_planted_bug_is_found_and_nothing_without_it(bug: str) -> None:
     # The very same schedules without the bug: nothing breaks, and each comes to its end.
     for sound in {first, seed}:
         outcome = run(sound)
-        assert outcome.error is None, outcome.told()
+        assert outcome.error is None, outcome.report()
