@@ -33,7 +33,7 @@ LENGTH, DIGITS, GROUPS, BATCH = 1 << 20, 12, 4200, 100
 
 
 def texts(numbers: np.ndarray) -> pa.Array:
-    """A text of 1 MiB for each number, which it begins with."""
+    """Return a text of 1 MiB for each number, beginning with the number."""
     content = np.full((len(numbers), LENGTH), ord("x"), np.uint8)
     for digit in range(DIGITS):
         content[:, digit] = ord("0") + numbers // 10 ** (DIGITS - 1 - digit) % 10
@@ -42,8 +42,8 @@ def texts(numbers: np.ndarray) -> pa.Array:
 
 
 def numbers_of(column: pa.ChunkedArray) -> np.ndarray:
-    """The numbers that texts begin with; all of them are whole."""
-    found = [np.empty(0, np.int64)]
+    """Return the numbers that texts begin with, and check the rest of each text."""
+    numbers = [np.empty(0, np.int64)]
     for chunk in column.chunks:
         assert chunk.nbytes < 2**31
         ends = np.frombuffer(chunk.buffers()[1], np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
@@ -51,12 +51,12 @@ def numbers_of(column: pa.ChunkedArray) -> np.ndarray:
         content = np.frombuffer(chunk.buffers()[2], np.uint8)[ends[0] : ends[-1]].reshape(-1, LENGTH)
         assert (content[:, DIGITS:] == ord("x")).all()
         digits = content[:, :DIGITS].astype(np.int64) - ord("0")
-        found.append(digits @ 10 ** np.arange(DIGITS - 1, -1, -1))
-    return np.concatenate(found)
+        numbers.append(digits @ 10 ** np.arange(DIGITS - 1, -1, -1))
+    return np.concatenate(numbers)
 
 
 def same(table: pa.Table) -> int:
-    """Number of rows, all of which have the text of their key."""
+    """Return the number of rows, and check that each has the text of its key."""
     keys = table.column("k").to_numpy()
     assert (numbers_of(table.column("a0_max")) == keys).all()
     return len(keys)
@@ -88,6 +88,6 @@ def test_a_column_of_more_than_4_gib_is_applied_emitted_written_and_loaded(tmp_p
     snapshot = write(shard, objects, 1 << 26)
     assert len(snapshot.files) > 32
     del shard
-    again = load(snapshot, objects, SCHEMA)
-    assert again.table.pool.used > 2**32
-    assert sum(same(table) for made in again.frozen() for table in made()) == GROUPS
+    loaded = load(snapshot, objects, SCHEMA)
+    assert loaded.table.pool.used > 2**32
+    assert sum(same(table) for make_tables in loaded.frozen() for table in make_tables()) == GROUPS

@@ -1,4 +1,4 @@
-"""Every line has its place: rooms import in one direction, and each outside library only where it belongs."""
+"""Every module has a room: rooms import in one direction, and each outside library only where it is allowed."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 PRODUCTS = ("the dashboard", "what the dashboard shows", "reads", "migration")
 #: Rooms of the core, whose code knows no product.
 CORE = tuple(room for room in ROOMS if list(ROOMS).index(room) > list(ROOMS).index("migration"))
-#: Rooms beside each other: neither imports the other, whatever their order above.
+#: Rooms beside each other: neither imports the other, regardless of their order above.
 BESIDE = (
     ("operators", "keyed stores"),
     ("transformWithState", "operators' plans"),
@@ -115,23 +115,23 @@ IMPURE = {
 
 
 def imports(file: Path) -> set[str]:
-    """Modules that a file imports, anywhere in it, by their full names."""
-    found = set()
+    """Return the full names of the modules that a file imports, anywhere in it."""
+    imported = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: imports are absolute"
             module = node.module or ""
             # ``from room import module`` names a module, ``from module import name`` none.
             named = {f"{module}.{alias.name}" for alias in node.names}
             modules = {name for name in named if module_file(name) is not None}
-            found |= modules or {module}
-    return found
+            imported |= modules or {module}
+    return imported
 
 
 def module_file(name: str) -> Path | None:
-    """Source of one of the project's modules."""
+    """Return the source file of a module of the project; None for other names."""
     path = ROOT.joinpath(*name.split("."))
     if path.with_suffix(".py").is_file():
         return path.with_suffix(".py")
@@ -157,19 +157,21 @@ def room_of(module: str) -> str | None:
 
 
 def test_every_module_has_a_room() -> None:
-    homeless = [name for name, file in MODULES.items() if room_of(name) is None and file.read_text().strip()]
-    assert not homeless
+    roomless = [name for name, file in MODULES.items() if room_of(name) is None and file.read_text().strip()]
+    assert not roomless
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_imports_only_from_those_below_it(room: str) -> None:
     order = list(ROOMS)
     members = [name for name in MODULES if room_of(name) == room]
-    assert members, "a room that nobody lives in"
+    assert members, "a room without modules"
     for name in members:
         for imported in IMPORTS[name]:
-            other = room_of(imported)
-            assert other is None or order.index(other) >= order.index(room), f"{name} imports {imported}"
+            imported_room = room_of(imported)
+            assert imported_room is None or order.index(imported_room) >= order.index(room), (
+                f"{name} imports {imported}"
+            )
 
 
 @pytest.mark.parametrize("room", CORE)
@@ -180,7 +182,7 @@ def test_the_core_knows_no_product(room: str) -> None:
 
 @pytest.mark.parametrize(("left", "right"), BESIDE)
 def test_rooms_beside_each_other_do_not_know_each_other(left: str, right: str) -> None:
-    for name, imported in ((module, one) for module in MODULES for one in IMPORTS[module]):
+    for name, imported in ((module, target) for module in MODULES for target in IMPORTS[module]):
         assert {room_of(name), room_of(imported)} != {left, right}, f"{name} imports {imported}"
 
 
@@ -202,12 +204,12 @@ def test_no_import_goes_round_in_a_circle() -> None:
 def test_pure_rules_take_no_time_chance_threads_or_io(room: str) -> None:
     for name in MODULES:
         if room_of(name) == room:
-            assert not {one.partition(".")[0] for one in IMPORTS[name]} & IMPURE, name
+            assert not {imported.partition(".")[0] for imported in IMPORTS[name]} & IMPURE, name
 
 
 def test_only_shells_know_ray_and_only_spark_jobs_knows_spark() -> None:
     for name, imported in IMPORTS.items():
-        tops = {one.partition(".")[0] for one in imported}
+        tops = {module.partition(".")[0] for module in imported}
         if not name.startswith("spark_jobs") and room_of(name) not in ("front door", "migration"):
             assert not tops & {"pyspark", "raydp", "py4j"}, name
             may_know = (
@@ -237,11 +239,11 @@ _JVM_NAMES = {
 
 
 def names_of_the_jvm(file: Path) -> set[str]:
-    """Names in a file by which it touches objects of the JVM."""
+    """Return the names by which a file touches objects of the JVM."""
     nodes = list(ast.walk(ast.parse(file.read_text())))
     attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     imported = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
-    packages = {one.partition(".")[0] for one in imports(file)}
+    packages = {module.partition(".")[0] for module in imports(file)}
     return (attributes | imported) & _JVM_NAMES | packages & {"py4j"}
 
 
@@ -258,27 +260,27 @@ def test_the_check_sees_a_planted_use_of_the_jvm(tmp_path: Path) -> None:
 
 
 def references(file: Path) -> Iterator[str]:
-    """What the docstrings and comments of a file refer to by its full name."""
+    """Yield the full names that the docstrings and comments of a file refer to."""
     for target in re.findall(r":\w+:`~?([\w.]+)`", file.read_text()):
         if target.partition(".")[0] in PACKAGES and "." in target:
             yield target
 
 
 def exists(target: str) -> bool:
-    """Whether there is such a module, or such a name at the top of one (or in a class there)."""
+    """Return whether a module of this name exists, or a name at its top level (or in a class there)."""
     parts = target.split(".")
     module = next((".".join(parts[:cut]) for cut in range(len(parts), 0, -1) if ".".join(parts[:cut]) in MODULES), "")
     body = ast.parse(MODULES[module].read_text()).body if module else []
     for part in parts[module.count(".") + 1 :]:
-        found = [node for node in body if part in names_bound(node)]
-        if not found:
+        statements = [node for node in body if part in names_bound(node)]
+        if not statements:
             return False
-        body = getattr(found[0], "body", [])
+        body = getattr(statements[0], "body", [])
     return bool(module)
 
 
 def names_bound(node: ast.stmt) -> set[str]:
-    """Names that a statement gives to something."""
+    """Return the names that a statement binds."""
     if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         return {node.name}
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]

@@ -1,4 +1,4 @@
-"""First rows of all."""
+"""LIMIT: the first rows of a stream."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_sparks_limit_of_ten_over_three_batches_of_four() -> None:
     assert shard.snapshot().to_pylist() == [{"n": 10}]
 
 
-def test_what_is_no_part_of_the_state_may_be_of_any_type() -> None:
+def test_columns_outside_the_state_may_have_any_type() -> None:
     kind = pa.list_(pa.struct({"a": pa.int8(), "m": pa.map_(pa.string(), pa.float64())}))
     nested = pa.table(
         {
@@ -62,10 +62,10 @@ def test_what_is_no_part_of_the_state_may_be_of_any_type() -> None:
         shard.output(change.delta).combine_chunks() == pa.concat_tables([nested, nested.slice(0, 1)]).combine_chunks()
     )
     shard.commit()
-    again = LimitShard(shard.schema)
-    again.load(change.delta, 1, 0)
-    assert again.snapshot() == shard.snapshot()
-    assert again.output(change.delta) == shard.output(change.delta)
+    loaded = LimitShard(shard.schema)
+    loaded.load(change.delta, 1, 0)
+    assert loaded.snapshot() == shard.snapshot()
+    assert loaded.output(change.delta) == shard.output(change.delta)
 
 
 def test_a_batch_without_columns_is_counted() -> None:

@@ -1,4 +1,4 @@
-"""The one lineage of operators and keyed stores: a state machine of its own, driven alone against a model of what is counted."""
+"""The lineage of operators and keyed stores: a state machine of its own, tested against a model of the accepted commits."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def commit(version: int, attempt: str, run: str = "run") -> CommitEntry:
     return replace(ENTRY, version=version, attempt_id=attempt, run_id=run)
 
 
-def held(versions: int) -> Lineage:
-    """Memory at a version that it came to commit by commit, under epoch 1."""
+def loaded_lineage(versions: int) -> Lineage:
+    """Return the lineage of memory that came to a version commit by commit, under epoch 1."""
     lineage = Lineage()
     lineage.loaded(0, "", 0)
     lineage.leased(1, "run")
@@ -27,7 +27,7 @@ def held(versions: int) -> Lineage:
 
 
 def test_under_its_own_epoch_memory_at_the_base_is_beyond_doubt() -> None:
-    lineage = held(3)
+    lineage = loaded_lineage(3)
     assert lineage.is_hot(1, "run", 3)
     assert not lineage.is_hot(1, "run", 2)
     assert not lineage.is_hot(2, "run", 3)
@@ -37,8 +37,8 @@ def test_under_its_own_epoch_memory_at_the_base_is_beyond_doubt() -> None:
     assert not lineage.is_hot(-1, "run", 3)
 
 
-def test_memory_is_kept_or_goes_back_only_where_it_is_what_counts() -> None:
-    lineage = held(3)
+def test_memory_is_kept_or_rolled_back_only_to_an_accepted_commit() -> None:
+    lineage = loaded_lineage(3)
     assert lineage.sync_action(3, "a3") is SyncAction.KEEP
     assert lineage.sync_action(2, "a2") is SyncAction.ROLLBACK
     assert lineage.sync_action(0, "") is SyncAction.ROLLBACK
@@ -48,7 +48,7 @@ def test_memory_is_kept_or_goes_back_only_where_it_is_what_counts() -> None:
 
 
 def test_a_commit_is_recorded_for_a_retry_of_its_run_only() -> None:
-    lineage = held(2)
+    lineage = loaded_lineage(2)
     assert lineage.recorded("run", 2)
     assert not lineage.recorded("run", 1)
     assert not lineage.recorded("run-2", 2)
@@ -57,8 +57,8 @@ def test_a_commit_is_recorded_for_a_retry_of_its_run_only() -> None:
     assert lineage.newest == ()
 
 
-def test_what_a_snapshot_has_is_no_delta_any_more() -> None:
-    lineage = held(5)
+def test_deltas_that_a_snapshot_covers_are_not_counted_any_more() -> None:
+    lineage = loaded_lineage(5)
     lineage.snapshot_written(4)
     assert lineage.deltas == 1
     lineage.snapshot_written(4)
@@ -66,71 +66,73 @@ def test_what_a_snapshot_has_is_no_delta_any_more() -> None:
 
 
 class LineageMachine(RuleBasedStateMachine):
-    """A partition whose commits are counted in several runs and places, and the memory of one of them."""
+    """A partition whose commits are accepted from several runs and store actors, and the memory of one of these store actors."""
 
     def __init__(self) -> None:
         super().__init__()
-        #: version -> (attempt, content) as counted; the content is the list of attempts that it was built on.
-        self.counted: dict[int, tuple[str, tuple[str, ...]]] = {0: ("", ())}
+        #: version -> (attempt, content) as accepted; the content is the list of attempts that it was built on.
+        self.accepted: dict[int, tuple[str, tuple[str, ...]]] = {0: ("", ())}
         self.epoch = 1
         self.memory: dict[int, tuple[str, ...]] = {}
         self.lineage = Lineage()
         self.attempts = 0
 
     def newest(self) -> int:
-        return max(self.counted)
+        return max(self.accepted)
 
     def new_attempt(self) -> str:
         self.attempts += 1
         return f"a{self.attempts}"
 
-    def count(self, base: int, attempt: str) -> None:
-        self.counted = {version: one for version, one in self.counted.items() if version <= base}
-        self.counted[base + 1] = (attempt, (*self.counted[base][1], attempt))
+    def accept(self, base: int, attempt: str) -> None:
+        self.accepted = {version: commit for version, commit in self.accepted.items() if version <= base}
+        self.accepted[base + 1] = (attempt, (*self.accepted[base][1], attempt))
 
     @rule(back=st.integers(0, 2), kind=st.sampled_from(["own", "other", "lost", "aborted"]))
     def batch(self, back: int, kind: str) -> None:
-        """A task of the present lease: position, then commit; its own attempt counts, another one's, or nobody knows; or abort."""
+        """Run a task of the present lease: its commit is accepted, another attempt's is, the outcome is lost, or the task aborts."""
         base = max(0, self.newest() - back)
         if back:
-            # A version is made anew by a new run only.
+            # Only a new run makes a version again.
             self.epoch += 1
         if not self.lineage.is_hot(self.epoch, "run", base):
             self.position(base)
             self.lineage.leased(self.epoch, "run")
-        assert self.memory[base] == self.counted[base][1], "a batch goes on from what is not the counted history"
+        assert self.memory[base] == self.accepted[base][1], (
+            "a batch continues from a version that is not the accepted one"
+        )
         assert self.lineage.version == base
         if kind == "aborted":
             return
         attempt = self.new_attempt()
-        self.count(base, attempt)
+        self.accept(base, attempt)
         if kind == "lost":
             self.lineage.forget()
             self.memory = {}
             return
         if kind == "other":
             attempt = self.new_attempt()
-            self.count(base, attempt)
-        # Memory holds the last few versions, as tables do.
-        self.memory = {version: one for version, one in self.memory.items() if base - 2 < version <= base}
-        self.memory[base + 1] = self.counted[base + 1][1]
+            self.accept(base, attempt)
+        # Memory has the last few versions, as tables do.
+        self.memory = {version: content for version, content in self.memory.items() if base - 2 < version <= base}
+        self.memory[base + 1] = self.accepted[base + 1][1]
         self.lineage.committed([commit(base + 1, attempt)])
 
     def position(self, base: int) -> None:
-        sync_action = self.lineage.sync_action(base, self.counted[base][0])
+        sync_action = self.lineage.sync_action(base, self.accepted[base][0])
         if sync_action is SyncAction.ROLLBACK and base in self.memory:
-            self.memory = {version: one for version, one in self.memory.items() if version <= base}
+            self.memory = {version: content for version, content in self.memory.items() if version <= base}
             self.lineage.rolled_back(base)
         elif sync_action is not SyncAction.KEEP:
             self.lineage.forget()
-            self.memory = {base: self.counted[base][1]}
-            self.lineage.loaded(base, self.counted[base][0], base)
+            self.memory = {base: self.accepted[base][1]}
+            self.lineage.loaded(base, self.accepted[base][0], base)
 
     @rule(back=st.integers(0, 2))
     def elsewhere(self, back: int) -> None:
-        """Another store actor has the partition for a batch: memory here learns nothing of it."""
+        """Let another store actor have the partition for a batch, of which this memory learns nothing."""
         self.epoch += 1
-        self.count(max(0, self.newest() - back), self.new_attempt())
+        self.accept(max(0, self.newest() - back), self.new_attempt())
         self.epoch += 1
 
     @precondition(lambda self: self.lineage.is_loaded and self.lineage.newest)

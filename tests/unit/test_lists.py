@@ -66,8 +66,8 @@ def both_of(type_name: str) -> StateSchema:
 @pytest.mark.parametrize("type_name", sorted(VALUES))
 def test_lists_and_sets_of_every_type(type_name: str, merge: bool) -> None:
     schema, value_type = both_of(type_name), string_to_type(type_name)
-    some = st.one_of(st.none(), ANY_VALUES[type_name])
-    rows = st.tuples(st.sampled_from([1, 2, None]), some)
+    values_or_null = st.one_of(st.none(), ANY_VALUES[type_name])
+    rows = st.tuples(st.sampled_from([1, 2, None]), values_or_null)
 
     @settings(max_examples=25, deadline=None)
     @given(parts=st.lists(st.lists(rows, max_size=30), min_size=1, max_size=4))
@@ -84,10 +84,10 @@ def test_lists_and_sets_of_every_type(type_name: str, merge: bool) -> None:
                     final.accumulate(encoded.take(slice(0, len(encoded))), 1)
             else:
                 final.accumulate(final.encode(batch), 1)
-        found = {row["k"]: row for row in final.decode(final.rows[final.live()]).to_pylist()}
+        row_of_key = {row["k"]: row for row in final.decode(final.rows[final.live()]).to_pylist()}
         given_rows = [row for part in parts for row in part]
-        assert found.keys() == {k for k, _ in given_rows}
-        for k, row in found.items():
+        assert row_of_key.keys() == {k for k, _ in given_rows}
+        for k, row in row_of_key.items():
             values = [v for key, v in given_rows if key == k and v is not None]
             assert exact(row["all"]) == exact(values)
             assert row["n"] == len(values)
@@ -103,7 +103,7 @@ ListMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=30
 TestListsAgainstRows = ListMachine.TestCase
 
 
-# -- what it costs ----------------------------------------------------------------------------------------------------
+# -- costs ----------------------------------------------------------------------------------------------------
 
 
 def words(end: int, texts: Sequence[str]) -> ShardInput:
@@ -146,7 +146,7 @@ def test_a_closed_group_comes_back_as_it_was(monkeypatch: pytest.MonkeyPatch) ->
     assert (row["words"], row["word_set"], row["top"]) == ([*texts, *texts, "more"], [*texts, "more"], "word 9")
 
 
-def test_a_reader_keeps_what_it_reads_when_the_version_is_undone() -> None:
+def test_a_reader_keeps_its_rows_when_the_version_is_undone() -> None:
     shard = AggregateShard(SCHEMA)
     for version, texts in enumerate([["a", "b", "c"], ["d"]], start=1):
         shard.apply(words(1, texts), 0, version)
@@ -160,13 +160,13 @@ def test_a_reader_keeps_what_it_reads_when_the_version_is_undone() -> None:
 
 @pytest.mark.parametrize("kept", [7, 8, 9, 30])
 def test_a_set_finds_its_elements_after_many_undone_versions(kept: int) -> None:
-    """What undone versions leave in a set's index takes up its places, again and again."""
+    """Undone versions leave entries in a set's index, which fill it again and again."""
     shard = AggregateShard(SCHEMA)
     shard.apply(words(1, [f"kept {n}" for n in range(kept)]), 0, 1)
     shard.commit()
     expected = [f"kept {n}" for n in range(kept)]
     for round_ in range(100):
-        shard.apply(words(1, [f"gone {round_} {n}" for n in range(6)]), 0, shard.version + 1)
+        shard.apply(words(1, [f"undone {round_} {n}" for n in range(6)]), 0, shard.version + 1)
         shard.abort()
         if round_ % 20 == 19:
             more = [f"kept {len(expected)}", *expected]
@@ -200,9 +200,9 @@ def test_files_have_arrow_lists_that_any_tool_reads() -> None:
     assert rows.column("words").to_pylist() == [["x", "x"]]
     assert rows.schema.field("amounts").type == pa.list_(pa.field("element", pa.decimal128(20, 2), nullable=False))
     assert not rows.schema.field("amounts").nullable
-    told_schema = json.loads(rows.schema.metadata[b"statefleet"])
-    assert StateSchema.from_json(told_schema["schema"]) == SCHEMA
-    spark = {field["name"]: field["type"] for field in told_schema["spark"]["fields"]}
+    metadata = json.loads(rows.schema.metadata[b"statefleet"])
+    assert StateSchema.from_json(metadata["schema"]) == SCHEMA
+    spark = {field["name"]: field["type"] for field in metadata["spark"]["fields"]}
     assert spark["xs"] == {"type": "array", "elementType": "double", "containsNull": False}
     assert delta_path(StateStoreId("s", 0, 0), 1, "x").endswith(".delta")
 
@@ -228,7 +228,7 @@ def test_map_tasks_send_lists_that_they_combined(monkeypatch: pytest.MonkeyPatch
     schema = replace(KEYED, accumulators=accumulators)
     rows = [(n % 7, None if n % 3 else "s", n % 20 if n % 5 else None) for n in range(600)]
     tasks = [[shuffled_rows(rows[:400])], [shuffled_rows(rows[400:])]]
-    for received in (one.rows for one in shuffle(schema, tasks, 3)):
+    for received in (shard_rows.rows for shard_rows in shuffle(schema, tasks, 3)):
         assert (received.raw if combine else received.partial).num_rows == 0
         shard = AggregateShard(schema)
         for row in shard.apply(received, 0, 1).delta.to_pylist():
@@ -248,13 +248,13 @@ def test_map_tasks_send_lists_that_they_combined(monkeypatch: pytest.MonkeyPatch
     ),
     undo=st.booleans(),
 )
-def test_sessions_gather_what_all_their_rows_have(batches: list[list[tuple[str, int, int]]], undo: bool) -> None:
+def test_sessions_collect_the_values_of_all_their_rows(batches: list[list[tuple[str, int, int]]], undo: bool) -> None:
     accumulators = (
         collected(K.COLLECT_LIST, "v", "int64", "all"),
         collected(K.COLLECT_SET, "v", "int64", "different"),
     )
     schema = session_schema((Field("user", "string"),), (Field("v", "int64"),), accumulators, "complete")
-    shard, seen = SessionShard(schema), []
+    shard, all_rows = SessionShard(schema), []
     for version, rows in enumerate(batches, start=1):
         columns = list(zip(*[(user, at, at + 4, v) for user, at, v in rows], strict=True)) or [()] * 4
         if undo:
@@ -262,15 +262,15 @@ def test_sessions_gather_what_all_their_rows_have(batches: list[list[tuple[str, 
             shard.abort()
         shard.apply(session_input(schema, columns), 0, version)
         shard.commit()
-        seen += rows
+        all_rows += rows
         expected = []
         for user in ("a", "b"):
             sessions: list[list[tuple[int, int]]] = []
-            for at, v in sorted((at, v) for one, at, v in seen if one == user):
+            for at, v in sorted((at, v) for name, at, v in all_rows if name == user):
                 if sessions and at <= sessions[-1][-1][0] + 4:
                     sessions[-1].append((at, v))
                 else:
                     sessions.append([(at, v)])
-            expected += [(user, sorted(v for _, v in one), sorted({v for _, v in one})) for one in sessions]
-        found = [(row["user"], sorted(row["all"]), sorted(row["different"])) for row in shard.snapshot().to_pylist()]
-        assert sorted(found) == sorted(expected)
+            expected += [(user, sorted(v for _, v in session), sorted({v for _, v in session})) for session in sessions]
+        emitted = [(row["user"], sorted(row["all"]), sorted(row["different"])) for row in shard.snapshot().to_pylist()]
+        assert sorted(emitted) == sorted(expected)

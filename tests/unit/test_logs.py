@@ -1,4 +1,4 @@
-"""What actors log: a line an event, with fields that are known, and nothing of anybody's data."""
+"""Logs of actors: a line for each event, with fields of a fixed set, and no user data."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def line(message: str, *args: object, error: BaseException | None = None, **extr
     return logger.makeRecord(logger.name, logging.WARNING, "file", 1, message, args, info, extra=extra)
 
 
-def told(record: logging.LogRecord) -> dict[str, Any]:
+def formatted(record: logging.LogRecord) -> dict[str, Any]:
     text = JsonLines({"fleet": "f", "process": "coordinator", "pid": 7}).format(record)
     assert "\n" not in text
-    found: dict[str, Any] = json.loads(text)
-    return found
+    fields: dict[str, Any] = json.loads(text)
+    return fields
 
 
 def raised(error: BaseException) -> BaseException:
-    """An error with a stack."""
+    """Return an error with a stack trace."""
     try:
         raise error
     except type(error) as caught:
@@ -42,45 +42,50 @@ def raised(error: BaseException) -> BaseException:
 
 
 def test_a_line_has_its_fields_and_no_others() -> None:
-    fields = about(StateStoreId("file:///f/clicks", 0, 3, "right"), version=0, epoch=5, run=None)
-    found = told(line("shard %d", 3, **fields, key=CANARY, row={"user": CANARY}))
-    assert found.pop("time").endswith("Z")
-    assert found == {
+    context = about(StateStoreId("file:///f/clicks", 0, 3, "right"), version=0, epoch=5, run=None)
+    fields = formatted(line("shard %d", 3, **context, key=CANARY, row={"user": CANARY}))
+    assert fields.pop("time").endswith("Z")
+    assert fields == {
         "level": "WARNING", "logger": "coordinator.test", "message": "shard 3", "fleet": "f", "process": "coordinator", "pid": 7,
         "state": "clicks", "partition": 3, "store": "right", "version": 0, "epoch": 5,
     }  # fmt: skip
 
 
-def test_people_are_told_the_same_in_a_line() -> None:
+def test_text_lines_have_the_same_fields() -> None:
     text = TextLines().format(line("shard %d", 3, state="clicks", version=4))
     assert text.endswith(" WARNING coordinator.test: shard 3 [state=clicks version=4]")
 
 
-def test_an_error_of_ours_tells_what_it_is_about() -> None:
+def test_an_error_of_statefleet_adds_its_context_to_the_line() -> None:
     error = raised(CorruptStateError("a file is damaged", file="clicks/0/3/4.delta", state="clicks", version=4))
-    found = told(line("falling back: %s", error, error=error, epoch=9))
-    assert found["message"] == f"falling back: CorruptStateError: {error}"
-    assert (found["state"], found["version"], found["epoch"], found["error"]) == ("clicks", 4, 9, "CorruptStateError")
-    assert "in raised" in found["exception"]
-    assert found["exception"].endswith(str(error))
+    fields = formatted(line("falling back: %s", error, error=error, epoch=9))
+    assert fields["message"] == f"falling back: CorruptStateError: {error}"
+    assert (fields["state"], fields["version"], fields["epoch"], fields["error"]) == (
+        "clicks",
+        4,
+        9,
+        "CorruptStateError",
+    )
+    assert "in raised" in fields["exception"]
+    assert fields["exception"].endswith(str(error))
 
 
 def unforeseen() -> BaseException:
-    """An error whose text repeats what was being worked on, from another one that does."""
+    """Return an error whose text repeats a value, and whose cause's text does too."""
     with pytest.raises(pa.ArrowInvalid, match=CANARY) as cause:
         pa.array([CANARY]).cast(pa.int64())
-    with pytest.raises(ValueError, match=CANARY) as told:
+    with pytest.raises(ValueError, match=CANARY) as caught:
         raise ValueError(f"no number: {CANARY}") from cause.value
-    return told.value
+    return caught.value
 
 
 @pytest.mark.parametrize(
     "error",
     [unforeseen(), raised(InvalidRequestError("this is no user", value=CANARY))],
-    ids=lambda one: str(type(one)),
+    ids=lambda error: str(type(error)),
 )
 @pytest.mark.parametrize("formatter", [JsonLines({}), TextLines()])
-def test_no_text_of_an_error_is_told_that_may_repeat_values(error: BaseException, formatter: logging.Formatter) -> None:
+def test_no_error_text_that_may_repeat_values_is_logged(error: BaseException, formatter: logging.Formatter) -> None:
     text = formatter.format(line("it failed: %s", error, error=error))
     assert CANARY not in text
     assert type(error).__name__ in text
@@ -91,7 +96,7 @@ def test_no_text_of_an_error_is_told_that_may_repeat_values(error: BaseException
 
 @pytest.fixture
 def loggers() -> Iterator[None]:
-    """The loggers of the packages as they were, afterwards."""
+    """Restore the loggers of the packages after the test."""
     kept = [(logger, logger.handlers, logger.propagate, logger.level) for logger in map(logging.getLogger, PACKAGES)]
     yield
     for logger, handlers, propagate, level in kept:
@@ -100,21 +105,21 @@ def loggers() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("loggers")
-@pytest.mark.parametrize("wanted", [None, "json", "text", "yaml"])
-def test_lines_go_to_standard_error_as_asked_for(
-    wanted: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("log_format", [None, "json", "text", "yaml"])
+def test_lines_go_to_standard_error_in_the_requested_format(
+    log_format: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("STATEFLEET_LOG_FORMAT", raising=False)
-    if wanted is not None:
-        monkeypatch.setenv("STATEFLEET_LOG_FORMAT", wanted)
+    if log_format is not None:
+        monkeypatch.setenv("STATEFLEET_LOG_FORMAT", log_format)
     monkeypatch.setattr(logs.sys, "stderr", sys.stderr)
     for _ in range(2):
         log_to_stderr("file:///f", "store_actor")
     capsys.readouterr()
     logging.getLogger("store_actors.actor").info("begun")
-    logging.getLogger("store_actors.actor").debug("not told")
+    logging.getLogger("store_actors.actor").debug("not logged")
     (text,) = capsys.readouterr().err.splitlines()
-    if wanted == "text":
+    if log_format == "text":
         assert text.endswith("INFO store_actors.actor: begun")
     else:
         assert json.loads(text)["process"] == "store_actor"

@@ -82,9 +82,9 @@ def test_truncation_keeps_the_newest_snapshot_that_covers_the_retained_versions(
     assert counts(fleet.store.read(SHARD, 6, SCHEMA)) == {"a": 6, "b": 1}
     with pytest.raises(InvalidRequestError, match="oldest=`6`"):
         fleet.store.read(SHARD, 5, SCHEMA)
-    gone = set(files(fleet, "")) - fleet.coordinator.referenced()
-    assert sorted(int(path.split("/")[-1].split("-")[0]) for path in gone) == [1, 2, 3, 3, 4, 5]
-    for path in gone:
+    unreferenced = set(files(fleet, "")) - fleet.coordinator.referenced()
+    assert sorted(int(path.split("/")[-1].split("-")[0]) for path in unreferenced) == [1, 2, 3, 3, 4, 5]
+    for path in unreferenced:
         fleet.objects.delete(path)
     assert restarted(fleet).apply(12, "a") == {"a": 13}
 
@@ -102,9 +102,9 @@ def test_a_snapshot_of_a_superseded_commit_never_counts() -> None:
     (entry, *_) = fleet.coordinator.plan(3).deltas[::-1]
     assert fleet.apply(2, "aa", "run-2") == {"a": 4}
     ledger_size = len(fleet.coordinator.referenced())
-    ((_, held),) = fleet.store.partitions.cache.items()
-    (newest,) = held.lineage.newest
-    held.lineage.newest = (replace(newest, attempt_id=entry.attempt_id),)
+    ((_, partition),) = fleet.store.partitions.cache.items()
+    (newest,) = partition.lineage.newest
+    partition.lineage.newest = (replace(newest, attempt_id=entry.attempt_id),)
     fleet.store.partitions.maintain(1)
     assert files(fleet, ".snapshot") == []
     assert len(fleet.coordinator.referenced()) == ledger_size
@@ -127,7 +127,7 @@ def test_a_failing_snapshot_is_counted_and_the_next_round_writes_it() -> None:
     assert len(files(fleet, ".snapshot")) == 1
 
 
-def test_a_shard_whose_snapshot_fails_by_any_error_is_told_of_and_the_others_have_their_turn() -> None:
+def test_a_shard_whose_snapshot_fails_by_any_error_is_reported_and_the_others_get_theirs() -> None:
     fleet = AggregationFleet()
     for shard in range(3):
         fleet.apply(0, "a", shard=shard)
@@ -137,7 +137,7 @@ def test_a_shard_whose_snapshot_fails_by_any_error_is_told_of_and_the_others_hav
     fleet.store.partitions.maintain(1)
     assert [path.split("/")[2] for path in files(fleet, ".snapshot")] == ["0", "2"]
     assert fleet.store.metrics.maintenance_failures == 1
-    assert fleet.store.metrics.failing == {"s/0/1": "ZeroDivisionError: nobody foresaw this"}
+    assert fleet.store.metrics.failing == {"s/0/1": "ZeroDivisionError: unforeseen"}
     shard.frozen = frozen  # type: ignore[method-assign]
     fleet.store.partitions.maintain(1)
     assert [path.split("/")[2] for path in files(fleet, ".snapshot")] == ["0", "1", "2"]
@@ -145,7 +145,7 @@ def test_a_shard_whose_snapshot_fails_by_any_error_is_told_of_and_the_others_hav
 
 
 def unforeseen() -> Any:
-    raise ZeroDivisionError("nobody foresaw this")
+    raise ZeroDivisionError("unforeseen")
 
 
 def refuse(path: str, data: bytes) -> None:
@@ -162,7 +162,7 @@ def test_a_shard_that_is_leased_elsewhere_is_unloaded() -> None:
     assert fleet.store.metrics.shards_unloaded == 1
 
 
-def test_where_the_shards_of_a_state_are_is_asked_once_a_round() -> None:
+def test_the_location_of_a_states_shards_is_requested_once_a_round() -> None:
     fleet = AggregationFleet()
     for shard in range(5):
         fleet.apply(0, "a", shard=shard)
@@ -176,8 +176,8 @@ def test_where_the_shards_of_a_state_are_is_asked_once_a_round() -> None:
 def test_snapshots_of_strings_stay_as_they_were_while_the_shard_goes_on() -> None:
     fleet = AggregationFleet()
     fleet.apply(0, "abc")
-    ((_, held),) = fleet.store.partitions.cache.items()
-    frozen = held.stores["default"].frozen()
+    ((_, partition),) = fleet.store.partitions.cache.items()
+    frozen = partition.stores["default"].frozen()
     for batch in range(1, 60):
         fleet.apply(batch, "".join(chr(200 + batch * 40 + n) for n in range(40)))
     assert counts(read_frozen(frozen, SCHEMA.row_schema())) == {"a": 1, "b": 1, "c": 1}
@@ -200,8 +200,8 @@ def test_only_old_unneeded_data_files_are_orphans() -> None:
         info("s/metadata.json", 500),
         info("s/notes-of-a-user.txt", 500),
     ]
-    found = orphans(infos, {"s/0/1/3-aa.delta"}, {"s/0/1/5-dd.snapshot"}, 10_000, 100)
-    assert [one.path for one in found] == ["s/0/1/3-bb.delta", "s/0/1/names/3-bb.snapshot"]
+    orphaned = orphans(infos, {"s/0/1/3-aa.delta"}, {"s/0/1/5-dd.snapshot"}, 10_000, 100)
+    assert [file.path for file in orphaned] == ["s/0/1/3-bb.delta", "s/0/1/names/3-bb.snapshot"]
 
 
 def test_records_are_needed_from_the_second_newest_checkpoint_on() -> None:
@@ -209,14 +209,14 @@ def test_records_are_needed_from_the_second_newest_checkpoint_on() -> None:
     infos += [info(f"s/parts/{64:020d}-{name}.json", age) for name, age in (("a", 500), ("b", 500), ("c", 5))]
     checkpoints = [info(f"s/checkpoints/{seq:020d}.json", 500) for seq in (64, 128, 192)]
     kept = {f"s/parts/{64:020d}-a.json"}
-    gone = {one.path for one in prunable_records([*infos, *checkpoints], 128, kept, 10_000, 100)}
-    assert gone == {one.path for one in infos[:128]} | {checkpoints[0].path, f"s/parts/{64:020d}-b.json"}
+    pruned_paths = {file.path for file in prunable_records([*infos, *checkpoints], 128, kept, 10_000, 100)}
+    assert pruned_paths == {file.path for file in infos[:128]} | {checkpoints[0].path, f"s/parts/{64:020d}-b.json"}
     assert prunable_records([*infos, *checkpoints], 128, kept, 10_000, 1000) == []
-    assert prunable_records([*infos, *checkpoints], 0, {one.path for one in infos}, 10_000, 100) == []
+    assert prunable_records([*infos, *checkpoints], 0, {file.path for file in infos}, 10_000, 100) == []
 
 
 def pruned(store: MemoryObjectStore) -> list[ObjectInfo]:
-    """What cleaning would let go of the log of a state, were all of it old."""
+    """Return the files of a state's log that cleaning would remove if all of it were old."""
     infos = store.list("s")
     needed = ManifestLog(store, "s", "cleaner").needed(infos)
     return prunable_records(infos, needed.seq, needed.parts, time.time(), 0)
@@ -230,7 +230,7 @@ def test_pinned_files_are_let_go_after_their_time() -> None:
     assert pins.current(170) == {"b"}
 
 
-# -- a coordinator that was away --------------------------------------------------------------------------------------
+# -- a coordinator that slept --------------------------------------------------------------------------------------
 
 
 class SteppedClock(MachineClock):
@@ -261,7 +261,7 @@ def test_a_coordinator_that_slept_reads_the_log_before_it_answers_or_appends() -
         for _ in range(130):
             await successor.decide(bump)
         clock.passed_s = 1000.0
-        # Its next place was used and cleaned away: taking it would count what nobody will ever read.
+        # Its next sequence number was used and cleaned: a record appended there would be accepted and never read.
         for old in pruned(store):
             store.delete(old.path)
         assert await sleeper.decide(bump) == 262
@@ -274,7 +274,7 @@ def test_a_coordinator_that_slept_reads_the_log_before_it_answers_or_appends() -
 
 
 class Slow(MemoryObjectStore):
-    """Every record that is read takes a while of a clock's time."""
+    """Every record that is read takes 10 s of a clock's time."""
 
     def __init__(self, clock: SteppedClock) -> None:
         super().__init__()
@@ -306,7 +306,7 @@ def test_a_log_that_takes_longer_to_read_than_a_ledger_may_be_old_is_read_once()
         assert await slow.decide(bump) == 21
         assert await slow.read(lambda ledger: ledger.epoch) == 21
         assert store.lists == 1
-        # One that was passed is read anew, at its place or at an answer.
+        # A ledger that fell behind the cleaned log is read again before an append or an answer.
         for _ in range(120):
             await writer.decide(bump)
         clock.passed_s += 1000

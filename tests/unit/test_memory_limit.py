@@ -1,4 +1,4 @@
-"""A store actor's process with a memory limit: what it takes, what it refuses, and what is left of what it refused."""
+"""A store actor's process with a memory limit: what it uses, what it refuses, and its state after a refusal."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ from tests.unit.keyed_fleet import KeyedFleet
 from tests.unit.spilled import tiny_region
 
 MIB = 1 << 20
-#: Beside what Python and the engine take themselves.
+#: Includes the memory that Python and the engine need themselves.
 LIMIT = 416 * MIB
 
 
 @pytest.mark.parametrize(
-    ("given", "size"), [(4096, 4096), ("2GiB", 2 << 30), ("500 MB", 500_000_000), ("1.5KiB", 1536), ("77", 77)]
+    ("text", "size"), [(4096, 4096), ("2GiB", 2 << 30), ("500 MB", 500_000_000), ("1.5KiB", 1536), ("77", 77)]
 )
-def test_a_limit_is_bytes_or_text_with_a_unit(given: int | str, size: int) -> None:
-    assert MemoryOptions.of(given, None).limit == size
+def test_a_limit_is_bytes_or_text_with_a_unit(text: int | str, size: int) -> None:
+    assert MemoryOptions.of(text, None).limit == size
 
 
-@pytest.mark.parametrize("given", [0, -1, "", "2 gigs", "GiB", "-2GiB", 2.5, True])
-def test_what_is_no_size_is_refused(given: Any) -> None:
+@pytest.mark.parametrize("size", [0, -1, "", "2 gigs", "GiB", "-2GiB", 2.5, True])
+def test_what_is_no_size_is_refused(size: Any) -> None:
     with pytest.raises(InvalidRequestError, match="a memory limit is"):
-        MemoryOptions.of(given, None)
+        MemoryOptions.of(size, None)
 
 
 def test_a_spill_folder_needs_a_limit() -> None:
@@ -74,10 +74,10 @@ def test_a_limit_below_what_the_process_takes_itself_is_refused(tmp_path: Path) 
     with pytest.raises(MemoryLimitError, match="too small") as caught:
         LimitedMemory(64 * MIB, str(tmp_path))
     memory = LimitedMemory(caught.value.context["least"] + 16 * MIB, str(tmp_path))  # type: ignore[operator]
-    assert 0 < memory.read_bytes <= 16 * MIB, "readers are left a part of the room only"
+    assert 0 < memory.read_bytes <= 16 * MIB, "readers get only a part of the memory"
 
 
-# -- who works when ------------------------------------------------------------------------------------------------------------------
+# -- order of work ------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_request_that_never_fits_is_refused_at_once() -> None:
@@ -94,25 +94,25 @@ def test_a_request_that_never_fits_is_refused_at_once() -> None:
 
 
 def test_requests_wait_for_their_turn_and_are_let_in_in_order() -> None:
-    budget, came = WorkBudget(100, 60), []
+    budget, admitted = WorkBudget(100, 60), []
     first = budget.admitted(80, 80, {})
     first.__enter__()
 
     def work(number: int, size: int) -> None:
         with budget.admitted(size, size, {}):
-            came.append(number)
+            admitted.append(number)
 
-    # The second would fit at once, but the first one came before it and would wait for ever if small ones passed it.
-    threads = [threading.Thread(target=work, args=one) for one in [(1, 90), (2, 10)]]
+    # The second request would fit at once. The first came before it, and would wait forever if small requests passed it.
+    threads = [threading.Thread(target=work, args=request) for request in [(1, 90), (2, 10)]]
     for expected, thread in enumerate(threads, start=1):
         thread.start()
         while len(budget._queue) < expected:
             pass
-    assert came == []
+    assert admitted == []
     first.__exit__(None, None, None)
     for thread in threads:
         thread.join()
-    assert came == [1, 2]
+    assert admitted == [1, 2]
     assert budget.waits == 2
 
 
@@ -128,7 +128,7 @@ def test_a_request_waits_only_so_long_and_others_go_on_after_it() -> None:
 
 
 class Part:
-    """State of so many bytes in memory, until it leaves."""
+    """State of `size` bytes in memory, until it is dropped."""
 
     def __init__(self, process: FakeProcessMemory, size: int) -> None:
         self._process, self.size = process, size
@@ -139,7 +139,7 @@ class Part:
 
 
 class FakeProcessMemory:
-    """A process's memory as the system tells it."""
+    """A process's memory as the system reports it: the process's own, and that of the state."""
 
     def __init__(self) -> None:
         self.own, self.parts = 0, list[Part]()
@@ -148,7 +148,7 @@ class FakeProcessMemory:
         return self.own, sum(part.size for part in self.parts)
 
 
-def test_what_was_used_longest_ago_leaves_first_and_what_is_worked_with_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_part_is_dropped_first_and_a_part_in_use_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_keeper, "give_back", lambda: None)
     process = FakeProcessMemory()
     keeper = MemoryKeeper(800, process)
@@ -164,7 +164,7 @@ def test_what_was_used_longest_ago_leaves_first_and_what_is_worked_with_last(mon
         process.own = 450
         keeper.keep()
         assert [old.size, busy.size, new.size] == [0, 200, 0]
-        # A part that is read without a word is found, too.
+        # A part that came back to memory without notice is dropped, too.
         old.size, process.own = 200, 320
         keeper.keep()
         assert [old.size, busy.size, new.size] == [0, 200, 0]
@@ -201,17 +201,17 @@ class TinyMemory(UnlimitedMemory):
 
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Files that may yet grow, in a list of one: none beyond."""
-    left, allocate = [10**9], os.posix_fallocate
+    """Number of file growths that still succeed, in a list of one number."""
+    growths, allocate = [10**9], os.posix_fallocate
 
     def posix_fallocate(descriptor: int, begin: int, size: int) -> None:
-        left[0] -= 1
-        if left[0] < 0:
+        growths[0] -= 1
+        if growths[0] < 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         allocate(descriptor, begin, size)
 
     monkeypatch.setattr(os, "posix_fallocate", posix_fallocate)
-    return left
+    return growths
 
 
 class SpillingFleet(AggregationFleet):
@@ -224,27 +224,27 @@ class SpillingFleet(AggregationFleet):
 
 
 def test_a_disk_that_is_full_at_any_moment_costs_a_batch_and_nothing_else(tmp_path: Path, full: list[int]) -> None:
-    """Room for one more file each time, until the batch goes through: whenever it ends, no batch is lost or counted twice."""
+    """Allow one more file growth each time, until the batch goes through: no batch is lost or counted twice at any point of failure."""
     fleet, expected = SpillingFleet(tmp_path), {"a": 0, "b": 0}
-    told: list[MemoryLimitError] = []
+    errors: list[MemoryLimitError] = []
     for batch in range(6):
-        # More of both, and of others, so that everything has to grow.
+        # New keys in each batch, so that every array has to grow.
         values = "ab" + "".join(chr(0x100 + 40 * batch + number) for number in range(40))
-        room = 0
+        growths = 0
         while True:
-            full[0] = room
+            full[0] = growths
             try:
                 emitted = fleet.apply(batch, values)
                 break
             except MemoryLimitError as error:
-                told.append(error)
-                room += 1
+                errors.append(error)
+                growths += 1
         expected = {name: number + 1 for name, number in expected.items()}
         assert {name: emitted[name] for name in expected} == expected
         assert len(emitted) == 42
     full[0] = 10**9
-    assert len(told) > 20
-    for error in told:
+    assert len(errors) > 20
+    for error in errors:
         assert {"state", "shard", "version", "bytes", "spill_dir", "free_bytes"} <= error.context.keys()
         assert "No space left" in str(error)
         assert "give the spill folder more room" in str(error)
@@ -263,7 +263,7 @@ def test_a_spill_folder_that_was_deleted_is_made_again_and_one_that_cannot_be_is
     assert fleet.apply(1, "ab" + more)["a"] == 2
     assert folder.is_dir()
     shutil.rmtree(folder)
-    # What is in its place cannot be a folder.
+    # A file in its place cannot be replaced by a folder.
     folder.write_text("")
     with pytest.raises(MemoryLimitError, match="spill folder"):
         fleet.apply(2, "ab" + more + "".join(chr(0x1000 + number) for number in range(900)))
@@ -275,25 +275,25 @@ def test_a_disk_that_is_full_on_the_way_back_to_a_version_costs_a_load(tmp_path:
     fleet = SpillingFleet(tmp_path)
     fleet.apply(0, "ab")
     fleet.apply(1, "".join(chr(0x100 + number) for number in range(300)))
-    room = 0
+    growths = 0
     while True:
-        full[0] = room
+        full[0] = growths
         try:
             assert fleet.apply(1, "a", "run-2") == {"a": 2}
             break
         except MemoryLimitError:
-            room += 1
+            growths += 1
     full[0] = 10**9
-    assert room > 0
+    assert growths > 0
     assert fleet.apply(2, "ab", "run-2") == {"a": 3, "b": 2}
 
 
-def test_a_keyed_store_without_room_is_loaded_anew(tmp_path: Path, full: list[int]) -> None:
+def test_a_keyed_store_without_disk_space_is_loaded_again(tmp_path: Path, full: list[int]) -> None:
     fleet = KeyedFleet()
     fleet.stores = KeyedStores(Partitions(fleet.objects, fleet.coordinator, fleet.metrics, memory=TinyMemory(tmp_path)))
     fleet.write(0, a=1)
-    for room in range(100):
-        full[0] = room
+    for growths in range(100):
+        full[0] = growths
         try:
             fleet.write(1, a=2, b=3)
             break
@@ -302,11 +302,11 @@ def test_a_keyed_store_without_room_is_loaded_anew(tmp_path: Path, full: list[in
     else:
         raise AssertionError("it never went through")
     full[0] = 10**9
-    assert room > 3
+    assert growths > 3
     assert fleet.read(2) == [{"k": "a", "n": 2}, {"k": "b", "n": 3}]
 
 
-def test_a_retry_gets_the_rows_that_were_put_aside(tmp_path: Path) -> None:
+def test_a_retry_gets_the_retained_rows(tmp_path: Path) -> None:
     fleet = SpillingFleet(tmp_path)
     first = fleet.apply(0, "aab")
     assert fleet.apply(0, "aab") == first == {"a": 2, "b": 1}
@@ -339,28 +339,28 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def made(node: Path, options: MemoryOptions) -> StoreActor:
-    rarely = Maintenance(interval_s=10**6)
-    return StoreActor("store", f"file://{node}/fleet", StorageOptions(), rarely, options)
+def make_store_actor(node: Path, options: MemoryOptions) -> StoreActor:
+    maintenance = Maintenance(interval_s=10**6)
+    return StoreActor("store", f"file://{node}/fleet", StorageOptions(), maintenance, options)
 
 
 def test_a_store_actor_that_cannot_keep_its_limit_refuses_all_work(node: Path) -> None:
-    unfit = made(node, MemoryOptions(64 * MIB))
-    for ask in (unfit.location, lambda: unfit.apply(MagicMock(), MagicMock()), lambda: unfit.open_read(MagicMock())):
+    unfit = make_store_actor(node, MemoryOptions(64 * MIB))
+    for call in (unfit.location, lambda: unfit.apply(MagicMock(), MagicMock()), lambda: unfit.open_read(MagicMock())):
         with pytest.raises(MemoryLimitError, match="too small"):
-            ask()
+            call()
 
 
-def test_a_store_actor_spills_into_its_nodes_session_folder_and_tells_what_it_takes(node: Path) -> None:
+def test_a_store_actor_spills_into_its_nodes_session_folder_and_reports_its_memory(node: Path) -> None:
     limit = MemoryKeeper(1 << 40).base * 8 // 7 + 160 * MIB
-    limited, unlimited = made(node, MemoryOptions(limit)), made(node, MemoryOptions())
+    limited, unlimited = make_store_actor(node, MemoryOptions(limit)), make_store_actor(node, MemoryOptions())
     assert (node / "session" / "statefleet-spill").is_dir()
-    told = limited.metrics()
-    assert told["memory_limit"] == limit
-    assert 0 < told["resident_bytes"] < limit
-    assert told["spilled_bytes"] == 0
+    metrics = limited.metrics()
+    assert metrics["memory_limit"] == limit
+    assert 0 < metrics["resident_bytes"] < limit
+    assert metrics["spilled_bytes"] == 0
     assert unlimited.metrics()["memory_limit"] is None
-    named = made(node, MemoryOptions(limit, str(node / "named")))
+    named = make_store_actor(node, MemoryOptions(limit, str(node / "named")))
     assert (node / "named").is_dir()
     assert named.metrics()["memory_limit"] == limit
     limited._report_memory()
@@ -370,10 +370,10 @@ def test_a_store_actor_spills_into_its_nodes_session_folder_and_tells_what_it_ta
 # -- a process -----------------------------------------------------------------------------------------------------------------------
 
 
-def ran(what: str, folder: Path, times: int) -> tuple[dict[str, int], str]:
-    """What a process of its own tells of itself, and what it printed before."""
+def ran(action: str, folder: Path, times: int) -> tuple[dict[str, int], str]:
+    """Run a process of its own, and return its figures and the lines that it printed before."""
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.unit.spilling_process", what, str(folder), str(LIMIT), str(times)],
+        [sys.executable, "-m", "tests.unit.spilling_process", action, str(folder), str(LIMIT), str(times)],
         cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-3000:]
@@ -383,28 +383,28 @@ def ran(what: str, folder: Path, times: int) -> tuple[dict[str, int], str]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the highest memory of a process is Linux's to tell")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux reports the peak memory of a process")
 def test_eight_times_the_limit_is_held_changed_and_stored_below_it(tmp_path: Path) -> None:
-    told, _ = ran("fill", tmp_path, 8)
-    assert told["state"] >= 8 * LIMIT
-    assert told["peak"] <= LIMIT
-    assert told["spilled"] >= 7 * LIMIT
+    figures, _ = ran("fill", tmp_path, 8)
+    assert figures["state"] >= 8 * LIMIT
+    assert figures["peak"] <= LIMIT
+    assert figures["spilled"] >= 7 * LIMIT
     assert not list((tmp_path / "spill").iterdir())
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the highest memory of a process is Linux's to tell")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux reports the peak memory of a process")
 def test_more_than_the_limit_is_loaded_below_it(tmp_path: Path) -> None:
     # The process itself takes most of the limit.
     ran("fill", tmp_path, 1)
-    told, _ = ran("load", tmp_path, 1)
-    assert told["state"] >= LIMIT
-    assert told["peak"] <= LIMIT
+    figures, _ = ran("load", tmp_path, 1)
+    assert figures["state"] >= LIMIT
+    assert figures["peak"] <= LIMIT
 
 
 @pytest.mark.timeout(600)
 def test_a_process_without_room_refuses_and_goes_on_with_more(tmp_path: Path) -> None:
-    told, before = ran("full", tmp_path, 1)
+    figures, before = ran("full", tmp_path, 1)
     assert before.startswith("refused: a shard's state does not fit its store actor's spill folder")
     assert "File too large" in before
-    assert told["peak"] <= LIMIT
+    assert figures["peak"] <= LIMIT

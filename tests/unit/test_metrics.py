@@ -1,4 +1,4 @@
-"""Metrics: one table of all, figures that are those of the status, and counters that survive whoever counts."""
+"""Metrics: one table of all metrics, values that agree with the status, and counters that survive the process that counts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.unit.observed_objects import ObservedObjectStore
 
 
 def values(samples: Iterable[Sample]) -> dict[tuple[str, ...], float]:
-    return {(one.name.removeprefix("statefleet_"), *one.labels): one.value for one in samples}
+    return {(sample.name.removeprefix("statefleet_"), *sample.labels): sample.value for sample in samples}
 
 
 # -- the table ----------------------------------------------------------------------------------------------------
@@ -50,14 +50,18 @@ def test_labels_have_few_values() -> None:
 
 
 def test_every_counter_of_a_store_actor_is_exported() -> None:
-    assert sorted(COUNTERS.values()) == sorted({one.name for one in fields(StoreMetrics)} - {"failing"})
-    metrics = StoreMetrics(**{name: place for place, name in enumerate(COUNTERS.values(), start=1)})
+    assert sorted(COUNTERS.values()) == sorted({field.name for field in fields(StoreMetrics)} - {"failing"})
+    metrics = StoreMetrics(**{name: number for number, name in enumerate(COUNTERS.values(), start=1)})
     metrics.failing = {"clicks/0/1": "why"}
     samples = list(store_samples(metrics, MemoryUse(100, 60, 7), 3, (2, 900)))
-    found = values(samples)
-    assert [found[name.removeprefix("statefleet_"),] for name in COUNTERS] == [*range(1, len(COUNTERS) + 1)]
-    assert (found["store_shards",], found["store_failing_shards",], found["standby_behind_bytes",]) == (3, 1, 900)
-    assert (found["memory_limit_bytes",], found["memory_resident_bytes",], found["memory_spilled_bytes",]) == (
+    value_of = values(samples)
+    assert [value_of[name.removeprefix("statefleet_"),] for name in COUNTERS] == [*range(1, len(COUNTERS) + 1)]
+    assert (value_of["store_shards",], value_of["store_failing_shards",], value_of["standby_behind_bytes",]) == (
+        3,
+        1,
+        900,
+    )
+    assert (value_of["memory_limit_bytes",], value_of["memory_resident_bytes",], value_of["memory_spilled_bytes",]) == (
         100,
         60,
         7,
@@ -67,7 +71,7 @@ def test_every_counter_of_a_store_actor_is_exported() -> None:
 
 
 def check(samples: Iterable[Sample]) -> None:
-    """Samples are of metrics of the table, with their labels."""
+    """Check that samples are of metrics of the table, with their labels."""
     for sample in samples:
         assert len(metric_of(sample.name).labels) == len(sample.labels), sample
 
@@ -75,10 +79,10 @@ def check(samples: Iterable[Sample]) -> None:
 # -- counters -----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_told_of_a_counter_adds_up_also_over_a_beginning_from_nothing() -> None:
+def test_increments_of_a_counter_add_up_also_after_a_reset() -> None:
     increments = Increments()
-    told = [increments.of(Sample("statefleet_commits_total", value, ("a",))) for value in (0, 5, 5, 9, 2, 3)]
-    assert told == [0, 5, 0, 4, 2, 1]
+    reported = [increments.of(Sample("statefleet_commits_total", value, ("a",))) for value in (0, 5, 5, 9, 2, 3)]
+    assert reported == [0, 5, 0, 4, 2, 1]
     assert increments.of(Sample("statefleet_commits_total", 4, ("b",))) == 4
 
 
@@ -87,8 +91,8 @@ def test_requests_are_counted_with_their_bytes_and_failures_and_answered_as_they
         if operation == "put":
             raise StorageUnavailableError("the object store failed")
 
-    figures = StorageStats()
-    store = CountedObjectStore(ObservedObjectStore(fail), figures, MachineClock())
+    stats = StorageStats()
+    store = CountedObjectStore(ObservedObjectStore(fail), stats, MachineClock())
     assert store.put_if_absent("a/b", b"123")
     assert not store.put_if_absent("a/b", b"4")
     assert store.get("a/b") == b"123"
@@ -96,20 +100,22 @@ def test_requests_are_counted_with_their_bytes_and_failures_and_answered_as_they
         store.get("a/c")
     with pytest.raises(StorageUnavailableError):
         store.put("a/d", b"12345")
-    assert [one.path for one in store.list("a")] == ["a/b"]
-    figures.repeated()
-    found = values(figures.samples("coordinator"))
-    requests = {key[2]: value for key, value in found.items() if key[0] == "object_store_requests_total"}
+    assert [file.path for file in store.list("a")] == ["a/b"]
+    stats.repeated()
+    value_of = values(stats.samples("coordinator"))
+    requests = {key[2]: value for key, value in value_of.items() if key[0] == "object_store_requests_total"}
     assert requests == {"put_if_absent": 2, "get": 2, "put": 1, "list": 1}
-    assert found["object_store_errors_total", "coordinator", "put", "StorageUnavailableError"] == 1
-    assert sum(key[0] == "object_store_errors_total" for key in found) == 1, "what is not there is an answer"
-    assert found["object_store_written_bytes_total", "coordinator"] == 4
-    assert found["object_store_read_bytes_total", "coordinator"] == 3
-    assert figures.trouble() == {"repeated": 1, "StorageUnavailableError": 1}
-    check(figures.samples("coordinator"))
+    assert value_of["object_store_errors_total", "coordinator", "put", "StorageUnavailableError"] == 1
+    assert sum(key[0] == "object_store_errors_total" for key in value_of) == 1, (
+        "a missing object is an answer, not an error"
+    )
+    assert value_of["object_store_written_bytes_total", "coordinator"] == 4
+    assert value_of["object_store_read_bytes_total", "coordinator"] == 3
+    assert stats.trouble() == {"repeated": 1, "StorageUnavailableError": 1}
+    check(stats.samples("coordinator"))
 
 
-# -- the coordinator's --------------------------------------------------------------------------------------------
+# -- metrics of the coordinator --------------------------------------------------------------------------------------------
 
 
 def test_the_coordinators_figures_are_those_of_its_status() -> None:
@@ -122,33 +128,33 @@ def test_the_coordinators_figures_are_those_of_its_status() -> None:
                 )
                 assert isinstance(outcome, AcceptedCommits)
             await coordinator.batch_result(task("run-1", batch), BatchShards(0, SHARDS))
-        # Told again, as after a lost answer: it counts once.
+        # Sent again, as after a lost answer: it counts once.
         await coordinator.commit_partitions("clicks", [PartitionCommit(outcome.entries)])
         samples = await coordinator.samples()
         check(samples)
-        found = values(samples)
+        value_of = values(samples)
         (query,) = (await coordinator.status())["queries"]
         for name in ("rows", "bytes"):
-            assert found[f"state_{name}", "clicks"] == query[f"state_{name}"] > 0
-        assert found["state_shards", "clicks"] == query["num_shards"] == SHARDS
-        assert found["state_version", "clicks"] == query["version"] == 3
-        assert found["state_active", "clicks"] == query["active"] == 1
-        assert found["last_commit_timestamp_seconds", "clicks"] == query["last_commit_ms"] / 1000
-        assert found["commits_total", "clicks"] == 3 * SHARDS
-        assert found["batches_total", "clicks"] == 3
-        assert found["rows_in_total", "clicks"] == 3 * sum(one["rows_in"] for one in query["shards"])
-        assert found["leases_total", "clicks", "local"] == sum(one["operations"] for one in query["shards"])
-        assert len([one for one in samples if one.name == "statefleet_batch_seconds"]) == 3
-        assert found["state_shards_lost", "clicks"] == 0
+            assert value_of[f"state_{name}", "clicks"] == query[f"state_{name}"] > 0
+        assert value_of["state_shards", "clicks"] == query["num_shards"] == SHARDS
+        assert value_of["state_version", "clicks"] == query["version"] == 3
+        assert value_of["state_active", "clicks"] == query["active"] == 1
+        assert value_of["last_commit_timestamp_seconds", "clicks"] == query["last_commit_ms"] / 1000
+        assert value_of["commits_total", "clicks"] == 3 * SHARDS
+        assert value_of["batches_total", "clicks"] == 3
+        assert value_of["rows_in_total", "clicks"] == 3 * sum(shard["rows_in"] for shard in query["shards"])
+        assert value_of["leases_total", "clicks", "local"] == sum(shard["operations"] for shard in query["shards"])
+        assert sum(sample.name == "statefleet_batch_seconds" for sample in samples) == 3
+        assert value_of["state_shards_lost", "clicks"] == 0
 
         await coordinator.report_store_actor_lost(actor("a").instance_id)
-        found = values(await coordinator.samples())
-        assert (found["state_shards_lost", "clicks"], found["store_actors", "lost"]) == (SHARDS, 1)
+        value_of = values(await coordinator.samples())
+        assert (value_of["state_shards_lost", "clicks"], value_of["store_actors", "lost"]) == (SHARDS, 1)
         # Shards that a living store actor takes over were recovered.
         for shard in range(SHARDS):
             await coordinator.attach_and_lease(task("run-1", 3, shard=shard), METADATA, actor("b"))
-        found = values(await coordinator.samples())
-        assert (found["state_shards_lost", "clicks"], found["moves_total", "clicks", "recovery"]) == (0, SHARDS)
-        assert found["state_shards", "clicks"] == SHARDS
+        value_of = values(await coordinator.samples())
+        assert (value_of["state_shards_lost", "clicks"], value_of["moves_total", "clicks", "recovery"]) == (0, SHARDS)
+        assert value_of["state_shards", "clicks"] == SHARDS
 
     asyncio.run(scenario())

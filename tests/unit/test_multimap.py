@@ -18,7 +18,7 @@ KEYS = st.sampled_from(["a", "b", "c", None, ""])
 
 
 class Model:
-    """A multi-map from key to values, with what a version did."""
+    """A multimap from key to values, as a dict of its rows by number."""
 
     def __init__(self) -> None:
         self.table = MultiTable(SCHEMA)
@@ -37,9 +37,9 @@ class Model:
     def change(self, add: list[tuple[str | None, int]], remove: list[int], version: int) -> None:
         table = self.table
         step = table.begin(version)
-        numbers = table.numbers(len(add)).tolist()  # before any row is gone, as operators do
-        gone = {number: self.rows[number] for number in remove}
-        words = table.table.rows_of(self.batch(gone))
+        numbers = table.numbers(len(add)).tolist()  # before any row is removed, as operators do
+        removed_rows = {number: self.rows[number] for number in remove}
+        words = table.table.rows_of(self.batch(removed_rows))
         slots = table.table.remove_rows(words)
         step.parts.append(UndoPart(np.empty((0, words.shape[1]), np.uint64), table.table.rows[slots].copy()))
         new = dict(zip(numbers, add, strict=True))
@@ -53,18 +53,20 @@ class Model:
     def check(self) -> None:
         keys = ["a", "b", "c", None, "", "never"]
         probe = pa.record_batch({"k": pa.array(keys, pa.string())})
-        places, slots = self.table.table.match(*self.table.table.chain_keys(probe))
-        found = self.table.table.decode(self.table.table.rows[slots]).to_pylist()
-        matched = sorted((place, row[ROW_COLUMN], row["v"]) for place, row in zip(places.tolist(), found, strict=True))
+        key_indices, slots = self.table.table.match(*self.table.table.chain_keys(probe))
+        rows = self.table.table.decode(self.table.table.rows[slots]).to_pylist()
+        matched = sorted(
+            (index, row[ROW_COLUMN], row["v"]) for index, row in zip(key_indices.tolist(), rows, strict=True)
+        )
         assert matched == sorted(
             (keys.index(key), number, value) for number, (key, value) in self.rows.items() if key in keys
         )
-        assert places.tolist() == sorted(places.tolist())
+        assert key_indices.tolist() == sorted(key_indices.tolist())
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_chains_find_all_rows_of_a_key_through_changes_undo_and_reload(data: st.DataObject) -> None:
+def test_a_multimap_finds_all_rows_of_a_key_through_changes_undo_and_reload(data: st.DataObject) -> None:
     model = Model()
     for version in range(1, data.draw(st.integers(1, 8)) + 1):
         before = dict(model.rows)
@@ -97,13 +99,13 @@ def test_a_thousand_rows_of_one_key_and_a_thousand_keys_are_all_found() -> None:
     model = Model()
     model.change([("hot", value) for value in range(1000)] + [(f"k{value}", value) for value in range(1000)], [], 1)
     probe = pa.record_batch({"k": pa.array(["hot", "k7", "hot", "cold"])})
-    places, slots = model.table.table.match(*model.table.table.chain_keys(probe))
-    assert np.bincount(places, minlength=4).tolist() == [1000, 1, 1000, 0]
+    key_indices, slots = model.table.table.match(*model.table.table.chain_keys(probe))
+    assert np.bincount(key_indices, minlength=4).tolist() == [1000, 1, 1000, 0]
     assert len(set(slots.tolist())) == 1001
 
 
 @given(st.lists(st.lists(st.integers(0, 50), max_size=10), max_size=10), st.lists(st.integers(0, 60), max_size=10))
-def test_a_calendar_gives_what_is_due_once(batches: list[list[int]], limits: list[int]) -> None:
+def test_an_expiry_queue_returns_each_due_slot_once(batches: list[list[int]], limits: list[int]) -> None:
     queue, waiting, slot = ExpiryQueue(), dict[int, int](), 0
     for batch, limit in zip(batches, limits, strict=False):
         slots = np.arange(slot, slot + len(batch))
@@ -111,12 +113,12 @@ def test_a_calendar_gives_what_is_due_once(batches: list[list[int]], limits: lis
         queue.add(np.array(batch, np.int64), slots)
         waiting |= dict(zip(slots.tolist(), batch, strict=True))
         due = queue.due(limit).tolist()
-        assert sorted(due) == sorted(one for one, expiry in waiting.items() if expiry <= limit)
-        for one in due:
-            del waiting[one]
+        assert sorted(due) == sorted(waiting_slot for waiting_slot, expiry in waiting.items() if expiry <= limit)
+        for due_slot in due:
+            del waiting[due_slot]
 
 
-def test_what_expires_late_does_not_hold_what_was_entered_with_it() -> None:
+def test_a_late_expiry_does_not_hold_entries_of_the_same_batch() -> None:
     queue, size = ExpiryQueue(), 1000
     for batch in range(200):
         expiries = np.full(size, batch)
@@ -127,7 +129,7 @@ def test_what_expires_late_does_not_hold_what_was_entered_with_it() -> None:
     assert len(queue.due(10**6)) == 200
 
 
-def test_the_calendar_of_a_table_follows_its_rows() -> None:
+def test_the_expiry_queue_of_a_table_follows_its_rows() -> None:
     # Each key is removed before it is due: evictions never look at its entry.
     schema = StateSchema((Field("until", "timestamp"),), (), (), "until", 0, "update")
     table = GroupTable(schema)
@@ -141,7 +143,7 @@ def test_the_calendar_of_a_table_follows_its_rows() -> None:
     assert (len(table.evict(2 * 10**6)), len(table)) == (100 * 100, 0)
 
 
-def test_what_never_expires_is_not_entered() -> None:
+def test_slots_that_never_expire_are_not_entered() -> None:
     queue = ExpiryQueue()
     queue.add(np.array([NEVER, 5]), np.array([1, 2]))
     assert queue.due(NEVER - 1).tolist() == [2]

@@ -1,4 +1,4 @@
-"""Names of states and stores become folders: what cannot be one is refused before anything is written."""
+"""Names of states and stores become folders: other names are refused before anything is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays, maps and structs as bytes: what comes back, what is equal, how their types are named."""
+"""Arrays, maps and structs as bytes: decoding, equality, and names of their types."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def test_values_come_back_as_they_were(array: pa.Array) -> None:
 def test_values_are_equal_if_their_bytes_are(array: pa.Array) -> None:
     values = [identity(value) for value in array.to_pylist()]
     data = packed(array).to_pylist()
-    for one, bytes_of_one in zip(values, data, strict=True):
-        for other, bytes_of_other in zip(values, data, strict=True):
-            assert (one == other) == (bytes_of_one == bytes_of_other)
+    for left, left_bytes in zip(values, data, strict=True):
+        for right, right_bytes in zip(values, data, strict=True):
+            assert (left == right) == (left_bytes == right_bytes)
 
 
-def test_what_a_null_hides_makes_no_difference() -> None:
-    """Arrow keeps what stood in a list or string before it was made null."""
+def test_values_under_a_null_make_no_difference() -> None:
+    """Arrow keeps the values of a list or string that was made null."""
     strings = pa.array(["hidden", "b"]).filter(pa.array([True, True]))
     bitmap = pa.py_buffer(b"\x02")
     hiding = pa.Array.from_buffers(pa.string(), 2, [bitmap, *strings.buffers()[1:]])
@@ -52,24 +52,24 @@ def test_what_a_null_hides_makes_no_difference() -> None:
     assert packed(lists).to_pylist() == packed(pa.array([[None, "b"], []])).to_pylist()
     assert packed(nulls).to_pylist() == packed(pa.array([None, []], pa.list_(pa.string()))).to_pylist()
     data, ends = encode_nested(nulls)
-    shown, its_ends = encode_nested(pa.array([None, []], pa.list_(pa.string())))
-    assert (data == shown).all()
-    assert (ends == its_ends).all()
+    plain, plain_ends = encode_nested(pa.array([None, []], pa.list_(pa.string())))
+    assert (data == plain).all()
+    assert (ends == plain_ends).all()
 
 
 @given(kind=NESTED)
 @settings(max_examples=200, deadline=None)
-def test_a_type_is_named_and_found_again(kind: pa.DataType) -> None:
+def test_a_type_round_trips_through_its_name(kind: pa.DataType) -> None:
     name = type_to_string(kind)
     assert string_to_type(name) == kind
     assert type_to_string(string_to_type(name)) == name
-    told = T.StructType.fromJson(
+    spark_schema = T.StructType.fromJson(
         {"type": "struct", "fields": [{"name": "c", "type": spark_type(name), "nullable": True, "metadata": {}}]}
     )
-    assert to_arrow_type(told["c"].dataType) == kind
+    assert to_arrow_type(spark_schema["c"].dataType) == kind
 
 
-def test_names_are_read_by_people_and_for_good() -> None:
+def test_names_of_types_are_readable_and_stable() -> None:
     kind = pa.struct(
         [
             pa.field("a,b", pa.list_(pa.field("element", pa.decimal128(5, 2), nullable=False))),

@@ -20,26 +20,26 @@ from tests.unit.grouped_rows import Rows, aggregate_parts, schema_of
 from tests.unit.nested_values import NESTED, identity, values
 
 K = AccumulatorKind
-#: As state holds them: whatever is inside may be null.
+#: Types as state stores them: every value inside may be null.
 KINDS = NESTED.map(lambda kind: string_to_type(type_to_string(kind).replace(" not null", "")))
 
 
-def compared(kind: pa.DataType, one: Any, other: Any) -> int:
-    """Spark's order: negative, 0 or positive."""
-    if one is None or other is None:
-        return (one is not None) - (other is not None)
+def compared(kind: pa.DataType, a: Any, b: Any) -> int:
+    """Compare two values in Spark's order: negative, 0 or positive."""
+    if a is None or b is None:
+        return (a is not None) - (b is not None)
     if pa.types.is_struct(kind):
-        fields = [kind.field(place) for place in range(kind.num_fields)]
-        found = (compared(field.type, one[field.name], other[field.name]) for field in fields)
-        return next((order for order in found if order), 0)
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+        orders = (compared(field.type, a[field.name], b[field.name]) for field in fields)
+        return next((order for order in orders if order), 0)
     if pa.types.is_list(kind):
-        found = (compared(kind.value_type, a, b) for a, b in zip(one, other, strict=False))
-        return next((order for order in found if order), len(one) - len(other))
-    if isinstance(one, str):
-        one, other = one.encode(), other.encode()
-    if isinstance(one, float) and (math.isnan(one) or math.isnan(other)):
-        return math.isnan(one) - math.isnan(other)
-    return (one > other) - (one < other)
+        orders = (compared(kind.value_type, x, y) for x, y in zip(a, b, strict=False))
+        return next((order for order in orders if order), len(a) - len(b))
+    if isinstance(a, str):
+        a, b = a.encode(), b.encode()
+    if isinstance(a, float) and (math.isnan(a) or math.isnan(b)):
+        return math.isnan(a) - math.isnan(b)
+    return (a > b) - (a < b)
 
 
 def parts_of(*kinds: pa.DataType) -> st.SearchStrategy[list[Rows]]:
@@ -53,7 +53,9 @@ combined_or_not = pytest.mark.parametrize("combined", [False, True])
 @combined_or_not
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_extremes_are_those_of_sparks_order_and_of_equal_ones_the_first(combined: bool, data: st.DataObject) -> None:
+def test_extremes_follow_sparks_order_and_the_first_of_equal_values_is_kept(
+    combined: bool, data: st.DataObject
+) -> None:
     kind = data.draw(KINDS.filter(lambda kind: not has_map(type_to_string(kind))))
     name = type_to_string(kind)
     schema = schema_of(
@@ -62,10 +64,10 @@ def test_extremes_are_those_of_sparks_order_and_of_equal_ones_the_first(combined
         types=[name],
     )
     parts = data.draw(parts_of(kind))
-    found = aggregate_parts(schema, parts, combined=combined)
-    for k, row in found.items():
+    row_of_key = aggregate_parts(schema, parts, combined=combined)
+    for k, row in row_of_key.items():
         present = [value for part in parts for key, value in part if key == k and value is not None]
-        order = cmp_to_key(lambda one, other: compared(kind, one, other))
+        order = cmp_to_key(lambda a, b: compared(kind, a, b))
         assert identity(row["largest"]) == identity(max(present, key=order, default=None))
         assert identity(row["smallest"]) == identity(min(present, key=order, default=None))
 
@@ -76,29 +78,31 @@ def test_extremes_are_those_of_sparks_order_and_of_equal_ones_the_first(combined
 def test_values_by_an_ordering(combined: bool, data: st.DataObject) -> None:
     kind = data.draw(KINDS)
     by = data.draw(KINDS.filter(lambda kind: not has_map(type_to_string(kind))))
-    name, its = type_to_string(kind), type_to_string(by)
+    name, by_name = type_to_string(kind), type_to_string(by)
     schema = schema_of(
-        Accumulator(K.MAX_BY, ("v0", "v1"), (Field("last", name), Field("last_by", its))),
-        Accumulator(K.MIN_BY, ("v0", "v1"), (Field("first", name), Field("first_by", its))),
+        Accumulator(K.MAX_BY, ("v0", "v1"), (Field("last", name), Field("last_by", by_name))),
+        Accumulator(K.MIN_BY, ("v0", "v1"), (Field("first", name), Field("first_by", by_name))),
         Accumulator(K.MAX_BY, ("v0", "v2"), (Field("numbered", name), Field("number", "decimal(38,4)"))),
-        types=[name, its, "decimal(38,4)"],
+        types=[name, by_name, "decimal(38,4)"],
     )
     parts = data.draw(parts_of(kind, by, pa.decimal128(38, 4)))
     for k, row in aggregate_parts(schema, parts, combined=combined).items():
-        rows = [one for part in parts for key, *one in part if key == k]
-        order = cmp_to_key(lambda one, other: compared(by, one[1], other[1]))
-        present = [one for one in reversed(rows) if one[1] is not None]
+        rows = [values for part in parts for key, *values in part if key == k]
+        order = cmp_to_key(lambda a, b: compared(by, a[1], b[1]))
+        present = [row_values for row_values in reversed(rows) if row_values[1] is not None]
         nothing = (None, None, None)
         assert identity(row["last"]) == identity(max(present, key=order, default=nothing)[0])
         assert identity(row["first"]) == identity(min(present, key=order, default=nothing)[0])
-        numbered = [one for one in reversed(rows) if one[2] is not None]
-        assert identity(row["numbered"]) == identity(max(numbered, key=lambda one: one[2], default=nothing)[0])
+        numbered = [row_values for row_values in reversed(rows) if row_values[2] is not None]
+        assert identity(row["numbered"]) == identity(
+            max(numbered, key=lambda row_values: row_values[2], default=nothing)[0]
+        )
 
 
 @combined_or_not
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_places_lists_and_counts(combined: bool, data: st.DataObject) -> None:
+def test_first_last_lists_and_counts(combined: bool, data: st.DataObject) -> None:
     kind = data.draw(KINDS)
     name = type_to_string(kind)
     listed, counted = Field("all", list_type(name), False), Field("mode", counts_type(name), False)
@@ -113,13 +117,16 @@ def test_places_lists_and_counts(combined: bool, data: st.DataObject) -> None:
     parts = data.draw(parts_of(kind))
     for k, row in aggregate_parts(schema, parts, combined=combined).items():
         all_values = [identity(value) for part in parts for key, value in part if key == k]
-        present = [one for one in all_values if one != identity(None)]
+        present = [value for value in all_values if value != identity(None)]
         assert identity(row["first"]) == all_values[0]
         assert identity(row["last"]) == (present[-1] if present else identity(None))
-        assert [identity(one) for one in row["all"]] == present
-        assert [identity(one) for one in row["different"]] == list(dict.fromkeys(present))
-        often = Counter(present)
-        assert identity(row["mode"]) in [one for one in often if often[one] == max(often.values())] or not present
+        assert [identity(value) for value in row["all"]] == present
+        assert [identity(value) for value in row["different"]] == list(dict.fromkeys(present))
+        count_of = Counter(present)
+        assert (
+            identity(row["mode"]) in [value for value in count_of if count_of[value] == max(count_of.values())]
+            or not present
+        )
 
 
 FLOATS = pa.list_(pa.field("element", pa.float32()))
@@ -155,8 +162,8 @@ def test_each_pair_is_in_order(kind: pa.DataType, ordered: list[Any]) -> None:
         Accumulator(K.MIN, ("v0",), (Field("smallest", name),)),
         types=[name],
     )
-    for place, one in enumerate(ordered):
-        for other in ordered[place + 1 :]:
-            for pair in ([(0, one), (0, other)], [(0, other), (0, one)]):
+    for index, smaller in enumerate(ordered):
+        for larger in ordered[index + 1 :]:
+            for pair in ([(0, smaller), (0, larger)], [(0, larger), (0, smaller)]):
                 (row,) = aggregate_parts(schema, [pair], combined=False).values()
-                assert identity([row["smallest"], row["largest"]]) == identity([one, other])
+                assert identity([row["smallest"], row["largest"]]) == identity([smaller, larger])

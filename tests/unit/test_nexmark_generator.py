@@ -1,4 +1,4 @@
-"""Nexmark's events: the shares and skews of its data model, and the same data always and from any place on."""
+"""Nexmark's events: the shares and skews of its data model, and the same data in every run and from any event on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def events() -> Events:
 
 
 def ints(batch: pa.RecordBatch, name: str) -> Column:
-    """A column as integers; times in milliseconds."""
+    """Return a column as integers; times in milliseconds."""
     column = batch.column(name)
     if pa.types.is_timestamp(column.type):
         column = pc.cast(column, pa.timestamp("ms", tz="UTC"))
@@ -43,14 +43,14 @@ def ints(batch: pa.RecordBatch, name: str) -> Column:
 
 
 def share(condition: npt.NDArray[np.bool_], expected: float) -> None:
-    """The share of true values is the expected one within five standard deviations."""
+    """Check that the share of true values is the expected one within five standard deviations."""
     tolerance = 5 * np.sqrt(expected * (1 - expected) / len(condition))
     assert abs(condition.mean() - expected) < tolerance
 
 
 def test_the_first_thousand_events_never_change() -> None:
-    made = Nexmark(seed=1).events(0, 1000)
-    text = json.dumps([batch.to_pylist() for batch in made], default=lambda time: time.isoformat())
+    events = Nexmark(seed=1).events(0, 1000)
+    text = json.dumps([batch.to_pylist() for batch in events], default=lambda time: time.isoformat())
     assert hashlib.sha256(text.encode()).hexdigest() == GOLDEN
 
 
@@ -60,8 +60,8 @@ def test_of_fifty_events_one_is_a_person_three_are_auctions_and_the_others_bids(
     numbers = np.concatenate([ints(batch, "eventNumber") for batch in events])
     assert np.array_equal(np.sort(numbers), np.arange(N))
     for batch, low, high in zip(events, (0, 1, 4), (1, 4, 50), strict=True):
-        places = ints(batch, "eventNumber") % 50
-        assert ((places >= low) & (places < high)).all()
+        positions = ints(batch, "eventNumber") % 50
+        assert ((positions >= low) & (positions < high)).all()
 
 
 def test_ids_count_from_a_thousand(events: Events) -> None:
@@ -75,11 +75,11 @@ def test_half_of_the_bids_go_to_the_hot_auction_and_the_others_to_open_ones(even
     hot = newest // 100 * 100
     # Of the other half, one of about 111 meets the hot auction by chance.
     share(auction == hot, 0.5 + 0.5 / 111)
-    others, at = auction[auction != hot], newest[auction != hot]
-    assert (others >= np.maximum(at - 100, 0)).all()
-    assert (others <= at + 10).all()
-    share(others > at, 10 / 111)
-    share(others < at - 49, 51 / 111)
+    other_auctions, at = auction[auction != hot], newest[auction != hot]
+    assert (other_auctions >= np.maximum(at - 100, 0)).all()
+    assert (other_auctions <= at + 10).all()
+    share(other_auctions > at, 10 / 111)
+    share(other_auctions < at - 49, 51 / 111)
 
 
 @pytest.mark.parametrize(("stream", "column", "offset"), [("bids", "bidder", 1), ("auctions", "seller", 0)])
@@ -92,10 +92,10 @@ def test_three_quarters_are_of_the_hot_person_and_the_others_of_active_ones(
     hot = newest // 100 * 100 + offset
     settled = newest >= 1000
     share((person == hot)[settled], 0.75 + 0.25 / 1010)
-    others, at = person[person != hot], newest[person != hot]
-    assert (others >= np.maximum(at - 999, 0)).all()
-    assert (others <= at + 10).all()
-    share((others > at)[at >= 1000], 10 / 1010)
+    other_persons, at = person[person != hot], newest[person != hot]
+    assert (other_persons >= np.maximum(at - 999, 0)).all()
+    assert (other_persons <= at + 10).all()
+    share((other_persons > at)[at >= 1000], 10 / 1010)
 
 
 def test_prices_are_log_uniform_so_each_rank_has_a_third(events: Events) -> None:
@@ -137,16 +137,16 @@ def test_categories_states_and_channels_are_even(events: Events) -> None:
 @pytest.mark.parametrize("rate", [1, 7, 999, 10_000, 10_000_000])
 def test_the_rate_is_the_event_time(rate: int) -> None:
     start = 1_000_000_000_000_000
-    made = Nexmark(rate=rate, start=start, extra=False).events(10_000, 11_000)
-    for batch in made:
+    events = Nexmark(rate=rate, start=start, extra=False).events(10_000, 11_000)
+    for batch in events:
         numbers = ints(batch, "eventNumber")
         assert ints(batch, "dateTime").tolist() == [start // 1000 + int(n) * 1000 // rate for n in numbers]
 
 
 def test_extra_pads_to_the_mean_sizes_of_the_data_model() -> None:
     # Nexmark counts 8 bytes a number and leaves out a bid's channel and URL.
-    made = Nexmark().events(0, N // 4)
-    for batch, mean in zip(made, (200, 500, 100), strict=True):
+    events = Nexmark().events(0, N // 4)
+    for batch, mean in zip(events, (200, 500, 100), strict=True):
         counted = [f.name for f in batch.schema if f.name not in ("channel", "url", "eventNumber")]
         texts = [c for c in counted if batch.schema.field(c).type == pa.string()]
         letters = sum(pc.sum(pc.utf8_length(batch.column(c))).as_py() for c in texts)
@@ -154,7 +154,7 @@ def test_extra_pads_to_the_mean_sizes_of_the_data_model() -> None:
         assert abs((letters + numbers) / batch.num_rows - mean) < mean * 0.05
         lengths = np.asarray(pc.utf8_length(batch.column("extra")))
         assert lengths.min() < lengths.mean() * 0.85 < lengths.mean() * 1.15 < lengths.max()
-    words = np.asarray(made.bids.column("extra"))
+    words = np.asarray(events.bids.column("extra"))
     assert len(np.unique(words)) > 0.95 * len(words)
     assert all(text.isascii() and text.isalpha() and text.islower() for text in words[:1000])
     without = Nexmark(extra=False).events(0, 1000)
@@ -182,10 +182,12 @@ def test_any_range_equals_the_same_range_of_a_longer_run(nexmark: Nexmark, first
 
 
 def test_another_seed_makes_other_events_of_the_same_kinds(events: Events) -> None:
-    other = Nexmark(seed=2, extra=False).events(0, N)
-    assert ints(other.bids, "eventNumber").tolist() == ints(events.bids, "eventNumber").tolist()
-    assert (ints(other.bids, "price") != ints(events.bids, "price")).mean() > 0.99
-    assert (np.asarray(other.persons.column("emailAddress")) != np.asarray(events.persons.column("emailAddress"))).all()
+    seed_2 = Nexmark(seed=2, extra=False).events(0, N)
+    assert ints(seed_2.bids, "eventNumber").tolist() == ints(events.bids, "eventNumber").tolist()
+    assert (ints(seed_2.bids, "price") != ints(events.bids, "price")).mean() > 0.99
+    assert (
+        np.asarray(seed_2.persons.column("emailAddress")) != np.asarray(events.persons.column("emailAddress"))
+    ).all()
 
 
 @pytest.mark.parametrize("group", [3, 5, 100, 1000])
@@ -195,9 +197,9 @@ def test_out_of_order_events_are_shuffled_within_their_groups_and_otherwise_the_
     assert np.array_equal(np.sort(arrivals.reshape(-1, group)), np.arange(6000).reshape(-1, group))
     assert not np.array_equal(arrivals, np.arange(6000))
     in_order = Nexmark(extra=False).events(0, 6000)
-    made = shuffled.events(0, 6000)
-    assert ints(made.bids, "eventNumber").tolist() != ints(in_order.bids, "eventNumber").tolist()
-    for batch, same in zip(made, in_order, strict=True):
+    out_of_order = shuffled.events(0, 6000)
+    assert ints(out_of_order.bids, "eventNumber").tolist() != ints(in_order.bids, "eventNumber").tolist()
+    for batch, same in zip(out_of_order, in_order, strict=True):
         assert pa.table(batch).sort_by("eventNumber") == pa.table(same)
 
 
@@ -212,10 +214,10 @@ def test_draws_are_splitmix64_and_fields_are_independent() -> None:
         start = mix((mix(seed) + field) % 2**64)
         expected = [mix((start + n * 0x9E3779B97F4A7C15) % 2**64) for n in range(10)]
         assert draw(seed, field, np.arange(10)).tolist() == expected
-    one, two = (below(draw(1, field, np.arange(N)), 1000) for field in (1, 2))
-    assert abs(np.corrcoef(one, two)[0, 1]) < 0.02
-    assert abs(np.corrcoef(one[1:], one[:-1])[0, 1]) < 0.02
-    counts = np.bincount(one, minlength=1000)
+    first, second = (below(draw(1, field, np.arange(N)), 1000) for field in (1, 2))
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.02
+    assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 0.02
+    counts = np.bincount(first, minlength=1000)
     assert len(counts) == 1000
     assert ((counts - N / 1000) ** 2 / (N / 1000)).sum() < 1000 + 5 * np.sqrt(2000)
 

@@ -1,4 +1,4 @@
-"""When executors are asked for, given up and ended, and when a node's shards are moved: the rules, without Ray and Spark."""
+"""Rules by which executors are requested, given up and ended, and a node's shards are moved, without Ray and Spark."""
 
 from __future__ import annotations
 
@@ -21,44 +21,44 @@ from spark_jobs.session.settings import EXECUTOR_RESOURCES, MAX_EXECUTORS, STORE
 GIB = 2.0**30
 
 
-# -- executors that are asked for -------------------------------------------------------------------------------------
+# -- requested executors -------------------------------------------------------------------------------------
 
 
 def test_rays_own_restart_comes_first() -> None:
-    places = ExecutorSlots(3)
-    assert [places.due(now, present=2, free=1) for now in (0.0, 2.0, 7.9)] == [0, 0, 0]
-    assert places.due(8.0, present=2, free=1) == 1
+    slots = ExecutorSlots(3)
+    assert [slots.due(now, present=2, free=1) for now in (0.0, 2.0, 7.9)] == [0, 0, 0]
+    assert slots.due(8.0, present=2, free=1) == 1
 
 
-def test_a_place_that_is_taken_meanwhile_is_waited_for_anew() -> None:
-    places = ExecutorSlots(3)
-    assert places.due(0.0, present=2, free=1) == 0
-    assert places.due(7.0, present=2, free=0) == 0
-    assert places.due(9.0, present=2, free=1) == 0, "the time begins again"
-    assert places.due(17.0, present=2, free=1) == 1
+def test_a_slot_that_is_taken_meanwhile_starts_a_new_wait() -> None:
+    slots = ExecutorSlots(3)
+    assert slots.due(0.0, present=2, free=1) == 0
+    assert slots.due(7.0, present=2, free=0) == 0
+    assert slots.due(9.0, present=2, free=1) == 0, "the time begins again"
+    assert slots.due(17.0, present=2, free=1) == 1
 
 
-def test_what_was_asked_for_is_not_asked_for_again_while_it_starts(caplog: pytest.LogCaptureFixture) -> None:
-    places = ExecutorSlots(4)
-    places.due(0.0, present=2, free=2)
-    assert places.due(8.0, present=2, free=2) == 2
-    assert [places.due(now, present=2, free=2) for now in (10.0, 30.0, 67.0)] == [0, 0, 0]
-    assert places.due(68.0, present=2, free=2) == 3, "nothing came: RayDP thinks that one is there"
+def test_an_executor_is_not_requested_again_while_it_starts(caplog: pytest.LogCaptureFixture) -> None:
+    slots = ExecutorSlots(4)
+    slots.due(0.0, present=2, free=2)
+    assert slots.due(8.0, present=2, free=2) == 2
+    assert [slots.due(now, present=2, free=2) for now in (10.0, 30.0, 67.0)] == [0, 0, 0]
+    assert slots.due(68.0, present=2, free=2) == 3, "no executor came: RayDP believes that one is there"
     assert "asked again: 2 of at most 4" in caplog.text
 
 
-def test_one_of_two_that_came_does_not_hold_up_the_other() -> None:
-    places = ExecutorSlots(4)
-    places.due(0.0, present=2, free=2)
-    assert places.due(8.0, present=2, free=2) == 2
-    assert places.due(10.0, present=3, free=1) == 1
+def test_the_first_of_two_requested_executors_does_not_delay_the_second() -> None:
+    slots = ExecutorSlots(4)
+    slots.due(0.0, present=2, free=2)
+    assert slots.due(8.0, present=2, free=2) == 2
+    assert slots.due(10.0, present=3, free=1) == 1
 
 
 @pytest.mark.parametrize(("present", "free", "due"), [(3, 5, 0), (4, 5, 0), (1, 5, 2), (1, 1, 1), (0, 0, 0)])
 def test_there_are_never_more_than_the_limit_or_than_nodes_with_room(present: int, free: int, due: int) -> None:
-    places = ExecutorSlots(3)
-    places.due(0.0, present, free)
-    assert places.due(8.0, present, free) == due
+    slots = ExecutorSlots(3)
+    slots.due(0.0, present, free)
+    assert slots.due(8.0, present, free) == due
 
 
 # -- nodes ------------------------------------------------------------------------------------------------------------
@@ -67,19 +67,19 @@ def test_there_are_never_more_than_the_limit_or_than_nodes_with_room(present: in
 class FakeCluster:
     """A cluster of nodes by address, with executors of two cores on some."""
 
-    def __init__(self, *addresses: str, limit: int = 4, offers_places: bool = True, is_dynamic: bool = False) -> None:
+    def __init__(self, *addresses: str, limit: int = 4, offers_slots: bool = True, is_dynamic: bool = False) -> None:
         self.alive = {address: f"id-{address}" for address in addresses}
         self.ending: dict[str, int] = {}
         self.executors: dict[str, str] = {}
         self.shards: dict[str, int] = {}
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
         self.refuses = False
         self.drained: set[str] = set()
         self.starts = False
         self.restarts: list[RestartingExecutor] = []
         self.store_actors = set(addresses)
         self._settings = {"spark.executor.cores": "2", "spark.executor.instances": "1", MAX_EXECUTORS: str(limit)}
-        if offers_places:
+        if offers_slots:
             self._settings[f"{EXECUTOR_RESOURCES}{STORE_RESOURCE}"] = "1"
         if is_dynamic:
             self._settings["spark.dynamicAllocation.enabled"] = "true"
@@ -99,7 +99,7 @@ class FakeCluster:
             for address, node_id in self.alive.items()
         ]
 
-    # What the watch knows of Spark.
+    # Spark, as the watch sees it.
     def setting(self, name: str, otherwise: str) -> str:
         return self._settings.get(name, otherwise)
 
@@ -110,10 +110,10 @@ class FakeCluster:
         return [Executor(number, host) for number, host in self.executors.items()]
 
     def request(self, count: int) -> None:
-        self.told.append(("ask", count))
+        self.calls.append(("ask", count))
 
     def lose(self, executor_ids: Sequence[str], why: str) -> None:
-        self.told.append(("lose", *executor_ids))
+        self.calls.append(("lose", *executor_ids))
 
     def is_starting(self) -> bool:
         return self.starts
@@ -123,47 +123,47 @@ class FakeCluster:
 
     def end(self, ended: Sequence[str] | RestartingExecutor) -> None:
         if isinstance(ended, RestartingExecutor):
-            self.told.append(("end actor", ended.name))
+            self.calls.append(("end actor", ended.name))
             self.restarts.remove(ended)
             return
-        self.told.append(("end", *ended))
-        for one in ended:
-            del self.executors[one]
+        self.calls.append(("end", *ended))
+        for executor_id in ended:
+            del self.executors[executor_id]
 
-    # What it knows of the fleet.
+    # The fleet, as the watch sees it.
     def load_all_states(self) -> list[str]:
         return []
 
     def drain(self, node_id: str, *, dry_run: bool) -> tuple[str, ...]:
         if self.refuses:
             raise InvalidRequestError("no other node has a living store actor")
-        address = next(one for one, known in self.alive.items() if known == node_id)
+        address = next(address for address, alive_id in self.alive.items() if alive_id == node_id)
         self.drained |= set() if dry_run else {address}
         return tuple(f"{address}:{number}" for number in range(self.shards.get(address, 0)))
 
     def undrain(self, node_id: str) -> None:
-        self.told.append(("undrain", node_id))
+        self.calls.append(("undrain", node_id))
 
     def begin(self, moves: Sequence[str]) -> None:
-        self.told += [("move", *moves)] if moves else []
+        self.calls += [("move", *moves)] if moves else []
 
     def status(self) -> dict[str, Any]:
         return {
             "store_actors": [
                 {
-                    "actor_name": f"at-{one}",
-                    "instance_id": f"life-{one}",
-                    "node_id": f"id-{one}",
-                    "alive": one in self.store_actors,
+                    "actor_name": f"at-{address}",
+                    "instance_id": f"life-{address}",
+                    "node_id": f"id-{address}",
+                    "alive": address in self.store_actors,
                 }
-                for one in self.alive
+                for address in self.alive
             ]
         }
 
     def report_store_actor_lost(self, instance_id: str) -> None:
-        self.told.append(("lost", instance_id))
+        self.calls.append(("lost", instance_id))
 
-    # What it knows of Ray's actors.
+    # Ray's actors, as the watch sees them.
     def node_id(self) -> str:
         return "id-head"
 
@@ -173,11 +173,11 @@ class FakeCluster:
     def kill(self, handle: Any, *, restart: bool) -> None:
         assert not restart
         self.store_actors.remove(handle.address)
-        self.told.append(("end store actor", handle.address))
+        self.calls.append(("end store actor", handle.address))
 
 
 class ReportedDrivers:
-    """A coordinator that notes what is reported."""
+    """A coordinator that records the reports."""
 
     def __init__(self) -> None:
         self.reports: list[DriverReport] = []
@@ -186,7 +186,7 @@ class ReportedDrivers:
         self.reports.append(report)
 
 
-def test_what_is_new_is_reported_at_once_and_repeated_for_coordinators_that_started_anew() -> None:
+def test_a_new_report_is_sent_at_once_and_repeated_for_restarted_coordinators() -> None:
     reports, listener = DriverReports(), ReportedDrivers()
     calm = DriverReport("app", (ExecutorState("1", "a"),))
     lost = DriverReport("app", (ExecutorState("1", "a", 5, "killed"),))
@@ -195,189 +195,189 @@ def test_what_is_new_is_reported_at_once_and_repeated_for_coordinators_that_star
     assert listener.reports == [calm, lost, lost]
 
 
-def test_a_report_that_fails_does_not_keep_nodes_from_being_looked_after(caplog: pytest.LogCaptureFixture) -> None:
-    world = FakeCluster("a")
+def test_a_report_that_fails_does_not_stop_the_watch(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = FakeCluster("a")
 
     def fails(now_ms: int) -> DriverReport:
         raise RuntimeError("Spark does not say")
 
-    world.report, world.has_ended = fails, lambda: False  # type: ignore[attr-defined]
-    world.watch.report(0.0, 0)
-    world.watch.report(2.0, 2000)
-    assert caplog.text.count("could not be reported") == 1, "it is said once"
+    cluster.report, cluster.has_ended = fails, lambda: False  # type: ignore[attr-defined]
+    cluster.watch.report(0.0, 0)
+    cluster.watch.report(2.0, 2000)
+    assert caplog.text.count("could not be reported") == 1, "it is logged once"
 
 
 def test_a_node_that_joins_gets_an_executor() -> None:
-    world = FakeCluster("a")
-    world.executors = {"0": "a"}
-    world.look(0, 20)
-    assert world.told == []
-    world.alive["b"] = "id-b"
-    world.look(22, 24, 31)
-    assert world.told == [("ask", 1)]
-    world.executors["1"] = "b"
-    world.look(33, 60)
-    assert world.told == [("ask", 1)]
+    cluster = FakeCluster("a")
+    cluster.executors = {"0": "a"}
+    cluster.look(0, 20)
+    assert cluster.calls == []
+    cluster.alive["b"] = "id-b"
+    cluster.look(22, 24, 31)
+    assert cluster.calls == [("ask", 1)]
+    cluster.executors["1"] = "b"
+    cluster.look(33, 60)
+    assert cluster.calls == [("ask", 1)]
 
 
-def test_none_is_asked_for_while_one_is_being_started() -> None:
-    world = FakeCluster("a", "b")
-    world.executors, world.starts = {"0": "a"}, True
-    world.look(0, 10, 20, 100)
-    assert world.told == []
-    world.starts = False
-    world.look(102, 110)
-    assert world.told == [("ask", 1)]
+def test_no_executor_is_requested_while_another_is_starting() -> None:
+    cluster = FakeCluster("a", "b")
+    cluster.executors, cluster.starts = {"0": "a"}, True
+    cluster.look(0, 10, 20, 100)
+    assert cluster.calls == []
+    cluster.starts = False
+    cluster.look(102, 110)
+    assert cluster.calls == [("ask", 1)]
 
 
-def test_without_places_for_stores_executors_are_raydps_own_business() -> None:
-    world = FakeCluster("a", "b", offers_places=False)
-    world.look(0, 20, 100)
-    assert world.told == []
+def test_without_slots_for_stores_the_watch_leaves_executors_to_raydp() -> None:
+    cluster = FakeCluster("a", "b", offers_slots=False)
+    cluster.look(0, 20, 100)
+    assert cluster.calls == []
 
 
-def test_with_dynamic_allocation_executors_are_sparks_own_business() -> None:
-    world = FakeCluster("a", "b", "c", is_dynamic=True)
-    world.executors = {"0": "a", "1": "b"}
-    world.ending["b"] = 1
-    world.look(0, 20, 100)
-    world.watch.batch_ended()
-    assert world.told == [], "its store actor is not idle, either"
+def test_with_dynamic_allocation_the_watch_leaves_executors_to_spark() -> None:
+    cluster = FakeCluster("a", "b", "c", is_dynamic=True)
+    cluster.executors = {"0": "a", "1": "b"}
+    cluster.ending["b"] = 1
+    cluster.look(0, 20, 100)
+    cluster.watch.batch_ended()
+    assert cluster.calls == [], "its store actor is not idle, either"
 
 
 def test_spark_is_told_of_executors_whose_node_ray_has_given_up() -> None:
-    world = FakeCluster("a", "b")
-    world.executors = {"0": "a", "1": "b"}
-    world.look(0)
-    del world.alive["b"]
-    world.look(2, 4)
-    assert world.told == [("lose", "1")]
+    cluster = FakeCluster("a", "b")
+    cluster.executors = {"0": "a", "1": "b"}
+    cluster.look(0)
+    del cluster.alive["b"]
+    cluster.look(2, 4)
+    assert cluster.calls == [("lose", "1")]
 
 
 def test_an_executor_on_a_new_node_of_the_same_address_is_not_given_up() -> None:
-    world = FakeCluster("a", "b")
-    world.executors = {"0": "a", "1": "b"}
-    world.look(0)
-    world.alive["b"] = "id-b-anew"
-    world.executors["2"] = "b"
-    world.look(2)
-    assert world.told == [("lose", "1")]
+    cluster = FakeCluster("a", "b")
+    cluster.executors = {"0": "a", "1": "b"}
+    cluster.look(0)
+    cluster.alive["b"] = "id-b-new"
+    cluster.executors["2"] = "b"
+    cluster.look(2)
+    assert cluster.calls == [("lose", "1")]
 
 
 def test_an_executor_whose_host_never_was_a_nodes_address_is_left_alone() -> None:
-    world = FakeCluster("a")
-    world.executors = {"0": "a", "1": "host-without-a-node"}
-    world.look(0, 2)
-    assert world.told == []
+    cluster = FakeCluster("a")
+    cluster.executors = {"0": "a", "1": "host-without-a-node"}
+    cluster.look(0, 2)
+    assert cluster.calls == []
 
 
-def test_an_executor_that_raydp_refuses_to_start_anew_is_ended_so_that_its_place_is_free() -> None:
-    world = FakeCluster("a", "b")
-    world.executors = {"0": "a", "1": "b"}
-    world.look(0)
-    del world.executors["1"]
-    world.restarts = [RestartingExecutor("id-1", "raydp-executor-1", "ns", "id-b", 5)]
-    world.look(2, 4)
-    assert world.told == [], "it may well start"
-    world.restarts = [RestartingExecutor("id-1", "raydp-executor-1", "ns", "id-b", 6)]
-    world.look(6)
-    assert world.told == [("end actor", "raydp-executor-1")]
+def test_an_executor_that_raydp_refuses_to_restart_is_ended_so_that_its_slot_is_free() -> None:
+    cluster = FakeCluster("a", "b")
+    cluster.executors = {"0": "a", "1": "b"}
+    cluster.look(0)
+    del cluster.executors["1"]
+    cluster.restarts = [RestartingExecutor("id-1", "raydp-executor-1", "ns", "id-b", 5)]
+    cluster.look(2, 4)
+    assert cluster.calls == [], "it may well start"
+    cluster.restarts = [RestartingExecutor("id-1", "raydp-executor-1", "ns", "id-b", 6)]
+    cluster.look(6)
+    assert cluster.calls == [("end actor", "raydp-executor-1")]
 
 
-def test_an_executor_that_started_anew_in_between_may_do_so_again() -> None:
-    world = FakeCluster("a", "b")
-    world.executors = {"0": "a", "1": "b"}
-    world.restarts = [RestartingExecutor("id-1", "raydp-executor-1", "ns", "id-b", 1)]
-    world.look(0)
-    world.restarts = []
-    world.look(2)
-    world.restarts = [RestartingExecutor("id-1", "raydp-executor-1", "ns", "id-b", 2)]
-    world.look(4)
-    assert world.told == []
+def test_an_executor_that_restarted_in_between_may_restart_again() -> None:
+    cluster = FakeCluster("a", "b")
+    cluster.executors = {"0": "a", "1": "b"}
+    cluster.restarts = [RestartingExecutor("id-1", "raydp-executor-1", "ns", "id-b", 1)]
+    cluster.look(0)
+    cluster.restarts = []
+    cluster.look(2)
+    cluster.restarts = [RestartingExecutor("id-1", "raydp-executor-1", "ns", "id-b", 2)]
+    cluster.look(4)
+    assert cluster.calls == []
 
 
 def test_executors_of_other_applications_are_not_ended() -> None:
-    world = FakeCluster("a", "b")
-    world.executors = {"0": "a"}
+    cluster = FakeCluster("a", "b")
+    cluster.executors = {"0": "a"}
     for restarts in (1, 2, 3):
-        world.restarts = [RestartingExecutor("id-9", "raydp-executor-0", "ns", "id-b", restarts)]
-        world.look(restarts)
-    assert world.told == []
+        cluster.restarts = [RestartingExecutor("id-9", "raydp-executor-0", "ns", "id-b", restarts)]
+        cluster.look(restarts)
+    assert cluster.calls == []
 
 
 def test_a_node_that_ends_is_emptied_then_its_executor_ends_with_a_batch_then_its_store_actor() -> None:
-    world = FakeCluster("a", "b")
-    world.executors, world.shards = {"0": "a", "1": "b"}, {"b": 2}
-    world.look(0)
-    world.ending["b"] = 1
-    world.look(2)
-    assert world.told == [("move", "b:0", "b:1")]
-    assert world.drained == {"b"}
-    world.look(4, 6)
-    world.watch.batch_ended()
-    assert len(world.told) == 1, "it still has shards, and they are under way"
-    world.shards = {"b": 1}
-    world.look(32)
-    assert world.told[1:] == [("move", "b:0")], "one that did not go is tried again"
-    world.shards = {}
-    world.look(34)
-    world.watch.batch_ended()
-    assert world.told[2:] == [("end", "1")]
-    world.look(36)
-    assert world.told[3:] == [("end store actor", "b"), ("lost", "life-b")]
-    world.look(60)
-    assert len(world.told) == 5, "no executor is asked for on it"
-    del world.alive["b"], world.ending["b"]
-    world.look(62)
-    assert world.told[5:] == [("undrain", "id-b")]
+    cluster = FakeCluster("a", "b")
+    cluster.executors, cluster.shards = {"0": "a", "1": "b"}, {"b": 2}
+    cluster.look(0)
+    cluster.ending["b"] = 1
+    cluster.look(2)
+    assert cluster.calls == [("move", "b:0", "b:1")]
+    assert cluster.drained == {"b"}
+    cluster.look(4, 6)
+    cluster.watch.batch_ended()
+    assert len(cluster.calls) == 1, "it still has shards, and they are under way"
+    cluster.shards = {"b": 1}
+    cluster.look(32)
+    assert cluster.calls[1:] == [("move", "b:0")], "a shard that did not move is tried again"
+    cluster.shards = {}
+    cluster.look(34)
+    cluster.watch.batch_ended()
+    assert cluster.calls[2:] == [("end", "1")]
+    cluster.look(36)
+    assert cluster.calls[3:] == [("end store actor", "b"), ("lost", "life-b")]
+    cluster.look(60)
+    assert len(cluster.calls) == 5, "no executor is asked for on it"
+    del cluster.alive["b"], cluster.ending["b"]
+    cluster.look(62)
+    assert cluster.calls[5:] == [("undrain", "id-b")]
 
 
 def test_without_batches_the_executor_ends_all_the_same() -> None:
-    world = FakeCluster("a", "b")
-    world.executors = {"0": "a", "1": "b"}
-    world.ending["b"] = 0
-    world.look(0, 4)
-    assert ("end", "1") not in world.told
-    world.look(10)
-    assert ("end", "1") in world.told
+    cluster = FakeCluster("a", "b")
+    cluster.executors = {"0": "a", "1": "b"}
+    cluster.ending["b"] = 0
+    cluster.look(0, 4)
+    assert ("end", "1") not in cluster.calls
+    cluster.look(10)
+    assert ("end", "1") in cluster.calls
 
 
-def test_a_store_actor_stays_as_long_as_somebody_elses_executor_is_on_its_node() -> None:
-    world = FakeCluster("a", "b")
-    world.executors = {"0": "a", "1": "b"}
-    world.ending["b"] = 1
-    world.end = lambda executor_ids: None  # type: ignore[method-assign]
-    world.look(0, 10, 20, 30)
-    assert "b" in world.store_actors
+def test_a_store_actor_stays_as_long_as_another_applications_executor_is_on_its_node() -> None:
+    cluster = FakeCluster("a", "b")
+    cluster.executors = {"0": "a", "1": "b"}
+    cluster.ending["b"] = 1
+    cluster.end = lambda executor_ids: None  # type: ignore[method-assign]
+    cluster.look(0, 10, 20, 30)
+    assert "b" in cluster.store_actors
 
 
-def test_shards_that_have_nowhere_to_go_are_told_of_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_shards_without_a_target_are_reported_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    world = FakeCluster("a", limit=1)
-    world.executors, world.shards, world.refuses = {"0": "a"}, {"a": 3}, True
-    world.ending["a"] = 1_700_000_000_000
-    world.look(0, 10, 20)
+    cluster = FakeCluster("a", limit=1)
+    cluster.executors, cluster.shards, cluster.refuses = {"0": "a"}, {"a": 3}, True
+    cluster.ending["a"] = 1_700_000_000_000
+    cluster.look(0, 10, 20)
     assert caplog.text.count("Ray ends node a at 22:13:20 UTC, and shards stay there") == 1
-    world.watch.batch_ended()
-    assert world.told == []
-    world.refuses = False
-    world.look(30)
-    assert world.told == [("move", "a:0", "a:1", "a:2")]
+    cluster.watch.batch_ended()
+    assert cluster.calls == []
+    cluster.refuses = False
+    cluster.look(30)
+    assert cluster.calls == [("move", "a:0", "a:1", "a:2")]
     assert "its 3 shards go to other nodes" in caplog.text
 
 
 def test_one_fleet_that_has_no_other_node_does_not_keep_the_others_there() -> None:
-    world, other = FakeCluster("a", "b"), FakeCluster("a", "b")
-    world.executors, other.shards, world.refuses = {"0": "a", "1": "b"}, {"b": 1}, True
-    world.fleets += other.fleets
-    world.ending["b"] = 1
-    world.look(0)
-    assert other.told == [("move", "b:0")]
-    other.shards = {}
-    world.look(2)
-    world.watch.batch_ended()
-    assert world.told == [], "one fleet has not left it"
-    world.refuses = False
-    world.look(4)
-    world.watch.batch_ended()
-    assert world.told == [("end", "1")]
+    cluster, other_fleet = FakeCluster("a", "b"), FakeCluster("a", "b")
+    cluster.executors, other_fleet.shards, cluster.refuses = {"0": "a", "1": "b"}, {"b": 1}, True
+    cluster.fleets += other_fleet.fleets
+    cluster.ending["b"] = 1
+    cluster.look(0)
+    assert other_fleet.calls == [("move", "b:0")]
+    other_fleet.shards = {}
+    cluster.look(2)
+    cluster.watch.batch_ended()
+    assert cluster.calls == [], "one fleet has not left it"
+    cluster.refuses = False
+    cluster.look(4)
+    cluster.watch.batch_ended()
+    assert cluster.calls == [("end", "1")]

@@ -81,7 +81,7 @@ def test_two_stores_racing_for_a_version_make_one_entry_and_equal_answers() -> N
     assert len(fleet.deltas()) == 2
 
 
-def test_an_owner_that_was_replaced_counts_nothing_and_leaves_no_file() -> None:
+def test_an_owner_that_was_replaced_commits_nothing_and_leaves_no_file() -> None:
     fleet = AggregationFleet()
     old = fleet.request(0, local="a")
     new = fleet.request(0, local="b", lost="a")
@@ -139,9 +139,9 @@ def test_the_format_document_reads_a_version_without_this_package() -> None:
     assert {row["v"]: row["n"] for row in read} == {"a": 3, "b": 2, "c": 1}
     for file in files:
         file.seek(0)
-        told = namespace["spark_schema"](file)
-        assert told.simpleString() == "struct<v:string,n:bigint>"
-        assert [field.nullable for field in told] == [True, False]
+        spark_schema = namespace["spark_schema"](file)
+        assert spark_schema.simpleString() == "struct<v:string,n:bigint>"
+        assert [field.nullable for field in spark_schema] == [True, False]
 
 
 def test_a_failure_after_the_shard_changed_is_forgotten_and_the_retry_counts_once() -> None:
@@ -177,15 +177,15 @@ def test_maintenance_does_not_wait_for_a_shard_that_is_elsewhere_and_hangs() -> 
     fleet = AggregationFleet()
     fleet.apply(0, "a")
     fleet.coordinator.is_elsewhere = True
-    ((_, held),) = fleet.store.partitions.cache.items()
-    with held.lock, ThreadPoolExecutor(1) as other:
-        other.submit(fleet.store.partitions.maintain, 99).result(timeout=10)
+    ((_, partition),) = fleet.store.partitions.cache.items()
+    with partition.lock, ThreadPoolExecutor(1) as pool:
+        pool.submit(fleet.store.partitions.maintain, 99).result(timeout=10)
     assert fleet.store.metrics.shards_unloaded == 0
     fleet.store.partitions.maintain(99)
     assert fleet.store.metrics.shards_unloaded == 1
 
 
-def test_a_commit_without_a_clear_answer_keeps_its_file_for_it_may_count_all_the_same() -> None:
+def test_a_commit_without_a_clear_answer_keeps_its_file_since_it_may_be_accepted() -> None:
     fleet = AggregationFleet()
     fleet.apply(0, "a")
     commit_all = fleet.coordinator.commit_all

@@ -1,4 +1,4 @@
-"""More text than Arrow counts in one array: tables come in pieces, on every way out of a shard and back in."""
+"""More text than Arrow counts in one array: tables come in pieces, on every way out of a shard and back."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from store_actors.operators.join_schema import join_schema
 from store_actors.operators.top import top_shard
 from store_actors.operators.top_schema import top_schema
 
-#: Bytes of a piece in these tests, and how often a text of some of it comes.
+#: Bytes of a piece in these tests, and the number of texts.
 LIMIT, COUNT = 5000, 60
-TEXTS = [f"{place:02}" + "x" * 400 for place in range(COUNT)]
+TEXTS = [f"{number:02}" + "x" * 400 for number in range(COUNT)]
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 100))
 def test_pieces_are_as_large_as_they_may_be(sizes: list[int], limit: int) -> None:
     pieces = list(cut(np.array(sizes, np.int64), limit))
-    assert [one for piece in pieces for one in sizes[piece]] == sizes
+    assert [size for piece in pieces for size in sizes[piece]] == sizes
     for piece, following in zip(pieces, [*pieces[1:], None], strict=True):
         assert sum(sizes[piece]) <= limit or piece.stop - piece.start == 1
         if following is not None:
@@ -45,12 +45,12 @@ def test_pieces_are_as_large_as_they_may_be(sizes: list[int], limit: int) -> Non
 def test_batches_have_all_rows_in_order(chunks: list[list[str]], limit: int) -> None:
     table = pa.table({"a": pa.chunked_array(chunks, pa.string())})
     assert pa.Table.from_batches(batches(table, limit), table.schema) == table
-    for one in batches(table, limit):
-        assert one.nbytes <= limit or one.num_rows <= 5
+    for batch in batches(table, limit):
+        assert batch.nbytes <= limit or batch.num_rows <= 5
 
 
 def in_pieces(table: pa.Table, *names: str) -> None:
-    """Every chunk of the columns is small, and there are several."""
+    """Check that each column has several chunks, all small."""
     for name in names:
         chunks = table.column(name).chunks
         assert len(chunks) > 1, name
@@ -58,7 +58,7 @@ def in_pieces(table: pa.Table, *names: str) -> None:
 
 
 def small(shard: Any) -> Any:
-    """A shard whose pieces are small."""
+    """Return the shard, with small pieces."""
     tables = [side.table for side in shard._sides] if isinstance(shard, JoinShard) else [shard.table]
     for table in tables:
         table.piece_bytes = table.snapshot_bytes = LIMIT
@@ -66,11 +66,11 @@ def small(shard: Any) -> Any:
 
 
 def raw(schema: StateSchema, **columns: Sequence[object]) -> ShardInput:
-    """A batch in several chunks."""
+    """Return a batch in several chunks."""
     table = pa.table({name: pa.array(values) for name, values in columns.items()}).cast(schema.raw_schema())
     half = table.num_rows // 2
     table = pa.concat_tables([table.slice(0, half), table.slice(half)])
-    return ShardInput((table, *(one.empty_table() for one in schema.input_schemas()[1:])), table.num_rows)
+    return ShardInput((table, *(other.empty_table() for other in schema.input_schemas()[1:])), table.num_rows)
 
 
 SUMS = StateSchema(
@@ -86,7 +86,7 @@ SUMS = StateSchema(
 )
 
 
-def test_an_aggregation_tells_its_groups_in_pieces() -> None:
+def test_an_aggregation_emits_its_groups_in_pieces() -> None:
     shard = small(AggregateShard(SUMS))
     change = shard.apply(raw(SUMS, k=TEXTS * 2, v=TEXTS[::-1] * 2), 0, 1)
     shard.commit()
@@ -98,10 +98,10 @@ def test_an_aggregation_tells_its_groups_in_pieces() -> None:
         assert {(row["k"], row["a0_max"], tuple(row["a1_values"])) for row in table.to_pylist()} == expected
     partial = ShardInput((SUMS.raw_schema().empty_table(), shard.snapshot()), 1)
     assert shard.apply(partial, 0, 2).delta.num_rows == COUNT
-    assert {tuple(row["a1_values"]) for row in shard.snapshot().to_pylist()} == {(one,) * 4 for one in TEXTS}
+    assert {tuple(row["a1_values"]) for row in shard.snapshot().to_pylist()} == {(text,) * 4 for text in TEXTS}
 
 
-def test_a_deduplication_tells_its_first_rows_in_pieces() -> None:
+def test_a_deduplication_emits_its_first_rows_in_pieces() -> None:
     schema = StateSchema(
         (Field("k", "string"), Field("t", "timestamp")), (Field("c0", "string"),), (), "t", 0, "append",
         operator=OperatorKind.DEDUPLICATE, options={"late_us": 0},
@@ -113,8 +113,8 @@ def test_a_deduplication_tells_its_first_rows_in_pieces() -> None:
     change = shard.apply(twice, 0, 1)
     shard.commit()
     in_pieces(change.delta, "k")
-    found = shard.output(change.delta)
-    assert list(zip(found["k"].to_pylist(), found["c0"].to_pylist(), strict=True)) == [
+    output = shard.output(change.delta)
+    assert list(zip(output["k"].to_pylist(), output["c0"].to_pylist(), strict=True)) == [
         *zip(TEXTS, TEXTS[::-1], strict=True)
     ]
     closed = shard.apply(raw(schema, k=[], t=np.array([], "datetime64[s]"), c0=[]), 10**6, 2)
@@ -131,8 +131,8 @@ def test_first_rows_come_in_pieces(n: int) -> None:
     shard.commit()
     in_pieces(change.delta, "k", "v")
     largest = {key: max(key, value) for key, value in zip(TEXTS, TEXTS[::-1], strict=True)}
-    found = Counter(key for key in change.delta["k"].to_pylist())
-    assert found == dict.fromkeys(TEXTS, n)
+    rows_of_key = Counter(key for key in change.delta["k"].to_pylist())
+    assert rows_of_key == dict.fromkeys(TEXTS, n)
     assert {(row["k"], row["v"]) for row in shard.snapshot().to_pylist()} >= set(largest.items())
 
 

@@ -1,4 +1,4 @@
-"""Leases that come with the commit before: what would be given for the next batch, where that is known, and worth no more than any."""
+"""Piggybacked leases: a commit returns the lease that the next batch would get, where it is known; other leases rank equally."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from tests.unit.ledger_harness import actor, task
 def run(scenario: Callable[[Coordinator, MemoryObjectStore], Coroutine[Any, Any, None]]) -> None:
     store = MemoryObjectStore()
 
-    async def started() -> None:
+    async def run_scenario() -> None:
         await scenario(Coordinator("memory://", store, Maintenance(), "node"), store)
 
-    asyncio.run(started())
+    asyncio.run(run_scenario())
 
 
 async def committed(
     coordinator: Coordinator, grant: LeaseGrant, version: int, *, is_piggybacked: bool = False
 ) -> AcceptedCommits | StateStoreError:
-    """What becomes of a commit that is made now."""
+    """Commit a version under a lease, and return the outcome."""
     (outcome,) = await coordinator.commit_partitions(
         "clicks", [PartitionCommit((commit_of(grant, version),), is_piggybacked)]
     )
@@ -40,27 +40,27 @@ async def committed(
 
 
 async def following(coordinator: Coordinator, grants: list[LeaseGrant], version: int) -> list[LeaseGrant | None]:
-    """Leases that come with the commits of some shards."""
-    found: list[LeaseGrant | None] = []
+    """Commit a version of each shard, and return the leases that come with the commits."""
+    leases: list[LeaseGrant | None] = []
     for grant in grants:
         outcome = await committed(coordinator, grant, version, is_piggybacked=version > 1)
         assert isinstance(outcome, AcceptedCommits), outcome
-        found.append(outcome.next_lease)
-    return found
+        leases.append(outcome.next_lease)
+    return leases
 
 
-def carried(found: list[LeaseGrant | None]) -> list[LeaseGrant]:
-    assert None not in found
-    return [one for one in found if one is not None]
+def all_piggybacked(leases: list[LeaseGrant | None]) -> list[LeaseGrant]:
+    assert None not in leases
+    return [lease for lease in leases if lease is not None]
 
 
 def test_a_commit_brings_the_lease_that_would_be_given_for_the_next_batch() -> None:
     async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
-        first = carried(await following(coordinator, await lease_all_shards(coordinator), 1))
+        first = all_piggybacked(await following(coordinator, await lease_all_shards(coordinator), 1))
         assert first == await lease_all_shards(coordinator, batch=1)
-        second = carried(await following(coordinator, first, 2))
-        assert [one.base_version for one in second] == [2] * SHARDS
-        # Those for which nobody was asked count as well: that of the first batch, the one above, and the second batch.
+        second = all_piggybacked(await following(coordinator, first, 2))
+        assert [grant.base_version for grant in second] == [2] * SHARDS
+        # Piggybacked leases count as well: those of the first batch, of the requests above, and of the second batch.
         assert (await coordinator.explain_placement("clicks", 0)).operations == {"local": 3}
 
     run(scenario)
@@ -69,11 +69,11 @@ def test_a_commit_brings_the_lease_that_would_be_given_for_the_next_batch() -> N
 def test_a_batch_whose_base_is_not_on_every_shard_is_refused_though_its_lease_came_with_a_commit() -> None:
     async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
         grants = await lease_all_shards(coordinator)
-        some = carried(await following(coordinator, grants[:3], 1))
-        for grant in some:
+        piggybacked = all_piggybacked(await following(coordinator, grants[:3], 1))
+        for grant in piggybacked:
             assert isinstance(await committed(coordinator, grant, 2), StateMismatchError)
         await committed(coordinator, grants[3], 1)
-        for grant in some:
+        for grant in piggybacked:
             assert isinstance(await committed(coordinator, grant, 2), AcceptedCommits)
 
     run(scenario)
@@ -81,9 +81,9 @@ def test_a_batch_whose_base_is_not_on_every_shard_is_refused_though_its_lease_ca
 
 def test_a_lease_that_came_with_a_commit_is_worth_nothing_once_another_run_has_the_state() -> None:
     async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
-        former = carried(await following(coordinator, await lease_all_shards(coordinator), 1))
+        previous = all_piggybacked(await following(coordinator, await lease_all_shards(coordinator), 1))
         newer = await lease_all_shards(coordinator, "run-2", 1)
-        for grant in former:
+        for grant in previous:
             assert isinstance(await committed(coordinator, grant, 2), FencedError)
         await following(coordinator, newer, 2)
 
@@ -93,11 +93,11 @@ def test_a_lease_that_came_with_a_commit_is_worth_nothing_once_another_run_has_t
 def test_no_lease_comes_with_an_answer_that_is_repeated_or_goes_to_a_store_actor_that_is_lost() -> None:
     async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
         grants = await lease_all_shards(coordinator)
-        counted = await committed(coordinator, grants[0], 1)
-        assert isinstance(counted, AcceptedCommits)
-        assert counted.next_lease is not None
-        # Who has the shard by now is not looked at.
-        assert await committed(coordinator, grants[0], 1) == replace(counted, next_lease=None)
+        accepted = await committed(coordinator, grants[0], 1)
+        assert isinstance(accepted, AcceptedCommits)
+        assert accepted.next_lease is not None
+        # The shard's present lease is not looked up.
+        assert await committed(coordinator, grants[0], 1) == replace(accepted, next_lease=None)
         await coordinator.report_store_actor_lost(actor("a").instance_id)
         assert await following(coordinator, grants[1:], 1) == [None] * 3
 
@@ -110,8 +110,8 @@ def test_a_shard_that_is_about_to_move_goes_to_its_next_store_actor() -> None:
         await coordinator.report_store_actor(actor("b"))
         (move,) = await coordinator.plan_move("clicks", 0, actor("b").node_id)
         assert await coordinator.move_prepared(move, None)
-        found = await following(coordinator, grants, 1)
-        assert [one is None for one in found] == [True, False, False, False]
+        leases = await following(coordinator, grants, 1)
+        assert [lease is None for lease in leases] == [True, False, False, False]
         await coordinator.batch_result(task(), BatchShards(0, SHARDS))
         moved = await coordinator.attach_and_lease(task(batch=1), METADATA, actor("b"))
         assert (moved.lease.location, moved.base_version) == (actor("b"), 1)
@@ -137,25 +137,30 @@ def test_commits_that_come_in_one_call_are_counted_or_refused_each_by_itself_in_
         entries = [commit_of(grant, 1) for grant in await lease_all_shards(coordinator)]
         before = len(store.list("clicks/manifest"))
         entries[2] = replace(entries[2], epoch=0)
-        outcomes = await coordinator.commit_partitions("clicks", [PartitionCommit((one,)) for one in entries])
-        assert [type(one) for one in outcomes] == [AcceptedCommits, AcceptedCommits, FencedError, AcceptedCommits]
+        outcomes = await coordinator.commit_partitions("clicks", [PartitionCommit((entry,)) for entry in entries])
+        assert [type(outcome) for outcome in outcomes] == [
+            AcceptedCommits,
+            AcceptedCommits,
+            FencedError,
+            AcceptedCommits,
+        ]
         assert len(store.list("clicks/manifest")) == before + 1
 
     run(scenario)
 
 
-def test_a_coordinator_that_starts_anew_learns_from_commits_who_lives() -> None:
+def test_a_restarted_coordinator_learns_from_commits_which_store_actors_live() -> None:
     async def scenario(coordinator: Coordinator, store: MemoryObjectStore) -> None:
-        first = carried(await following(coordinator, await lease_all_shards(coordinator), 1))
-        again = Coordinator("memory://", store, Maintenance(), "node")
-        assert (await again.status())["store_actors"] == []
-        assert carried(await following(again, first, 2))
-        assert [one["actor_name"] for one in (await again.status())["store_actors"]] == [actor("a").actor_name]
+        first = all_piggybacked(await following(coordinator, await lease_all_shards(coordinator), 1))
+        restarted = Coordinator("memory://", store, Maintenance(), "node")
+        assert (await restarted.status())["store_actors"] == []
+        assert all_piggybacked(await following(restarted, first, 2))
+        assert [row["actor_name"] for row in (await restarted.status())["store_actors"]] == [actor("a").actor_name]
 
     run(scenario)
 
 
-def test_watermarks_that_come_with_a_commit_are_those_that_a_lease_would_tell() -> None:
+def test_watermarks_that_come_with_a_commit_are_those_of_a_requested_lease() -> None:
     async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
         for shard, names in enumerate((("default", "other"), ("other", "default"), ("other", "more"))):
             grant = await coordinator.attach_and_lease(task(shard=shard), METADATA, actor("a"))
@@ -165,9 +170,9 @@ def test_watermarks_that_come_with_a_commit_are_those_that_a_lease_would_tell() 
             assert isinstance(outcome, AcceptedCommits)
             assert outcome.next_lease is not None
             assert outcome.next_lease.watermarks == (Watermarks(7, 8, {"0": 9}) if shard < 2 else Watermarks())
-        # Of the last shard, so that the batch is whole.
+        # A commit of the last shard, so that the batch is whole.
         await committed(coordinator, await coordinator.attach_and_lease(task(shard=3), METADATA, actor("a")), 1)
-        asked = await coordinator.attach_and_lease(task(batch=1, shard=1), METADATA, actor("a"))
-        assert asked.watermarks == Watermarks(7, 8, {"0": 9})
+        requested = await coordinator.attach_and_lease(task(batch=1, shard=1), METADATA, actor("a"))
+        assert requested.watermarks == Watermarks(7, 8, {"0": 9})
 
     run(scenario)

@@ -45,7 +45,7 @@ class LiveFleet:
         return self._locations
 
     def load(self, location: ActorLocation) -> None:
-        raise AssertionError("no plan looks at loads")
+        raise AssertionError("no plan reads loads")
 
 
 class OneNode:
@@ -128,7 +128,9 @@ def test_shards_leave_a_drained_node_though_a_policy_says_nothing_of_them() -> N
 
 
 @pytest.mark.parametrize("policy", [Broken(), Stranger(), TooManyShards()], ids=lambda policy: type(policy).__name__)
-def test_a_policy_that_fails_or_chooses_what_there_is_not_is_refused_by_name(policy: PlacementPolicy) -> None:
+def test_a_policy_that_fails_or_chooses_an_unknown_shard_or_store_actor_is_refused_by_name(
+    policy: PlacementPolicy,
+) -> None:
     with pytest.raises(InvalidRequestError, match=rf"no row is affected.*policy=`{type(policy).__name__}`"):
         plan(MovePlanner(), "abc", {}, policy)
 
@@ -141,10 +143,10 @@ def test_a_policy_travels_by_value() -> None:
         "import sys, pickle; from coordinator.placement.policies import policy_of; "
         "policy = policy_of(sys.stdin.buffer.read()); print(type(policy).__name__, 'tests.unit.test_policies' in sys.modules)"
     )
-    ran = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], input=portable, capture_output=True, check=True, cwd=Path(__file__).parents[2]
     )
-    assert ran.stdout.split() == [b"OneNode", b"False"]
+    assert process.stdout.split() == [b"OneNode", b"False"]
 
 
 def test_policies_by_name_are_those_that_come_with_statefleet() -> None:
@@ -153,7 +155,7 @@ def test_policies_by_name_are_those_that_come_with_statefleet() -> None:
     assert policy_of(portable_policy(Balance())).__class__ is Balance
 
 
-def test_what_is_no_policy_is_refused_before_anything_is_started() -> None:
+def test_an_object_that_is_no_policy_is_refused_before_anything_is_started() -> None:
     with pytest.raises(InvalidRequestError, match="'balance' or 'stay', or a policy of your own"):
         portable_policy("random")
     for wrong in (object(), OneNode):
@@ -168,7 +170,7 @@ def test_what_is_no_policy_is_refused_before_anything_is_started() -> None:
         portable_policy(Connected())
 
 
-def test_a_policy_that_cannot_be_loaded_is_told_by_name() -> None:
+def test_a_policy_that_cannot_be_loaded_is_named_in_the_error() -> None:
     class Gone:
         def __reduce__(self) -> tuple[object, ...]:
             return (__import__, ("no_such_module",))

@@ -1,4 +1,4 @@
-"""Where shards go before the first task, and which of them move when nodes come and go."""
+"""The balance policy: locations of shards before the first task, and moves when nodes come and go."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.ledger_harness import actor
 NODES = "abcdef"
 
 
-def places(**cores: int) -> list[ActorSlot]:
+def slots_of(**cores: int) -> list[ActorSlot]:
     return [ActorSlot(actor(name), count) for name, count in cores.items()]
 
 
@@ -28,36 +28,36 @@ def settled(
 
 
 def test_shards_are_spread_evenly_and_then_nothing_moves() -> None:
-    three = places(a=2, b=2, c=2)
+    three = slots_of(a=2, b=2, c=2)
     first = settled(12, three, {})
-    assert Counter(one.actor_name for one in first.values()) == {"a": 4, "b": 4, "c": 4}
+    assert Counter(location.actor_name for location in first.values()) == {"a": 4, "b": 4, "c": 4}
     assert spread(12, three, first, "q") == {}
 
 
 def test_a_node_with_more_cores_gets_more() -> None:
-    first = settled(12, places(a=4, b=1, c=1), {})
-    assert Counter(one.actor_name for one in first.values()) == {"a": 8, "b": 2, "c": 2}
+    first = settled(12, slots_of(a=4, b=1, c=1), {})
+    assert Counter(location.actor_name for location in first.values()) == {"a": 8, "b": 2, "c": 2}
 
 
 def test_operators_of_a_query_share_nodes_and_queries_do_not_all_begin_at_one() -> None:
-    three = places(a=1, b=1, c=1)
+    three = slots_of(a=1, b=1, c=1)
     assert settled(7, three, {}, "q") == settled(7, list(reversed(three)), {}, "q")
     assert len({settled(1, three, {}, f"query-{number}")[0].actor_name for number in range(20)}) == 3
 
 
 def test_a_skewed_assignment_is_repaired_by_as_few_moves_as_it_takes() -> None:
-    three = places(a=1, b=1, c=1)
+    three = slots_of(a=1, b=1, c=1)
     skewed = {partition: actor("a") for partition in range(12)}
     choices = spread(12, three, skewed, "q")
     assert len(choices) == 8
     assert {choice.reason for choice in choices.values()} == {"the node that had it had more than its cores' share"}
-    # What moved mends the order: it is as if it had been planned.
+    # The moves lead to the assignment of a first plan.
     assert skewed | {partition: choice.location for partition, choice in choices.items()} == settled(12, three, {}, "q")
 
 
 def test_without_a_node_that_has_executors_nothing_moves() -> None:
     assert spread(4, [], {0: actor("a")}, "q") == {}
-    assert spread(4, places(a=0), {}, "q") == {}
+    assert spread(4, slots_of(a=0), {}, "q") == {}
 
 
 @given(
@@ -67,22 +67,22 @@ def test_without_a_node_that_has_executors_nothing_moves() -> None:
 def test_nodes_come_and_go_and_each_has_its_share(num_shards: int, steps: list[dict[str, int]]) -> None:
     present: dict[int, ActorLocation] = {}
     for cores in steps:
-        at = places(**cores)
+        at = slots_of(**cores)
         choices = spread(num_shards, at, present, "q")
-        share = Counter(one.actor_name for one in settled(num_shards, at, {}).values())
-        before = Counter(one.actor_name for one in present.values())
-        # Only what is too much on a node, or on none, moves.
+        share = Counter(location.actor_name for location in settled(num_shards, at, {}).values())
+        before = Counter(location.actor_name for location in present.values())
+        # Only shards beyond a node's share, or on no node, move.
         stays = sum(min(before[name], share[name]) for name in cores)
         assert len(choices) == num_shards - stays
         present = settled(num_shards, at, present)
-        assert Counter(one.actor_name for one in present.values()) == share
+        assert Counter(location.actor_name for location in present.values()) == share
         assert spread(num_shards, at, present, "q") == {}
 
 
-def test_a_store_actor_that_started_anew_has_its_shards_again() -> None:
-    three = places(a=1, b=1, c=1)
+def test_a_restarted_store_actor_has_its_shards_again() -> None:
+    three = slots_of(a=1, b=1, c=1)
     first = settled(6, three, {})
-    anew = replace(actor("b"), instance_id="b-2")
-    again = spread(6, [three[0], ActorSlot(anew, 1), three[2]], first, "q")
-    assert {partition for partition, one in first.items() if one.actor_name == "b"} == set(again)
-    assert {choice.location for choice in again.values()} == {anew}
+    restarted = replace(actor("b"), instance_id="b-2")
+    again = spread(6, [three[0], ActorSlot(restarted, 1), three[2]], first, "q")
+    assert {partition for partition, location in first.items() if location.actor_name == "b"} == set(again)
+    assert {choice.location for choice in again.values()} == {restarted}

@@ -1,4 +1,4 @@
-"""A power loss at every moment, and disks that fail to sync: what was answered is there afterwards, and what is there is whole."""
+"""A power loss at every moment, and disks that fail to sync: acknowledged files are there afterwards, and every file is whole."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.ledger_harness import actor, entry
 from tests.unit.losing_disk import KEEPS, LosingDisk, PowerLoss
 
 METADATA = StateMetadata("clicks", "query", 2, "update")
-#: Changes that the disk sees in the whole scenario; more than there are does no harm.
+#: Upper bound of the changes that the disk sees in the whole scenario.
 MOMENTS = 200
 NewStore = Callable[[LosingDisk], LocalObjectStore]
 
@@ -48,25 +48,25 @@ def record(seq: int) -> str:
     return f"clicks/manifest/{seq:020d}.json"
 
 
-def write_batches(store: LocalObjectStore, writer: str, told: list[str], batches: int) -> None:
-    """Commits as a coordinator and store actors make them; `told` gets the paths of what somebody was told is there."""
+def write_batches(store: LocalObjectStore, writer: str, acknowledged: list[str], batches: int) -> None:
+    """Commit batches as a coordinator and store actors do; add the paths of files that callers saw as written to `acknowledged`."""
     log = log_on(store, writer)
     ledger = log.load()
-    told += [info.path for info in store.list("clicks/manifest")]
+    acknowledged += [info.path for info in store.list("clicks/manifest")]
     if log.load_metadata() is None:
         log.create_metadata(METADATA)
-    told.append("clicks/metadata.json")
+    acknowledged.append("clicks/metadata.json")
     seq = len(store.list("clicks/manifest"))
     for number in range(seq + 1, seq + 1 + batches):
         delta = f"clicks/0/{number % 2}/{number}-{writer}.delta"
         store.put(delta, f"delta {number} of {writer}".encode() * 10)
-        told.append(delta)
+        acknowledged.append(delta)
         committed = Committed(commit(number, delta))
         log.append([committed])
         ledger.fold(committed)
         if log.is_checkpoint_due:
             log.write_checkpoint(log.plan_checkpoint(ledger))
-        told.append(record(number))
+        acknowledged.append(record(number))
 
 
 def commit(version: int, file: str) -> CommitEntry:
@@ -75,39 +75,39 @@ def commit(version: int, file: str) -> CommitEntry:
 
 
 class CrashingMachine:
-    """A disk, processes that use it one after the other, and what they were told."""
+    """A disk, processes that use it one after the other, and the files that they saw as written."""
 
     def __init__(self, folder: Path, disk: LosingDisk, kind: type[LocalObjectStore] = LocalObjectStore) -> None:
         self._folder, self.disk, self._kind = folder, disk, kind
-        self.told: list[str] = []
-        self._lives = 0
+        self.acknowledged: list[str] = []
+        self._processes = 0
 
     def run(self, batches: int = 3) -> bool:
-        """A process until it ends or fails; whether it came to its end."""
-        self._lives += 1
+        """Run a process until it ends or fails, and return whether it ended."""
+        self._processes += 1
         try:
-            write_batches(store_on(self.disk, self._kind), f"w{self._lives}", self.told, batches)
+            write_batches(store_on(self.disk, self._kind), f"w{self._processes}", self.acknowledged, batches)
         except (PowerLoss, StateStoreError):
             return False
         return True
 
     def lose_power(self) -> None:
-        """Look at what is there, whatever the disk kept."""
-        seen = self.disk.mount / "var" / "fleet"
+        """Check the files after a power loss, for each choice of unsynced names that the disk keeps."""
+        visible = self.disk.mount / "var" / "fleet"
         for number, keeps in enumerate(KEEPS):
             chance = random.Random(self.disk.syncs + number)
-            after = self.disk.after_power_loss(keeps, self._folder / f"after-{self._lives}-{keeps}", chance)
+            after = self.disk.after_power_loss(keeps, self._folder / f"after-{self._processes}-{keeps}", chance)
             store = LocalObjectStore(after / "var" / "fleet")
             for info in store.list(""):
-                assert store.get(info.path) == (seen / info.path).read_bytes(), f"{info.path} is there and not whole"
-            there = {info.path for info in store.list("")}
-            lost = [path for path in self.told if path not in there]
-            assert not lost, f"told to be there, and lost: {lost}"
+                assert store.get(info.path) == (visible / info.path).read_bytes(), f"{info.path} is there and not whole"
+            remaining = {info.path for info in store.list("")}
+            lost = [path for path in self.acknowledged if path not in remaining]
+            assert not lost, f"acknowledged, and lost: {lost}"
             ledger, folded = log_on(store, "reader").load(), StateLedger("clicks")
             for info in store.list("clicks/manifest"):
-                for told in unseal(store.get(info.path))["records"]:
-                    folded.fold(record_from_json(told))
-            assert ledger.entries(0) == folded.entries(0), "a checkpoint says something else than the log"
+                for record in unseal(store.get(info.path))["records"]:
+                    folded.fold(record_from_json(record))
+            assert ledger.entries(0) == folded.entries(0), "a checkpoint differs from the log"
 
 
 @pytest.fixture
@@ -129,15 +129,15 @@ def lose_power_at_every_moment(new_machine: Callable[..., CrashingMachine], **ho
         machine.lose_power()
         if ended:
             return
-    raise AssertionError("the scenario has more moments than the test looks at")
+    raise AssertionError("the scenario has more moments than the test checks")
 
 
-def test_what_was_answered_outlives_a_power_loss_at_any_moment(new_machine: Callable[..., CrashingMachine]) -> None:
+def test_acknowledged_files_outlive_a_power_loss_at_any_moment(new_machine: Callable[..., CrashingMachine]) -> None:
     lose_power_at_every_moment(new_machine)
 
 
 def die_at_every_moment_and_lose_power_later(new_machine: Callable[..., CrashingMachine], **how: object) -> None:
-    """A process dies and leaves what it did in memory; another one reads it and tells of it; then the power goes."""
+    """Let a process die with its files in the page cache, let another process read and acknowledge them, then lose power."""
     for moment in range(MOMENTS):
         machine = new_machine(calls_left=moment, **how)
         ended = machine.run()
@@ -146,17 +146,17 @@ def die_at_every_moment_and_lose_power_later(new_machine: Callable[..., Crashing
         machine.lose_power()
         if ended:
             return
-    raise AssertionError("the scenario has more moments than the test looks at")
+    raise AssertionError("the scenario has more moments than the test checks")
 
 
-def test_what_a_killed_process_left_counts_for_the_next_one_only_once_it_is_durable(
+def test_files_of_a_killed_process_count_for_the_next_process_only_once_they_are_durable(
     new_machine: Callable[..., CrashingMachine],
 ) -> None:
     die_at_every_moment_and_lose_power_later(new_machine)
 
 
 @pytest.mark.parametrize("failures", [1, 2, 3, 1000])
-def test_what_a_failed_sync_leaves_in_doubt_is_synced_again_or_refused(
+def test_files_in_doubt_after_a_failed_sync_are_synced_again_or_refused(
     new_machine: Callable[..., CrashingMachine], failures: int
 ) -> None:
     for first in range(MOMENTS):
@@ -166,15 +166,15 @@ def test_what_a_failed_sync_leaves_in_doubt_is_synced_again_or_refused(
         if machine.disk.syncs <= first:
             assert ended
             return
-        # The disk is well again, and another process goes on with what it finds.
+        # The disk is repaired, and another process continues with its files.
         machine.disk.broken = range(0)
         assert machine.run()
         machine.lose_power()
-    raise AssertionError("the scenario has more syncs than the test looks at")
+    raise AssertionError("the scenario has more syncs than the test checks")
 
 
 def test_the_same_process_goes_on_after_failed_syncs(new_machine: Callable[..., CrashingMachine]) -> None:
-    """Retries as tasks make them: a folder that was made when its sync failed is there at the second attempt."""
+    """Retry as tasks do: a folder whose sync failed after it was made is there at the second attempt."""
     for first in range(MOMENTS):
         machine = new_machine(broken=range(first, first + 1))
         store = store_on(machine.disk)
@@ -182,30 +182,32 @@ def test_the_same_process_goes_on_after_failed_syncs(new_machine: Callable[..., 
             path = f"clicks/0/{number}/1-a.delta"
             with suppress(StorageUnavailableError):
                 store.put(path, b"first attempt")
-                machine.told.append(path)
+                machine.acknowledged.append(path)
                 continue
             store.put(path, b"second attempt")
-            machine.told.append(path)
+            machine.acknowledged.append(path)
         machine.lose_power()
         if machine.disk.syncs <= first:
             return
-    raise AssertionError("the scenario has more syncs than the test looks at")
+    raise AssertionError("the scenario has more syncs than the test checks")
 
 
 class TrustingObjectStore(LocalObjectStore):
-    """A store that takes what it reads for durable."""
+    """A store that assumes that files it reads are durable."""
 
     def ensure_durable(self, path: str) -> None:
         pass
 
 
 @pytest.mark.parametrize("ignored", ["content", "names of files", "names of folders"])
-def test_a_sync_that_is_left_out_is_found(new_machine: Callable[..., CrashingMachine], ignored: str) -> None:
+def test_an_ignored_sync_is_detected(new_machine: Callable[..., CrashingMachine], ignored: str) -> None:
     with pytest.raises(AssertionError, match=r"not whole|and lost"):
         lose_power_at_every_moment(new_machine, ignored=ignored)
 
 
-def test_a_reader_that_believes_what_it_sees_is_found(new_machine: Callable[..., CrashingMachine]) -> None:
+def test_a_reader_that_trusts_files_that_are_not_durable_is_detected(
+    new_machine: Callable[..., CrashingMachine],
+) -> None:
     with pytest.raises(AssertionError, match="and lost"):
         die_at_every_moment_and_lose_power_later(new_machine, kind=TrustingObjectStore)
 
@@ -215,7 +217,7 @@ def test_a_record_whose_folder_cannot_be_synced_is_no_success(new_machine: Calla
     log = log_on(store_on(machine.disk), "writer")
     log.load()
     log.append([])
-    # One more sync makes the content durable; from then on the disk fails.
+    # One more sync makes the content durable. After it the disk fails.
     machine.disk.broken = range(machine.disk.syncs + 1, 10_000)
     with pytest.raises(CommitUnknownError, match=r"may not outlive a power loss.*file=`clicks/manifest"):
         log.append([])
@@ -223,7 +225,7 @@ def test_a_record_whose_folder_cannot_be_synced_is_no_success(new_machine: Calla
         log_on(store_on(machine.disk), "successor").load()
     machine.disk.broken = range(0)
     log_on(store_on(machine.disk), "successor").load()
-    machine.told.append(record(2))
+    machine.acknowledged.append(record(2))
     machine.lose_power()
 
 
@@ -235,12 +237,12 @@ def test_a_folder_that_is_removed_and_made_again_is_synced_again(new_machine: Ca
     machine.disk.unlink(folder / "1-a.delta")
     machine.disk.rmdir(folder)
     store.put("state/0/2-a.delta", b"2")
-    machine.told.append("state/0/2-a.delta")
+    machine.acknowledged.append("state/0/2-a.delta")
     machine.lose_power()
 
 
 class ClosedFolderDisk(LosingDisk):
-    """Some folder of others above the store's may be passed, and not read."""
+    """A disk on which one folder above the store's may be entered, but not read."""
 
     closed: Path
 
@@ -258,7 +260,7 @@ def test_a_folder_above_that_may_not_be_read_is_not_in_the_way(tmp_path: Path) -
     store = LocalObjectStore(tmp_path / "home" / "me" / "fleet", disk)
     store.put("a/b", b"1")
     assert store.get("a/b") == b"1"
-    # One of the store's own is another matter.
+    # A folder of the store itself must be readable.
     disk.closed = tmp_path / "home" / "me" / "fleet"
     with pytest.raises(StorageUnavailableError, match="permissions"):
         store.put("c/d", b"1")

@@ -1,4 +1,4 @@
-"""What readers are given is finished: which facts of the log say so, and how one that is not in the log yet comes into it."""
+"""Readers get finished versions: the records that finish a version, and how a report of the driver comes into the log."""
 
 from __future__ import annotations
 
@@ -43,31 +43,31 @@ def started(run: str, batch: int, epoch: int, query: str = "query") -> RunStarte
 
 
 def commits(run: str, version: int, epoch: int, partitions: tuple[int, ...] = (0, 1), **options: Any) -> list[Record]:
-    made = [
-        CommitEntry(one, version, version - 1, epoch, run, f"{run}-{one}-{version}", f"{run}-{one}-{version}.delta", *[1] * 11)
-        for one in partitions
+    entries = [
+        CommitEntry(p, version, version - 1, epoch, run, f"{run}-{p}-{version}", f"{run}-{p}-{version}.delta", *[1] * 11)
+        for p in partitions
     ]  # fmt: skip
-    return [Committed(replace(one, **options)) for one in made]
+    return [Committed(replace(entry, **options)) for entry in entries]
 
 
 def ledger_of(*records: Record, root: str = "file:///fleet/s") -> StateLedger:
     ledger = StateLedger(root)
     for record in records:
         ledger.fold(record_from_json(json.loads(json.dumps(record_to_json(record)))))
-    again = StateLedger.from_json(root, json.loads(json.dumps(ledger.to_json())))
+    reloaded = StateLedger.from_json(root, json.loads(json.dumps(ledger.to_json())))
     copied = ledger.copy(ledger.retained())
-    assert again.finished == copied.finished == ledger.finished
-    return again
+    assert reloaded.finished == copied.finished == ledger.finished
+    return reloaded
 
 
 def view(ledger: StateLedger, version: int | None = None, **options: Any) -> ReadView:
     newest = finished(ledger, CREATED)
-    found = read_view(ledger, CREATED, newest, WantedView(version, **options))
-    assert found is not None
-    return found
+    read = read_view(ledger, CREATED, newest, WantedView(version, **options))
+    assert read is not None
+    return read
 
 
-def test_a_version_is_finished_once_something_says_so() -> None:
+def test_a_version_is_finished_once_a_record_says_so() -> None:
     begun = [started("r1", 0, 1), *commits("r1", 1, 1)]
     assert [count(ledger_of(*begun), CREATED) for count in (finished, committed)] == [0, 1]
     # The driver reports it, ...
@@ -80,22 +80,22 @@ def test_a_version_is_finished_once_something_says_so() -> None:
         view(ledger_of(*begun), 1)
 
 
-def test_a_run_that_begins_with_a_batch_again_says_that_it_is_not_finished() -> None:
+def test_a_run_that_begins_with_a_batch_again_makes_it_unfinished() -> None:
     begun = [started("r1", 0, 1), *commits("r1", 1, 1), *commits("r1", 2, 1), BatchFinished("r1", 1)]
     assert finished(ledger_of(*begun), CREATED) == 2
     again = [*begun, started("r2", 1, 2)]
     assert finished(ledger_of(*again), CREATED) == 1
-    # While it makes the version anew, shard by shard, nobody is given rows of two programs.
+    # While it makes the version again, shard by shard, no reader gets rows of two programs.
     half = [*again, *commits("r2", 2, 2, (0,))]
     assert [count(ledger_of(*half), CREATED) for count in (finished, committed)] == [1, 1]
-    # What the former run says by now is of no account.
+    # A late report of the previous run is ignored.
     assert finished(ledger_of(*half, BatchFinished("r1", 1)), CREATED) == 1
     whole = [*half, *commits("r2", 2, 2, (1,))]
     assert [count(ledger_of(*whole), CREATED) for count in (finished, committed)] == [1, 2]
     assert finished(ledger_of(*whole, BatchFinished("r2", 1)), CREATED) == 2
 
 
-def test_what_an_earlier_release_wrote_is_finished_unless_a_run_replaces_it() -> None:
+def test_versions_of_an_earlier_release_are_finished_unless_a_run_replaces_them() -> None:
     begun = [RunStarted("r1", "query", 0, 1), *commits("r1", 1, 1), *commits("r1", 2, 1)]
     assert "reports_finished" not in record_to_json(begun[0])
     assert finished(ledger_of(*begun), CREATED) == 2
@@ -104,7 +104,7 @@ def test_what_an_earlier_release_wrote_is_finished_unless_a_run_replaces_it() ->
     assert finished(ledger_of(*begun, started("r2", 2, 2)), CREATED) == 2
 
 
-def test_what_is_imported_branched_or_a_programs_is_finished_when_it_is_committed() -> None:
+def test_imported_and_branched_versions_and_those_of_programs_are_finished_when_committed() -> None:
     assert finished(ledger_of(started("r1", 4, 1), *commits("r1", 5, 1, is_import=True)), CREATED) == 5
     of_program = [started("r1", 0, 1, PYTHON_QUERY_ID), *commits("r1", 1, 1)]
     assert finished(ledger_of(*of_program), CREATED) == 1
@@ -115,30 +115,30 @@ def test_what_is_imported_branched_or_a_programs_is_finished_when_it_is_committe
     assert finished(ledger_of(Branched("s", 1, branch.to_json()), root="file:///fleet/b"), CREATED) == 1
 
 
-def test_a_version_that_was_made_anew_has_another_lineage_and_no_other_one() -> None:
+def test_only_a_version_that_was_made_again_has_another_lineage() -> None:
     begun = [started("r1", 0, 1), *commits("r1", 1, 1), *commits("r1", 2, 1), BatchFinished("r1", 1)]
     lineage = view(ledger_of(*begun), 2).lineage
     assert lineage == view(ledger_of(*begun, started("r2", 2, 2), *commits("r2", 3, 2)), 2).lineage
-    anew = [*begun, started("r2", 1, 2), *commits("r2", 2, 2), BatchFinished("r2", 1)]
-    assert lineage != view(ledger_of(*anew), 2).lineage
+    replayed = [*begun, started("r2", 1, 2), *commits("r2", 2, 2), BatchFinished("r2", 1)]
+    assert lineage != view(ledger_of(*replayed), 2).lineage
     # Read by the shards that committed it, or by those that are made of it.
     rescaled = [*begun, Rescaled(ShardLayout(4, 2, 2, "r3", 0, 2, ("k",))), started("r3", 2, 2)]
     ledger = ledger_of(*rescaled, *commits("r3", 3, 2, (2, 3, 4, 5)), BatchFinished("r3", 2))
-    newer, former = view(ledger, 2), view(ledger, 2, first_partition=0)
-    assert (len(newer.versions), len(former.versions), view(ledger, 1, first_partition=0).partitions) == (
+    newer, previous = view(ledger, 2), view(ledger, 2, first_partition=0)
+    assert (len(newer.versions), len(previous.versions), view(ledger, 1, first_partition=0).partitions) == (
         4,
         2,
         range(2),
     )
-    assert newer.lineage == former.lineage == lineage
-    assert former.attempts == ("r1-0-2", "r1-1-2")
+    assert newer.lineage == previous.lineage == lineage
+    assert previous.attempts == ("r1-0-2", "r1-1-2")
     with pytest.raises(VersionNotFoundError, match="not there any more"):
         view(ledger, 2, first_partition=7)
     with pytest.raises(VersionNotFoundError, match="not there any more"):
         view(ledger, 3, first_partition=0)
 
 
-def test_a_run_of_the_past_is_known_by_shards_that_came_to_nothing() -> None:
+def test_a_run_of_the_past_is_detected_by_shards_of_an_abandoned_rescale() -> None:
     wish = ShardLayout(4, 2, 1, "r1", 0, 2, ("k",))
     begun = [started("r1", 0, 1), *commits("r1", 1, 1), Rescaled(wish), *commits("r1", 2, 1, (3,)), started("r2", 1, 2)]
     task = TaskIdentity("s", "query", "r3", 0, 0, 0, "executor")
@@ -150,7 +150,7 @@ def test_a_run_of_the_past_is_known_by_shards_that_came_to_nothing() -> None:
 
 
 def logged(objects: MemoryObjectStore) -> list[list[str]]:
-    """Kinds of records by file of the log."""
+    """Return the kinds of records in each file of the log."""
     files = sorted(info.path for info in objects.list("s/manifest"))
     return [[record["kind"] for record in unseal(objects.get(file))["records"]] for file in files]
 
@@ -158,46 +158,46 @@ def logged(objects: MemoryObjectStore) -> list[list[str]]:
 def run(scenario: Callable[[LedgerWriter, ObservedObjectStore], Awaitable[None]]) -> None:
     async def play() -> None:
         objects = ObservedObjectStore()
-        keeper = LedgerWriter(ManifestLog(objects, "s", "one"))
-        await keeper.open()
-        await keeper.decide(lambda _: ([started("r1", 0, 1), *commits("r1", 1, 1)], None))
-        await scenario(keeper, objects)
+        ledger_writer = LedgerWriter(ManifestLog(objects, "s", "one"))
+        await ledger_writer.open()
+        await ledger_writer.decide(lambda _: ([started("r1", 0, 1), *commits("r1", 1, 1)], None))
+        await scenario(ledger_writer, objects)
 
     asyncio.run(play())
 
 
-def report(keeper: LedgerWriter, within_s: float, batch: int = 0) -> asyncio.Task[None]:
-    return asyncio.create_task(keeper.note(lambda ledger: ledger.decide_finished("r1", batch), within_s))
+def report(ledger_writer: LedgerWriter, within_s: float, batch: int = 0) -> asyncio.Task[None]:
+    return asyncio.create_task(ledger_writer.note(lambda ledger: ledger.decide_finished("r1", batch), within_s))
 
 
-async def newest(keeper: LedgerWriter) -> int:
-    return await keeper.read(lambda ledger: finished(ledger, CREATED))
+async def newest(ledger_writer: LedgerWriter) -> int:
+    return await ledger_writer.read(lambda ledger: finished(ledger, CREATED))
 
 
 def test_a_report_is_known_at_once_and_written_with_the_next_records() -> None:
-    async def scenario(keeper: LedgerWriter, objects: ObservedObjectStore) -> None:
-        reported = report(keeper, 30.0)
+    async def scenario(ledger_writer: LedgerWriter, objects: ObservedObjectStore) -> None:
+        reported = report(ledger_writer, 30.0)
         await asyncio.sleep(0)
-        assert await newest(keeper) == 1
+        assert await newest(ledger_writer) == 1
         assert len(logged(objects)) == 1
         assert not reported.done()
-        await keeper.decide(lambda _: (commits("r1", 2, 1), None))
+        await ledger_writer.decide(lambda _: (commits("r1", 2, 1), None))
         await reported
         assert logged(objects)[1:] == [["batch_finished", "committed", "committed"]]
         # The log says it by now.
-        await report(keeper, 0.0)
+        await report(ledger_writer, 0.0)
         assert len(logged(objects)) == 2
 
     run(scenario)
 
 
 def test_a_report_is_written_by_itself_where_nothing_follows() -> None:
-    async def scenario(keeper: LedgerWriter, objects: ObservedObjectStore) -> None:
-        await asyncio.gather(report(keeper, 0.05), report(keeper, 0.05))
+    async def scenario(ledger_writer: LedgerWriter, objects: ObservedObjectStore) -> None:
+        await asyncio.gather(report(ledger_writer, 0.05), report(ledger_writer, 0.05))
         assert logged(objects)[1:] == [["batch_finished"]]
-        await keeper.decide(lambda _: (commits("r1", 2, 1), None))
-        late = report(keeper, 30.0, 1)
-        await report(keeper, 0.0, 1)
+        await ledger_writer.decide(lambda _: (commits("r1", 2, 1), None))
+        late = report(ledger_writer, 30.0, 1)
+        await report(ledger_writer, 0.0, 1)
         await late
         assert logged(objects)[3:] == [["batch_finished"]]
 
@@ -205,39 +205,39 @@ def test_a_report_is_written_by_itself_where_nothing_follows() -> None:
 
 
 def test_a_report_outlives_another_coordinators_records() -> None:
-    async def scenario(keeper: LedgerWriter, objects: ObservedObjectStore) -> None:
-        reported = report(keeper, 30.0)
+    async def scenario(ledger_writer: LedgerWriter, objects: ObservedObjectStore) -> None:
+        reported = report(ledger_writer, 30.0)
         await asyncio.sleep(0)
-        assert await newest(keeper) == 1
-        other = LedgerWriter(ManifestLog(objects, "s", "other"))
-        await other.open()
-        await other.fence(lambda _: ([], None))
-        await keeper.decide(lambda _: (commits("r1", 2, 1), None))
+        assert await newest(ledger_writer) == 1
+        other_writer = LedgerWriter(ManifestLog(objects, "s", "other"))
+        await other_writer.open()
+        await other_writer.fence(lambda _: ([], None))
+        await ledger_writer.decide(lambda _: (commits("r1", 2, 1), None))
         await reported
         assert logged(objects)[1:] == [[], ["batch_finished", "committed", "committed"]]
-        # Of a run that was replaced it says nothing.
-        late = report(keeper, 30.0, 1)
-        await other.decide(lambda _: ([started("r2", 1, 2)], None))
-        await keeper.fence(lambda _: ([], None))
+        # A report of a run that was replaced is not written.
+        late = report(ledger_writer, 30.0, 1)
+        await other_writer.decide(lambda _: ([started("r2", 1, 2)], None))
+        await ledger_writer.fence(lambda _: ([], None))
         await late
         assert "batch_finished" not in logged(objects)[-1]
-        assert await newest(keeper) == 1
+        assert await newest(ledger_writer) == 1
 
     run(scenario)
 
 
-def test_a_report_that_cannot_be_written_is_true_all_the_same() -> None:
-    async def scenario(keeper: LedgerWriter, objects: ObservedObjectStore) -> None:
+def test_a_report_that_cannot_be_written_still_counts() -> None:
+    async def scenario(ledger_writer: LedgerWriter, objects: ObservedObjectStore) -> None:
         def fail(operation: str, path: str) -> None:
             if operation == "put_if_absent":
                 raise StorageUnavailableError("simulated: the store does not answer")
 
         objects.before = fail
         with pytest.raises(StorageUnavailableError):
-            await report(keeper, 0.0)
-        assert await newest(keeper) == 1
+            await report(ledger_writer, 0.0)
+        assert await newest(ledger_writer) == 1
         objects.before = lambda operation, path: None
-        await keeper.decide(lambda _: (commits("r1", 2, 1), None))
+        await ledger_writer.decide(lambda _: (commits("r1", 2, 1), None))
         assert logged(objects)[1:] == [["batch_finished", "committed", "committed"]]
 
     run(scenario)

@@ -38,13 +38,13 @@ FORM = pickle.dumps(ReadProjection(SCHEMA))
 
 
 def rows_of(batch: int) -> ShardInput:
-    """Every key once, with the number of the batch."""
+    """Return every key once, with the number of the batch."""
     columns = {"v": pa.array(KEYS, pa.string()), "x": pa.array([batch] * len(KEYS), pa.int64())}
     return ShardInput.of_raw(SCHEMA, pa.record_batch(columns))
 
 
 class ReadingProcess:
-    """Shards of one process, with what reads them."""
+    """Shards of one process, and the reads of them."""
 
     def __init__(self, fleet: AggregationFleet | None = None) -> None:
         self.fleet = fleet or AggregationFleet()
@@ -56,7 +56,7 @@ class ReadingProcess:
         self.fleet.store.apply(self.fleet.request(batch, run, SCHEMA), rows_of(batch))
 
     def request(self, version: int | None = None, **options: Any) -> ReadRequest:
-        """As a reader asks that has just asked the coordinator."""
+        """Return the request of a reader that has just asked the coordinator for a version."""
 
         def look(ledger: Any) -> Any:
             return read_view(ledger, CREATED, committed(ledger, CREATED), WantedView(version))
@@ -82,7 +82,7 @@ def totals(version: int) -> dict[str, tuple[int, int]]:
     return {key: (version, sum(range(version))) for key in KEYS}
 
 
-def found_of(rows: pa.Table) -> dict[str, tuple[int, int]]:
+def totals_of(rows: pa.Table) -> dict[str, tuple[int, int]]:
     return {row["v"]: (row["n"], row["total"]) for row in rows.to_pylist()}
 
 
@@ -92,45 +92,45 @@ def test_versions_are_read_from_memory_and_then_from_files() -> None:
         process.apply(batch)
     for version in range(1, 7):
         request = process.request(version)
-        assert found_of(process.scan(request)) == totals(version)
-        found = process.find(request, ["key-7", None, "no", "key-7"])
-        assert found is not None
-        assert (found.version, found.newest, list(found.places)) == (version, 6, [0, 3])
-        none = process.find(request, [])
-        assert none is not None
-        assert (none.rows.num_rows, none.rows.schema) == (0, found.rows.schema)
+        assert totals_of(process.scan(request)) == totals(version)
+        result = process.find(request, ["key-7", None, "no", "key-7"])
+        assert result is not None
+        assert (result.version, result.newest, list(result.places)) == (version, 6, [0, 3])
+        empty = process.find(request, [])
+        assert empty is not None
+        assert (empty.rows.num_rows, empty.rows.schema) == (0, result.rows.schema)
     # Memory has the newest and two more; each of the others was loaded once.
     assert process.fleet.store.metrics.deltas_loaded == 1 + 2 + 3
     assert process.scan(process.request(), 7).num_rows == 7
-    again = ReadingProcess(process.fleet)
-    assert found_of(again.scan(again.request())) == totals(6)
-    found = again.find(again.request(), ["key-1"])
-    assert found is not None
-    assert found.newest == -1
+    restarted = ReadingProcess(process.fleet)
+    assert totals_of(restarted.scan(restarted.request())) == totals(6)
+    result = restarted.find(restarted.request(), ["key-1"])
+    assert result is not None
+    assert result.newest == -1
 
 
-def test_a_version_that_was_made_anew_is_not_read_as_the_former_one() -> None:
+def test_a_version_that_was_made_again_is_not_read_as_the_previous_one() -> None:
     process = ReadingProcess()
     for batch in range(3):
         process.apply(batch)
-    former = process.request()
+    previous = process.request()
     process.apply(2, "run-2")
-    assert process.find(former, ["key-1"]) is None
-    assert process.scan(former) is None
-    assert found_of(process.scan(process.request())) == totals(3)
+    assert process.find(previous, ["key-1"]) is None
+    assert process.scan(previous) is None
+    assert totals_of(process.scan(process.request())) == totals(3)
 
 
-def test_the_latest_version_is_read_before_anybody_says_that_it_counts_everywhere() -> None:
+def test_the_latest_version_is_read_before_it_is_committed_everywhere() -> None:
     process = ReadingProcess()
     process.apply(0)
-    known = process.request(is_latest=True)
+    request = process.request(is_latest=True)
     process.apply(1)
-    found = process.find(known, ["key-1"])
-    assert found is not None
-    assert (found.version, found_of(found.rows)) == (2, {"key-1": (2, 1)})
+    result = process.find(request, ["key-1"])
+    assert result is not None
+    assert (result.version, totals_of(result.rows)) == (2, {"key-1": (2, 1)})
 
 
-def test_what_commits_changed_is_read_from_their_files() -> None:
+def test_changes_of_commits_are_read_from_their_files() -> None:
     process = ReadingProcess()
     for batch in range(3):
         process.apply(batch)
@@ -139,7 +139,7 @@ def test_what_commits_changed_is_read_from_their_files() -> None:
     assert set(changed["_change_type"].to_pylist()) == {"upsert"}
 
 
-def test_scans_that_nobody_takes_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abandoned_scans_end(monkeypatch: pytest.MonkeyPatch) -> None:
     process = ReadingProcess()
     process.apply(0)
     scan_id = process.reads.scan(process.request(), None)
@@ -151,43 +151,43 @@ def test_scans_that_nobody_takes_end(monkeypatch: pytest.MonkeyPatch) -> None:
         process.reads.next_rows(scan_id)
 
 
-def test_whoever_goes_through_old_versions_takes_no_more_memory_than_readers_may(
+def test_reads_of_old_versions_take_no_more_memory_than_readers_may(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     process = ReadingProcess()
     for batch in range(12):
         process.apply(batch)
     reads = process.reads
-    assert found_of(process.scan(process.request(1))) == totals(1)
-    (size,) = (one.nbytes for one in reads._loaded.values())
+    assert totals_of(process.scan(process.request(1))) == totals(1)
+    (size,) = (view.nbytes for view in reads._loaded.values())
     assert size > 32 * len(KEYS)
     reads._most_bytes = 3 * size
     loads, most_at_once = list[int](), 0
     load = process.fleet.store.partitions.stored.view
 
-    def counted(*told: Any) -> Any:
+    def counted(*args: Any) -> Any:
         nonlocal most_at_once
-        loads.append(told[1])
+        loads.append(args[1])
         most_at_once = max(most_at_once, len(loads))
         try:
-            return load(*told)
+            return load(*args)
         finally:
-            loads.remove(told[1])
+            loads.remove(args[1])
 
     monkeypatch.setattr(process.fleet.store.partitions.stored, "view", counted)
     for version in (*range(2, 10), 3, 4):
-        assert found_of(process.scan(process.request(version))) == totals(version)
-        assert sum(one.nbytes for one in reads._loaded.values()) <= 3 * size
+        assert totals_of(process.scan(process.request(version))) == totals(version)
+        assert sum(view.nbytes for view in reads._loaded.values()) <= 3 * size
         assert len(reads._loaded) >= min(2, version)
     with ThreadPoolExecutor(6) as threads:
-        found = list(threads.map(lambda version: found_of(process.scan(process.request(version))), range(1, 7)))
-    assert found == [totals(version) for version in range(1, 7)]
-    assert sum(one.nbytes for one in reads._loaded.values()) <= 3 * size
-    assert most_at_once == 1, "large ones are loaded one after the other"
-    # One that is larger than all that may be kept is read all the same, and kept until the next one is.
+        results = list(threads.map(lambda version: totals_of(process.scan(process.request(version))), range(1, 7)))
+    assert results == [totals(version) for version in range(1, 7)]
+    assert sum(view.nbytes for view in reads._loaded.values()) <= 3 * size
+    assert most_at_once == 1, "large versions are loaded one after the other"
+    # A version larger than all memory of readers is read all the same, and kept until the next one is.
     reads._most_bytes = size // 2
     for version in (7, 8, 8):
-        assert found_of(process.scan(process.request(version))) == totals(version)
+        assert totals_of(process.scan(process.request(version))) == totals(version)
         assert [key[1] for key in reads._loaded] == [version]
 
 
@@ -202,28 +202,28 @@ def test_readers_beside_batches_never_see_parts_of_one() -> None:
             while not stop.is_set():
                 request = process.request()
                 if which:
-                    found = process.scan(request)
-                    version, rows = request.version, None if found is None else found_of(found)
+                    scanned = process.scan(request)
+                    version, rows = request.version, None if scanned is None else totals_of(scanned)
                 else:
-                    looked = process.find(request, [*KEYS[:3], *KEYS[-3:]])
-                    version, rows = (0, None) if looked is None else (looked.version, found_of(looked.rows))
+                    result = process.find(request, [*KEYS[:3], *KEYS[-3:]])
+                    version, rows = (0, None) if result is None else (result.version, totals_of(result.rows))
                 expected = totals(version)
                 if rows is not None and any(expected[key] != row for key, row in rows.items()):
                     problems.append(f"{version}: {list(rows.items())[:3]}")
                 if rows is not None and which and len(rows) != len(KEYS):
                     problems.append(f"{version}: {len(rows)} rows")
                 reads[which] += 1
-        except Exception as error:  # noqa: BLE001 - told below
+        except Exception as error:  # noqa: BLE001 - asserted below
             problems.append(repr(error))
 
     readers = [threading.Thread(target=read, args=(which,)) for which in (0, 0, 1, 1)]
-    for one in readers:
-        one.start()
+    for reader in readers:
+        reader.start()
     for batch in range(1, 60):
         process.apply(batch)
     stop.set()
-    for one in readers:
-        one.join(60)
+    for reader in readers:
+        reader.join(60)
     assert not problems, problems[:3]
     assert min(reads) > 5
 
@@ -237,12 +237,12 @@ def test_a_version_is_read_by_way_of_a_named_snapshot_and_of_no_other_file() -> 
     objects = process.fleet.objects
     older, newer = (info.path for info in objects.list("s/0") if info.path.endswith(".snapshot"))
     for snapshot in (0, 2, 4):
-        assert found_of(process.scan(process.request(snapshot=snapshot))) == totals(5)
+        assert totals_of(process.scan(process.request(snapshot=snapshot))) == totals(5)
     with pytest.raises(InvalidRequestError, match="snapshots=`0, 2, 4`"):
         process.scan(process.request(snapshot=3))
     with pytest.raises(InvalidRequestError, match="snapshots=`0, 2`"):
         process.scan(process.request(3, snapshot=4))
-    # What is damaged is said, even where memory or another way has the rows.
+    # Damage of the named path is an error, even where memory or another file has the rows.
     first_delta = process.fleet.deltas()[0]
     for path, failing, working in ((older, 2, (0, 4)), (newer, 4, (0, 2)), (first_delta, 0, (2, 4))):
         whole = objects.get(path)
@@ -250,6 +250,6 @@ def test_a_version_is_read_by_way_of_a_named_snapshot_and_of_no_other_file() -> 
         with pytest.raises(CorruptStateError, match="missing"):
             process.scan(process.request(snapshot=failing))
         for snapshot in working:
-            assert found_of(process.scan(process.request(snapshot=snapshot))) == totals(5)
-        assert found_of(process.scan(process.request())) == totals(5)
+            assert totals_of(process.scan(process.request(snapshot=snapshot))) == totals(5)
+        assert totals_of(process.scan(process.request())) == totals(5)
         objects.put(path, whole)

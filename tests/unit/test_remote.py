@@ -1,4 +1,4 @@
-"""What a server that speaks S3 can do to a commit, and what is told of it."""
+"""Failures of an S3-compatible server during a commit, and the errors that report them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def store(server: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
 
 
 class TestConditionalPut:
-    """put_if_absent against what servers and networks do."""
+    """put_if_absent under failures of servers and networks."""
 
     def test_of_racing_writers_exactly_one_wins(self, store: ObjectStore) -> None:
         with ThreadPoolExecutor(8) as pool:
@@ -71,7 +71,7 @@ class TestConditionalPut:
         self, server: FaultyS3, store: ObjectStore, fault: int
     ) -> None:
         server.fail_once("PUT", fault)
-        # Not "won" after a lost reply: the object is one's own, which reading it back shows.
+        # Not "won" after a lost reply: the object is the writer's own, as reading it back shows.
         assert store.put_if_absent("a", b"mine") == (fault != DROP_AFTER)
         assert store.get("a") == b"mine"
 
@@ -104,7 +104,7 @@ class TestConditionalPut:
 
 
 class TestOtherRequests:
-    """Every failure is one of ours."""
+    """Every failure is an error of Statefleet."""
 
     @pytest.mark.parametrize("fault", [503, DROP_BEFORE, DROP_AFTER])
     def test_passing_failures_are_not_seen(self, server: FaultyS3, store: ObjectStore, fault: int) -> None:
@@ -123,14 +123,14 @@ class TestOtherRequests:
             pytest.param(lambda store: store.delete("a"), id="delete"),
         ],
     )
-    def test_lasting_failures_are_told_as_ours(
+    def test_lasting_failures_are_errors_of_statefleet(
         self, server: FaultyS3, store: ObjectStore, status: int, request_of: Callable[[ObjectStore], object]
     ) -> None:
         server.fault = lambda method, path, conditional: status
         with pytest.raises(StorageUnavailableError, match=r"what was committed is untouched.*cause=`"):
             request_of(store)
 
-    def test_a_put_into_a_missing_bucket_is_told(self, server: FaultyS3, store: ObjectStore) -> None:
+    def test_a_put_into_a_missing_bucket_is_an_error(self, server: FaultyS3, store: ObjectStore) -> None:
         server.fault = lambda method, path, conditional: 404
         with pytest.raises(StorageUnavailableError, match="bucket exists"):
             store.put("a", b"1")
@@ -157,15 +157,15 @@ class TestLargePut:
         server.fail_once(kind, fault)
         store.put("a", self.BODY)
         assert store.get("a") == self.BODY
-        # What began with a lost answer is known to nobody; a bucket's own rule has to end it.
+        # No process knows an upload whose first answer was lost; a rule of the bucket has to end it.
         assert len(server.uploads) == (kind == "BEGIN" and fault == DROP_AFTER)
 
     @pytest.mark.parametrize("kind", ["PART", "COMPLETE"])
     @pytest.mark.parametrize("status", [403, 500, DROP_BEFORE])
-    def test_a_lasting_failure_is_told_and_leaves_no_upload_behind(
+    def test_a_lasting_failure_is_an_error_and_leaves_no_upload_behind(
         self, server: FaultyS3, store: ObjectStore, kind: str, status: int
     ) -> None:
-        server.fault = lambda asked, path, conditional: status if asked == kind else None
+        server.fault = lambda requested, path, conditional: status if requested == kind else None
         with pytest.raises(StorageUnavailableError, match=r"what was committed is untouched.*path=`a`"):
             store.put("a", self.BODY)
         assert "ABORT" in server.requests
@@ -194,7 +194,7 @@ class TestLargePut:
 
 
 class TestProbe:
-    """Only a store that tells writers apart starts a fleet."""
+    """A fleet starts only on a store where one of two racing writers wins."""
 
     def test_a_server_with_conditional_puts_is_accepted_and_left_as_it_was(
         self, server: FaultyS3, store: ObjectStore
@@ -236,14 +236,14 @@ class TestProbe:
         with pytest.raises(StorageUnavailableError, match="ignores put-if-absent"):
             probe(store)
 
-    def test_a_server_that_is_not_there_is_told_as_such(self, server: FaultyS3, store: ObjectStore) -> None:
+    def test_an_unreachable_server_is_an_error(self, server: FaultyS3, store: ObjectStore) -> None:
         server.fault = lambda method, path, conditional: DROP_BEFORE
         with pytest.raises(StorageUnavailableError, match="cannot be used"):
             probe(store)
 
 
 class TestSingleWriter:
-    """The way out for servers without conditional puts."""
+    """The option for servers without conditional puts."""
 
     def test_it_looks_before_it_writes_and_says_so_loudly(
         self, server: FaultyS3, caplog: pytest.LogCaptureFixture
@@ -287,13 +287,13 @@ class TestOptions:
             open_object_store(URI, options)
 
     def test_a_password_in_a_uri_is_refused_and_not_repeated(self) -> None:
-        with pytest.raises(InvalidRequestError, match="no password") as told:
+        with pytest.raises(InvalidRequestError, match="no password") as caught:
             open_object_store(f"s3://key:{SECRET_KEY}@bucket/prefix")
-        assert SECRET_KEY not in str(told.value)
+        assert SECRET_KEY not in str(caught.value)
 
 
 class TestSecrets:
-    """Keys stay where they are."""
+    """Keys appear in no error, pickle or repr."""
 
     def test_no_error_repeats_a_key(self, server: FaultyS3, store: ObjectStore) -> None:
         requests: list[Callable[[], object]] = [
@@ -309,10 +309,10 @@ class TestSecrets:
             for request in requests:
                 with pytest.raises(StateStoreError) as caught:
                     request()
-                told = "".join(traceback.format_exception(caught.value))
-                assert f"{status}" in told
-                assert ACCESS_KEY not in told
-                assert SECRET_KEY not in told
+                text = "".join(traceback.format_exception(caught.value))
+                assert f"{status}" in text
+                assert ACCESS_KEY not in text
+                assert SECRET_KEY not in text
                 assert ACCESS_KEY.encode() not in pickle.dumps(caught.value)
 
     def test_a_store_is_not_pickled_and_shows_only_its_uri(self, store: ObjectStore) -> None:
@@ -326,8 +326,10 @@ def test_a_ledger_is_loaded_through_a_failing_network(server: FaultyS3, store: O
     assert isinstance(ManifestLog(store, "clicks", "writer").load(), StateLedger)
 
 
-def test_a_server_that_deletes_one_at_a_time_only_is_asked_so(server: FaultyS3, store: ObjectStore) -> None:
-    """As some servers that speak S3: this one does not know requests that delete many."""
+def test_objects_are_deleted_one_at_a_time_where_the_server_knows_nothing_else(
+    server: FaultyS3, store: ObjectStore
+) -> None:
+    """The server does not know requests that delete many objects, as some S3-compatible servers."""
     for number in range(3):
         store.put(f"s/{number}", b"1")
     store.delete_all(["s/0", "s/1"])

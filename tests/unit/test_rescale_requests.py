@@ -1,4 +1,4 @@
-"""What the coordinator answers of rescales: shards of batches, numbers that people and store actors use, and what a restart knows."""
+"""The coordinator's answers about rescales: shards of batches, shard numbers and partition ids, and its state after a restart."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ class RescaleHarness:
 
     async def commit(self, run: str, batch: int, partition: int) -> None:
         grant = await self.coordinator.attach_and_lease(task(run, batch, partition), METADATA, actor("a"))
-        made = entry(grant, batch + 1, f"attempt-{partition}")
-        made = replace(made, committed_at_ms=now_ms(MachineClock()))
-        (outcome,) = await self.coordinator.commit_partitions("clicks", [PartitionCommit((made,))])
+        commit = entry(grant, batch + 1, f"attempt-{partition}")
+        commit = replace(commit, committed_at_ms=now_ms(MachineClock()))
+        (outcome,) = await self.coordinator.commit_partitions("clicks", [PartitionCommit((commit,))])
         assert isinstance(outcome, AcceptedCommits)
 
     async def batch(self, run: str, batch: int, shards: BatchShards) -> BatchShards:
         for partition in shards.partitions:
             await self.commit(run, batch, partition)
-        result, placement, following = await self.coordinator.batch_result(task(run, batch), shards)
+        result, placement, next_shards = await self.coordinator.batch_result(task(run, batch), shards)
         assert result.missing == ()
         assert len(placement.nodes) == shards.num_shards
-        return following
+        return next_shards
 
 
 def scenario(steps: Callable[[RescaleHarness], Awaitable[None]]) -> Callable[[], None]:
@@ -64,110 +64,112 @@ def scenario(steps: Callable[[RescaleHarness], Awaitable[None]]) -> Callable[[],
 
 
 @scenario
-async def test_a_state_that_is_yet_to_be_made_has_the_shards_that_its_query_was_built_with(
-    town: RescaleHarness,
+async def test_a_state_that_does_not_exist_yet_has_the_shards_of_its_query(
+    harness: RescaleHarness,
 ) -> None:
-    assert await town.coordinator.begin_batch(task(), 7, None) == BatchShards(0, 7)
-    assert await town.coordinator.begin_batch(task(), 7, 7) == BatchShards(0, 7)
+    assert await harness.coordinator.begin_batch(task(), 7, None) == BatchShards(0, 7)
+    assert await harness.coordinator.begin_batch(task(), 7, 7) == BatchShards(0, 7)
     with pytest.raises(InvalidRequestError, match="no such state"):
-        await town.coordinator.rescale("clicks", 4, False)
+        await harness.coordinator.rescale("clicks", 4, False)
 
 
 @scenario
-async def test_a_run_begins_with_what_it_asks_for_and_has_that_whoever_is_asked_again(town: RescaleHarness) -> None:
-    await town.batch("run-1", 0, BatchShards(0, 2))
-    assert await town.coordinator.begin_batch(task("run-2", 1), 2, None) == BatchShards(0, 2)
-    rescaled = await town.coordinator.begin_batch(task("run-2", 1), 2, 3)
+async def test_a_run_begins_with_the_shards_that_it_requests_and_a_repeated_request_gets_the_same(
+    harness: RescaleHarness,
+) -> None:
+    await harness.batch("run-1", 0, BatchShards(0, 2))
+    assert await harness.coordinator.begin_batch(task("run-2", 1), 2, None) == BatchShards(0, 2)
+    rescaled = await harness.coordinator.begin_batch(task("run-2", 1), 2, 3)
     assert rescaled == BatchShards(2, 3)
-    assert await town.coordinator.begin_batch(task("run-2", 1), 2, 3) == rescaled
-    assert await town.restarted().begin_batch(task("run-2", 1), 2, 3) == rescaled
+    assert await harness.coordinator.begin_batch(task("run-2", 1), 2, 3) == rescaled
+    assert await harness.restarted().begin_batch(task("run-2", 1), 2, 3) == rescaled
     # Another run is not bound by it, nor does it get its partitions.
-    assert await town.coordinator.begin_batch(task("run-3", 1), 2, None) == BatchShards(0, 2)
-    assert await town.coordinator.begin_batch(task("run-3", 1), 2, 3) == BatchShards(5, 3)
-    assert (await town.coordinator.describe_state("clicks")).num_shards == 2  # type: ignore[union-attr]
-    assert await town.batch("run-2", 1, rescaled) == rescaled
-    assert (await town.coordinator.describe_state("clicks")).num_shards == 3  # type: ignore[union-attr]
+    assert await harness.coordinator.begin_batch(task("run-3", 1), 2, None) == BatchShards(0, 2)
+    assert await harness.coordinator.begin_batch(task("run-3", 1), 2, 3) == BatchShards(5, 3)
+    assert (await harness.coordinator.describe_state("clicks")).num_shards == 2  # type: ignore[union-attr]
+    assert await harness.batch("run-2", 1, rescaled) == rescaled
+    assert (await harness.coordinator.describe_state("clicks")).num_shards == 3  # type: ignore[union-attr]
     with pytest.raises(FencedError, match="planned for other shards"):
-        await town.commit("run-2", 2, 0)
+        await harness.commit("run-2", 2, 0)
 
 
 @scenario
-async def test_a_rescale_is_asked_for_while_a_run_goes_on_and_outlives_the_coordinator(town: RescaleHarness) -> None:
+async def test_a_rescale_is_requested_during_a_run_and_outlives_the_coordinator(harness: RescaleHarness) -> None:
     first = BatchShards(0, 2)
-    await town.batch("run-1", 0, first)
+    await harness.batch("run-1", 0, first)
     for wrong, message in ((3, "by a factor"), (0, "from 1 to"), (1 << 16, "from 1 to")):
         with pytest.raises(InvalidRequestError, match=message):
-            await town.coordinator.rescale("clicks", wrong, False)
-    plan = await town.coordinator.rescale("clicks", 6, True)
+            await harness.coordinator.rescale("clicks", wrong, False)
+    plan = await harness.coordinator.rescale("clicks", 6, True)
     assert plan.sources == ((0,), (1,), (0,), (1,), (0,), (1,))
-    assert await town.batch("run-1", 1, first) == first, "it was a dry run"
-    await town.coordinator.rescale("clicks", 6, False)
-    town.restarted()
-    following = await town.batch("run-1", 2, first)
-    assert following == BatchShards(2, 6)
-    assert await town.restarted().begin_batch(task("run-1", 3), 2, 2) == following, (
-        "its program's number is that of its start"
+    assert await harness.batch("run-1", 1, first) == first, "it was a dry run"
+    await harness.coordinator.rescale("clicks", 6, False)
+    harness.restarted()
+    next_shards = await harness.batch("run-1", 2, first)
+    assert next_shards == BatchShards(2, 6)
+    assert await harness.restarted().begin_batch(task("run-1", 3), 2, 2) == next_shards, (
+        "the program's number only counts at its start"
     )
-    assert await town.batch("run-1", 3, following) == following
-    await town.coordinator.deactivate_instances("run-1")
+    assert await harness.batch("run-1", 3, next_shards) == next_shards
+    await harness.coordinator.deactivate_instances("run-1")
     with pytest.raises(InvalidRequestError, match="no run of the state's query goes on"):
-        await town.coordinator.rescale("clicks", 3, False)
+        await harness.coordinator.rescale("clicks", 3, False)
 
 
 @scenario
-async def test_shards_are_told_by_their_numbers_and_old_ones_are_let_go_of_once_the_new_ones_have_gone_on(
-    town: RescaleHarness,
+async def test_shards_are_reported_by_number_and_old_shards_are_unloaded_once_the_new_ones_have_committed(
+    harness: RescaleHarness,
 ) -> None:
-    await town.batch("run-1", 0, BatchShards(0, 2))
-    shards = await town.coordinator.begin_batch(task("run-2", 1), 2, 4)
-    places = [ActorSlot(actor(name), 2) for name in "ab"]
+    await harness.batch("run-1", 0, BatchShards(0, 2))
+    shards = await harness.coordinator.begin_batch(task("run-2", 1), 2, 4)
+    slots = [ActorSlot(actor(name), 2) for name in "ab"]
     for name in "ab":
-        await town.coordinator.report_store_actor(actor(name))
-    placed = await town.coordinator.place_shards("clicks", "query", shards, places)
+        await harness.coordinator.report_store_actor(actor(name))
+    placed = await harness.coordinator.place_shards("clicks", "query", shards, slots)
     assert sorted(filter(None, placed.nodes)) == ["node-a", "node-a", "node-b", "node-b"]
     assert placed.moves == ()
     for partition in (2, 3, 4):
-        await town.commit("run-2", 1, partition)
-    assert await town.coordinator.elsewhere("clicks", "a", [0, 1]) == []
-    await town.commit("run-2", 1, 5)
-    assert await town.coordinator.elsewhere("clicks", "a", [0, 1]) == [0, 1]
-    located = await town.coordinator.locate("clicks", 3)
+        await harness.commit("run-2", 1, partition)
+    assert await harness.coordinator.elsewhere("clicks", "a", [0, 1]) == []
+    await harness.commit("run-2", 1, 5)
+    assert await harness.coordinator.elsewhere("clicks", "a", [0, 1]) == [0, 1]
+    located = await harness.coordinator.locate("clicks", 3)
     assert (located.store_id.partition_id, located.newest_version) == (5, 2)
-    # A shard of an earlier version is one of those that there were.
-    assert (await town.coordinator.locate("clicks", 1, 0)).store_id.partition_id == 1
-    assert (await town.coordinator.explain_placement("clicks", 3)).location is not None
+    # A shard of an earlier version has the partition of that version's layout.
+    assert (await harness.coordinator.locate("clicks", 1, 0)).store_id.partition_id == 1
+    assert (await harness.coordinator.explain_placement("clicks", 3)).location is not None
     for wrong in (-1, 4):
         with pytest.raises(InvalidRequestError, match="no such shard"):
-            await town.coordinator.explain_placement("clicks", wrong)
-    (told,) = (await town.coordinator.status())["queries"]
-    assert [one["partition_id"] for one in told["shards"]] == [0, 1, 2, 3]
-    assert (told["num_shards"], told["version"]) == (4, 2)
+            await harness.coordinator.explain_placement("clicks", wrong)
+    (query,) = (await harness.coordinator.status())["queries"]
+    assert [shard["partition_id"] for shard in query["shards"]] == [0, 1, 2, 3]
+    assert (query["num_shards"], query["version"]) == (4, 2)
 
 
 @scenario
 async def test_moves_that_restore_a_plan_are_given_out_though_the_batch_rescales_the_state(
-    town: RescaleHarness,
+    harness: RescaleHarness,
 ) -> None:
-    coordinator, shards = town.coordinator, BatchShards(0, 2)
+    coordinator, shards = harness.coordinator, BatchShards(0, 2)
     await coordinator.place_shards("clicks", "query", shards, [ActorSlot(actor(name), 1) for name in "ab"])
-    await town.batch("run", 0, shards)
-    # One of the two is lost, so its shard goes where its task runs, and then it is back.
+    await harness.batch("run", 0, shards)
+    # A store actor is lost, its shard goes where its task runs, and then the store actor is back.
     await coordinator.report_store_actor_lost(actor("b").instance_id)
     for partition in shards.partitions:
-        await town.commit("run", 1, partition)
+        await harness.commit("run", 1, partition)
     await coordinator.report_store_actor(actor("b", life=2))
     await coordinator.rescale("clicks", 4, False)
-    _, placement, following = await coordinator.batch_result(task("run", 1), shards)
-    assert following.num_shards == 4
+    _, placement, next_shards = await coordinator.batch_result(task("run", 1), shards)
+    assert next_shards.num_shards == 4
     assert [move.target for move in placement.moves] == [actor("b", life=2)]
 
 
 @scenario
-async def test_a_state_without_keys_is_not_rescaled(town: RescaleHarness) -> None:
+async def test_a_state_without_keys_is_not_rescaled(harness: RescaleHarness) -> None:
     keyless = replace(METADATA, num_shards=1, schema=replace(SCHEMA, keys=()))
-    grant = await town.coordinator.attach_and_lease(task(), keyless, actor("a"))
-    made = replace(entry(grant, 1), committed_at_ms=now_ms(MachineClock()))
-    await town.coordinator.commit_partitions("clicks", [PartitionCommit((made,))])
+    grant = await harness.coordinator.attach_and_lease(task(), keyless, actor("a"))
+    commit = replace(entry(grant, 1), committed_at_ms=now_ms(MachineClock()))
+    await harness.coordinator.commit_partitions("clicks", [PartitionCommit((commit,))])
     with pytest.raises(InvalidRequestError, match="one shard by nature"):
-        await town.coordinator.rescale("clicks", 2, False)
-    assert await town.coordinator.begin_batch(task("run-2", 1), 2, 2) == BatchShards(0, 1)
+        await harness.coordinator.rescale("clicks", 2, False)
+    assert await harness.coordinator.begin_batch(task("run-2", 1), 2, 2) == BatchShards(0, 1)

@@ -1,4 +1,4 @@
-"""Shards of rescaled states in store actors, made of others in memory or of their files: every operator beside one shard of it."""
+"""Shards of rescaled states, made of other shards in memory or of their files: every operator against a state of one shard."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PAIRS = join_schema(
 
 def sessions(chance: random.Random, batch: int) -> ShardInput:
     starts = [10 * batch + chance.randint(0, 40) for _ in range(20)]
-    return session_input(SESSIONS, [[chance.choice(KEYS[2:]) for _ in starts], starts, [one + 5 for one in starts]])
+    return session_input(SESSIONS, [[chance.choice(KEYS[2:]) for _ in starts], starts, [start + 5 for start in starts]])
 
 
 def first_rows(chance: random.Random, batch: int) -> ShardInput:
@@ -92,7 +92,7 @@ KINDS = {
 def test_rescaled_shards_go_on_as_one_shard_does(kind: str, way: str) -> None:
     chance, schema = random.Random(f"{kind} {way}"), KINDS[kind].schema
     query, alone = RescaledQuery(schema, 4), RescaledQuery(schema, 1)
-    store, its_store = query.fleet.new_store(), alone.fleet.new_store()
+    store, alone_store = query.fleet.new_store(), alone.fleet.new_store()
     for step, num_shards in enumerate((4, 8, 3, 1, 6)):
         if step:
             if way == "files" or (way == "some of each" and step % 2):
@@ -104,25 +104,25 @@ def test_rescaled_shards_go_on_as_one_shard_does(kind: str, way: str) -> None:
         for _ in range(2 if step % 2 else 3):
             rows = KINDS[kind].rows(chance, query.batch)
             watermark_ms = 0 if schema.delay_ms is None else max(0, 10 * query.batch - 10) * 1000
-            assert query.apply(rows, watermark_ms, store) == alone.apply(rows, watermark_ms, its_store)
+            assert query.apply(rows, watermark_ms, store) == alone.apply(rows, watermark_ms, alone_store)
             if way == "memory":
-                assert store.metrics.bytes_loaded == before, "all was in memory"
+                assert store.metrics.bytes_loaded == before, "all rows were in memory"
         assert query.state() == alone.state()
     if way == "memory":
         assert store.metrics.made_of_memory > 0
 
 
-def test_a_shard_that_was_made_of_others_is_made_again_after_the_loss_of_its_store_actor_and_without_their_snapshots() -> (
+def test_a_shard_that_was_made_of_others_is_made_again_after_the_loss_of_alone_store_actor_and_without_their_snapshots() -> (
     None
 ):
     chance, query = random.Random(1), RescaledQuery(SUMS, 4)
-    alone, its_store = RescaledQuery(SUMS, 1), None
-    its_store = alone.fleet.new_store()
+    alone, alone_store = RescaledQuery(SUMS, 1), None
+    alone_store = alone.fleet.new_store()
     store = query.fleet.new_store()
 
     def batch() -> None:
         rows = random_sums(chance, query.batch)
-        assert query.apply(rows, 0, store) == alone.apply(rows, 0, its_store)
+        assert query.apply(rows, 0, store) == alone.apply(rows, 0, alone_store)
 
     batch()
     batch()
@@ -145,17 +145,17 @@ def test_a_shard_that_was_made_of_others_is_made_again_after_the_loss_of_its_sto
 
 def test_a_new_run_that_replays_the_first_batch_of_new_shards_takes_them_from_the_old_ones_again() -> None:
     chance, query, alone = random.Random(2), RescaledQuery(SUMS, 4), RescaledQuery(SUMS, 1)
-    store, its_store = query.fleet.new_store(), alone.fleet.new_store()
+    store, alone_store = query.fleet.new_store(), alone.fleet.new_store()
     for _ in range(2):
         rows = random_sums(chance, query.batch)
-        assert query.apply(rows, 0, store) == alone.apply(rows, 0, its_store)
+        assert query.apply(rows, 0, store) == alone.apply(rows, 0, alone_store)
     query.rescale(8)
     query.apply(random_sums(chance, query.batch), 0, store)
     query.batch -= 1
     for num_shards in (8, 2):
         query.rescale(num_shards) if num_shards != 8 else None
     rows = random_sums(chance, query.batch)
-    assert query.apply(rows, 0, store) == alone.apply(rows, 0, its_store)
+    assert query.apply(rows, 0, store) == alone.apply(rows, 0, alone_store)
     assert query.state() == alone.state()
 
 
@@ -185,7 +185,7 @@ class KeyedQuery(RescaledQuery):
     def write(self, stores: KeyedStores, changes: dict[str | None, int], counts: StoreSpec = COUNTS) -> None:
         for shard, partition in enumerate(self.layout.partitions):
             names = pa.table({"k": pa.array(list(changes), pa.string())})
-            mine = [
+            shard_keys = [
                 key
                 for key, of in zip(changes, shards_of(names, ["k"], self.layout.num_shards), strict=True)
                 if of == shard
@@ -193,9 +193,9 @@ class KeyedQuery(RescaledQuery):
             task = self.task(partition)
             grant = self.fleet.coordinator.lease(task, "a")
             session, _ = stores.open_update(OpenRequest(task, grant.lease, grant.base_version, (counts, LISTS)))
-            for key in mine:
-                found = stores.call(session, "default", "get", ((key,),))
-                n = (0 if found is None else found["n"] or 0) + changes[key]
+            for key in shard_keys:
+                stored = stores.call(session, "default", "get", ((key,),))
+                n = (0 if stored is None else stored["n"] or 0) + changes[key]
                 row = {"k": key, "n": n, "due": n}
                 fields = pa.schema([field.arrow() for field in (*counts.keys, *counts.values)])
                 stores.call(session, "default", "put", (pa.RecordBatch.from_pylist([row], schema=fields),))
@@ -208,17 +208,17 @@ class KeyedQuery(RescaledQuery):
         self.batch += 1
 
     def check(self, stores: KeyedStores, counts: StoreSpec = COUNTS) -> None:
-        found: dict[str | None, tuple[int, list[float]]] = {}
+        stored: dict[str | None, tuple[int, list[float]]] = {}
         for partition in self.layout.partitions:
             task = self.task(partition)
             grant = self.fleet.coordinator.lease(task, "a")
             session, _ = stores.open_read(OpenRequest(task, grant.lease, self.batch, (counts, LISTS)))
             for row in rows_of(stores, session, "default"):
-                assert row["k"] not in found
-                found[row["k"]] = row["n"], []
-            for row in sorted(rows_of(stores, session, "list.of"), key=lambda one: one["place"]):
-                found[row["k"]][1].append(row["x"])
-        assert found == self.model
+                assert row["k"] not in stored
+                stored[row["k"]] = row["n"], []
+            for row in sorted(rows_of(stores, session, "list.of"), key=lambda row: row["place"]):
+                stored[row["k"]][1].append(row["x"])
+        assert stored == self.model
 
 
 def rows_of(stores: KeyedStores, session: str, store: str) -> Iterator[dict[str, Any]]:
@@ -268,7 +268,7 @@ def test_a_column_that_was_dropped_before_a_rescale_stays_dropped_when_shards_ar
     assert due == {"b": 7, "c": 8, "d": 4}
 
 
-def test_what_is_told_of_a_parent_in_memory_is_of_just_the_version_that_is_taken_over() -> None:
+def test_rows_of_a_parent_in_memory_are_used_only_of_the_version_that_is_taken_over() -> None:
     chance, query = random.Random(3), RescaledQuery(SUMS, 2)
     store = query.fleet.new_store()
     query.apply(random_sums(chance, 0), 0, store)

@@ -1,4 +1,4 @@
-"""Rescales of a state in the ledger alone: what counts of which generation, how its versions are loaded, which files they need."""
+"""Rescales of a state in the ledger alone: accepted commits of each layout, load plans of versions, and the files that they need."""
 
 from __future__ import annotations
 
@@ -36,52 +36,54 @@ Rows = dict[int, int]
 @pytest.mark.parametrize("new", range(1, 13))
 @pytest.mark.parametrize("old", range(1, 13))
 def test_each_shard_is_made_of_those_that_may_have_its_rows(old: int, new: int) -> None:
-    made = ShardLayout(new, 100, 3, "run", 50, old)
+    layout = ShardLayout(new, 100, 3, "run", 50, old)
     for shard in range(new):
         sources = {50 + key % old for key in range(old * new) if key % new == shard}
-        assert set(made.parents(100 + shard)) == sources
+        assert set(layout.parents(100 + shard)) == sources
         for source in sources:
-            assert 100 + shard in made.children(source)
-    assert sum(len(made.children(50 + shard)) for shard in range(old)) == sum(
-        len(made.parents(100 + shard)) for shard in range(new)
+            assert 100 + shard in layout.children(source)
+    assert sum(len(layout.children(50 + shard)) for shard in range(old)) == sum(
+        len(layout.parents(100 + shard)) for shard in range(new)
     )
 
 
 def loaded(plan: LoadPlan, files: dict[str, Rows]) -> Rows:
-    """Rows of a plan, read as a store actor reads them."""
+    """Return the rows of a load plan, read as a store actor reads them."""
     start, rows = 0, Rows()
     if plan.snapshots:
         start, rows = plan.snapshots[0].version, dict(files[plan.snapshots[0].file])
     elif plan.origin is not None:
         for parent in plan.origin.parents:
-            found = loaded(parent.plan, files)
-            assert all(key % parent.num_shards == parent.shard for key in found)
-            rows |= {key: value for key, value in found.items() if key % plan.origin.num_shards == plan.origin.shard}
+            parent_rows = loaded(parent.plan, files)
+            assert all(key % parent.num_shards == parent.shard for key in parent_rows)
+            rows |= {
+                key: value for key, value in parent_rows.items() if key % plan.origin.num_shards == plan.origin.shard
+            }
     else:
         assert plan.oldest_retained == 0
-    for one in plan.deltas:
-        if one.version > start:
-            rows |= files[one.file]
+    for delta in plan.deltas:
+        if delta.version > start:
+            rows |= files[delta.file]
     return rows
 
 
 class RescaleMachine(RuleBasedStateMachine):
-    """Runs of one query over a state that is rescaled again and again, beside a dict a version."""
+    """Runs of one query over a state that is rescaled again and again, against a dict of each version."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ledger = StateLedger(ROOT)
         self.files: dict[str, Rows] = {}
-        #: Rows of each version in the history that counts.
+        #: Rows of each version in the accepted history.
         self.truth: list[Rows] = [{}]
         self.logged: list[Committed | SnapshotAdded] = []
         self.serial = 0
         self.run = ""
         self.layout = FIRST
-        self.asked: int | None = None
+        self.requested: int | None = None
         self.start(None)
 
-    # -- what a driver does -------------------------------------------------------------------------------------------
+    # -- calls of a driver -------------------------------------------------------------------------------------------
 
     def fold(self, records: list[Record]) -> None:
         for record in records:
@@ -89,81 +91,81 @@ class RescaleMachine(RuleBasedStateMachine):
             if isinstance(record, Committed | SnapshotAdded):
                 self.logged.append(record)
 
-    def start(self, asked: int | None) -> None:
+    def start(self, requested: int | None) -> None:
         self.serial += 1
         self.run = f"run-{self.serial}"
-        self.asked = asked
+        self.requested = requested
         self.begin()
 
     def begin(self) -> None:
-        """The batch after the newest version that was finished."""
+        """Begin the batch after the newest finished version."""
         batch = len(self.truth) - 1
-        records, self.layout = decide_shards(self.ledger, CREATED, task(self.run, batch), self.asked)
+        records, self.layout = decide_shards(self.ledger, CREATED, task(self.run, batch), self.requested)
         self.fold(records)
-        again = decide_shards(self.ledger, CREATED, task(self.run, batch), self.asked)
-        assert again == ([], self.layout)
+        repeated = decide_shards(self.ledger, CREATED, task(self.run, batch), self.requested)
+        assert repeated == ([], self.layout)
 
     def commit(self, partition: int, rows: Rows) -> None:
         batch = len(self.truth) - 1
-        who = task(self.run, batch, partition)
-        self.ledger.check_query(who)
-        self.ledger.check_layout(who, self.ledger.layouts.in_force(FIRST, self.run, batch))
-        self.ledger.check_whole(who, self.layout)
-        records, grant = self.ledger.decide_lease(who, actor("a"), FakeFleetView(), StayElseLocal())
+        identity = task(self.run, batch, partition)
+        self.ledger.check_query(identity)
+        self.ledger.check_layout(identity, self.ledger.layouts.in_force(FIRST, self.run, batch))
+        self.ledger.check_whole(identity, self.layout)
+        records, grant = self.ledger.decide_lease(identity, actor("a"), FakeFleetView(), StayElseLocal())
         self.fold(records)
         assert grant.base_version == batch
         assert grant.watermarks.input_ms == batch
         self.serial += 1
-        made = replace(
+        commit = replace(
             entry(grant, batch + 1),
             attempt_id=str(self.serial),
             file=f"{self.serial}.delta",
             watermark_ms=batch + 1,
             rows_late=1,
         )
-        self.files[made.file] = rows
-        records, counted = self.ledger.decide_commits([made])
+        self.files[commit.file] = rows
+        records, accepted = self.ledger.decide_commits([commit])
         self.fold(records)
-        assert self.ledger.newest(partition) == counted[0]
+        assert self.ledger.newest(partition) == accepted[0]
 
-    @rule(some=st.dictionaries(st.sampled_from(KEYS), st.integers(0, 9), max_size=8), part=st.integers(0, 16))
-    def batch(self, some: Rows, part: int) -> None:
-        """A batch on all shards, or on the first ones only, after which another run does it again."""
+    @rule(rows=st.dictionaries(st.sampled_from(KEYS), st.integers(0, 9), max_size=8), part=st.integers(0, 16))
+    def batch(self, rows: Rows, part: int) -> None:
+        """Run a batch on all shards, or on the first `part` shards only, after which another run repeats it."""
         partitions = list(self.layout.partitions)
         for shard, partition in enumerate(partitions[:part] if part < len(partitions) else partitions):
-            self.commit(partition, {key: value for key, value in some.items() if key % self.layout.num_shards == shard})
+            self.commit(partition, {key: value for key, value in rows.items() if key % self.layout.num_shards == shard})
         if part < len(partitions):
             self.start(None)
             return
-        self.truth.append({**self.truth[-1], **some})
+        self.truth.append({**self.truth[-1], **rows})
         assert self.ledger.committed_version(self.layout) == len(self.truth) - 1
         self.begin()
 
-    @rule(asked=st.sampled_from((None, 1, 2, 3, 4, 5, 6, 8, 12)))
-    def restart(self, asked: int | None) -> None:
-        self.start(asked)
-        if asked is not None and self.ledger.has_versions():
-            assert self.layout.num_shards == asked
+    @rule(requested=st.sampled_from((None, 1, 2, 3, 4, 5, 6, 8, 12)))
+    def restart(self, requested: int | None) -> None:
+        self.start(requested)
+        if requested is not None and self.ledger.has_versions():
+            assert self.layout.num_shards == requested
 
     @precondition(lambda self: self.ledger.run_id == self.run)
     @rule(factor=st.sampled_from((2, 3)), up=st.booleans())
     def rescale_online(self, factor: int, up: bool) -> None:
         present = self.layout.num_shards
-        wanted = present * factor if up else present // factor
-        if wanted < 1 or wanted > 24 or (not up and present % factor):
+        num_shards = present * factor if up else present // factor
+        if num_shards < 1 or num_shards > 24 or (not up and present % factor):
             return
-        records, plan = decide_rescale_request(self.ledger, CREATED, wanted, is_active=True, dry_run=False)
+        records, plan = decide_rescale_request(self.ledger, CREATED, num_shards, is_active=True, dry_run=False)
         self.fold(records)
-        assert (plan.num_shards, plan.new_shards) == (present, wanted)
+        assert (plan.num_shards, plan.new_shards) == (present, num_shards)
         batch = len(self.truth) - 1
         if self.ledger.committed_version(self.layout) == batch and not any(
-            one.version > batch for partition in self.layout.partitions for one in self.ledger.entries(partition)
+            entry.version > batch for partition in self.layout.partitions for entry in self.ledger.entries(partition)
         ):
             # As at the end of the batch before.
             self.begin()
-            assert self.layout.num_shards == wanted
+            assert self.layout.num_shards == num_shards
 
-    # -- what store actors and maintenance do ------------------------------------------------------------------------
+    # -- calls of store actors and maintenance ------------------------------------------------------------------------
 
     @rule(pick=st.integers(0, 100))
     def snapshot(self, pick: int) -> None:
@@ -174,12 +176,12 @@ class RescaleMachine(RuleBasedStateMachine):
         entries = self.ledger.entries(partition)
         if not entries:
             return
-        shown = entries[pick % len(entries)]
-        rows = loaded(self.ledger.load_plans(partition, shown.version).plans[DEFAULT_STORE], self.files)
+        commit = entries[pick % len(entries)]
+        rows = loaded(self.ledger.load_plans(partition, commit.version).plans[DEFAULT_STORE], self.files)
         self.serial += 1
-        made = SnapshotEntry(partition, shown.version, shown.attempt_id, f"{self.serial}.snapshot", 1, 2, 3, 0, 5)
-        self.files[made.file] = rows
-        self.fold(self.ledger.decide_snapshot(made)[0])
+        snapshot = SnapshotEntry(partition, commit.version, commit.attempt_id, f"{self.serial}.snapshot", 1, 2, 3, 0, 5)
+        self.files[snapshot.file] = rows
+        self.fold(self.ledger.decide_snapshot(snapshot)[0])
 
     @rule(keep=st.integers(2, 4))
     def truncate(self, keep: int) -> None:
@@ -190,36 +192,38 @@ class RescaleMachine(RuleBasedStateMachine):
         self.ledger = StateLedger.from_json(ROOT, json.loads(json.dumps(self.ledger.to_json())))
 
     @rule(pick=st.integers(0, 100))
-    def go_on_from_a_branch(self, pick: int) -> None:
-        """Another query takes the history over at one of the versions that are retained."""
+    def continue_from_a_branch(self, pick: int) -> None:
+        """Let another query take over the history at a retained version."""
         newest = len(self.truth) - 1
         version = newest - pick % 4
         self.fold(self.ledger.decide_finished(self.ledger.run_id, newest - 1))
         try:
-            begun = first_record(self.ledger, CREATED, self.ledger.state_name, version)
+            branched = first_record(self.ledger, CREATED, self.ledger.state_name, version)
         except VersionNotFoundError:
             assert version < newest or version == 0, "the newest version can always be branched"
             return
         branch = StateLedger(ROOT)
-        branch.fold(through_json(begun))
+        branch.fold(through_json(branched))
         assert branch.referenced_files() <= self.ledger.referenced_files()
-        assert not any(entry.version > version for one, _ in branch._chains for entry in branch.entries(one))
+        assert not any(
+            entry.version > version for partition, _ in branch._chains for entry in branch.entries(partition)
+        )
         self.ledger, self.logged = branch, list(branch.retained())
         self.truth = self.truth[: version + 1]
         self.start(None)
 
-    # -- what holds ---------------------------------------------------------------------------------------------------
+    # -- invariants ---------------------------------------------------------------------------------------------------
 
     @invariant()
     def every_retained_version_is_there(self) -> None:
         newest = len(self.truth) - 1
-        told = json.loads(json.dumps(self.ledger.to_json()))
-        assert json.loads(json.dumps(self.ledger.copy(self.ledger.retained()).to_json())) == told
-        # As from a checkpoint in parts, beside which all records of the log are read that say what counts, or did.
+        data = json.loads(json.dumps(self.ledger.to_json()))
+        assert json.loads(json.dumps(self.ledger.copy(self.ledger.retained()).to_json())) == data
+        # As from a checkpoint in parts, with all records of the log that accept commits or snapshots, also superseded ones.
         parts = json.loads(json.dumps(self.ledger.copy(()).to_json()))
-        again = StateLedger.from_json(ROOT, parts, self.logged)
-        assert sorted(map(repr, again.retained())) == sorted(map(repr, self.ledger.retained()))
-        assert again.layouts.to_json() == self.ledger.layouts.to_json()
+        reloaded = StateLedger.from_json(ROOT, parts, self.logged)
+        assert sorted(map(repr, reloaded.retained())) == sorted(map(repr, self.ledger.retained()))
+        assert reloaded.layouts.to_json() == self.ledger.layouts.to_json()
         for version in range(newest + 1):
             layout = self.ledger.layouts.with_version(FIRST, version)
             rows: Rows | None = {}
@@ -248,7 +252,7 @@ TestRescale = RescaleMachine.TestCase
 
 @pytest.mark.parametrize("reloaded", [False, True])
 @pytest.mark.parametrize("partitions", [(2, 4), (2, 3, 4, 5)], ids=["half", "all"])
-def test_versions_of_shards_that_were_let_go_of_are_neither_read_nor_branched(
+def test_versions_of_truncated_shards_are_neither_read_nor_branched(
     partitions: tuple[int, ...], reloaded: bool
 ) -> None:
     created = StateMetadata("clicks", "query", 2, "update", CREATED.schema)
@@ -270,8 +274,8 @@ def test_versions_of_shards_that_were_let_go_of_are_neither_read_nor_branched(
         for partition in range(2, 6):
             commit(partition, version, 2, "run-2")
     for partition in partitions:
-        shown = SnapshotEntry(partition, 8, f"run-2-{partition}-8", f"{partition}.snapshot", 1, 2, 3, 0, 5)
-        ledger.fold(SnapshotAdded(shown))
+        snapshot = SnapshotEntry(partition, 8, f"run-2-{partition}-8", f"{partition}.snapshot", 1, 2, 3, 0, 5)
+        ledger.fold(SnapshotAdded(snapshot))
     for record in ledger.decide_truncation(1)[0]:
         ledger.fold(record)
     if reloaded:
@@ -285,15 +289,15 @@ def test_versions_of_shards_that_were_let_go_of_are_neither_read_nor_branched(
             first_record(ledger, created, "what_if", version)
 
 
-def test_a_version_that_is_being_made_anew_is_not_branched() -> None:
+def test_a_version_that_is_being_made_again_is_not_branched() -> None:
     created = StateMetadata("clicks", "query", 2, "update", CREATED.schema)
     ledger = StateLedger(ROOT)
     for run, epoch, partitions, planned_ms in (("run-1", 1, (0, 1), 7), ("run-2", 2, (0,), 8)):
         ledger.fold(RunStarted(run, "query", 0, epoch))
         for partition in partitions:
-            one = CommitEntry(
+            commit = CommitEntry(
                 partition, 1, 0, epoch, run, f"{run}-{partition}", "file", *[1] * 11, batch_time_ms=planned_ms
             )
-            ledger.fold(Committed(one))
+            ledger.fold(Committed(commit))
     with pytest.raises(VersionNotFoundError):
         first_record(ledger, created, "what_if", 1)

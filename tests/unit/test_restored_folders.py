@@ -1,5 +1,5 @@
-"""A state's folder that is put back, replaced or cut in half under a fleet that runs: nothing is counted into the wrong state, nothing
-wrong is read, and it is told.
+"""A state's folder that is restored from a backup, replaced or cut in half under a running fleet: no commit goes into the wrong state,
+no wrong row is read, and the error says so.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STATE = "s"
 
 
 def put(folder: MemoryObjectStore, fleet: RunningFleet, which: Callable[[str], bool] = lambda path: True) -> None:
-    """Put some of a folder's files in the place of what a fleet has."""
+    """Replace a fleet's files of the state by those of a folder that `which` chooses."""
     for info in fleet.objects.list(STATE):
         fleet.objects.delete(info.path)
     for info in folder.list(STATE):
@@ -34,15 +34,18 @@ def put(folder: MemoryObjectStore, fleet: RunningFleet, which: Callable[[str], b
 
 
 def versions(objects: MemoryObjectStore) -> dict[int, str]:
-    """Rows of all versions, as they are read from storage."""
+    """Return the rows of all versions, as read from storage."""
     state = state_in(objects, STATE)
-    return {one: rows_or_error(lambda one=one: state.at(one).scan().to_arrow().to_pylist()) for one in state.versions()}
+    return {
+        version: rows_or_error(lambda version=version: state.at(version).scan().to_arrow().to_pylist())
+        for version in state.versions()
+    }
 
 
-def lived(
+def fleet_with_backups(
     seed: str, batches: int, query: str = "query"
 ) -> tuple[RunningFleet, RunningQuery, dict[int, MemoryObjectStore]]:
-    """A fleet with a query that ran some batches, and a backup from after each of them."""
+    """Return a fleet with a query that ran batches, the query, and a backup from after each batch by version."""
     fleet = RunningFleet(MemoryObjectStore())
     running = RunningQuery(fleet, STATE, query, "run-1")
     backups = {}
@@ -56,48 +59,48 @@ def lived(
 
 
 def is_as_it_was(fleet: RunningFleet, folder: MemoryObjectStore) -> bool:
-    """Whether a state has the files that were put there, but for deltas that nobody counts."""
-    there = {info.path: fleet.objects.get(info.path) for info in fleet.objects.list(STATE)}
-    put_there = {info.path: folder.get(info.path) for info in folder.list(STATE)}
-    further = there.keys() - put_there.keys()
-    return {path: there.get(path) for path in put_there} == put_there and all(one.endswith(".delta") for one in further)
+    """Whether a state has just the files of a folder, apart from deltas that were never committed."""
+    present = {info.path: fleet.objects.get(info.path) for info in fleet.objects.list(STATE)}
+    restored = {info.path: folder.get(info.path) for info in folder.list(STATE)}
+    further = present.keys() - restored.keys()
+    return {path: present.get(path) for path in restored} == restored and all(
+        path.endswith(".delta") for path in further
+    )
 
 
 def refusals(query: RunningQuery, seed: str = "a") -> list[type[StateStoreError]]:
-    """What a batch and its repetitions are refused with."""
+    """Return the error types of a batch and its two repetitions."""
     kinds = []
     for _ in range(3):
-        with pytest.raises(StateStoreError) as told_of:
+        with pytest.raises(StateStoreError) as caught:
             query.next_batch(seed)
-        kinds.append(type(told_of.value))
+        kinds.append(type(caught.value))
     return kinds
 
 
-def test_an_older_copy_is_told_and_is_not_written_to_until_the_query_is_started_from_the_checkpoint_of_its_time() -> (
-    None
-):
-    fleet, query, backups = lived("a", 5)
+def test_an_older_copy_is_an_error_and_not_written_to_until_the_query_starts_from_the_checkpoint_of_its_time() -> None:
+    fleet, query, backups = fleet_with_backups("a", 5)
     expected = versions(backups[5])
     put(backups[3], fleet)
     with pytest.raises(StateReplacedError, match=r"put back from a backup.*nothing was counted.*state=`s`"):
         query.next_batch("a")
     with pytest.raises(FencedError, match=r"put back or replaced under this one.*restart the query"):
         query.next_batch("a")
-    # Its next run has the checkpoint of before.
+    # Its next run has the newer checkpoint.
     with pytest.raises(StateMismatchError, match="put back from an older copy"):
         RunningQuery(fleet, STATE, "query", "run-2", 5).next_batch("a")
     assert is_as_it_was(fleet, backups[3])
-    # With that of the copy it goes on, from what the copy has and not from memory, and comes to the same.
-    again = RunningQuery(fleet, STATE, "query", "run-3", 3)
+    # With the copy's checkpoint it continues from the copy and not from memory, and comes to the same rows.
+    restarted = RunningQuery(fleet, STATE, "query", "run-3", 3)
     for _ in range(2):
-        again.next_batch("a")
+        restarted.next_batch("a")
     fleet.shards.partitions.maintain(1)
     assert versions(fleet.objects) == expected
     assert named_by_verify(fleet.objects, [STATE]) == set()
 
 
-def test_a_newer_copy_of_the_same_state_is_read_before_anything_is_counted() -> None:
-    fleet, query, backups = lived("a", 5)
+def test_a_newer_copy_of_the_same_state_is_read_before_any_commit() -> None:
+    fleet, query, backups = fleet_with_backups("a", 5)
     put(backups[3], fleet)
     with pytest.raises(StateReplacedError):
         query.next_batch("a")
@@ -113,45 +116,45 @@ def test_a_newer_copy_of_the_same_state_is_read_before_anything_is_counted() -> 
     assert named_by_verify(fleet.objects, [STATE]) == set()
 
 
-def test_a_copy_that_another_fleet_went_on_with_is_read_before_anything_is_counted() -> None:
-    fleet, query, backups = lived("a", 3)
+def test_a_copy_that_another_fleet_continued_is_read_before_any_commit() -> None:
+    fleet, query, backups = fleet_with_backups("a", 3)
     copy = RunningFleet(copied(backups[3]))
-    elsewhere = RunningQuery(copy, STATE, "query", "run-elsewhere", 3)
+    copy_query = RunningQuery(copy, STATE, "query", "run-elsewhere", 3)
     for _ in range(2):
-        elsewhere.next_batch("c")
+        copy_query.next_batch("c")
     copy.settle()
     put(copy.objects, fleet)
-    # The log goes on from the record that this coordinator knows, so it goes on, too, and hears that another run took over.
+    # The log continues after the record that this coordinator knows, so it reads on, and learns that another run took over.
     assert refusals(query) == [FencedError] * 3
     assert is_as_it_was(fleet, copy.objects)
     emitted = RunningQuery(fleet, STATE, "query", "run-2", 5).next_batch("c")
-    assert sorted(emitted) == sorted(elsewhere.next_batch("c"))
+    assert sorted(emitted) == sorted(copy_query.next_batch("c"))
     assert versions(fleet.objects) == versions(copy.objects)
 
 
 @pytest.mark.parametrize(("batches", "query_id"), [(1, "query"), (3, "another"), (6, "query")])
 def test_another_state_of_the_name_is_neither_written_to_nor_read_for_the_first(batches: int, query_id: str) -> None:
-    fleet, query, _ = lived("a", 3)
-    other, elsewhere, backups = lived("b", batches, query_id)
+    fleet, query, _ = fleet_with_backups("a", 3)
+    other_fleet, other_query, backups = fleet_with_backups("b", batches, query_id)
     put(backups[batches], fleet)
     assert refusals(query) == [StateReplacedError, FencedError, FencedError]
-    # Neither do further files come of what memory has.
+    # Nor does memory write further files.
     fleet.shards.partitions.maintain(1)
     assert is_as_it_was(fleet, backups[batches])
-    # Cleaning does not take its files for such as nobody needs.
+    # Cleaning does not treat its files as unneeded.
     fleet.clock.later_s += 10_000
     fleet.do(fleet.coordinator.clean(STATE, False))
     assert versions(fleet.objects) == versions(backups[batches])
-    # Its own query goes on with it, from its rows.
+    # Its own query continues it, from its rows.
     emitted = RunningQuery(fleet, STATE, query_id, "run-2", batches).next_batch("b")
-    assert sorted(emitted) == sorted(elsewhere.next_batch("b"))
-    assert versions(fleet.objects) == versions(other.objects)
+    assert sorted(emitted) == sorted(other_query.next_batch("b"))
+    assert versions(fleet.objects) == versions(other_fleet.objects)
     assert named_by_verify(fleet.objects, [STATE]) == set()
 
 
-def test_shards_that_were_made_of_what_was_there_before_are_made_anew() -> None:
-    """Rescaled once more after a copy was put back, the shards have the numbers that memory has others under."""
-    fleet, _, backups = lived("a", 3)
+def test_shards_that_were_made_of_the_replaced_files_are_made_again() -> None:
+    """After a copy was restored and rescaled again, its shards have the partition ids of other shards in memory."""
+    fleet, _, backups = fleet_with_backups("a", 3)
     query = RunningQuery(fleet, STATE, "query", "run-2", 3)
     query.next_batch("a", 3)
     assert fleet.shards.partitions.cache.count() == 5
@@ -160,16 +163,16 @@ def test_shards_that_were_made_of_what_was_there_before_are_made_anew() -> None:
         query.next_batch("a")
     fresh = RunningFleet(copied(backups[2]))
     emitted = []
-    for one in (fleet, fresh):
-        RunningQuery(one, STATE, "query", "run-3", 2).next_batch("c")
-        emitted.append(sorted(RunningQuery(one, STATE, "query", "run-4", 3).next_batch("c", 3)))
+    for running in (fleet, fresh):
+        RunningQuery(running, STATE, "query", "run-3", 2).next_batch("c")
+        emitted.append(sorted(RunningQuery(running, STATE, "query", "run-4", 3).next_batch("c", 3)))
     assert emitted[0] == emitted[1]
     assert versions(fleet.objects) == versions(fresh.objects)
 
 
-def test_cleaning_alone_does_not_take_files_of_a_state_that_was_put_there_for_such_as_nobody_needs() -> None:
-    fleet, _, _ = lived("a", 3)
-    _, _, backups = lived("b", 3)
+def test_cleaning_alone_does_not_treat_files_of_a_restored_state_as_unneeded() -> None:
+    fleet, _, _ = fleet_with_backups("a", 3)
+    _, _, backups = fleet_with_backups("b", 3)
     put(backups[3], fleet)
     for info in fleet.objects.list(STATE):
         fleet.objects._modified_s[info.path] -= 100_000
@@ -194,23 +197,23 @@ HALVES: dict[str, Callable[[str], bool]] = {
 }
 
 
-@pytest.mark.parametrize(("half", "version"), [(half, 5 - 2 * (place % 2)) for place, half in enumerate(HALVES)])
+@pytest.mark.parametrize(("half", "version"), [(half, 5 - 2 * (index % 2)) for index, half in enumerate(HALVES)])
 def test_half_of_a_folder_is_never_read_as_all_of_it(half: str, version: int) -> None:
-    fleet, query, backups = lived("a", 5)
-    longer, _, _ = lived("a", 7)
+    fleet, query, backups = fleet_with_backups("a", 5)
+    longer, _, _ = fleet_with_backups("a", 7)
     expected = versions(longer.objects)
     put(backups[version], fleet, HALVES[half])
     for _ in range(2):
-        # Told, or right, as memory has the rows.
+        # An error, or the right rows, since memory has them.
         rows_or_error(lambda: query.next_batch("a"))
     for objects in (fleet.objects, copied(fleet.objects)):
         try:
-            found = versions(objects)
+            rows_by_version = versions(objects)
         except (CorruptStateError, InvalidRequestError):
             continue
-        assert all(rows.startswith(ERROR) or rows == expected[one] for one, rows in found.items())
-    # Once the rest is there, too, all is right.
+        assert all(rows.startswith(ERROR) or rows == expected[number] for number, rows in rows_by_version.items())
+    # Once the rest is there, too, all versions are right.
     put(backups[version], fleet)
     later = RunningFleet(fleet.objects)
     RunningQuery(later, STATE, "query", "run-2", version).next_batch("a")
-    assert versions(later.objects) == {one: rows for one, rows in expected.items() if one <= version + 1}
+    assert versions(later.objects) == {number: rows for number, rows in expected.items() if number <= version + 1}

@@ -1,4 +1,4 @@
-"""Pauses between attempts. Pure but for the clock, which is the test's."""
+"""Pauses between attempts, on a clock of the test."""
 
 from __future__ import annotations
 

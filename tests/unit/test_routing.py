@@ -1,4 +1,4 @@
-"""Routes: Spark's own hash, so that a marker row lands where it should."""
+"""Routes of marker rows: Spark's own hash, so that each marker lands on its shard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process takes from its machine: ages go on while the machine sleeps, and nobody else looks at a clock."""
+"""A process's clock, ids and threads: ages advance while the machine sleeps, and only the runtime reads a clock."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from coordinator.runtime.runtime import MachineClock, MachineThreads, Runtime
 
 ROOT = Path(__file__).parents[2]
-#: Who may use the machine's clock, ids and threads themselves: their home, object stores (which wait between attempts),
-#: and what a simulation has none of: who watches over this process's memory and its disk, a server for browsers, and what programs
-#: that are started write to standard error.
+#: Modules that may use the machine's clock, ids and threads directly: the runtime, object stores (which wait between attempts), and
+#: modules that no simulation has: the memory and disk of this process, a server for browsers, and the standard error of child
+#: processes.
 EXCEPT = {
     "coordinator/runtime/native_notes.py",
     "coordinator/runtime/runtime.py",
@@ -39,20 +39,20 @@ def test_a_holder_may_take_its_lock_again() -> None:
         lock.release()
 
 
-def test_ids_are_32_digits_that_nobody_else_has() -> None:
+def test_ids_are_unique_and_have_32_digits() -> None:
     runtime = Runtime()
-    found = {runtime.new_id() for _ in range(100)}
-    assert len(found) == 100
-    assert all(len(one) == 32 and int(one, 16) >= 0 for one in found)
+    ids = {runtime.new_id() for _ in range(100)}
+    assert len(ids) == 100
+    assert all(len(id_) == 32 and int(id_, 16) >= 0 for id_ in ids)
 
 
 @pytest.mark.parametrize("package", ["coordinator", "store_actors"])
-def test_nobody_else_takes_time_ids_or_threads_from_the_machine(package: str) -> None:
+def test_only_the_runtime_takes_time_ids_or_threads_from_the_machine(package: str) -> None:
     for file in sorted((ROOT / package).rglob("*.py")):
-        if any(str(file.relative_to(ROOT)).startswith(one) for one in EXCEPT):
+        if any(str(file.relative_to(ROOT)).startswith(path) for path in EXCEPT):
             continue
         for node in ast.walk(ast.parse(file.read_text())):
-            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not {name.partition(".")[0] for name in names} & {
                 "time",

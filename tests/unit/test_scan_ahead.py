@@ -1,4 +1,4 @@
-"""Pieces of the next shards that a scan fetches: in their order, begun anew when they have waited for long, and ended with the scan."""
+"""Pieces of the next shards that a scan fetches: in order, begun again after a long wait, and ended with the scan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHARDS, PIECES = 6, 3
 
 
 class Shards:
-    """Shards whose pieces are told when they are begun and ended."""
+    """Shards that record when their pieces are begun and ended."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -34,7 +34,7 @@ class Shards:
             self.ended.append(shard)
 
     def ahead(self, threads: ThreadPoolExecutor) -> Generator[pa.Table]:
-        return _ahead([partial(self.pieces, one) for one in range(SHARDS)], threads, lambda: self.now_s)
+        return _ahead([partial(self.pieces, shard) for shard in range(SHARDS)], threads, lambda: self.now_s)
 
 
 @pytest.fixture
@@ -47,17 +47,17 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 def test_pieces_come_once_and_in_order_however_slowly_they_are_taken(
     threads: ThreadPoolExecutor, piece_s: float
 ) -> None:
-    shards, found = Shards(), []
+    shards, values = Shards(), []
     for table in shards.ahead(threads):
-        found += table.column("at").to_pylist()
+        values += table.column("at").to_pylist()
         shards.now_s += piece_s
-    assert found == list(range(SHARDS * PIECES))
-    # Where a shard takes longer than store actors wait, those that waited are begun anew when it is their turn.
+    assert values == list(range(SHARDS * PIECES))
+    # Where a shard takes longer than store actors wait, the shards that waited are begun again in their turn.
     assert (len(shards.begun) > SHARDS) == (piece_s > 0)
     assert sorted(shards.begun) == sorted(shards.ended)
 
 
-def test_a_scan_that_is_left_ends_what_it_has_begun(threads: ThreadPoolExecutor) -> None:
+def test_a_scan_that_is_closed_ends_the_pieces_that_it_has_begun(threads: ThreadPoolExecutor) -> None:
     shards = Shards()
     rows = shards.ahead(threads)
     next(rows)
@@ -70,8 +70,8 @@ def test_an_error_comes_in_its_turn_and_ends_the_others(threads: ThreadPoolExecu
     shards = Shards()
     shards.fails_at = 2
     rows = shards.ahead(threads)
-    found = [next(rows).column("at").to_pylist() for _ in range(2 * PIECES)]
-    assert found == [[at] for at in range(2 * PIECES)]
+    values = [next(rows).column("at").to_pylist() for _ in range(2 * PIECES)]
+    assert values == [[at] for at in range(2 * PIECES)]
     with pytest.raises(ValueError, match="the piece is lost"):
         next(rows)
     assert sorted(shards.begun) == sorted(shards.ended)

@@ -1,4 +1,4 @@
-"""A schema's JSON, which every file carries: written as it always was, and read as it ever was."""
+"""A schema's JSON, which every file carries: it is written as before, and all older forms are read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOP = StateSchema(
 NO_EVENT_TIME = StateSchema((Field("k0", "string"),), (), (), None, None, "update", event_time=EventTime())
 UNNAMED = StateSchema((Field("k0", "string"),), (), (), None, 7, "update")
 
-#: What the code before EventTime wrote, when its fields were given to it as options.
+#: JSON of the code before EventTime, whose fields were options then.
 WRITTEN = {
     TOP: (
         '{"keys": [{"name": "k0", "type": "string", "nullable": true, "spark": null}, {"name": "__row", "type": "int64", "nullable": '
@@ -46,15 +46,15 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("schema", WRITTEN)
-def test_the_json_is_what_it_was(schema: StateSchema) -> None:
+def test_the_json_is_unchanged(schema: StateSchema) -> None:
     assert json.dumps(schema.to_json()) == WRITTEN[schema]
     assert StateSchema.from_json(json.loads(WRITTEN[schema])) == schema
 
 
 def test_files_from_before_operators_had_kinds_and_options_are_read() -> None:
-    told = json.loads(WRITTEN[UNNAMED])
-    del told["operator"], told["options"]
-    assert StateSchema.from_json(told) == UNNAMED
+    data = json.loads(WRITTEN[UNNAMED])
+    del data["operator"], data["options"]
+    assert StateSchema.from_json(data) == UNNAMED
 
 
 def test_in_complete_mode_nothing_ends_and_only_sessions_of_event_time_have_late_rows() -> None:

@@ -50,17 +50,17 @@ ACCUMULATORS = (
 #: Key, time; value, x, y.
 Row = tuple[int, int, Any, float | None, float]
 
-SOME = st.sampled_from(
+NESTED_VALUES = st.sampled_from(
     [None, {"a": 1, "l": None}, {"a": 1, "l": ["x"]}, {"a": None, "l": []}, {"a": 2, "l": ["x", None]}]
 )
 FLOATS = st.integers(-9, 9).map(float)
-ROW = st.tuples(st.integers(0, 1), st.integers(0, 60), SOME, st.one_of(st.none(), FLOATS), FLOATS)
+ROW = st.tuples(st.integers(0, 1), st.integers(0, 60), NESTED_VALUES, st.one_of(st.none(), FLOATS), FLOATS)
 
 
 def sessions_of(rows: list[tuple[Any, ...]]) -> list[list[tuple[Any, ...]]]:
-    """Rows of each session, in the order of key and time."""
+    """Return the rows of each session, in the order of key and time."""
     sessions: list[list[tuple[Any, ...]]] = []
-    for row in sorted(rows, key=lambda one: one[:2]):
+    for row in sorted(rows, key=lambda row: row[:2]):
         if sessions and sessions[-1][-1][0] == row[0] and row[1] <= sessions[-1][-1][1] + GAP:
             sessions[-1].append(row)
         else:
@@ -84,37 +84,37 @@ def at_once(session: list[tuple[Any, ...]]) -> dict[str, Any]:
     return row
 
 
-def same(mine: dict[str, Any], other: dict[str, Any], session: list[tuple[Any, ...]]) -> None:
+def same(merged: dict[str, Any], expected: dict[str, Any], session: list[tuple[Any, ...]]) -> None:
     values, by_number = [row[2] for row in session], {row[5]: row[2] for row in session}
     for name in ("by", "of_v", "largest", "share", "sketch"):
-        assert identity(mine[name]) == identity(other[name]), name
-    # Of equal orderings any.
-    assert mine["of"] is None or identity(by_number[mine["of"]]) == identity(mine["of_v"])
+        assert identity(merged[name]) == identity(expected[name]), name
+    # Of equal orderings any value may be kept.
+    assert merged["of"] is None or identity(by_number[merged["of"]]) == identity(merged["of_v"])
     for field in CORRELATION:
-        assert mine[field.name] == pytest.approx(other[field.name], abs=1e-9), field.name
+        assert merged[field.name] == pytest.approx(expected[field.name], abs=1e-9), field.name
     for name in ("all", "different"):
-        assert sorted(map(identity, mine[name])) == sorted(map(identity, other[name])), name
-    often = Counter(identity(value) for value in values if value is not None)
-    assert often[identity(mine["mode"])] == max(often.values(), default=0)
+        assert sorted(map(identity, merged[name])) == sorted(map(identity, expected[name])), name
+    count_of = Counter(identity(value) for value in values if value is not None)
+    assert count_of[identity(merged["mode"])] == max(count_of.values(), default=0)
 
 
 @given(batches=st.lists(st.lists(ROW, min_size=1, max_size=15), min_size=1, max_size=5))
 @settings(max_examples=25, deadline=None)
-def test_sessions_that_merge_have_what_all_their_rows_have(batches: list[list[Row]]) -> None:
+def test_merged_sessions_equal_aggregates_of_all_their_rows(batches: list[list[Row]]) -> None:
     schema = schema_of((Field("k", "int64"),), INPUTS, ACCUMULATORS, "complete")
     shard, rows = SessionShard(schema), list[tuple[Any, ...]]()
     for number, batch in enumerate(batches, start=1):
         # A number of its own for each row: no two orderings are equal.
-        numbered = [(*row, 100 * number + place) for place, row in enumerate(batch)]
+        numbered = [(*row, 100 * number + index) for index, row in enumerate(batch)]
         rows += numbered
-        columns = [(k, at, at + GAP, *rest) for k, at, *rest in numbered]
+        columns = [(k, at, at + GAP, *inputs) for k, at, *inputs in numbered]
         given_rows = input_of(schema, zip(*columns, strict=True))
         shard.apply(given_rows, 0, number)
         shard.abort()
         shard.apply(given_rows, 0, number)
         shard.commit()
-        found = sorted(emitted(shard), key=lambda row: (row["k"], row["session_start"]))
+        merged = sorted(emitted(shard), key=lambda row: (row["k"], row["session_start"]))
         expected = sessions_of(rows)
-        assert len(found) == len(expected)
-        for mine, session in zip(found, expected, strict=True):
-            same(mine, at_once(session), session)
+        assert len(merged) == len(expected)
+        for merged_row, session in zip(merged, expected, strict=True):
+            same(merged_row, at_once(session), session)

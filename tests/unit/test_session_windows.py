@@ -42,7 +42,7 @@ LINES = [
 
 
 class WordQuery:
-    """Words of lines are keys; times are in seconds, the watermark is 30 behind."""
+    """A query whose keys are the words of lines; times are in seconds, and the watermark is 30 s behind."""
 
     def __init__(self, mode: str, gaps: dict[str, int] | None = None) -> None:
         self.schema = schema_of(WORDS, (), (COUNT,), mode)
@@ -61,7 +61,7 @@ class WordQuery:
         return change
 
     @staticmethod
-    def told(table: pa.Table) -> Counter[tuple[str, int, int, int]]:
+    def session_counts(table: pa.Table) -> Counter[tuple[str, int, int, int]]:
         starts, ends = (table.column(field.name).cast(pa.int64()).to_numpy() // SECOND for field in TIMES)
         words, counts = table.column("word").to_pylist(), table.column("n").to_pylist()
         return Counter(zip(words, starts.tolist(), ends.tolist(), counts, strict=True))
@@ -81,11 +81,11 @@ def test_spark_case_sw1_complete_mode() -> None:
         joined | later,
         joined | later | last,
     ]
-    # Sessions put, and sessions whose start is gone, as StreamingSessionWindowStateManager.putRows counts them.
+    # Sessions put, and sessions whose start was removed, as StreamingSessionWindowStateManager.putRows counts them.
     counts = [(5, 0), (4, 0), (2, 2), (5, 0), (4, 0)]
     for lines, sessions, (updated, removed) in zip(LINES, expected, counts, strict=True):
         change = query.run(lines)
-        assert query.told(query.shard.snapshot()) == Counter(sessions)
+        assert query.session_counts(query.shard.snapshot()) == Counter(sessions)
         assert (change.rows_updated, change.rows_removed, change.rows_late) == (updated, removed, 0)
 
 
@@ -95,7 +95,7 @@ def test_spark_case_append_mode_emits_what_the_watermark_closes_and_drops_late_r
     changes = [query.run(lines) for lines in batches]
     assert [change.rows_late for change in changes] == [0, 0, 2, 0, 0, 0]
     assert [change.rows_removed for change in changes] == [0, 0, 0, 2, 0, 5]
-    emitted = [query.told(query.shard.output(change.delta)) for change in changes]
+    emitted = [query.session_counts(query.shard.output(change.delta)) for change in changes]
     assert emitted[:-1] == [Counter()] * 5
     assert emitted[-1] == Counter(
         {("spark", 25, 50, 3), ("streaming", 25, 51, 4), ("hello", 40, 51, 2), ("world", 40, 51, 2)}
@@ -108,11 +108,11 @@ def test_spark_case_36465_gaps_differ_from_row_to_row() -> None:
     query = WordQuery("append", {"hello": 1, "structured": 0, "world": -10})
     changes = [query.run(lines) for lines in [*LINES[:2], [("spark streaming", 0)], *LINES[2:]]]
     assert [change.rows_late for change in changes] == [0, 0, 2, 0, 0, 0]
-    emitted = [query.told(query.shard.output(change.delta)) for change in changes]
+    emitted = [query.session_counts(query.shard.output(change.delta)) for change in changes]
     assert sum(emitted[:-1], Counter()) == Counter()
     # Sessions of 40 and 41 touch (gap 1) and are one.
     assert emitted[-1] == Counter({("spark", 25, 50, 3), ("streaming", 25, 51, 4), ("hello", 40, 42, 2)})
-    assert query.told(query.shard.snapshot()) == Counter(
+    assert query.session_counts(query.shard.snapshot()) == Counter(
         {("hello", 60, 61, 1), ("apache", 60, 70, 1), ("spark", 60, 70, 1), ("streaming", 90, 100, 1)}
     )
 
@@ -125,20 +125,20 @@ def test_a_late_row_is_dropped_though_an_open_session_would_take_it_in() -> None
     query.run([("a", 5), ("a", 12), ("z", 46)])  # the watermark is 16
     change = query.run([("a", 6), ("a", 7), ("z", 40)])
     assert change.rows_late == 1  # ends at 16; the row at 7 ends at 17
-    assert query.told(query.shard.snapshot())["a", 5, 22, 3] == 1
+    assert query.session_counts(query.shard.snapshot())["a", 5, 22, 3] == 1
 
 
 def test_a_session_that_a_batch_begins_and_closes_is_emitted_once() -> None:
     query = WordQuery("append")
     change = query.run([("brief", 5), ("brief", 7), ("long", 100)])
-    assert query.told(query.shard.output(change.delta)) == Counter({("brief", 5, 17, 2)})
+    assert query.session_counts(query.shard.output(change.delta)) == Counter({("brief", 5, 17, 2)})
     kinds = dict(
         zip(change.delta.column("word").to_pylist(), change.delta.column(CHANGE_COLUMN).to_pylist(), strict=True)
     )
     assert kinds == {"brief": UPDATED_AND_REMOVED, "long": UPDATED}
 
 
-def test_a_session_that_grows_keeps_its_number_and_one_that_is_swallowed_is_told_apart_from_a_closed_one() -> None:
+def test_a_session_that_grows_keeps_its_number_and_a_merged_one_is_distinguished_from_a_closed_one() -> None:
     query = WordQuery("append")
     first = query.run([("a", 31), ("a", 50)]).delta.to_pylist()
     number = {row["session_start"].timestamp(): row[ROW_COLUMN] for row in first}
@@ -159,11 +159,11 @@ def test_sessions_that_were_merged_are_apart_again_after_an_abort_and_after_a_ro
     query.shard.abort()
     assert query.shard.snapshot().sort_by(ROW_COLUMN) == apart
     query.run([("a", 41)])
-    assert query.told(query.shard.snapshot()) == Counter({("a", 31, 60, 3)})
+    assert query.session_counts(query.shard.snapshot()) == Counter({("a", 31, 60, 3)})
     assert query.shard.rollback(1)
     assert query.shard.snapshot().sort_by(ROW_COLUMN) == apart
     query.run([("a", 41)])
-    assert query.told(query.shard.snapshot()) == Counter({("a", 31, 60, 3)})
+    assert query.session_counts(query.shard.snapshot()) == Counter({("a", 31, 60, 3)})
 
 
 def test_a_session_that_grew_is_closed_by_its_new_end_and_after_an_abort_by_its_old_one() -> None:
@@ -180,10 +180,10 @@ def test_a_session_that_grew_is_closed_by_its_new_end_and_after_an_abort_by_its_
     shard.commit()
     assert shard.apply(nothing, 18_999, 3).rows_removed == 0
     shard.commit()
-    assert query.told(shard.output(shard.apply(nothing, 19_000, 4).delta)) == Counter({("a", 1, 19, 2)})
+    assert query.session_counts(shard.output(shard.apply(nothing, 19_000, 4).delta)) == Counter({("a", 1, 19, 2)})
 
 
-def test_all_rows_of_a_hot_key_are_one_session_in_whatever_order_they_come() -> None:
+def test_all_rows_of_a_hot_key_are_one_session_in_any_order() -> None:
     schema = schema_of(WORDS, (Field("v", "int64"),), (COUNT, Accumulator(K.FIRST, ("v",), FIRST)), "append")
     times = np.random.default_rng(7).permutation(5000)
     shard = SessionShard(schema)
@@ -252,7 +252,7 @@ def test_every_accumulator_merges_as_if_rows_had_come_in_order(
     (expected,) = plain.decode(plain.rows[plain.live()]).to_pylist()
     (row,) = shard.snapshot().to_pylist()
     for name, value in expected.items():
-        # Partials of moments are merged by another formula than values are added by.
+        # The formula that merges moments is not the one that adds values.
         assert row[name] == (pytest.approx(value, abs=1e-6) if name.startswith("m_") else value), name
 
 

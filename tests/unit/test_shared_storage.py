@@ -1,4 +1,4 @@
-"""A store actor proves that it sees the coordinator's storage: the same URI may be two places."""
+"""A store actor proves that it sees the coordinator's storage: the same URI may name two storages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ URI = "file:///var/lib/statefleet"
 
 
 def on_node(folder: Path) -> LocalObjectStore:
-    """What the fleet's URI is on a node whose disk is a folder."""
+    """Return the store that the fleet's URI names on a node whose disk is a folder."""
     store = LocalObjectStore(folder / "var" / "lib" / "statefleet")
     store.uri = URI
     return store
@@ -47,10 +47,10 @@ def test_a_folder_of_each_nodes_own_disk_is_refused_with_both_nodes_and_what_to_
     look = coordinator_over(on_node(tmp_path / "1"))
     with pytest.raises(
         SetupError, match=r"s3://.*mounted.*every node.*store_actor=`node-2` coordinator=`.*node-1`"
-    ) as told:
+    ) as caught:
         prove_shared(on_node(tmp_path / "2"), look, "node-2")
-    assert URI in str(told.value)
-    assert "nothing was written to any state" in str(told.value)
+    assert URI in str(caught.value)
+    assert "nothing was written to any state" in str(caught.value)
 
 
 def test_one_folder_that_both_see_is_accepted_and_left_as_it_was(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_one_folder_that_both_see_is_accepted_and_left_as_it_was(tmp_path: Path)
 
 
 class OneWay(MemoryObjectStore):
-    """A copy that what others write reaches late or never."""
+    """A copy that writes of others reach late or never."""
 
     def __init__(self, to: MemoryObjectStore) -> None:
         super().__init__()
@@ -70,14 +70,14 @@ class OneWay(MemoryObjectStore):
         self._to.put(path, data)
 
 
-def test_a_copy_that_shows_only_ones_own_writes_to_the_other_is_refused() -> None:
+def test_a_copy_that_shows_only_its_own_writes_is_refused() -> None:
     shared = MemoryObjectStore()
     with pytest.raises(SetupError, match="see different storage"):
         prove_shared(OneWay(shared), coordinator_over(shared), "node-2")
 
 
 class Replayed(MemoryObjectStore):
-    """Answers with what was read there at an earlier time."""
+    """A store that answers with data of an earlier time."""
 
     def get(self, path: str) -> bytes:
         super().get(path)
@@ -89,7 +89,7 @@ def test_an_answer_of_an_earlier_time_is_no_proof() -> None:
         prove_shared(store := Replayed(), coordinator_over(store), "node-2")
 
 
-def test_a_store_that_fails_is_told_as_such_and_not_as_another_place() -> None:
+def test_a_store_that_fails_is_reported_as_such_and_not_as_different_storage() -> None:
     def fail(operation: str, path: str) -> None:
         if operation == "get":
             raise StorageUnavailableError("simulated: the store failed")
@@ -107,7 +107,7 @@ def test_the_coordinator_looks_into_folders_of_proofs_only(folder: str) -> None:
     assert not any(info.path.endswith("from-coordinator") for info in store.list(""))
 
 
-def test_what_killed_proofs_left_goes_when_a_coordinator_starts_once_it_is_old(tmp_path: Path) -> None:
+def test_old_files_of_killed_proofs_are_removed_when_a_coordinator_starts(tmp_path: Path) -> None:
     store, clock = on_node(tmp_path), MachineClock()
     old, young = [f"_probe/{digit * 32}/from-store-actor" for digit in "01"]
     for path in (old, young, "clicks/metadata.json"):
@@ -127,7 +127,7 @@ def test_what_killed_proofs_left_goes_when_a_coordinator_starts_once_it_is_old(t
 
 
 class SameProcess:
-    """The coordinator's client, as far as a store actor needs it, for a coordinator in the same process."""
+    """The part of the coordinator's client that a store actor needs, for a coordinator in the same process."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -137,20 +137,23 @@ class SameProcess:
 
 
 def store_process(objects: ObjectStore, coordinator: Coordinator) -> StoreProcess:
-    here = ActorLocation("store-2", "life-1", "node-2", "host-2", 2)
+    location = ActorLocation("store-2", "life-1", "node-2", "host-2", 2)
     client = cast(CoordinatorClient, SameProcess(coordinator))
-    proof, rarely = StorageProof(objects, client.look_into, here, threading.Lock()), Maintenance(interval_s=10**6)
-    return StoreProcess(here, objects, client, rarely, Runtime(), RayActors(), check_fitness=proof.check)
+    proof, maintenance = (
+        StorageProof(objects, client.look_into, location, threading.Lock()),
+        Maintenance(interval_s=10**6),
+    )
+    return StoreProcess(location, objects, client, maintenance, Runtime(), RayActors(), check_fitness=proof.check)
 
 
 def requests() -> list[tuple[str, tuple[Any, ...]]]:
     task = TaskIdentity("clicks", "query", "run", 0, 0, 0, "executor")
-    here = ActorLocation("store-2", "life-1", "node-2", "host-2", 2)
-    opening = OpenRequest(task, Lease(StateStoreId(f"{URI}/clicks", 0, 0), "run", 1, here), 0, ())
+    location = ActorLocation("store-2", "life-1", "node-2", "host-2", 2)
+    opening = OpenRequest(task, Lease(StateStoreId(f"{URI}/clicks", 0, 0), "run", 1, location), 0, ())
     return [("location", ()), ("apply", (None, None)), ("open_update", (opening,)), ("open_read", (opening,))]
 
 
-@pytest.mark.parametrize(("method", "args"), requests(), ids=lambda one: one if isinstance(one, str) else "")
+@pytest.mark.parametrize(("method", "args"), requests(), ids=lambda arg: arg if isinstance(arg, str) else "")
 def test_a_store_actor_on_storage_of_its_own_takes_no_work(tmp_path: Path, method: str, args: tuple[Any, ...]) -> None:
     coordinator = Coordinator(URI, on_node(tmp_path / "1"), Maintenance(), "node-1")
     store = store_process(on_node(tmp_path / "2"), coordinator)

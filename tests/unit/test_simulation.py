@@ -21,7 +21,7 @@ from tests.simulation.planted import (
 from tests.simulation.scheduler import NoEndError
 from tests.simulation.world import Outcome, run_seed
 
-#: Where the search for a planted bug begins, so that it is short as long as little changes.
+#: First seed of the search for a planted bug, so that the search is short as long as little changes.
 FIRST_SEED = {
     "the age of a commit is told by two clocks": 76,
     "keyed stores in memory are used under another epoch": 193,
@@ -45,13 +45,13 @@ FIRST_SEED = {
 
 
 def is_found(outcome: Outcome) -> bool:
-    """Whether a planted bug broke what must hold; that it only made a schedule endless is no proof of it."""
+    """Whether a planted bug broke an invariant; an endless schedule alone is no proof of it."""
     return not (outcome.error is None or isinstance(outcome.error, NoEndError))
 
 
 def test_a_seed_is_a_schedule() -> None:
-    first, again = run_seed(11), run_seed(11)
-    assert first.trace == again.trace
+    first, repeated = run_seed(11), run_seed(11)
+    assert first.trace == repeated.trace
     assert first.trace != run_seed(12).trace
 
 

@@ -31,20 +31,20 @@ def signed(value: int, bits: int) -> int:
     return (value + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
 
 
-def place_of_long(value: int, line: int) -> int:
+def column_of_long(value: int, line: int) -> int:
     hashed = signed(FACTORS[line] * value, 64)
     hashed = signed(hashed + (hashed >> 32), 64) & (2**31 - 1)
     return hashed % WIDTH
 
 
-def place_of_hashes(value: int, line: int) -> int:
+def column_of_hashes(value: int, line: int) -> int:
     first, second = signed(value >> 32, 32), signed(value, 32)
     return abs(signed(first + line * second, 32)) % WIDTH
 
 
 @merge_or_not
-@pytest.mark.parametrize(("kind", "place"), [(K.COUNT_MIN, place_of_long), (K.COUNT_MIN_BYTES, place_of_hashes)])
-def test_count_min_sketch(merge: bool, kind: AccumulatorKind, place: Any) -> None:
+@pytest.mark.parametrize(("kind", "column_of"), [(K.COUNT_MIN, column_of_long), (K.COUNT_MIN_BYTES, column_of_hashes)])
+def test_count_min_sketch(merge: bool, kind: AccumulatorKind, column_of: Any) -> None:
     @given(parts=parts_of(st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-9, 9))))
     @settings(max_examples=30, deadline=None)
     def check(parts: list[Rows]) -> None:
@@ -52,12 +52,12 @@ def test_count_min_sketch(merge: bool, kind: AccumulatorKind, place: Any) -> Non
         present = [value for part in parts for (value,) in part if value is not None]
         for value in present:
             for line, counts in enumerate(table):
-                counts[place(value, line)] += 1
-        told = struct.pack(
+                counts[column_of(value, line)] += 1
+        expected = struct.pack(
             f">iqii{len(FACTORS)}q{len(FACTORS) * WIDTH}q",
-            *(1, len(present), len(FACTORS), WIDTH, *FACTORS, *(one for counts in table for one in counts)),
+            *(1, len(present), len(FACTORS), WIDTH, *FACTORS, *(count for counts in table for count in counts)),
         )
-        assert run(sketch_schema(kind), parts, merge=merge)["s"] == told
+        assert run(sketch_schema(kind), parts, merge=merge)["s"] == expected
 
     check()
 
@@ -83,15 +83,15 @@ def histogram_schema(bins: int, *, floating: bool) -> StateSchema:
 @settings(max_examples=30, deadline=None)
 def test_a_histogram_has_at_most_its_bins_and_all_values(merge: bool, parts: list[Rows]) -> None:
     present = [value for part in parts for (value,) in part if value is not None]
-    found = run(histogram_schema(4, floating=True), parts, merge=merge)["s"]
+    bins = run(histogram_schema(4, floating=True), parts, merge=merge)["s"]
     if not present:
-        assert found is None
+        assert bins is None
         return
-    places, heights = [one["x"] for one in found], [one["y"] for one in found]
-    assert len(found) <= 4
-    assert places == sorted(places)
+    centers, heights = [bin_["x"] for bin_ in bins], [bin_["y"] for bin_ in bins]
+    assert len(bins) <= 4
+    assert centers == sorted(centers)
     assert sum(heights) == len(present)
-    total = math.fsum(place * height for place, height in zip(places, heights, strict=True))
+    total = math.fsum(center * height for center, height in zip(centers, heights, strict=True))
     assert total == pytest.approx(math.fsum(present), rel=1e-9, abs=1e-9)
 
 
@@ -100,18 +100,18 @@ def test_a_histogram_has_at_most_its_bins_and_all_values(merge: bool, parts: lis
 @settings(max_examples=30, deadline=None)
 def test_with_enough_bins_a_histogram_is_exact(merge: bool, parts: list[Rows]) -> None:
     present = [value for part in parts for (value,) in part if value is not None]
-    found = run(histogram_schema(7, floating=False), parts, merge=merge)["s"]
-    assert (found or []) == [{"x": value, "y": float(present.count(value))} for value in sorted(set(present))]
+    bins = run(histogram_schema(7, floating=False), parts, merge=merge)["s"]
+    assert (bins or []) == [{"x": value, "y": float(present.count(value))} for value in sorted(set(present))]
 
 
 def test_the_two_nearest_bins_become_one() -> None:
     rows: Rows = [(value,) for value in (10.0, 1.0, 4.0, 4.5, 20.0)]
-    found = run(histogram_schema(3, floating=True), [rows], merge=False)["s"]
-    # 4.0 and 4.5 are nearest, then 1.0 and what they became.
-    assert [(one["x"], one["y"]) for one in found] == [(pytest.approx(9.5 / 3), 3.0), (10.0, 1.0), (20.0, 1.0)]
+    bins = run(histogram_schema(3, floating=True), [rows], merge=False)["s"]
+    # 4.0 and 4.5 are nearest, then 1.0 and their merged bin.
+    assert [(bin_["x"], bin_["y"]) for bin_ in bins] == [(pytest.approx(9.5 / 3), 3.0), (10.0, 1.0), (20.0, 1.0)]
 
 
-def test_equal_places_of_what_is_merged_become_one_bin() -> None:
+def test_bins_with_equal_centers_become_one_when_merged() -> None:
     parts: list[Rows] = [[(1,), (2,)], [(2,), (3,)]]
-    found = run(histogram_schema(7, floating=False), parts, merge=True)["s"]
-    assert found == [{"x": 1, "y": 1.0}, {"x": 2, "y": 2.0}, {"x": 3, "y": 1.0}]
+    bins = run(histogram_schema(7, floating=False), parts, merge=True)["s"]
+    assert bins == [{"x": 1, "y": 1.0}, {"x": 2, "y": 2.0}, {"x": 3, "y": 1.0}]

@@ -1,4 +1,4 @@
-"""Which batches are slow, and what is told of where their time went."""
+"""Slow batches: which batches are slow, and the explanation of where their time went."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ USUAL = (1000, 10, 20, 300, 300, 20, 250)
 
 
 def ended(*phases: int | None, rows: int = 1000, last: CommitEntry = LAST) -> EndedBatch:
-    return EndedBatch(sum(one for one in phases if one is not None), phases, rows, last)
+    return EndedBatch(sum(phase for phase in phases if phase is not None), phases, rows, last)
 
 
 RECENT = [ended(*USUAL)] * 10
 ON_B = BatchContext(7, "node-b")
 
 
-def told(batch: EndedBatch, around: BatchContext = ON_B) -> str:
+def explained(batch: EndedBatch, around: BatchContext = ON_B) -> str:
     return explanation("clicks", batch, RECENT, around)
 
 
@@ -44,13 +44,13 @@ def told(batch: EndedBatch, around: BatchContext = ON_B) -> str:
     ],
 )
 def test_a_batch_is_slow_by_the_median_of_enough_others(took_ms: int, recent_ms: list[int], slow: bool) -> None:
-    assert is_slow(took_ms, [ended(one) for one in recent_ms]) == slow
+    assert is_slow(took_ms, [ended(total_ms) for total_ms in recent_ms]) == slow
 
 
-def test_loading_after_a_loss_is_told_with_shard_host_and_bytes() -> None:
+def test_loading_after_a_loss_is_explained_with_shard_host_and_bytes() -> None:
     last = replace(LAST, restore_ms=9_700, load_bytes=400_000_000)
     around = replace(ON_B, move=ShardMove(5, 41, actor("a"), actor("b"), "why"), was_lost=True)
-    assert told(ended(1100, 12, 9800, 400, 300, 20, 300, last=last), around) == (
+    assert explained(ended(1100, 12, 9800, 400, 300, 20, 300, last=last), around) == (
         "batch 41 of clicks took 11.9 s (median 1.9 s): 9.8 s in shard 7 on node-b loading 400.0 MB after its store actor was lost"
     )
 
@@ -68,16 +68,16 @@ def test_loading_after_a_loss_is_told_with_shard_host_and_bytes() -> None:
     ],
 )
 def test_the_part_that_took_longer_than_usual_is_named(phase: int, words: str) -> None:
-    taken = [*USUAL]
-    taken[phase] = 9000
-    assert told(ended(*taken)).endswith(f"(median 1.9 s): {words}")
+    phases = [*USUAL]
+    phases[phase] = 9000
+    assert explained(ended(*phases)).endswith(f"(median 1.9 s): {words}")
 
 
-def test_a_loss_is_told_wherever_the_time_went() -> None:
+def test_a_loss_is_named_regardless_of_where_the_time_went() -> None:
     lost = replace(ON_B, move=ShardMove(5, 41, actor("a"), actor("a"), "why"), was_lost=True)
-    waited = told(ended(9000, *USUAL[1:]), lost)
+    waited = explained(ended(9000, *USUAL[1:]), lost)
     assert waited.endswith(": 9.0 s before shard 7 on node-b was asked for again, after its store actor was lost")
-    assert told(ended(*USUAL[:6], 9000), lost).endswith("batch's end; the store actor that had shard 7 was lost")
+    assert explained(ended(*USUAL[:6], 9000), lost).endswith("batch's end; the store actor that had shard 7 was lost")
 
 
 LOST = ExecutorState("2", "10.0.0.7", 43_384_000, "killed")
@@ -85,11 +85,11 @@ LOST = ExecutorState("2", "10.0.0.7", 43_384_000, "killed")
 
 def test_a_lost_executor_is_named_by_the_batch_that_waited_for_it() -> None:
     around = replace(ON_B, lost_executors=[LOST])
-    assert told(ended(29_300, *USUAL[1:]), around) == (
+    assert explained(ended(29_300, *USUAL[1:]), around) == (
         "batch 41 of clicks took 30.2 s (median 1.9 s): 29.3 s in Spark before shard 7 on node-b was asked: executor 2 on 10.0.0.7 was "
         "lost at 12:03:04 UTC, and its tasks had to run again"
     )
-    assert told(ended(*USUAL[:6], 9000), around).endswith(
+    assert explained(ended(*USUAL[:6], 9000), around).endswith(
         "in the sink and at the batch's end; executor 2 on 10.0.0.7 was lost at 12:03:04 UTC"
     )
 
@@ -106,7 +106,7 @@ def test_a_batch_that_runs_is_overdue_by_ten_medians_and_some_seconds(
     assert running_batch("clicks", batch, recent, [1], 4, []).is_overdue == overdue
 
 
-def test_a_batch_that_runs_says_what_it_waits_for() -> None:
+def test_a_running_batch_says_what_it_waits_for() -> None:
     batch = LongBatch("run", 41, 29_300, "3 of 8 tasks are done")
     assert running_batch("clicks", batch, RECENT, [3, 5], 8, [LOST]).text == (
         "batch 41 of clicks has been running for 29.3 s (median 1.9 s): executor 2 on 10.0.0.7 was lost at 12:03:04 UTC; 3 of 8 tasks "
@@ -116,7 +116,7 @@ def test_a_batch_that_runs_says_what_it_waits_for() -> None:
     assert "5, 6, 7, …" in running_batch("clicks", batch, [], list(range(1000)), 1000, []).text
 
 
-def test_what_a_driver_reports_is_counted_once_is_its_own_runs_and_ends_with_it() -> None:
+def test_a_drivers_losses_count_once_for_its_own_runs_and_end_with_it() -> None:
     drivers = Drivers()
     alive, on_purpose = ExecutorState("1", "10.0.0.6"), replace(LOST, executor_id="3", is_expected=True)
     report = DriverReport("app", (alive, LOST, on_purpose), ("run",), (LongBatch("run", 41, 5000, ""),))
@@ -125,7 +125,7 @@ def test_what_a_driver_reports_is_counted_once_is_its_own_runs_and_ends_with_it(
     drivers.take(DriverReport("other", (replace(LOST, host="elsewhere"),), ("run-2",)), 12.0)
     assert (drivers.lost, drivers.lost_since("run", 0), drivers.lost_since("run", 1)) == (2, [LOST], [])
     assert drivers.lost_since("run-2", 1) == [replace(LOST, host="elsewhere")]
-    assert [one.executor_id for app, one in drivers.executors(13.0) if app == "app"] == ["1", "2", "3"]
+    assert [executor.executor_id for app, executor in drivers.executors(13.0) if app == "app"] == ["1", "2", "3"]
     assert drivers.batch("run", 13.0) == report.batches[0]
     assert drivers.batch("run-2", 13.0) is None
     drivers.take(replace(report, batches=()), 14.0)
@@ -133,14 +133,14 @@ def test_what_a_driver_reports_is_counted_once_is_its_own_runs_and_ends_with_it(
     assert list(drivers.executors(60.0)) == [], "a driver that is silent has ended"
 
 
-def test_what_took_as_long_as_usual_is_not_named_and_the_worst_comes_first() -> None:
-    text = told(ended(1000, 10, 20, 5000, 9000, 20, 250))
+def test_a_phase_of_usual_length_is_not_named_and_the_worst_comes_first() -> None:
+    text = explained(ended(1000, 10, 20, 5000, 9000, 20, 250))
     assert text.index("9.0 s writing") < text.index("5.0 s working")
     assert "Spark" not in text
     assert "sink" not in text
 
 
-def test_what_else_was_unusual_is_told() -> None:
+def test_other_unusual_facts_are_named() -> None:
     last = replace(LAST, restore_ms=8000, failures={"StorageUnavailableError": 3})
     around = replace(
         ON_B,
@@ -149,7 +149,7 @@ def test_what_else_was_unusual_is_told() -> None:
         refusals={"FencedError": 1},
         storage={"repeated": 14},
     )
-    text = told(ended(1000, 10, 8020, 300, 300, 20, 250, rows=5_000_000, last=last), around)
+    text = explained(ended(1000, 10, 8020, 300, 300, 20, 250, rows=5_000_000, last=last), around)
     assert text.split("; ")[0].endswith(
         "8.0 s in shard 7 on node-b coming to version 41 after it was moved (spread evenly)"
     )
@@ -162,12 +162,12 @@ def test_what_else_was_unusual_is_told() -> None:
     ]
 
 
-def test_a_batch_whose_parts_nobody_knows_is_told_as_such() -> None:
+def test_a_batch_without_known_phases_says_so() -> None:
     unknown = replace(ended(*[None] * 7), took_ms=9000)
-    assert told(unknown).endswith("nobody knows where its time went")
+    assert explained(unknown).endswith("it is not known where its time went")
 
 
-def test_the_shard_that_was_counted_last_tells_the_time_of_its_batch_and_each_batch_ends_once() -> None:
+def test_the_shard_that_committed_last_gives_its_batchs_times_and_each_batch_ends_once() -> None:
     record = StateRecord()
     first = replace(ENTRY, version=3, batch_time_ms=1000, committed_at_ms=1100, apply_ms=50, write_ms=100, rows_in=5)
     last = replace(first, partition_id=1, write_ms=400, rows_in=6, rows_late=2)
@@ -180,8 +180,10 @@ def test_the_shard_that_was_counted_last_tells_the_time_of_its_batch_and_each_ba
     assert record.end_batch(3, 1900) is None
     assert record.counts["batches"] == 1
     assert (record.counts["commits"], record.counts["rows_in"], record.counts["rows_late"]) == (2, 11, 2)
-    assert [one.value for one in record.samples("s", {}) if one.name == "statefleet_batch_seconds"] == [0.7]
-    assert not [one for one in record.samples("s", {}) if one.name == "statefleet_batch_seconds"], "exported once"
+    assert [sample.value for sample in record.samples("s", {}) if sample.name == "statefleet_batch_seconds"] == [0.7]
+    assert not [sample for sample in record.samples("s", {}) if sample.name == "statefleet_batch_seconds"], (
+        "exported once"
+    )
 
 
 def test_batches_of_a_run_that_was_replaced_do_not_end() -> None:

@@ -1,4 +1,4 @@
-"""Whoever takes rows slowly is given all of them, as long as the process lives; of one that was halted the store actor lets go."""
+"""A slow reader gets all rows, as long as its process runs; the store actor ends scans of a halted reader."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ PIECES = [pa.table({"n": [number]}) for number in range(5)]
 
 
 class NoThreads(MachineThreads):
-    """What would go on beside everything else is called by the test."""
+    """Threads that are not started: the test calls what they would run."""
 
     def start(self, target: Any, name: str) -> None:
         assert name == "statefleet-takers"
 
 
 class ScanningActor:
-    """The rows of one shard, as a store actor gives them: an error is a result."""
+    """The rows of one shard, as a store actor returns them: an error is a result."""
 
     def __init__(self, clock: LaterClock) -> None:
-        self.pulled: PieceStreams[pa.Table] = PieceStreams(MachineThreads().lock(), lambda: "scan", clock.elapsed_s)
+        self.streams: PieceStreams[pa.Table] = PieceStreams(MachineThreads().lock(), lambda: "scan", clock.elapsed_s)
 
     def scan_rows(self, request: Any, limit: int | None) -> tuple[str, pa.Table | None]:
-        scan_id = self.pulled.add(piece for piece in PIECES)
-        return scan_id, self.pulled.next_piece(scan_id)
+        scan_id = self.streams.add(piece for piece in PIECES)
+        return scan_id, self.streams.next_piece(scan_id)
 
     def next_rows(self, scan_id: str) -> Any:
         try:
-            return self.pulled.next_piece(scan_id)
+            return self.streams.next_piece(scan_id)
         except Exception as error:  # noqa: BLE001 - as the actor does
             return error
 
     def keep_scans(self, scan_ids: list[str]) -> None:
-        self.pulled.keep(scan_ids)
+        self.streams.keep(scan_ids)
 
     def end_scan(self, scan_id: str) -> None:
-        self.pulled.close(scan_id)
+        self.streams.close(scan_id)
 
     def __getattribute__(self, name: str) -> Any:
-        found = object.__getattribute__(self, name)
-        return SimpleNamespace(remote=found) if callable(found) and not name.startswith("_") else found
+        attribute = object.__getattribute__(self, name)
+        return SimpleNamespace(remote=attribute) if callable(attribute) and not name.startswith("_") else attribute
 
 
 class Readers:
@@ -70,39 +70,39 @@ class Readers:
         )  # fmt: skip
         self.pieces = reads.scan(view, ReadVersion(), "default", b"", 0, None)
 
-    def waits(self, *, lives: bool) -> None:
-        """A minute and a half goes by, in which the reader takes nothing."""
+    def waits(self, *, is_running: bool) -> None:
+        """Let a minute and a half pass in which the reader takes nothing."""
         for _ in range(6):
             self.clock.later_s += 15.0
-            if lives:
+            if is_running:
                 self.source.keep_scans()
-            self.actor.pulled.close_idle()
+            self.actor.streams.close_idle()
 
 
-def test_a_reader_that_is_slower_than_a_minute_is_given_all_rows() -> None:
+def test_a_reader_that_is_slower_than_a_minute_gets_all_rows() -> None:
     readers = Readers()
-    found = []
+    values = []
     for piece in readers.pieces:
-        found += piece["n"].to_pylist()
-        readers.waits(lives=True)
-    assert found == [0, 1, 2, 3, 4]
-    assert not readers.actor.pulled._open
+        values += piece["n"].to_pylist()
+        readers.waits(is_running=True)
+    assert values == [0, 1, 2, 3, 4]
+    assert not readers.actor.streams._open
     assert not readers.source._open_scans
 
 
-def test_rows_that_nobody_takes_any_more_are_let_go_of() -> None:
+def test_an_abandoned_scan_is_ended() -> None:
     readers = Readers()
     next(readers.pieces)
     readers.pieces.close()  # type: ignore[attr-defined]
     readers.source.keep_scans()
-    assert not readers.actor.pulled._open
+    assert not readers.actor.streams._open
     assert not readers.source._open_scans
 
 
-def test_a_process_that_was_halted_is_told_so_and_no_row_is_given_twice_or_left_out() -> None:
+def test_a_halted_process_gets_an_error_and_no_row_comes_twice_or_is_missing() -> None:
     readers = Readers()
     assert next(readers.pieces)["n"].to_pylist() == [0]
-    readers.waits(lives=False)
+    readers.waits(is_running=False)
     assert next(readers.pieces)["n"].to_pylist() == [1], "it was on its way"
     with pytest.raises(StoreUnavailableError, match="not heard of for a minute"):
         next(readers.pieces)

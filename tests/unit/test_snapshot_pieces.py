@@ -1,4 +1,4 @@
-"""Snapshots of several files: nothing of them needs the whole state beside the state, and each file is checked by itself."""
+"""Snapshots of several files: no second copy of the state is needed in memory, and each file is checked by itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LETTERS = "".join(map(chr, range(200, 300)))
 
 
 class PiecesFleet(AggregationFleet):
-    """Every few rows of a snapshot are a file."""
+    """A fleet whose snapshots have a file for every few rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,8 +43,8 @@ class PiecesFleet(AggregationFleet):
         return OperatorShards(Partitions(self.objects, self.coordinator, piece_bytes=1))
 
     def snapshot(self) -> None:
-        for held in [held for _, held in self.store.partitions.cache.items()]:
-            (table,) = tables_of(held.stores["default"])
+        for partition in [partition for _, partition in self.store.partitions.cache.items()]:
+            (table,) = tables_of(partition.stores["default"])
             table.snapshot_bytes = 8 * 16
         self.store.partitions.maintain(1)
 
@@ -69,16 +69,16 @@ def test_a_snapshot_of_several_files_is_loaded_whole() -> None:
     assert fleet.store.metrics.snapshots_loaded == 2
 
 
-def test_a_snapshot_is_of_its_version_whatever_happens_while_it_is_written() -> None:
+def test_a_snapshot_is_of_its_version_though_batches_run_while_it_is_written() -> None:
     fleet, batches = PiecesFleet(), iter(range(1, 1000))
     fleet.apply(0, LETTERS)
 
-    def go_on(operation: str, path: str) -> None:
+    def apply_a_batch(operation: str, path: str) -> None:
         if operation == "put" and path.endswith(".snapshot"):
             batch = next(batches)
             fleet.apply(batch, LETTERS[batch % 50 :: 7] + chr(1000 + batch))
 
-    fleet.stored.before = go_on
+    fleet.stored.before = apply_a_batch
     fleet.snapshot()
     fleet.stored.before = lambda operation, path: None
     (entry,) = fleet.coordinator.plan(1).snapshots
@@ -88,13 +88,13 @@ def test_a_snapshot_is_of_its_version_whatever_happens_while_it_is_written() -> 
     fleet.objects.delete(next(path for path in fleet.deltas() if path.split("/")[-1].startswith("1-")))
     assert counts(fleet.new_store().read(SHARD, 1, SCHEMA)) == dict.fromkeys(LETTERS, 1)
     whole = fleet.store.read(SHARD, newest, SCHEMA)
-    ((_, held),) = fleet.store.partitions.cache.items()
-    assert counts(whole) == counts(held.stores["default"].snapshot())
+    ((_, partition),) = fleet.store.partitions.cache.items()
+    assert counts(whole) == counts(partition.stores["default"].snapshot())
 
 
 @pytest.mark.parametrize("piece", [0, 1, -1])
 @pytest.mark.parametrize("damage", ["flipped", "cut", "missing"])
-def test_one_damaged_file_is_told_by_its_name(piece: int, damage: str) -> None:
+def test_a_damaged_file_is_named(piece: int, damage: str) -> None:
     fleet = PiecesFleet()
     fleet.apply(0, LETTERS)
     fleet.apply(1, LETTERS)
@@ -126,8 +126,8 @@ def test_files_of_a_snapshot_that_fails_are_removed_and_nothing_is_counted() -> 
     fleet.snapshot()
     assert fleet.store.metrics.maintenance_failures == 1
     assert (fleet.snapshots(), fleet.coordinator.plan(1).snapshots) == ([], ())
-    ((_, held),) = fleet.store.partitions.cache.items()
-    assert not any(table.is_frozen for table in tables_of(held.stores["default"]))
+    ((_, partition),) = fleet.store.partitions.cache.items()
+    assert not any(table.is_frozen for table in tables_of(partition.stores["default"]))
     fleet.snapshot()
     assert fleet.store.metrics.snapshots_written == 1
 
@@ -135,7 +135,7 @@ def test_files_of_a_snapshot_that_fails_are_removed_and_nothing_is_counted() -> 
 def test_files_of_a_snapshot_that_does_not_count_are_removed() -> None:
     fleet = PiecesFleet()
     fleet.apply(0, LETTERS)
-    # Another run makes the version anew, from its own process, while the snapshot is written.
+    # Another run makes the version again, from its own process, while the snapshot is written.
     second = fleet.new_store()
 
     def overtake(operation: str, path: str) -> None:
@@ -151,20 +151,20 @@ def test_files_of_a_snapshot_that_does_not_count_are_removed() -> None:
     assert fleet.store.metrics.snapshots_written == 0
 
 
-def test_a_keyed_store_is_snapshotted_in_pieces_without_what_is_being_written() -> None:
+def test_a_keyed_store_is_snapshotted_in_pieces_without_uncommitted_writes() -> None:
     fleet = KeyedFleet()
     fleet.stores = KeyedStores(Partitions(fleet.objects, fleet.coordinator, StoreMetrics(), piece_bytes=1))
     fleet.write(0, **dict.fromkeys("abcdefghijklmnop", 1))
     session = fleet.open(1)
     fleet.put(session, a=2, z=3)
     assert fleet.call(session, "remove_key", ("b",)) == 1
-    for held in [held for _, held in fleet.stores.partitions.cache.items()]:
-        held.stores["default"]._table.table.snapshot_bytes = 8 * 16
+    for partition in [partition for _, partition in fleet.stores.partitions.cache.items()]:
+        partition.stores["default"]._table.table.snapshot_bytes = 8 * 16
     fleet.stores.partitions.maintain(1)
     fleet.stores.commit(session)
     (entry,) = fleet.coordinator.plan(1).snapshots
     assert len(entry.files) > 2
-    fleet.objects.delete(next(one.file for one in fleet.coordinator.plan(2).deltas if one.version == 1))
+    fleet.objects.delete(next(delta.file for delta in fleet.coordinator.plan(2).deltas if delta.version == 1))
     fleet.stores = fleet.new_stores()
     assert fleet.read(1) == [{"k": letter, "n": 1} for letter in "abcdefghijklmnop"]
     assert {row["k"]: row["n"] for row in fleet.read(2)} == {
@@ -172,7 +172,7 @@ def test_a_keyed_store_is_snapshotted_in_pieces_without_what_is_being_written() 
     }  # fmt: skip
 
 
-def test_both_sides_of_a_join_are_given_out_as_they_were() -> None:
+def test_both_sides_of_a_join_are_frozen_as_they_were() -> None:
     schema = join_schema(
         (Field("k0", "string"),), (Field("l0", "int64"),), (Field("r0", "string"),), {"join_type": "left_outer"}
     )
@@ -212,16 +212,16 @@ _MEASURED = Path(__file__).with_name("snapshot_memory.py")
 
 
 @pytest.mark.skipif(
-    not Path("/proc/self/clear_refs").exists(), reason="the highest memory of a process is Linux's to tell"
+    not Path("/proc/self/clear_refs").exists(), reason="only Linux reports the peak memory of a process"
 )
 def test_neither_writing_nor_loading_a_snapshot_needs_the_state_again(tmp_path: Path) -> None:
-    """The highest memory of a process of its own while it does either, by what it has afterwards."""
-    told: list[dict[str, Any]] = []
-    for what in ("write", "load"):
+    """The peak memory of a process that does either is compared with the size of its state."""
+    figures: list[dict[str, Any]] = []
+    for action in ("write", "load"):
         ended = subprocess.run(
-            [sys.executable, "-m", "tests.unit.snapshot_memory", what, str(tmp_path)],
+            [sys.executable, "-m", "tests.unit.snapshot_memory", action, str(tmp_path)],
             cwd=_MEASURED.parents[2], capture_output=True, text=True, check=True,
         )  # fmt: skip
-        told.append(dict(part.split("=") for part in ended.stdout.split()))
-    for one in told:
-        assert int(one["peak"]) < 1.3 * int(one["state"]), told
+        figures.append(dict(part.split("=") for part in ended.stdout.split()))
+    for of_action in figures:
+        assert int(of_action["peak"]) < 1.3 * int(of_action["state"]), figures

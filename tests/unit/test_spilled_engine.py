@@ -1,4 +1,4 @@
-"""Every kind of shard against its model, with all arrays in files that leave memory at any point."""
+"""Every kind of shard against its model, with all arrays in files that are dropped from memory at any point."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def test_every_kind_of_shard_is_the_same_when_it_is_spilled(
                 max_examples=10, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
             ),
         )
-    assert not list(tmp_path.iterdir()), "files have no names, so that nothing is left of them"
+    assert not list(tmp_path.iterdir()), "files have no names, so that none is left behind"
     # Exceptions that Hypothesis keeps may hold a table or two.
     assert open_files() < before + 60
 
 
-def test_what_is_in_files_survives_leaving_memory_while_it_is_changed(tmp_path: Path) -> None:
+def test_arrays_in_files_survive_being_dropped_while_they_change(tmp_path: Path) -> None:
     region = tiny_region(str(tmp_path))
     shard, plain = AggregateShard(SCHEMA, 7, region), AggregateShard(SCHEMA, 7)
     is_over = threading.Event()
@@ -69,9 +69,9 @@ def test_what_is_in_files_survives_leaving_memory_while_it_is_changed(tmp_path: 
         random = np.random.default_rng(5)
         for version in range(1, 30):
             values = pa.array([f"{number:05}" for number in random.integers(0, 5000, 3000)])
-            for one in (shard, plain):
-                one.apply(ShardInput.of_raw(SCHEMA, pa.record_batch({"v": values})), 0, version)
-                one.commit()
+            for each in (shard, plain):
+                each.apply(ShardInput.of_raw(SCHEMA, pa.record_batch({"v": values})), 0, version)
+                each.commit()
     finally:
         is_over.set()
         spiller.join()
@@ -82,7 +82,7 @@ def test_what_is_in_files_survives_leaving_memory_while_it_is_changed(tmp_path: 
     assert sorted(map(str, shard.snapshot().to_pylist())) == sorted(map(str, plain.snapshot().to_pylist()))
 
 
-def test_a_larger_array_has_what_there_was_and_nothing_is_copied(tmp_path: Path) -> None:
+def test_a_larger_array_has_the_old_values_and_nothing_is_copied(tmp_path: Path) -> None:
     region = tiny_region(str(tmp_path))
     for memory in (HEAP, region):
         array = memory.zeros((5, 3), np.uint64)
@@ -100,14 +100,14 @@ def test_a_larger_array_has_what_there_was_and_nothing_is_copied(tmp_path: Path)
     assert first.file is second.file, "it grew in place"
 
 
-def test_files_are_gone_with_their_arrays(tmp_path: Path) -> None:
+def test_files_are_removed_with_their_arrays(tmp_path: Path) -> None:
     region, before = tiny_region(str(tmp_path)), open_files()
     arrays = [region.zeros(1000, np.int64) for _ in range(50)]
     assert open_files() == before + 50
     assert region.nbytes == 50 * 8192
     views = [array.reshape(10, 100)[3:] for array in arrays]
     del arrays
-    assert open_files() == before + 50, "somebody still has a part of each"
+    assert open_files() == before + 50, "a view of each array remains"
     del views
     assert open_files() == before
     assert region.nbytes == 0

@@ -1,4 +1,4 @@
-"""SQL over states gives what DuckDB gives of the same tables, though it reads only the columns that a query looks at."""
+"""SQL over states returns the rows that DuckDB returns for the same tables, and reads only the columns that a query needs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TABLES = {
 
 
 class State:
-    """A state of which it is noted what is read."""
+    """A state that records the columns that are read."""
 
     version = 1
 
@@ -49,7 +49,7 @@ class State:
 
 
 class States:
-    """Some tables as the states of a fleet."""
+    """The tables as states of a fleet."""
 
     def __init__(self) -> None:
         self.read: dict[str, list[str]] = {}
@@ -118,11 +118,11 @@ VALID = [
 
 
 @pytest.mark.parametrize("query", VALID)
-def test_a_valid_query_gives_what_duckdb_gives(query: str) -> None:
+def test_a_valid_query_returns_the_rows_of_duckdb(query: str) -> None:
     assert rows(answer(query, States())) == rows(directly(query))
 
 
-def test_columns_that_a_query_does_not_look_at_are_not_read() -> None:
+def test_columns_that_a_query_does_not_need_are_not_read() -> None:
     states = States()
     answer("select s, count(*) from clicks where x > 1 group by s", states)
     assert states.read == {"clicks": ["x", "s"]}
@@ -130,7 +130,7 @@ def test_columns_that_a_query_does_not_look_at_are_not_read() -> None:
     assert states.read["users"] == ["k"]
 
 
-def test_random_queries_give_what_duckdb_gives() -> None:
+def test_random_queries_return_the_rows_of_duckdb() -> None:
     rng = random.Random(7)
     answered = 0
     for _ in range(80):
@@ -147,7 +147,7 @@ def test_random_queries_give_what_duckdb_gives() -> None:
 
 
 def _query(rng: random.Random, depth: int) -> str:
-    """One SELECT of columns that some table has, and now and then of one that it does not have."""
+    """Return a random SELECT of columns of a table, now and then of a column that it does not have."""
     table = rng.choice(["clicks", "clicks", "users"])
     source, columns = table, TABLES[table].schema.names
     if depth and rng.random() < 0.5:
@@ -201,16 +201,16 @@ def test_sql_does_not_leave_the_states(query: str) -> None:
 
 
 @pytest.mark.parametrize("query", ["show tables", "show clicks", "select * from (show databases)"])
-def test_tables_that_a_query_does_not_name_are_told_by_the_fleet_and_not_said_to_be_none(query: str) -> None:
+def test_lists_of_tables_are_refused_rather_than_answered_as_empty(query: str) -> None:
     with pytest.raises(InvalidRequestError, match="statefleet status"):
         answer(query, States())
 
 
-def test_what_does_not_fit_memory_goes_to_a_folder_that_nobody_else_may_read_and_that_goes_again() -> None:
+def test_rows_beyond_memory_go_to_a_private_folder_that_is_removed_again() -> None:
     with isolated_database() as database:
         database.execute("SET memory_limit = '60MB'")
         database.execute("SET threads = 1")
-        (folder,) = (Path(one[0]) for one in database.sql("SELECT current_setting('temp_directory')").fetchall())
+        (folder,) = (Path(row[0]) for row in database.sql("SELECT current_setting('temp_directory')").fetchall())
         rows = database.sql("select count(*) from (select i, random() r from range(6000000) t(i) order by r)")
         assert rows.fetchall() == [(6_000_000,)]
         assert folder.stat().st_mode & 0o077 == 0

@@ -1,4 +1,4 @@
-"""Standbys: copies that replicate each commit, and take over without a look at the object store; no Ray."""
+"""Standbys: copies that replicate each commit, and take over without a read of the object store; no Ray."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class FakeMethod:
     def __init__(self, actors: FakeActors, name: str) -> None:
         self._actors, self._name = actors, name
 
-    def remote(self, told: ReplicatedCommit) -> Any:
-        return (self._actors.there[self._name](told),) if self._actors.answers else ("never",)
+    def remote(self, commit: ReplicatedCommit) -> Any:
+        return (self._actors.replicators[self._name](commit),) if self._actors.answers else ("never",)
 
 
 class FakeHandle:
@@ -43,13 +43,13 @@ class FakeActors:
     hung_after_s = 20.0
 
     def __init__(self) -> None:
-        self.there: dict[str, Any] = {}
+        self.replicators: dict[str, Any] = {}
         self.answers = True
-        self.found = 0
+        self.find_calls = 0
 
     def find(self, name: str) -> Any:
-        self.found += 1
-        return FakeHandle(self, name) if name in self.there else None
+        self.find_calls += 1
+        return FakeHandle(self, name) if name in self.replicators else None
 
     def wait(self, references: Sequence[Any], timeout_s: float) -> bool:
         return self.answers
@@ -63,24 +63,24 @@ class FakeActors:
         return value
 
     def kill(self, handle: Any, *, restart: bool) -> None:
-        raise AssertionError("nobody is killed")
+        raise AssertionError("no store actor is killed")
 
     def node_id(self) -> str:
         return "node"
 
 
-class FollowedShard:
-    """An operator's shard on store actor ``a``, which tells ``b`` of its commits."""
+class ReplicatedShard:
+    """An operator's shard on store actor ``a``, which sends its commits to ``b``."""
 
     def __init__(self) -> None:
         self.fleet, self.actors = AggregationFleet(), FakeActors()
         self.metrics = StoreMetrics()
-        followers = Replicator(self.actors, "a", self.metrics, threading.RLock())
+        replicator = Replicator(self.actors, "a", self.metrics, threading.RLock())
         self.owner = OperatorShards(
-            Partitions(self.fleet.objects, self.fleet.coordinator, self.metrics, Runtime(), standbys=followers)
+            Partitions(self.fleet.objects, self.fleet.coordinator, self.metrics, Runtime(), standbys=replicator)
         )
         self.standby = self.fleet.new_store()
-        self.actors.there["b"] = self.standby.partitions.transfers.replicate
+        self.actors.replicators["b"] = self.standby.partitions.transfers.replicate
         self.batch = 0
 
     def request(self, run: str = "run-1", **where: str) -> ApplyRequest:
@@ -99,7 +99,7 @@ class FollowedShard:
 
 
 def test_a_standby_takes_over_without_reading_anything() -> None:
-    shard = FollowedShard()
+    shard = ReplicatedShard()
     shard.run("aab")
     assert shard.take_copy() == 1
     shard.run("bc")
@@ -110,78 +110,78 @@ def test_a_standby_takes_over_without_reading_anything() -> None:
 
 
 def test_without_a_copy_a_standby_says_that_it_needs_one() -> None:
-    shard = FollowedShard()
-    told: list[ReplicatedCommit] = []
-    shard.actors.there["b"] = told.append
+    shard = ReplicatedShard()
+    commits: list[ReplicatedCommit] = []
+    shard.actors.replicators["b"] = commits.append
     shard.run("a")
     shard.run("b")
-    assert not shard.standby.partitions.transfers.replicate(told[0]), "nothing to apply it to"
+    assert not shard.standby.partitions.transfers.replicate(commits[0]), "nothing to apply it to"
     assert shard.take_copy() == 2
-    assert shard.standby.partitions.transfers.replicate(told[1]), "it has that one"
+    assert shard.standby.partitions.transfers.replicate(commits[1]), "it has that commit"
     assert shard.standby.metrics.followed == 0
 
 
-def test_a_commit_that_was_not_told_leaves_a_gap_that_nothing_is_applied_over() -> None:
-    shard = FollowedShard()
+def test_no_commit_is_applied_over_the_gap_of_one_that_was_not_sent() -> None:
+    shard = ReplicatedShard()
     shard.run("a")
     shard.take_copy()
-    told: list[ReplicatedCommit] = []
-    shard.actors.there["b"] = told.append
+    commits: list[ReplicatedCommit] = []
+    shard.actors.replicators["b"] = commits.append
     shard.run("b")
     shard.run("c")
-    assert not shard.standby.partitions.transfers.replicate(told[1])
+    assert not shard.standby.partitions.transfers.replicate(commits[1])
     assert shard.take_over("abc") == {"a": 2, "b": 2, "c": 2}
-    assert shard.standby.metrics.deltas_loaded == 2, "what it lacked is read, and no more"
+    assert shard.standby.metrics.deltas_loaded == 2, "only the missing commits are read"
 
 
-def test_what_a_newer_run_replaced_is_not_taken_over() -> None:
-    shard = FollowedShard()
+def test_a_version_that_a_newer_run_replaced_is_not_taken_over() -> None:
+    shard = ReplicatedShard()
     shard.run("a")
     shard.take_copy()
     shard.run("b")
     shard.batch = 1
-    # Another run makes batch 1 anew on a store actor that tells nobody.
-    other = shard.fleet.new_store()
-    other.apply(shard.request("run-2", local="c", lost="a"), rows("zz"))
+    # Another run makes batch 1 again on a store actor that replicates to none.
+    other_store = shard.fleet.new_store()
+    other_store.apply(shard.request("run-2", local="c", lost="a"), rows("zz"))
     emitted = shard.standby.apply(replace(shard.fleet.request(2, "run-2", local="b", lost="c")), rows("abz"))[0]
     assert counts(emitted) == {"a": 2, "b": 1, "z": 3}
 
 
-def test_a_standby_that_falls_behind_is_told_no_more_and_one_that_is_gone_costs_nothing() -> None:
-    shard = FollowedShard()
+def test_a_standby_that_falls_behind_gets_no_more_commits_and_a_lost_one_costs_nothing() -> None:
+    shard = ReplicatedShard()
     shard.run("a")
     shard.actors.answers = False
     for _ in range(_ON_THEIR_WAY + 3):
         shard.run("b")
     assert shard.metrics.standbys_left_behind == 4
-    shard.actors.there["b"] = lambda told: RayActorError(error_msg="lost")
+    shard.actors.replicators["b"] = lambda commit: RayActorError(error_msg="lost")
     shard.actors.answers = True
     shard.run("c")
     assert shard.run("abc") == {"a": 2, "b": _ON_THEIR_WAY + 4, "c": 2}
 
 
 def test_a_standby_that_was_lost_is_looked_up_again() -> None:
-    shard = FollowedShard()
-    shard.actors.there["b"] = lambda told: RayActorError(error_msg="lost")
+    shard = ReplicatedShard()
+    shard.actors.replicators["b"] = lambda commit: RayActorError(error_msg="lost")
     shard.run("a")
-    before = shard.actors.found
+    before = shard.actors.find_calls
     shard.run("b")
-    assert shard.actors.found == before + 1
-    shard.actors.there["b"] = shard.standby.partitions.transfers.replicate
+    assert shard.actors.find_calls == before + 1
+    shard.actors.replicators["b"] = shard.standby.partitions.transfers.replicate
     shard.run("c")
     shard.take_copy()
     shard.run("d")
     assert shard.standby.metrics.followed == 1
 
 
-def test_keyed_stores_follow_together() -> None:
+def test_keyed_stores_are_replicated_together() -> None:
     fleet, actors = KeyedFleet(), FakeActors()
     standby = fleet.new_stores()
     standby_metrics = fleet.metrics
     metrics = StoreMetrics()
-    followers = Replicator(actors, "a", metrics, threading.RLock())
-    owner = KeyedStores(Partitions(fleet.objects, fleet.coordinator, metrics, Runtime(), standbys=followers))
-    actors.there["b"] = standby.partitions.transfers.replicate
+    replicator = Replicator(actors, "a", metrics, threading.RLock())
+    owner = KeyedStores(Partitions(fleet.objects, fleet.coordinator, metrics, Runtime(), standbys=replicator))
+    actors.replicators["b"] = standby.partitions.transfers.replicate
 
     def begin(batch: int) -> str:
         request = fleet.request(batch, "run-1", 0, COUNTS, NAMES)
@@ -210,7 +210,7 @@ def test_keyed_stores_follow_together() -> None:
 
 @pytest.mark.parametrize("values", ["", "abc"])
 def test_a_standby_keeps_its_copy_in_maintenance(values: str) -> None:
-    shard = FollowedShard()
+    shard = ReplicatedShard()
     shard.run(f"a{values}")
     shard.take_copy()
     shard.fleet.coordinator.is_elsewhere = True

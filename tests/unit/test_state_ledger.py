@@ -1,4 +1,4 @@
-"""The coordinator's rules and the manifest log: who may lease, what counts, what a crash or a zombie can do."""
+"""The coordinator's rules and the manifest log: leases, accepted commits, and the effects of a crash or a zombie."""
 
 from __future__ import annotations
 
@@ -55,131 +55,131 @@ from tests.unit.observed_objects import ObservedObjectStore
 
 
 def test_a_shard_stays_on_its_actor_over_batches_and_runs() -> None:
-    desk = LedgerHarness()
-    first = desk.lease(task(), actor("a"))
+    harness = LedgerHarness()
+    first = harness.lease(task(), actor("a"))
     assert first.lease.location == actor("a")
-    desk.commit(entry(first, 1))
-    second = desk.lease(task(batch=1), actor("b"))
+    harness.commit(entry(first, 1))
+    second = harness.lease(task(batch=1), actor("b"))
     assert (second.lease, second.base_version) == (first.lease, 1)
-    third = desk.lease(task("run-2", 1), actor("b"))
+    third = harness.lease(task("run-2", 1), actor("b"))
     assert third.lease.location == actor("a")
     assert third.lease.epoch > first.lease.epoch
 
 
 def test_a_lost_actors_shard_moves_under_a_higher_epoch_and_its_commit_is_refused() -> None:
-    desk = LedgerHarness()
-    old = desk.lease(task(), actor("a"))
-    desk.lost.add("a-1")
-    new = desk.lease(task(), actor("b"))
+    harness = LedgerHarness()
+    old = harness.lease(task(), actor("a"))
+    harness.lost.add("a-1")
+    new = harness.lease(task(), actor("b"))
     assert new.lease.location == actor("b")
     assert new.lease.epoch > old.lease.epoch
     with pytest.raises(FencedError, match="newer owner"):
-        desk.commit(entry(old, 1))
-    assert desk.commit(entry(new, 1, "mine")).attempt_id == "mine-run-1-1"
+        harness.commit(entry(old, 1))
+    assert harness.commit(entry(new, 1, "mine")).attempt_id == "mine-run-1-1"
 
 
 def test_a_retried_commit_counts_once_and_a_second_attempt_gets_the_first() -> None:
-    desk = LedgerHarness()
-    grant = desk.lease(task(), actor("a"))
+    harness = LedgerHarness()
+    grant = harness.lease(task(), actor("a"))
     mine = entry(grant, 1)
-    assert desk.commit(mine) == mine
-    assert desk.ledger.decide_commits([mine]) == ([], (mine,))
-    assert desk.ledger.decide_commits([entry(grant, 1, "other")]) == ([], (mine,))
-    assert desk.ledger.entries(0) == (mine,)
+    assert harness.commit(mine) == mine
+    assert harness.ledger.decide_commits([mine]) == ([], (mine,))
+    assert harness.ledger.decide_commits([entry(grant, 1, "other")]) == ([], (mine,))
+    assert harness.ledger.entries(0) == (mine,)
 
 
 def test_a_new_run_supersedes_and_the_old_run_is_fenced() -> None:
-    desk = LedgerHarness()
+    harness = LedgerHarness()
     for batch in range(3):
-        desk.commit(entry(desk.lease(task(batch=batch), actor("a")), batch + 1))
-    old = desk.lease(task(batch=3), actor("a"))
-    grant = desk.lease(task("run-2", 2), actor("a"))
+        harness.commit(entry(harness.lease(task(batch=batch), actor("a")), batch + 1))
+    old = harness.lease(task(batch=3), actor("a"))
+    grant = harness.lease(task("run-2", 2), actor("a"))
     assert grant.base_version == 2
-    desk.commit(entry(grant, 3))
-    assert [(e.version, e.run_id) for e in desk.ledger.entries(0)] == [(1, "run-1"), (2, "run-1"), (3, "run-2")]
+    harness.commit(entry(grant, 3))
+    assert [(e.version, e.run_id) for e in harness.ledger.entries(0)] == [(1, "run-1"), (2, "run-1"), (3, "run-2")]
     with pytest.raises(FencedError, match="newer run"):
-        desk.lease(task(batch=3), actor("a"))
+        harness.lease(task(batch=3), actor("a"))
     with pytest.raises(FencedError, match="newer owner"):
-        desk.commit(entry(old, 4))
+        harness.commit(entry(old, 4))
 
 
 def test_a_batch_that_spark_left_out_leaves_a_gap_that_the_next_one_bridges() -> None:
-    desk = LedgerHarness()
-    desk.commit(entry(desk.lease(task(), actor("a")), 1))
-    grant = desk.lease(task(batch=4), actor("a"))
+    harness = LedgerHarness()
+    harness.commit(entry(harness.lease(task(), actor("a")), 1))
+    grant = harness.lease(task(batch=4), actor("a"))
     assert grant.base_version == 1
-    desk.commit(entry(grant, 5))
-    assert [e.version for e in desk.ledger.entries(0)] == [1, 5]
+    harness.commit(entry(grant, 5))
+    assert [e.version for e in harness.ledger.entries(0)] == [1, 5]
 
 
 def test_a_replay_that_asks_for_fewer_stores_supersedes_the_others_too() -> None:
-    desk = LedgerHarness()
+    harness = LedgerHarness()
     stores = ("default", "names")
 
     def commit(run: str, batch: int, names: Collection[str]) -> None:
-        first = entry(desk.lease(task(run, batch), actor("a")), batch + 1)
+        first = entry(harness.lease(task(run, batch), actor("a")), batch + 1)
         entries = [replace(first, store_name=name, file=f"{name}-{run}-{batch + 1}") for name in names]
-        records, _ = desk.ledger.decide_commits(entries)
+        records, _ = harness.ledger.decide_commits(entries)
         for record in records:
-            desk.ledger.fold(through_json(record))
+            harness.ledger.fold(through_json(record))
 
     for batch in range(3):
         commit("run-1", batch, stores)
-    newest = desk.ledger.newest(0, "names")
+    newest = harness.ledger.newest(0, "names")
     assert newest is not None
-    shown = SnapshotEntry(0, 3, newest.attempt_id, "snapshot", 1, 1, 1, 0, 0, "names")
-    (record,), _ = desk.ledger.decide_snapshot(shown)
-    desk.ledger.fold(record)
-    before = desk.ledger.to_json()
+    snapshot = SnapshotEntry(0, 3, newest.attempt_id, "snapshot", 1, 1, 1, 0, 0, "names")
+    (record,), _ = harness.ledger.decide_snapshot(snapshot)
+    harness.ledger.fold(record)
+    before = harness.ledger.to_json()
     commit("run-2", 2, stores[:1])
-    # What it left out comes back as it was below the version that was replayed.
-    for ledger in (desk.ledger, StateLedger.from_json(ROOT, json.loads(json.dumps(desk.ledger.to_json())))):
+    # A store that it left out comes back as it was below the replayed version.
+    for ledger in (harness.ledger, StateLedger.from_json(ROOT, json.loads(json.dumps(harness.ledger.to_json())))):
         plan = ledger.load_plans(0, 3, stores).plans["names"]
-        assert ([one.version for one in plan.deltas], plan.snapshots) == ([1, 2], ())
+        assert ([delta.version for delta in plan.deltas], plan.snapshots) == ([1, 2], ())
         assert "names-run-1-3" not in ledger.referenced_files()
-    # An early version's checkpoint still has it.
-    old = {**desk.ledger.to_json(), "snapshots": before["snapshots"]}
-    old["entries"] = [*desk.ledger.to_json()["entries"], before["entries"][-1]]
-    assert StateLedger.from_json(ROOT, json.loads(json.dumps(old))).to_json() == desk.ledger.to_json()
+    # A checkpoint of an early release still has the entry.
+    old = {**harness.ledger.to_json(), "snapshots": before["snapshots"]}
+    old["entries"] = [*harness.ledger.to_json()["entries"], before["entries"][-1]]
+    assert StateLedger.from_json(ROOT, json.loads(json.dumps(old))).to_json() == harness.ledger.to_json()
     commit("run-2", 3, stores)
-    assert [one.version for one in desk.ledger.entries(0, "names")] == [1, 2, 4]
+    assert [delta.version for delta in harness.ledger.entries(0, "names")] == [1, 2, 4]
 
 
 def test_a_commit_on_another_base_is_refused() -> None:
-    desk = LedgerHarness()
-    desk.commit(entry(desk.lease(task(), actor("a")), 1))
-    grant = desk.lease(task(batch=1), actor("a"))
+    harness = LedgerHarness()
+    harness.commit(entry(harness.lease(task(), actor("a")), 1))
+    grant = harness.lease(task(batch=1), actor("a"))
     with pytest.raises(InvalidRequestError, match="newest below it"):
-        desk.commit(replace(entry(grant, 2), base_version=0))
+        harness.commit(replace(entry(grant, 2), base_version=0))
 
 
 def test_state_and_checkpoint_belong_together() -> None:
-    desk = LedgerHarness()
+    harness = LedgerHarness()
     with pytest.raises(StateMismatchError, match="no version"):
-        desk.lease(task(batch=3), actor("a"))
-    desk.commit(entry(desk.lease(task(), actor("a")), 1))
+        harness.lease(task(batch=3), actor("a"))
+    harness.commit(entry(harness.lease(task(), actor("a")), 1))
     with pytest.raises(StateMismatchError, match="another query"):
-        desk.lease(task("run-9", query="other"), actor("a"))
+        harness.lease(task("run-9", query="other"), actor("a"))
 
 
 def test_a_python_program_may_open_first_the_partition_that_is_behind() -> None:
-    desk = LedgerHarness()
+    harness = LedgerHarness()
     for version in (1, 2, 3):
-        desk.commit(entry(desk.lease(task(batch=version - 1, query=PYTHON_QUERY_ID), actor("a")), version))
-    grant = desk.lease(task("run-2", 0, shard=1, query=PYTHON_QUERY_ID), actor("a"))
+        harness.commit(entry(harness.lease(task(batch=version - 1, query=PYTHON_QUERY_ID), actor("a")), version))
+    grant = harness.lease(task("run-2", 0, shard=1, query=PYTHON_QUERY_ID), actor("a"))
     assert grant.base_version == 0
-    assert desk.lease(task("run-2", 3, query=PYTHON_QUERY_ID), actor("a")).base_version == 3
+    assert harness.lease(task("run-2", 3, query=PYTHON_QUERY_ID), actor("a")).base_version == 3
     with pytest.raises(StateMismatchError, match="ahead of the checkpoint"):
-        desk.lease(task("run-3", 1, query=PYTHON_QUERY_ID), actor("a"))
+        harness.lease(task("run-3", 1, query=PYTHON_QUERY_ID), actor("a"))
 
 
 def test_a_ledger_survives_its_own_json() -> None:
-    desk = LedgerHarness()
+    harness = LedgerHarness()
     for shard in range(3):
-        desk.commit(entry(desk.lease(task(shard=shard), actor("a")), 1))
-    desk.lease(task("run-2", 1), actor("a"))
-    copy = StateLedger.from_json(ROOT, json.loads(json.dumps(desk.ledger.to_json())))
-    assert copy.to_json() == desk.ledger.to_json()
+        harness.commit(entry(harness.lease(task(shard=shard), actor("a")), 1))
+    harness.lease(task("run-2", 1), actor("a"))
+    copy = StateLedger.from_json(ROOT, json.loads(json.dumps(harness.ledger.to_json())))
+    assert copy.to_json() == harness.ledger.to_json()
 
 
 FIELD = Field("k0", "string")
@@ -193,7 +193,7 @@ def with_schema(**fields: Any) -> StateMetadata:
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("requested", "message"),
     [
         (replace(METADATA, output_mode="append"), "output mode.*existing=`update` asked=`append`"),
         (with_schema(keys=(Field("k0", "int64"),)), "keys.*string.*int64"),
@@ -201,16 +201,16 @@ def with_schema(**fields: Any) -> StateMetadata:
         (with_schema(expiry_key="k0"), "expiry_key"),
     ],
 )
-def test_a_query_that_does_not_fit_is_refused_with_both_sides(asked: StateMetadata, message: str) -> None:
+def test_a_query_that_does_not_fit_is_refused_with_both_sides(requested: StateMetadata, message: str) -> None:
     check_metadata(METADATA, METADATA)
     with pytest.raises(StateMismatchError, match=message):
-        check_metadata(METADATA, asked)
+        check_metadata(METADATA, requested)
 
 
 def test_nullability_and_input_names_may_change() -> None:
     """The check raises nothing."""
-    asked = with_schema(keys=(replace(FIELD, nullable=False),), accumulators=(replace(SUM, inputs=("v7",)),))
-    check_metadata(METADATA, asked)
+    requested = with_schema(keys=(replace(FIELD, nullable=False),), accumulators=(replace(SUM, inputs=("v7",)),))
+    check_metadata(METADATA, requested)
 
 
 # -- Spark's StateStoreCoordinator, cases C1 and C2 -----------------------------------------------------------------
@@ -231,12 +231,12 @@ def test_the_last_reporter_has_the_instance() -> None:
     assert not registry.verify_if_instance_active(provider("run"), actor("a"))
 
 
-def test_a_reporter_learns_which_of_its_others_are_elsewhere_or_unknown() -> None:
+def test_a_reporter_learns_which_of_its_other_instances_are_elsewhere_or_unknown() -> None:
     registry = InstanceRegistry()
     registry.report_active_instance(provider("run", 1), actor("a"), [])
     registry.report_active_instance(provider("run", 2), actor("b"), [])
-    others = [provider("run", shard) for shard in (1, 2, 3)]
-    assert registry.report_active_instance(provider("run", 0), actor("a"), others) == others[1:]
+    other_instances = [provider("run", shard) for shard in (1, 2, 3)]
+    assert registry.report_active_instance(provider("run", 0), actor("a"), other_instances) == other_instances[1:]
 
 
 def test_deactivating_a_run_leaves_the_others() -> None:
@@ -252,7 +252,7 @@ def test_deactivating_a_run_leaves_the_others() -> None:
 
 
 class Flaky(MemoryObjectStore):
-    """Loses the answer of chosen puts: after storing (`lost`), or before (`dropped`)."""
+    """A store that loses the answer of the next puts: after storing (`lost`), or before (`dropped`)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -269,28 +269,30 @@ class Flaky(MemoryObjectStore):
         return created
 
 
-async def lease(keeper: LedgerWriter, identity: TaskIdentity, local: ActorLocation) -> LeaseGrant:
-    return await keeper.decide(lambda ledger: ledger.decide_lease(identity, local, FakeFleetView(), StayElseLocal()))
+async def lease(ledger_writer: LedgerWriter, identity: TaskIdentity, local: ActorLocation) -> LeaseGrant:
+    return await ledger_writer.decide(
+        lambda ledger: ledger.decide_lease(identity, local, FakeFleetView(), StayElseLocal())
+    )
 
 
-async def commit(keeper: LedgerWriter, committed: CommitEntry) -> CommitEntry:
-    (counted,) = await keeper.decide(lambda ledger: ledger.decide_commits([committed]))
-    return counted
+async def commit(ledger_writer: LedgerWriter, committed: CommitEntry) -> CommitEntry:
+    (accepted,) = await ledger_writer.decide(lambda ledger: ledger.decide_commits([committed]))
+    return accepted
 
 
 def test_commits_that_come_together_share_an_append_and_survive_a_crash() -> None:
     store = MemoryObjectStore()
 
     async def scenario() -> None:
-        keeper = await open_writer(store)
-        grants = [await lease(keeper, task(shard=shard), actor("a")) for shard in range(20)]
+        ledger_writer = await open_writer(store)
+        grants = [await lease(ledger_writer, task(shard=shard), actor("a")) for shard in range(20)]
         before = len(store.list("clicks/manifest"))
-        await asyncio.gather(*(commit(keeper, entry(grant, 1)) for grant in grants))
+        await asyncio.gather(*(commit(ledger_writer, entry(grant, 1)) for grant in grants))
         assert len(store.list("clicks/manifest")) - before <= 2
-        again = await open_writer(store)
-        assert again.ledger is not None
-        assert keeper.ledger is not None
-        assert again.ledger.to_json() == keeper.ledger.to_json()
+        restarted = await open_writer(store)
+        assert restarted.ledger is not None
+        assert ledger_writer.ledger is not None
+        assert restarted.ledger.to_json() == ledger_writer.ledger.to_json()
 
     run(scenario)
 
@@ -299,16 +301,16 @@ def test_a_long_log_is_read_from_its_checkpoint() -> None:
     store = MemoryObjectStore()
 
     async def scenario() -> None:
-        keeper = await open_writer(store)
+        ledger_writer = await open_writer(store)
         for batch in range(80):
-            await commit(keeper, entry(await lease(keeper, task(batch=batch), actor("a")), batch + 1))
-        assert keeper._checkpointing is not None
-        await keeper._checkpointing
+            await commit(ledger_writer, entry(await lease(ledger_writer, task(batch=batch), actor("a")), batch + 1))
+        assert ledger_writer._checkpointing is not None
+        await ledger_writer._checkpointing
         assert store.list("clicks/checkpoints")
         store.delete("clicks/manifest/00000000000000000003.json")  # folded long ago
-        again = await open_writer(store)
-        assert again.ledger is not None
-        assert len(again.ledger.entries(0)) == 80
+        restarted = await open_writer(store)
+        assert restarted.ledger is not None
+        assert len(restarted.ledger.entries(0)) == 80
 
     run(scenario)
 
@@ -317,9 +319,9 @@ def test_a_gap_in_the_log_is_named() -> None:
     store = MemoryObjectStore()
 
     async def scenario() -> None:
-        keeper = await open_writer(store)
+        ledger_writer = await open_writer(store)
         for batch in range(3):
-            await commit(keeper, entry(await lease(keeper, task(batch=batch), actor("a")), batch + 1))
+            await commit(ledger_writer, entry(await lease(ledger_writer, task(batch=batch), actor("a")), batch + 1))
         store.delete("clicks/manifest/00000000000000000002.json")
         with pytest.raises(CorruptStateError, match="00000000000000000002"):
             await open_writer(store)
@@ -332,14 +334,14 @@ def test_a_put_without_an_answer_counts_exactly_once(lost: int, dropped: int) ->
     store = Flaky()
 
     async def scenario() -> None:
-        keeper = await open_writer(store)
-        grant = await lease(keeper, task(), actor("a"))
+        ledger_writer = await open_writer(store)
+        grant = await lease(ledger_writer, task(), actor("a"))
         store.lost, store.dropped = lost, dropped
         mine = entry(grant, 1)
-        assert await commit(keeper, mine) == mine
-        again = await open_writer(store)
-        assert again.ledger is not None
-        assert again.ledger.entries(0) == (mine,)
+        assert await commit(ledger_writer, mine) == mine
+        restarted = await open_writer(store)
+        assert restarted.ledger is not None
+        assert restarted.ledger.entries(0) == (mine,)
 
     run(scenario)
 
@@ -348,13 +350,13 @@ def test_a_store_that_stays_silent_counts_nothing() -> None:
     store = Flaky()
 
     async def scenario() -> None:
-        keeper = await open_writer(store)
-        grant = await lease(keeper, task(), actor("a"))
+        ledger_writer = await open_writer(store)
+        grant = await lease(ledger_writer, task(), actor("a"))
         store.dropped = 99
         with pytest.raises(StorageUnavailableError, match="nothing was counted"):
-            await commit(keeper, entry(grant, 1))
+            await commit(ledger_writer, entry(grant, 1))
         store.dropped = 0
-        assert await commit(keeper, entry(grant, 1)) == entry(grant, 1)
+        assert await commit(ledger_writer, entry(grant, 1)) == entry(grant, 1)
 
     run(scenario)
 
@@ -370,33 +372,33 @@ def test_a_zombie_coordinator_is_fenced_by_the_log() -> None:
         mine = await commit(successor, entry(new, 1))
         with pytest.raises(FencedError):
             await commit(zombie, entry(old, 1))
-        again = await open_writer(store)
-        assert again.ledger is not None
-        assert again.ledger.entries(0) == (mine,)
+        restarted = await open_writer(store)
+        assert restarted.ledger is not None
+        assert restarted.ledger.entries(0) == (mine,)
 
     run(scenario)
 
 
-def test_an_error_that_nobody_foresaw_fails_its_own_caller_only() -> None:
+def test_an_unforeseen_error_fails_its_own_caller_only() -> None:
     store = MemoryObjectStore()
 
     def broken(_: StateLedger) -> tuple[list[Record], None]:
         raise ZeroDivisionError
 
     async def scenario() -> None:
-        keeper = await open_writer(store)
-        grants = [await lease(keeper, task(shard=shard), actor("a")) for shard in range(2)]
-        ledger, lists = keeper.ledger, len(store.list("clicks/manifest"))
+        ledger_writer = await open_writer(store)
+        grants = [await lease(ledger_writer, task(shard=shard), actor("a")) for shard in range(2)]
+        ledger, lists = ledger_writer.ledger, len(store.list("clicks/manifest"))
         first, failed, second = await asyncio.gather(
-            commit(keeper, entry(grants[0], 1)),
-            keeper.decide(broken),
-            commit(keeper, entry(grants[1], 1)),
+            commit(ledger_writer, entry(grants[0], 1)),
+            ledger_writer.decide(broken),
+            commit(ledger_writer, entry(grants[1], 1)),
             return_exceptions=True,
         )
         assert (first, second) == (entry(grants[0], 1), entry(grants[1], 1))
         assert isinstance(failed, ZeroDivisionError)
-        # One append, by the ledger that was there.
-        assert keeper.ledger is ledger
+        # One append, by the same ledger.
+        assert ledger_writer.ledger is ledger
         assert len(store.list("clicks/manifest")) == lists + 1
 
     run(scenario)
@@ -416,29 +418,29 @@ def test_an_answer_as_of_a_moment_ago_costs_no_request_right_after_the_log_was_w
     store, clock = ObservedObjectStore(), LaterClock()
 
     async def scenario() -> None:
-        keeper = LedgerWriter(ManifestLog(store, "clicks", "w"), clock=clock)
-        await keeper.open()
-        await lease(keeper, task(), actor("a"))
+        ledger_writer = LedgerWriter(ManifestLog(store, "clicks", "w"), clock=clock)
+        await ledger_writer.open()
+        await lease(ledger_writer, task(), actor("a"))
 
-        async def asked(max_age_s: float = 0.0) -> int:
+        async def gets_of_a_read(max_age_s: float = 0.0) -> int:
             before = store.count("get")
-            await keeper.read(lambda _: None, max_age_s=max_age_s)
+            await ledger_writer.read(lambda _: None, max_age_s=max_age_s)
             return store.count("get") - before
 
-        assert await asked(RECENT_S) == 0
-        assert await asked() == 1, "whether another coordinator has written"
-        # One that may not be of a moment ago has them all look.
+        assert await gets_of_a_read(RECENT_S) == 0
+        assert await gets_of_a_read() == 1, "it checks whether another coordinator has written"
+        # A read that must be current makes all of them check the log.
         before = store.count("get")
-        await asyncio.gather(keeper.read(lambda _: None, max_age_s=RECENT_S), keeper.read(lambda _: None))
+        await asyncio.gather(ledger_writer.read(lambda _: None, max_age_s=RECENT_S), ledger_writer.read(lambda _: None))
         assert store.count("get") - before == 1
         clock.later_s += 2
-        assert await asked(RECENT_S) == 2, "and now and then whether the log is still the same"
-        assert await asked() == 1
+        assert await gets_of_a_read(RECENT_S) == 2, "now and then it checks whether the log is still the same"
+        assert await gets_of_a_read() == 1
 
     run(scenario)
 
 
-def test_no_answer_waits_for_a_checkpoint_and_it_tells_what_was_when_it_was_due() -> None:
+def test_no_answer_waits_for_a_checkpoint_and_it_has_the_state_at_the_time_it_was_due() -> None:
     gate = threading.Event()
 
     def hold_checkpoints(operation: str, path: str) -> None:
@@ -447,31 +449,31 @@ def test_no_answer_waits_for_a_checkpoint_and_it_tells_what_was_when_it_was_due(
     store = ObservedObjectStore(hold_checkpoints)
 
     async def scenario() -> None:
-        keeper = LedgerWriter(ManifestLog(store, "clicks", "w", checkpoint_interval=4))
-        await keeper.open()
+        ledger_writer = LedgerWriter(ManifestLog(store, "clicks", "w", checkpoint_interval=4))
+        await ledger_writer.open()
         for batch in range(6):
             await asyncio.wait_for(
-                commit(keeper, entry(await lease(keeper, task(batch=batch), actor("a")), batch + 1)), 20
+                commit(ledger_writer, entry(await lease(ledger_writer, task(batch=batch), actor("a")), batch + 1)), 20
             )
-        checkpointing = keeper._checkpointing
+        checkpointing = ledger_writer._checkpointing
         assert checkpointing is not None
         assert store.list("clicks/checkpoints") == []
-        # Whoever takes over now reads the whole log.
+        # A coordinator that takes over now reads the whole log.
         assert len(ManifestLog(store, "clicks", "w").load().entries(0)) == 6
         gate.set()
         await checkpointing
         (info,) = store.list("clicks/checkpoints")
-        told = StateLedger(ROOT)
+        folded = StateLedger(ROOT)
         for seq in range(1, 5):
             for record in unseal(store.get(f"clicks/manifest/{seq:020d}.json"))["records"]:
-                told.fold(record_from_json(record))
+                folded.fold(record_from_json(record))
         checkpoint = unseal(store.get(info.path))
-        assert (checkpoint["seq"], checkpoint["folded"]) == (4, json.loads(json.dumps(told.to_json())))
+        assert (checkpoint["seq"], checkpoint["folded"]) == (4, json.loads(json.dumps(folded.to_json())))
         assert checkpoint["record_id"] == unseal(store.get(f"clicks/manifest/{4:020d}.json"))["record_id"]
-        # The next that is due is made.
-        await commit(keeper, entry(await lease(keeper, task(batch=6), actor("a")), 7))
-        assert keeper._checkpointing is not None
-        await keeper._checkpointing
+        # The next checkpoint that is due is written.
+        await commit(ledger_writer, entry(await lease(ledger_writer, task(batch=6), actor("a")), 7))
+        assert ledger_writer._checkpointing is not None
+        await ledger_writer._checkpointing
         assert len(store.list("clicks/checkpoints")) == 2
 
     run(scenario)
@@ -480,22 +482,22 @@ def test_no_answer_waits_for_a_checkpoint_and_it_tells_what_was_when_it_was_due(
 @pytest.mark.parametrize(
     "body", [{}, {"ledger": {}}, {"a": []}, {"b": {"y": [1, {"z": "ü"}], "x": None}, "a": [[], {}, [{"k": 1.5}]]}]
 )
-def test_what_is_sealed_piece_by_piece_is_plain_json(body: dict[str, Any]) -> None:
+def test_json_that_is_sealed_piece_by_piece_is_plain_json(body: dict[str, Any]) -> None:
     checksum = zlib.crc32(json.dumps(body, sort_keys=True).encode())
     assert seal(body) == json.dumps({**body, "checksum": checksum}).encode()
     assert unseal(seal(body)) == body
-    # With sorted keys it is what the checksum is of; one that was sorted by somebody else is as good.
+    # The checksum is of the JSON with sorted keys; keys that another program sorted are as good.
     quick = seal(body, sort_keys=True)
     assert json.loads(quick) == {**body, "checksum": checksum}
     assert unseal(quick) == unseal(json.dumps({"checksum": checksum, **body}, indent=1).encode()) == body
 
 
-def test_a_byte_that_has_changed_is_seen_however_a_file_was_sealed() -> None:
+def test_a_changed_byte_is_detected_in_every_form_of_a_sealed_file() -> None:
     body = {"records": [{"kind": "a", "n": 12}], "also": "text"}
     for sealed in (seal(body), seal(body, sort_keys=True)):
-        for place, byte in enumerate(sealed):
+        for index, byte in enumerate(sealed):
             with pytest.raises(ValueError, match=r"checksum|Expecting|delimiter|decode|Invalid|Unterminated|Extra"):
-                unseal(sealed[:place] + bytes([byte ^ 1]) + sealed[place + 1 :])
-        for place in range(len(sealed)):
+                unseal(sealed[:index] + bytes([byte ^ 1]) + sealed[index + 1 :])
+        for index in range(len(sealed)):
             with pytest.raises(ValueError, match=r"checksum|Expecting|delimiter|decode|Invalid|Unterminated|Extra"):
-                unseal(sealed[:place])
+                unseal(sealed[:index])

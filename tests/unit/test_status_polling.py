@@ -1,4 +1,4 @@
-"""What the coordinator tells those who look again and again: only what changed, with moments and refusals that no log has."""
+"""The coordinator's answers to repeated polls: only the changes, with times and refusals that no log has."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.unit.coordinator_requests import METADATA, SHARDS, commit_of, lease_a
 from tests.unit.ledger_harness import ENTRY, actor, task
 
 
-class Watched:
-    """A coordinator that is looked at, and a query whose batches it counts."""
+class WatchedCoordinator:
+    """A coordinator that is polled, and a query whose batches it commits."""
 
     def __init__(self) -> None:
         self.store = MemoryObjectStore()
@@ -36,9 +36,9 @@ class Watched:
         self.stamps: dict[str, str] = {}
 
     async def look(self) -> dict[str, Any]:
-        told = await self.coordinator.watch(self.stamps)
-        self.stamps = told["stamps"]
-        return told
+        answer = await self.coordinator.watch(self.stamps)
+        self.stamps = answer["stamps"]
+        return answer
 
     async def query(self) -> dict[str, Any]:
         (query,) = (await self.look())["queries"]
@@ -54,7 +54,7 @@ class Watched:
 
 
 class Lines(logging.Handler):
-    """Keeps what is logged."""
+    """A handler that keeps the records."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,10 +64,10 @@ class Lines(logging.Handler):
         self.records.append(record)
 
 
-def scenario(steps: Callable[[Watched], Awaitable[None]]) -> Callable[[], None]:
+def scenario(steps: Callable[[WatchedCoordinator], Awaitable[None]]) -> Callable[[], None]:
     def run() -> None:
         async def all_steps() -> None:
-            await steps(Watched())
+            await steps(WatchedCoordinator())
 
         asyncio.run(all_steps())
 
@@ -76,12 +76,12 @@ def scenario(steps: Callable[[Watched], Awaitable[None]]) -> Callable[[], None]:
 
 
 @scenario
-async def test_a_query_is_told_of_again_only_once_something_happened_to_it(watched: Watched) -> None:
+async def test_a_query_is_reported_again_only_after_a_change(watched: WatchedCoordinator) -> None:
     assert (await watched.look())["queries"] == []
     await watched.batch()
     assert (await watched.query())["version"] == 1
-    told = await watched.look()
-    assert (told["queries"], list(told["stamps"])) == ([], ["clicks"])
+    answer = await watched.look()
+    assert (answer["queries"], list(answer["stamps"])) == ([], ["clicks"])
     await watched.batch(batch=1)
     assert (await watched.query())["version"] == 2
     await watched.coordinator.batch_result(task("run-1", 1), BatchShards(0, SHARDS))
@@ -92,7 +92,7 @@ async def test_a_query_is_told_of_again_only_once_something_happened_to_it(watch
 
 
 @scenario
-async def test_a_batch_is_told_of_with_its_moments_in_order(watched: Watched) -> None:
+async def test_a_batch_is_reported_with_its_times_in_order(watched: WatchedCoordinator) -> None:
     await watched.batch()
     await watched.batch(batch=1)
     await watched.coordinator.batch_result(task("run-1", 1), BatchShards(0, SHARDS))
@@ -109,7 +109,7 @@ async def test_a_batch_is_told_of_with_its_moments_in_order(watched: Watched) ->
 
 
 @scenario
-async def test_a_coordinator_that_starts_anew_does_not_make_up_what_the_log_does_not_have(watched: Watched) -> None:
+async def test_a_restarted_coordinator_does_not_make_up_times_that_the_log_lacks(watched: WatchedCoordinator) -> None:
     await watched.batch()
     await watched.look()
     watched.started()
@@ -121,23 +121,27 @@ async def test_a_coordinator_that_starts_anew_does_not_make_up_what_the_log_does
 
 
 @scenario
-async def test_a_refusal_is_told_of_with_its_shard_and_another_run_begins_with_no_moments(watched: Watched) -> None:
+async def test_a_refusal_is_reported_with_its_shard_and_another_run_begins_without_times(
+    watched: WatchedCoordinator,
+) -> None:
     grants = await lease_all_shards(watched.coordinator)
     await watched.batch("run-2")
     (refused,) = await watched.coordinator.commit_partitions("clicks", [PartitionCommit((commit_of(grants[2], 1),))])
     assert isinstance(refused, FencedError)
     with pytest.raises(FencedError):
         await watched.coordinator.attach_and_lease(task("run-1", 0, 1), METADATA, actor("a"))
-    told = (await watched.query())["refusals"]
-    assert [(one["number"], one["shard"], one["kind"]) for one in told] == [
+    refusals = (await watched.query())["refusals"]
+    assert [(refusal["number"], refusal["shard"], refusal["kind"]) for refusal in refusals] == [
         (1, 2, "FencedError"),
         (2, 1, "FencedError"),
     ]
-    assert "newer run" in told[1]["text"]
+    assert "newer run" in refusals[1]["text"]
 
 
 @scenario
-async def test_shards_are_told_of_with_files_and_moves_and_the_dashboard_takes_all_of_it(watched: Watched) -> None:
+async def test_shards_are_reported_with_files_and_moves_and_the_dashboard_takes_all_of_it(
+    watched: WatchedCoordinator,
+) -> None:
     await watched.batch()
     model = FleetModel()
     assert model.take(await watched.look(), {}, 0)
@@ -156,12 +160,12 @@ async def test_shards_are_told_of_with_files_and_moves_and_the_dashboard_takes_a
 
 
 @scenario
-async def test_a_slow_batch_explains_itself_in_the_log_and_to_who_looks(watched: Watched) -> None:
+async def test_a_slow_batch_is_explained_in_the_log_and_in_the_status(watched: WatchedCoordinator) -> None:
     lines = Lines()
     logging.getLogger("coordinator.service.state_metrics").addHandler(lines)
     coordinator = watched.coordinator
     for batch in range(7):
-        # Spark planned the sixth batch long before anybody asked for its shards; the last one is as quick as all others.
+        # Spark planned the sixth batch long before a task requested its shards; the last batch is as quick as the others.
         await watched.batch(batch=batch, waited_ms=9000 if batch == 5 else 0)
         for _ in range(2):
             await coordinator.batch_result(task("run-1", batch), BatchShards(0, SHARDS))

@@ -1,4 +1,4 @@
-"""One contract for every object store, and what a URI may be."""
+"""One contract for every object store, and the valid URIs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
 
 
 class TestContract:
-    """What the commit protocol relies on."""
+    """The guarantees that the commit protocol relies on."""
 
     def test_the_first_put_wins_and_the_second_changes_nothing(self, store: ObjectStore) -> None:
         assert store.put_if_absent("a/b", b"first")
@@ -52,7 +52,7 @@ class TestContract:
             assert won.count(True) == 1
             assert store.get(f"race/{number}") == bodies[won.index(True)]
 
-    def test_what_is_not_there(self, store: ObjectStore) -> None:
+    def test_missing_objects(self, store: ObjectStore) -> None:
         with pytest.raises(FileNotFoundError):
             store.get("nothing")
         assert store.list("nothing") == []
@@ -69,7 +69,7 @@ class TestContract:
         assert [info.path for info in store.list("s/manifest")] == ["s/manifest/2"]
         assert len(store.list("")) == 3
 
-    def test_many_are_deleted_at_once_also_if_some_are_gone(self, store: ObjectStore) -> None:
+    def test_many_are_deleted_at_once_also_if_some_are_missing(self, store: ObjectStore) -> None:
         paths = [f"s/0/{number}" for number in range(30)]
         for path in paths:
             store.put(path, b"1")
@@ -78,7 +78,7 @@ class TestContract:
         assert [info.path for info in store.list("s")] == sorted(paths[20:])
         store.delete_all([])
 
-    def test_folders_at_the_top_are_told_without_what_is_in_them(self, store: ObjectStore) -> None:
+    def test_folders_at_the_top_are_listed_without_their_content(self, store: ObjectStore) -> None:
         assert store.folders() == []
         for path in ("t/manifest/1", "s/0/1/2", "s/metadata.json", "file"):
             store.put(path, b"1")
@@ -102,13 +102,13 @@ def test_a_store_without_conditional_puts_is_refused() -> None:
         probe(Overwriting())
 
 
-def test_a_fleets_folder_is_its_users_own_unless_it_was_there(tmp_path: Path) -> None:
-    made, there = tmp_path / "above" / "made", tmp_path / "there"
-    there.mkdir()
-    there.chmod(0o750)
-    for root in (made, there):
+def test_a_fleets_folder_is_private_unless_it_existed_before(tmp_path: Path) -> None:
+    created, existing = tmp_path / "above" / "made", tmp_path / "existing"
+    existing.mkdir()
+    existing.chmod(0o750)
+    for root in (created, existing):
         LocalObjectStore(root).put_if_absent("state/file", b"x")
-    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (made, there)] == [0o700, 0o750]
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (created, existing)] == [0o700, 0o750]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

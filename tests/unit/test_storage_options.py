@@ -1,4 +1,4 @@
-"""Which options of an object store may be kept by Ray and Spark, and a store whose credentials are handed over while it runs."""
+"""Options of an object store that Ray and Spark may keep, and a store whose credentials are forwarded while it runs."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ URI = "s3://bucket/prefix"
         ("gs://bucket", "service_account", "/key.json"),
     ],
 )  # fmt: skip
-def test_what_may_be_a_credential_does_not_travel(uri: str, name: str, value: str) -> None:
+def test_options_that_may_be_credentials_are_withheld(uri: str, name: str, value: str) -> None:
     options, secrets = split_options(uri, {name: value, "timeout": "5s"})
     assert options == StorageOptions((("timeout", "5s"),), (name,))
     assert secrets.values == ((name, value),)
-    # Whoever prints or logs them prints names.
+    # Printing or logging them shows names only.
     assert value not in repr(options).replace(name, "") + repr(secrets) + str(secrets)
     assert pickle.loads(pickle.dumps(secrets)) == secrets
 
@@ -47,7 +47,7 @@ def test_what_may_be_a_credential_does_not_travel(uri: str, name: str, value: st
         (URI, "single_writer", "true"), (URI, "proxy_url", "http://proxy:3128"), ("az://container", "azure_account_name", "me"),
     ],
 )  # fmt: skip
-def test_where_and_how_travels(uri: str, name: str, value: str) -> None:
+def test_addresses_and_settings_are_kept(uri: str, name: str, value: str) -> None:
     assert split_options(uri, {name: value}) == (StorageOptions(((name, value),)), Secrets())
 
 
@@ -63,7 +63,7 @@ def test_a_store_without_withheld_options_is_opened_at_once() -> None:
 
 
 class Bucket:
-    """Opens a store for who knows the key of the day."""
+    """A bucket that opens a store for callers with the key of the day."""
 
     def __init__(self) -> None:
         self.store, self.key, self.opened = MemoryObjectStore(), "monday", 0
@@ -98,11 +98,11 @@ def key(value: str) -> Secrets:
 OPTIONS = StorageOptions((("region", "here"),), ("secret_access_key",))
 
 
-def forwarded_credentials_store(bucket: Bucket, known: Secrets | None) -> ForwardedCredentialsStore:
-    return ForwardedCredentialsStore(URI, OPTIONS, lambda: known, bucket.open)
+def forwarded_credentials_store(bucket: Bucket, forwarded: Secrets | None) -> ForwardedCredentialsStore:
+    return ForwardedCredentialsStore(URI, OPTIONS, lambda: forwarded, bucket.open)
 
 
-def test_who_has_forgotten_the_credentials_asks_once() -> None:
+def test_a_process_without_the_credentials_requests_them_once() -> None:
     bucket = Bucket()
     store = forwarded_credentials_store(bucket, key("monday"))
     assert store.secrets is None
@@ -111,7 +111,7 @@ def test_who_has_forgotten_the_credentials_asks_once() -> None:
     assert "monday" not in repr(store) + repr(vars(store)["_secrets"])
 
 
-def test_where_nobody_knows_them_each_request_says_what_to_do_until_somebody_does() -> None:
+def test_where_no_process_has_credentials_each_request_says_what_to_do_until_one_has() -> None:
     bucket = Bucket()
     store = forwarded_credentials_store(bucket, None)
     for _ in range(2):

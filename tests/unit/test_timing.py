@@ -1,4 +1,4 @@
-"""When Spark is told to run a batch without data for an operator, by what its schema says."""
+"""The times when Spark has to run a batch without data for an operator, by its schema."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TIMED = {
 }
 
 
-@pytest.mark.parametrize(("when", "schema"), [(when, one) for when, some in TIMED.items() for one in some])
+@pytest.mark.parametrize(("when", "schema"), [(when, schema) for when, schemas in TIMED.items() for schema in schemas])
 def test_a_batch_without_data_is_run_when_sparks_own_operator_asks_for_one(when: str, schema: StateSchema) -> None:
     assert runs_again(schema) == when
 

@@ -57,10 +57,10 @@ VALUES: dict[str, list[Any]] = {
 def test_values_of_every_type_come_in_sparks_order(kind: str, descending: bool, nulls_first: bool, ties: str) -> None:
     order = [by("v", descending=descending, nulls_first=nulls_first)]
     schema = top_schema((), (Field("id", "int64"), Field("v", kind)), 5, order, ties=ties)
-    chosen = random.Random(f"{kind}{ties}")
+    chance = random.Random(f"{kind}{ties}")
     shard, model = TopShard(schema), TopModel(schema)
     for version in range(1, 6):
-        rows = [{"id": version * 100 + place, "v": chosen.choice([None, *VALUES[kind]])} for place in range(4)]
+        rows = [{"id": version * 100 + index, "v": chance.choice([None, *VALUES[kind]])} for index in range(4)]
         change = shard.apply(input_of(schema, rows), 0, version)
         shard.commit()
         model, emitted, _ = model.after(rows, 0)
@@ -221,7 +221,7 @@ def test_state_of_several_rows_is_not_taken_for_that_of_one() -> None:
         top_shard(replace(BIDS, options={**BIDS.options, "n": 1})).load(change.delta, 1, 0)
 
 
-def test_strings_of_rows_that_left_the_table_are_let_go() -> None:
+def test_strings_of_removed_rows_are_freed() -> None:
     for n in (1, 2):
         schema = replace(LATEST, options={**LATEST.options, "n": n})
         shard = top_shard(schema)

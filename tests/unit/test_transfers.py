@@ -1,4 +1,4 @@
-"""Partitions that go from one store actor's memory to another's while batches go on; no Ray."""
+"""Partitions that are copied from one store actor's memory to another's while batches run; no Ray."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.shard_transfer import offer_of, pieces, store_id, transfer_shard
 
 
 class Move:
-    """An operator's shard on store actor ``a`` that store actor ``b`` is to have."""
+    """An operator's shard on store actor ``a`` that store actor ``b`` is to get."""
 
     def __init__(self, *batches: str) -> None:
         self.fleet = AggregationFleet()
@@ -34,22 +34,22 @@ class Move:
         self.fleet.apply(self.batch, values)
         self.batch += 1
 
-    def run_on_taker(self, values: str, run: str = "run-1") -> dict[str, int]:
+    def run_on_target(self, values: str, run: str = "run-1") -> dict[str, int]:
         request = self.fleet.request(self.batch, run, local="b", lost="a")
         self.batch += 1
         return counts(self.target.apply(request, rows(values))[0])
 
 
-def test_the_next_batch_goes_on_from_what_was_handed_over_and_reads_nothing() -> None:
+def test_the_next_batch_continues_from_the_copy_and_reads_nothing() -> None:
     move = Move("aab", "bc", "d")
     assert transfer_shard(move.source, move.target, move.shard) == 3
-    assert move.run_on_taker("abe") == {"a": 3, "b": 3, "e": 1}
-    assert move.run_on_taker("cd") == {"c": 2, "d": 2}
+    assert move.run_on_target("abe") == {"a": 3, "b": 3, "e": 1}
+    assert move.run_on_target("cd") == {"c": 2, "d": 2}
     assert move.target.metrics.bytes_loaded == 0
     assert (move.source.metrics.handed_over, move.target.metrics.taken_over) == (1, 1)
 
 
-def test_what_is_committed_while_rows_are_given_is_taken_from_the_log() -> None:
+def test_commits_during_a_copy_are_taken_from_the_log() -> None:
     move = Move("aab", "bc")
     offer = offer_of(move.source, move.shard)
     move.run("aad")
@@ -57,48 +57,48 @@ def test_what_is_committed_while_rows_are_given_is_taken_from_the_log() -> None:
     assert move.target.partitions.transfers.take(move.shard, offer, pieces(move.source, offer))[0] == 4
     assert move.target.metrics.deltas_loaded == 2
     move.run("e")
-    assert move.run_on_taker("abcde") == {"a": 5, "b": 4, "c": 2, "d": 2, "e": 2}
-    assert move.target.metrics.deltas_loaded == 3, "the one since the copy; no snapshot and nothing twice"
+    assert move.run_on_target("abcde") == {"a": 5, "b": 4, "c": 2, "d": 2, "e": 2}
+    assert move.target.metrics.deltas_loaded == 3, "the delta since the copy; no snapshot and nothing twice"
     assert move.target.metrics.gone_on == 2
 
 
-def test_what_the_giver_committed_and_a_newer_run_replaced_is_not_gone_on_from() -> None:
+def test_a_copied_commit_that_a_newer_run_replaced_is_not_continued() -> None:
     move = Move("a", "b")
     offer = offer_of(move.source, move.shard)
-    # Batch 1 is made anew by another run, on the store actor that has the shard, with other rows.
+    # Another run makes batch 1 again, on the store actor that has the shard, with other rows.
     move.fleet.apply(1, "cc", "run-2")
     move.target.partitions.transfers.take(move.shard, offer, pieces(move.source, offer))
-    assert move.run_on_taker("abc", "run-2") == {"a": 2, "b": 1, "c": 3}
+    assert move.run_on_target("abc", "run-2") == {"a": 2, "b": 1, "c": 3}
     assert move.target.metrics.deltas_loaded == 2, "loaded from the start"
 
 
-def test_whoever_has_the_lease_is_asked_whether_a_copy_counts() -> None:
-    """Under its lease memory is right beyond doubt; a copy that comes in is not of that lease."""
+def test_a_copy_is_used_only_after_the_coordinator_confirms_it() -> None:
+    """Memory is known to be right under its own lease; a copy that arrives is not of that lease."""
     move = Move("a")
-    ours = move.fleet.request(move.batch, local="b", lost="a")
+    request = move.fleet.request(move.batch, local="b", lost="a")
     offer = offer_of(move.source, move.shard)
-    move.target.apply(ours, rows("b"))
-    ((_, held),) = move.target.partitions.cache.items()
-    assert held.lineage.is_hot(ours.lease.epoch, "run-1", 2)
-    held.forget()
+    move.target.apply(request, rows("b"))
+    ((_, partition),) = move.target.partitions.cache.items()
+    assert partition.lineage.is_hot(request.lease.epoch, "run-1", 2)
+    partition.forget()
     move.target.partitions.transfers.take(move.shard, offer, pieces(move.source, offer))
-    assert held.lineage.is_loaded
-    assert not held.lineage.is_hot(ours.lease.epoch, "run-1", held.lineage.version)
+    assert partition.lineage.is_loaded
+    assert not partition.lineage.is_hot(request.lease.epoch, "run-1", partition.lineage.version)
     # Nor is it reported with the partitions of that run, of which the coordinator would say that it is stale.
-    assert (held.lineage.epoch, held.lineage.run_id) == (-1, "")
+    assert (partition.lineage.epoch, partition.lineage.run_id) == (-1, "")
 
 
-def test_a_copy_that_is_older_than_what_is_held_is_left_alone() -> None:
+def test_a_copy_that_is_older_than_memory_is_ignored() -> None:
     move = Move("a")
     old = offer_of(move.source, move.shard)
     move.run("b")
     assert transfer_shard(move.source, move.target, move.shard) == 2
     assert move.target.partitions.transfers.take(move.shard, old, pieces(move.source, old))[0] == 2
     assert move.target.metrics.taken_over == 1
-    assert move.run_on_taker("ab") == {"a": 2, "b": 2}
+    assert move.run_on_target("ab") == {"a": 2, "b": 2}
 
 
-def test_a_copy_outlives_maintenance_though_it_is_leased_elsewhere_and_not_for_ever() -> None:
+def test_a_copy_outlives_some_rounds_of_maintenance_though_it_is_leased_elsewhere() -> None:
     move = Move("a")
     transfer_shard(move.source, move.target, move.shard)
     move.fleet.coordinator.is_elsewhere = True
@@ -124,14 +124,14 @@ class Elapsing(MachineClock):
         return self.seconds
 
 
-def test_rows_that_nobody_takes_are_let_go_of() -> None:
+def test_an_abandoned_transfer_frees_its_rows() -> None:
     fleet, clock = AggregationFleet(), Elapsing()
     fleet.store = OperatorShards(Partitions(fleet.objects, fleet.coordinator, runtime=Runtime(clock=clock)))
     fleet.apply(0, "ab")
     shard = store_id(fleet.coordinator, 1)
     offer = offer_of(fleet.store, shard)
-    ((_, held),) = fleet.store.partitions.cache.items()
-    table: Any = held.stores["default"].table  # type: ignore[attr-defined]
+    ((_, partition),) = fleet.store.partitions.cache.items()
+    table: Any = partition.stores["default"].table  # type: ignore[attr-defined]
     assert table.is_frozen
     clock.seconds = _IDLE_S + 1
     fleet.store.partitions.maintain(10)
@@ -141,23 +141,23 @@ def test_rows_that_nobody_takes_are_let_go_of() -> None:
 
 
 class KeyedMove:
-    """Keyed stores of a partition that another store actor is to have."""
+    """Keyed stores of a partition that another store actor is to get."""
 
     def __init__(self) -> None:
         self.fleet = KeyedFleet()
-        self.taker_metrics = self.fleet.metrics
+        self.target_metrics = self.fleet.metrics
         self.source = self.fleet.stores
 
     def begin(self, batch: int) -> None:
         self.shard = store_id(self.fleet.coordinator, batch)
         self.target = self.fleet.new_stores()
-        self.taker_metrics = self.fleet.metrics
+        self.target_metrics = self.fleet.metrics
 
-    def to_taker(self) -> None:
+    def to_target(self) -> None:
         self.fleet.stores = self.target
 
 
-def test_all_stores_of_a_partition_are_handed_over() -> None:
+def test_all_stores_of_a_partition_are_copied() -> None:
     move = KeyedMove()
     fleet = move.fleet
     session = fleet.open(0, "run-1", 0, COUNTS, NAMES)
@@ -166,21 +166,21 @@ def test_all_stores_of_a_partition_are_handed_over() -> None:
     fleet.stores.commit(session)
     move.begin(1)
     assert transfer_shard(move.source, move.target, move.shard) == 1
-    # One more batch meanwhile, which changes one of the stores only.
+    # One more batch meanwhile, which changes only one of the stores.
     session = fleet.open(1, "run-1", 0, COUNTS, NAMES)
     fleet.put(session, a=5)
     fleet.stores.commit(session)
-    move.to_taker()
+    move.to_target()
     session = fleet.open(2, "run-1", 1, COUNTS, NAMES)
     assert fleet.call(session, "get", ("a",)) == {"n": 5}
     assert fleet.call(session, "get", (7,), store="names") == {"name": "seven"}
     fleet.call(session, "remove_key", ("b",))
     assert fleet.stores.commit(session) == 3
     assert fleet.read(3) == [{"k": "a", "n": 5}]
-    assert move.taker_metrics.deltas_loaded == 2, "of the one batch, a file a store"
+    assert move.target_metrics.deltas_loaded == 2, "of the one batch, a file a store"
 
 
-def test_a_store_that_the_next_batch_does_not_ask_for_is_left_behind() -> None:
+def test_a_store_that_the_next_batch_does_not_open_is_kept() -> None:
     move = KeyedMove()
     fleet = move.fleet
     session = fleet.open(0, "run-1", 0, COUNTS, NAMES)
@@ -190,7 +190,7 @@ def test_a_store_that_the_next_batch_does_not_ask_for_is_left_behind() -> None:
     move.begin(1)
     transfer_shard(move.source, move.target, move.shard)
     fleet.write(1, a=2)
-    move.to_taker()
+    move.to_target()
     fleet.write(2, a=3)
     session = fleet.open(3, "run-1", 0, COUNTS, NAMES)
     assert fleet.call(session, "get", (7,), store="names") == {"name": "seven"}
@@ -207,14 +207,14 @@ def test_columns_that_were_added_meanwhile_are_loaded() -> None:
     session = fleet.open(1, "run-2", 0, wider)
     fleet.call(session, "put", pa.record_batch({"k": ["b"], "n": pa.array([2]), "m": pa.array([3])}))
     fleet.stores.commit(session)
-    move.to_taker()
-    # Back at the columns that were handed over: what the other run wrote is read all the same.
+    move.to_target()
+    # Back at the copied columns: rows of the other run are read all the same.
     session = fleet.open(2, "run-3", 0, COUNTS)
     assert fleet.call(session, "get", ("b",)) == {"n": 2}
     assert fleet.call(session, "get", ("a",)) == {"n": 1}
 
 
-def test_a_writer_that_is_at_work_does_not_keep_its_partition_from_being_given() -> None:
+def test_a_writer_at_work_does_not_stop_its_partition_from_being_copied() -> None:
     move = KeyedMove()
     fleet = move.fleet
     fleet.write(0, a=1)
@@ -223,6 +223,6 @@ def test_a_writer_that_is_at_work_does_not_keep_its_partition_from_being_given()
     move.begin(1)
     assert transfer_shard(move.source, move.target, move.shard) == 1
     assert fleet.stores.commit(session) == 2
-    move.to_taker()
+    move.to_target()
     fleet.write(2, c=3)
     assert fleet.read(3) == [{"k": "a", "n": 9}, {"k": "b", "n": 9}, {"k": "c", "n": 3}]

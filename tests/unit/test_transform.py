@@ -1,4 +1,4 @@
-"""transformWithState without Spark: states, timers and times to live against dicts, and in which order a batch does its work."""
+"""transformWithState without Spark: states, timers and times to live against dicts, and the order of work in a batch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TYPES |= {"timestamp": T.TimestampType(), "binary": T.BinaryType(), "array<int>"
 
 
 class Schemas(dict[str, T.DataType]):
-    """What Spark's parser makes of a little DDL, without a JVM."""
+    """Types of a few DDL strings, as Spark's parser has them, without a JVM."""
 
     def __missing__(self, ddl: str) -> T.DataType:
         if ddl in TYPES:
@@ -60,7 +60,7 @@ Init = Callable[[Any, StatefulProcessorHandle], None]
 Handler = Callable[..., Iterable[Any]]
 
 
-class Given(StatefulProcessor):
+class FunctionProcessor(StatefulProcessor):
     """A processor made of functions of (self, key, rows or time, timer values)."""
 
     def __init__(self, init: Init, rows: Handler, timer: Handler | None = None) -> None:
@@ -86,20 +86,20 @@ class Given(StatefulProcessor):
 
 
 class ProcessorQuery:
-    """A processor on one partition, batch by batch, straight on keyed shards."""
+    """A processor on one partition, batch by batch, directly on keyed shards."""
 
     def __init__(self, processor: StatefulProcessor, mode: TimeMode = NONE, form: Any = ROW_FORM) -> None:
         self.processor, self.mode, self.form = processor, mode, form
         self.shards: dict[str, tuple[StoreSpec, KeyedShard]] = {}
-        self.asked: list[str] = []
+        self.store_calls: list[str] = []
 
     def _open(self, specs: list[StoreSpec]) -> dict[str, Any]:
         for spec in specs:
-            known = self.shards.get(spec.name)
-            if known is None or known[0] != spec:
+            present = self.shards.get(spec.name)
+            if present is None or present[0] != spec:
                 shard = KeyedShard(spec.keys, spec.values, spec.due)
-                if known is not None:
-                    rows = known[1].snapshot()
+                if present is not None:
+                    rows = present[1].snapshot()
                     change = pa.array([UPDATED] * rows.num_rows, pa.int8())
                     shard.load(evolve(rows.append_column(CHANGE_COLUMN, change), spec.keys, spec.values, "f"), 1)
                 self.shards[spec.name] = spec, shard
@@ -112,7 +112,7 @@ class ProcessorQuery:
         watermark: tuple[int, int] = (-1, -1),
         initial: Iterable[tuple[Any, Any]] = (),
     ) -> list[Any]:
-        """Rows in, rows out; the watermark before and after."""
+        """Run a batch, and return its output rows; `watermark` is the one before and the one after."""
         block = Block(["k"])
         handle = StatefulProcessorHandle(block, self.mode, Schemas())
         self.processor.init(handle)
@@ -124,17 +124,17 @@ class ProcessorQuery:
             if kind == "next_batch":
                 return next(scans[args[0]], None)
             if kind == "session_call":
-                self.asked.append(f"{args[0]} {args[1]}")
-            found = answer(handles, kind, *args)
+                self.store_calls.append(f"{args[0]} {args[1]}")
+            result = answer(handles, kind, *args)
             if kind != "session_call" or args[1] != "prefix_scan":
-                return found
-            scans[len(scans)] = iter(found)
+                return result
+            scans[len(scans)] = iter(result)
             return len(scans) - 1
 
         store = StateStore(ask, StateStoreId("file:///x/s", 0, 0), 0)
         block.open(store, now_ms)
         work = TransformWork(self.processor, handle, block, VIEW, self.form)
-        before, after = (TimerValues(now_ms, one) for one in watermark)
+        before, after = (TimerValues(now_ms, watermark_ms) for watermark_ms in watermark)
         if initial:
             work.take_initial(Groups.of(table(initial), ["k"]), VIEW, self.form, before)
         out = list(work.process(table(rows), before))
@@ -145,7 +145,7 @@ class ProcessorQuery:
         store.commit()
         return [tuple(row.values()) for part in out for row in part.to_pylist()]
 
-    def held(self, store: str) -> list[dict[str, Any]]:
+    def stored(self, store: str) -> list[dict[str, Any]]:
         return sorted(self.shards[store][1].snapshot().to_pylist(), key=repr)
 
 
@@ -163,7 +163,7 @@ TTL = 10
 
 
 class Model:
-    """What a variable's states should be: entries with the time from which on they are gone."""
+    """The expected states of a variable: entries with the time from which they are expired."""
 
     def __init__(self, ttl: int | None) -> None:
         self.ttl = ttl
@@ -174,11 +174,11 @@ class Model:
         return {name: value for name, (value, until) in self.entries.get(key, {}).items() if until > now}
 
     def put(self, key: Any, name: Any, value: Any, now: int) -> None:
-        held = self.entries.setdefault(key, {})
-        # An entry that has expired is not one that is updated.
-        if name in held and held[name][1] <= now:
-            del held[name]
-        held[name] = value, (now + self.ttl if self.ttl else float("inf"))
+        entries = self.entries.setdefault(key, {})
+        # A put does not update an expired entry, it makes a new one.
+        if name in entries and entries[name][1] <= now:
+            del entries[name]
+        entries[name] = value, (now + self.ttl if self.ttl else float("inf"))
 
 
 VALUE_OPS = st.tuples(st.just("value"), LETTERS, st.one_of(st.just(("clear",)), st.tuples(st.just("update"), NUMBERS)))
@@ -238,19 +238,19 @@ def look(processor: Any, models: dict[str, Model], key: str, now: int) -> None:
     assert processor.value.get() == ((value[""],) if value else None)
     assert processor.value.exists() == bool(value)
     assert processor.list.exists() == bool(elements)
-    assert list(processor.list.get()) == [(one,) for one in elements.values()]
+    assert list(processor.list.get()) == [(element,) for element in elements.values()]
     assert processor.map.exists() == bool(entries)
     assert {str(k[0]): v[0] for k, v in processor.map.iterator()} == entries
     assert sorted(map(str, next(zip(*processor.map.keys(), strict=True), ()))) == sorted(entries)
     assert sorted(repr(tuple(row)) for row in processor.map.values()) == sorted(repr((v,)) for v in entries.values())
-    for one in (float("nan"), 1.0, 2.0, None):
-        assert processor.map.containsKey((one,)) == (str(one) in entries)
-        assert processor.map.getValue((one,)) == ((entries[str(one)],) if str(one) in entries else None)
+    for map_key in (float("nan"), 1.0, 2.0, None):
+        assert processor.map.containsKey((map_key,)) == (str(map_key) in entries)
+        assert processor.map.getValue((map_key,)) == ((entries[str(map_key)],) if str(map_key) in entries else None)
 
 
 @settings(max_examples=70, deadline=None)
 @given(ttl=st.sampled_from([None, TTL]), batches=BATCHES, peek=st.booleans())
-def test_states_are_what_dicts_would_be(ttl: int | None, batches: list[Any], peek: bool) -> None:
+def test_states_equal_dicts(ttl: int | None, batches: list[Any], peek: bool) -> None:
     def init(self: Any, handle: StatefulProcessorHandle) -> None:
         self.value = handle.getValueState("v", "x int", ttl)
         self.list = handle.getListState("l", "x int", ttl)
@@ -267,16 +267,16 @@ def test_states_are_what_dicts_would_be(ttl: int | None, batches: list[Any], pee
         return []
 
     models = {kind: Model(ttl) for kind in ("value", "list", "map")}
-    query, now = ProcessorQuery(Given(init, work), PROCESSING), 100
+    query, now = ProcessorQuery(FunctionProcessor(init, work), PROCESSING), 100
     for passed, operations in batches:
         now += passed
-        query.batch(*((op[1], place) for place, op in enumerate(operations)), now_ms=now)
+        query.batch(*((op[1], index) for index, op in enumerate(operations)), now_ms=now)
         live = {kind: sum(len(models[kind].live(key, now)) for key in "abc") for kind in models}
-        rows = {kind: query.held(f"{kind}.{kind[0]}") for kind in models}
+        rows = {kind: query.stored(f"{kind}.{kind[0]}") for kind in models}
         assert len(rows["value"]) == live["value"]
         for kind in ("list", "map"):
             elements = [row for row in rows[kind] if row["place"] >= 0]
-            assert len(elements) == live[kind], "what has expired is gone, also of keys without rows"
+            assert len(elements) == live[kind], "expired entries are removed, also of keys without rows"
             assert {row["k"] for row in rows[kind] if row["place"] < 0} == {row["k"] for row in elements}
 
 
@@ -292,17 +292,17 @@ def test_states_are_what_dicts_would_be(ttl: int | None, batches: list[Any], pee
 )
 def test_timers_fire_once_in_order_as_those_of_a_dict(batches: list[Any]) -> None:
     def work(self: Any, key: Any, rows: Any, times: TimerValues) -> list[Any]:
-        held = model.setdefault(key[0], set())
+        timers = model.setdefault(key[0], set())
         for row in rows:
-            _, what, delta = operations[row.v]
+            _, action, delta = operations[row.v]
             at = times.getCurrentProcessingTimeInMs() + delta
-            if what == "register":
+            if action == "register":
                 self.handle.registerTimer(at)
-                held.add(at)
+                timers.add(at)
             else:
                 self.handle.deleteTimer(at)
-                held.discard(at)
-            assert list(self.handle.listTimers()) == sorted(held)
+                timers.discard(at)
+            assert list(self.handle.listTimers()) == sorted(timers)
         return []
 
     def expired(self: Any, key: Any, at: int, times: TimerValues) -> list[Any]:
@@ -311,18 +311,18 @@ def test_timers_fire_once_in_order_as_those_of_a_dict(batches: list[Any]) -> Non
         return [(key[0], str(at))]
 
     model: dict[str, set[int]] = {}
-    query, now = ProcessorQuery(Given(lambda *_: None, work, expired), PROCESSING), 100
+    query, now = ProcessorQuery(FunctionProcessor(lambda *_: None, work, expired), PROCESSING), 100
     for passed, operations in batches:
         now += passed
-        out = query.batch(*((op[0], place) for place, op in enumerate(operations)), now_ms=now)
-        due = sorted((at, key) for key, held in model.items() for at in held if at <= now)
+        out = query.batch(*((op[0], index) for index, op in enumerate(operations)), now_ms=now)
+        due = sorted((at, key) for key, timers in model.items() for at in timers if at <= now)
         assert [int(at) for _, at in out] == [at for at, _ in due]
         assert sorted((int(at), key) for key, at in out) == due
         for at, key in due:
             model[key].discard(at)
         assert [
-            row["timer_ms"] for row in sorted(query.held(DEFAULT_STORE), key=lambda row: row["timer_ms"])
-        ] == sorted(at for held in model.values() for at in held)
+            row["timer_ms"] for row in sorted(query.stored(DEFAULT_STORE), key=lambda row: row["timer_ms"])
+        ] == sorted(at for timers in model.values() for at in timers)
 
 
 # -- a batch ----------------------------------------------------------------------------------------------------------
@@ -343,10 +343,10 @@ def counting(init_extra: Init | None = None) -> tuple[Init, Handler]:
 
 
 def test_t1_counts_go_on_from_batch_to_batch() -> None:
-    query = ProcessorQuery(Given(*counting()))
+    query = ProcessorQuery(FunctionProcessor(*counting()))
     assert sorted(query.batch(("0", 123), ("0", 46), ("1", 146), ("1", 346))) == [("0", "2"), ("1", "2")]
     assert sorted(query.batch(("0", 1), (None, 1)), key=repr) == [("0", "3"), (None, "1")]
-    assert query.held("value.count") == [{"k": "0", "s_n": 3}, {"k": "1", "s_n": 2}, {"k": None, "s_n": 1}]
+    assert query.stored("value.count") == [{"k": "0", "s_n": 3}, {"k": "1", "s_n": 2}, {"k": None, "s_n": 1}]
 
 
 def test_t2_initial_state_comes_before_any_rows() -> None:
@@ -367,7 +367,7 @@ def test_t2_initial_state_comes_before_any_rows() -> None:
         yield pd.DataFrame({"k": key, "out": str(n)})
 
     for form, work in ((ROW_FORM, in_rows), (PANDAS_FORM, in_pandas)):
-        processor = Given(init, work)
+        processor = FunctionProcessor(init, work)
         processor._init_value = take.__get__(processor)  # type: ignore[attr-defined]
         query = ProcessorQuery(processor, form=form)
         first = [("0", 123), ("0", 46), ("1", 146), ("1", 346)]
@@ -389,7 +389,7 @@ def test_t4_a_timer_of_processing_time_fires_after_the_rows_of_the_next_batch() 
         self.handle.deleteTimer(at)
         yield (key[0], "-1")
 
-    query = ProcessorQuery(Given(init, work, expired), PROCESSING)
+    query = ProcessorQuery(FunctionProcessor(init, work, expired), PROCESSING)
     assert sorted(query.batch(("0", 1), ("1", 1), now_ms=1000)) == [("0", "1"), ("1", "1")]
     second = query.batch(("0", 1), ("0", 1), ("1", 1), ("1", 1), now_ms=2000)
     assert sorted(second) == [("0", "-1"), ("0", "3"), ("1", "3")]
@@ -405,11 +405,11 @@ def test_a_timer_may_be_set_to_the_end_of_time() -> None:
         self.handle = handle
 
     def work(self: Any, key: Any, rows: Any, times: TimerValues) -> list[Any]:
-        told = [(key[0], str(list(self.handle.listTimers())))]
+        output = [(key[0], str(list(self.handle.listTimers())))]
         self.handle.registerTimer(never)
-        return told
+        return output
 
-    query = ProcessorQuery(Given(init, work, lambda *_: [("a", "fired")]), PROCESSING)
+    query = ProcessorQuery(FunctionProcessor(init, work, lambda *_: [("a", "fired")]), PROCESSING)
     assert query.batch(("a", 1), now_ms=1000) == [("a", "[]")]
     assert query.batch(("a", 1), now_ms=1 << 55) == [("a", f"[{never}]")]
 
@@ -421,18 +421,18 @@ def test_event_time_timers_go_by_the_watermark_with_the_batch_included() -> None
         return iter([(key[0], str(times.getCurrentWatermarkInMs()))])
 
     def expired(self: Any, key: Any, at: int, times: TimerValues) -> Iterator[Any]:
-        # What is registered or deleted now makes a difference from the next batch on.
+        # A timer that is registered or deleted now counts from the next batch on.
         self.handle.registerTimer(at)
         self.handle.registerTimer(at + 1)
         yield (f"{key[0]} at {at}", str(times.getCurrentWatermarkInMs()))
 
-    query = ProcessorQuery(Given(lambda *_: None, work, expired), EVENT)
+    query = ProcessorQuery(FunctionProcessor(lambda *_: None, work, expired), EVENT)
     assert query.batch(("a", 1), watermark=(0, 10)) == [("a", "0"), ("a at 0", "10")]
     assert query.batch(watermark=(10, 49)) == [("a at 1", "49")]
     assert query.batch(watermark=(49, 50)) == [("a at 2", "50"), ("a at 50", "50")]
 
 
-def test_t6_a_value_is_there_until_its_time_and_then_gone_for_good() -> None:
+def test_t6_a_value_is_there_until_its_time_and_then_removed() -> None:
     def init(self: Any, handle: StatefulProcessorHandle) -> None:
         self.value = handle.getValueState("v", "n int", 60_000)
 
@@ -442,21 +442,21 @@ def test_t6_a_value_is_there_until_its_time_and_then_gone_for_good() -> None:
                 self.value.update((row.v,))
             yield (key[0], str(self.value.get()))
 
-    query = ProcessorQuery(Given(init, work), PROCESSING)
+    query = ProcessorQuery(FunctionProcessor(init, work), PROCESSING)
     assert query.batch(("a", 1), now_ms=1000) == [("a", "Row(n=1)")]
-    assert query.held("value.v") == [{"k": "a", "s_n": 1, "expiry_ms": 61_000}]
+    assert query.stored("value.v") == [{"k": "a", "s_n": 1, "expiry_ms": 61_000}]
     assert query.batch(("a", 0), now_ms=2000) == [("a", "Row(n=1)")]
     query.batch(("a", 2), now_ms=35_000)
-    assert query.held("value.v") == [{"k": "a", "s_n": 2, "expiry_ms": 95_000}]
+    assert query.stored("value.v") == [{"k": "a", "s_n": 2, "expiry_ms": 95_000}]
     assert query.batch(("a", 0), now_ms=94_999) == [("a", "Row(n=2)")]
     assert query.batch(("a", 0), now_ms=95_000) == [("a", "None")]
-    assert query.held("value.v") == []
+    assert query.stored("value.v") == []
     query.batch(("a", 3), now_ms=95_000)
     query.batch(("b", 0), now_ms=200_000)
-    assert query.held("value.v") == [], "of a key without rows, too"
+    assert query.stored("value.v") == [], "also that of a key without rows"
 
 
-def test_t7_state_without_a_time_to_live_stays_beside_that_which_has_one() -> None:
+def test_t7_state_without_a_time_to_live_stays_beside_state_with_one() -> None:
     def init(self: Any, handle: StatefulProcessorHandle) -> None:
         self.plain = handle.getValueState("state", "n int")
         self.value = handle.getValueState("ttl-state", "n int", 10_000)
@@ -465,8 +465,8 @@ def test_t7_state_without_a_time_to_live_stays_beside_that_which_has_one() -> No
 
     def work(self: Any, key: Any, rows: Any, times: TimerValues) -> Iterator[Any]:
         n = sum(1 for _ in rows)
-        plain, value = (n + (one.get() or (0,))[0] for one in (self.plain, self.value))
-        elements = n + sum(one for (one,) in self.list.get())
+        plain, value = (n + (variable.get() or (0,))[0] for variable in (self.plain, self.value))
+        elements = n + sum(element for (element,) in self.list.get())
         entry = n + (self.map.getValue(key) or (0,))[0]
         self.plain.update((plain,))
         if not (value == 2 and key == ("0",)):
@@ -475,14 +475,14 @@ def test_t7_state_without_a_time_to_live_stays_beside_that_which_has_one() -> No
             self.map.updateValue(key, (entry,))
         yield (key[0], f"{value} {elements} {entry} {plain}")
 
-    query = ProcessorQuery(Given(init, work), PROCESSING)
+    query = ProcessorQuery(FunctionProcessor(init, work), PROCESSING)
     rows = [("0", 1), ("1", 1)]
     assert query.batch(*rows, now_ms=0) == [("0", "1 1 1 1"), ("1", "1 1 1 1")]
     assert query.batch(*rows, now_ms=6000) == [("0", "2 3 2 2"), ("1", "2 3 2 2")]
     assert query.batch(*rows, now_ms=12_000) == [("0", "1 1 1 3"), ("1", "3 7 3 3")]
 
 
-def test_places_of_elements_that_are_gone_are_used_again() -> None:
+def test_indices_of_removed_elements_are_used_again() -> None:
     def init(self: Any, handle: StatefulProcessorHandle) -> None:
         self.map = handle.getMapState("m", "u bigint", "x bigint")
         self.list = handle.getListState("l", "x bigint", 25)
@@ -495,14 +495,14 @@ def test_places_of_elements_that_are_gone_are_used_again() -> None:
         assert [n for (n,) in self.list.get()] == list(range(max(0, row.v - 2), row.v + 1))
         return []
 
-    query = ProcessorQuery(Given(init, work), PROCESSING)
+    query = ProcessorQuery(FunctionProcessor(init, work), PROCESSING)
     for n in range(30):
         query.batch(("a", n), now_ms=1000 + 10 * n)
-        places = {row["place"] for row in query.held("map.m")}
-        assert len(places) == min(n, 1) + 2
-        assert max(places) <= 2
-        (head,) = (row for row in query.held("list.l") if row["place"] < 0)
-        assert head["end"] - head["begin"] <= 4, "what has expired is not looked for again"
+        indices = {row["place"] for row in query.stored("map.m")}
+        assert len(indices) == min(n, 1) + 2
+        assert max(indices) <= 2
+        (head,) = (row for row in query.stored("list.l") if row["place"] < 0)
+        assert head["end"] - head["begin"] <= 4, "expired elements are not looked up again"
 
 
 def test_the_calls_of_the_store_do_not_grow_with_the_keys_of_a_batch() -> None:
@@ -517,19 +517,19 @@ def test_the_calls_of_the_store_do_not_grow_with_the_keys_of_a_batch() -> None:
         self.list.appendList([(row.v,) for row in listed])
         return count(self, key, iter(listed), times)
 
-    query = ProcessorQuery(Given(init, work))
+    query = ProcessorQuery(FunctionProcessor(init, work))
     for _ in range(2):
-        query.asked.clear()
+        query.store_calls.clear()
         assert len(query.batch(*((f"k{i}", i) for i in range(5000)))) == 5000
-        assert query.asked == ["value.count multi_get", "list.l multi_get"], "writes go with the next call"
+        assert query.store_calls == ["value.count multi_get", "list.l multi_get"], "writes go with the next call"
 
 
 def test_values_of_any_type_come_back_as_they_were() -> None:
     pair = T.StructType().add("x", T.IntegerType()).add("t", T.TimestampType())
     kind = T.StructType().add("a", T.ArrayType(pair)).add("m", T.MapType(T.StringType(), T.LongType()))
     kind = kind.add("t", T.TimestampType()).add("d", T.DoubleType())
-    moment = datetime(2024, 2, 3, 4, 5, 6, 789)
-    given_value = ([T.Row(x=1, t=moment), None], {"a": 5}, moment, 1.5)
+    time = datetime(2024, 2, 3, 4, 5, 6, 789)
+    given_value = ([T.Row(x=1, t=time), None], {"a": 5}, time, 1.5)
 
     def init(self: Any, handle: StatefulProcessorHandle) -> None:
         self.value, self.list = handle.getValueState("v", kind), handle.getListState("l", kind)
@@ -541,19 +541,19 @@ def test_values_of_any_type_come_back_as_they_were() -> None:
             for update in (self.value.update, self.list.appendValue):
                 update(value)
                 assert self.value.get() == given_value
-            self.map.updateValue((moment, b"x"), value)
+            self.map.updateValue((time, b"x"), value)
             value[0].clear()
         assert self.value.get() == given_value
         assert list(self.list.get()) == [given_value]
-        assert dict(self.map.iterator()) == {(moment, b"x"): given_value}
-        assert self.map.getValue([moment, b"x"]) == given_value
+        assert dict(self.map.iterator()) == {(time, b"x"): given_value}
+        assert self.map.getValue([time, b"x"]) == given_value
         yield (key[0], "seen")
 
-    query = ProcessorQuery(Given(init, work))
+    query = ProcessorQuery(FunctionProcessor(init, work))
     assert query.batch(("a", 1)) == query.batch(("a", 1)) == [("a", "seen")]
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
+# -- refused calls --------------------------------------------------------------------------------------------------
 
 
 def in_init(mode: TimeMode, use: Callable[[StatefulProcessorHandle], Any]) -> StatefulProcessorHandle:
@@ -582,7 +582,7 @@ def in_init(mode: TimeMode, use: Callable[[StatefulProcessorHandle], Any]) -> St
         (NONE, lambda h: h.listTimers(), "no timers with timeMode None"),
     ],
 )
-def test_what_init_may_not_do_is_refused(mode: TimeMode, use: Any, message: str) -> None:
+def test_calls_that_init_may_not_make_are_refused(mode: TimeMode, use: Any, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         in_init(mode, use)
 
@@ -599,7 +599,7 @@ def test_what_init_may_not_do_is_refused(mode: TimeMode, use: Any, message: str)
         (lambda p: p.handle.registerTimer(1 << 63), "milliseconds"),
     ],
 )
-def test_what_a_handler_may_not_do_is_refused(use: Any, message: str) -> None:
+def test_calls_that_a_handler_may_not_make_are_refused(use: Any, message: str) -> None:
     def init(self: Any, handle: StatefulProcessorHandle) -> None:
         self.value, self.list = handle.getValueState("v", "x int"), handle.getListState("l", "x int")
 
@@ -608,18 +608,18 @@ def test_what_a_handler_may_not_do_is_refused(use: Any, message: str) -> None:
         return []
 
     with pytest.raises(InvalidRequestError, match=message):
-        ProcessorQuery(Given(init, work), PROCESSING).batch(("a", 1))
+        ProcessorQuery(FunctionProcessor(init, work), PROCESSING).batch(("a", 1))
 
 
 @pytest.mark.parametrize("emitted", [None, 5, "ab", T.Row(k="a", out="b"), [("a",)], [5], [("a", 5)]])
-def test_what_is_emitted_is_rows_of_the_output(emitted: Any) -> None:
+def test_output_that_is_not_rows_of_its_columns_is_refused(emitted: Any) -> None:
     with pytest.raises(InvalidRequestError, match=r"iterator of Rows|takes a tuple|does not fit"):
-        ProcessorQuery(Given(lambda *_: None, lambda *_: emitted)).batch(("a", 1))
+        ProcessorQuery(FunctionProcessor(lambda *_: None, lambda *_: emitted)).batch(("a", 1))
 
 
 def test_a_deleted_variable_cannot_be_used() -> None:
     def delete(self: Any, handle: StatefulProcessorHandle) -> None:
-        self.gone = handle.getListState("gone", "x int")
+        self.deleted_list = handle.getListState("gone", "x int")
         handle.deleteIfExists("gone")
         handle.deleteIfExists("never")
 
@@ -627,11 +627,11 @@ def test_a_deleted_variable_cannot_be_used() -> None:
 
     def work(self: Any, key: Any, rows: Any, times: TimerValues) -> Iterable[Any]:
         with pytest.raises(InvalidRequestError, match="deleted this state variable"):
-            self.gone.exists()
+            self.deleted_list.exists()
         assert self.handle.deleted == {"gone", "never"}
         return count(self, key, rows, times)
 
-    query = ProcessorQuery(Given(init, work))
+    query = ProcessorQuery(FunctionProcessor(init, work))
     assert query.batch(("a", 1)) == [("a", "1")]
     assert set(query.shards) == {DEFAULT_STORE, "value.count"}
 
@@ -639,7 +639,7 @@ def test_a_deleted_variable_cannot_be_used() -> None:
 # -- another schema ---------------------------------------------------------------------------------------------------
 
 
-def told(use: Callable[[StatefulProcessorHandle], Any]) -> tuple[Accumulator, ...]:
+def described(use: Callable[[StatefulProcessorHandle], Any]) -> tuple[Accumulator, ...]:
     return accumulators_of(in_init(PROCESSING, use).variables)
 
 
@@ -653,9 +653,9 @@ def told(use: Callable[[StatefulProcessorHandle], Any]) -> tuple[Accumulator, ..
     ],
 )
 def test_variables_and_their_columns_come_and_go(later: Any) -> None:
-    first = told(lambda h: (h.getValueState("v", "x int"), h.getMapState("m", "u int", "x int")))
-    continued(first, told(later))
-    continued(told(later), told(lambda h: None))
+    first = described(lambda h: (h.getValueState("v", "x int"), h.getMapState("m", "u int", "x int")))
+    continued(first, described(later))
+    continued(described(later), described(lambda h: None))
 
 
 @pytest.mark.parametrize(
@@ -668,9 +668,9 @@ def test_variables_and_their_columns_come_and_go(later: Any) -> None:
     ],
 )
 def test_a_variable_does_not_become_another(later: Any) -> None:
-    first = told(lambda h: (h.getValueState("v", "x int"), h.getMapState("m", "u int", "x int")))
+    first = described(lambda h: (h.getValueState("v", "x int"), h.getMapState("m", "u int", "x int")))
     with pytest.raises(ValueError):
-        continued(first, told(later))
+        continued(first, described(later))
 
 
 def test_values_are_read_under_a_wider_schema_with_more_columns_and_a_time_to_live() -> None:
@@ -692,14 +692,14 @@ def test_values_are_read_under_a_wider_schema_with_more_columns_and_a_time_to_li
         if any(row.v for row in rows):
             self.list.appendValue((3, "z"))
 
-    query = ProcessorQuery(Given(init, work), PROCESSING)
+    query = ProcessorQuery(FunctionProcessor(init, work), PROCESSING)
     assert query.batch(("a", 1), now_ms=0) == [("a", "(None, [])")]
-    query.processor = Given(wider, add)
+    query.processor = FunctionProcessor(wider, add)
     assert query.batch(("a", 1), now_ms=100) == [("a", "(Row(y=None, x=1), [Row(x=2, y=None)])")]
     assert query.batch(("a", 0), now_ms=105) == [("a", "(Row(y=None, x=1), [Row(x=2, y=None), Row(x=3, y='z')])")]
-    # What was written without a time to live has none.
+    # Values that were written without a time to live have none.
     assert query.batch(("a", 0), now_ms=110) == [("a", "(Row(y=None, x=1), [Row(x=2, y=None)])")]
-    assert len([row for row in query.held("list.l") if row["place"] >= 0]) == 1
+    assert len([row for row in query.stored("list.l") if row["place"] >= 0]) == 1
 
 
 def states_of(processor: Any, handle: StatefulProcessorHandle) -> None:
@@ -708,7 +708,7 @@ def states_of(processor: Any, handle: StatefulProcessorHandle) -> None:
     processor.map = handle.getMapState("m", "id string", "n int, s string")
 
 
-def test_what_was_written_in_the_same_batch_and_before_is_read_as_rows_with_the_states_fields() -> None:
+def test_values_of_the_same_batch_and_of_earlier_ones_are_read_as_rows_with_the_states_fields() -> None:
     def work(self: Any, key: Any, rows: Any, times: TimerValues) -> Iterator[Any]:
         if any(row.v for row in rows):
             self.value.update((1, "a"))
@@ -717,13 +717,13 @@ def test_what_was_written_in_the_same_batch_and_before_is_read_as_rows_with_the_
             self.map.updateValue(("x",), T.Row(s="d", n=4))
         elements = list(self.list.get())
         ((under, value),) = self.map.iterator()
-        found = [self.value.get(), *elements, value, self.map.getValue(("x",)), next(self.map.values())]
-        fields = [(one.n, one.s) for one in found]
+        read = [self.value.get(), *elements, value, self.map.getValue(("x",)), next(self.map.values())]
+        fields = [(row.n, row.s) for row in read]
         assert fields == [(1, "a"), (2, "b"), (3, "c"), (4, "d"), (4, "d"), (4, "d")]
         assert under.id == next(self.map.keys()).id == "x"
         yield (key[0], "as rows")
 
-    query = ProcessorQuery(Given(states_of, work), NONE)
+    query = ProcessorQuery(FunctionProcessor(states_of, work), NONE)
     assert query.batch(("a", 1)) == [("a", "as rows")]
     assert query.batch(("a", 0)) == [("a", "as rows")]
 
@@ -734,14 +734,14 @@ def test_fields_of_rows_are_taken_by_their_names_and_others_are_refused() -> Non
         yield T.Row("k", "out")("k", "in order")
         yield {"out": "a dict", "k": "k"}
 
-    query = ProcessorQuery(Given(states_of, work), NONE)
+    query = ProcessorQuery(FunctionProcessor(states_of, work), NONE)
     assert query.batch(("a", 1)) == [("this is k", "this is out"), ("k", "in order"), ("k", "a dict")]
 
     def other(self: Any, key: Any, rows: Any, times: TimerValues) -> Iterator[Any]:
         yield T.Row(k="k", o="out")
 
     with pytest.raises(InvalidRequestError, match="a Row whose fields are not its columns"):
-        ProcessorQuery(Given(states_of, other), NONE).batch(("a", 1))
+        ProcessorQuery(FunctionProcessor(states_of, other), NONE).batch(("a", 1))
 
 
 @pytest.mark.parametrize(
@@ -749,8 +749,8 @@ def test_fields_of_rows_are_taken_by_their_names_and_others_are_refused() -> Non
     [(1.5, "a"), (1.0, "a"), (1 << 31, "a"), (True, "a"), ("1", "a"), (1, 2), (1, b"a")],
     ids=repr,
 )
-@pytest.mark.parametrize("how", ["update", "appendValue", "put", "updateValue"])
-def test_a_value_that_does_not_fit_is_refused_where_it_is_given(value: tuple[Any, ...], how: str) -> None:
+@pytest.mark.parametrize("method", ["update", "appendValue", "put", "updateValue"])
+def test_a_value_that_does_not_fit_is_refused_at_its_call(value: tuple[Any, ...], method: str) -> None:
     def work(self: Any, key: Any, rows: Any, times: TimerValues) -> Iterator[Any]:
         calls = {
             "update": lambda: self.value.update(value),
@@ -759,8 +759,8 @@ def test_a_value_that_does_not_fit_is_refused_where_it_is_given(value: tuple[Any
             "updateValue": lambda: self.map.updateValue(("x",), value),
         }
         with pytest.raises(InvalidRequestError, match=r"does not fit its column.*nothing was changed.*cast it"):
-            calls[how]()
+            calls[method]()
         yield (key[0], str((self.value.exists(), self.list.exists(), self.map.exists())))
 
-    query = ProcessorQuery(Given(states_of, work), NONE)
+    query = ProcessorQuery(FunctionProcessor(states_of, work), NONE)
     assert query.batch(("a", 1)) == [("a", "(False, False, False)")]

@@ -52,7 +52,7 @@ SCHEMA = StateSchema(
 OUTPUT = pa.schema([("k", pa.string()), ("n", pa.int64())])
 VIEW = GroupView((("k", KeyTree("k")),), (("v", "v"),))
 COLUMNS = StateColumns(to_arrow_schema(T.StructType([T.StructField("n", T.LongType())])))
-#: Sessions of a store actor by what a handle calls them.
+#: Methods of a store actor's sessions by the names that a handle calls.
 SESSION_METHODS = {
     "session_call": "call",
     "commit_session": "commit",
@@ -65,7 +65,7 @@ SESSION_METHODS = {
 def sums(keys: pa.Table, rows: pa.Table, state: StateBatch) -> pa.Table:
     """Add the rows of each key to its state, and emit it."""
     before = state.values["n"].to_numpy()
-    totals = [0 if not there else int(n) for n, there in zip(before, state.exists, strict=True)]
+    totals = [int(n) if exists else 0 for n, exists in zip(before, state.exists, strict=True)]
     for index, value in zip(rows["key_index"].to_pylist(), rows["v"].to_pylist(), strict=True):
         totals[index] += value
     new = pa.table({"n": pa.array(totals, pa.int64())})
@@ -79,7 +79,7 @@ class FakeClient:
     Attributes
     ----------
     losses
-        How often the store actor is lost, before the answer to a commit, once it has committed.
+        Number of times that the store actor is lost after it has committed, before its answer.
     """
 
     def __init__(self, losses: int = 0) -> None:
@@ -106,7 +106,7 @@ class FakeClient:
 
 
 class Summing(StatefulProcessor):
-    """Adds the rows of each key to a value, and emits it."""
+    """A processor that adds the rows of each key to a value, and emits it."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._sum = handle.getValueState("sum", T.StructType([T.StructField("n", T.LongType())]))
@@ -180,7 +180,7 @@ def test_state_goes_on_from_batch_to_batch(monkeypatch: pytest.MonkeyPatch, prog
 
 
 @pytest.mark.parametrize(("drops", "expected"), [(True, [("b", 2)]), (False, [("a", 1), ("b", 2)])])
-def test_late_rows_are_left_out_where_the_task_says_so(
+def test_late_rows_are_dropped_where_the_task_says_so(
     monkeypatch: pytest.MonkeyPatch, drops: bool, expected: list[tuple[str, int]]
 ) -> None:
     client = FakeClient()

@@ -1,4 +1,4 @@
-"""Checking the files of states: every damage is found, and the versions that it is said to cost are those that cannot be read."""
+"""Checks of states' files: every damage is found, and the versions reported as lost are those that cannot be read."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tests.unit.stored_states import STORED
 DATA_FILES = sorted(
     str(file.relative_to(STORED)) for file in STORED.rglob("*") if file.suffix in (".delta", ".snapshot")
 )
-#: What is done to a file.
+#: Damages of a file by name.
 DAMAGES = {
     "gone": lambda file: file.unlink(),
     "cut": lambda file: file.write_bytes(file.read_bytes()[:-9]),
     "flipped": lambda file: file.write_bytes(file.read_bytes()[:-9] + b"x" + file.read_bytes()[-8:]),
 }
-#: Parts of the states that are there.
+#: States in the folder, and their parts.
 PARTS = {"clicks": ("",), "profiles": ("default", "seen")}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A fleet's folder with two states, for this test to damage."""
+    """Return a copy of a fleet's folder with two states, for the test to damage."""
     return Path(shutil.copytree(STORED, tmp_path / "fleet"))
 
 
@@ -45,12 +45,12 @@ def test_states_that_are_whole_have_no_damage(folder: Path) -> None:
     objects = LocalObjectStore(folder)
     for name in PARTS:
         sizes: list[int] = []
-        found = files_of(objects, name)
-        check = check_files(objects, found, sizes.append)
-        assert (check.damages, check.files) == ((), len(found.files))
-        assert sum(sizes) == found.size
+        files = files_of(objects, name)
+        check = check_files(objects, files, sizes.append)
+        assert (check.damages, check.files) == ((), len(files.files))
+        assert sum(sizes) == files.size
         # Both checkpoints, the log since the older one, metadata, and data.
-        paths = {one.path for one in found.files}
+        paths = {file.path for file in files.files}
         assert {path for path in DATA_FILES if path.startswith(name)} <= paths
         assert f"{name}/metadata.json" in paths
 
@@ -70,22 +70,22 @@ def test_versions_that_a_damaged_file_costs_are_those_that_cannot_be_read(folder
 
 
 def readable_versions(folder: Path, name: str) -> range:
-    """Versions that every shard has."""
+    """Return the versions that every shard has."""
     return attach(f"file://{folder}", offline=True).state(name, PARTS[name][0]).versions()
 
 
 def unreadable(folder: Path, name: str) -> set[int]:
-    """Versions that a reader cannot have."""
-    found = set()
+    """Return the versions that cannot be read."""
+    versions = set()
     for part in PARTS[name]:
         for version in readable_versions(folder, name):
-            # Another one each time: a source keeps what it has loaded.
+            # A new source each time, since a source keeps loaded files.
             try:
                 state = attach(f"file://{folder}", offline=True).state(name, part)
                 state.at(version).scan().to_arrow()
             except CorruptStateError:
-                found.add(version)
-    return found
+                versions.add(version)
+    return versions
 
 
 def test_a_snapshot_that_deltas_can_replace_costs_nothing(tmp_path: Path) -> None:
@@ -94,19 +94,19 @@ def test_a_snapshot_that_deltas_can_replace_costs_nothing(tmp_path: Path) -> Non
     for path in [info.path for info in fleet.objects.list("s") if info.path.endswith(".snapshot")]:
         fleet.objects.put(path, b"nothing")
     damages = check_files(fleet.objects, files_of(fleet.objects, "s"), lambda size: None).damages
-    assert [(one.version, one.unreadable) for one in damages] == [(2, ()), (4, ())]
-    assert all("every version can be read" in one.advice for one in damages)
+    assert [(damage.version, damage.unreadable) for damage in damages] == [(2, ()), (4, ())]
+    assert all("every version can be read" in damage.advice for damage in damages)
 
 
-def test_a_file_that_is_let_go_meanwhile_is_no_damage() -> None:
+def test_a_file_that_is_cleaned_meanwhile_is_no_damage() -> None:
     fleet = filled(6, (2, 5))
     ManifestLog(fleet.objects, "s", "writer").create_metadata(StateMetadata("s", "q", 4, "update"))
-    found = files_of(fleet.objects, "s")
+    files = files_of(fleet.objects, "s")
     fleet.coordinator.truncate(1)
-    gone = {one.path for one in found.files if one.entry is not None} - fleet.coordinator.referenced()
-    assert gone
-    fleet.objects.delete_all(sorted(gone))
-    assert check_files(fleet.objects, found, lambda size: None).damages == ()
+    cleaned = {file.path for file in files.files if file.entry is not None} - fleet.coordinator.referenced()
+    assert cleaned
+    fleet.objects.delete_all(sorted(cleaned))
+    assert check_files(fleet.objects, files, lambda size: None).damages == ()
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
@@ -116,10 +116,10 @@ def test_damage_of_the_log_is_named(folder: Path, which: str, kind: str) -> None
     for file in files:
         content = file.read_bytes()
         if kind == "gone" and (which == "checkpoints" or file == files[-1] != files[0]):
-            continue  # nothing tells that it was there: the log ends before it, or does without it
+            continue  # no file refers to it: the log ends before it, or does not need it
         DAMAGES[kind](file)
         path = str(file.relative_to(folder))
-        damages = {one.file: one for one in checked(folder, "clicks").damages}
+        damages = {damage.file: damage for damage in checked(folder, "clicks").damages}
         if which == "manifest" and int(file.stem) <= 64:
             assert damages == {}, "before the older checkpoint"
         else:
@@ -135,7 +135,7 @@ def test_folders_that_are_no_states_are_left_alone(folder: Path) -> None:
     assert state_names(LocalObjectStore(folder)) == ["clicks", "profiles"]
     (folder / "clicks" / "metadata.json").unlink()
     assert state_names(LocalObjectStore(folder)) == ["clicks", "profiles"], (
-        "what lacks its metadata is damaged, not gone"
+        "a state without its metadata is damaged, not missing"
     )
 
 

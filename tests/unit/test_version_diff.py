@@ -1,4 +1,4 @@
-"""What differs between two versions, by the keys that commits touched, is what differs between all their rows."""
+"""The difference of two versions, by the keys that commits touched, equals the difference of all their rows."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ def counted(rows: pa.Table) -> Counter[str]:
 
 
 def check(state: LiveState, before: int, after: int) -> None:
-    told = state.diff(before, after)
-    here, there = (counted(state.at(version).scan().to_arrow()) for version in (before, after))
+    difference = state.diff(before, after)
+    rows_before, rows_after = (counted(state.at(version).scan().to_arrow()) for version in (before, after))
     kinds = {
-        kind: told.filter(pa.compute.field("_change_type") == kind).drop_columns(["_change_type"])
+        kind: difference.filter(pa.compute.field("_change_type") == kind).drop_columns(["_change_type"])
         for kind in ("delete", "insert")
     }
-    assert counted(kinds["delete"]) == here - there
-    assert counted(kinds["insert"]) == there - here
-    assert state.diff(before, after, limit=2).num_rows == min(2, told.num_rows)
+    assert counted(kinds["delete"]) == rows_before - rows_after
+    assert counted(kinds["insert"]) == rows_after - rows_before
+    assert state.diff(before, after, limit=2).num_rows == min(2, difference.num_rows)
 
 
 @settings(deadline=None, max_examples=25)
 @given(
     kind=st.sampled_from(["counts", "top", "keyed"]), batches=batches, data=st.data(), keys=st.sampled_from([1, 2, 100])
 )
-def test_what_differs_is_what_all_rows_say(kind: str, batches: list[Rows], data: Any, keys: int) -> None:
+def test_the_difference_equals_that_of_all_rows(kind: str, batches: list[Rows], data: Any, keys: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(version_diff, "_KEYS", keys)
-        # Or all rows of a shard, where commits have more of them than it has itself.
+        # All rows of a shard are compared where its commits have more rows than the shard.
         patched.setattr(version_diff, "_FEW_ROWS", data.draw(st.sampled_from([0, 100])))
         patched.setattr(version_diff, "_TIMES_ROWS", data.draw(st.sampled_from([0, 1])))
         state = of_store(batches) if kind == "keyed" else of_operator(TOP if kind == "top" else SCHEMA, batches)
@@ -55,19 +55,19 @@ def test_what_differs_is_what_all_rows_say(kind: str, batches: list[Rows], data:
         check(state, data.draw(versions), data.draw(versions))
 
 
-def test_only_keys_that_commits_touched_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_keys_that_commits_touched_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     state = of_operator(
         SCHEMA, [[(f"key-{number}", None) for number in range(300)], [("key-7", None), ("key-8", None)]]
     )
     looked_up: list[str] = []
     of_keys = version_diff.Side.of_keys
 
-    def told(side: version_diff.Side, shards: Sequence[int], keys: pa.Table) -> pa.Table:
+    def recorded(side: version_diff.Side, shards: Sequence[int], keys: pa.Table) -> pa.Table:
         looked_up.extend(keys["v"].to_pylist())
         return of_keys(side, shards, keys)
 
-    monkeypatch.setattr(version_diff.Side, "of_keys", told)
+    monkeypatch.setattr(version_diff.Side, "of_keys", recorded)
     monkeypatch.setattr(version_diff.Side, "of_shards", lambda *_: pytest.fail("all rows are compared"))
-    found = sorted((row["v"], row["n"], row["_change_type"]) for row in state.diff(1, 2).to_pylist())
-    assert found == [("key-7", 1, "delete"), ("key-7", 2, "insert"), ("key-8", 1, "delete"), ("key-8", 2, "insert")]
+    rows = sorted((row["v"], row["n"], row["_change_type"]) for row in state.diff(1, 2).to_pylist())
+    assert rows == [("key-7", 1, "delete"), ("key-7", 2, "insert"), ("key-8", 1, "delete"), ("key-8", 2, "insert")]
     assert sorted(looked_up) == ["key-7", "key-7", "key-8", "key-8"]

@@ -1,4 +1,4 @@
-"""What is told of versions, and which of them a damaged file costs, across a rescale: on a real log in memory."""
+"""Statistics of versions, and the versions that a damaged file costs, across a rescale: on a real log in memory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RescaledState:
             with pa.ipc.new_file(sink, table.schema) as writer:
                 writer.write_table(table)
             data = sink.getvalue().to_pybytes()
-            made = replace(
+            commit = replace(
                 entry(grant, batch + 1),
                 attempt_id=f"{batch}{partition}",
                 file=f"clicks/0/{partition}/{batch + 1}-{batch}{partition}.delta",
@@ -66,8 +66,8 @@ class RescaledState:
                 rows_late=shard,
                 committed_at_ms=1000 * batch + shard,
             )
-            self.objects.put(made.file, data)
-            self.fold(self.ledger.decide_commits([made])[0])
+            self.objects.put(commit.file, data)
+            self.fold(self.ledger.decide_commits([commit])[0])
 
 
 @pytest.fixture
@@ -75,12 +75,10 @@ def state() -> RescaledState:
     return RescaledState()
 
 
-def test_each_version_is_told_by_the_shards_that_it_was_committed_on(state: RescaledState) -> None:
-    told = version_stats(state.ledger, CREATED, 0, 4, 10)
-    shown = [
-        (one.version, one.num_shards, one.state_rows, one.rows_in, one.rows_late, one.committed_at_ms) for one in told
-    ]
-    assert shown == [
+def test_statistics_of_a_version_are_of_the_shards_that_committed_it(state: RescaledState) -> None:
+    versions = version_stats(state.ledger, CREATED, 0, 4, 10)
+    figures = [(v.version, v.num_shards, v.state_rows, v.rows_in, v.rows_late, v.committed_at_ms) for v in versions]
+    assert figures == [
         (4, 4, 160, 20, 6, 3003),
         (3, 4, 120, 20, 6, 2003),
         (2, 2, 40, 10, 1, 1001),
@@ -88,27 +86,27 @@ def test_each_version_is_told_by_the_shards_that_it_was_committed_on(state: Resc
         (0, 2, 0, 0, 0, None),
     ]
     sizes = {info.path: info.size for info in state.objects.list("clicks/0")}
-    assert [one.written_bytes for one in told] == [
+    assert [stats.written_bytes for stats in versions] == [
         sum(size for path, size in sizes.items() if path.rpartition("/")[2].startswith(f"{version}-"))
         for version in (4, 3, 2, 1, 0)
     ]
-    assert [one.version for one in version_stats(state.ledger, CREATED, 1, 4, 2)] == [4, 3]
-    assert [one.version for one in version_stats(state.ledger, CREATED, 3, 4, 9)] == [4, 3]
+    assert [stats.version for stats in version_stats(state.ledger, CREATED, 1, 4, 2)] == [4, 3]
+    assert [stats.version for stats in version_stats(state.ledger, CREATED, 3, 4, 9)] == [4, 3]
 
 
-def test_a_version_that_a_partition_of_a_program_did_not_make_has_its_rows_of_before() -> None:
+def test_a_version_that_a_programs_partition_did_not_make_has_the_partitions_earlier_rows() -> None:
     ledger = StateLedger("memory:///clicks")
     for version, partition in ((1, 0), (1, 1), (2, 0)):
-        who = replace(task("run", version - 1, partition), query_id="python")
-        records, grant = ledger.decide_lease(who, actor("a"), FakeFleetView(), StayElseLocal())
-        made = replace(entry(grant, version), attempt_id=f"{version}{partition}", state_rows=10 * version, rows_in=1)
+        identity = replace(task("run", version - 1, partition), query_id="python")
+        records, grant = ledger.decide_lease(identity, actor("a"), FakeFleetView(), StayElseLocal())
+        commit = replace(entry(grant, version), attempt_id=f"{version}{partition}", state_rows=10 * version, rows_in=1)
         for record in records:
             ledger.fold(record)
-        for record in ledger.decide_commits([made])[0]:
+        for record in ledger.decide_commits([commit])[0]:
             ledger.fold(record)
-    newest, former, _ = version_stats(ledger, replace(CREATED, query_id="python"), 0, 2, 9)
+    newest, previous, _ = version_stats(ledger, replace(CREATED, query_id="python"), 0, 2, 9)
     assert (newest.state_rows, newest.rows_in) == (20 + 10, 1)
-    assert (former.state_rows, former.rows_in) == (10 + 10, 2)
+    assert (previous.state_rows, previous.rows_in) == (10 + 10, 2)
 
 
 @pytest.mark.parametrize(

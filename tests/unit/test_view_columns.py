@@ -1,4 +1,4 @@
-"""What a reader is shown of rows of a state, and rows found by keys as they are shown."""
+"""Columns in which readers see a state's rows, and look-ups by keys of these columns."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ MINUTE = {"start": NOON, "end": NOON + dt.timedelta(minutes=1)}
 
 def rows(schema: StateSchema, *values: tuple[Any, ...]) -> pa.Table:
     columns = zip(*values, strict=True)
-    arrays = [pa.array(list(one), field.type) for one, field in zip(columns, schema.row_schema(), strict=True)]
+    arrays = [pa.array(list(column), field.type) for column, field in zip(columns, schema.row_schema(), strict=True)]
     return pa.Table.from_arrays(arrays, schema=schema.row_schema())
 
 
@@ -85,41 +85,41 @@ STATE = pa.concat_tables(
 )
 
 
-def test_columns_are_made_of_what_the_accumulators_emit() -> None:
-    shown = ViewColumns.of(GROUPS)
-    table = shown.rows(STATE, None)
-    assert table.schema == shown.schema
+def test_columns_are_computed_from_the_accumulators_results() -> None:
+    view = ViewColumns.of(GROUPS)
+    table = view.rows(STATE, None)
+    assert table.schema == view.schema
     assert table.to_pylist() == [
         {"window": MINUTE, "x": 1.5, "avg(v)": 3.5, "usual": "b"},
         {"window": None, "x": None, "avg(v)": None, "usual": None},
     ]
-    assert (shown.keys, shown.not_shown, ViewColumns.parts_of(GROUPS)) == (("window", "x"), {"text": "because"}, ())
-    assert shown.rows(STATE.slice(0, 0), None).schema == shown.schema
+    assert (view.keys, view.not_shown, ViewColumns.parts_of(GROUPS)) == (("window", "x"), {"text": "because"}, ())
+    assert view.rows(STATE.slice(0, 0), None).schema == view.schema
 
 
-def test_only_the_columns_that_are_needed_are_asked_for() -> None:
-    shown = ViewColumns.of(GROUPS)
-    assert shown.needed(None) == tuple(GROUPS.row_schema().names)
-    assert shown.needed(["usual"]) == ("a2_values",)
-    assert shown.needed(["avg(v)", "window"]) == ("k0_null", "k0_0", "k0_1", "a0_sum", "a1_count")
+def test_only_the_needed_columns_are_requested() -> None:
+    view = ViewColumns.of(GROUPS)
+    assert view.needed(None) == tuple(GROUPS.row_schema().names)
+    assert view.needed(["usual"]) == ("a2_values",)
+    assert view.needed(["avg(v)", "window"]) == ("k0_null", "k0_0", "k0_1", "a0_sum", "a1_count")
     for names in (["usual"], ["avg(v)", "window"], ["x"]):
-        part = shown.rows(STATE.select(shown.needed(names)), names)
-        assert part == shown.rows(STATE, None).select(names)
+        part = view.rows(STATE.select(view.needed(names)), names)
+        assert part == view.rows(STATE, None).select(names)
     with pytest.raises(InvalidRequestError, match=r"no columns.*nowhere.*window"):
-        shown.needed(["x", "nowhere"])
+        view.needed(["x", "nowhere"])
     with pytest.raises(InvalidRequestError, match="no columns"):
-        shown.rows(STATE, ["nowhere"])
+        view.rows(STATE, ["nowhere"])
 
 
 def test_states_without_a_description_are_shown_as_they_are() -> None:
     top = StateSchema(
         (Field("k0", "string"), Field("__row", "int64", False)), (), (SUM, MODE), None, None, "update", OperatorKind.TOP
     )
-    shown = ViewColumns.of(top)
-    assert shown.schema == top.row_schema().remove_metadata() or shown.schema.names == top.row_schema().names
+    view = ViewColumns.of(top)
+    assert view.schema == top.row_schema().remove_metadata() or view.schema.names == top.row_schema().names
     state = rows(top, ("a", 1, 2.5, COUNTED))
-    assert shown.rows(state, None).to_pylist() == state.to_pylist()
-    assert shown.keys == ("k0",)
+    assert view.rows(state, None).to_pylist() == state.to_pylist()
+    assert view.keys == ("k0",)
     assert ViewColumns.parts_of(top) == ()
 
 
@@ -127,8 +127,8 @@ SIDES = StateSchema(
     keys=(Field("k0", "string"), Field("__row", "int64", False)),
     inputs=(),
     accumulators=tuple(
-        Accumulator(AccumulatorKind.VALUE, (), (one,))
-        for one in (Field("__side", "int8", False), Field("l0", "int64"), Field("r0", "int64"))
+        Accumulator(AccumulatorKind.VALUE, (), (field,))
+        for field in (Field("__side", "int8", False), Field("l0", "int64"), Field("r0", "int64"))
     ),
     expiry_key=None,
     delay_ms=None,
@@ -149,11 +149,11 @@ SIDES = StateSchema(
 
 def test_a_part_has_its_own_rows_only() -> None:
     state = rows(SIDES, ("a", 0, 0, 1, None), ("b", 1, 1, None, 2), ("a", 2, 0, 3, None))
-    left, right = (ViewColumns.of(SIDES, part) for part in ViewColumns.parts_of(SIDES))
-    assert left.rows(state, ["ms"]).to_pylist() == [{"ms": 1}, {"ms": 3}]
-    assert right.rows(state, None).to_pylist() == [{"user": "b", "ms": 2}]
-    assert right.rows(state.slice(0, 1), None).num_rows == 0
-    assert right.needed(["user"]) == ("k0", "__side")
+    left_view, right_view = (ViewColumns.of(SIDES, part) for part in ViewColumns.parts_of(SIDES))
+    assert left_view.rows(state, ["ms"]).to_pylist() == [{"ms": 1}, {"ms": 3}]
+    assert right_view.rows(state, None).to_pylist() == [{"user": "b", "ms": 2}]
+    assert right_view.rows(state.slice(0, 1), None).num_rows == 0
+    assert right_view.needed(["user"]) == ("k0", "__side")
     with pytest.raises(InvalidRequestError, match=r"say which one.*left"):
         ViewColumns.of(SIDES)
     with pytest.raises(InvalidRequestError, match="leave its name out"):
@@ -173,18 +173,18 @@ def test_columns_of_a_keyed_store() -> None:
     schema = StateSchema(
         (Field("k0", "string"),), (), (), None, None, "update", OperatorKind.TRANSFORM, shown={"list.x": part}
     )
-    shown = ViewColumns.of(schema, "list.x")
-    assert shown.store is not None
-    assert (shown.store.name, [one.name for one in shown.store.keys]) == ("list.x", ["k0", "place"])
-    assert shown.needed(None) == ("k0", "s_n")
+    view = ViewColumns.of(schema, "list.x")
+    assert view.store is not None
+    assert (view.store.name, [field.name for field in view.store.keys]) == ("list.x", ["k0", "place"])
+    assert view.needed(None) == ("k0", "s_n")
     state = pa.table({"k0": ["a"], "place": [0], "s_n": pa.array([5], pa.int32())})
-    assert shown.rows(state, None).to_pylist() == [{"user": "a", "n": 5}]
+    assert view.rows(state, None).to_pylist() == [{"user": "a", "n": 5}]
 
 
 def test_a_tree_that_cannot_be_evaluated_is_refused() -> None:
-    shown = {"": {"columns": [{"name": "x", "value": {"op": "later", "args": []}}]}}
+    description = {"": {"columns": [{"name": "x", "value": {"op": "later", "args": []}}]}}
     with pytest.raises(InvalidRequestError, match="cannot be computed"):
-        ViewColumns.of(replace(GROUPS, shown=shown))
+        ViewColumns.of(replace(GROUPS, shown=description))
 
 
 # -- keys ---------------------------------------------------------------------------------------------------------------
@@ -194,36 +194,38 @@ def bits(value: float) -> bytes:
     return struct.pack("<d", value)
 
 
-def test_keys_as_they_are_shown_become_those_of_the_state() -> None:
-    shown = ViewColumns.of(GROUPS)
+def test_keys_of_the_view_become_those_of_the_state() -> None:
+    view = ViewColumns.of(GROUPS)
     of_state = STATE.select([field.name for field in GROUPS.keys]).to_pylist()
-    assert shown.key_leaves(shown.rows(STATE, ["x", "window"])).to_pylist() == of_state
-    given = pa.table({"x": [2, None], "window": [{"end": NOON, "start": NOON}, None]})
-    leaves = shown.key_leaves(given)
+    assert view.key_leaves(view.rows(STATE, ["x", "window"])).to_pylist() == of_state
+    view_keys = pa.table({"x": [2, None], "window": [{"end": NOON, "start": NOON}, None]})
+    leaves = view.key_leaves(view_keys)
     assert leaves.schema == pa.schema([field.arrow() for field in GROUPS.keys])
     assert leaves.to_pylist() == [
         {"k0_null": False, "k0_0": NOON, "k0_1": NOON, "k1": 2.0},
         {"k0_null": True, "k0_0": None, "k0_1": None, "k1": None},
     ]
-    nothing = shown.key_leaves(pa.table({"x": pa.nulls(1), "window": pa.nulls(1)}))
+    nothing = view.key_leaves(pa.table({"x": pa.nulls(1), "window": pa.nulls(1)}))
     assert nothing.to_pylist() == leaves.slice(1).to_pylist()
 
 
 def test_floats_are_found_as_spark_groups_them() -> None:
     kinds = ["float64", "float32", "array<float64>", 'struct<"a":array<float32>>']
-    fields = tuple(Field(f"k{place}", kind) for place, kind in enumerate(kinds))
-    described = {"": {"columns": [{"name": one.name, "value": column(one.name), "key": True} for one in fields]}}
+    fields = tuple(Field(f"k{number}", kind) for number, kind in enumerate(kinds))
+    described = {"": {"columns": [{"name": field.name, "value": column(field.name), "key": True} for field in fields]}}
     schema = StateSchema(fields, (), (), None, None, "update", shown=described)
     other_nan = struct.unpack("<d", b"\x01\x00\x00\x00\x00\x00\xf8\xff")[0]
     types = [pa.float64(), pa.float64(), pa.list_(pa.float64()), pa.struct([("a", pa.list_(pa.float32()))])]
     values = [[-0.0, other_nan], [-0.0, 0.1], [[-0.0, None, other_nan], None], [{"a": [-0.0]}, None]]
-    keys = pa.table({one.name: pa.array(some, kind) for one, some, kind in zip(fields, values, types, strict=True)})
-    found = ViewColumns.of(schema).key_leaves(keys).to_pydict()
-    assert [bits(one) for one in found["k0"]] == [bits(0.0), bits(math.nan)]
-    assert found["k1"] == [0.0, struct.unpack("<f", struct.pack("<f", 0.1))[0]]
-    assert [bits(found["k2"][0][place]) for place in (0, 2)] == [bits(0.0), bits(math.nan)]
-    assert found["k2"][1] is None
-    assert repr(found["k3"]) == "[{'a': [0.0]}, None]"
+    keys = pa.table(
+        {field.name: pa.array(of_field, kind) for field, of_field, kind in zip(fields, values, types, strict=True)}
+    )
+    leaves = ViewColumns.of(schema).key_leaves(keys).to_pydict()
+    assert [bits(value) for value in leaves["k0"]] == [bits(0.0), bits(math.nan)]
+    assert leaves["k1"] == [0.0, struct.unpack("<f", struct.pack("<f", 0.1))[0]]
+    assert [bits(leaves["k2"][0][index]) for index in (0, 2)] == [bits(0.0), bits(math.nan)]
+    assert leaves["k2"][1] is None
+    assert repr(leaves["k3"]) == "[{'a': [0.0]}, None]"
     as_they_are = ViewColumns.of(replace(schema, operator=OperatorKind.DEDUPLICATE)).key_leaves(keys).to_pydict()
     assert repr([as_they_are["k0"][0], as_they_are["k2"][0][0]]) == "[-0.0, -0.0]"
 
@@ -241,7 +243,7 @@ def test_a_null_struct_that_equals_nothing_is_a_null_leaf() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("keys", "words"),
     [
         ({"x": [1.0]}, r"missing=`\['window'\]`"),
         ({"x": [1.0], "window": [MINUTE], "y": [1]}, r"unknown=`\['y'\]`"),
@@ -251,17 +253,17 @@ def test_a_null_struct_that_equals_nothing_is_a_null_leaf() -> None:
         ({"x": [1.0], "window": [{"start": NOON}]}, "key=`window`"),
     ],
 )
-def test_keys_of_other_names_or_types_are_refused(given: dict[str, list[Any]], words: str) -> None:
+def test_keys_of_other_names_or_types_are_refused(keys: dict[str, list[Any]], words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words):
-        ViewColumns.of(GROUPS).key_leaves(pa.table(given))
+        ViewColumns.of(GROUPS).key_leaves(pa.table(keys))
 
 
 def test_numbers_times_and_texts_are_cast_within_their_kind() -> None:
     kinds = {"i": "int32", "d": "decimal(10,2)", "t": "timestamp", "s": "string", "day": "date32", "b": "binary"}
     fields = tuple(Field(name, kind) for name, kind in kinds.items())
-    described = {"": {"columns": [{"name": one.name, "value": column(one.name), "key": True} for one in fields]}}
-    shown = ViewColumns.of(StateSchema(fields, (), (), None, None, "update", shown=described))
-    given = {
+    described = {"": {"columns": [{"name": field.name, "value": column(field.name), "key": True} for field in fields]}}
+    view = ViewColumns.of(StateSchema(fields, (), (), None, None, "update", shown=described))
+    keys = {
         "i": pa.array([7], pa.int64()),
         "d": pa.array([Decimal("1.5")]),
         "t": pa.array([NOON.replace(tzinfo=None)], pa.timestamp("s")),
@@ -269,20 +271,20 @@ def test_numbers_times_and_texts_are_cast_within_their_kind() -> None:
         "day": pa.array([NOON.date()]),
         "b": pa.array([b"y"], pa.large_binary()),
     }
-    assert shown.key_leaves(pa.table(given)).to_pylist() == [
+    assert view.key_leaves(pa.table(keys)).to_pylist() == [
         {"i": 7, "d": Decimal("1.50"), "t": NOON, "s": "x", "day": NOON.date(), "b": b"y"}
     ]
     with pytest.raises(InvalidRequestError, match=r"key=`i` type=`int32`.*reason="):
-        shown.key_leaves(pa.table({**given, "i": pa.array([2**40])}))
+        view.key_leaves(pa.table({**keys, "i": pa.array([2**40])}))
 
 
-# -- the description goes with the schema -------------------------------------------------------------------------------
+# -- descriptions in the schema -------------------------------------------------------------------------------
 
 
 def renamed(schema: StateSchema, name: str) -> StateSchema:
-    told = json.loads(json.dumps(schema.shown))
-    told[""]["columns"][2]["name"] = name
-    return replace(schema, shown=told)
+    description = json.loads(json.dumps(schema.shown))
+    description[""]["columns"][2]["name"] = name
+    return replace(schema, shown=description)
 
 
 def metadata(schema: StateSchema) -> StateMetadata:
@@ -290,17 +292,17 @@ def metadata(schema: StateSchema) -> StateMetadata:
 
 
 def test_a_description_makes_no_other_schema() -> None:
-    other = renamed(GROUPS, "mean")
-    assert other == GROUPS
-    assert hash(other) == hash(GROUPS)
-    assert StateSchema.from_json(json.loads(json.dumps(other.to_json()))).shown == other.shown
-    assert "shown" not in other.undescribed().to_json()
-    check_metadata(metadata(GROUPS), metadata(other))
-    assert same_state(GROUPS, other)
-    assert not same_description(GROUPS, other)
+    redescribed = renamed(GROUPS, "mean")
+    assert redescribed == GROUPS
+    assert hash(redescribed) == hash(GROUPS)
+    assert StateSchema.from_json(json.loads(json.dumps(redescribed.to_json()))).shown == redescribed.shown
+    assert "shown" not in redescribed.undescribed().to_json()
+    check_metadata(metadata(GROUPS), metadata(redescribed))
+    assert same_state(GROUPS, redescribed)
+    assert not same_description(GROUPS, redescribed)
 
 
-def test_a_new_description_alone_is_written_down_once() -> None:
+def test_a_new_description_alone_is_logged_once() -> None:
     ledger = StateLedger("x/s")
     task = TaskIdentity("s", "query", "run", 0, 0, 0, "executor")
 
@@ -317,7 +319,7 @@ def test_a_new_description_alone_is_written_down_once() -> None:
     assert len(decided(renamed(GROUPS, "mean"))) == 1
 
 
-def test_names_that_are_taken_give_way() -> None:
+def test_columns_with_a_name_in_use_are_renamed_or_left_out() -> None:
     part = ViewComponent(store=StoreSpec("value.x", (Field("k0", "string"),), (Field("s_n", "int32"),), None))
     for name in ("user", "user", "at"):
         part.key(name, column("k0"))
@@ -326,12 +328,12 @@ def test_names_that_are_taken_give_way() -> None:
     part.value("n", column("k0"))
     part.extra("n", column("s_n"))
     part.leave_out("text", "because")
-    told = part.to_json()
-    assert [one["name"] for one in told["columns"]] == ["user", "user_2", "at", "x.user", "n", "__n"]
-    assert told["not_shown"] == [
+    description = part.to_json()
+    assert [column["name"] for column in description["columns"]] == ["user", "user_2", "at", "x.user", "n", "__n"]
+    assert description["not_shown"] == [
         {"name": "n", "why": "another column has this name"},
         {"name": "text", "why": "because"},
     ]
-    # As it is read from the log: else it would be another description each time.
-    assert json.loads(json.dumps(told)) == told
-    assert ViewColumns(GROUPS, told).store == part.store
+    # It equals the description that is read from the log. Otherwise each start would log another one.
+    assert json.loads(json.dumps(description)) == description
+    assert ViewColumns(GROUPS, description).store == part.store

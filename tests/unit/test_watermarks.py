@@ -1,4 +1,4 @@
-"""Where event time stands: several sources, chained operators, batches without data."""
+"""Watermarks of several sources, of chained operators, and of batches without data."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from coordinator.model.watermarks import Watermarks
 SOURCES = ("a", "b")
 
 
-def after(base: Watermarks, policy: str = "min", upstream: tuple[Watermarks, ...] = (), **seen: int) -> Watermarks:
-    return base.after(seen, upstream, sources=SOURCES, policy=policy, is_fed_directly=not upstream)
+def after(base: Watermarks, policy: str = "min", upstream: tuple[Watermarks, ...] = (), **newest_ms: int) -> Watermarks:
+    return base.after(newest_ms, upstream, sources=SOURCES, policy=policy, is_fed_directly=not upstream)
 
 
 def test_the_smallest_source_counts_and_one_without_data_is_at_zero() -> None:
@@ -26,7 +26,7 @@ def test_by_policy_the_largest_counts() -> None:
     assert after(after(Watermarks(), "max", a=10), "max", b=15).input_ms == 15
 
 
-def test_a_fed_operator_goes_by_the_smallest_output_of_those_that_feed_it() -> None:
+def test_a_fed_operator_takes_the_smallest_output_watermark_of_its_upstream_operators() -> None:
     upstream = (Watermarks(50, 30, {"a": 50}), Watermarks(40, 40, {"b": 40}))
     fed = after(Watermarks(), upstream=upstream)
     assert (fed.input_ms, dict(fed.sources)) == (30, {"a": 50, "b": 40})

@@ -1,4 +1,4 @@
-"""No batch counts by halves: the ledger refuses a batch whose base is not on every shard, or not the one the checkpoint tells of."""
+"""Batches are whole: the ledger refuses a batch whose base is not on every shard, or not the one of the checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.ledger_harness import actor, entry, task
 from tests.unit.ledger_query import SHARDS, LedgerQuery
 
 
-def test_a_batch_that_ran_on_every_shard_is_gone_on_from() -> None:
+def test_a_batch_that_ran_on_every_shard_is_continued() -> None:
     """No batch is refused: nothing is raised."""
     query = LedgerQuery()
     for batch in range(3):
@@ -58,7 +58,7 @@ def test_a_state_of_another_history_of_the_query_is_refused() -> None:
     query.begin(query.task(3, 0, "run-2"))
 
 
-def test_a_state_whose_commits_tell_no_time_is_believed() -> None:
+def test_a_state_whose_commits_have_no_time_is_accepted() -> None:
     """The batch is not refused: nothing is raised."""
     query = LedgerQuery()
     for shard in range(SHARDS):
@@ -73,12 +73,12 @@ def test_a_program_that_opens_partitions_by_itself_has_no_batches() -> None:
     query.begin(replace(query.task(1, 0), query_id="python"))
 
 
-def test_the_result_of_a_batch_tells_who_is_missing_and_adds_up_the_others() -> None:
+def test_the_result_of_a_batch_names_missing_shards_and_adds_up_the_others() -> None:
     query = LedgerQuery()
     query.run(0, [0, 1, 2])
     query.run(1, [0, 2])
     whole, half = (query.ledger.batch_result("run-1", batch, ShardLayout(SHARDS)) for batch in (0, 1))
-    # Shards 0 and 2 have gone on: only the newest version of a shard is asked for.
+    # Shards 0 and 2 are at the next version: the result only counts the newest version of a shard.
     assert (whole.missing, half.missing) == ((0, 2), (1,))
     assert (half.rows_total, half.rows_updated, half.rows_in, half.memory_bytes) == (6, 6, 10, 8)
     assert query.ledger.batch_result("run-2", 1, ShardLayout(SHARDS)).missing == (0, 1, 2)
@@ -87,18 +87,18 @@ def test_the_result_of_a_batch_tells_who_is_missing_and_adds_up_the_others() -> 
 def test_rows_that_each_store_of_a_partition_reports_are_counted_once() -> None:
     """A function with several stores reports all rows of its batch with each of them; rows of state are each store's own."""
     query = LedgerQuery()
-    made = entry(query.lease(query.task(0, 0), actor("a")), 1)
-    stores = [replace(made, store_name=name, rows_in=10, rows_late=late) for name, late in (("a", 2), ("b", 2))]
+    commit = entry(query.lease(query.task(0, 0), actor("a")), 1)
+    stores = [replace(commit, store_name=name, rows_in=10, rows_late=late) for name, late in (("a", 2), ("b", 2))]
     for record in query.ledger.decide_commits(stores)[0]:
         query.ledger.fold(record)
     result = query.ledger.batch_result("run-1", 0, ShardLayout(1))
     assert (result.rows_in, result.rows_late) == (10, 2)
-    assert (result.rows_updated, result.rows_total) == (2 * made.rows_updated, 2 * made.state_rows)
+    assert (result.rows_updated, result.rows_total) == (2 * commit.rows_updated, 2 * commit.state_rows)
 
 
 def test_times_of_a_commit_are_recorded_only_where_there_are_some() -> None:
-    made = entry(LedgerQuery().lease(task(), actor("a")), 1)
-    told = {"apply_ms": 3, "write_ms": 4, "restore_ms": 5, "load_bytes": 6, "failures": {"FencedError": 1}}
-    timed = replace(made, batch_time_ms=7, due_ms=9)
-    assert CommitEntry.from_json(replace(timed, **told).to_json()) == timed
-    assert {"batch_time_ms", "due_ms", *told}.isdisjoint(made.to_json())
+    commit = entry(LedgerQuery().lease(task(), actor("a")), 1)
+    times = {"apply_ms": 3, "write_ms": 4, "restore_ms": 5, "load_bytes": 6, "failures": {"FencedError": 1}}
+    timed = replace(commit, batch_time_ms=7, due_ms=9)
+    assert CommitEntry.from_json(replace(timed, **times).to_json()) == timed
+    assert {"batch_time_ms", "due_ms", *times}.isdisjoint(commit.to_json())
