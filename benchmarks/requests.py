@@ -320,7 +320,7 @@ def _gets(requests: Counts) -> int:
 
 
 def _report(medians: Mapping[str, Mapping[str, Mapping[str, float]]], options: argparse.Namespace) -> None:
-    whats = (_BATCH, _HOT, _COLD)
+    labels = (_BATCH, _HOT, _COLD)
     print(
         f"\ntransformWithState, five state variables, {options.shards} shards, {options.users:,} users a batch: medians of "
         f"{options.batches} batches and of {options.restarts} new runs up to the end of their first batch\n"
@@ -329,12 +329,12 @@ def _report(medians: Mapping[str, Mapping[str, Mapping[str, float]]], options: a
     for attribute, columns in medians.items():
         if attribute == "requests" and options.store != "s3":
             continue
-        print(f"{titles[attribute]:<36}" + "".join(f"{label:>22}" for label in whats))
+        print(f"{titles[attribute]:<36}" + "".join(f"{label:>22}" for label in labels))
         kinds = sorted(
             {kind for row in columns.values() for kind in row}, key=lambda kind: (kind.startswith("all"), kind)
         )
         for kind in kinds:
-            print(f"  {kind:<34}" + "".join(f"{columns[label].get(kind, 0):>22g}" for label in whats))
+            print(f"  {kind:<34}" + "".join(f"{columns[label].get(kind, 0):>22g}" for label in labels))
         print()
 
 

@@ -178,7 +178,7 @@ def described(ledger: StateLedger, created: StateMetadata) -> Branch:
     folder = f"{ledger.state_name}/"
     shared = {file: size for file, size in _sizes(ledger) if not file.startswith(folder)}
     first = layout.partitions[0]
-    made = ledger.commit_of(version, first)
+    commit = ledger.commit_of(version, first)
     return Branch(
         ledger.state_name,
         parent,
@@ -187,8 +187,8 @@ def described(ledger: StateLedger, created: StateMetadata) -> Branch:
         layout.num_shards,
         len(shared),
         sum(shared.values()),
-        None if made is None else made.batch_time_ms,
-        0 if made is None else made.watermark_ms,
+        None if commit is None else commit.batch_time_ms,
+        0 if commit is None else commit.watermark_ms,
     )
 
 

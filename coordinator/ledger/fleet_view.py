@@ -24,24 +24,24 @@ class KnownFleet:
         Gives the ledgers that are open.
     """
 
-    def __init__(self, lives: ActorRegistry, ledgers: Callable[[], Iterable[StateLedger]]) -> None:
-        self._lives = lives
+    def __init__(self, registry: ActorRegistry, ledgers: Callable[[], Iterable[StateLedger]]) -> None:
+        self._registry = registry
         self._ledgers = ledgers
 
     def is_alive(self, location: ActorLocation) -> bool:
         """Return whether the incarnation is not known to be dead."""
-        return not self._lives.is_dead(location)
+        return not self._registry.is_dead(location)
 
     def newest(self, location: ActorLocation) -> ActorLocation:
         """Return the newest known incarnation of the same store actor, dead or alive."""
-        return self._lives.newest(location)
+        return self._registry.newest(location)
 
     def actors(self) -> Collection[ActorLocation]:
         """Return the newest incarnation of each store actor that is not known to be dead.
 
         No store actor has reported to a coordinator that has just started: those that have shards are in the ledgers.
         """
-        reported = {location.actor_name: location for location in self._lives.all()}
+        reported = {location.actor_name: location for location in self._registry.all()}
         holders = {holder.actor_name: holder for ledger in self._ledgers() for holder in ledger.assigned().values()}
         return [location for location in {**holders, **reported}.values() if self.is_alive(location)]
 

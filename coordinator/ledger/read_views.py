@@ -124,8 +124,8 @@ def committed(ledger: StateLedger, created: StateMetadata) -> int:
     """
     layout = ledger.layouts.newest(first_layout(created))
     version = ledger.committed_version(layout)
-    made = (ledger.entry_of(version, partition) for partition in layout.partitions)
-    runs = {entry.run_id for entry in made if entry is not None}
+    entries = (ledger.entry_of(version, partition) for partition in layout.partitions)
+    runs = {entry.run_id for entry in entries if entry is not None}
     return version - 1 if len(runs) > 1 else version
 
 
@@ -142,8 +142,8 @@ def finished(ledger: StateLedger, created: StateMetadata) -> int:
     if ledger.finished is not None:
         return min(version, ledger.finished)
     layout = ledger.layouts.newest(first_layout(created))
-    made = (ledger.entry_of(version, partition) for partition in layout.partitions)
-    return version if all(entry is None or entry.run_id == ledger.run_id for entry in made) else version - 1
+    entries = (ledger.entry_of(version, partition) for partition in layout.partitions)
+    return version if all(entry is None or entry.run_id == ledger.run_id for entry in entries) else version - 1
 
 
 def newest_readable(ledger: StateLedger, created: StateMetadata, *, is_committed: bool) -> int:
@@ -198,8 +198,8 @@ def read_view(
         newest = max(map(ledger.newest_version, first.partitions))
     version = newest if request.version is None else request.version
     # The shards that committed it. A newer layout may be made of them and have no version of its own yet.
-    former = ledger.layouts.with_version(first, version - 1)
-    layout = _layout_of(ledger, first, former, version, request.first_partition)
+    committed_by = ledger.layouts.with_version(first, version - 1)
+    layout = _layout_of(ledger, first, committed_by, version, request.first_partition)
     oldest = max((ledger.oldest_readable(partition) for partition in layout.partitions), default=0)
     if newest < version <= committed(ledger, created) and not request.is_committed:
         raise _not_finished(created, version, newest)
@@ -208,10 +208,10 @@ def read_view(
     view_id = ViewId(version, ledger.epoch, layout.first_partition, created.state_id)
     if view_id == cached:
         return None
-    made = [ledger.committed(partition, version) for partition in layout.partitions]
-    located = [ledger.holder(partition) for partition in layout.partitions]
-    lives = {location.instance_id: location for location in located if location is not None}
-    places = {instance: index for index, instance in enumerate(lives)}
+    commits = [ledger.committed(partition, version) for partition in layout.partitions]
+    holders = [ledger.holder(partition) for partition in layout.partitions]
+    incarnations = {location.instance_id: location for location in holders if location is not None}
+    index_of = {instance: index for index, instance in enumerate(incarnations)}
     schema = ledger.committed_schema(created, version) or created.schema
     return ReadView(
         view_id,
@@ -224,12 +224,12 @@ def read_view(
         ),
         ledger.root,
         oldest,
-        tuple(shard_version for shard_version, _ in made),
-        tuple(attempt for _, attempt in made),
-        _lineage(ledger, former, version),
+        tuple(shard_version for shard_version, _ in commits),
+        tuple(attempt for _, attempt in commits),
+        _lineage(ledger, committed_by, version),
         ledger.store_names(layout.partitions),
-        tuple(-1 if location is None else places[location.instance_id] for location in located),
-        tuple(lives.values()),
+        tuple(-1 if location is None else index_of[location.instance_id] for location in holders),
+        tuple(incarnations.values()),
     )
 
 

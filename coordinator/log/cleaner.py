@@ -165,9 +165,9 @@ class Cleaner:
         Branches that exist by now, and branches that are no more, are written to the state's log.
         """
         files: set[str] = set()
-        for name, made in branches.items():
+        for name, branch in branches.items():
             try:
-                needed = await self._needed_by(writer, made, may_write=may_write)
+                needed = await self._needed_by(writer, branch, may_write=may_write)
             except StateStoreError as error:
                 log.warning(
                     "nothing is deleted, as it is not known which files a branch needs: %s",
@@ -180,40 +180,40 @@ class Cleaner:
             files |= needed
         return files
 
-    async def _needed_by(self, parent: LedgerWriter, made: BranchMade, *, may_write: bool) -> set[str] | None:
+    async def _needed_by(self, parent: LedgerWriter, branch: BranchMade, *, may_write: bool) -> set[str] | None:
         """Return the files that a branch needs, none if there is no such state any more; None if it may just be being made."""
-        await self._notice_deleted(made.name)
-        writer = await self._writer_of(made.name)
-        was_born = await parent.read(lambda ledger: made.name in ledger.born)
+        await self._notice_deleted(branch.name)
+        writer = await self._writer_of(branch.name)
+        was_born = await parent.read(lambda ledger: branch.name in ledger.born)
         is_there, needed = await writer.read(_needed_by_branch)
         if is_there:
             if may_write and not was_born:
-                await parent.decide(partial(_noted, made, BranchBorn(made.name)))
+                await parent.decide(partial(_noted, branch, BranchBorn(branch.name)))
             return needed
         if was_born:
-            if may_write and await parent.decide(partial(_noted, made, BranchEnded(made.name))):
+            if may_write and await parent.decide(partial(_noted, branch, BranchEnded(branch.name))):
                 log.warning(
                     "a branch of a state is not there any more, so what it needed of the state's files is let go",
-                    extra={"state": made.name},
+                    extra={"state": branch.name},
                 )
             return set()
         now_s = self._clock.elapsed_s()
-        noted, since_s = self._unborn.setdefault(made.name, (made, now_s))
-        if noted != made:
+        noted, since_s = self._unborn.setdefault(branch.name, (branch, now_s))
+        if noted != branch:
             since_s = now_s
-            self._unborn[made.name] = made, since_s
+            self._unborn[branch.name] = branch, since_s
         if now_s - since_s <= self._maintenance.grace_s or not may_write:
             return None
         # A process that still makes it finds its sequence number in the log taken, and reads there that it is not to be made.
         needed = await writer.decide(_given_up)
         if not needed:
-            await parent.decide(partial(_noted, made, BranchEnded(made.name)))
+            await parent.decide(partial(_noted, branch, BranchEnded(branch.name)))
         return needed
 
 
-def _noted(made: BranchMade, record: Record, ledger: StateLedger) -> tuple[list[Record], bool]:
+def _noted(branch: BranchMade, record: Record, ledger: StateLedger) -> tuple[list[Record], bool]:
     """Decide the record of what became of a branch, unless another one of its name was made since."""
-    is_that = ledger.branches.get(made.name) == made
+    is_that = ledger.branches.get(branch.name) == branch
     return [record] if is_that else [], is_that
 
 

@@ -78,9 +78,9 @@ class Increments:
     def of(self, sample: Sample) -> float:
         """Return the increase of a counter since the last call. A counter that is less than it was has begun again at 0."""
         key = sample.name, sample.labels
-        former = self._told.get(key, 0)
+        previous = self._told.get(key, 0)
         self._told[key] = sample.value
-        return sample.value - former if sample.value >= former else sample.value
+        return sample.value - previous if sample.value >= previous else sample.value
 
 
 def _counter(name: str, meaning: str, *labels: str) -> Metric:

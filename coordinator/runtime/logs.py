@@ -137,6 +137,6 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 def _exception(error: BaseException) -> str:
     """Return kind and stack of an error and of its causes, the first cause first."""
-    former = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     stack = "".join(traceback.format_tb(error.__traceback__))
-    return (f"{_exception(former)}\n" if former is not None else "") + f"{stack}{_told(error)}"
+    return (f"{_exception(cause)}\n" if cause is not None else "") + f"{stack}{_told(error)}"

@@ -96,19 +96,19 @@ class Branching:
         if await branch.create_metadata(wanted_metadata) != wanted_metadata:
             # Metadata of a query that has not committed anything: the log has the branch.
             raise taken(StateLedger(name), parent.state_name, version)
-        made = await self.existing(parent.state_name, version, name)
-        assert made is not None
+        result = await self.existing(parent.state_name, version, name)
+        assert result is not None
         for state_name in sorted(owners(begun)):
             await (await self._writer_of(state_name)).decide(lambda _: ([BranchBorn(name)], None))
-        return made
+        return result
 
-    async def _note(self, names: Iterable[str], made: BranchMade) -> None:
+    async def _note(self, names: Iterable[str], branch: BranchMade) -> None:
         """Write to the logs of the states whose files a branch needs that it is being made."""
         writers = [await self._writer_of(state_name) for state_name in sorted(names)]
-        if strangers := [writer for writer in writers if writer.metadata is None]:
+        if missing := [writer for writer in writers if writer.metadata is None]:
             raise InvalidRequestError(
                 "files that the branch needs belong to a state that is not there any more; nothing was made; restore its folder",
-                state=made.name,
-                missing=len(strangers),
+                state=branch.name,
+                missing=len(missing),
             )
-        await asyncio.gather(*(writer.decide(lambda _: ([made], None)) for writer in writers))
+        await asyncio.gather(*(writer.decide(lambda _: ([branch], None)) for writer in writers))

@@ -183,7 +183,7 @@ class Coordinator:
         """Return a lease: the store actor that may commit the task's shard, and the version that its batch reads."""
         asked_ms = now_ms(self._clock)
         try:
-            grant, is_new, former = await self._leasing.lease(task, metadata, self._actors.newest(local))
+            grant, is_new, previous = await self._leasing.lease(task, metadata, self._actors.newest(local))
         except StateStoreError as error:
             self._metrics.refused(task.state_name, task.partition_id, error)
             raise
@@ -192,7 +192,7 @@ class Coordinator:
             # A driver that was killed does not report that its run has ended.
             self._instances.registry.forget_previous_runs(grant.lease.store_id.checkpoint_root_location, task.run_id)
         self._metrics.leased(task.state_name, task.batch_id + 1, task.partition_id, asked_ms, is_new=is_new)
-        self._metrics.moved(grant.lease, former, grant.base_version)
+        self._metrics.moved(grant.lease, previous, grant.base_version)
         return grant
 
     async def attach_and_lease_all(

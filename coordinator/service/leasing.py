@@ -222,25 +222,25 @@ class Leasing:
                 ledger.check_layout(task, layout)
             ledger.check_whole(task, layout)
             is_new = task.run_id != ledger.run_id
-            former = ledger.holder(task.partition_id)
+            previous = ledger.holder(task.partition_id)
             records, grant = ledger.decide_lease(task, local, self._fleet, self._placing)
             records += ledger.decide_schema(task, created, metadata)
             if ledger.drops and not ledger.run_id and ledger.begun_metadata is None:
                 records.insert(0, StateBegun(created.to_json()))
-            return records, (grant, is_new, former)
+            return records, (grant, is_new, previous)
 
         upstream = [
             await (await self._writer_of(name)).read(lambda ledger: ledger.batch_watermarks(task.run_id, task.batch_id))
             for name in _upstream(metadata)
         ]
         if task.is_of_python:
-            # Partitions that have no batches in common wait for no end of one.
+            # Partitions of Python programs have no batches in common, so none waits for the end of a batch.
             self._placing.batch_ended(task.state_name)
-        grant, is_new, former = await writer.decide(decide)
+        grant, is_new, previous = await writer.decide(decide)
         if not task.is_of_python:
-            self._placing.count(task.state_name, task.partition_id, local, former, grant.lease.location)
+            self._placing.count(task.state_name, task.partition_id, local, previous, grant.lease.location)
         lease = replace(grant.lease, standbys=self._standbys(task.state_name, task.partition_id, grant.lease.location))
-        return replace(grant, lease=lease, upstream=tuple(upstream)), is_new, former
+        return replace(grant, lease=lease, upstream=tuple(upstream)), is_new, previous
 
     def _standbys(self, state_name: str, partition_id: int, holder: ActorLocation) -> tuple[str, ...]:
         standbys = self._placing.standbys(state_name, partition_id, holder, self._fleet)

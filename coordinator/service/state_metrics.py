@@ -96,16 +96,16 @@ class StateMetrics:
             record.forget_run()
         record.add_lease(version, partition_id, asked_ms, now_ms(self._clock))
 
-    def moved(self, lease: Lease, former: ActorLocation | None, version: int) -> None:
+    def moved(self, lease: Lease, previous: ActorLocation | None, version: int) -> None:
         """Record a lease of a shard at a version, and a move if another store actor had the shard."""
         location, store_id = lease.location, lease.store_id
-        if former is None or former.instance_id == location.instance_id:
+        if previous is None or previous.instance_id == location.instance_id:
             return
-        was_lost = self._actors.is_dead(former)
+        was_lost = self._actors.is_dead(previous)
         self.record(store_id.state_name).moves["recovery" if was_lost else "move"] += 1
         fields = about(store_id, run=lease.run_id, version=version, epoch=lease.epoch, actor=location.actor_name)
         how = "a shard goes from %s, which was lost, to %s" if was_lost else "a shard goes from %s to %s"
-        log.info(how, former.actor_name, location.actor_name, extra=fields)
+        log.info(how, previous.actor_name, location.actor_name, extra=fields)
 
     def move_failed(self, state_name: str) -> None:
         """Record that a shard stays where it is, though it was to go elsewhere."""

@@ -70,14 +70,14 @@ class CountedObjectStore:
     ----------
     store
         The store that requests go to.
-    figures
+    stats
         The counts.
     """
 
-    def __init__(self, store: ObjectStore, figures: StorageStats, clock: Clock) -> None:
+    def __init__(self, store: ObjectStore, stats: StorageStats, clock: Clock) -> None:
         self.uri = store.uri
         self._store = store
-        self._figures = figures
+        self._stats = stats
         self._clock = clock
 
     def __repr__(self) -> str:
@@ -100,13 +100,13 @@ class CountedObjectStore:
             raise
         finally:
             took_s = self._clock.elapsed_s() - begun_s
-            with self._figures.lock:
-                self._figures.requests[operation] += 1
-                self._figures.seconds[operation] += took_s
+            with self._stats.lock:
+                self._stats.requests[operation] += 1
+                self._stats.seconds[operation] += took_s
                 if error is not None:
-                    self._figures.errors[operation, error] += 1
+                    self._stats.errors[operation, error] += 1
                 else:
-                    self._figures.written_bytes += written
+                    self._stats.written_bytes += written
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         with self._counted("put_if_absent", len(data)):
@@ -123,8 +123,8 @@ class CountedObjectStore:
     def get(self, path: str) -> bytes:
         with self._counted("get"):
             data = self._store.get(path)
-        with self._figures.lock:
-            self._figures.read_bytes += len(data)
+        with self._stats.lock:
+            self._stats.read_bytes += len(data)
         return data
 
     def list(self, prefix: str) -> list[ObjectInfo]:

@@ -164,20 +164,20 @@ class ProbeResult:
 
     Attributes
     ----------
-    found
+    received
         Content that the store actor wrote there; None if there is no such object.
     answer
         Content that the coordinator wrote there in turn.
-    place
+    process
         Where the coordinator runs, for messages.
     """
 
-    found: str | None
+    received: str | None
     answer: str
-    place: str
+    process: str
 
 
-def look_into(store: ObjectStore, folder: str, place: str) -> ProbeResult:
+def look_into(store: ObjectStore, folder: str, process: str) -> ProbeResult:
     """Read what a store actor wrote, and answer: the coordinator's part of :func:`prove_shared`, which may be repeated.
 
     Raises
@@ -192,13 +192,13 @@ def look_into(store: ObjectStore, folder: str, place: str) -> ProbeResult:
     try:
         text = store.get(f"{folder}/{_FROM_STORE}").decode(errors="replace")
     except FileNotFoundError:
-        return ProbeResult(None, "", place)
+        return ProbeResult(None, "", process)
     answer = uuid.uuid4().hex
     store.put(f"{folder}/{_FROM_COORDINATOR}", answer.encode())
-    return ProbeResult(text, answer, place)
+    return ProbeResult(text, answer, process)
 
 
-def prove_shared(store: ObjectStore, look: Callable[[str], ProbeResult], place: str) -> None:
+def prove_shared(store: ObjectStore, look: Callable[[str], ProbeResult], process: str) -> None:
     """Prove that this process and the coordinator see the same storage: each reads what the other has just written.
 
     The same URI can be two places: a folder of each node's own disk, or a bucket's name on two servers.
@@ -209,7 +209,7 @@ def prove_shared(store: ObjectStore, look: Callable[[str], ProbeResult], place: 
         This process's store.
     look
         Calls the coordinator's :func:`look_into` with a folder.
-    place
+    process
         Where this process runs, for messages.
 
     Raises
@@ -219,22 +219,22 @@ def prove_shared(store: ObjectStore, look: Callable[[str], ProbeResult], place: 
     StorageUnavailableError
         The store failed.
     """
-    folder, mine = f"_probe/{uuid.uuid4().hex}", uuid.uuid4().hex
-    store.put(f"{folder}/{_FROM_STORE}", mine.encode())
+    folder, challenge = f"_probe/{uuid.uuid4().hex}", uuid.uuid4().hex
+    store.put(f"{folder}/{_FROM_STORE}", challenge.encode())
     try:
-        sighting = look(folder)
+        result = look(folder)
         try:
             answer = store.get(f"{folder}/{_FROM_COORDINATOR}").decode(errors="replace")
         except FileNotFoundError:
             answer = None
     finally:
         _remove_all(store, folder)
-    if sighting.found != mine or answer != sighting.answer:
+    if result.received != challenge or answer != result.answer:
         raise SetupError(
             "a store actor and the coordinator have the same URI and see different storage, so what one writes the others could not "
             "read; nothing was written to any state; use storage that every node reaches: s3://, gs:// or az://, or for file:// a "
             "folder that is mounted from one place (NFS) on every node, at the same path",
             uri=store.uri,
-            store_actor=place,
-            coordinator=sighting.place,
+            store_actor=process,
+            coordinator=result.process,
         )

@@ -64,13 +64,13 @@ def normalize_uri(uri: str) -> str:
 
 
 def open_object_store(
-    uri: str, storage_options: Mapping[str, str] | None = None, figures: StorageStats | None = None
+    uri: str, storage_options: Mapping[str, str] | None = None, stats: StorageStats | None = None
 ) -> ObjectStore:
     """Return the object store of a URI.
 
     Parameters
     ----------
-    figures
+    stats
         Counts conditional puts that are sent again.
 
     Raises
@@ -83,11 +83,11 @@ def open_object_store(
         store = LocalObjectStore(Path(unquote(urlsplit(normalized).path)))
         store.uri = normalized
         return store
-    return open_remote_store(normalized, storage_options, (figures or StorageStats()).repeated)
+    return open_remote_store(normalized, storage_options, (stats or StorageStats()).repeated)
 
 
 def open_store_in_actor(
-    uri: str, options: StorageOptions, ask: Callable[[], Secrets | None], figures: StorageStats
+    uri: str, options: StorageOptions, ask: Callable[[], Secrets | None], stats: StorageStats
 ) -> ObjectStore:
     """Return the object store of a URI in an actor, whose withheld options are forwarded later.
 
@@ -96,9 +96,9 @@ def open_store_in_actor(
     ask
         Asks other processes of the fleet for the withheld options; see
         :class:`~coordinator.storage.forwarded_credentials.ForwardedCredentialsStore`.
-    figures
+    stats
         See :func:`open_object_store`.
     """
     if options.withheld:
-        return ForwardedCredentialsStore(uri, options, ask, partial(open_object_store, figures=figures))
-    return open_object_store(uri, dict(options.plain), figures)
+        return ForwardedCredentialsStore(uri, options, ask, partial(open_object_store, stats=stats))
+    return open_object_store(uri, dict(options.plain), stats)

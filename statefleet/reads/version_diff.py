@@ -85,7 +85,7 @@ class Side:
 
 
 def differing(
-    former: Side, later: Side, changed: Rows | None, limit: int | None, version_stats: RecentStats
+    earlier: Side, later: Side, changed: Rows | None, limit: int | None, version_stats: RecentStats
 ) -> pa.Table:
     """Return the rows that only one of two versions has; see :meth:`LiveState.diff <statefleet.reads.state.LiveState.diff>`.
 
@@ -96,15 +96,15 @@ def differing(
     version_stats
         Returns statistics of versions; used for the number of rows of the newest one.
     """
-    if former.rows.schema.names != later.rows.schema.names:
+    if earlier.rows.schema.names != later.rows.schema.names:
         raise InvalidRequestError(
             "the two versions have other columns, as the query was changed in between; nothing was changed; compare scans of "
             "state.at(version)",
-            former=", ".join(former.rows.schema.names),
+            former=", ".join(earlier.rows.schema.names),
             later=", ".join(later.rows.schema.names),
         )
     pieces = [pa.schema([*later.rows.schema, CHANGE_TYPE]).empty_table()]
-    for piece in _differences(former, later, changed, version_stats(1)[0].state_rows):
+    for piece in _differences(earlier, later, changed, version_stats(1)[0].state_rows):
         pieces.append(piece.slice(0, limit))
         limit = None if limit is None else limit - pieces[-1].num_rows
         if limit == 0:
@@ -112,18 +112,18 @@ def differing(
     return pa.concat_tables(pieces)
 
 
-def _differences(former: Side, later: Side, changed: Rows | None, num_rows: int) -> Iterator[pa.Table]:
-    is_same = former.view.id.first_partition == later.view.id.first_partition
+def _differences(earlier: Side, later: Side, changed: Rows | None, num_rows: int) -> Iterator[pa.Table]:
+    is_same = earlier.view.id.first_partition == later.view.id.first_partition
     with isolated_database() as database:
-        for before, after in _shard_groups(former, later, is_same):
+        for before, after in _shard_groups(earlier, later, is_same):
             most = _FEW_ROWS + _TIMES_ROWS * num_rows * len(after) // later.rows.num_shards
             keys = _touched(database, changed, after, most) if changed is not None and is_same else None
             if keys is None:
-                yield _difference(database, former.of_shards(before), later.of_shards(after), later.rows.schema)
+                yield _difference(database, earlier.of_shards(before), later.of_shards(after), later.rows.schema)
                 continue
             for begin in range(0, keys.num_rows, _KEYS):
                 slice_of_keys = keys.slice(begin, _KEYS)
-                sides = former.of_keys(before, slice_of_keys), later.of_keys(after, slice_of_keys)
+                sides = earlier.of_keys(before, slice_of_keys), later.of_keys(after, slice_of_keys)
                 yield _difference(database, *sides, later.rows.schema)
 
 
