@@ -119,8 +119,8 @@ def _step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limi
         code == OpCode.FIRST or code == OpCode.LAST
     ):  # c the value_set of a partial or -1; ops[n, 8]: nulls are skipped
         width = ops[n, 7]
-        taken = values[c, row] != _ZERO if c >= 0 else (present or ops[n, 8] == 0)
-        if taken and (code == OpCode.LAST or rows[slot, word + width] == _ZERO):
+        is_used = values[c, row] != _ZERO if c >= 0 else (present or ops[n, 8] == 0)
+        if is_used and (code == OpCode.LAST or rows[slot, word + width] == _ZERO):
             rows[slot, word] = values[a, row]
             if width == 2:
                 rows[slot, word + 1] = values[b, row]

@@ -77,9 +77,9 @@ class Rule:
 
 
 def _folded(
-    raw: OpCode | Mapping[Ordering, OpCode], merge: OpCode | None = None, *, nullable: int = 0, **rest: object
+    raw: OpCode | Mapping[Ordering, OpCode], merge: OpCode | None = None, *, nullable: int = 0, **fields: object
 ) -> Rule:
-    return Rule(StateForm.FOLDED, raw, raw if merge is None else merge, nullable, **rest)  # type: ignore[arg-type]
+    return Rule(StateForm.FOLDED, raw, raw if merge is None else merge, nullable, **fields)  # type: ignore[arg-type]
 
 
 _SMALLER = {

@@ -39,8 +39,13 @@ def compact_together(tables: Sequence[tuple[GroupTable, Sequence[Words]]]) -> No
         Each with further rows of its layout (whole ones, or only flag and key words) that stay in use.
     """
     old = tables[0][0].pool
-    held = [(table, *_lists(table, [table.used_rows(), *others])) for table, others in tables]
-    string_lists = [(table.lists, one) for table, lists, _ in held for one in lists if one[0].is_text]
+    lists_of_tables = [(table, *_lists(table, [table.used_rows(), *further_rows])) for table, further_rows in tables]
+    string_lists = [
+        (table.lists, field_lists)
+        for table, lists, _ in lists_of_tables
+        for field_lists in lists
+        if field_lists[0].is_text
+    ]
     is_used = old.memory.zeros(max(old.count, 1), np.uint8)
     for rows, word, chosen in _all_texts(tables):
         is_used[rows[chosen, word].view(np.int64)] = 1
@@ -56,10 +61,10 @@ def compact_together(tables: Sequence[tuple[GroupTable, Sequence[Words]]]) -> No
         for table, _ in tables:
             table.pool = new
             table.reindex()
-    for table, lists, are_moved in held:
-        for one in lists:
+    for table, lists, are_moved in lists_of_tables:
+        for field_lists in lists:
             if are_moved or renumbers:
-                table.lists.index(*one)
+                table.lists.index(*field_lists)
 
 
 def _is_worthwhile(pool: StringPool, is_used: Bytes) -> bool:
@@ -77,41 +82,44 @@ def _chosen(pool: StringPool, is_used: Bytes) -> Iterator[tuple[Slots, Slots]]:
 
 def _all_texts(tables: Sequence[tuple[GroupTable, Sequence[Words]]]) -> Iterator[tuple[Words, int, Slots]]:
     """Blocks of rows of all tables, with a word of strings and the live rows in which it is not null."""
-    for table, others in tables:
-        for rows in (table.used_rows(), *others):
-            for some in blocks(table.memory, rows):
-                for word, chosen in _texts(table, rows[some]):
-                    yield rows[some], word, chosen
+    for table, further_rows in tables:
+        for rows in (table.used_rows(), *further_rows):
+            for block in blocks(table.memory, rows):
+                for word, chosen in _texts(table, rows[block]):
+                    yield rows[block], word, chosen
 
 
 def _texts(table: GroupTable, rows: Words) -> list[tuple[int, Slots]]:
     """Words of strings that the rows have, each with the live rows in which it is not null."""
-    found = []
+    text_words = []
     for slot in (*table.layout.keys, *table.layout.state):
         if slot.is_text and slot.word < rows.shape[1]:
             flagged = (rows[:, slot.flag_word] & np.uint64(slot.flag)) != 0
-            found.append((slot.word, np.flatnonzero((flagged != slot.is_key) & (rows[:, 0] & LIVE != 0))))
-    return found
+            text_words.append((slot.word, np.flatnonzero((flagged != slot.is_key) & (rows[:, 0] & LIVE != 0))))
+    return text_words
 
 
-def _lists(table: GroupTable, held: Sequence[Words]) -> tuple[list[_Lists], bool]:
+def _lists(table: GroupTable, row_blocks: Sequence[Words]) -> tuple[list[_Lists], bool]:
     """The lists that rows hold, and whether they were put into a new pool of the table's: if that frees a quarter."""
-    old, found = table.lists, [_HeldLists.of(field, held) for field in table.layout.lists.values()]
-    used = sum(list_kernels.room(one.lengths, one.field.width, one.field.kind) for one in found)
-    if not found or 4 * used > 3 * old.used:
-        return [(one.field, one.extents, one.lengths) for one in found], False
+    old, list_fields = table.lists, [_FieldLists.of(field, row_blocks) for field in table.layout.lists.values()]
+    used = sum(
+        list_kernels.room(list_field.lengths, list_field.field.width, list_field.field.kind)
+        for list_field in list_fields
+    )
+    if not list_fields or 4 * used > 3 * old.used:
+        return [(list_field.field, list_field.extents, list_field.lengths) for list_field in list_fields], False
     table.lists = ListPool(table.seed, table.memory)
     moved = []
-    for one in found:
-        offsets = table.lists.copy(one.field, old.arena, one.extents, one.lengths)
-        one.point_to(offsets)
-        moved.append((one.field, offsets, one.lengths))
+    for list_field in list_fields:
+        offsets = table.lists.copy(list_field.field, old.arena, list_field.extents, list_field.lengths)
+        list_field.point_to(offsets)
+        moved.append((list_field.field, offsets, list_field.lengths))
     return moved, True
 
 
 @dataclass(frozen=True, slots=True)
-class _HeldLists:
-    """The lists of one field that rows hold.
+class _FieldLists:
+    """The lists of one field in blocks of rows.
 
     Attributes
     ----------
@@ -119,8 +127,8 @@ class _HeldLists:
         Blocks of rows, and which of each have a list that is not empty.
     extents, lengths
         Where the lists are, each once, and how long.
-    place
-        Which of them each chosen row has.
+    list_indices
+        The index of each chosen row's list in `extents`.
     """
 
     field: ListSlot
@@ -128,25 +136,31 @@ class _HeldLists:
     chosen: list[Slots]
     extents: Slots
     lengths: Slots
-    place: Slots
+    list_indices: Slots
 
     @classmethod
-    def of(cls, field: ListSlot, held: Sequence[Words]) -> _HeldLists:
-        rows = [one for one in held if field.word < one.shape[1]]
-        chosen = [np.flatnonzero((one[:, 0] & LIVE != 0) & (one[:, field.word + 1] != 0)) for one in rows]
+    def of(cls, field: ListSlot, row_blocks: Sequence[Words]) -> _FieldLists:
+        rows = [block for block in row_blocks if field.word < block.shape[1]]
+        chosen = [np.flatnonzero((block[:, 0] & LIVE != 0) & (block[:, field.word + 1] != 0)) for block in rows]
         pairs = list(zip(rows, chosen, strict=True))
-        extents, place = np.unique(np.concatenate([one[some, field.word] for one, some in pairs]), return_inverse=True)
+        extents, list_indices = np.unique(
+            np.concatenate([block[slots, field.word] for block, slots in pairs]), return_inverse=True
+        )
         # Versions of one row share an extent: the longest list has what all of them have.
         lengths = np.zeros(len(extents), np.int64)
-        np.maximum.at(lengths, place, np.concatenate([one[some, field.word + 1] for one, some in pairs]).view(np.int64))
-        return cls(field, rows, chosen, extents.view(np.int64), lengths, place)
+        np.maximum.at(
+            lengths,
+            list_indices,
+            np.concatenate([block[slots, field.word + 1] for block, slots in pairs]).view(np.int64),
+        )
+        return cls(field, rows, chosen, extents.view(np.int64), lengths, list_indices)
 
     def point_to(self, offsets: Slots) -> None:
         """Write to the rows where their lists are now."""
         begin = 0
-        for one, some in zip(self.rows, self.chosen, strict=True):
-            one[some, self.field.word] = offsets[self.place[begin : begin + len(some)]].view(np.uint64)
-            begin += len(some)
+        for block, slots in zip(self.rows, self.chosen, strict=True):
+            block[slots, self.field.word] = offsets[self.list_indices[begin : begin + len(slots)]].view(np.uint64)
+            begin += len(slots)
 
 
 def _subset(pool: StringPool, is_used: Bytes) -> tuple[StringPool, Words]:
@@ -155,8 +169,8 @@ def _subset(pool: StringPool, is_used: Bytes) -> tuple[StringPool, Words]:
     for ids, lengths in _chosen(pool, is_used):
         # What is copied is in memory three times for a moment, so it is copied in pieces.
         for piece in cut(lengths, _COPIED_BYTES):
-            some, all_valid = ids[piece], np.ones(piece.stop - piece.start, np.uint8)
-            offsets, data = pool.gather(some, all_valid)
+            piece_ids, all_valid = ids[piece], np.ones(piece.stop - piece.start, np.uint8)
+            offsets, data = pool.gather(piece_ids, all_valid)
             content = data if len(data) else np.zeros(1, np.uint8)
-            new_ids[some] = subset.ids(content, offsets, all_valid)
+            new_ids[piece_ids] = subset.ids(content, offsets, all_valid)
     return subset, new_ids

@@ -65,18 +65,18 @@ def _add(arena, used, rows, slot, word, source, at, width):
         if length >= _COMBINED_FROM:
             kept = _combine(arena, offset, length, width, scratch)
         if kept * 4 <= length * 3:
-            for one in range(kept * width):
-                arena[used + one] = scratch[one]
+            for step in range(kept * width):
+                arena[used + step] = scratch[step]
         else:
             kept = length
-            for one in range(length * width):
-                arena[used + one] = arena[offset + one]
+            for step in range(length * width):
+                arena[used + step] = arena[offset + step]
         length = kept
         offset = used
         used += _capacity(length + 1) * width
         rows[slot, word] = np.uint64(offset)
-    for one in range(width):
-        arena[offset + length * width + one] = source[at + one]
+    for step in range(width):
+        arena[offset + length * width + step] = source[at + step]
     rows[slot, word + 1] = np.uint64(length + 1)
     return used
 
@@ -126,8 +126,8 @@ def choose(ends, values, counts, percentages, rule, out, valid):
     descending = rule < 0
     between = rule == 0 or rule == -1
     begin = 0
-    for one in range(ends.shape[0]):
-        end = ends[one]
+    for list_number in range(ends.shape[0]):
+        end = ends[list_number]
         keys = values[begin:end]
         order = np.argsort(keys, kind="mergesort")
         if descending:
@@ -135,7 +135,7 @@ def choose(ends, values, counts, percentages, rule, out, valid):
         total = 0
         for element in range(begin, end):
             total += counts[element]
-        valid[one] = total > 0
+        valid[list_number] = total > 0
         for number in range(percentages.shape[0] if total > 0 else 0):
             if between:
                 position = np.float64(total - 1) * percentages[number]
@@ -145,19 +145,19 @@ def choose(ends, values, counts, percentages, rule, out, valid):
                 lower = max(np.int64(np.ceil(percentages[number] * np.float64(total))), 1) - 1
                 upper = lower
             low = high = 0.0
-            seen = 0
-            for place in range(order.shape[0]):
-                before = seen
-                seen += counts[begin + order[place]]
-                if before <= lower < seen:
-                    low = keys[order[place]]
-                if before <= upper < seen:
-                    high = keys[order[place]]
+            cumulative = 0
+            for rank in range(order.shape[0]):
+                before = cumulative
+                cumulative += counts[begin + order[rank]]
+                if before <= lower < cumulative:
+                    low = keys[order[rank]]
+                if before <= upper < cumulative:
+                    high = keys[order[rank]]
                     break
             if lower == upper or low == high:
-                out[one, number] = low
+                out[list_number, number] = low
             else:
-                out[one, number] = (np.float64(upper) - position) * low + (position - np.float64(lower)) * high
+                out[list_number, number] = (np.float64(upper) - position) * low + (position - np.float64(lower)) * high
         begin = end
 
 
@@ -165,20 +165,20 @@ def choose(ends, values, counts, percentages, rule, out, valid):
 def most_frequent(ends, codes, counts, out):
     """Number of the first element that has the most frequent value of each list of counted values; -1 of a list of nothing."""
     begin = 0
-    for one in range(ends.shape[0]):
-        end = ends[one]
+    for list_number in range(ends.shape[0]):
+        end = ends[list_number]
         listed = np.empty(2 * (end - begin), np.uint64)
         for number in range(end - begin):
             listed[2 * number] = codes[begin + number]
             listed[2 * number + 1] = np.uint64(counts[begin + number])
         distinct = np.empty(2 * (end - begin), np.uint64)
         code = most = _ZERO
-        for place in range(_combine(listed, 0, end - begin, 2, distinct)):
-            if distinct[2 * place + 1] > most:
-                code, most = distinct[2 * place], distinct[2 * place + 1]
-        out[one] = -1
+        for entry in range(_combine(listed, 0, end - begin, 2, distinct)):
+            if distinct[2 * entry + 1] > most:
+                code, most = distinct[2 * entry], distinct[2 * entry + 1]
+        out[list_number] = -1
         for number in range(begin, end if most > _ZERO else begin):
             if codes[number] == code:
-                out[one] = number
+                out[list_number] = number
                 break
         begin = end

@@ -67,11 +67,11 @@ class ExpiryQueue:
 
     def due(self, limit: int) -> Slots:
         """Take out what expires at or before `limit`; entries may be out of date, or double."""
-        found: list[Slots] = []
+        due_slots: list[Slots] = []
         while self._pages and self._pages[0][0] <= limit:
             _, number, expiries, slots, begin = heapq.heappop(self._pages)
             end = int(np.searchsorted(expiries, limit, side="right"))
-            found.append(slots[begin:end].copy())
+            due_slots.append(slots[begin:end].copy())
             self.entries -= end - begin
             if end < len(slots):
                 if 2 * end > len(slots):
@@ -79,4 +79,4 @@ class ExpiryQueue:
                     expiries, slots = self._memory.copied(expiries[end:]), self._memory.copied(slots[end:])
                     end = 0
                 heapq.heappush(self._pages, (int(expiries[end]), number, expiries, slots, end))
-        return np.concatenate(found) if found else np.empty(0, np.int64)
+        return np.concatenate(due_slots) if due_slots else np.empty(0, np.int64)

@@ -202,10 +202,10 @@ def _add_hash(rows, slot, word, hashed, words):
     while (_ONE << bits) // np.uint64(10) + _ONE < np.uint64(words):
         bits += _ONE
     register = np.int64(hashed >> (np.uint64(64) - bits))
-    rest = (hashed << bits) | (_ONE << (bits - _ONE))
+    remaining_bits = (hashed << bits) | (_ONE << (bits - _ONE))
     rank = _ONE
-    while rest >> np.uint64(63) == _ZERO:
-        rest <<= _ONE
+    while remaining_bits >> np.uint64(63) == _ZERO:
+        remaining_bits <<= _ONE
         rank += _ONE
     at, shift = word + register // 10, np.uint64(register % 10 * 6)
     if (rows[slot, at] >> shift) & _REGISTER < rank:
@@ -247,14 +247,14 @@ def sum_registers(registers, out):
     count = 1
     while count // 10 + 1 < words:
         count *= 2
-    for one in range(registers.shape[0]):
+    for row in range(registers.shape[0]):
         total, zeros = 0.0, 0.0
         for register in range(count):
-            rank = (registers[one, register // 10] >> np.uint64(register % 10 * 6)) & _REGISTER
+            rank = (registers[row, register // 10] >> np.uint64(register % 10 * 6)) & _REGISTER
             total += 1.0 / np.float64(_ONE << rank)
             zeros += 1.0 if rank == _ZERO else 0.0
-        out[one, 0] = total
-        out[one, 1] = zeros
+        out[row, 0] = total
+        out[row, 1] = zeros
 
 
 @njit(

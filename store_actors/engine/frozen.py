@@ -33,7 +33,7 @@ class Freezable(Protocol):
 
     def taken(self, slots: Slots) -> Words: ...
 
-    def taken_columns(self, chosen: Bytes, some: slice, words: Slots) -> Words: ...
+    def taken_columns(self, chosen: Bytes, span: slice, words: Slots) -> Words: ...
 
     def live_flags(self) -> Bytes: ...
 
@@ -52,17 +52,17 @@ class FrozenRows(Iterator[Words]):
     ----------
     table
         The table; it knows of this from now on.
-    shown, extra
+    selected, extra
         Which of its slots to give out (1, else 0; all live ones by default), and rows that are no longer in it.
     words
         Which of their words are wanted, all by default; the others may be anything.
     """
 
     def __init__(
-        self, table: Freezable, shown: Bytes | None = None, extra: Words | None = None, words: Slots | None = None
+        self, table: Freezable, selected: Bytes | None = None, extra: Words | None = None, words: Slots | None = None
     ) -> None:
         self._table = table
-        self._left: Bytes = table.live_flags() if shown is None else shown
+        self._remaining: Bytes = table.live_flags() if selected is None else selected
         self._words = np.arange(table.layout.row_words) if words is None else words
         self._position = 0
         self._kept: list[Words] = [] if extra is None or not len(extra) else [extra]
@@ -74,16 +74,16 @@ class FrozenRows(Iterator[Words]):
     @property
     def nbytes(self) -> int:
         """Memory beside the table's, in bytes."""
-        return self._left.nbytes + sum(rows.nbytes for rows in self._kept)
+        return self._remaining.nbytes + sum(rows.nbytes for rows in self._kept)
 
     def keep(self, slots: Iterable[Slots]) -> None:
         """Copy those of these slots that are to be given out yet; called before they are changed."""
-        for some in slots:
-            some = some[(some >= self._position) & (some < len(self._left))]
-            some = np.unique(some[self._left[some] != 0])
-            if len(some):
-                self._kept.append(self._table.memory.kept(self._table.taken(some)))
-                self._left[some] = 0
+        for piece in slots:
+            piece = piece[(piece >= self._position) & (piece < len(self._remaining))]
+            piece = np.unique(piece[self._remaining[piece] != 0])
+            if len(piece):
+                self._kept.append(self._table.memory.kept(self._table.taken(piece)))
+                self._remaining[piece] = 0
 
     def keep_lists(self) -> None:
         """Hold on to the lists as they are; called before what is behind them may be written over."""
@@ -92,20 +92,20 @@ class FrozenRows(Iterator[Words]):
     def __next__(self) -> Words:
         """At most ``snapshot_bytes`` of words, those of a column beside each other: columns are made of them as they are."""
         count = max(1, self._table.snapshot_bytes // (8 * self._table.layout.row_words))
-        while self._position < len(self._left):
-            some = slice(self._position, min(self._position + count, len(self._left)))
-            self._position = some.stop
-            if self._left[some].any():
-                return self._table.taken_columns(self._left, some, self._words)
+        while self._position < len(self._remaining):
+            span = slice(self._position, min(self._position + count, len(self._remaining)))
+            self._position = span.stop
+            if self._remaining[span].any():
+                return self._table.taken_columns(self._remaining, span, self._words)
         if not self._kept:
             self.close()
             raise StopIteration
-        rows, rest = self._kept[-1][:count], self._kept[-1][count:]
-        self._kept[-1:] = [rest] if len(rest) else []
+        rows, remaining = self._kept[-1][:count], self._kept[-1][count:]
+        self._kept[-1:] = [remaining] if len(remaining) else []
         return rows
 
     def close(self) -> None:
         """Give out no more rows; the table stops reporting its changes."""
-        self._left, self._kept = np.empty(0, np.uint8), []
+        self._remaining, self._kept = np.empty(0, np.uint8), []
         self._position = 0
         self._table.thawed_by(self)

@@ -81,7 +81,7 @@ def _upper(typing_context, left, right):
 
     def generate(context, builder, signature, arguments):
         wide = cgutils.ir.IntType(128)
-        product = builder.mul(*(builder.zext(one, wide) for one in arguments))
+        product = builder.mul(*(builder.zext(argument, wide) for argument in arguments))
         return builder.trunc(builder.lshr(product, cgutils.ir.Constant(wide, 64)), cgutils.ir.IntType(64))
 
     return uint64(uint64, uint64), generate
@@ -126,8 +126,8 @@ def hash_string(data, begin, end, secret):
     while position < end:
         stop = min(position + _PIECE, end)
         piece, shift = _ZERO, _ZERO
-        for one in range(position, stop):
-            piece |= np.uint64(data[one]) << shift
+        for at in range(position, stop):
+            piece |= np.uint64(data[at]) << shift
             shift += np.uint64(8)
         position = stop
         factor = total + piece

@@ -23,14 +23,14 @@ _LOW32 = np.uint64(0xFFFFFFFF)
 _ZERO = np.uint64(0)
 #: Coupons are not smaller.
 _MARKS = np.uint64(1 << 26)
-_PLACE = np.uint64((1 << 26) - 1)
+_KEY_MASK = np.uint64((1 << 26) - 1)
 _S26 = np.uint64(26)
 _S6 = np.uint64(6)
 _S5 = np.uint64(5)
 _PRECISION = np.uint64(31)
 _SEED = np.uint64(9001)
 #: Where registers begin in a sketch's bytes, and coupons in those of a small and of a middling one.
-_REGISTERS, _FEW, _SOME = 40, 8, 12
+_REGISTERS_START, _LIST_START, _SET_START = 40, 8, 12
 
 u64_1, u64_2, i64_1, u8_1, f64_1 = uint64[::1], uint64[:, ::1], int64[::1], uint8[::1], float64[::1]
 
@@ -63,19 +63,19 @@ def _second_factor(word):
 
 
 @njit(uint64(uint64, uint64, int64), cache=True, nogil=True)
-def _coupon(one, other, length):
+def _coupon(h1, h2, length):
     """The coupon of a MurmurHash3 (128 bits, x64) before its last step."""
-    one ^= np.uint64(length)
-    other ^= np.uint64(length)
-    one += other
-    other += one
-    one, other = _mixed(one), _mixed(other)
-    one += other
-    other += one
+    h1 ^= np.uint64(length)
+    h2 ^= np.uint64(length)
+    h1 += h2
+    h2 += h1
+    h1, h2 = _mixed(h1), _mixed(h2)
+    h1 += h2
+    h2 += h1
     zeros = _ZERO
-    while zeros < np.uint64(62) and (other << zeros) >> np.uint64(63) == _ZERO:
+    while zeros < np.uint64(62) and (h2 << zeros) >> np.uint64(63) == _ZERO:
         zeros += np.uint64(1)
-    return ((zeros + np.uint64(1)) << _S26) | (one & _PLACE)
+    return ((zeros + np.uint64(1)) << _S26) | (h1 & _KEY_MASK)
 
 
 @njit(uint64(u8_1, int64, int64), cache=True, nogil=True)
@@ -101,17 +101,17 @@ def coupons_of_texts(data, offsets, ids, out):
         if begin == end:
             out[row] = _ZERO
             continue
-        one, other, at = _SEED, _SEED, begin
+        h1, h2, at = _SEED, _SEED, begin
         while end - at >= 16:
-            one = _rotated(one ^ _first_factor(_word(data, at, 8)), 27) + other
-            one = one * np.uint64(5) + np.uint64(0x52DCE729)
-            other = _rotated(other ^ _second_factor(_word(data, at + 8, 8)), 31) + one
-            other = other * np.uint64(5) + np.uint64(0x38495AB5)
+            h1 = _rotated(h1 ^ _first_factor(_word(data, at, 8)), 27) + h2
+            h1 = h1 * np.uint64(5) + np.uint64(0x52DCE729)
+            h2 = _rotated(h2 ^ _second_factor(_word(data, at + 8, 8)), 31) + h1
+            h2 = h2 * np.uint64(5) + np.uint64(0x38495AB5)
             at += 16
         if end - at > 8:
-            other ^= _second_factor(_word(data, at + 8, end - at - 8))
-        one ^= _first_factor(_word(data, at, min(8, end - at)))
-        out[row] = _coupon(one, other, end - begin)
+            h2 ^= _second_factor(_word(data, at + 8, end - at - 8))
+        h1 ^= _first_factor(_word(data, at, min(8, end - at)))
+        out[row] = _coupon(h1, h2, end - begin)
 
 
 # -- lists --------------------------------------------------------------------------------------------------------------
@@ -151,9 +151,9 @@ def combine(arena, offset, length, out):
     if registers == _ZERO:
         out[1 : count + 1] = coupons[:count]
         return count + 1
-    place = (np.uint64(1) << registers) - np.uint64(1)
+    register_mask = (np.uint64(1) << registers) - np.uint64(1)
     for number in range(count):
-        coupons[number] = ((coupons[number] & place) << _S6) | (coupons[number] >> _S26)
+        coupons[number] = ((coupons[number] & register_mask) << _S6) | (coupons[number] >> _S26)
     coupons = np.sort(coupons[:count])
     kept = 1
     for number in range(count):
@@ -176,8 +176,8 @@ def _add(arena, used, rows, slot, word, element):
             length = kept
             arena[used : used + length] = scratch[:length]
         else:
-            for one in range(length):
-                arena[used + one] = arena[offset + one]
+            for step in range(length):
+                arena[used + step] = arena[offset + step]
         offset = used
         used += _capacity(length + 1)
         rows[slot, word] = np.uint64(offset)
@@ -201,15 +201,15 @@ def merge(arena, used, rows, slots, word, source, begins, lengths, may_differ, s
     for row in range(start, slots.shape[0]):
         slot = slots[row]
         while element < lengths[row]:
-            one = source[begins[row] + element] & _LOW32
-            if one < _MARKS and rows[slot, word + 1] != _ZERO:
+            coupon = source[begins[row] + element] & _LOW32
+            if coupon < _MARKS and rows[slot, word + 1] != _ZERO:
                 head = arena[np.int64(rows[slot, word])] & _LOW32
-                if may_differ == 0 and (head ^ one) & _PRECISION != _ZERO:
+                if may_differ == 0 and (head ^ coupon) & _PRECISION != _ZERO:
                     return row, element, -1 - used
-                if one == head or one >> _S5 == _ZERO:
+                if coupon == head or coupon >> _S5 == _ZERO:
                     element += 1
                     continue
-            after = _add(arena, used, rows, slot, word, one)
+            after = _add(arena, used, rows, slot, word, coupon)
             if after < 0:
                 return row, element, used
             used = after
@@ -238,14 +238,14 @@ def open_sketches(data, offsets, ids, valid, writes, out, lengths):
             out[total] = (lg_k << _S5 if mode == 2 else _ZERO) | lg_k
         total += 1
         if mode == 2:
-            for place in range(1 << np.int64(lg_k)):
-                zeros = np.uint64(data[begin + _REGISTERS + place])
+            for register in range(1 << np.int64(lg_k)):
+                zeros = np.uint64(data[begin + _REGISTERS_START + register])
                 if zeros != _ZERO:
                     if writes:
-                        out[total] = (zeros << _S26) | np.uint64(place)
+                        out[total] = (zeros << _S26) | np.uint64(register)
                     total += 1
         else:
-            for at in range(begin + (_SOME if mode == 1 else _FEW), end - 3, 4):
+            for at in range(begin + (_SET_START if mode == 1 else _LIST_START), end - 3, 4):
                 coupon = _word(data, at, 4)
                 if coupon != _ZERO:
                     if writes:
@@ -285,7 +285,7 @@ def write_sketches(elements, ends, writes, sizes, out):
         lg_k, registers = elements[begin] & _PRECISION, elements[begin] >> _S5
         # As coupons: a list, or (from 8 on) a set; as registers: in no order, so that their estimate is of the registers alone.
         mode = 2 if registers != _ZERO else (1 if count >= 8 else 0)
-        head = _REGISTERS if mode == 2 else (_SOME if mode == 1 else _FEW)
+        head = _REGISTERS_START if mode == 2 else (_SET_START if mode == 1 else _LIST_START)
         sizes[row] = head + (1 << np.int64(registers) if mode == 2 else 4 * count)
         if writes:
             _put(out, at, np.uint64(10 if mode == 2 else 2 + mode), 1)
@@ -300,7 +300,7 @@ def write_sketches(elements, ends, writes, sizes, out):
             for number in range(count):
                 coupon = elements[begin + 1 + number]
                 if mode == 2:
-                    out[at + head + np.int64(coupon & _PLACE)] = coupon >> _S26
+                    out[at + head + np.int64(coupon & _KEY_MASK)] = coupon >> _S26
                 else:
                     _put(out, at + head + 4 * number, coupon, 4)
             if mode == 2:

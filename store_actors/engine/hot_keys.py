@@ -90,7 +90,7 @@ class HotKeys:
         size = rows.num_rows
         spread = (np.arange(_SAMPLE) + begin) * (size / _SAMPLE)
         places = np.arange(size) if size <= _SAMPLE else spread.astype(np.int64)
-        return _taken(rows.select(self._columns), places)
+        return _rows_at(rows.select(self._columns), places)
 
     def _count(self) -> None:
         if not self._waiting:
@@ -118,14 +118,14 @@ class HotKeys:
         self._counted = keys.slice(0, kept).append_column(_COUNT, pa.array(counts[:kept] - left_out))
 
 
-def _taken(table: pa.Table, places: npt.NDArray[np.int64]) -> pa.Table:
+def _rows_at(table: pa.Table, places: npt.NDArray[np.int64]) -> pa.Table:
     """Rows at some places, in ascending order: of each piece its own, as Arrow would put all pieces together first."""
     pieces = table.to_batches()
     ends = np.cumsum([piece.num_rows for piece in pieces])
     owners = np.searchsorted(ends, places, side="right")
-    taken = []
+    batches = []
     for owner in np.unique(owners):
         piece = pieces[owner]
-        own = places[owners == owner] - (ends[owner] - piece.num_rows)
-        taken.append(piece.take(pa.array(own)))
-    return pa.Table.from_batches(taken, table.schema)
+        piece_rows = places[owners == owner] - (ends[owner] - piece.num_rows)
+        batches.append(piece.take(pa.array(piece_rows)))
+    return pa.Table.from_batches(batches, table.schema)

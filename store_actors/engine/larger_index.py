@@ -15,6 +15,6 @@ def larger_index(memory: Memory, index: Words, size: int) -> Words:
     """An index of `size` places, a power of two, with all entries of a smaller one."""
     larger = memory.zeros(size, np.uint64)
     # In order on both sides: the home of an entry is its tag's top bits.
-    for some in blocks(memory, index):
-        grow_index(index[some], larger)
+    for block in blocks(memory, index):
+        grow_index(index[block], larger)
     return larger

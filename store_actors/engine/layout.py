@@ -85,13 +85,13 @@ class FieldSlot:
     is_plain: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        found = {
+        derived = {
             "words": words_of(self.type),
             "is_text": is_text(self.type),
             "is_list": pa.types.is_list(self.type),
             "is_plain": pa.types.is_primitive(self.type) and self.type.bit_width == 64,
         }
-        for name, value in found.items():
+        for name, value in derived.items():
             object.__setattr__(self, name, value)
 
     @property
@@ -109,8 +109,8 @@ class FieldSlot:
 
 def all_words(fields: Sequence[FieldSlot]) -> Slots:
     """Words that some fields are made of, flags among them."""
-    found = {slot.word + number for slot in fields for number in range(slot.words)}
-    return np.array(sorted(found | {slot.flag_word for slot in fields}), np.int64)
+    words = {slot.word + number for slot in fields for number in range(slot.words)}
+    return np.array(sorted(words | {slot.flag_word for slot in fields}), np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,10 +211,10 @@ class RowLayout:
 
     def _place_state(self, word: int, bit: int) -> tuple[FieldSlot, ...]:
         slots = []
-        for position, one in enumerate(self.schema.state_fields, start=bit):
+        for position, state_field in enumerate(self.schema.state_fields, start=bit):
             flag_word, flag_bit = (0, position) if position < FLAG_BITS else divmod(position - FLAG_BITS, 64)
             flag_word += position >= FLAG_BITS
-            slots.append(FieldSlot.of(one, word, flag_word, 1 << flag_bit, is_key=False))
+            slots.append(FieldSlot.of(state_field, word, flag_word, 1 << flag_bit, is_key=False))
             word += slots[-1].words
         return tuple(slots)
 
@@ -223,7 +223,7 @@ class RowLayout:
         bits: dict[int, int] = {}
         for slot in keys:
             bits[slot.flag_word] = bits.get(slot.flag_word, 0) | slot.flag
-        return {word: np.uint64(some) for word, some in bits.items()}
+        return {word: np.uint64(word_bits) for word, word_bits in bits.items()}
 
     def slots_of(self, accumulator: Accumulator) -> list[FieldSlot]:
         """Return the slots of an accumulator's state fields."""
@@ -297,9 +297,9 @@ class Feed:
         if code in _NESTED_STEPS:
             b = len(limits)
             limits.extend(parts_of(compared.view_type))
-        place = [first.word, first.flag_word, _signed(first.flag)]
+        target = [first.word, first.flag_word, _signed(first.flag)]
         return [
-            int(code), a, b, c, *place, extra, int(rule.skips_nulls), last.word, last.flag_word, _signed(last.flag)
+            int(code), a, b, c, *target, extra, int(rule.skips_nulls), last.word, last.flag_word, _signed(last.flag)
         ]  # fmt: skip
 
     def _growth(self, accumulator: Accumulator) -> tuple[int, int]:
@@ -335,10 +335,10 @@ class Feed:
     def _input_column(self, name: str) -> int:
         """First column of an input in the words of an encoded batch."""
         column = 0
-        for one in self.inputs:
-            if one.name == name:
+        for input_field in self.inputs:
+            if input_field.name == name:
                 return column
-            column += words_of(_stored_field(one.type))
+            column += words_of(_stored_field(input_field.type))
         raise InvalidRequestError("an accumulator reads a column that the batch does not carry", column=name)
 
 
@@ -351,7 +351,9 @@ def _list_slot(slot: FieldSlot, accumulator: Accumulator, schema: StateSchema) -
     """Return the first word, the kind and the elements of a list that grows."""
     element, kind, options = slot.type.value_type, accumulator.kind, accumulator.options
     if kind in (AccumulatorKind.HLL_SKETCH, AccumulatorKind.HLL_UNION):
-        (value,) = (_stored_field(one.type) for one in schema.inputs if one.name in accumulator.inputs)
+        (value,) = (
+            _stored_field(input_field.type) for input_field in schema.inputs if input_field.name in accumulator.inputs
+        )
         is_text, is_union = _ordering(value) is Ordering.STRING, kind is AccumulatorKind.HLL_UNION
         sketch = Sketch(is_text, is_union, int(options["lg_k"]), bool(options.get("may_differ", False)))
         return ListSlot(slot.word, LIST, 1, is_text=False, sketch=sketch)

@@ -79,7 +79,7 @@ def _hash(low, high, width, kind, secret):
 
 
 @njit(boolean(u64_1, u32_1, int64, int64, uint64, uint64, int64, int64, u64_1), cache=True, nogil=True)
-def _has(arena, places, offset, length, low, high, width, kind, secret):
+def _has(arena, buckets, offset, length, low, high, width, kind, secret):
     """Whether a set has the element."""
     if kind == FLOAT_SET and _is_nan(low):
         return False
@@ -90,50 +90,50 @@ def _has(arena, places, offset, length, low, high, width, kind, secret):
                 return True
         return False
     index, mask = 2 * (offset + capacity * width), 2 * capacity - 1
-    place = _hash(low, high, width, kind, secret) & mask
+    bucket = _hash(low, high, width, kind, secret) & mask
     for _ in range(2 * capacity):
-        entry = np.int64(places[index + place])
+        entry = np.int64(buckets[index + bucket])
         if entry == 0:
             return False
         if entry <= length and _same(arena, offset + (entry - 1) * width, low, high, width, kind):
             return True
-        place = (place + 1) & mask
+        bucket = (bucket + 1) & mask
     return False
 
 
 @njit(boolean(u64_1, u32_1, int64, int64, int64, int64, int64, u64_1), cache=True, nogil=True)
-def _enter(arena, places, offset, capacity, number, width, kind, secret):
+def _enter(arena, buckets, offset, capacity, number, width, kind, secret):
     """Note an element of a set, which has those before it, in the index; False if every place is taken."""
     at = offset + number * width
     low = arena[at]
     if kind == FLOAT_SET and _is_nan(low):
         return True  # none is ever looked for
     index, mask = 2 * (offset + capacity * width), 2 * capacity - 1
-    place = _hash(low, arena[at + width - 1], width, kind, secret) & mask
+    bucket = _hash(low, arena[at + width - 1], width, kind, secret) & mask
     for _ in range(2 * capacity):
-        entry = np.int64(places[index + place])
+        entry = np.int64(buckets[index + bucket])
         if entry == 0 or entry > number:
-            places[index + place] = np.uint32(number + 1)
+            buckets[index + bucket] = np.uint32(number + 1)
             return True
-        place = (place + 1) & mask
+        bucket = (bucket + 1) & mask
     return False
 
 
 @njit(void(u64_1, u32_1, int64, int64, int64, int64, int64, u64_1), cache=True, nogil=True)
-def _index(arena, places, offset, capacity, length, width, kind, secret):
+def _index(arena, buckets, offset, capacity, length, width, kind, secret):
     """Rebuild the index of a set."""
     begin = offset + capacity * width
     for word in range(begin, begin + capacity):
         arena[word] = _ZERO
     for number in range(length):
-        _enter(arena, places, offset, capacity, number, width, kind, secret)
+        _enter(arena, buckets, offset, capacity, number, width, kind, secret)
 
 
 @njit(int64(u64_1, u32_1, int64, u64_2, int64, int64, uint64, uint64, int64, int64, u64_1), cache=True, nogil=True)
-def _add(arena, places, used, rows, slot, word, low, high, width, kind, secret):
+def _add(arena, buckets, used, rows, slot, word, low, high, width, kind, secret):
     """Add an element to the list at ``rows[slot, word]``; returns the words in use, or -1 where there is no room."""
     offset, length = np.int64(rows[slot, word]), np.int64(rows[slot, word + 1])
-    if kind != LIST and _has(arena, places, offset, length, low, high, width, kind, secret):
+    if kind != LIST and _has(arena, buckets, offset, length, low, high, width, kind, secret):
         return used
     capacity = _capacity(length)
     if length == capacity:
@@ -141,19 +141,19 @@ def _add(arena, places, used, rows, slot, word, low, high, width, kind, secret):
         needed = _extent(capacity, width, kind)
         if used + needed > arena.shape[0]:
             return -1
-        for one in range(length * width):
-            arena[used + one] = arena[offset + one]
+        for step in range(length * width):
+            arena[used + step] = arena[offset + step]
         offset = used
         used += needed
         rows[slot, word] = np.uint64(offset)
         if kind != LIST and capacity > _SMALL:
-            _index(arena, places, offset, capacity, length, width, kind, secret)
+            _index(arena, buckets, offset, capacity, length, width, kind, secret)
     arena[offset + length * width] = low
     if width == 2:
         arena[offset + length * width + 1] = high
     rows[slot, word + 1] = np.uint64(length + 1)
-    if kind != LIST and capacity > _SMALL and not _enter(arena, places, offset, capacity, length, width, kind, secret):
-        _index(arena, places, offset, capacity, length + 1, width, kind, secret)
+    if kind != LIST and capacity > _SMALL and not _enter(arena, buckets, offset, capacity, length, width, kind, secret):
+        _index(arena, buckets, offset, capacity, length + 1, width, kind, secret)
     return used
 
 
@@ -166,12 +166,12 @@ def append(arena, used, secret, rows, slots, word, values, valid, column, width,
 
     Stops when the arena is full; returns (first value not added, words in use).
     """
-    places = arena.view(np.uint32)
+    buckets = arena.view(np.uint32)
     for row in range(start, slots.shape[0]):
         if valid[column, row] == 0:
             continue
         low, high = values[column, row], values[column + width - 1, row]
-        after = _add(arena, places, used, rows, slots[row], word, low, high, width, kind, secret)
+        after = _add(arena, buckets, used, rows, slots[row], word, low, high, width, kind, secret)
         if after < 0:
             return row, used
         used = after
@@ -189,13 +189,13 @@ def merge(arena, used, secret, rows, slots, word, source, values, column, width,
 
     Begins with the given element of row ``start``. Stops when the arena is full; returns (row, element, words in use).
     """
-    places = arena.view(np.uint32)
+    buckets = arena.view(np.uint32)
     for row in range(start, slots.shape[0]):
         begin, length = np.int64(values[column, row]), np.int64(values[column + 1, row])
         while element < length:
             at = begin + element * width
             low, high = source[at], source[at + width - 1]
-            after = _add(arena, places, used, rows, slots[row], word, low, high, width, kind, secret)
+            after = _add(arena, buckets, used, rows, slots[row], word, low, high, width, kind, secret)
             if after < 0:
                 return row, element, used
             used = after
@@ -208,8 +208,8 @@ def merge(arena, used, secret, rows, slots, word, source, values, column, width,
 def room(lengths, width, kind):
     """Words that new extents of lists take."""
     total = 0
-    for one in range(lengths.shape[0]):
-        total += _extent(_capacity(lengths[one]), width, kind)
+    for list_number in range(lengths.shape[0]):
+        total += _extent(_capacity(lengths[list_number]), width, kind)
     return total
 
 
@@ -219,56 +219,56 @@ def store(arena, used, source, begins, lengths, width, kind, out):
 
     Returns the words in use.
     """
-    for one in range(lengths.shape[0]):
-        out[one] = used if lengths[one] > 0 else 0
-        for word in range(lengths[one] * width):
-            arena[used + word] = source[begins[one] + word]
-        used += _extent(_capacity(lengths[one]), width, kind)
+    for list_number in range(lengths.shape[0]):
+        out[list_number] = used if lengths[list_number] > 0 else 0
+        for word in range(lengths[list_number] * width):
+            arena[used + word] = source[begins[list_number] + word]
+        used += _extent(_capacity(lengths[list_number]), width, kind)
     return used
 
 
 @njit(void(u64_1, i64_1, i64_1, int64, int64, u64_1), cache=True, nogil=True)
 def make_indexes(arena, offsets, lengths, width, kind, secret):
     """Make the indexes of sets."""
-    places = arena.view(np.uint32)
-    for one in range(lengths.shape[0]):
-        capacity = _capacity(lengths[one])
+    buckets = arena.view(np.uint32)
+    for list_number in range(lengths.shape[0]):
+        capacity = _capacity(lengths[list_number])
         if capacity > _SMALL:
-            _index(arena, places, offsets[one], capacity, lengths[one], width, kind, secret)
+            _index(arena, buckets, offsets[list_number], capacity, lengths[list_number], width, kind, secret)
 
 
 @njit(void(u64_1, i64_1, i64_1, u64_2), cache=True, nogil=True)
 def gather(arena, offsets, lengths, out):
     """Copy the elements of lists out, one after another; ``out`` has a row for each word of an element."""
     width, filled = out.shape[0], 0
-    for one in range(lengths.shape[0]):
-        for number in range(lengths[one]):
+    for list_number in range(lengths.shape[0]):
+        for number in range(lengths[list_number]):
             for word in range(width):
-                out[word, filled] = arena[offsets[one] + number * width + word]
+                out[word, filled] = arena[offsets[list_number] + number * width + word]
             filled += 1
 
 
 @njit(void(u64_1, i64_1, i64_1, int64, i64_1, i64_1), cache=True, nogil=True)
 def measure(arena, offsets, lengths, width, ends, out):
     """Add the bytes of the strings that elements of lists begin with to ``out``; ``ends`` are the offsets of the pool of strings."""
-    for one in range(lengths.shape[0]):
-        for number in range(lengths[one]):
-            at = offsets[one] + number * width
-            out[one] += ends[np.int64(arena[at]) + 1] - ends[np.int64(arena[at])]
+    for list_number in range(lengths.shape[0]):
+        for number in range(lengths[list_number]):
+            at = offsets[list_number] + number * width
+            out[list_number] += ends[np.int64(arena[at]) + 1] - ends[np.int64(arena[at])]
 
 
 @njit(void(u64_1, i64_1, i64_1, int64, uint8[::1]), cache=True, nogil=True)
 def mark(arena, offsets, lengths, width, is_marked):
     """Note which strings the elements of lists are, by their first words."""
-    for one in range(lengths.shape[0]):
-        for number in range(lengths[one]):
-            is_marked[np.int64(arena[offsets[one] + number * width])] = 1
+    for list_number in range(lengths.shape[0]):
+        for number in range(lengths[list_number]):
+            is_marked[np.int64(arena[offsets[list_number] + number * width])] = 1
 
 
 @njit(void(u64_1, i64_1, i64_1, int64, u64_1), cache=True, nogil=True)
 def renumber(arena, offsets, lengths, width, new_ids):
     """Give the strings that the elements of lists are their new numbers."""
-    for one in range(lengths.shape[0]):
-        for number in range(lengths[one]):
-            at = offsets[one] + number * width
+    for list_number in range(lengths.shape[0]):
+        for number in range(lengths[list_number]):
+            at = offsets[list_number] + number * width
             arena[at] = new_ids[np.int64(arena[at])]

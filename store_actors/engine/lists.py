@@ -90,12 +90,12 @@ class ListPool:
         """Add whole lists, given by two columns of `values`, to those of ``rows[targets]``; they lie in `source`, or (None) here."""
         row = element = 0
         while True:
-            given = (rows, targets, field.word, self.arena if source is None else source, values, column, field.width)
+            common = (rows, targets, field.word, self.arena if source is None else source, values, column, field.width)
             if field.is_counted:
-                row, element, self.used = count_kernels.merge_counted(self.arena, self.used, *given, row, element)
+                row, element, self.used = count_kernels.merge_counted(self.arena, self.used, *common, row, element)
             else:
                 row, element, self.used = list_kernels.merge(
-                    self.arena, self.used, self._secret, *given, field.kind, row, element
+                    self.arena, self.used, self._secret, *common, field.kind, row, element
                 )
             if row == len(targets):
                 return
@@ -112,7 +112,7 @@ class ListPool:
             Of sketches that must have one precision, in Spark's words. The rows are half changed.
         """
         assert field.sketch is not None, "only sketches are merged so"
-        given = self.arena if source is None else source
+        elements = self.arena if source is None else source
         row = element = 0
         while True:
             row, element, used = hll_kernels.merge(
@@ -120,8 +120,8 @@ class ListPool:
                 int(field.sketch.may_differ), row, element,
             )  # fmt: skip
             if used < 0:
-                found = (self.arena[rows[targets[row], field.word]], given[begins[row] + element])
-                ks = " and ".join(str(int(mark) & 31) for mark in found)
+                marks = (self.arena[rows[targets[row], field.word]], elements[begins[row] + element])
+                ks = " and ".join(str(int(mark) & 31) for mark in marks)
                 raise InvalidRequestError(
                     f"[HLL_UNION_DIFFERENT_LG_K] Sketches have different `lgConfigK` values: {ks}. Set the `allowDifferentLgConfigK` "
                     "parameter to true to call `hll_union_agg` with different `lgConfigK` values; the batch was not committed; state "

@@ -52,7 +52,7 @@ class Memory(Protocol):
     def copied(self, array: npt.NDArray[Item]) -> npt.NDArray[Item]:
         """A copy that shares nothing."""
 
-    def step(self, left: int) -> int:
+    def step(self, count: int) -> int:
         """How many of so many places of its arrays, anywhere in them, may be looked at before this is asked again; at least one."""
 
     def check(self, more: int) -> None:
@@ -81,8 +81,8 @@ class _Heap:
     def copied(self, array: npt.NDArray[Item]) -> npt.NDArray[Item]:
         return array.copy()
 
-    def step(self, left: int) -> int:
-        return left
+    def step(self, count: int) -> int:
+        return count
 
     def check(self, more: int) -> None:
         pass

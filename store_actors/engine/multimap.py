@@ -115,9 +115,9 @@ class MultimapTable(GroupTable):
 
     def put(self, rows: Words) -> Slots:
         """See :meth:`GroupTable.put`."""
-        known = self.find(rows)
+        slots_before = self.find(rows)
         slots = super().put(rows)
-        self._enter(slots[known < 0])
+        self._enter(slots[slots_before < 0])
         return slots
 
     def upsert(self, rows: Words, stamp: int) -> tuple[Slots, Words]:
@@ -147,9 +147,9 @@ class MultimapTable(GroupTable):
 
     def _enter(self, slots: Slots) -> None:
         if len(self._next) < len(self.rows):
-            held = len(self._next)
-            self._next = self.memory.larger(self._next, held, len(self.rows))
-            self._previous = self.memory.larger(self._previous, held, len(self.rows))
+            used = len(self._next)
+            self._next = self.memory.larger(self._next, used, len(self.rows))
+            self._previous = self.memory.larger(self._previous, used, len(self.rows))
         done = 0
         while done < len(slots):
             end = done + self.memory.step(len(slots) - done)
@@ -164,13 +164,13 @@ class MultimapTable(GroupTable):
     def largest_number(self, largest: Slots) -> None:
         """Raise ``largest[0]`` to the largest number of a row, if that is larger."""
         used = self.used_rows()
-        for some in blocks(self.memory, used):
-            chain_kernels.largest_number(used[some], self.layout.keys[-1].word, largest)
+        for block in blocks(self.memory, used):
+            chain_kernels.largest_number(used[block], self.layout.keys[-1].word, largest)
 
     def _leave(self, slots: Slots) -> None:
-        for some in steps(self.memory, len(slots)):
+        for piece in steps(self.memory, len(slots)):
             self._chains -= chain_kernels.unlink(
-                self._heads, self.rows, slots[some], self._next, self._previous, self.layout.flag_words,
+                self._heads, self.rows, slots[piece], self._next, self._previous, self.layout.flag_words,
                 self._chain_words, self._chain_mask, self.secret,
             )  # fmt: skip
 

@@ -31,16 +31,16 @@ def _same(rows, slot, words, row, first, words_first, key_words, nulls, key_mask
 def _probe(index, rows, words, row, first, words_first, key_words, nulls, key_mask, tag, shift):
     """Position in the index of a key's chain, or -1 - the empty position where it belongs."""
     mask = np.uint64(index.shape[0] - 1)
-    place = tag >> shift
+    position = tag >> shift
     while True:
-        entry = index[place]
+        entry = index[position]
         if entry == _ZERO:
-            return -1 - np.int64(place)
+            return -1 - np.int64(position)
         if entry >> _S32 == tag and _same(
             rows, np.int64(entry & _LOW32) - 1, words, row, first, words_first, key_words, nulls, key_mask
         ):
-            return np.int64(place)
-        place = (place + _ONE) & mask
+            return np.int64(position)
+        position = (position + _ONE) & mask
 
 
 @njit(int64(u64_1, u64_2, u64_2, int64, int64, int64, int64, uint64, uint64, uint64), cache=True, nogil=True)
@@ -61,29 +61,29 @@ def link(index, rows, slots, start, following, previous, first, key_words, key_m
     tags = np.empty(_BLOCK, np.uint64)
     for block in range(start, slots.shape[0], _BLOCK):
         end = min(block + _BLOCK, slots.shape[0])
-        for place_in_batch in range(block, end):
-            slot = slots[place_in_batch]
-            tags[place_in_batch - block] = hash_row(rows, slot, first, key_words, rows[slot, 0] & key_mask, secret)
-        for place_in_batch in range(block, end):  # as in `accumulate_kernels.accumulate`: overlap the cache misses
-            entry = index[tags[place_in_batch - block] >> shift]
+        for number in range(block, end):
+            slot = slots[number]
+            tags[number - block] = hash_row(rows, slot, first, key_words, rows[slot, 0] & key_mask, secret)
+        for number in range(block, end):  # as in `accumulate_kernels.accumulate`: overlap the cache misses
+            entry = index[tags[number - block] >> shift]
             if entry != _ZERO:
                 head = np.int64(entry & _LOW32) - 1
                 warmth ^= rows[head, first] ^ np.uint64(previous[head])
-        for place_in_batch in range(block, end):
-            slot = slots[place_in_batch]
-            nulls, tag = rows[slot, 0] & key_mask, tags[place_in_batch - block]
-            place = _probe(index, rows, rows, slot, first, first, key_words, nulls, key_mask, tag, shift)
+        for number in range(block, end):
+            slot = slots[number]
+            nulls, tag = rows[slot, 0] & key_mask, tags[number - block]
+            position = _probe(index, rows, rows, slot, first, first, key_words, nulls, key_mask, tag, shift)
             previous[slot] = -1
-            if place >= 0:
-                head = np.int64(index[place] & _LOW32) - 1
+            if position >= 0:
+                head = np.int64(index[position] & _LOW32) - 1
                 following[slot] = head
                 previous[head] = slot
-                index[place] = (tag << _S32) | np.uint64(slot + 1)
+                index[position] = (tag << _S32) | np.uint64(slot + 1)
             else:
                 if added >= room:
-                    return place_in_batch, added
+                    return number, added
                 following[slot] = -1
-                index[-1 - place] = (tag << _S32) | np.uint64(slot + 1)
+                index[-1 - position] = (tag << _S32) | np.uint64(slot + 1)
                 added += 1
     if warmth == _NEVER:
         added += 0  # keeps the warming loads from being optimised away
@@ -99,26 +99,26 @@ def unlink(index, rows, slots, following, previous, first, key_words, key_mask, 
     tags = np.empty(_BLOCK, np.uint64)
     for block in range(0, slots.shape[0], _BLOCK):
         end = min(block + _BLOCK, slots.shape[0])
-        for place_in_batch in range(block, end):
-            slot = slots[place_in_batch]
-            tags[place_in_batch - block] = hash_row(rows, slot, first, key_words, rows[slot, 0] & key_mask, secret)
-        for place_in_batch in range(block, end):
-            warmth ^= index[tags[place_in_batch - block] >> shift]
-        for place_in_batch in range(block, end):
-            slot, tag = slots[place_in_batch], tags[place_in_batch - block]
+        for number in range(block, end):
+            slot = slots[number]
+            tags[number - block] = hash_row(rows, slot, first, key_words, rows[slot, 0] & key_mask, secret)
+        for number in range(block, end):
+            warmth ^= index[tags[number - block] >> shift]
+        for number in range(block, end):
+            slot, tag = slots[number], tags[number - block]
             after, before = following[slot], previous[slot]
             if after >= 0:
                 previous[after] = before
             if before >= 0:
                 following[before] = after
                 continue
-            place = tag >> shift
-            while np.int64(index[place] & _LOW32) - 1 != slot:
-                place = (place + _ONE) & mask
+            position = tag >> shift
+            while np.int64(index[position] & _LOW32) - 1 != slot:
+                position = (position + _ONE) & mask
             if after >= 0:
-                index[place] = (tag << _S32) | np.uint64(after + 1)
+                index[position] = (tag << _S32) | np.uint64(after + 1)
             else:
-                _delete_at(index, np.int64(place))
+                _delete_at(index, np.int64(position))
                 ended += 1
     if warmth == _NEVER:
         ended += 0
@@ -144,11 +144,13 @@ def match(index, rows, keys, nulls, following, first, key_words, key_mask, secre
                 slot = np.int64(entry & _LOW32) - 1
                 warmth ^= rows[slot, first] ^ np.uint64(following[slot])
         for row in range(block, end):
-            place = _probe(index, rows, keys, row, first, 0, key_words, nulls[row], key_mask, tags[row - block], shift)
-            if place < 0:
+            position = _probe(
+                index, rows, keys, row, first, 0, key_words, nulls[row], key_mask, tags[row - block], shift
+            )
+            if position < 0:
                 continue
             before = filled
-            slot = np.int64(index[place] & _LOW32) - 1
+            slot = np.int64(index[position] & _LOW32) - 1
             while slot >= 0:
                 if filled == out_rows.shape[0]:
                     return row, before
@@ -179,11 +181,11 @@ def number_keys(words, first, key_words, key_mask, secret, index, ids, firsts):
     for row in range(words.shape[0]):
         nulls = words[row, 0] & key_mask
         tag = hash_row(words, row, first, key_words, nulls, secret)
-        place = _head(index, words, words, row, first, first, key_words, nulls, key_mask, tag)
-        if place >= 0:
-            ids[row] = ids[np.int64(index[place] & _LOW32) - 1]
+        position = _head(index, words, words, row, first, first, key_words, nulls, key_mask, tag)
+        if position >= 0:
+            ids[row] = ids[np.int64(index[position] & _LOW32) - 1]
         else:
-            index[-1 - place] = (tag << _S32) | np.uint64(row + 1)
+            index[-1 - position] = (tag << _S32) | np.uint64(row + 1)
             ids[row] = count
             firsts[count] = row
             count += 1
@@ -194,26 +196,26 @@ def number_keys(words, first, key_words, key_mask, secret, index, ids, firsts):
 def first_of_each(order, ids, last_wins, out):
     """Row of each id with the smallest order words; of equal ones the first, or the last. ``out`` starts as -1."""
     for row in range(ids.shape[0]):
-        held = out[ids[row]]
-        if held < 0:
+        best = out[ids[row]]
+        if best < 0:
             out[ids[row]] = row
             continue
         word = 0
-        while word < order.shape[1] and order[row, word] == order[held, word]:
+        while word < order.shape[1] and order[row, word] == order[best, word]:
             word += 1
         if word == order.shape[1]:
             if last_wins:
                 out[ids[row]] = row
-        elif order[row, word] < order[held, word]:
+        elif order[row, word] < order[best, word]:
             out[ids[row]] = row
 
 
 @njit(boolean(u64_2, i64_1, int64, int64), cache=True, nogil=True, inline="always")
-def _comes_before(order, arrival, row, other):
+def _comes_before(order, arrival, row, other_row):
     for word in range(order.shape[1]):
-        if order[row, word] != order[other, word]:
-            return order[row, word] < order[other, word]
-    return arrival[row] < arrival[other]
+        if order[row, word] != order[other_row, word]:
+            return order[row, word] < order[other_row, word]
+    return arrival[row] < arrival[other_row]
 
 
 @njit(void(u64_2, i64_1, i64_1, i64_1, i64_1, i64_1), cache=True, nogil=True)
@@ -237,7 +239,7 @@ def first_n_of_each(order, arrival, ids, rows, starts, best):
                 high = middle
             else:
                 low = middle + 1
-        for place in range(begin + size, begin + low, -1):
-            best[place] = best[place - 1]
+        for position in range(begin + size, begin + low, -1):
+            best[position] = best[position - 1]
         best[begin + low] = row
         sizes[ids[row]] = size + 1

@@ -76,14 +76,14 @@ def hash_bytes(hashes, begins, ends, offsets, data, valid):
                 continue
             begin, length = offsets[at], offsets[at + 1] - offsets[at]
             aligned = length - length % 4
-            for place in range(begin, begin + aligned, 4):
-                word = np.uint32(data[place]) | np.uint32(np.uint32(data[place + 1]) << np.uint32(8))
-                word |= np.uint32(np.uint32(data[place + 2]) << np.uint32(16))
-                word |= np.uint32(np.uint32(data[place + 3]) << np.uint32(24))
+            for byte in range(begin, begin + aligned, 4):
+                word = np.uint32(data[byte]) | np.uint32(np.uint32(data[byte + 1]) << np.uint32(8))
+                word |= np.uint32(np.uint32(data[byte + 2]) << np.uint32(16))
+                word |= np.uint32(np.uint32(data[byte + 3]) << np.uint32(24))
                 state = _mixed(state, np.uint32(word))
-            for place in range(begin + aligned, begin + length):
+            for byte in range(begin + aligned, begin + length):
                 # As Java's bytes, which have a sign.
-                state = _mixed(state, np.uint32(np.int32(np.int8(data[place]))))
+                state = _mixed(state, np.uint32(np.int32(np.int8(data[byte]))))
             state = _finished(state, np.uint32(length))
         hashes[row] = state
 
@@ -103,12 +103,12 @@ def hash_wide(hashes, begins, ends, data, valid):
                 length -= 1
             aligned = length - length % 4
             top = base + length - 1
-            for place in range(0, aligned, 4):
-                word = np.uint32(data[top - place]) | np.uint32(np.uint32(data[top - place - 1]) << np.uint32(8))
-                word |= np.uint32(np.uint32(data[top - place - 2]) << np.uint32(16))
-                word |= np.uint32(np.uint32(data[top - place - 3]) << np.uint32(24))
+            for byte in range(0, aligned, 4):
+                word = np.uint32(data[top - byte]) | np.uint32(np.uint32(data[top - byte - 1]) << np.uint32(8))
+                word |= np.uint32(np.uint32(data[top - byte - 2]) << np.uint32(16))
+                word |= np.uint32(np.uint32(data[top - byte - 3]) << np.uint32(24))
                 state = _mixed(state, np.uint32(word))
-            for place in range(aligned, length):
-                state = _mixed(state, np.uint32(np.int32(np.int8(data[top - place]))))
+            for byte in range(aligned, length):
+                state = _mixed(state, np.uint32(np.int32(np.int8(data[top - byte]))))
             state = _finished(state, np.uint32(length))
         hashes[row] = state

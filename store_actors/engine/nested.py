@@ -3,9 +3,9 @@
 The bytes of a value are made of sections, one after the other, in the order of the type's parts from the outside to the inside:
 which elements are there (a byte each), then their values, of strings their lengths (int32) and their bytes, of arrays and maps their
 lengths and then the sections of all their elements, of structs the sections of each field. How much of a section belongs to a value
-follows from the sections before it, so whole columns are written and read section by section, without a look at single values.
+follows from the sections before it. So whole columns are written and read section by section, never value by value.
 
-Nulls have the bytes of zeros. Of floats every bit counts: who wants one NaN and one zero among keys makes them so before.
+Nulls have the bytes of zeros. Floats are equal if all their bits are: the caller normalises NaN and zero in keys.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from numba import int64, njit, uint8, void
 
 from store_actors.engine.arrays import Bytes, Slots
+from store_actors.engine.part_kind_kernels import PartKind
 
 __all__ = ["decode_nested", "encode_nested", "is_text", "nested_keys", "parts_of"]
 
@@ -35,12 +36,12 @@ def is_text(data_type: pa.DataType) -> bool:
 
 
 @njit(void(u8_1, i64_1, i64_1, u8_1, i64_1), cache=True, nogil=True)
-def _copy(source, begins, sizes, target, places):  # type: ignore[no-untyped-def]
+def _copy(source, begins, sizes, target, target_begins):  # type: ignore[no-untyped-def]
     """Copy ``sizes[i]`` bytes from ``source[begins[i]]`` to ``target[places[i]]``."""
     for row in range(sizes.shape[0]):
-        begin, place = begins[row], places[row]
+        begin, target_begin = begins[row], target_begins[row]
         for step in range(sizes[row]):
-            target[place + step] = source[begin + step]
+            target[target_begin + step] = source[begin + step]
 
 
 def _begins(sizes: Slots) -> Slots:
@@ -70,15 +71,15 @@ def encode_nested(array: pa.Array) -> tuple[Bytes, Slots]:
     """Bytes of all values of an array, and the n + 1 offsets of each value's."""
     sections: list[_Section] = []
     _write(array, np.ones(len(array), np.int64), sections)
-    places = np.zeros(len(array) + 1, np.int64)
+    target_begins = np.zeros(len(array) + 1, np.int64)
     for section in sections:
-        places[1:] += section.sizes
-    ends = np.cumsum(places)
-    data, places = np.zeros(max(1, int(ends[-1])), np.uint8), ends[:-1].copy()
+        target_begins[1:] += section.sizes
+    ends = np.cumsum(target_begins)
+    data, target_begins = np.zeros(max(1, int(ends[-1])), np.uint8), ends[:-1].copy()
     for section in sections:
         if len(section.data):
-            _copy(section.data, _begins(section.sizes), section.sizes, data, places)
-        places += section.sizes
+            _copy(section.data, _begins(section.sizes), section.sizes, data, target_begins)
+        target_begins += section.sizes
     return data, ends
 
 
@@ -154,24 +155,24 @@ def _entries_type(data_type: pa.MapType) -> pa.ListType:
 
 
 def parts_of(data_type: pa.DataType) -> list[tuple[int, int]]:
-    """Lines by which ``nested_kernels.compare_nested`` compares values of a type; maps have no order."""
+    """Return the lines by which ``nested_kernels.compare_nested`` compares values of a type; maps have no order."""
     children: list[tuple[int, int]] = []
     if pa.types.is_struct(data_type):
-        kind, number = 4, data_type.num_fields
-        for place in range(number):
-            children += parts_of(data_type.field(place).type)
+        kind, number = PartKind.STRUCT, data_type.num_fields
+        for field_index in range(number):
+            children += parts_of(data_type.field(field_index).type)
     elif pa.types.is_list(data_type):
-        kind, number, children = 3, 0, parts_of(data_type.value_type)
+        kind, number, children = PartKind.LIST, 0, parts_of(data_type.value_type)
     elif is_text(data_type):
-        kind, number = 2, 0
+        kind, number = PartKind.TEXT, 0
     else:
-        kind = int(pa.types.is_floating(data_type))
+        kind = PartKind.FLOAT if pa.types.is_floating(data_type) else PartKind.INTEGER
         number = 1 if pa.types.is_boolean(data_type) else data_type.bit_width // 8
-    return [((1 + len(children)) << 3 | kind, number), *children]
+    return [((1 + len(children)) << 3 | int(kind), number), *children]
 
 
 def nested_keys(array: pa.Array) -> pa.Array:
-    """Values that are equal where those of an array are, nulls where it has nulls."""
+    """Return the bytes of each value: equal bytes for equal values, null for null."""
     data, ends = encode_nested(array)
     nulls = pa.py_buffer(np.packbits(_bytes_of(pc.is_valid(array).cast(pa.uint8())), bitorder="little"))
     return pa.Array.from_buffers(pa.large_binary(), len(array), [nulls, pa.py_buffer(ends), pa.py_buffer(data)])
@@ -181,9 +182,9 @@ def nested_keys(array: pa.Array) -> pa.Array:
 
 
 def decode_nested(packed: pa.BinaryArray, data_type: pa.DataType) -> pa.Array:
-    """The values whose bytes these are; null where they are null."""
-    there = packed.drop_null() if packed.null_count else packed
-    values = _Bytes(there).values(data_type, np.ones(len(there), np.int64))
+    """Return the values that have these bytes; null where the bytes are null."""
+    present = packed.drop_null() if packed.null_count else packed
+    values = _Bytes(present).values(data_type, np.ones(len(present), np.int64))
     if not packed.null_count:
         return values
     valid = pc.is_valid(packed).to_numpy(zero_copy_only=False)
@@ -197,12 +198,12 @@ class _Bytes:
         offsets, buffer = _offsets(packed), packed.buffers()[2]
         self._data: Bytes = np.zeros(1, np.uint8) if buffer is None else np.array(np.frombuffer(buffer, np.uint8))
         #: Where each row's next section begins.
-        self._places: Slots = offsets[:-1].astype(np.int64)
+        self._begins: Slots = offsets[:-1].astype(np.int64)
 
     def _section(self, sizes: Slots) -> Bytes:
         out = np.empty(int(sizes.sum()), np.uint8)
-        _copy(self._data, self._places, sizes, out, _begins(sizes))
-        self._places = self._places + sizes
+        _copy(self._data, self._begins, sizes, out, _begins(sizes))
+        self._begins = self._begins + sizes
         return out
 
     def values(self, data_type: pa.DataType, counts: Slots) -> pa.Array:
@@ -212,7 +213,9 @@ class _Bytes:
         nulls = size - int(np.count_nonzero(valid))
         bitmap = pa.py_buffer(np.packbits(valid, bitorder="little")) if nulls else None
         if pa.types.is_struct(data_type):
-            fields = [self.values(data_type.field(place).type, counts) for place in range(data_type.num_fields)]
+            fields = [
+                self.values(data_type.field(field_index).type, counts) for field_index in range(data_type.num_fields)
+            ]
             return pa.Array.from_buffers(data_type, size, [bitmap], nulls, children=fields)
         if pa.types.is_map(data_type) or pa.types.is_list(data_type):
             lengths = self._section(counts * 4).view(np.int32)

@@ -44,15 +44,15 @@ class RowOrder:
 
     def __init__(self, layout: RowLayout, order: Sequence[Mapping[str, Any]]) -> None:
         slots = {slot.name: slot for slot in (*layout.keys, *layout.state)}
-        for one in order:
-            if one["column"] not in slots:
+        for column in order:
+            if column["column"] not in slots:
                 raise InvalidRequestError(
                     "rows are ordered by a column that is no part of the state; nothing was changed; add it to the schema",
-                    column=one["column"],
+                    column=column["column"],
                     columns=sorted(slots),
                 )
         self._columns: list[tuple[FieldSlot, bool, bool]] = [
-            (slots[one["column"]], bool(one["descending"]), bool(one["nulls_first"])) for one in order
+            (slots[column["column"]], bool(column["descending"]), bool(column["nulls_first"])) for column in order
         ]
 
     def words(self, blocks: Sequence[Words], pool: StringPool) -> Words:
@@ -87,8 +87,8 @@ def sorts_before(left: Words, right: Words, *, if_equal: bool) -> Mask:
     """Whether each line of `left` comes before that of `right`."""
     before = np.full(len(left), if_equal)
     for word in reversed(range(left.shape[1])):
-        mine, other = left[:, word], right[:, word]
-        before = (mine < other) | ((mine == other) & before)
+        left_words, right_words = left[:, word], right[:, word]
+        before = (left_words < right_words) | ((left_words == right_words) & before)
     return before
 
 
@@ -116,10 +116,10 @@ def _float_words(bits: Words) -> Words:
 
 def _string_words(ids: Words, valid: Mask, pool: StringPool) -> Words:
     """Places of the strings among those at hand, by bytes; equal strings have equal ids."""
-    places = ids.view(np.int64)
-    seen = np.zeros(pool.count, np.bool_)
-    seen[places[valid]] = True
-    distinct = np.flatnonzero(seen)
+    string_ids = ids.view(np.int64)
+    is_present = np.zeros(pool.count, np.bool_)
+    is_present[string_ids[valid]] = True
+    distinct = np.flatnonzero(is_present)
     ends, content = pool.gather(distinct, np.ones(len(distinct), np.uint8))
     strings = pa.Array.from_buffers(
         pa.large_binary(), len(distinct), [None, pa.py_buffer(ends), pa.py_buffer(content)], null_count=0
@@ -127,4 +127,4 @@ def _string_words(ids: Words, valid: Mask, pool: StringPool) -> Words:
     # Nulls have the id 0, which need be no string at hand, or no string at all.
     ranks = np.zeros(max(pool.count, 1), np.uint64)
     ranks[distinct[pc.sort_indices(strings).to_numpy()]] = np.arange(len(distinct), dtype=np.uint64)
-    return ranks[places]
+    return ranks[string_ids]

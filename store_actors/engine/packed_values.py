@@ -12,15 +12,17 @@ def packed(array: pa.Array) -> pa.Array:
     """Values as binaries; null stays null."""
     schema = pa.schema([pa.field("", array.type)])
     valid = pc.is_valid(array).to_pylist()
-    made = [
-        pa.record_batch([array.slice(place, 1)], schema=schema).serialize().to_pybytes() if there else None
-        for place, there in enumerate(valid)
+    binaries = [
+        pa.record_batch([array.slice(row, 1)], schema=schema).serialize().to_pybytes() if is_valid else None
+        for row, is_valid in enumerate(valid)
     ]
-    return pa.array(made, pa.binary())
+    return pa.array(binaries, pa.binary())
 
 
 def unpacked(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Values of a type again, of what :func:`packed` made of them."""
     schema, null = pa.schema([pa.field("", kind)]), pa.nulls(1, kind)
-    values = [pa.ipc.read_record_batch(one.as_buffer(), schema).column(0) if one.is_valid else null for one in array]
+    values = [
+        pa.ipc.read_record_batch(value.as_buffer(), schema).column(0) if value.is_valid else null for value in array
+    ]
     return pa.concat_arrays([pa.array([], kind), *values])

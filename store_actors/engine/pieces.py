@@ -37,12 +37,12 @@ def batches(rows: pa.Table, limit: int = PIECE_BYTES) -> list[pa.RecordBatch]:
     if rows.nbytes <= limit:
         return rows.combine_chunks().to_batches()  # type: ignore[no-any-return]
     joined: list[pa.RecordBatch] = []
-    some: list[pa.RecordBatch] = []
+    pending: list[pa.RecordBatch] = []
     size = 0
     for batch in rows.to_batches():
-        if some and size + batch.nbytes > limit:
-            joined.append(pa.concat_batches(some))
-            some, size = [], 0
-        some.append(batch)
+        if pending and size + batch.nbytes > limit:
+            joined.append(pa.concat_batches(pending))
+            pending, size = [], 0
+        pending.append(batch)
         size += batch.nbytes
-    return [*joined, pa.concat_batches(some)] if some else joined
+    return [*joined, pa.concat_batches(pending)] if pending else joined

@@ -39,16 +39,20 @@ class PrefixMatch:
         self._bits = np.array([self._mask, *nulls.values(), *[_ALL_BITS] * width], np.uint64)
         width += len(nulls)
         self._secret = table.secret
-        wanted = np.ascontiguousarray(prefixes[:, self.words] & self._bits)
-        self._index = np.zeros(1 << (len(wanted) * 2).bit_length(), np.uint64)
-        self._held = np.empty((len(wanted) + 1, 1 + width), np.uint64)
-        nothing_free, counters, slots = np.empty(0, np.int64), np.zeros(2, np.int64), np.empty(len(wanted), np.int64)
+        masked = np.ascontiguousarray(prefixes[:, self.words] & self._bits)
+        self._index = np.zeros(1 << (len(masked) * 2).bit_length(), np.uint64)
+        self._stored = np.empty((len(masked) + 1, 1 + width), np.uint64)
+        nothing_free, counters, slots = (
+            np.empty(0, np.int64),
+            np.zeros(2, np.int64),
+            np.empty(len(masked), np.int64),
+        )
         row_kernels.put(
-            self._index, self._held, wanted, self._mask, 1, width, self._secret, 0, nothing_free, counters, len(wanted), slots
+            self._index, self._stored, masked, self._mask, 1, width, self._secret, 0, nothing_free, counters, len(masked), slots
         )  # fmt: skip
         #: The last one of equal prefixes.
-        self._prefix_at = np.zeros(len(wanted) + 1, np.int64)
-        self._prefix_at[slots] = np.arange(len(wanted))
+        self._prefix_at = np.zeros(len(masked) + 1, np.int64)
+        self._prefix_at[slots] = np.arange(len(masked))
 
     def places(self, rows: Words) -> Slots:
         """Place of the prefix that each row has, -1 for none.
@@ -62,6 +66,6 @@ class PrefixMatch:
         rows = rows & self._bits
         keys = np.ascontiguousarray(rows[:, 1:])
         index_kernels.lookup(
-            self._index, self._held, keys, np.ascontiguousarray(rows[:, 0]), self._mask, 1, self._secret, out
+            self._index, self._stored, keys, np.ascontiguousarray(rows[:, 0]), self._mask, 1, self._secret, out
         )
         return np.where(out >= 0, self._prefix_at[out], -1)

@@ -34,13 +34,13 @@ def results_of(rows: pa.Table, schema: StateSchema) -> pa.Table:
     state = {field.name for field in schema.state_fields}
     columns = {name: rows.column(name) for name in rows.column_names if name not in state}
     for accumulator in schema.accumulators:
-        found = [rows.column(field.name) for field in accumulator.state]
+        emitted = [rows.column(field.name) for field in accumulator.state]
         if accumulator.result and rows.num_rows == 0:
             # Nothing says how wide a row is.
-            found = [pa.array([], string_to_type(field.type)) for field in accumulator.emitted]
+            emitted = [pa.array([], string_to_type(field.type)) for field in accumulator.emitted]
         elif accumulator.result:
-            found = _MADE[accumulator.kind](accumulator, found[0].combine_chunks())
-        columns.update(zip((field.name for field in accumulator.emitted), found, strict=True))
+            emitted = _RESULTS[accumulator.kind](accumulator, emitted[0].combine_chunks())
+        columns.update(zip((field.name for field in accumulator.emitted), emitted, strict=True))
     return pa.table(columns)
 
 
@@ -58,7 +58,7 @@ def _registers(accumulator: Accumulator, state: pa.Array) -> list[pa.Array]:
     return [pa.array(out[:, 0]), pa.array(out[:, 1])]
 
 
-def _as_told(accumulator: Accumulator, state: pa.Array) -> list[pa.Array]:
+def _cast(accumulator: Accumulator, state: pa.Array) -> list[pa.Array]:
     return [state.cast(string_to_type(accumulator.result[0].type))]
 
 
@@ -125,9 +125,9 @@ def _bins(accumulator: Accumulator, state: pa.Array) -> list[pa.Array]:
     used = words[:, 0].view(np.int64) if len(words) else np.empty(0, np.int64)
     bins = words[:, 1:].view(np.float64).reshape(len(words), -1, 2)
     chosen = bins[np.arange(bins.shape[1]) < used[:, np.newaxis]]
-    place, height = kind.value_type
-    places = _of_doubles(np.ascontiguousarray(chosen[:, :1]), np.ones(len(chosen), np.bool_), place.type)
-    values = pa.StructArray.from_arrays([places, pa.array(chosen[:, 1])], fields=[place, height])
+    position, height = kind.value_type
+    positions = _of_doubles(np.ascontiguousarray(chosen[:, :1]), np.ones(len(chosen), np.bool_), position.type)
+    values = pa.StructArray.from_arrays([positions, pa.array(chosen[:, 1])], fields=[position, height])
     ends = np.concatenate([[0], np.cumsum(used)]).astype(np.int32)
     return [pa.ListArray.from_arrays(pa.array(ends), values, type=kind, mask=pa.array(used == 0))]
 
@@ -136,7 +136,7 @@ def _hll_sketch(accumulator: Accumulator, state: pa.Array) -> list[pa.Array]:
     return [sketch_bytes(state, int(accumulator.options["lg_k"]))]
 
 
-_MADE: Mapping[AccumulatorKind, Callable[[Accumulator, pa.Array], list[pa.Array]]] = {
+_RESULTS: Mapping[AccumulatorKind, Callable[[Accumulator, pa.Array], list[pa.Array]]] = {
     AccumulatorKind.DISTINCT_REGISTERS: _registers,
     AccumulatorKind.COUNTED: _counted,
     AccumulatorKind.COUNT_MIN: _sketch,
@@ -144,6 +144,6 @@ _MADE: Mapping[AccumulatorKind, Callable[[Accumulator, pa.Array], list[pa.Array]
     AccumulatorKind.HISTOGRAM: _bins,
     AccumulatorKind.HLL_SKETCH: _hll_sketch,
     AccumulatorKind.HLL_UNION: _hll_sketch,
-    AccumulatorKind.BITMAP: _as_told,
-    AccumulatorKind.BITMAP_OR: _as_told,
+    AccumulatorKind.BITMAP: _cast,
+    AccumulatorKind.BITMAP_OR: _cast,
 }

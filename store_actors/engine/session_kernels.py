@@ -38,8 +38,8 @@ def _precedes(left, right, starts, ends, states):
 def _sort(order, scratch, begin, stop, starts, ends, states):
     """Sort the events ``order[begin:stop]`` of one key; stable."""
     for run in range(begin, stop, _RUN):
-        for place in range(run + 1, min(run + _RUN, stop)):
-            event, hole = order[place], place
+        for position in range(run + 1, min(run + _RUN, stop)):
+            event, hole = order[position], position
             while hole > run and _precedes(event, order[hole - 1], starts, ends, states):
                 order[hole] = order[hole - 1]
                 hole -= 1
@@ -52,34 +52,34 @@ def _sort(order, scratch, begin, stop, starts, ends, states):
             if not _precedes(order[middle], order[middle - 1], starts, ends, states):
                 continue
             scratch[run:middle] = order[run:middle]
-            left, right, place = run, middle, run
+            left, right, position = run, middle, run
             while left < middle:
                 if right < end and _precedes(order[right], scratch[left], starts, ends, states):
-                    order[place] = order[right]
+                    order[position] = order[right]
                     right += 1
                 else:
-                    order[place] = scratch[left]
+                    order[position] = scratch[left]
                     left += 1
-                place += 1
+                position += 1
         width *= 2
 
 
 @njit(void(i64_1, i64_1, i64_1, int64, i64_1, i64_1), cache=True, nogil=True)
-def arrange(places, starts, ends, states, bounds, order):
+def arrange(key_numbers, starts, ends, states, bounds, order):
     """Put events in order within their keys.
 
     ``bounds`` (one more than keys, zeros) gets where each key's events begin in ``order``. The first ``states`` events are
     sessions of the state.
     """
-    for event in range(places.shape[0]):
-        bounds[places[event] + 1] += 1
+    for event in range(key_numbers.shape[0]):
+        bounds[key_numbers[event] + 1] += 1
     for key in range(1, bounds.shape[0]):
         bounds[key] += bounds[key - 1]
     cursor = bounds.copy()
-    for event in range(places.shape[0]):
-        order[cursor[places[event]]] = event
-        cursor[places[event]] += 1
-    scratch = np.empty(places.shape[0], np.int64)
+    for event in range(key_numbers.shape[0]):
+        order[cursor[key_numbers[event]]] = event
+        cursor[key_numbers[event]] += 1
+    scratch = np.empty(key_numbers.shape[0], np.int64)
     for key in range(bounds.shape[0] - 1):
         _sort(order, scratch, bounds[key], bounds[key + 1], starts, ends, states)
 
@@ -103,21 +103,21 @@ def cut(
     """
     inputs = pieces = sessions = 0
     for key in range(bounds.shape[0] - 1):
-        stop, place = bounds[key + 1], bounds[key]
-        while place < stop:
-            begin = place
+        stop, position = bounds[key + 1], bounds[key]
+        while position < stop:
+            begin = position
             end = ends[order[begin]]
             fresh = 0
             # Sessions that only touch are merged, too (`sessionStart <= getSessionEnd` of Spark's MergingSessionsIterator).
-            while place < stop and starts[order[place]] <= end:
-                end = max(end, ends[order[place]])
-                fresh += order[place] >= states
-                place += 1
+            while position < stop and starts[order[position]] <= end:
+                end = max(end, ends[order[position]])
+                fresh += order[position] >= states
+                position += 1
             if fresh == 0:
                 continue
-            for one in range(begin, place):
-                event = order[one]
-                if event < states or one == begin:
+            for number in range(begin, position):
+                event = order[number]
+                if event < states or number == begin:
                     piece_state[pieces] = event if event < states else -1
                     piece_session[pieces] = sessions
                     pieces += 1

@@ -29,12 +29,12 @@ def _count(code, rows_i, slot, word, value, words, depth):
         if code == OpCode.COUNT_LONG:
             hashed = np.int64(np.uint64(rows_i[slot, word + 1 + line]) * value)
             hashed += hashed >> 32
-            place = (hashed & _PRIME) % width
+            column = (hashed & _PRIME) % width
         else:  # COUNT_HASHES
             mixed = np.int64(first) + np.int64(line) * np.int64(second)
             narrow = np.int64(np.int32(np.uint32(np.uint64(mixed) & _LOW32)))
-            place = abs(narrow) % width  # the sign of Java's remainder is that of its left side
-        rows_i[slot, word + 1 + depth + line * width + place] += 1
+            column = abs(narrow) % width  # the sign of Java's remainder is that of its left side
+        rows_i[slot, word + 1 + depth + line * width + column] += 1
 
 
 @njit(void(f64_1, int64, int64), cache=True, nogil=True)
@@ -49,32 +49,32 @@ def _trim(bins, used, most):
         height = bins[at + 1] + bins[at + 3]
         bins[at] = bins[at] * (bins[at + 1] / height) + bins[at + 2] / height * bins[at + 3]
         bins[at + 1] = height
-        for place in range(at + 2, 2 * used - 2):
-            bins[place] = bins[place + 2]
+        for word in range(at + 2, 2 * used - 2):
+            bins[word] = bins[word + 2]
         used -= 1
 
 
 @njit(void(i64_2, f64_2, int64, int64, float64, int64), cache=True, nogil=True)
 def _add_to_bins(rows_i, rows_f, slot, word, value, most):
     used, begin = rows_i[slot, word], word + 1
-    left, right, found = 0, used, 0
-    while left < right:
-        found = (left + right) // 2
-        place = rows_f[slot, begin + 2 * found]
-        if place > value:
-            right = found
-        elif place < value:
-            found += 1
-            left = found
+    low, high, middle = 0, used, 0
+    while low < high:
+        middle = (low + high) // 2
+        center = rows_f[slot, begin + 2 * middle]
+        if center > value:
+            high = middle
+        elif center < value:
+            middle += 1
+            low = middle
         else:
             break
-    if found < used and rows_f[slot, begin + 2 * found] == value:
-        rows_f[slot, begin + 2 * found + 1] += 1.0
+    if middle < used and rows_f[slot, begin + 2 * middle] == value:
+        rows_f[slot, begin + 2 * middle + 1] += 1.0
         return
-    for at in range(begin + 2 * used - 1, begin + 2 * found - 1, -1):
+    for at in range(begin + 2 * used - 1, begin + 2 * middle - 1, -1):
         rows_f[slot, at + 2] = rows_f[slot, at]
-    rows_f[slot, begin + 2 * found] = value
-    rows_f[slot, begin + 2 * found + 1] = 1.0
+    rows_f[slot, begin + 2 * middle] = value
+    rows_f[slot, begin + 2 * middle + 1] = 1.0
     used += 1
     if used > most:
         _trim(rows_f[slot, begin : begin + 2 * used], used, most)
@@ -84,20 +84,20 @@ def _add_to_bins(rows_i, rows_f, slot, word, value, most):
 
 @njit(void(i64_2, f64_2, int64, int64, u64_2, f64_2, int64, int64, int64), cache=True, nogil=True)
 def _merge_bins(rows_i, rows_f, slot, word, values, values_f, a, row, most):
-    used, others, begin = rows_i[slot, word], np.int64(values[a, row]), word + 1
-    merged = np.empty(2 * (used + others), np.float64)
+    used, other_used, begin = rows_i[slot, word], np.int64(values[a, row]), word + 1
+    merged = np.empty(2 * (used + other_used), np.float64)
     left = right = total = 0
-    while left < used or right < others:
-        if right == others or (left < used and rows_f[slot, begin + 2 * left] <= values_f[a + 1 + 2 * right, row]):
-            place, height = rows_f[slot, begin + 2 * left], rows_f[slot, begin + 2 * left + 1]
+    while left < used or right < other_used:
+        if right == other_used or (left < used and rows_f[slot, begin + 2 * left] <= values_f[a + 1 + 2 * right, row]):
+            center, height = rows_f[slot, begin + 2 * left], rows_f[slot, begin + 2 * left + 1]
             left += 1
         else:
-            place, height = values_f[a + 1 + 2 * right, row], values_f[a + 2 + 2 * right, row]
+            center, height = values_f[a + 1 + 2 * right, row], values_f[a + 2 + 2 * right, row]
             right += 1
-        if total > 0 and merged[2 * total - 2] == place:
+        if total > 0 and merged[2 * total - 2] == center:
             merged[2 * total - 1] += height
         else:
-            merged[2 * total], merged[2 * total + 1] = place, height
+            merged[2 * total], merged[2 * total + 1] = center, height
             total += 1
     _trim(merged, total, most)
     rows_i[slot, word] = min(total, most)

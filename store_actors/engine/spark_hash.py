@@ -106,28 +106,28 @@ class _Nested:
 
     parts: tuple[_Hashed, ...]
     offsets: Slots | None
-    is_there: Mask
+    is_valid: Mask
 
     def carry(self, hashes: Hashes, begins: Slots, ends: Slots) -> None:
         # By the first value of each row, then by the second one of those that have one, and so on.
-        rows, places = np.arange(len(hashes)), begins
+        rows, positions = np.arange(len(hashes)), begins
         while True:
-            more = places < ends[rows]
-            rows, places = rows[more], places[more]
+            more = positions < ends[rows]
+            rows, positions = rows[more], positions[more]
             if not len(rows):
                 return
-            some = self.is_there[places]
-            self._carry_one(hashes, rows[some], places[some])
-            places = places + 1
+            is_valid = self.is_valid[positions]
+            self._carry_one(hashes, rows[is_valid], positions[is_valid])
+            positions = positions + 1
 
-    def _carry_one(self, hashes: Hashes, rows: Slots, places: Slots) -> None:
-        own = hashes[rows]
-        begins, ends = places, places + 1
+    def _carry_one(self, hashes: Hashes, rows: Slots, positions: Slots) -> None:
+        row_hashes = hashes[rows]
+        begins, ends = positions, positions + 1
         if self.offsets is not None:
-            begins, ends = self.offsets[places], self.offsets[places + 1]
+            begins, ends = self.offsets[positions], self.offsets[positions + 1]
         for part in self.parts:
-            part.carry(own, begins, ends)
-        hashes[rows] = own
+            part.carry(row_hashes, begins, ends)
+        hashes[rows] = row_hashes
 
 
 def _hashed(values: pa.Array) -> _Hashed:

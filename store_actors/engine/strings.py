@@ -44,10 +44,10 @@ def _look_up(data, begin, end, secret, index, arena, offsets):
     shift = index_shift(index.shape[0])
     mask = np.uint64(index.shape[0] - 1)
     tag = hash_string(data, begin, end, secret)
-    place = tag >> shift
-    while index[place] != _ZERO:
-        if index[place] >> _S32 == tag:
-            candidate = np.int64(index[place] & _LOW32) - 1
+    bucket = tag >> shift
+    while index[bucket] != _ZERO:
+        if index[bucket] >> _S32 == tag:
+            candidate = np.int64(index[bucket] & _LOW32) - 1
             length = offsets[candidate + 1] - offsets[candidate]
             if length == end - begin:
                 same = True
@@ -56,9 +56,9 @@ def _look_up(data, begin, end, secret, index, arena, offsets):
                         same = False
                         break
                 if same:
-                    return candidate, place, tag
-        place = (place + _ONE) & mask
-    return np.int64(-1), place, tag
+                    return candidate, bucket, tag
+        bucket = (bucket + _ONE) & mask
+    return np.int64(-1), bucket, tag
 
 
 @njit(
@@ -81,19 +81,19 @@ def _intern(data, ends, valid, start, secret, index, arena, offsets, count, used
             out[row] = _ZERO
             continue
         begin, end = ends[row], ends[row + 1]
-        found, place, tag = _look_up(data, begin, end, secret, index, arena, offsets)
-        if found < 0:
+        string_id, bucket, tag = _look_up(data, begin, end, secret, index, arena, offsets)
+        if string_id < 0:
             if room <= 0 or count + 1 >= offsets.shape[0] or used + (end - begin) > arena.shape[0]:
                 return row, count, used
             for position in range(begin, end):
                 arena[used] = data[position]
                 used += 1
-            index[place] = (tag << _S32) | np.uint64(count + 1)
-            found = count
+            index[bucket] = (tag << _S32) | np.uint64(count + 1)
+            string_id = count
             count += 1
             offsets[count] = used
             room -= 1
-        out[row] = np.uint64(found)
+        out[row] = np.uint64(string_id)
     return valid.shape[0], count, used
 
 
@@ -104,8 +104,8 @@ def _find(data, ends, valid, secret, index, arena, offsets, out):
         if valid[row] == 0:
             out[row] = _ZERO
             continue
-        found, _, _ = _look_up(data, ends[row], ends[row + 1], secret, index, arena, offsets)
-        out[row] = np.uint64(found)
+        string_id, _, _ = _look_up(data, ends[row], ends[row + 1], secret, index, arena, offsets)
+        out[row] = np.uint64(string_id)
 
 
 @njit(void(i64_1, i64_1, u8_1, i64_1), cache=True, nogil=True)
@@ -179,15 +179,15 @@ class StringPool:
 
     def looking(self) -> StringPool:
         """Return the pool as it is now, for lookups only: a value that it does not have gets an id that no value has."""
-        other = copy.copy(self)
-        other._takes_in = False
-        return other
+        lookup_pool = copy.copy(self)
+        lookup_pool._takes_in = False
+        return lookup_pool
 
     def _known_ids(self, data: Bytes, ends: Slots, valid: Bytes) -> Words:
         out = np.empty(len(valid), np.uint64)
-        for some in steps(self.memory, len(valid)):
-            bounds = ends[some.start : some.stop + 1]
-            _find(data, bounds, valid[some], self._secret, self._index, self.arena, self.offsets, out[some])
+        for piece in steps(self.memory, len(valid)):
+            bounds = ends[piece.start : piece.stop + 1]
+            _find(data, bounds, valid[piece], self._secret, self._index, self.arena, self.offsets, out[piece])
         return out
 
     @property
@@ -216,8 +216,8 @@ class StringPool:
 
     def measure(self, ids: Slots, valid: Bytes, out: Slots) -> None:
         """Add the bytes of the values with these ids to `out`; nothing where ``valid`` is 0."""
-        for some in steps(self.memory, len(ids)):
-            _measure(self.offsets, ids[some], valid[some], out[some])
+        for piece in steps(self.memory, len(ids)):
+            _measure(self.offsets, ids[piece], valid[piece], out[piece])
 
     def _double_index(self) -> None:
         self._index = larger_index(self.memory, self._index, 2 * len(self._index))
@@ -236,8 +236,8 @@ class StringPool:
     def copied(self, ids: Slots, valid: Bytes, ends: Slots) -> Bytes:
         """Data of :meth:`gather`."""
         out = np.empty(int(ends[-1]), np.uint8)
-        for some in steps(self.memory, len(ids)):
-            _gather(self.arena, self.offsets, ids[some], valid[some], ends[some], out)
+        for piece in steps(self.memory, len(ids)):
+            _gather(self.arena, self.offsets, ids[piece], valid[piece], ends[piece], out)
         return out
 
 

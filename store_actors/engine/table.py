@@ -44,13 +44,13 @@ class Touched:
     def nothing(cls, row_words: int) -> Touched:
         return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, row_words), np.uint64))
 
-    def joined(self, other: Touched) -> Touched:
+    def joined(self, later: Touched) -> Touched:
         if not len(self.created) and not len(self.changed):
-            return other
+            return later
         return Touched(
-            np.concatenate([self.created, other.created]),
-            np.concatenate([self.changed, other.changed]),
-            np.concatenate([self.before, other.before]),
+            np.concatenate([self.created, later.created]),
+            np.concatenate([self.changed, later.changed]),
+            np.concatenate([self.before, later.before]),
         )
 
 
@@ -141,7 +141,7 @@ class GroupTable(WordRows):
                 source = opened(field.sketch, values[column], valid[column], self.pool)
                 self.lists.merge_sketches(rows, targets, field, *source)
             elif field.sketch is not None:
-                begins, lengths = (np.ascontiguousarray(values[column + one]).view(np.int64) for one in range(2))
+                begins, lengths = (np.ascontiguousarray(values[column + number]).view(np.int64) for number in range(2))
                 self.lists.merge_sketches(rows, targets, field, elements, begins, lengths)
             elif feed is self.layout.raw and field.is_counted:
                 self.lists.append_counted(rows, targets, field, values, valid, column, often)
@@ -258,16 +258,16 @@ class GroupTable(WordRows):
         if (order := self._order(keys, nulls)) is not None:
             keys, nulls = keys[order], nulls[order]
         out = np.empty(len(nulls), np.int64)
-        for some in steps(self.memory, len(nulls)):
+        for piece in steps(self.memory, len(nulls)):
             index_kernels.lookup(
                 self._index,
                 self.rows,
-                keys[some],
-                nulls[some],
+                keys[piece],
+                nulls[piece],
                 self.layout.key_mask,
                 self.layout.flag_words,
                 self.secret,
-                out[some],
+                out[piece],
             )
         return out if order is None else _put_back(out, order)
 
@@ -295,9 +295,9 @@ class GroupTable(WordRows):
         self._reserve_free(len(rows))
         out = np.empty(len(rows), np.int64)
         count = 0
-        for some in steps(self.memory, len(rows)):
+        for piece in steps(self.memory, len(rows)):
             count += index_kernels.remove(
-                self._index, self.rows, keys[some], nulls[some], layout.key_mask, layout.flag_words, self.secret,
+                self._index, self.rows, keys[piece], nulls[piece], layout.key_mask, layout.flag_words, self.secret,
                 self._free, self._counters, out[count:],
             )  # fmt: skip
         return out[:count]
@@ -312,9 +312,9 @@ class GroupTable(WordRows):
         self._reserve_free(len(candidates))
         out = np.empty(len(candidates), np.int64)
         count = 0
-        for some in steps(self.memory, len(candidates)):
+        for piece in steps(self.memory, len(candidates)):
             count += index_kernels.evict(
-                self._index, self.rows, candidates[some], layout.key_mask, layout.flag_words, layout.key_words,
+                self._index, self.rows, candidates[piece], layout.key_mask, layout.flag_words, layout.key_words,
                 self.secret, layout.expiry_word, limit, self._free, self._counters, out[count:],
             )  # fmt: skip
         return out[:count].copy()
@@ -324,11 +324,11 @@ class GroupTable(WordRows):
         if self.memory.step(len(slots)) >= len(slots):
             return np.take(self.rows, slots, axis=0)
         out = np.empty((len(slots), self.layout.row_words), np.uint64)
-        for some in steps(self.memory, len(slots)):
-            out[some] = np.take(self.rows, slots[some], axis=0)
+        for piece in steps(self.memory, len(slots)):
+            out[piece] = np.take(self.rows, slots[piece], axis=0)
         return out
 
-    def taken_columns(self, chosen: Bytes, some: slice, words: Slots) -> Words:
+    def taken_columns(self, chosen: Bytes, span: slice, words: Slots) -> Words:
         """Return copies of some words of the chosen rows in a range of slots; copies of the same word are adjacent in memory.
 
         Parameters
@@ -338,10 +338,10 @@ class GroupTable(WordRows):
         words
             Indices of the words to copy; the other words of the result are undefined.
         """
-        out = np.empty((self.layout.row_words, int(np.count_nonzero(chosen[some]))), np.uint64)
+        out = np.empty((self.layout.row_words, int(np.count_nonzero(chosen[span]))), np.uint64)
         count = 0
-        for part in steps(self.memory, some.stop - some.start):
-            begin, end = some.start + part.start, some.start + part.stop
+        for piece in steps(self.memory, span.stop - span.start):
+            begin, end = span.start + piece.start, span.start + piece.stop
             count = row_kernels.take_columns(self.rows, chosen, begin, end, words, out, count)
         return out.T
 
@@ -353,16 +353,16 @@ class GroupTable(WordRows):
         """Slots of all groups."""
         out = np.empty(len(self), np.int64)
         count = 0
-        for some in blocks(self.memory, self.used_rows()):
-            count += index_kernels.live_slots(self.rows, some.start, some.stop, out[count:])
+        for block in blocks(self.memory, self.used_rows()):
+            count += index_kernels.live_slots(self.rows, block.start, block.stop, out[count:])
         return out
 
     def live_flags(self) -> Bytes:
         """Return for every row that was ever used whether it is live: 1, or 0."""
         used = self.used_rows()
         live = self.memory.zeros(len(used), np.uint8)
-        for some in blocks(self.memory, used):
-            index_kernels.live_flags(used, some.start, some.stop, live)
+        for block in blocks(self.memory, used):
+            index_kernels.live_flags(used, block.start, block.stop, live)
         return live
 
     # -- readers that outlive changes -----------------------------------------------------------------------------
@@ -395,8 +395,8 @@ class GroupTable(WordRows):
     def decode_frozen(self, rows: Words, frozen: FrozenRows) -> Iterator[pa.Table]:
         """Arrow tables in ``row_schema`` of rows that frozen rows gave out, a piece of a snapshot each; no lock is needed."""
         past, fields = self.as_of(frozen), (*self.layout.keys, *self.layout.state)
-        for some in past.cut(rows, fields, limit=self.snapshot_bytes):
-            yield past.decode(rows[some])
+        for piece in past.cut(rows, fields, limit=self.snapshot_bytes):
+            yield past.decode(rows[piece])
 
     def as_of(self, frozen: FrozenRows) -> GroupTable:
         """Return a table that only decodes the words of frozen rows."""
@@ -410,9 +410,9 @@ class GroupTable(WordRows):
         """Rebuild the index, after key words were changed in the rows."""
         layout = self.layout
         self._index[:] = 0
-        for some in blocks(self.memory, self.used_rows()):
+        for block in blocks(self.memory, self.used_rows()):
             index_kernels.reindex(
-                self._index, self.rows, some.start, some.stop, layout.key_mask, layout.flag_words, layout.key_words,
+                self._index, self.rows, block.start, block.stop, layout.key_mask, layout.flag_words, layout.key_words,
                 self.secret,
             )  # fmt: skip
 
@@ -442,15 +442,15 @@ class GroupTable(WordRows):
         """Return the number of keys that the index takes before it has to grow."""
         return int(len(self._index) * _FULL) - len(self)
 
-    def _grow(self, rest: int) -> None:
-        """Grow for at least one more key; for `rest` (rows of the batch that are left) as far as doubling goes."""
+    def _grow(self, remaining: int) -> None:
+        """Grow for at least one more key; for `remaining` (rows of the batch that are left) as far as doubling goes."""
         if self._index_room() <= 0:
             self._index = larger_index(self.memory, self._index, 2 * len(self._index))
         used, capacity = int(self._counters[0]), len(self.rows)
         if used == capacity and self._counters[1] == 0:
             # Half more, not double, once large: at most a third of a big shard's rows are spare.
             extra = capacity if capacity < 1 << 20 else capacity // 2
-            self.rows = self.memory.larger(self.rows, used, capacity + max(extra, min(rest, 1 << 16)))
+            self.rows = self.memory.larger(self.rows, used, capacity + max(extra, min(remaining, 1 << 16)))
 
     def _reserve_free(self, more: int) -> None:
         needed = int(self._counters[1]) + more

@@ -97,18 +97,18 @@ class TableView:
         if isinstance(looking, MultimapTable):
             return self._view.rows_of_chains(*looking.chain_keys(keys))
         # Where each key has one row, a last key that numbers rows is 0.
-        own = tuple(slot for slot in table.layout.keys if slot.name != ROW_COLUMN)
-        given = own[: keys.num_columns]
-        if len(given) < len(own):
-            return self._view.rows_of_prefixes(looking.rows_of(keys, given), len(given))
-        rows, found = self._view.rows_of_keys(looking.rows_of(keys, given))
-        places = np.flatnonzero(found)
-        return places, rows[places]
+        key_fields = tuple(slot for slot in table.layout.keys if slot.name != ROW_COLUMN)
+        given_fields = key_fields[: keys.num_columns]
+        if len(given_fields) < len(key_fields):
+            return self._view.rows_of_prefixes(looking.rows_of(keys, given_fields), len(given_fields))
+        rows, is_found = self._view.rows_of_keys(looking.rows_of(keys, given_fields))
+        key_numbers = np.flatnonzero(is_found)
+        return key_numbers, rows[key_numbers]
 
     def frozen(self, columns: Sequence[str]) -> Frozen:
         """See :class:`ShardView`."""
-        wanted = self._columns(columns)
-        return frozen_pieces(self._view.frozen(all_words(wanted[0])), partial(self._of_piece, wanted))
+        projection = self._columns(columns)
+        return frozen_pieces(self._view.frozen(all_words(projection[0])), partial(self._of_piece, projection))
 
     def frozen_rows(self) -> FrozenRows:
         """All rows as words, made little by little."""
@@ -120,22 +120,22 @@ class TableView:
 
     def _columns(self, names: Sequence[str]) -> _Columns:
         """Fields of some columns; worked out once, as look-ups of one key come by the thousand."""
-        wanted, layout = tuple(names), self._store.table.layout
+        selected, layout = tuple(names), self._store.table.layout
         if layout is not self._layout:
             self._planned, self._layout = {}, layout
-        if (found := self._planned.get(wanted)) is None:
+        if (projection := self._planned.get(selected)) is None:
             named = {slot.name: slot for slot in (*layout.keys, *layout.state)}
             types = layout.schema.row_schema()
-            found = [named[name] for name in wanted], pa.schema([types.field(name) for name in wanted])
-            self._planned[wanted] = found
-        return found
+            projection = [named[name] for name in selected], pa.schema([types.field(name) for name in selected])
+            self._planned[selected] = projection
+        return projection
 
 
 def _decoded(table: GroupTable, rows: Words, columns: _Columns, limit: int) -> pa.Table:
     """Some columns of rows that are given as words."""
     fields, schema = columns
     pieces = [
-        pa.Table.from_arrays([table.decode_field(slot, rows[some]) for slot in fields], schema=schema)
-        for some in table.cut(rows, fields, limit=limit)
+        pa.Table.from_arrays([table.decode_field(slot, rows[piece]) for slot in fields], schema=schema)
+        for piece in table.cut(rows, fields, limit=limit)
     ]
     return pieces[0] if len(pieces) == 1 else pa.concat_tables([schema.empty_table(), *pieces])

@@ -111,26 +111,26 @@ class VersionView:
         if len(keys) > _FEW_KEYS or self._looks >= _FEW_LOOKS or self._seen or self._version is None:
             self._catch_up()
             return self._overlay
-        found = self._overlay
+        overlay = self._overlay
         for step in self._store.steps_since(self._version, self._serial):
             for part in step.parts:
                 for rows, mark in ((part.before, np.uint64(0)), (part.created, _ABSENT)):
                     chosen = self._with_keys(rows, keys, nulls, mask)
                     if len(chosen):
-                        found = self._new_overlay() if found is self._overlay else found
-                        self._lay_over(found, rows[chosen], mark)
+                        overlay = self._new_overlay() if overlay is self._overlay else overlay
+                        self._lay_over(overlay, rows[chosen], mark)
                     self._looks += len(rows) > 0
-        return found
+        return overlay
 
     def _with_keys(self, rows: Words, keys: Words, nulls: Words, mask: np.uint64) -> Slots:
         """Places of the rows that have one of a few keys."""
         first = self._table.layout.flag_words
-        of_rows, places = rows[:, first : first + keys.shape[1]], [np.empty(0, np.int64)]
+        of_rows, matches = rows[:, first : first + keys.shape[1]], [np.empty(0, np.int64)]
         for key, null in zip(keys, nulls, strict=True):
-            some = np.flatnonzero(of_rows[:, 0] == key[0]) if len(key) else np.arange(len(rows))
-            is_same = (of_rows[some] == key).all(axis=1) & (rows[some, 0] & mask == null)
-            places.append(some[is_same])
-        return np.unique(np.concatenate(places))
+            candidates = np.flatnonzero(of_rows[:, 0] == key[0]) if len(key) else np.arange(len(rows))
+            is_same = (of_rows[candidates] == key).all(axis=1) & (rows[candidates, 0] & mask == null)
+            matches.append(candidates[is_same])
+        return np.unique(np.concatenate(matches))
 
     def __len__(self) -> int:
         slots, extra = self._all()
@@ -142,15 +142,15 @@ class VersionView:
         """Rows with these keys (zeros where there is none), and whether each was found."""
         overlay = self._overlay_for(*self._table.keys_of(keys), self._table.layout.key_mask)
         slots = self._table.find(keys)
-        found = slots >= 0
-        rows = self._table.taken(np.where(found, slots, 0))
+        is_found = slots >= 0
+        rows = self._table.taken(np.where(is_found, slots, 0))
         if len(overlay):
             hidden = overlay.find(keys)
             changed = hidden >= 0
             rows[changed] = overlay.rows[hidden[changed]]
-            found[changed] = rows[changed, 0] >> _S32 == 0
-        rows[~found] = 0
-        return rows, found
+            is_found[changed] = rows[changed, 0] >> _S32 == 0
+        rows[~is_found] = 0
+        return rows, is_found
 
     def rows_of_chains(self, keys: Words, nulls: Words) -> tuple[Slots, Words]:
         """All rows that have one of some leading keys, of a table whose rows share them.
@@ -213,9 +213,9 @@ class VersionView:
         if not len(changed):
             return slots, changed
         hidden = self._table.find(changed)
-        shown = np.ones(len(self._table.rows), np.bool_)
-        shown[hidden[hidden >= 0]] = False
-        return slots[shown[slots]], changed[changed[:, 0] >> _S32 == 0]
+        is_unchanged = np.ones(len(self._table.rows), np.bool_)
+        is_unchanged[hidden[hidden >= 0]] = False
+        return slots[is_unchanged[slots]], changed[changed[:, 0] >> _S32 == 0]
 
     def frozen(self, words: Slots | None = None) -> FrozenRows:
         """All rows, in no particular order, as copies of their words that are made little by little; see :class:`FrozenRows`."""
@@ -223,6 +223,6 @@ class VersionView:
         if not len(self._overlay):
             return FrozenRows(self._table, words=words)
         slots, extra = self._all()
-        shown = np.zeros(len(self._table.used_rows()), np.uint8)
-        shown[slots] = 1
-        return FrozenRows(self._table, shown, extra, words)
+        selected = np.zeros(len(self._table.used_rows()), np.uint8)
+        selected[slots] = 1
+        return FrozenRows(self._table, selected, extra, words)

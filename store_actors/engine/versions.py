@@ -326,8 +326,8 @@ Frozen = Generator[Callable[[], Iterator[pa.Table]], None, None]
 def frozen_pieces(rows: FrozenRows, decode: Callable[[Words, FrozenRows], Iterator[pa.Table]]) -> Frozen:
     """Pieces of frozen rows, one after the other."""
     try:
-        for some in rows:
-            yield partial(decode, some, rows)
+        for piece in rows:
+            yield partial(decode, piece, rows)
     finally:
         rows.close()
 
@@ -346,11 +346,11 @@ class Compaction:
     def run(self, *sharing: VersionedTable) -> None:
         """Drop what none of the tables, which share one pool of strings, holds in any of its versions."""
         tables = []
-        for one in sharing:
-            parts = [part for step in one.steps() for part in step.parts]
+        for store in sharing:
+            parts = [part for step in store.steps() for part in step.parts]
             # Of created rows only flags and keys are used, so they hold no list.
-            key_end = one.table.layout.flag_words + one.table.layout.key_words
-            tables.append((one.table, [rows for part in parts for rows in (part.created[:, :key_end], part.before)]))
+            key_end = store.table.layout.flag_words + store.table.layout.key_words
+            tables.append((store.table, [rows for part in parts for rows in (part.created[:, :key_end], part.before)]))
         compact_together(tables)
         self._floor = _pooled(sharing[0].table)
 

@@ -61,10 +61,10 @@ class EncodedBatch:
             return batches[0]
         return cls(
             batches[0].feed,
-            np.concatenate([one.keys for one in batches]),
-            np.concatenate([one.nulls for one in batches]),
-            np.concatenate([one.values for one in batches], axis=1),
-            np.concatenate([one.valid for one in batches], axis=1),
+            np.concatenate([batch.keys for batch in batches]),
+            np.concatenate([batch.nulls for batch in batches]),
+            np.concatenate([batch.values for batch in batches], axis=1),
+            np.concatenate([batch.valid for batch in batches], axis=1),
             batches[0].elements,
         )
 
@@ -172,9 +172,9 @@ class WordRows:
         """Return the rows as they are now, for readers that only look up keys: no string is added to the pool."""
         if not self.layout.has_text_keys:
             return self
-        other = copy.copy(self)
-        other.pool = self.pool.looking()
-        return other
+        lookup_rows = copy.copy(self)
+        lookup_rows.pool = self.pool.looking()
+        return lookup_rows
 
     # -- out ------------------------------------------------------------------------------------------------------
 
@@ -186,8 +186,8 @@ class WordRows:
         fields, schema = (*self.layout.keys, *self.layout.state), self.layout.schema.row_schema()
         self.memory.check(_DECODED * rows.nbytes)
         pieces = [
-            pa.Table.from_arrays([self.decode_field(slot, rows[some], pool) for slot in fields], schema=schema)
-            for some in self.cut(rows, fields, pool)
+            pa.Table.from_arrays([self.decode_field(slot, rows[piece], pool) for slot in fields], schema=schema)
+            for piece in self.cut(rows, fields, pool)
         ]
         return pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces)
 

@@ -33,7 +33,7 @@ __all__ = ["check_countable", "decode_column", "encode_column", "validity"]
 _MOST = 2**31 - 1
 
 
-def check_countable(count: int, what: str) -> None:
+def check_countable(count: int, unit: str) -> None:
     """Refuse a count that no Arrow array of Spark's types can have: rows are cut before, so it is of a single row.
 
     Raises
@@ -43,7 +43,7 @@ def check_countable(count: int, what: str) -> None:
     """
     if count > _MOST:
         raise InvalidRequestError(
-            f"one row of a shard has more than 2**31 - 1 {what} in one column, which neither Spark's rows nor their Arrow types can "
+            f"one row of a shard has more than 2**31 - 1 {unit} in one column, which neither Spark's rows nor their Arrow types can "
             "hold; nothing was written; gather less in one group, or use finer keys under another name",
             count=count,
         )
