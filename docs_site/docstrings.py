@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from numpydoc.docscrape import NumpyDocString
+
 __all__ = ["default_of", "described", "markdown", "rows_of", "summary"]
 
 _ROLE = re.compile(r":\w+:`(?:~?[\w.]*?(\w+)|([^<`]+) <[^>]+>)`")
@@ -35,13 +37,11 @@ def described(documented: object, section: str = "Parameters") -> dict[str, str]
     ValueError
         There is no such section.
     """
-    text = inspect.cleandoc(documented.__doc__ or "")
-    body = re.search(rf"^{section}\n-+\n(.*?)(?=^\w[^\n]*\n-+\n|\Z)", text, re.MULTILINE | re.DOTALL)
-    if body is None:
-        raise ValueError(f"{documented} has no section {section}")
     entries: dict[str, str] = {}
-    for names, lines in re.findall(r"^(\S[^\n]*)\n((?:[ \t]+\S[^\n]*(?:\n|\Z)|\n)+)", body[1], re.MULTILINE):
-        entries |= dict.fromkeys(names.split(", "), markdown(" ".join(lines.split())))
+    for names, kind, lines in NumpyDocString(inspect.cleandoc(documented.__doc__ or ""))[section]:
+        entries |= dict.fromkeys((names or kind).split(", "), markdown(" ".join(" ".join(lines).split())))
+    if not entries:
+        raise ValueError(f"{documented} has no section {section}")
     return entries
 
 

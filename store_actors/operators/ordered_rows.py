@@ -34,7 +34,6 @@ class OrderedRows(VersionedTable):
         layout, options = self.table.layout, schema.options
         self._n = int(options["n"])
         self._last_wins = options.get("ties", "first") == "last"
-        self._emit_removed = bool(options.get("emit_removed", False))
         self._order = RowOrder(layout, options["order"])
         self._payload: list[str] = list(options.get("payload", [field.name for field in schema.inputs]))
         self._rank = next((slot for slot in layout.state if slot.name == RANK_COLUMN), None)
@@ -113,11 +112,9 @@ class OrderedRows(VersionedTable):
         return rows.append_column(CHANGE_COLUMN, pa.array(kinds))
 
     def output(self, delta: pa.Table) -> pa.Table:
-        """Rows that are new or moved, and removed ones if these are asked for: partition, payload and rank."""
+        """Return the rows that are new or moved: partition, payload and rank."""
         is_kept = pc.not_equal(delta.column(CHANGE_COLUMN), REMOVED)
         names = [*(field.name for field in self.schema.input_keys), *self._payload]
         if self._rank is not None:
             names.append(RANK_COLUMN)
-            if self._emit_removed:
-                is_kept = pc.or_(is_kept, pc.is_null(delta.column(RANK_COLUMN)))
         return delta.filter(is_kept).select(names)

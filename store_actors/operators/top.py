@@ -14,7 +14,7 @@ the others move up. A row that the watermark of its own batch takes out is emitt
 Schema (:func:`~store_actors.operators.top_schema.top_schema` makes it): ``keys`` are the partition and ``__row``, which numbers
 the rows in the order of their arrival; one ``VALUE`` for each input; with ranks, a last ``VALUE`` ``rank``, int32, from 1.
 Options: ``n``; ``order`` (see :class:`~store_actors.engine.ordering.RowOrder`); ``ties``: "first" or "last"; ``payload``:
-columns that are emitted, not only ordered by; ``emit_removed``: rows that leave the table are emitted, too, with a null rank.
+columns that are emitted, not only ordered by.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _NEW = np.int64(1 << 62)
 
 def top_shard(schema: StateSchema, seed: int = 0, memory: Memory = HEAP) -> FirstShard | TopShard:
     """An empty shard: the one for a single row of each partition, where that will do."""
-    single = int(schema.options["n"]) == 1 and not schema.options.get("emit_removed", False)
-    return FirstShard(schema, seed, memory) if single else TopShard(schema, seed, memory)
+    single_row = int(schema.options["n"]) == 1
+    return FirstShard(schema, seed, memory) if single_row else TopShard(schema, seed, memory)
 
 
 class FirstShard(OrderedRows):
@@ -56,7 +56,7 @@ class FirstShard(OrderedRows):
     Parameters
     ----------
     schema
-        As the module says, with ``n`` 1 and without ``emit_removed``.
+        As the module says, with ``n`` 1.
     """
 
     def apply(self, rows: ShardInput, watermark_ms: int, version: int, late_ms: int | None = None) -> Change:

@@ -23,7 +23,6 @@ def top_schema(
     order_columns: Sequence[Field] = (),
     ties: str = "first",
     rank: bool = True,
-    emit_removed: bool = False,
     expiry: str | None = None,
     delay_ms: int | None = None,
 ) -> StateSchema:
@@ -43,24 +42,20 @@ def top_schema(
         Which of rows that are equal in the order is first: the one that came "first" or "last".
     rank
         Whether rows are emitted with their rank.
-    emit_removed
-        Whether rows that leave the table are emitted with a null rank.
     expiry
         Timestamp column or key leaf that rows expire by.
 
     Raises
     ------
     InvalidRequestError
-        `n` is less than 1, `ties` is neither, or removed rows could not be told from others for want of a rank.
+        `n` is less than 1, or `ties` is neither.
     """
-    if n < 1 or ties not in ("first", "last") or (emit_removed and not rank):
+    if n < 1 or ties not in ("first", "last"):
         raise InvalidRequestError(
-            "a top keeps at least one row, breaks ties for the first or the last row, and tells removed rows by their rank; "
+            "a top keeps at least one row and breaks ties for the first or the last row; "
             "nothing was changed; correct the options",
             n=n,
             ties=ties,
-            rank=rank,
-            emit_removed=emit_removed,
         )
     inputs = (*columns, *order_columns)
     held = (*inputs, Field(RANK_COLUMN, "int32")) if rank else inputs
@@ -77,6 +72,6 @@ def top_schema(
             "order": [dict(one) for one in order],
             "ties": ties,
             "payload": [field.name for field in columns],
-            "emit_removed": emit_removed,
+            "emit_removed": False,  # no reader asks for it; schemas of all releases carry it, and are compared
         },
     )

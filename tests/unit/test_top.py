@@ -126,16 +126,6 @@ def test_an_equal_bid_does_not_take_the_place_of_an_earlier_one() -> None:
     assert applied(shard, bids((1, "d", 10))) == []
 
 
-def test_removed_rows_are_emitted_with_a_null_rank_if_asked_for() -> None:
-    schema = replace(BIDS, options={**BIDS.options, "emit_removed": True})
-    shard = top_shard(schema)
-    applied(shard, bids((1, "a", 10), (1, "b", 20)))
-    assert applied(shard, bids((1, "c", 30))) == [(1, "a", 10, None), (1, "b", 20, 2), (1, "c", 30, 1)]
-    single = top_shard(replace(schema, options={**schema.options, "n": 1}))
-    applied(single, bids((1, "a", 10)))
-    assert applied(single, bids((1, "c", 30))) == [(1, "a", 10, None), (1, "c", 30, 1)]
-
-
 def visits(*rows: tuple[str | None, float | None, str]) -> ShardInput:
     return input_of(LATEST, [{"user": user, "ts": at(seconds), "page": page} for user, seconds, page in rows])
 
@@ -208,7 +198,7 @@ def test_keep_last_forgets_a_key_by_the_time_of_its_newest_row() -> None:
 
 
 def test_options_that_make_no_sense_are_refused() -> None:
-    for options in ({"n": 0}, {"ties": "both"}, {"rank": False, "emit_removed": True}):
+    for options in ({"n": 0}, {"ties": "both"}):
         with pytest.raises(InvalidRequestError, match="correct the options"):
             top_schema((), (Field("id", "int64"),), **{"n": 3, "order": [by("id")], **options})  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="no part of the state"):

@@ -118,9 +118,6 @@ class TopModel:
                 before = former_ranks.get(entry.row["id"])
                 if before is None or (has_rank and before != entry.rank):
                     emitted.add((entry.row["id"], entry.rank if has_rank else None))
-            if options["emit_removed"]:
-                stayed = {entry.row["id"] for entry in (chosen if by_key else remaining)}
-                emitted |= {(number, None) for number in former_ranks if number not in stayed}
             tables[key] = remaining
         non_empty = {key: kept for key, kept in tables.items() if kept}
         after = TopModel(self.schema, non_empty, watermark_ms, self.arrivals + len(on_time))
@@ -170,18 +167,18 @@ class TopMachine(OperatorMachine[TopModel]):
         n=st.integers(1, 4),
         order=ORDERS,
         ties=st.sampled_from(["first", "last"]),
-        output=st.sampled_from(["rank", "removed", "rows"]),
+        rank=st.booleans(),
         expiry=st.sampled_from([None, "end", "ts"]),
         partition=st.sampled_from([("k",), ("end", "k"), ("end",), ()]),
     )
     def start(
-        self, n: int, order: Order, ties: str, output: str, expiry: str | None, partition: tuple[str, ...]
+        self, n: int, order: Order, ties: str, rank: bool, expiry: str | None, partition: tuple[str, ...]
     ) -> None:
         types = {"k": "string", "end": "timestamp"}
         keys = tuple(Field(name, types[name]) for name in partition)
         other_columns = tuple(Field(name, kind) for name, kind in types.items() if name not in partition)
         self.schema = top_schema(
-            keys, (*COLUMNS, *other_columns), n, order, ties=ties, rank=output != "rows", emit_removed=output == "removed",
+            keys, (*COLUMNS, *other_columns), n, order, ties=ties, rank=rank,
             expiry=expiry, delay_ms=None if expiry is None else 0,
         )  # fmt: skip
         self.ids = 0
