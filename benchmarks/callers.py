@@ -154,13 +154,13 @@ class Query:
             raise AssertionError(f"{len(result.missing)} shards have not committed batch {batch}")
         self._where = [self._nodes[node] for node in placement.nodes if node is not None]
 
-    def elsewhere(self) -> Iterator[Awaitable[object]]:
+    def reassigned(self) -> Iterator[Awaitable[object]]:
         """Return the requests that store actors make in each round of maintenance."""
         partitions: dict[str, list[int]] = {}
         for partition in range(self.shards):
             partitions.setdefault(self._where[partition].actor_name, []).append(partition)
         return (
-            self._coordinator.elsewhere(self.name, actor.actor_name, partitions.get(actor.actor_name, []))
+            self._coordinator.reassigned(self.name, actor.actor_name, partitions.get(actor.actor_name, []))
             for actor in self.actors
         )
 

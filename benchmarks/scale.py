@@ -146,7 +146,7 @@ async def _rounds(queries: Sequence[Query], coordinator: Coordinator, objects: C
     meter.timed |= {f"{name}, first batch": timed for name, timed in first.timed.items()}
     for number in range(1, batches + 1):
         await _batch(meter, queries, number)
-    await meter.time("elsewhere", len(queries[0].actors), lambda: _all(queries[0].elsewhere()))
+    await meter.time("elsewhere", len(queries[0].actors), lambda: _all(queries[0].reassigned()))
     shards = queries[0].shards
     await meter.time(
         "explain", shards, lambda: _all(coordinator.explain_placement(queries[0].name, i) for i in range(shards))

@@ -87,9 +87,9 @@ class _LocatedCoordinator:
     ) -> InstancePlans:
         return self._client.open_instance(provider_id, self._location, ids_to_check, version, store_names)
 
-    def elsewhere(self, state_name: str, store_ids: Sequence[StateStoreId]) -> set[StateStoreId]:
+    def reassigned(self, state_name: str, store_ids: Sequence[StateStoreId]) -> set[StateStoreId]:
         partitions = [store_id.partition_id for store_id in store_ids]
-        reassigned = self._client.elsewhere(state_name, self._location.actor_name, partitions)
+        reassigned = self._client.reassigned(state_name, self._location.actor_name, partitions)
         return {store_id for store_id in store_ids if store_id.partition_id in reassigned}
 
 

@@ -221,7 +221,7 @@ class CoordinatorClient:
 
     # -- store actors and drivers ---------------------------------------------------------------------------------
 
-    elsewhere = _method(Coordinator.elsewhere)
+    reassigned = _method(Coordinator.reassigned)
     add_snapshot = _method(Coordinator.add_snapshot)
     open_instance = _method(Coordinator.open_instance)
     report_store_actor = _method(Coordinator.report_store_actor)

@@ -403,7 +403,7 @@ class Coordinator:
         """Return the newest versions that can be read; see :meth:`Versions.list_newest`."""
         return await self._versions.list_newest(state_name, count, is_committed)
 
-    async def elsewhere(self, state_name: str, actor_name: str, partition_ids: Sequence[int]) -> list[int]:
+    async def reassigned(self, state_name: str, actor_name: str, partition_ids: Sequence[int]) -> list[int]:
         """Return the partitions, of those asked for, that the store actor of this name should not have in memory.
 
         They are leased to another store actor, are shards no more, or their query ended a while ago. It takes one look at the log.

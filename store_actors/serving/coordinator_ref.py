@@ -33,5 +33,5 @@ class CoordinatorRef(Protocol):
     def add_snapshot(self, state_name: str, snapshot: SnapshotEntry) -> bool:
         """Count a snapshot; False if its version was superseded meanwhile."""
 
-    def elsewhere(self, state_name: str, store_ids: Sequence[StateStoreId]) -> Collection[StateStoreId]:
+    def reassigned(self, state_name: str, store_ids: Sequence[StateStoreId]) -> Collection[StateStoreId]:
         """Return those of a state's partitions whose lease another store actor has."""

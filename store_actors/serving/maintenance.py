@@ -79,7 +79,7 @@ class PartitionMaintenance:
         reassigned: set[StateStoreId] = set()
         for name, store_ids in by_state.items():
             try:
-                reassigned.update(self._coordinator.elsewhere(name, store_ids))
+                reassigned.update(self._coordinator.reassigned(name, store_ids))
             except Exception as error:  # of any kind: the other states have their turn
                 self._metrics.maintenance_failed(name, error)
                 log.exception(

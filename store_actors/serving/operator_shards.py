@@ -181,24 +181,6 @@ class OperatorShards:
                 partition.forget()
         return committed
 
-    def read(self, store_id: StateStoreId, version: int, schema: StateSchema) -> pa.Table:
-        """Return all rows of any retained version, in ``row_schema``, from storage; what is in memory is not touched.
-
-        Raises
-        ------
-        InvalidRequestError
-            The version is not retained.
-        CorruptStateError
-            A file that it needs is missing or damaged.
-        """
-        loading = self.partitions.coordinator.load_plans(
-            store_id.state_name, store_id.partition_id, version, (DEFAULT_STORE,)
-        )
-        restorer = self.partitions.restorer
-        row_format = restorer.format_of(store_id, schema)
-        store, _ = restorer.load(store_id, version, row_format, loading.plans[DEFAULT_STORE])
-        return cast(OperatorShard, store).snapshot()
-
     def loaded(self) -> list[tuple[StateStoreId, int, int]]:
         """Return (shard, version, rows) of every shard in memory."""
         return [

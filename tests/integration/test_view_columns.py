@@ -31,6 +31,7 @@ from store_actors.serving.partitions import Partitions
 from tests.integration.aggregate_rows import COARSE, ROWS, row, stream
 from tests.integration.key_columns import COLUMNS, with_columns
 from tests.integration.streams import Feed, short_list
+from tests.stored_shards import stored_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning")
 
@@ -126,7 +127,7 @@ def read(fleet: Fleet, name: str, part: str = "") -> tuple[ViewColumns, pa.Table
     for shard in range(metadata.num_shards):
         located = fleet._coordinator.locate(name, shard)
         if view.store is None:
-            tables.append(shards.read(located.store_id, located.newest_version, schema))
+            tables.append(stored_rows(shards, located.store_id, located.newest_version, schema))
         else:
             store = fleet_client(fleet._address).open_read(name, shard, (view.store,), None).store(view.store.name)
             tables += [pa.Table.from_batches([batch]) for batch in store.iterator()]

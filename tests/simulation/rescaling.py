@@ -24,6 +24,7 @@ from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
 from tests.simulation.scheduler import Party, Violation
 from tests.simulation.workload import (
+from tests.stored_shards import stored_rows
     _DELAY_S,
     AggregationWorkload,
     Entry,
@@ -111,7 +112,7 @@ class RescaledWorkload(AggregationWorkload):
         self, objects: ObjectStore, coordinator: Any, grant: LeaseGrant, version: int, forms: Sequence[int]
     ) -> None:
         store_id = grant.lease.store_id
-        rows = OperatorShards(Partitions(objects, coordinator)).read(store_id, version, self.schema)
+        rows = stored_rows(OperatorShards(Partitions(objects, coordinator)), store_id, version, self.schema)
         subject = f"version {version} of partition {store_id.partition_id} as loaded"
         compare(subject, groups_of(rows), self._own(self.states[0][version], store_id.partition_id))
 

@@ -28,6 +28,7 @@ from store_actors.messages import ShardInput
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
 from tests.simulation.scheduler import Violation
+from tests.stored_shards import stored_rows
 
 __all__ = ["AggregationWorkload", "Entry", "Read", "Workload"]
 
@@ -217,7 +218,7 @@ class AggregationWorkload:
         self, objects: ObjectStore, coordinator: Any, grant: LeaseGrant, version: int, forms: Sequence[int]
     ) -> None:
         store_id = grant.lease.store_id
-        rows = OperatorShards(Partitions(objects, coordinator)).read(store_id, version, self.schema)
+        rows = stored_rows(OperatorShards(Partitions(objects, coordinator)), store_id, version, self.schema)
         expected = self.states[store_id.partition_id][version]
         subject = f"version {version} of shard {store_id.partition_id} as loaded"
         compare(subject, groups_of(rows), expected)

@@ -138,8 +138,8 @@ class LocalCoordinator:
     def referenced(self) -> set[str]:
         return self._do(self._writer.read(lambda ledger: ledger.referenced_files()))
 
-    def elsewhere(self, state_name: str, store_ids: Sequence[StateStoreId]) -> set[StateStoreId]:
-        self.calls["elsewhere"] += 1
+    def reassigned(self, state_name: str, store_ids: Sequence[StateStoreId]) -> set[StateStoreId]:
+        self.calls["reassigned"] += 1
         return set(store_ids) if self.is_elsewhere else set()
 
 

@@ -102,5 +102,5 @@ class RescaledQuery:
         counts: Counter[str] = Counter()
         for partition in self.layout.partitions:
             store_id = self.fleet.coordinator.lease(self.task(partition), "a").lease.store_id
-            counts += row_counts(self.fleet.new_store().read(store_id, self.batch, self.schema))
+            counts += row_counts(self.stored_rows(fleet.new_store(), store_id, self.batch, self.schema))
         return counts

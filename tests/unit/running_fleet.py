@@ -95,9 +95,9 @@ class RunningFleet:
     def add_snapshot(self, state_name: str, snapshot: SnapshotEntry) -> bool:
         return self.do(self.coordinator.add_snapshot(state_name, snapshot))
 
-    def elsewhere(self, state_name: str, store_ids: Sequence[StateStoreId]) -> set[StateStoreId]:
+    def reassigned(self, state_name: str, store_ids: Sequence[StateStoreId]) -> set[StateStoreId]:
         partitions = [store_id.partition_id for store_id in store_ids]
-        reassigned = set(self.do(self.coordinator.elsewhere(state_name, HERE.actor_name, partitions)))
+        reassigned = set(self.do(self.coordinator.reassigned(state_name, HERE.actor_name, partitions)))
         return {store_id for store_id in store_ids if store_id.partition_id in reassigned}
 
 

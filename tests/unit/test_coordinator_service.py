@@ -103,8 +103,8 @@ def test_partitions_that_are_leased_to_another_store_actor_are_returned_in_one_a
         coordinator = coordinator_over(store)
         for partition, name in ((0, "a"), (1, "b"), (2, "b")):
             await leased(coordinator, partition, name)
-        assert await coordinator.elsewhere("clicks", "a", [0, 1, 2, 3]) == [1, 2]
-        assert await coordinator.elsewhere("clicks", "b", [0, 1]) == [0]
+        assert await coordinator.reassigned("clicks", "a", [0, 1, 2, 3]) == [1, 2]
+        assert await coordinator.reassigned("clicks", "b", [0, 1]) == [0]
 
     asyncio.run(scenario())
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.errors import CorruptStateError
 from coordinator.model.identities import StateStoreId
+from tests.stored_shards import stored_rows
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, counts, filled
 
 SHARD = StateStoreId("memory:///s", 0, 0)
@@ -49,10 +50,10 @@ def test_a_damaged_delta_is_never_read(damage: tuple[str, int, int], which: int)
     content = fleet.objects.get(path)
     fleet.objects.put(path, damaged(content, damage))
     if damaged(content, damage) == content:
-        assert counts(fleet.store.read(SHARD, 3, SCHEMA)) == {"a": 3, "b": 1}
+        assert counts(stored_rows(fleet.store, SHARD, 3, SCHEMA)) == {"a": 3, "b": 1}
         return
     with pytest.raises(CorruptStateError, match=path):
-        fleet.store.read(SHARD, 3, SCHEMA)
+        stored_rows(fleet.store, SHARD, 3, SCHEMA)
 
 
 @settings(max_examples=200, deadline=None)
@@ -61,7 +62,7 @@ def test_a_damaged_snapshot_changes_no_answer(damage: tuple[str, int, int]) -> N
     fleet = filled(4, (3,))
     (path,) = of(fleet, ".snapshot")
     fleet.objects.put(path, damaged(fleet.objects.get(path), damage))
-    assert counts(fleet.store.read(SHARD, 4, SCHEMA)) == {"a": 4, "b": 1}
+    assert counts(stored_rows(fleet.store, SHARD, 4, SCHEMA)) == {"a": 4, "b": 1}
 
 
 @settings(max_examples=300, deadline=None)

@@ -42,7 +42,7 @@ def test_a_dropped_state_is_gone_and_another_one_of_its_name_begins_with_nothing
         assert await service.coordinator.drop("s", False, False) == dropped
         assert remaining(objects) == set()
         assert await service.coordinator.describe_state("s") is None
-        assert await service.coordinator.elsewhere("s", "a", [0]) == [0], "memory lets go of it"
+        assert await service.coordinator.reassigned("s", "a", [0]) == [0], "memory lets go of it"
         assert state_names(objects) == ["other"]
         with pytest.raises(InvalidRequestError, match="no such state"):
             await service.coordinator.drop("s", False, False)
@@ -153,7 +153,7 @@ def test_a_folder_that_was_deleted_by_hand_is_noticed_and_nothing_is_written_int
             objects.delete(info.path)
         await service.coordinator.check_state(replace(CREATED, query_id="another"))
         assert "the folder of a state was deleted" in caplog.text
-        assert await service.coordinator.elsewhere("s", "a", [0]) == [0]
+        assert await service.coordinator.reassigned("s", "a", [0]) == [0]
         assert objects.list("s") == objects.list("what_if") == []
         await service.commit("run-2", 0, query="another")
         assert await service.version() == 1
@@ -310,17 +310,17 @@ def test_shards_of_an_ended_query_leave_memory_after_a_configured_time_and_are_l
         service = ServiceHarness(objects, Maintenance(unload_after_s=600))
         await service.commit("run-1", 0)
         service.clock.later_s = 10_000
-        assert await service.coordinator.elsewhere("s", "a", [0]) == [], (
+        assert await service.coordinator.reassigned("s", "a", [0]) == [], (
             "a query that runs keeps its shards, however quiet it is"
         )
         await service.end("run-1")
-        assert await service.coordinator.elsewhere("s", "a", [0]) == []
+        assert await service.coordinator.reassigned("s", "a", [0]) == []
         service.clock.later_s += 599
-        assert await service.coordinator.elsewhere("s", "a", [0]) == []
+        assert await service.coordinator.reassigned("s", "a", [0]) == []
         service.clock.later_s += 1
-        assert await service.coordinator.elsewhere("s", "a", [0]) == [0]
+        assert await service.coordinator.reassigned("s", "a", [0]) == [0]
         # The query continues from the stored state, and keeps its shards as long as it runs.
         assert (await service.lease("run-2", 1)).base_version == 1
-        assert await service.coordinator.elsewhere("s", "a", [0]) == []
+        assert await service.coordinator.reassigned("s", "a", [0]) == []
 
     run(scenario)

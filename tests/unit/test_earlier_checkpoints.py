@@ -50,7 +50,7 @@ def rows_of(query: RescaledQuery, version: int) -> Counter[str]:
     partitions = (0, 1) if version <= RESCALED_AT else query.layout.partitions
     for partition in partitions:
         store_id = StateStoreId(query.submit(lambda ledger: ([], ledger.root)), 0, partition)
-        rows += row_counts(query.fleet.new_store().read(store_id, version, SUMS))
+        rows += row_counts(query.stored_rows(fleet.new_store(), store_id, version, SUMS))
     return rows
 
 

@@ -25,6 +25,7 @@ from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
+from tests.stored_shards import stored_rows
 
 FOLDER = Path(__file__).parents[1] / "data" / "state-5d87e91"
 EXPECTED: dict[str, Any] = json.loads((FOLDER / "expected.json").read_text())
@@ -57,7 +58,7 @@ class ReadOnlyCoordinator:
     def add_snapshot(self, state_name: str, snapshot: SnapshotEntry) -> bool:
         raise AssertionError("nothing is written")
 
-    def elsewhere(self, state_name: str, store_ids: Sequence[StateStoreId]) -> Sequence[StateStoreId]:
+    def reassigned(self, state_name: str, store_ids: Sequence[StateStoreId]) -> Sequence[StateStoreId]:
         return ()
 
 
@@ -172,7 +173,7 @@ def test_an_aggregation_has_the_same_rows() -> None:
     store = OperatorShards(Partitions(objects(), ReadOnlyCoordinator(ledger)))
     for name, (partition, _) in shards(CLICKS).items():
         version = EXPECTED[CLICKS]["facts"]["newest"][name]
-        rows = store.read(StateStoreId(ledger.root, 0, partition), version, schema).to_pylist()
+        rows = stored_rows(store, StateStoreId(ledger.root, 0, partition), version, schema).to_pylist()
         assert plain(rows) == EXPECTED[CLICKS]["rows"][name]
     # The version is loaded from a snapshot and deltas in two schemas.
     assert store.metrics.snapshots_loaded == len(shards(CLICKS))

@@ -19,6 +19,7 @@ from coordinator.model.identities import StateStoreId
 from coordinator.runtime.runtime import MachineClock
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
+from tests.stored_shards import stored_rows
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, counts, filled
 from tests.unit.shard_machine import read_frozen
 
@@ -48,7 +49,7 @@ def test_every_retained_version_is_readable() -> None:
     fleet = filled(6, (2, 4))
     for version in range(7):
         expected = {} if version == 0 else {"a": version, "b": 1}
-        assert counts(fleet.store.read(SHARD, version, SCHEMA)) == expected
+        assert counts(stored_rows(fleet.store, SHARD, version, SCHEMA)) == expected
 
 
 def test_a_damaged_or_missing_snapshot_is_passed_over() -> None:
@@ -70,18 +71,18 @@ def test_a_damaged_delta_is_named_with_what_can_still_be_read() -> None:
     (delta,) = [path for path in files(fleet, ".delta") if "/4-" in path]
     fleet.objects.put(delta, b"PAR1" + fleet.objects.get(delta)[4:])
     with pytest.raises(CorruptStateError, match=rf"{delta}.*partition=`0` version=`4` readable_up_to_version=`3`"):
-        fleet.store.read(SHARD, 6, SCHEMA)
-    assert counts(fleet.store.read(SHARD, 3, SCHEMA)) == {"a": 3, "b": 1}
+        stored_rows(fleet.store, SHARD, 6, SCHEMA)
+    assert counts(stored_rows(fleet.store, SHARD, 3, SCHEMA)) == {"a": 3, "b": 1}
 
 
 def test_truncation_keeps_the_newest_snapshot_that_covers_the_retained_versions() -> None:
     fleet = filled(12, (3, 6, 9, 12))
     assert fleet.coordinator.truncate(5) == {(0, "default"): 6}  # versions 8 to 12 need the snapshot at 6
     assert fleet.coordinator.truncate(5) == {}
-    assert counts(fleet.store.read(SHARD, 8, SCHEMA)) == {"a": 8, "b": 1}
-    assert counts(fleet.store.read(SHARD, 6, SCHEMA)) == {"a": 6, "b": 1}
+    assert counts(stored_rows(fleet.store, SHARD, 8, SCHEMA)) == {"a": 8, "b": 1}
+    assert counts(stored_rows(fleet.store, SHARD, 6, SCHEMA)) == {"a": 6, "b": 1}
     with pytest.raises(InvalidRequestError, match="oldest=`6`"):
-        fleet.store.read(SHARD, 5, SCHEMA)
+        stored_rows(fleet.store, SHARD, 5, SCHEMA)
     unreferenced = set(files(fleet, "")) - fleet.coordinator.referenced()
     assert sorted(int(path.split("/")[-1].split("-")[0]) for path in unreferenced) == [1, 2, 3, 3, 4, 5]
     for path in unreferenced:
@@ -114,7 +115,7 @@ def test_replaying_a_version_drops_the_snapshots_that_showed_it() -> None:
     fleet = filled(4, (2, 4))
     assert fleet.apply(3, "aaa", "run-2") == {"a": 6}
     assert len(fleet.coordinator.plan(4).snapshots) == 1
-    assert counts(restarted(fleet).store.read(SHARD, 4, SCHEMA)) == {"a": 6, "b": 1}
+    assert counts(stored_rows(restarted(fleet).store, SHARD, 4, SCHEMA)) == {"a": 6, "b": 1}
 
 
 def test_a_failing_snapshot_is_counted_and_the_next_round_writes_it() -> None:
@@ -167,10 +168,10 @@ def test_the_location_of_a_states_shards_is_requested_once_a_round() -> None:
     for shard in range(5):
         fleet.apply(0, "a", shard=shard)
     fleet.store.partitions.maintain(99)
-    assert fleet.coordinator.calls["elsewhere"] == 1
+    assert fleet.coordinator.calls["reassigned"] == 1
     fleet.coordinator.is_elsewhere = True
     fleet.store.partitions.maintain(99)
-    assert (fleet.store.loaded(), fleet.coordinator.calls["elsewhere"]) == ([], 2)
+    assert (fleet.store.loaded(), fleet.coordinator.calls["reassigned"]) == ([], 2)
 
 
 def test_snapshots_of_strings_stay_as_they_were_while_the_shard_goes_on() -> None:

@@ -130,9 +130,9 @@ async def test_shards_are_reported_by_number_and_old_shards_are_unloaded_once_th
     assert placed.moves == ()
     for partition in (2, 3, 4):
         await harness.commit("run-2", 1, partition)
-    assert await harness.coordinator.elsewhere("clicks", "a", [0, 1]) == []
+    assert await harness.coordinator.reassigned("clicks", "a", [0, 1]) == []
     await harness.commit("run-2", 1, 5)
-    assert await harness.coordinator.elsewhere("clicks", "a", [0, 1]) == [0, 1]
+    assert await harness.coordinator.reassigned("clicks", "a", [0, 1]) == [0, 1]
     located = await harness.coordinator.locate("clicks", 3)
     assert (located.store_id.partition_id, located.newest_version) == (5, 2)
     # A shard of an earlier version has the partition of that version's layout.

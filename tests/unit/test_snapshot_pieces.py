@@ -21,6 +21,7 @@ from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
+from tests.stored_shards import stored_rows
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, counts
 from tests.unit.keyed_fleet import KeyedFleet
 from tests.unit.observed_objects import ObservedObjectStore
@@ -65,7 +66,7 @@ def test_a_snapshot_of_several_files_is_loaded_whole() -> None:
         fleet.objects.delete(path)
     fleet.store = fleet.new_store()
     assert fleet.apply(1, LETTERS[:3]) == dict.fromkeys(LETTERS[:3], 2)
-    assert counts(fleet.store.read(SHARD, 1, SCHEMA)) == dict.fromkeys(LETTERS, 1)
+    assert counts(stored_rows(fleet.store, SHARD, 1, SCHEMA)) == dict.fromkeys(LETTERS, 1)
     assert fleet.store.metrics.snapshots_loaded == 2
 
 
@@ -86,8 +87,8 @@ def test_a_snapshot_is_of_its_version_though_batches_run_while_it_is_written() -
     assert newest > 10
     assert entry.version == 1
     fleet.objects.delete(next(path for path in fleet.deltas() if path.split("/")[-1].startswith("1-")))
-    assert counts(fleet.new_store().read(SHARD, 1, SCHEMA)) == dict.fromkeys(LETTERS, 1)
-    whole = fleet.store.read(SHARD, newest, SCHEMA)
+    assert counts(stored_rows(fleet.new_store(), SHARD, 1, SCHEMA)) == dict.fromkeys(LETTERS, 1)
+    whole = stored_rows(fleet.store, SHARD, newest, SCHEMA)
     ((_, partition),) = fleet.store.partitions.cache.items()
     assert counts(whole) == counts(partition.stores["default"].snapshot())
 
@@ -105,11 +106,11 @@ def test_a_damaged_file_is_named(piece: int, damage: str) -> None:
         fleet.objects.delete(file)
     else:
         fleet.objects.put(file, data[:-1] if damage == "cut" else data[:40] + bytes([data[40] ^ 1]) + data[41:])
-    assert counts(fleet.new_store().read(SHARD, 2, SCHEMA)) == dict.fromkeys(LETTERS, 2), "deltas give the same"
+    assert counts(stored_rows(fleet.new_store(), SHARD, 2, SCHEMA)) == dict.fromkeys(LETTERS, 2), "deltas give the same"
     fleet.apply(2, "a")
     assert fleet.coordinator.truncate(1)
     with pytest.raises(CorruptStateError) as failure:
-        fleet.new_store().read(SHARD, 2, SCHEMA)
+        stored_rows(fleet.new_store(), SHARD, 2, SCHEMA)
     assert failure.value.context["file"] == file
     assert (failure.value.context["partition"], failure.value.context["version"]) == (0, 2)
 
