@@ -24,7 +24,6 @@ from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
 from tests.simulation.scheduler import Party, Violation
 from tests.simulation.workload import (
-from tests.stored_shards import stored_rows
     _DELAY_S,
     AggregationWorkload,
     Entry,
@@ -35,6 +34,7 @@ from tests.stored_shards import stored_rows
     groups_of,
     stamps_of,
 )
+from tests.stored_shards import stored_rows
 
 __all__ = ["NUMBERS", "RescaledWorkload", "Rescaler"]
 

@@ -17,6 +17,7 @@ from coordinator.model.watermarks import Watermarks
 from store_actors.engine.spark_hash import shards_of
 from store_actors.messages import ApplyRequest, ShardInput
 from store_actors.serving.operator_shards import OperatorShards
+from tests.stored_shards import stored_rows
 from tests.unit.aggregation_fleet import AggregationFleet
 
 WORD = Field("k", "string")
@@ -102,5 +103,5 @@ class RescaledQuery:
         counts: Counter[str] = Counter()
         for partition in self.layout.partitions:
             store_id = self.fleet.coordinator.lease(self.task(partition), "a").lease.store_id
-            counts += row_counts(self.stored_rows(fleet.new_store(), store_id, self.batch, self.schema))
+            counts += row_counts(stored_rows(self.fleet.new_store(), store_id, self.batch, self.schema))
         return counts

@@ -17,6 +17,7 @@ from coordinator.model.identities import StateStoreId
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import check_files, files_of
 from store_actors.messages import ShardInput
+from tests.stored_shards import stored_rows
 from tests.unit.aggregation_fleet import LocalCoordinator
 from tests.unit.rescaled_query import SUMS, RescaledQuery, row_counts
 
@@ -50,7 +51,7 @@ def rows_of(query: RescaledQuery, version: int) -> Counter[str]:
     partitions = (0, 1) if version <= RESCALED_AT else query.layout.partitions
     for partition in partitions:
         store_id = StateStoreId(query.submit(lambda ledger: ([], ledger.root)), 0, partition)
-        rows += row_counts(query.stored_rows(fleet.new_store(), store_id, version, SUMS))
+        rows += row_counts(stored_rows(query.fleet.new_store(), store_id, version, SUMS))
     return rows
 
 
