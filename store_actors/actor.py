@@ -176,18 +176,18 @@ class StoreProcess:
 
     @ray.method(concurrency_group="control")
     def piggybacked(self, tasks: Sequence[TaskIdentity]) -> list[LeaseGrant | None]:
-        """See :meth:`GroupedCommits.piggybacked <store_actors.serving.grouped_commits.GroupedCommits.piggybacked>`."""
+        """Return the leases that came with the previous commits of some tasks; None for a task without one."""
         return [self._grouped.piggybacked(task) for task in tasks]
 
     def apply(
         self, requests: Sequence[ApplyRequest], rows: Sequence[ShardInput]
     ) -> list[tuple[pa.Table, CommitEntry] | StateStoreError]:
-        """:meth:`OperatorShards.apply` for some shards, side by side: each of their commits waits for the object store.
+        """Apply a batch to each of some shards, side by side, since each commit waits for the object store.
 
         Returns
         -------
         list
-            What came of each: one that fails does not keep the others from being committed.
+            The result of each request, or its error: a request that fails does not keep the others from being committed.
         """
         self._check_fitness()
         if len(requests) == 1:
@@ -210,7 +210,7 @@ class StoreProcess:
         return emitted, entry
 
     def import_rows(self, request: ApplyRequest, pieces: Sequence[Any]) -> CommitEntry:
-        """:meth:`OperatorShards.import_rows` of rows that are in Ray's object store, a piece at each reference."""
+        """Import rows that are in Ray's object store, a piece at each reference."""
         tables = [self._actors.get(piece) for piece in pieces]
         return self._shards.import_rows(request, pa.concat_tables([request.schema.row_schema().empty_table(), *tables]))
 
@@ -301,22 +301,20 @@ class StoreProcess:
     # -- reads beside the batches: see Reads, method by method --------------------------------------------------------
 
     @ray.method(concurrency_group="reading")
-    def find_rows(self, asked: KeyQuery) -> KeyResults:
-        """:meth:`Reads.find <store_actors.serving.reads.Reads.find>` for some stores; one that fails does not keep the others from
-        being read.
-        """
-        return self._found_all(asked)
+    def find_rows(self, query: KeyQuery) -> KeyResults:
+        """Find keys in some stores; a store that fails does not keep the others from being read."""
+        return self._found_all(query)
 
     @ray.method(concurrency_group="reading")
-    def find_few(self, asked: bytes) -> bytes:
-        """:meth:`find_rows` of a few keys: both ways in bytes, which Ray hands over as they are."""
-        return self._found_few(asked)
+    def find_few(self, query: bytes) -> bytes:
+        """Find a few keys, as :meth:`find_rows`; query and result are bytes, which Ray passes on unchanged."""
+        return self._found_few(query)
 
-    def _found_few(self, asked: bytes) -> bytes:
-        return self._found_all(KeyQuery.decoded(asked)).encoded()
+    def _found_few(self, query: bytes) -> bytes:
+        return self._found_all(KeyQuery.decoded(query)).encoded()
 
-    def _found_all(self, asked: KeyQuery) -> KeyResults:
-        return KeyResults([self._found(request, keys) for request, keys in asked])
+    def _found_all(self, query: KeyQuery) -> KeyResults:
+        return KeyResults([self._found(request, keys) for request, keys in query])
 
     def _found(self, request: ReadRequest, keys: pa.Table) -> KeyResult:
         try:
@@ -329,18 +327,21 @@ class StoreProcess:
 
     @ray.method(concurrency_group="reading")
     def hottest_keys(self, state_name: str, partition_id: int, most: int) -> HottestKeys:
-        """See :meth:`HotKeyTracker.hottest <store_actors.serving.hot_key_tracker.HotKeyTracker.hottest>`."""
+        """Return the keys of a partition that batches and queries meet most often."""
         return self._hot_keys.hottest(state_name, partition_id, most)
 
     @ray.method(concurrency_group="reading")
     def scan_rows(self, request: ReadRequest, limit: int | None) -> tuple[str, pa.Table | None] | None:
-        """Begin to give out rows: what to ask for the next ones by, and the first; None as :meth:`Reads.scan`."""
+        """Begin a scan; return its id and its first rows, or None as :meth:`Reads.scan`."""
         scan_id = self._reads.scan(request, limit)
         return None if scan_id is None else (scan_id, self._next_rows(scan_id))
 
     @ray.method(concurrency_group="reading")
     def next_rows(self, scan_id: str) -> pa.Table | StateStoreError | None:
-        """The next rows of a scan; None after the last. An error is a result, too: who stops asking does not look at the last one."""
+        """Return the next rows of a scan; None after the last.
+
+        An error is returned, not raised: a reader that stops early never looks at the answer that is still on its way.
+        """
         try:
             return self._next_rows(scan_id)
         except StateStoreError as error:
@@ -353,7 +354,7 @@ class StoreProcess:
 
     @ray.method(concurrency_group="control")
     def keep_scans(self, scan_ids: Sequence[str]) -> None:
-        """Keep scans open whose reader is alive, and slow."""
+        """Keep scans open whose reader is slow but alive."""
         self._reads.keep_scans(scan_ids)
 
     @ray.method(concurrency_group="reading")
@@ -365,11 +366,11 @@ class StoreProcess:
         return self._reads.describe(request)
 
     def unload(self, store_id: StateStoreId) -> bool:
-        """See :meth:`PartitionCache.unload <store_actors.serving.partition_cache.PartitionCache.unload>`."""
+        """Unload a partition, as :meth:`PartitionCache.unload <store_actors.serving.partition_cache.PartitionCache.unload>`."""
         return self._partitions.cache.unload(store_id)
 
     def metrics(self) -> dict[str, Any]:
-        """Counters since the process started, and the shards in memory."""
+        """Return the counters since the process started, and the shards in memory."""
         loaded = [
             {"path": store_id.path(), "version": version, "rows": rows}
             for store_id, version, rows in self._shards.loaded()
@@ -411,7 +412,7 @@ class StoreActor(StoreProcess):
         try:
             of_process = _memory_of(memory)
         except MemoryLimitError as error:
-            # An error here would be Ray's to tell, in words of its own.
+            # Ray would wrap an error that is raised here; the first call that does work raises it instead.
             self._unfit, of_process = error, UnlimitedMemory()
         self._proof = StorageProof(objects, coordinator.look_into, location, runtime.threads.lock())
         super().__init__(
@@ -439,23 +440,23 @@ class StoreActor(StoreProcess):
 
     @ray.method(concurrency_group="control")
     def direct_address(self) -> DirectAddress | None:
-        """Where :meth:`find_few` is answered beside Ray's calls; None if only these are taken."""
+        """Return the address at which :meth:`find_few` is answered without Ray; None if only calls of Ray are answered."""
         return None if self._direct is None else self._direct.address
 
     @ray.method(concurrency_group="control")
     def forwarded_credentials(self) -> Secrets | None:
-        """The object store's credentials, if this process was handed them."""
+        """Return the object store's credentials; None if none were forwarded to this process."""
         return self._store.secrets if isinstance(self._store, ForwardedCredentialsStore) else None
 
     @ray.method(concurrency_group="control")
     def use_credentials(self, secrets: Secrets) -> None:
-        """Work with other credentials from now on; see ``CoordinatorActor.use_credentials``."""
+        """Use other credentials from now on; see ``CoordinatorActor.use_credentials``."""
         if isinstance(self._store, ForwardedCredentialsStore):
             self._store.use_credentials(secrets)
 
 
 def _direct_answers(answer: Callable[[bytes], bytes], runtime: Runtime) -> DirectServer | None:
-    # Such a cluster sends nothing that others on its network can read; these connections are not encrypted.
+    # A cluster with TLS sends nothing in the clear, and direct connections are not encrypted.
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         return None
     host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
@@ -467,7 +468,7 @@ def _direct_answers(answer: Callable[[bytes], bytes], runtime: Runtime) -> Direc
 
 
 def _memory_of(options: MemoryOptions) -> StoreMemory:
-    """The process's memory: what it spills goes into Ray's folder of this node's session by default."""
+    """Return the process's memory. By default, spilled state goes into Ray's folder of this node's session."""
     if options.limit is None:
         return UnlimitedMemory()
     folder = options.spill_dir or os.path.join(_session_folder(), "statefleet-spill")

@@ -1,4 +1,4 @@
-"""How store actors are deployed on Ray: names, placement and every option with its reason; and what people ask of all of them."""
+"""Deployment of store actors on Ray: names, placement and every option with its reason; and what people ask of all of them."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ CORES_EACH = 8
 
 
 def actors_for(cores: int) -> int:
-    """How many store actors keep a node of so many cores busy."""
+    """Return the number of store actors that keep a node of `cores` cores busy."""
     return max(1, -(-cores // CORES_EACH))
 
 
 def store_actor_name(uri: str, node_id: str, number: int = 0) -> str:
-    """Name of a store actor of a fleet on a node: of the first, or of one with another number."""
+    """Return the name of a fleet's store actor on a node: the first one, or the one of a number."""
     name = f"{store_actors_prefix(uri)}{node_id[:12]}"
     return name if number == 0 else f"{name}-{number}"
 
@@ -61,7 +61,7 @@ def ensure_store_actor(
     memory: MemoryOptions,
     number: int = 0,
 ) -> Any:
-    """Handle of one of the node's store actors, started (with these options) if it isn't there."""
+    """Return the handle of a store actor of the node. It is started with these options if it is not there."""
     name = store_actor_name(uri, node_id, number)
     handle = actors.find(name)
     return handle or deploy_store_actor(name, uri, storage_options, maintenance, node_id, memory)
@@ -75,9 +75,9 @@ def deploy_store_actor(
     node_id: str,
     memory: MemoryOptions,
 ) -> Any:
-    """Handle of a store actor on a node, started if there is none of this name.
+    """Return the handle of a store actor on a node. It is started if there is none of this name.
 
-    Ray keeps its arguments: they hold no credentials.
+    Ray keeps the arguments of actors, so these have no credentials.
     """
     # Late: the engine takes seconds to import, and most callers only look the actor up.
     from store_actors.actor import StoreActor
@@ -106,16 +106,16 @@ def deploy_store_actor(
 
 
 def store_metrics(actors: Actors, status: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Counters of the store actors that a status lists as alive, by actor name."""
+    """Return the counters of the store actors that a status lists as alive, by actor name."""
     names = sorted({actor["actor_name"] for actor in status["store_actors"] if actor["alive"]})
     handles = {name: actors.find(name) for name in names}
     return {name: actors.get(handle.metrics.remote()) for name, handle in handles.items() if handle is not None}
 
 
 def forward_credentials(actors: Actors, status: Mapping[str, Any], secrets: Secrets) -> None:
-    """Hand credentials, which the coordinator has taken, to the store actors that a status lists as alive.
+    """Forward credentials that the coordinator has accepted to the store actors that a status lists as alive.
 
-    One that starts later asks the coordinator; one that cannot be reached is started again, and asks, too.
+    A store actor that starts later asks the coordinator. So does one that cannot be reached now, once Ray has restarted it.
     """
     for name in sorted({actor["actor_name"] for actor in status["store_actors"] if actor["alive"]}):
         handle = actors.find(name)
@@ -128,7 +128,7 @@ def forward_credentials(actors: Actors, status: Mapping[str, Any], secrets: Secr
 
 
 def end_store_actors(actors: Actors, coordinator: CoordinatorClient, node_id: str) -> None:
-    """Kill the store actors of a node for good, if there are any. What they still hold goes elsewhere with the next lease."""
+    """Kill the store actors of a node for good, if there are any. Their shards go to other store actors with the next lease."""
     for actor in coordinator.status()["store_actors"]:
         if actor["node_id"] == node_id and actor["alive"]:
             handle = actors.find(actor["actor_name"])

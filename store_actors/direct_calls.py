@@ -51,7 +51,7 @@ _NONCE_BYTES, _PROOF_BYTES, _CODE_BYTES = 32, 32, 16
 
 @dataclass(frozen=True, slots=True)
 class DirectAddress:
-    """Where an incarnation of a store actor answers.
+    """The address at which an incarnation of a store actor answers.
 
     Attributes
     ----------

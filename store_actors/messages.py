@@ -112,7 +112,7 @@ class BatchFacts:
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """A wish for a handle on the keyed stores of one partition, at a version."""
+    """A request for a handle on the keyed stores of one partition, at a version."""
 
     task: TaskIdentity
     lease: Lease
@@ -182,7 +182,7 @@ class ReplicatedCommit:
 
 @dataclass(frozen=True, slots=True)
 class ReadProjection:
-    """Which rows and columns of a store a reader wants, the same for each of its partitions.
+    """The rows and columns of a store that a reader asks for, the same for each of its partitions.
 
     Attributes
     ----------
@@ -235,20 +235,20 @@ def is_json(encoded: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest(FastPickle):
-    """A wish to read a version of one store.
+    """A request to read a version of one store.
 
     Attributes
     ----------
     version, attempt_id
-        The version, and the attempt that made it; what counted when the reader asked the coordinator.
+        The version, and the attempt that made it, as the coordinator reported them to the reader.
     is_latest
-        Whether a newer version will do that the store actor has in memory: the newest one is read then.
+        Whether a newer version may be read instead: the newest that the store actor has in memory.
     since
-        Instead of all rows of the version, what commits after this one changed; None for all rows.
+        Read only the changes of the commits after this version; None for all rows of `version`.
     snapshot
-        Rows of the version as its files make it from the snapshot of this version on, not as memory has them; None for any way to them.
+        Read the rows from files, from the snapshot of this version on, and not from memory; None leaves the source open.
     projection
-        An encoded :class:`ReadProjection`: as bytes, of which a store actor knows most already.
+        An encoded :class:`ReadProjection`: the same bytes come often, so a store actor decodes them once.
     """
 
     store_id: StateStoreId

@@ -41,22 +41,22 @@ class MoveOutcome:
 
 
 def carry_out(actors: Actors, coordinator: CoordinatorClient, moves: Sequence[PlannedMove]) -> Iterator[MoveOutcome]:
-    """Move shards, some at a time; batches go on meanwhile.
+    """Move shards, some at a time, and yield each outcome; batches go on meanwhile.
 
-    A move that fails leaves its shard where it is, and does not keep the others from their turn; the state's log says why.
+    A move that fails leaves its shard where it is, and the other moves go on. The state's log has the reason.
     """
     for begin in range(0, len(moves), _AT_ONCE):
         group = moves[begin : begin + _AT_ONCE]
         for move, started in [(move, _begun(actors, coordinator, move)) for move in group]:
             outcome = _ended(actors, coordinator, move, started)
             if outcome.error:
-                _tell(coordinator, outcome)
+                _log_failure(coordinator, outcome)
             yield outcome
 
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """The target of a move with its answer to come, or why nothing was begun."""
+    """The target of a move and its pending answer, or the reason why nothing was begun."""
 
     handle: Any = None
     answer: Any = None
@@ -89,7 +89,7 @@ def _ended(actors: Actors, coordinator: CoordinatorClient, move: PlannedMove, st
     return MoveOutcome(move, copy_result, error)
 
 
-def _tell(coordinator: CoordinatorClient, outcome: MoveOutcome) -> None:
+def _log_failure(coordinator: CoordinatorClient, outcome: MoveOutcome) -> None:
     """Log a move that failed, here and in the state's log."""
     move = outcome.move
     log.warning(
@@ -101,5 +101,5 @@ def _tell(coordinator: CoordinatorClient, outcome: MoveOutcome) -> None:
     )
     try:
         coordinator.move_failed(move, outcome.error)
-    except (StateStoreError, RayError) as failure:  # it is told to the caller all the same
+    except (StateStoreError, RayError) as failure:  # the caller gets the outcome all the same
         log.warning("the log of %s does not say so: %s: %s", move.state_name, type(failure).__name__, failure)

@@ -1,7 +1,7 @@
 """Sending commits to standbys.
 
-A standby holds a copy of a partition that is leased to another store actor, and applies each delta that this one has had counted. It
-proves nothing: once it has the lease itself, its copy is checked as any memory is (:mod:`store_actors.serving.lineage`).
+A standby has a copy of a partition that is leased to another store actor, and applies each delta that the other one has committed. The
+copy is not trusted: once the standby has the lease itself, its copy is checked as any memory is (:mod:`store_actors.serving.lineage`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ __all__ = ["Replicator"]
 
 log = logging.getLogger(__name__)
 
-#: Commits on their way to one standby. One that falls further behind is told of no more until it has caught up: it takes a new copy
-#: then, so neither side's memory grows.
+#: Commits on their way to one standby, at most. A standby that falls further behind gets no more until it has caught up. It then takes
+#: a new copy, so neither side's memory grows.
 _ON_THEIR_WAY = 32
-#: Their bytes, unless it is one alone: they are in Ray's object store until the standby has applied them.
+#: Bytes of these commits, at most, unless it is a single commit. They are in Ray's object store until the standby has applied them.
 _BYTES_ON_THEIR_WAY = 1 << 28
 
 
@@ -38,11 +38,11 @@ class Replicator:
     Parameters
     ----------
     actors
-        How they are reached.
+        Reaches the standbys.
     own_name
-        Of this store actor, from which they take copies.
+        Name of this store actor, from which standbys take copies.
     guard
-        Lock of the list of what is on its way.
+        Lock of the list of commits on their way.
     """
 
     def __init__(self, actors: Actors, own_name: str, metrics: StoreMetrics, guard: Lock) -> None:
@@ -79,13 +79,13 @@ class Replicator:
                 self._on_their_way[name].append((self._handles[name].replicate.remote(reference), size))
 
     def behind(self) -> tuple[int, int]:
-        """Commits on their way to standbys, as far as is known, and their bytes."""
+        """Return the number of commits that are on their way to standbys, and their bytes."""
         with self._guard:
             under_way = [size for commits in self._on_their_way.values() for _, size in commits]
         return len(under_way), sum(under_way)
 
     def _has_room(self, name: str, size: int) -> bool:
-        """Whether a standby is there, and not too far behind for so many bytes more."""
+        """Whether a standby is there, and can be sent `size` bytes more."""
         under_way = self._on_their_way[name]
         while under_way and self._actors.wait([under_way[0][0]], 0.0):
             try:

@@ -43,7 +43,7 @@ def _check_column(rows: Rows, field: Field) -> None:
             column=field.name,
             type=field.type,
             times=len(places),
-            got={one.name: str(one.type) for one in rows.schema},
+            got={present.name: str(present.type) for present in rows.schema},
         )
     column = rows.column(places[0])
     if not _same_type(column.type, string_to_type(field.type)):
@@ -62,11 +62,11 @@ def _check_column(rows: Rows, field: Field) -> None:
         )
 
 
-def _same_type(got: pa.DataType, wanted: pa.DataType) -> bool:
+def _same_type(got: pa.DataType, expected: pa.DataType) -> bool:
     """Equal types; a timestamp may be in any zone, because its instant is the same in all."""
-    if pa.types.is_timestamp(got) and pa.types.is_timestamp(wanted):
-        return got.unit == wanted.unit and (got.tz is None) == (wanted.tz is None)
-    return bool(got == wanted)
+    if pa.types.is_timestamp(got) and pa.types.is_timestamp(expected):
+        return got.unit == expected.unit and (got.tz is None) == (expected.tz is None)
+    return bool(got == expected)
 
 
 def key_batch(key: Sequence[object], fields: Sequence[Field]) -> pa.RecordBatch:

@@ -117,11 +117,13 @@ class Reads:
         )
         pieces = []
         for batch in checked_table(keys, fields.keys).cast(fields.key_schema()).to_batches():
-            rows, found = self._view.rows_of_keys(table.rows_of(batch, table.layout.keys))
+            rows, is_found = self._view.rows_of_keys(table.rows_of(batch, table.layout.keys))
             for cut in table.cut(rows, table.layout.state):
                 values = [table.decode_field(slot, rows[cut]) for slot in table.layout.state]
                 keys_of_cut = batch.slice(cut.start, cut.stop - cut.start).columns
-                pieces.append(pa.RecordBatch.from_arrays([*keys_of_cut, *values, pa.array(found[cut])], schema=schema))
+                pieces.append(
+                    pa.RecordBatch.from_arrays([*keys_of_cut, *values, pa.array(is_found[cut])], schema=schema)
+                )
         return pa.Table.from_batches(pieces, schema)
 
     def iterator(self, batch_rows: int = BATCH_ROWS) -> RowScan:

@@ -52,6 +52,6 @@ def _matches_expression(condition: pc.Expression, batch: pa.RecordBatch) -> Mask
             f"a condition cannot be evaluated ({error}); nothing was removed; use the store's columns",
             columns=batch.schema.names,
         ) from error
-    found = np.zeros(batch.num_rows, np.bool_)
-    found[kept.to_numpy()] = True
-    return found
+    mask = np.zeros(batch.num_rows, np.bool_)
+    mask[kept.to_numpy()] = True
+    return mask

@@ -131,17 +131,17 @@ class HoldsRows(Protocol):
 
 
 class DueRows:
-    """Which rows of a table fall due when, by one of its value columns.
+    """A queue of a table's rows by the time at which each falls due, which one of its value columns has.
 
-    Every write enters its rows and nothing is ever taken back: an entry counts if its row says the same when the entry comes up. So
-    versions that are dropped or gone back to need no more than to enter the rows that they bring back.
+    Every write adds entries and none is removed: an entry counts only if its row has the same time when the entry comes up. So to drop
+    a version, or go back to one, it is enough to add entries for the rows that come back.
 
     Parameters
     ----------
     table
-        Where the rows are.
+        The rows.
     slot
-        The column; null is never.
+        The column; a row with null is never due.
     """
 
     def __init__(self, table: GroupTable, slot: FieldSlot) -> None:
@@ -272,12 +272,12 @@ class KeyedTable(VersionedTable):
         """Remove the rows with these keys as part of a pending version; returns how many were there."""
         self.freeze_scans()
         with self.changing():
-            gone = self.table.taken(self.table.remove_rows(keys))
+            removed = self.table.taken(self.table.remove_rows(keys))
             # Rows that this version wrote are no part of the base, or were kept when it first wrote them.
-            before = gone[gone[:, 0] >> _S32 != np.uint64(step.version & 0xFFFFFFFF)]
+            before = removed[removed[:, 0] >> _S32 != np.uint64(step.version & 0xFFFFFFFF)]
             before[:, 0] |= LIVE
             step.parts.append(UndoPart(np.empty((0, self.key_end), np.uint64), before).kept(self.table.memory))
-        return len(gone)
+        return len(removed)
 
     def net_change(self, step: VersionStep) -> NetChange:
         """Return what a pending version changes."""

@@ -1,4 +1,4 @@
-"""One shard of an aggregation: pure logic, no Ray, no Spark, no I/O.
+"""The shard of an aggregation. Pure logic.
 
 Life of a batch: :meth:`AggregateShard.apply` folds the batch into the newest version and returns the :class:`Change` (what the
 delta file will hold); then :meth:`AggregateShard.commit` once the change is durable and counted, or :meth:`AggregateShard.abort`.
@@ -56,7 +56,7 @@ class AggregateShard(VersionedTable):
         rows
             The shard's rows of the batch.
         watermark_ms
-            What it has passed is closed.
+            Groups that it has passed are closed.
         version
             Version to make, larger than the newest.
         late_ms
@@ -102,7 +102,7 @@ class AggregateShard(VersionedTable):
             check_overflow(self.table.layout, self.table.taken(np.concatenate([touched.created, touched.changed])))
 
     def _drop_late(self, batch: EncodedBatch, late: list[Words]) -> EncodedBatch:
-        """The batch without its late rows, whose keys are added to those of `late`."""
+        """Return the batch without its late rows, and add the keys of these to `late`."""
         word = self.table.layout.expiry_word
         if word < 0:
             return batch
@@ -117,18 +117,18 @@ class AggregateShard(VersionedTable):
     def _evict(
         self, touched: Touched, watermark_ms: int, version: int, rows_in: int, rows_late: int
     ) -> tuple[Change, UndoPart]:
-        """Close groups, and describe what the batch did; returns the change and the way back from it."""
+        """Close groups; return the batch's change, and the undo of it."""
         table = self.table
         created = table.taken(touched.created)
-        gone = table.evict(watermark_ms * 1000)
-        removed = table.taken(gone)
+        evicted = table.evict(watermark_ms * 1000)
+        removed = table.taken(evicted)
         removed[:, 0] |= LIVE
         just_touched = (removed[:, 0] >> np.uint64(32)) == np.uint64(version & 0xFFFFFFFF)
         slots = np.concatenate([touched.created, touched.changed])
-        if len(gone):
+        if len(evicted):
             slots = slots[(table.rows[slots, 0] & LIVE) != 0]
         rows = table.taken(slots)
-        if len(gone):
+        if len(evicted):
             rows = np.concatenate([rows, removed])
         kinds = np.concatenate(
             [np.zeros(len(slots), np.int8), np.where(just_touched, UPDATED_AND_REMOVED, REMOVED).astype(np.int8)]
@@ -138,21 +138,21 @@ class AggregateShard(VersionedTable):
             base_version=self.version,
             delta=table.decode(rows).append_column(CHANGE_COLUMN, pa.array(kinds)),
             rows_updated=len(touched.created) + len(touched.changed),
-            rows_removed=len(gone),
+            rows_removed=len(evicted),
             rows_in=rows_in,
             rows_late=rows_late,
             watermark_ms=watermark_ms,
         )
-        before = touched.before if not len(gone) else np.concatenate([touched.before, removed[~just_touched]])
+        before = touched.before if not len(evicted) else np.concatenate([touched.before, removed[~just_touched]])
         return change, UndoPart(created, before)
 
     def output(self, delta: pa.Table) -> pa.Table:
-        """Rows that a batch emits, read off its delta, so that a retry of a committed batch emits the same."""
+        """Return the rows that a batch emits, read off its delta, so that a retry of a committed batch emits the same."""
         return output_of(delta, self.schema.output_mode)
 
 
 def output_of(delta: pa.Table, output_mode: str) -> pa.Table:
-    """Rows that an aggregation emits for a delta.
+    """Return the rows that an aggregation emits for a delta.
 
     ``update``: every group that the batch changed. ``append``: every group that its watermark closed. (``complete``
     emits the whole version: :meth:`AggregateShard.snapshot`.)

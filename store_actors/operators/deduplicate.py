@@ -61,31 +61,33 @@ class DeduplicateShard(VersionedTable):
         words = self._dated(batch, words)
         late = len(words) - len(on_time)
         created, sources = self.table.insert(words[on_time], version & 0xFFFFFFFF)
-        made = self.table.taken(created)
-        gone = self.table.evict(watermark_ms * 1000)
-        removed = self.table.taken(gone)
+        new_keys = self.table.taken(created)
+        evicted = self.table.evict(watermark_ms * 1000)
+        removed = self.table.taken(evicted)
         removed[:, 0] |= LIVE
         # A new row may take a slot of its own only, so the slots show which of the removed keys this batch made.
-        is_new = np.isin(gone, created)
+        is_new = np.isin(evicted, created)
         step = self.begin(version)
         step.watermark_ms = watermark_ms
-        step.parts.append(UndoPart(made, removed[~is_new]))
+        step.parts.append(UndoPart(new_keys, removed[~is_new]))
         return Change(
             version=version,
             base_version=self.version,
-            delta=self._delta(made, np.isin(created, gone), self._chosen(batch, on_time[sources]), removed[~is_new]),
+            delta=self._delta(
+                new_keys, np.isin(created, evicted), self._chosen(batch, on_time[sources]), removed[~is_new]
+            ),
             rows_updated=len(created),
-            rows_removed=len(gone),
+            rows_removed=len(evicted),
             rows_in=rows.rows_read,
             rows_late=late,
             watermark_ms=watermark_ms,
         )
 
     @staticmethod
-    def _chosen(batch: pa.Table, places: Slots) -> pa.Table:
+    def _chosen(batch: pa.Table, indices: Slots) -> pa.Table:
         """Some rows of a batch, in its order: a filter goes chunk by chunk, so that none grows past what Arrow counts."""
         is_kept = np.zeros(batch.num_rows, np.bool_)
-        is_kept[places] = True
+        is_kept[indices] = True
         return batch.filter(pa.array(is_kept))
 
     def _dated(self, batch: pa.Table, words: Words) -> Words:
@@ -96,8 +98,8 @@ class DeduplicateShard(VersionedTable):
             column = batch.column(field.name)
             if column.null_count:
                 epoch = pa.scalar(int(self.schema.options["late_us"])).cast(column.type)
-                place = batch.schema.get_field_index(field.name)
-                dated = batch.set_column(place, batch.schema.field(place), pc.fill_null(column, epoch))
+                index = batch.schema.get_field_index(field.name)
+                dated = batch.set_column(index, batch.schema.field(index), pc.fill_null(column, epoch))
                 return self.table.rows_of_table(dated)
         return words
 
@@ -112,8 +114,8 @@ class DeduplicateShard(VersionedTable):
         limit = self.late_ms * 1000 + int(self.schema.options.get("late_us", 0))
         return np.flatnonzero(words[:, word].view(np.int64) > limit)
 
-    def _delta(self, made: Words, closed: Mask, first: pa.Table, removed: Words) -> pa.Table:
-        state = self.table.decode(np.concatenate([made, removed]))
+    def _delta(self, new_keys: Words, closed: Mask, first: pa.Table, removed: Words) -> pa.Table:
+        state = self.table.decode(np.concatenate([new_keys, removed]))
         kinds = np.concatenate(
             [np.where(closed, UPDATED_AND_REMOVED, UPDATED), np.full(len(removed), REMOVED)],
             dtype=np.int8,

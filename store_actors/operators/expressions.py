@@ -120,8 +120,8 @@ def columns_of(node: Node) -> set[str]:
     """Names of the columns that a tree reads."""
     if node.get("op") == "column":
         return {node["name"]}
-    own = {node["null"]} if node.get("null") else set()
-    return own.union(*(columns_of(one) for one in node.get("args", ())))
+    names = {node["null"]} if node.get("null") else set()
+    return names.union(*(columns_of(arg) for arg in node.get("args", ())))
 
 
 def _evaluate(node: Node, columns: Columns, size: int) -> Datum:
@@ -132,7 +132,7 @@ def _evaluate(node: Node, columns: Columns, size: int) -> Datum:
         return columns[_ELEMENT]
     if op == "literal":
         return _literal(node)
-    args = [_evaluate(one, columns, size) for one in node.get("args", ())]
+    args = [_evaluate(arg, columns, size) for arg in node.get("args", ())]
     if op not in _OPERATIONS or not _fits(op, len(args)):
         raise NotComputableError(node, "no operation has this name and number of arguments")
     try:
@@ -179,7 +179,7 @@ def _literal(node: Node) -> pa.Scalar:
 
 
 def _struct(node: Node, args: Sequence[Datum], columns: Columns, size: int) -> pa.Array:
-    parts = [numbers.as_array(one, size) for one in args]
+    parts = [numbers.as_array(arg, size) for arg in args]
     fields = [pa.field(name, part.type) for name, part in zip(node["names"], parts, strict=True)]
     null = node.get("null")
     mask = None if null is None else pc.fill_null(columns[null], True)
@@ -201,9 +201,9 @@ def _each(node: Node, args: Sequence[Datum]) -> Datum:
 
 def _each_of(tree: Node, lists: pa.Array) -> pa.Array:
     flat = lists.flatten()
-    made = numbers.as_array(_evaluate(tree, {_ELEMENT: flat}, len(flat)), len(flat))
+    elements = numbers.as_array(_evaluate(tree, {_ELEMENT: flat}, len(flat)), len(flat))
     ends = np.cumsum(np.concatenate([[0], np.asarray(pc.fill_null(pc.list_value_length(lists), 0))]), dtype=np.int32)
-    return pa.ListArray.from_arrays(pa.array(ends), made, mask=pc.is_null(lists))
+    return pa.ListArray.from_arrays(pa.array(ends), elements, mask=pc.is_null(lists))
 
 
 def _unpacked(node: Node, args: Sequence[Datum]) -> Datum:
@@ -213,12 +213,12 @@ def _unpacked(node: Node, args: Sequence[Datum]) -> Datum:
 
 
 def _case(_: Node, args: Sequence[Datum]) -> Datum:
-    made = args[-1]
-    for place in range(len(args) - 3, -1, -2):
-        condition, value = args[place], args[place + 1]
-        numbers.check_alike(value, made)
-        made = pc.if_else(pc.coalesce(condition, pa.scalar(False)), value, made)
-    return made
+    result = args[-1]
+    for index in range(len(args) - 3, -1, -2):
+        condition, value = args[index], args[index + 1]
+        numbers.check_alike(value, result)
+        result = pc.if_else(pc.coalesce(condition, pa.scalar(False)), value, result)
+    return result
 
 
 # -- comparisons and logic --------------------------------------------------------------------------------------------
@@ -257,8 +257,8 @@ def _comparison(compare: Callable[[Datum, Datum], Datum]) -> Operation:
 
 
 def _coalesce(_: Node, args: Sequence[Datum]) -> Datum:
-    for one in args:
-        numbers.check_alike(args[0], one)
+    for arg in args:
+        numbers.check_alike(args[0], arg)
     return pc.coalesce(*args)
 
 

@@ -39,12 +39,12 @@ __all__ = ["JoinShard"]
 
 
 class JoinShard:
-    """Both sides of a join in one partition at the newest version, with the way back to the versions before.
+    """Both sides of a join in one partition at the newest version, with the undo of the versions before.
 
     Parameters
     ----------
     schema
-        Of :func:`~store_actors.operators.join_schema.join_schema`.
+        As made by :func:`~store_actors.operators.join_schema.join_schema`.
     seed, memory
         As :class:`~store_actors.engine.table.GroupTable`.
 
@@ -90,7 +90,7 @@ class JoinShard:
         return max(side.row_bytes for side in self._sides)
 
     def output_watermark_ms(self, watermark_ms: int) -> int:
-        """How far event time has come in what is emitted once the operator's watermark is there.
+        """Return the watermark of what is emitted once the operator's watermark is `watermark_ms`.
 
         The least of it and of what kept rows of either side may still have (Spark's ``produceOutputWatermark``).
         """
@@ -119,133 +119,138 @@ class JoinShard:
     def _applied(self, rows: ShardInput, watermark_ms: int, version: int, number: int) -> Change:
         new = [side.read(table) for side, table in zip(self._sides, rows.tables, strict=True)]
         emitted: list[pa.Table] = []
-        kept, gone = 0, 0
-        for place, side in enumerate(self._sides):
-            emitted += self._excluded(place, new[place])
+        kept, removed = 0, 0
+        for index, side in enumerate(self._sides):
+            emitted += self._excluded(index, new[index])
             if self._options.join_type is JoinType.LEFT_SEMI:
-                pieces, taken_out = self._semi_join(place, new[place])
-                gone += taken_out
+                pieces, taken_out = self._semi_join(index, new[index])
+                removed += taken_out
             else:
-                pieces = self._join(place, new[place])
+                pieces = self._join(index, new[index])
             emitted += pieces
-            chosen = ~new[place].matched if self._options.join_type is JoinType.LEFT_SEMI and place == 0 else None
-            count = side.enter(new[place], chosen, number)
+            chosen = ~new[index].matched if self._options.join_type is JoinType.LEFT_SEMI and index == 0 else None
+            count = side.enter(new[index], chosen, number)
             number, kept = number + count, kept + count
         self._next_number = number
-        for place, side in enumerate(self._sides):
+        for index, side in enumerate(self._sides):
             expired = side.expire(watermark_ms)
             # As Spark counts: what is over at once was never kept.
             passing = side.count_new(expired)
             kept -= passing
-            if not self._options.is_outer(place):
+            if not self._options.is_outer(index):
                 # Nor does it count rows that leave the state through the results, matched or not.
-                gone += len(expired) - passing
-            emitted += self._alone(place, side.unmatched(expired))
+                removed += len(expired) - passing
+            emitted += self._alone(index, side.unmatched(expired))
         return Change(
             version=version,
             base_version=self.version,
             delta=self._delta(),
             rows_updated=kept,
-            rows_removed=gone,
+            rows_removed=removed,
             rows_in=rows.rows_read,
-            rows_late=sum(one.late for one in new),
+            rows_late=sum(side_rows.late for side_rows in new),
             watermark_ms=watermark_ms,
             emitted=pa.concat_tables([self._emitted_schema.empty_table(), *emitted]),
         )
 
-    def _join(self, place: int, rows: SideRows) -> list[pa.Table]:
-        """Pairs of new rows of a side with kept ones of the other."""
-        other = self._sides[1 - place]
+    def _join(self, index: int, rows: SideRows) -> list[pa.Table]:
+        """Return the pairs of new rows of a side with kept rows of the opposite side; `index` is 0 left, 1 right."""
+        opposite = self._sides[1 - index]
         emitted: list[pa.Table] = []
-        for places, slots in self._pairs(place, rows):
-            rows.matched[places] = True
-            other.mark(slots)
-            side = self._sides[place]
-            for some in self._cut_pairs(place, rows, places, slots, (side.output_fields, other.output_fields)):
-                mine = np.take(rows.words, places[some], axis=0)
-                theirs = other.table.taken(slots[some])
-                emitted.append(self._table(place, side.output(mine), other.output(theirs)))
+        for indices, slots in self._pairs(index, rows):
+            rows.matched[indices] = True
+            opposite.mark(slots)
+            side = self._sides[index]
+            for piece in self._cut_pairs(index, rows, indices, slots, (side.output_fields, opposite.output_fields)):
+                new_rows = np.take(rows.words, indices[piece], axis=0)
+                kept_rows = opposite.table.taken(slots[piece])
+                emitted.append(self._table(index, side.output(new_rows), opposite.output(kept_rows)))
         return emitted
 
-    def _semi_join(self, place: int, rows: SideRows) -> tuple[list[pa.Table], int]:
-        """Left rows that match for the first time, and how many of them were kept until now."""
-        left = self._sides[0]
-        if place == 0:
-            for places, _ in self._pairs(place, rows):
-                rows.matched[places] = True
+    def _semi_join(self, index: int, rows: SideRows) -> tuple[list[pa.Table], int]:
+        """Return the left rows that match for the first time, and how many of them were kept until now."""
+        left_side = self._sides[0]
+        if index == 0:
+            for indices, _ in self._pairs(index, rows):
+                rows.matched[indices] = True
             return self._left_rows(rows.words[rows.matched]), 0
-        found = [np.unique(slots) for _, slots in self._pairs(place, rows)]
-        if not found:
+        matched_slots = [np.unique(slots) for _, slots in self._pairs(index, rows)]
+        if not matched_slots:
             return [], 0
-        taken_out = left.take_out(np.unique(np.concatenate(found)))
+        taken_out = left_side.take_out(np.unique(np.concatenate(matched_slots)))
         return self._left_rows(taken_out), len(taken_out)
 
-    def _pairs(self, place: int, rows: SideRows) -> Iterator[tuple[Slots, Slots]]:
-        """New rows of a side and slots of the other side that belong together, a block at a time."""
-        side, other = self._sides[place], self._sides[1 - place]
+    def _pairs(self, index: int, rows: SideRows) -> Iterator[tuple[Slots, Slots]]:
+        """Yield indices of new rows of a side and slots of the opposite side that match them, a block at a time."""
+        side, opposite = self._sides[index], self._sides[1 - index]
         probes = rows.words if len(rows.probes) == len(rows.words) else rows.words[rows.probes]
-        for places, slots in other.table.match_blocks(*side.table.chain_keys_of(probes)):
-            places = rows.probes[places]
+        for indices, slots in opposite.table.match_blocks(*side.table.chain_keys_of(probes)):
+            indices = rows.probes[indices]
             if self._condition is None:
-                if len(places):
-                    yield places, slots
+                if len(indices):
+                    yield indices, slots
                 continue
             names = self._condition.columns
-            of_other = [name for name in names if not side.has(name)]
-            for some in self._cut_pairs(place, rows, places, slots, (side.fields(names), other.fields(of_other))):
-                these, those = places[some], slots[some]
+            of_opposite = [name for name in names if not side.has(name)]
+            for piece in self._cut_pairs(
+                index, rows, indices, slots, (side.fields(names), opposite.fields(of_opposite))
+            ):
+                row_indices, opposite_slots = indices[piece], slots[piece]
                 columns = {
-                    name: side.column(name, rows.words, these)
+                    name: side.column(name, rows.words, row_indices)
                     if side.has(name)
-                    else other.column(name, other.table.rows, those)
+                    else opposite.column(name, opposite.table.rows, opposite_slots)
                     for name in names
                 }
-                true = self._condition.holds(columns, len(these))
+                true = self._condition.holds(columns, len(row_indices))
                 if true.any():
-                    yield these[true], those[true]
+                    yield row_indices[true], opposite_slots[true]
 
     def _cut_pairs(
         self,
-        place: int,
+        index: int,
         rows: SideRows,
-        places: Slots,
+        indices: Slots,
         slots: Slots,
         fields: tuple[Sequence[FieldSlot], Sequence[FieldSlot]],
     ) -> Iterable[slice]:
-        """Pairs of new rows of a side and rows of the other, in pieces as :meth:`GroupTable.cut` makes them."""
-        mine, other = self._sides[place].table, self._sides[1 - place].table
-        both = mine.longest_row(rows.words, fields[0]) + other.longest_row(other.used_rows(), fields[1])
-        if len(places) * both <= mine.piece_bytes:
-            return (slice(0, len(places)),)
-        sizes = mine.row_bytes(np.take(rows.words, places, axis=0), fields[0])
-        sizes += other.row_bytes(np.take(other.rows, slots, axis=0), fields[1])
-        return cut(sizes, mine.piece_bytes)
+        """Return slices of the pairs of new and opposite rows, cut as :meth:`GroupTable.cut` cuts rows."""
+        side, opposite = self._sides[index].table, self._sides[1 - index].table
+        pair_bytes = side.longest_row(rows.words, fields[0]) + opposite.longest_row(opposite.used_rows(), fields[1])
+        if len(indices) * pair_bytes <= side.piece_bytes:
+            return (slice(0, len(indices)),)
+        sizes = side.row_bytes(np.take(rows.words, indices, axis=0), fields[0])
+        sizes += opposite.row_bytes(np.take(opposite.rows, slots, axis=0), fields[1])
+        return cut(sizes, side.piece_bytes)
 
     # -- what is emitted ------------------------------------------------------------------------------------------
 
-    def _table(self, place: int, mine: list[pa.Array], theirs: list[pa.Array]) -> pa.Table:
-        columns = [*mine, *theirs] if place == 0 else [*theirs, *mine]
+    def _table(self, index: int, side_columns: list[pa.Array], opposite_columns: list[pa.Array]) -> pa.Table:
+        columns = [*side_columns, *opposite_columns] if index == 0 else [*opposite_columns, *side_columns]
         return pa.Table.from_arrays(columns, schema=self._emitted_schema)
 
-    def _excluded(self, place: int, rows: SideRows) -> list[pa.Table]:
-        """Rows that cannot match, with nulls."""
+    def _excluded(self, index: int, rows: SideRows) -> list[pa.Table]:
+        """Return the rows that cannot match, with nulls for the opposite side."""
         count = rows.excluded.num_rows
         if count == 0:
             return []
-        mine = [rows.excluded.column(name) for name in self._options.output[place]]
-        return [self._table(place, mine, self._sides[1 - place].no_output(count))]
+        side_columns = [rows.excluded.column(name) for name in self._options.output[index]]
+        return [self._table(index, side_columns, self._sides[1 - index].no_output(count))]
 
-    def _alone(self, place: int, rows: Words) -> list[pa.Table]:
-        """Rows of a side that never matched, with nulls."""
-        side, other = self._sides[place], self._sides[1 - place]
+    def _alone(self, index: int, rows: Words) -> list[pa.Table]:
+        """Return rows of a side that never matched, with nulls for the opposite side."""
+        side, opposite = self._sides[index], self._sides[1 - index]
         return [
-            self._table(place, side.output(rows[some]), other.no_output(some.stop - some.start))
-            for some in side.table.cut(rows, side.output_fields)
+            self._table(index, side.output(rows[piece]), opposite.no_output(piece.stop - piece.start))
+            for piece in side.table.cut(rows, side.output_fields)
         ]
 
     def _left_rows(self, rows: Words) -> list[pa.Table]:
-        left = self._sides[0]
-        return [self._table(0, left.output(rows[some]), []) for some in left.table.cut(rows, left.output_fields)]
+        left_side = self._sides[0]
+        return [
+            self._table(0, left_side.output(rows[piece]), [])
+            for piece in left_side.table.cut(rows, left_side.output_fields)
+        ]
 
     def output(self, delta: pa.Table) -> pa.Table:
         """Refused: pairs cannot be read off a delta; :attr:`Change.emitted` has them.
@@ -263,7 +268,7 @@ class JoinShard:
     # -- versions -------------------------------------------------------------------------------------------------
 
     def _first_number(self) -> int:
-        """First number that no row of either side has."""
+        """Return the first number that no row of either side has."""
         if self._next_number is None:
             largest = np.array([-1], np.int64)
             for side in self._sides:
@@ -277,9 +282,11 @@ class JoinShard:
         for side in self._sides:
             updated, removed = side.changed()
             for kind, rows in ((UPDATED, updated), (REMOVED, removed)):
-                for some in side.stored_pieces(rows):
-                    state = side.state(some, schema, keys_only=kind == REMOVED)
-                    pieces.append(state.append_column(CHANGE_COLUMN, pa.array(np.full(len(some), kind, np.int8))))
+                for rows_of_piece in side.stored_pieces(rows):
+                    state = side.state(rows_of_piece, schema, keys_only=kind == REMOVED)
+                    pieces.append(
+                        state.append_column(CHANGE_COLUMN, pa.array(np.full(len(rows_of_piece), kind, np.int8)))
+                    )
         return pa.concat_tables([schema.append(pa.field(CHANGE_COLUMN, pa.int8())).empty_table(), *pieces])
 
     def commit(self) -> int:
@@ -296,7 +303,7 @@ class JoinShard:
             side.abort()
 
     def rollback(self, version: int) -> bool:
-        """Go back to an earlier version if memory still has the way; False (and no effect) if it must be loaded."""
+        """Go back to an earlier version if memory can undo to it; return False, without effect, if it must be loaded."""
         done = [side.rollback(version) for side in self._sides]
         self._settled()
         return all(done)
@@ -333,13 +340,13 @@ class JoinShard:
         return _JoinView(self._sides, self.schema, version)
 
     def room(self) -> Mapping[str, Any]:
-        """See :meth:`VersionedTable.room`."""
+        """Return the sizes that :meth:`reserve` needs, of each side; see :meth:`VersionedTable.room`."""
         return {"sides": [dict(side.room()) for side in self._sides]}
 
     def reserve(self, room: Mapping[str, Any]) -> None:
-        """See :meth:`VersionedTable.reserve`."""
-        for side, one in zip(self._sides, room["sides"], strict=True):
-            side.reserve(one)
+        """Reserve memory on both sides before rows are loaded; see :meth:`VersionedTable.reserve`."""
+        for side, side_room in zip(self._sides, room["sides"], strict=True):
+            side.reserve(side_room)
 
     def _compact(self) -> None:
         """Drop strings that no version of either side holds any more, if it is time to."""
@@ -364,14 +371,14 @@ class _JoinView:
         return all(view.is_there for _, view in self._sides)
 
     def find(self, keys: pa.RecordBatch, columns: Sequence[str]) -> Found:
-        """Rows of the left side, then those of the right one, of each key."""
-        places, tables = [], [self._schema.empty_table()]
+        """Find the rows of each key: those of the left side, then those of the right side."""
+        key_indices, tables = [], [self._schema.empty_table()]
         for side, view in self._sides:
-            found, rows = view.words_of(keys)
-            places.append(found)
-            tables += [side.state(some, self._schema) for some in side.stored_pieces(rows)]
-        order = np.argsort(np.concatenate(places), kind="stable")
-        return np.concatenate(places)[order], pa.concat_tables(tables).take(pa.array(order)).select(list(columns))
+            found_indices, rows = view.words_of(keys)
+            key_indices.append(found_indices)
+            tables += [side.state(piece, self._schema) for piece in side.stored_pieces(rows)]
+        order = np.argsort(np.concatenate(key_indices), kind="stable")
+        return np.concatenate(key_indices)[order], pa.concat_tables(tables).take(pa.array(order)).select(list(columns))
 
     def frozen(self, columns: Sequence[str]) -> Frozen:
         def shown(side: JoinSide, rows: Words, frozen: FrozenRows) -> Iterator[pa.Table]:

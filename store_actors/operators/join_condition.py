@@ -41,7 +41,7 @@ class PairCondition:
         self.columns: tuple[str, ...] = self._tree.columns
 
     def holds(self, columns: Mapping[str, pa.Array], size: int) -> Mask:
-        """Where the condition is true (null is not) among `size` pairs."""
+        """Return a mask of the pairs, `size` in number, for which the condition is true; null is not true."""
         try:
             result = self._tree.values(columns, size)
         except NotComputableError as error:

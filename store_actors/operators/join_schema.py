@@ -128,10 +128,10 @@ def join_schema(
     delay_ms
         Watermark delay; None without a watermark.
     """
-    told = {**options, "sides": [[field.name for field in left], [field.name for field in right]]}
+    all_options = {**options, "sides": [[field.name for field in left], [field.name for field in right]]}
     named = {field.name: field for field in (*left, *right)}
     values = [Field(SIDE_COLUMN, "int8", False), Field(MATCHED_COLUMN, "bool")]
-    values += [Field(name, named[name].type) for names in JoinOptions.of(told).stored() for name in names]
+    values += [Field(name, named[name].type) for names in JoinOptions.of(all_options).stored() for name in names]
     return StateSchema(
         keys=(*keys, Field(ROW_COLUMN, "int64", False)),
         inputs=(*left, *right),
@@ -140,5 +140,5 @@ def join_schema(
         delay_ms=delay_ms,
         output_mode="append",
         operator=OperatorKind.JOIN,
-        options=told,
+        options=all_options,
     )

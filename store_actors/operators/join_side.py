@@ -127,7 +127,7 @@ class JoinSide(MultiTable):
         self._new, self._marked, self._removed = np.empty(0, np.int64), [], []
 
     def read(self, rows: pa.Table) -> SideRows:
-        """New rows as words, without those that are late, or that neither can match nor must be emitted."""
+        """Return new rows as slots, without late rows and rows that neither can match nor are emitted."""
         count = rows.num_rows
         if self._event_time is not None:
             time = rows.column(self._event_time).cast(pa.int64())
@@ -161,7 +161,7 @@ class JoinSide(MultiTable):
         return words
 
     def enter(self, rows: SideRows, chosen: Mask | None, first_number: int) -> int:
-        """Keep new rows (those `chosen`); returns how many."""
+        """Keep the new rows that `chosen` selects (None: all); return their number."""
         words = rows.words if chosen is None else rows.words[chosen]
         if self._matched is not None:
             words[:, self._matched.word] = rows.matched
@@ -169,9 +169,9 @@ class JoinSide(MultiTable):
         assert self._step is not None
         self._new, before = self.table.upsert(words, self._step.version & 0xFFFFFFFF)
         key_end = self.table.layout.flag_words + self.table.layout.key_words
-        made = words[:, :key_end].copy()
-        made[:, 0] |= LIVE
-        self._step.parts.append(UndoPart(made, before))
+        created = words[:, :key_end].copy()
+        created[:, 0] |= LIVE
+        self._step.parts.append(UndoPart(created, before))
         return len(words)
 
     def mark(self, slots: Slots) -> None:
@@ -187,15 +187,15 @@ class JoinSide(MultiTable):
         self._marked.append(older)
 
     def take_out(self, slots: Slots) -> Words:
-        """Remove kept rows; returns them."""
+        """Remove kept rows and return them."""
         return self._gone(self.table.remove_rows(self.table.taken(slots)))
 
     def expire(self, watermark_ms: int) -> Words:
-        """Remove the rows whose time is over; returns them."""
+        """Remove the rows that the watermark has passed and return them."""
         return self._gone(self.table.evict(watermark_ms * 1000))
 
     def count_new(self, rows: Words) -> int:
-        """How many of some rows came with the pending version."""
+        """Return how many of the rows came with the pending version."""
         return int(np.count_nonzero(rows[:, self._number].view(np.int64) >= self._first_number))
 
     def _gone(self, slots: Slots) -> Words:
@@ -213,7 +213,7 @@ class JoinSide(MultiTable):
             self._step.parts.append(UndoPart(np.empty((0, before.shape[1]), np.uint64), before))
 
     def changed(self) -> tuple[Words, Words]:
-        """Rows of a pending version that are new or newly matched, and rows of the version before that are gone."""
+        """Return the rows that a pending version added or newly matched, and the rows of the version before that it removed."""
         slots = np.concatenate([self._new, *self._marked])
         rows = self.table.taken(slots)
         return rows[(rows[:, 0] & LIVE) != 0], np.concatenate([rows[:0], *self._removed])
@@ -224,18 +224,18 @@ class JoinSide(MultiTable):
         """Return the rows of an outer side that never matched."""
         return rows[:0] if self._matched is None else rows[rows[:, self._matched.word] == 0]
 
-    def column(self, name: str, rows: Words, places: Slots) -> pa.Array:
+    def column(self, name: str, rows: Words, indices: Slots) -> pa.Array:
         """Return one column of some rows."""
         slot = self._slots[name]
         # Only the words of the one column are taken: pairs are many.
-        flagged = (rows[places, slot.flag_word] & np.uint64(slot.flag)) != 0
+        flagged = (rows[indices, slot.flag_word] & np.uint64(slot.flag)) != 0
         valid = (~flagged if slot.is_key else flagged).astype(np.uint8)
         wide = 2 if pa.types.is_decimal(slot.type) else 1
-        words = tuple(rows[places, slot.word + number].view(np.int64) for number in range(wide))
+        words = tuple(rows[indices, slot.word + number].view(np.int64) for number in range(wide))
         return decode_column(slot.type, words, valid, self.table.pool)
 
     def output(self, rows: Words) -> list[pa.Array]:
-        """Output columns of rows."""
+        """Return the output columns of rows."""
         return [self.table.decode_field(slot, rows) for slot in self._output]
 
     @property
@@ -248,19 +248,19 @@ class JoinSide(MultiTable):
         return tuple(self._slots[name] for name in names if self.has(name))
 
     def stored_pieces(self, rows: Words) -> Iterator[Words]:
-        """Rows a piece at a time, as :meth:`GroupTable.cut` cuts whole ones."""
+        """Yield whole rows in pieces, as :meth:`GroupTable.cut` cuts them."""
         layout = self.table.layout
-        for some in self.table.cut(rows, (*layout.keys, *layout.state)):
-            yield rows[some]
+        for piece in self.table.cut(rows, (*layout.keys, *layout.state)):
+            yield rows[piece]
 
     def frozen_state(self, schema: pa.Schema, rows: Words, frozen: FrozenRows) -> Iterator[pa.Table]:
         """:meth:`state` of rows that frozen rows gave out, a piece of a snapshot each."""
         table, layout = self.table.as_of(frozen), self.table.layout
-        for some in table.cut(rows, (*layout.keys, *layout.state), limit=table.snapshot_bytes):
-            yield self.state(rows[some], schema, table=table)
+        for piece in table.cut(rows, (*layout.keys, *layout.state), limit=table.snapshot_bytes):
+            yield self.state(rows[piece], schema, table=table)
 
     def no_output(self, count: int) -> list[pa.Array]:
-        """Nulls instead of output columns."""
+        """Return `count` nulls for each output column."""
         return [pa.nulls(count, slot.view_type) for slot in self._output]
 
     def has(self, name: str) -> bool:
@@ -284,9 +284,9 @@ class JoinSide(MultiTable):
         return pa.Table.from_arrays(columns, schema=schema)
 
     def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
-        """See :meth:`VersionedTable.load`; rows of the other side are passed over."""
-        mine = delta.filter(pc.equal(delta.column(SIDE_COLUMN), self._side))
-        super().load(mine, version, watermark_ms)
+        """Replay the rows of this side of a delta; see :meth:`VersionedTable.load`."""
+        side_rows = delta.filter(pc.equal(delta.column(SIDE_COLUMN), self._side))
+        super().load(side_rows, version, watermark_ms)
 
 
 def _filtered(rows: pa.Table, keep: pa.ChunkedArray) -> pa.Table:

@@ -81,7 +81,7 @@ class LimitShard(VersionedTable):
         return pa.table([pa.array(counts, pa.int64()), *payload, changes], names=names)
 
     def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
-        """See :meth:`VersionedTable.load`; only the last count matters."""
+        """Replay a delta, of which only the last count matters; see :meth:`VersionedTable.load`."""
         counts = delta.select([self._count_column, CHANGE_COLUMN])
         super().load(counts.slice(max(0, counts.num_rows - 1)), version, watermark_ms)
 

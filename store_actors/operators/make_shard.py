@@ -24,14 +24,14 @@ __all__ = ["OperatorShard", "make_shard", "view_of"]
 
 
 class OperatorShard(VersionedStore, Protocol):
-    """One shard of a stateful operator. Life of a batch: :meth:`apply`, then :meth:`commit` or :meth:`abort`."""
+    """A shard of a stateful operator. Life of a batch: :meth:`apply`, then :meth:`commit` or :meth:`abort`."""
 
     @property
     def row_bytes(self) -> int:
         """Bytes of a row's words, at most; strings and lists are beside it."""
 
     def output_watermark_ms(self, watermark_ms: int) -> int:
-        """How far event time has come in what is emitted once the operator's watermark is there."""
+        """Return the watermark of what is emitted once the operator's watermark is `watermark_ms`."""
 
     def apply(self, rows: ShardInput, watermark_ms: int, version: int, late_ms: int | None = None) -> Change:
         """Fold a batch into the newest version, as `version`, not yet committed."""

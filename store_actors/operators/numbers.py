@@ -59,19 +59,19 @@ def as_array(value: Datum, size: int) -> pa.Array:
 
 def on_arrays(compute: Callable[..., pa.Array], *values: Datum) -> Datum:
     """Apply a function of arrays to these values: the result is one value for all rows if each of them is."""
-    arrays = [one for one in values if isinstance(one, pa.Array)]
+    arrays = [value for value in values if isinstance(value, pa.Array)]
     if not arrays:
-        return compute(*(pa.repeat(one, 1) for one in values))[0]
-    return compute(*(as_array(one, len(arrays[0])) for one in values))
+        return compute(*(pa.repeat(value, 1) for value in values))[0]
+    return compute(*(as_array(value, len(arrays[0])) for value in values))
 
 
 def check_alike(left: Datum, right: Datum) -> None:
-    """Refuse two values of different types.
+    """Check that two values are of one type.
 
     Raises
     ------
     UnfitError
-        They have.
+        Their types differ.
     """
     if left.type != right.type:
         raise UnfitError(f"its sides have the types {left.type} and {right.type}")
@@ -81,12 +81,12 @@ def check_alike(left: Datum, right: Datum) -> None:
 
 
 def cast(value: Datum, target: pa.DataType) -> Datum:
-    """A value as one of another type.
+    """Return a value cast to another type.
 
     Raises
     ------
     UnfitError
-        Not from this type to that one.
+        Values of this type cannot be cast to `target`.
     """
     source = value.type
     if source == target:
@@ -115,7 +115,7 @@ def _may_cast(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def timestamp(value: Datum, unit: str) -> Datum:
-    """An integer since the epoch, in `unit`, as an instant; null beyond those that microseconds reach."""
+    """Return the instant that is so many `unit` after the epoch; null if 64-bit microseconds do not reach it."""
     if not pa.types.is_int64(value.type) or unit not in ("us", "ms"):
         raise UnfitError(f"{value.type} is no count of {unit}")
     if unit == "ms":
@@ -128,13 +128,13 @@ def timestamp(value: Datum, unit: str) -> Datum:
 
 
 def _wide(value: Datum, more: int = 0) -> Datum:
-    """A decimal with room, and as many more digits after the point."""
+    """Return a decimal as a 256-bit one, with `more` digits after the point added."""
     kind = value.type
     return pc.cast(value, pa.decimal256(kind.precision + more, kind.scale + more))
 
 
 def _fitted(value: Datum, target: pa.DataType) -> Datum:
-    """A decimal rounded to a type's scale, halves away from zero; null if it has too many digits."""
+    """Return a decimal rounded to a type's scale, halves away from zero; null if it has too many digits."""
     if value.type.scale > target.scale:
         value = pc.round(value, ndigits=target.scale, round_mode="half_towards_infinity")
     whole = target.precision - target.scale
@@ -147,7 +147,7 @@ def _fitted(value: Datum, target: pa.DataType) -> Datum:
 def _decimal_of_float(value: Datum, target: pa.DataType) -> Datum:
     """Convert by the fewest digits that identify the number, as Java writes it."""
     whole, scale = target.precision - target.scale, target.scale
-    # What is as small as this is 0, however it is rounded; what is as large is null, as are NaN and infinities.
+    # Smaller numbers round to 0. Larger numbers, NaN and infinities become null.
     is_small = pc.less(pc.abs(value), 10.0 ** -(scale + 2))
     is_near = pc.less(pc.abs(value), 10.0**whole)
     zero, null = pa.scalar(0.0, value.type), pa.scalar(None, value.type)
@@ -156,7 +156,7 @@ def _decimal_of_float(value: Datum, target: pa.DataType) -> Datum:
 
 
 def rounded(value: Datum, digits: int) -> Datum:
-    """A double rounded to digits after the point, halves away from zero, by the fewest digits that identify it, as in Java."""
+    """Return a double rounded to `digits` after the point, halves away from zero, by the fewest digits that identify it, as in Java."""
     if not pa.types.is_float64(value.type) or not 0 <= digits <= _ROUNDED:
         raise UnfitError(f"{value.type} is not rounded to {digits} digits here")
     # Larger ones have no digits after the point; NaN stays what it is, too.
@@ -170,7 +170,7 @@ def _of_decimals(op: str, left: Datum, right: Datum, target: pa.DataType | None)
         raise UnfitError("it does not say what decimal it gives")
     if op != "/":
         return _fitted(_COMPUTED[op](_wide(left), _wide(right)), target)
-    # Arrow cuts the quotient off: one digit more than is kept is enough to round it by.
+    # Arrow truncates the quotient: one digit more than is kept is enough to round correctly.
     digits = left.type.scale + right.type.precision - right.type.scale + 1
     return _fitted(pc.divide(_wide(left, max(0, target.scale + 1 - digits)), _without_zero(_wide(right))), target)
 
@@ -184,7 +184,7 @@ def _without_zero(value: Datum) -> Datum:
 
 
 def computed(op: str, left: Datum, right: Datum, target: pa.DataType | None) -> Datum:
-    """``left op right``.
+    """Return ``left op right``.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ def computed(op: str, left: Datum, right: Datum, target: pa.DataType | None) -> 
     Raises
     ------
     UnfitError
-        Not of these types.
+        The operation is not for these types.
     """
     if pa.types.is_decimal(left.type) and pa.types.is_decimal(right.type):
         return _of_decimals(op, left, right, target)
@@ -233,12 +233,12 @@ _COMPUTED: Mapping[str, Callable[[Datum, Datum], Datum]] = {
 
 
 def divided_to_nearest(left: Datum, right: Datum) -> Datum:
-    """A duration or integer by an integer, rounded to the nearest, halves away from zero; null by 0.
+    """Return a duration or integer divided by an integer, rounded to the nearest, halves away from zero; null by 0.
 
     Raises
     ------
     UnfitError
-        Not of these types.
+        The operation is not for these types.
     """
     if not ((pa.types.is_duration(left.type) or pa.types.is_integer(left.type)) and pa.types.is_integer(right.type)):
         raise UnfitError(f"{left.type} / {right.type} is not rounded here")
@@ -247,52 +247,52 @@ def divided_to_nearest(left: Datum, right: Datum) -> Datum:
 
 def _divided(dividends: pa.Array, divisors: pa.Array) -> pa.Array:
     is_null = np.asarray(pc.or_(pc.is_null(dividends), pc.is_null(divisors)))
-    numbers, by = (np.asarray(pc.fill_null(pc.cast(one, pa.int64()), 1)) for one in (dividends, divisors))
-    sizes, steps = (np.abs(one).view(np.uint64) for one in (numbers, by))
+    numbers, by = (np.asarray(pc.fill_null(pc.cast(operand, pa.int64()), 1)) for operand in (dividends, divisors))
+    sizes, steps = (np.abs(operand).view(np.uint64) for operand in (numbers, by))
     quotients = sizes // steps
     quotients += (sizes - quotients * steps) >= steps - steps // np.uint64(2)
     signed = np.where((numbers < 0) != (by < 0), -quotients.view(np.int64), quotients.view(np.int64))
     return pc.cast(pa.array(signed, mask=is_null), dividends.type, safe=False)
 
 
-def _number(value: Datum, what: str, *, floating: bool = False) -> Datum:
+def _number(value: Datum, quantity: str, *, floating: bool = False) -> Datum:
     kind = value.type
     is_other = pa.types.is_integer(kind) or pa.types.is_decimal(kind) or pa.types.is_duration(kind)
     if not (pa.types.is_floating(kind) or (is_other and not floating)):
-        raise UnfitError(f"there is no {what} of {kind} here")
+        raise UnfitError(f"there is no {quantity} of {kind} here")
     return value
 
 
 def negated(value: Datum) -> Datum:
-    """The number with the other sign."""
+    """Return the number with the opposite sign."""
     return pc.negate(_number(value, "negative"))
 
 
 def absolute(value: Datum) -> Datum:
-    """The number without its sign."""
+    """Return the absolute value."""
     if pa.types.is_duration(value.type):
         return pc.cast(pc.abs(pc.cast(value, pa.int64())), value.type)
     return pc.abs(_number(value, "absolute value"))
 
 
 def square_root(value: Datum) -> Datum:
-    """The square root; NaN of what is less than 0."""
+    """Return the square root; NaN for numbers below 0."""
     return pc.sqrt(_number(value, "square root", floating=True))
 
 
 def logarithm(value: Datum) -> Datum:
-    """The natural logarithm; null of what is not more than 0."""
+    """Return the natural logarithm; null for 0 and numbers below."""
     _number(value, "logarithm", floating=True)
     return pc.ln(pc.if_else(pc.less_equal(value, 0.0), pa.scalar(None, value.type), value))
 
 
 def floor(value: Datum) -> Datum:
-    """The next smaller whole number, of 64 bits."""
+    """Return the largest 64-bit integer that is not larger."""
     return on_arrays(_whole, pc.floor(_number(value, "floor", floating=True)))
 
 
 def ceiling(value: Datum) -> Datum:
-    """The next larger whole number, of 64 bits."""
+    """Return the smallest 64-bit integer that is not smaller."""
     return on_arrays(_whole, pc.ceil(_number(value, "ceiling", floating=True)))
 
 
@@ -308,18 +308,18 @@ def bias(value: Datum, raw: Sequence[float], biases: Sequence[float]) -> Datum:
 
 
 def _mean_bias(estimates: Doubles, table: Doubles, array: pa.Array) -> pa.Array:
-    given = np.asarray(pc.fill_null(array, 0.0), np.float64)
-    low = np.maximum(np.searchsorted(estimates, given) - _NEIGHBOURS + 1, 0)
+    raw = np.asarray(pc.fill_null(array, 0.0), np.float64)
+    low = np.maximum(np.searchsorted(estimates, raw) - _NEIGHBOURS + 1, 0)
     high = np.minimum(low + _NEIGHBOURS, len(estimates))
     while True:
         # The window moves up for as long as the number above it is nearer than its lowest.
         above = estimates[np.minimum(high, len(estimates) - 1)]
-        moves = (high < len(estimates)) & (np.abs(given - above) < np.abs(given - estimates[low]))
+        moves = (high < len(estimates)) & (np.abs(raw - above) < np.abs(raw - estimates[low]))
         if not moves.any():
             break
         low, high = low + moves, high + moves
-    total = np.zeros(len(given))
-    for place in range(_NEIGHBOURS):
-        inside = low + place < high
-        total += np.where(inside, table[np.minimum(low + place, len(table) - 1)], 0.0)
+    total = np.zeros(len(raw))
+    for offset in range(_NEIGHBOURS):
+        inside = low + offset < high
+        total += np.where(inside, table[np.minimum(low + offset, len(table) - 1)], 0.0)
     return pa.array(total / (high - low), mask=np.asarray(pc.is_null(array)))

@@ -43,7 +43,7 @@ class OrderedRows(VersionedTable):
     # -- in -------------------------------------------------------------------------------------------------------
 
     def _on_time(self, batch: pa.Table) -> Words:
-        """Whole rows of a batch, numbered and ranked 0, without the late ones."""
+        """Return the rows of a batch that are not late, with number and rank 0."""
         layout = self.table.layout
         fields = (*layout.keys[:-1], *(slot for slot in layout.state if slot is not self._rank))
         words = self.table.rows_of_table(batch, fields)
@@ -53,7 +53,7 @@ class OrderedRows(VersionedTable):
         return words if keep.all() else words[keep]
 
     def _number_partitions(self, words: Words) -> tuple[Slots, Slots]:
-        """Number of each row's partition, and the first row of each partition."""
+        """Return the number of each row's partition, and the first row of each partition."""
         layout, size = self.table.layout, len(words)
         ids, firsts = np.empty(size, np.int64), np.empty(size, np.int64)
         index = np.zeros(1 << (2 * size + 256).bit_length(), np.uint64)
@@ -75,7 +75,7 @@ class OrderedRows(VersionedTable):
             rows[:, self._rank.flag_word] |= np.uint64(self._rank.flag)
 
     def _ranks_of(self, slots: Slots) -> Words:
-        """Ranks that rows hold; without ranks all are alike (and 0)."""
+        """Return the ranks of rows; all are 0 if rows have no rank."""
         return np.zeros(len(slots), np.uint64) if self._rank is None else self.table.rows[slots, self._rank.word]
 
     def _without_rank(self, rows: Words) -> Words:
@@ -87,17 +87,17 @@ class OrderedRows(VersionedTable):
     # -- out ------------------------------------------------------------------------------------------------------
 
     def _evict(self, watermark_ms: int) -> tuple[Slots, Words]:
-        """Take out what the watermark has passed: the slots, and the rows as an undo puts them back."""
-        gone = self.table.evict(watermark_ms * 1000)
-        rows = self.table.taken(gone)
+        """Remove the rows that the watermark has passed; return their slots, and the rows for the undo."""
+        evicted = self.table.evict(watermark_ms * 1000)
+        rows = self.table.taken(evicted)
         rows[:, 0] |= LIVE
-        return gone, rows
+        return evicted, rows
 
-    def _is_among(self, slots: Slots, others: Slots) -> Mask:
-        if not len(slots) or not len(others):
+    def _is_among(self, slots: Slots, members: Slots) -> Mask:
+        if not len(slots) or not len(members):
             return np.zeros(len(slots), np.bool_)
         marks = np.zeros(len(self.table.rows), np.bool_)
-        marks[others] = True
+        marks[members] = True
         return marks[slots]
 
     def _nothing(self) -> Words:

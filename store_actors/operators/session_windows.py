@@ -129,9 +129,9 @@ class SessionShard(MultiTable):
         # enters it in the expiry queue again, and eviction reads in the row whether an earlier entry still holds.
         table.remove_rows(merged.absorbed)
         slots = table.put(merged.rows)
-        gone = table.taken(table.evict(watermark_ms * 1000))
-        gone[:, 0] |= LIVE
-        removed = gone[gone[:, 0] >> _S32 != np.uint64(stamp)]
+        evicted = table.taken(table.evict(watermark_ms * 1000))
+        evicted[:, 0] |= LIVE
+        removed = evicted[evicted[:, 0] >> _S32 != np.uint64(stamp)]
         closed = table.rows[slots, 0] & LIVE == 0
         step = self.begin(version)
         step.watermark_ms = watermark_ms
@@ -143,7 +143,7 @@ class SessionShard(MultiTable):
             base_version=self.version,
             delta=self._delta(merged, closed, removed),
             rows_updated=merged.updated,
-            rows_removed=merged.removed + len(gone),
+            rows_removed=merged.removed + len(evicted),
             rows_in=rows.rows_read,
             rows_late=rows_late,
             watermark_ms=watermark_ms,

@@ -63,27 +63,27 @@ class FirstShard(OrderedRows):
         """Let better rows take the places of others; see :meth:`AggregateShard.apply`."""
         self.check_next(version, late_ms)
         words = self._on_time(rows.raw)
-        best, known, before = self._best(words)
+        best, is_replacing, before = self._best(words)
         slots = self.table.put(best)
-        gone, former = self._evict(watermark_ms)
+        evicted, former = self._evict(watermark_ms)
         step = self.begin(version)
         step.watermark_ms = watermark_ms
         key_end = self.table.layout.flag_words + self.table.layout.key_words
-        step.parts = [UndoPart(best[~known, :key_end].copy(), before), UndoPart(self._nothing(), former)]
-        closed, passed = self._is_among(slots, gone), self._is_among(gone, slots)
+        step.parts = [UndoPart(best[~is_replacing, :key_end].copy(), before), UndoPart(self._nothing(), former)]
+        closed, passed = self._is_among(slots, evicted), self._is_among(evicted, slots)
         return Change(
             version=version,
             base_version=self.version,
             delta=self._delta(best[~closed], best[closed], former[~passed]),
             rows_updated=len(best),
-            rows_removed=len(gone),
+            rows_removed=len(evicted),
             rows_in=rows.rows_read,
             rows_late=rows.raw.num_rows - len(words),
             watermark_ms=watermark_ms,
         )
 
     def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
-        """See :meth:`VersionedTable.load`.
+        """Replay a delta; see :meth:`VersionedTable.load`.
 
         Raises
         ------
@@ -102,16 +102,16 @@ class FirstShard(OrderedRows):
         """Rows of the batch that are the first of their partitions now, which of them replace a row, and those rows."""
         ids, firsts = self._number_partitions(words)
         slots = self.table.find(words[firsts])
-        held = np.flatnonzero(slots >= 0)
-        existing = self.table.taken(slots[held])
+        occupied = np.flatnonzero(slots >= 0)
+        existing = self.table.taken(slots[occupied])
         order = self._order.words([existing, words], self.table.pool)
         winners = np.full(len(firsts), -1, np.int64)
-        chain_kernels.first_of_each(order, np.concatenate([held, ids]), self._last_wins, winners)
-        is_new = winners >= len(held)
-        best = np.take(words, winners[is_new] - len(held), axis=0)
+        chain_kernels.first_of_each(order, np.concatenate([occupied, ids]), self._last_wins, winners)
+        is_new = winners >= len(occupied)
+        best = np.take(words, winners[is_new] - len(occupied), axis=0)
         best[:, 0] |= LIVE
         self._set_rank(best, 1)
-        return best, slots[is_new] >= 0, existing[is_new[held]]
+        return best, slots[is_new] >= 0, existing[is_new[occupied]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,28 +141,28 @@ class TopShard(OrderedRows, MultiTable):
         picked = self._pick(words)
         parts: list[UndoPart] = []
         ranks_before = self._ranks_of(picked.moved)
-        created, left = self._replace(words, picked, parts)
-        gone, former = self._evict(watermark_ms)
+        created, displaced = self._replace(words, picked, parts)
+        evicted, former = self._evict(watermark_ms)
         parts.append(UndoPart(self._nothing(), former))
         moved = self._close_ranks(former, created, picked.moved, ranks_before, parts)
         step = self.begin(version)
         step.watermark_ms = watermark_ms
         step.parts = parts
         # Final results of a window that closes are emitted even if only their rank moved.
-        is_final = self._is_among(gone, np.concatenate([created, moved]) if self._expires_by_key else created)
+        is_final = self._is_among(evicted, np.concatenate([created, moved]) if self._expires_by_key else created)
         removed = former[~is_final] if self._expires_by_key else self._without_rank(former[~is_final])
         kept = np.concatenate([created, moved])
-        kept = kept[~self._is_among(kept, gone)]
+        kept = kept[~self._is_among(kept, evicted)]
         return Change(
             version=version,
             base_version=self.version,
             delta=self._delta(
                 self.table.taken(kept),
                 former[is_final],
-                np.concatenate([self._without_rank(left), removed]),
+                np.concatenate([self._without_rank(displaced), removed]),
             ),
             rows_updated=len(kept) + int(is_final.sum()),
-            rows_removed=len(left) + len(gone),
+            rows_removed=len(displaced) + len(evicted),
             rows_in=rows.rows_read,
             rows_late=rows.raw.num_rows - len(words),
             watermark_ms=watermark_ms,
@@ -171,11 +171,11 @@ class TopShard(OrderedRows, MultiTable):
     # -- who is among the first -----------------------------------------------------------------------------------
 
     def _match(self, words: Words, firsts: Slots) -> tuple[Slots, Slots]:
-        """All rows of the state in the partitions of some rows: which of these, and slot."""
+        """Return the rows of the state in the partitions of new rows: the number of each row's partition, and its slot."""
         layout = self.table.layout
-        some = words[firsts]
-        keys = np.ascontiguousarray(some[:, layout.flag_words : layout.flag_words + layout.key_words - 1])
-        return self.table.match(keys, some[:, 0] & layout.chain_mask)
+        first_rows = words[firsts]
+        keys = np.ascontiguousarray(first_rows[:, layout.flag_words : layout.flag_words + layout.key_words - 1])
+        return self.table.match(keys, first_rows[:, 0] & layout.chain_mask)
 
     def _pick(self, words: Words) -> _Picked:
         """Compare the rows of a batch with those of their partitions."""
@@ -215,24 +215,24 @@ class TopShard(OrderedRows, MultiTable):
 
     def _contenders(self, order: Words, owners: Slots, ids: Slots, partitions: int) -> Slots:
         """Rows that have to be put in order: new ones that can enter, and what is in the partitions that they can enter."""
-        held = len(owners)
+        num_existing = len(owners)
         is_full = np.bincount(owners, minlength=partitions) >= self._n
         worst = np.full(partitions, -1, np.int64)
-        chain_kernels.first_of_each(~order[:held], owners, False, worst)
+        chain_kernels.first_of_each(~order[:num_existing], owners, False, worst)
         enters = ~is_full[ids]
         tested = np.flatnonzero(~enters)
         bound = worst[ids[tested]]
-        enters[tested] = sorts_before(order[held + tested], order[bound], if_equal=self._last_wins)
+        enters[tested] = sorts_before(order[num_existing + tested], order[bound], if_equal=self._last_wins)
         is_touched = np.zeros(partitions, np.bool_)
         is_touched[ids[enters]] = True
-        return np.concatenate([np.flatnonzero(is_touched[owners]), held + np.flatnonzero(enters)])
+        return np.concatenate([np.flatnonzero(is_touched[owners]), num_existing + np.flatnonzero(enters)])
 
     # -- changing -------------------------------------------------------------------------------------------------
 
     def _replace(self, words: Words, picked: _Picked, parts: list[UndoPart]) -> tuple[Slots, Words]:
-        """Take out the rows that leave, move others, put in those that enter: slots of these, and the rows that left."""
+        """Remove rows, move others and insert new ones; return the slots of the new rows, and the removed rows."""
         table = self.table
-        left = table.taken(picked.leaving)
+        displaced = table.taken(picked.leaving)
         moved = table.taken(picked.moved)
         new = np.take(words, picked.entering, axis=0)
         # Before any row is gone: a number that is taken out and used again in one version could not be told apart in its delta.
@@ -242,37 +242,37 @@ class TopShard(OrderedRows, MultiTable):
         if self._rank is not None:
             table.will_change(picked.moved)
             table.rows[picked.moved, self._rank.word] = picked.moved_ranks
-        table.remove_rows(left)
+        table.remove_rows(displaced)
         created = table.put(new)
-        parts.append(UndoPart(new, np.concatenate([left, moved])))
-        return created, left
+        parts.append(UndoPart(new, np.concatenate([displaced, moved])))
+        return created, displaced
 
     def _close_ranks(
-        self, gone: Words, created: Slots, moved: Slots, ranks_before: Words, parts: list[UndoPart]
+        self, evicted: Words, created: Slots, moved: Slots, ranks_before: Words, parts: list[UndoPart]
     ) -> Slots:
         """Move rows up to the ranks of expired ones; slots of all older rows whose rank is another than before the batch."""
-        if self._rank is None or self._expires_by_key or not len(gone):
+        if self._rank is None or self._expires_by_key or not len(evicted):
             return moved
         table, word = self.table, self._rank.word
-        _, firsts = self._number_partitions(gone)
-        owners, slots = self._match(gone, firsts)
+        _, firsts = self._number_partitions(evicted)
+        owners, slots = self._match(evicted, firsts)
         ranks = table.rows[slots, word]
         sequence = np.lexsort((ranks, owners))
-        slots, ranks, places = slots[sequence], ranks[sequence], _places(owners[sequence])
-        differs = ranks != places.view(np.uint64) + 1
+        slots, ranks, positions = slots[sequence], ranks[sequence], _positions(owners[sequence])
+        differs = ranks != positions.view(np.uint64) + 1
         slots, ranks = slots[differs], ranks[differs]
         parts.append(UndoPart(self._nothing(), table.taken(slots)))
         table.will_change(slots)
-        table.rows[slots, word] = places[differs] + 1
+        table.rows[slots, word] = positions[differs] + 1
         # A row may be back at the rank that it had: of the two ranks that it had so far in this batch the first one counts.
         changed, first = np.unique(np.concatenate([moved, slots]), return_index=True)
         is_other = table.rows[changed, word] != np.concatenate([ranks_before, ranks])[first]
-        others: Slots = changed[is_other & ~self._is_among(changed, created)]
-        return others
+        reranked: Slots = changed[is_other & ~self._is_among(changed, created)]
+        return reranked
 
 
-def _places(partition: Slots) -> Slots:
-    """Place of each row within its partition, from 0; rows of a partition stand together."""
+def _positions(partition: Slots) -> Slots:
+    """Return the position of each row within its partition, from 0; rows of a partition are adjacent."""
     size = len(partition)
     starts = np.flatnonzero(np.concatenate([np.ones(min(size, 1), np.bool_), partition[1:] != partition[:-1]]))
     return np.arange(size) - np.repeat(starts, np.diff(np.append(starts, size)))

@@ -26,7 +26,7 @@ def top_schema(
     expiry: str | None = None,
     delay_ms: int | None = None,
 ) -> StateSchema:
-    """Schema of a ``topN``, or with ``n=1, ties="last", rank=False`` of a ``keepLast``.
+    """Return the schema of a ``topN``, or with ``n=1, ties="last", rank=False`` of a ``keepLast``.
 
     Parameters
     ----------
@@ -58,18 +58,18 @@ def top_schema(
             ties=ties,
         )
     inputs = (*columns, *order_columns)
-    held = (*inputs, Field(RANK_COLUMN, "int32")) if rank else inputs
+    stored = (*inputs, Field(RANK_COLUMN, "int32")) if rank else inputs
     return StateSchema(
         keys=(*partition, Field(ROW_COLUMN, "int64", False)),
         inputs=inputs,
-        accumulators=tuple(Accumulator(AccumulatorKind.VALUE, (), (field,)) for field in held),
+        accumulators=tuple(Accumulator(AccumulatorKind.VALUE, (), (field,)) for field in stored),
         expiry_key=expiry,
         delay_ms=delay_ms,
         output_mode="update",
         operator=OperatorKind.TOP,
         options={
             "n": n,
-            "order": [dict(one) for one in order],
+            "order": [dict(term) for term in order],
             "ties": ties,
             "payload": [field.name for field in columns],
             "emit_removed": False,  # no reader asks for it; schemas of all releases carry it, and are compared

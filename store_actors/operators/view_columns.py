@@ -38,7 +38,7 @@ __all__ = ["ViewColumns"]
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How some columns are made: their trees, what these read, the columns of the state's rows that it takes, and the schema."""
+    """The computation of some columns: their trees, the names these read, the columns of the state's rows needed, and the schema."""
 
     trees: Mapping[str, ExpressionTree]
     read: Set[str]
@@ -67,21 +67,21 @@ class ViewColumns:
         store = described.get("store")
         #: The keyed store that the rows are of; None if they are an operator's own.
         self.store: StoreSpec | None = None if store is None else _spec(store)
-        own = (*schema.keys, *schema.emitted_fields)
-        fields = own if self.store is None else (*self.store.keys, *self.store.values)
+        operator_fields = (*schema.keys, *schema.emitted_fields)
+        fields = operator_fields if self.store is None else (*self.store.keys, *self.store.values)
         types = {field.name: string_to_type(field.type) for field in fields}
         try:
-            self._trees = {one["name"]: ExpressionTree(one["value"], types) for one in described["columns"]}
+            self._trees = {column["name"]: ExpressionTree(column["value"], types) for column in described["columns"]}
             self._where = ExpressionTree(described["where"], types) if "where" in described else None
         except NotComputableError as error:
             raise _refused(error) from error
         self._key_trees: dict[str, Node] = {
-            one["name"]: one["value"] for one in described["columns"] if one.get("key", False)
+            column["name"]: column["value"] for column in described["columns"] if column.get("key", False)
         }
         #: All columns of the view, keys first.
         self.schema = pa.schema([(name, tree.type) for name, tree in self._trees.items()])
         #: Names of the results that are not in the view, with the reason.
-        self.not_shown: dict[str, str] = {one["name"]: one["why"] for one in described.get("not_shown", ())}
+        self.not_shown: dict[str, str] = {column["name"]: column["why"] for column in described.get("not_shown", ())}
         self._planned: dict[tuple[str, ...] | None, _Plan] = {}
 
     @classmethod
@@ -117,10 +117,10 @@ class ViewColumns:
 
     @cached_property
     def _accumulators(self) -> Mapping[str, Accumulator]:
-        """By the name of each field that is emitted of it."""
+        """Accumulators by the names of the fields that are emitted of them."""
         if self.store is not None:
             return {}
-        return {field.name: one for one in self._schema.accumulators for field in one.emitted}
+        return {field.name: accumulator for accumulator in self._schema.accumulators for field in accumulator.emitted}
 
     def needed(self, columns: Sequence[str] | None) -> tuple[str, ...]:
         """Return the columns of the state's rows that these columns of the view (None: all) are computed from.
@@ -133,20 +133,20 @@ class ViewColumns:
         return self._plan(columns).needed
 
     def _plan(self, columns: Sequence[str] | None) -> _Plan:
-        """How some columns are made; worked out once, as look-ups of one key come by the thousand."""
-        wanted = None if columns is None else tuple(columns)
-        if (found := self._planned.get(wanted)) is None:
+        """Return the plan of some columns. It is cached, since queries of single keys come by the thousand."""
+        names = None if columns is None else tuple(columns)
+        if (plan := self._planned.get(names)) is None:
             trees, emitted = self._chosen(columns), self._accumulators
             read = set(self._where.columns) if self._where is not None else set()
             read = read.union(*(tree.columns for tree in trees.values()))
             state = {field.name for name in read if name in emitted for field in emitted[name].state}
-            held = [*self._schema.keys, *self._schema.state_fields]
+            stored = [*self._schema.keys, *self._schema.state_fields]
             if self.store is not None:
-                held = [*self.store.keys, *self.store.values]
-            needed = tuple(field.name for field in held if field.name in state or field.name in read)
+                stored = [*self.store.keys, *self.store.values]
+            needed = tuple(field.name for field in stored if field.name in state or field.name in read)
             schema = pa.schema([(name, tree.type) for name, tree in trees.items()])
-            found = self._planned[wanted] = _Plan(trees, read, needed, schema)
-        return found
+            plan = self._planned[names] = _Plan(trees, read, needed, schema)
+        return plan
 
     def _chosen(self, columns: Sequence[str] | None) -> dict[str, ExpressionTree]:
         if columns is None:
@@ -162,7 +162,7 @@ class ViewColumns:
         return {name: self._trees[name] for name in columns}
 
     def is_of_part(self, state: pa.Table) -> pa.ChunkedArray | None:
-        """Which rows, with the columns :meth:`needed`, are of the part; None if all are."""
+        """Return a mask of the rows (with the columns :meth:`needed`) that are of the component; None if all are."""
         if self._where is None:
             return None
         pieces = [
@@ -186,11 +186,11 @@ class ViewColumns:
         """
         plan = self._plan(columns)
         # Piece by piece: one column of all rows may have more text than Arrow has in a piece.
-        shown = [
+        batches = [
             self._shown(self._emitted(piece, plan.read), piece.num_rows, plan.trees, plan.schema)
             for piece in state.to_batches()
         ]
-        return pa.Table.from_batches(shown, schema=plan.schema)
+        return pa.Table.from_batches(batches, schema=plan.schema)
 
     def _shown(
         self, columns: Mapping[str, pa.Array], size: int, trees: Mapping[str, ExpressionTree], schema: pa.Schema
@@ -206,28 +206,38 @@ class ViewColumns:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _emitted(self, rows: pa.RecordBatch, read: Set[str]) -> dict[str, pa.Array]:
-        """Columns that trees read."""
-        made = {id(one): one for name, one in self._accumulators.items() if name in read and one.result}
+        """Return the columns that trees read, by name."""
+        accumulators = {
+            id(accumulator): accumulator
+            for name, accumulator in self._accumulators.items()
+            if name in read and accumulator.result
+        }
         columns = {name: column for name, column in zip(rows.schema.names, rows.columns, strict=True) if name in read}
-        if not made:
+        if not accumulators:
             return columns
-        # The engine's compiled code is loaded only by who needs it.
+        # Late: only views with accumulators need the engine's compiled code.
         from store_actors.engine.results import results_of
 
-        state = pa.table({field.name: rows.column(field.name) for one in made.values() for field in one.state})
-        results = results_of(state, replace(self._schema, keys=(), accumulators=tuple(made.values())))
+        state = pa.table(
+            {
+                field.name: rows.column(field.name)
+                for accumulator in accumulators.values()
+                for field in accumulator.state
+            }
+        )
+        results = results_of(state, replace(self._schema, keys=(), accumulators=tuple(accumulators.values())))
         return columns | {name: results.column(name).combine_chunks() for name in results.column_names}
 
     def keys_of(self, leaves: pa.Table) -> pa.Table:
         """Return the view's key columns, of key columns of the state's rows: the inverse of :meth:`key_leaves`."""
         trees = {name: self._trees[name] for name in self._key_trees}
         schema = pa.schema([(name, tree.type) for name, tree in trees.items()])
-        shown = []
+        batches = []
         for piece in leaves.to_batches():
             columns = dict(zip(piece.schema.names, piece.columns, strict=True))
             arrays = [tree.array(columns, piece.num_rows) for tree in trees.values()]
-            shown.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
-        return pa.Table.from_batches(shown, schema=schema)
+            batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+        return pa.Table.from_batches(batches, schema=schema)
 
     def key_leaves(self, keys: pa.Table) -> pa.RecordBatch:
         """Return key columns of the state's rows (``StateSchema.input_keys``, in their order and types), of the view's.
@@ -250,13 +260,13 @@ class ViewColumns:
 
 
 def _spec(store: Mapping[str, Any]) -> StoreSpec:
-    keys, values = (tuple(Field(**one) for one in store[part]) for part in ("keys", "values"))
+    keys, values = (tuple(Field(**field) for field in store[part]) for part in ("keys", "values"))
     return StoreSpec(store["name"], keys, values, store["due"])
 
 
 def _undescribed(schema: StateSchema) -> StateSchema:
-    """A schema with a description of the rows as the state has them."""
-    accumulators = tuple(replace(one, result=()) for one in schema.accumulators)
+    """Return the schema with a description that shows the rows as they are stored."""
+    accumulators = tuple(replace(accumulator, result=()) for accumulator in schema.accumulators)
     keys = {field.name for field in schema.input_keys}
     named = sorted((*schema.keys, *schema.state_fields), key=lambda field: field.name not in keys)
     columns = [

@@ -1,4 +1,4 @@
-"""Keys as a reader is shown them, taken apart again into the columns that a state's rows are found by. Pure logic."""
+"""From the key columns of a view to the key columns (leaves) by which a state's rows are found. Pure logic."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def leaves_of_keys(
     *,
     normalised: bool,
 ) -> pa.RecordBatch:
-    """Key leaves, in their order and types, of shown key columns.
+    """Return the key leaves, in their order and types, of a view's key columns.
 
     Parameters
     ----------
     trees, types
-        Of each shown key.
+        Tree and type of each key column of the view.
     leaves
-        Of the state.
+        The state's key leaves.
     normalised
         Whether floating-point numbers become what Spark groups them as: one NaN, and -0.0 is 0.0.
 
@@ -59,22 +59,22 @@ def leaves_of_keys(
             unknown=[name for name in keys.column_names if name not in trees],
         )
     fields = {field.name: field.arrow() for field in leaves}
-    found: dict[str, pa.Array] = {}
+    columns: dict[str, pa.Array] = {}
     for name, tree in trees.items():
         chunks = keys.column(name).chunks
         column = chunks[0] if len(chunks) == 1 else pa.concat_arrays([pa.array([], keys.column(name).type), *chunks])
-        found |= _Taken(name, types[name], fields).apart(column, tree)
-    arrays = [_normalised(found[field.name]) if normalised else found[field.name] for field in leaves]
+        columns |= _Taken(name, types[name], fields).apart(column, tree)
+    arrays = [_normalised(columns[field.name]) if normalised else columns[field.name] for field in leaves]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(list(fields.values())))
 
 
 class _Taken:
-    """Takes values of one key apart.
+    """Takes the values of a key column apart.
 
     Parameters
     ----------
     name, kind
-        Of the key, as shown.
+        Name and type of the column.
     fields
         The state's key leaves.
     """
@@ -83,60 +83,62 @@ class _Taken:
         self._name, self._kind, self._fields = name, kind, fields
 
     def apart(self, values: pa.Array, tree: Node) -> dict[str, pa.Array]:
-        """Leaves of the values that a tree makes."""
+        """Return the leaves, by name, from which a tree computes the values."""
         if tree["op"] == "column":
             field = self._fields[tree["name"]]
             return {field.name: self._cast(values, field.type)}
         if not pa.types.is_struct(values.type) and not pa.types.is_null(values.type):
             raise self._refused(values.type)
-        found: dict[str, pa.Array] = {}
+        columns: dict[str, pa.Array] = {}
         if (null := tree.get("null")) is not None:
             is_null = pc.is_null(values)
-            # Of a key that equals nothing if it is null the leaf itself is null then.
-            told = pc.if_else(is_null, pa.scalar(None, pa.bool_()), is_null) if self._fields[null].nullable else is_null
-            found[null] = told
+            # If a null key equals no other key, the leaf itself is null where the key is.
+            null_leaf = (
+                pc.if_else(is_null, pa.scalar(None, pa.bool_()), is_null) if self._fields[null].nullable else is_null
+            )
+            columns[null] = null_leaf
         for name, inner in zip(tree["names"], tree["args"], strict=True):
-            found |= self.apart(self._part(values, name), inner)
-        return found
+            columns |= self.apart(self._part(values, name), inner)
+        return columns
 
     def _part(self, values: pa.Array, name: str) -> pa.Array:
         if pa.types.is_null(values.type):
             return values
-        place = values.type.get_field_index(name)
-        if place < 0:
+        index = values.type.get_field_index(name)
+        if index < 0:
             raise self._refused(values.type)
-        return pc.struct_field(values, place)
+        return pc.struct_field(values, index)
 
-    def _cast(self, values: pa.Array, wanted: pa.DataType) -> pa.Array:
-        if values.type == wanted:
+    def _cast(self, values: pa.Array, target: pa.DataType) -> pa.Array:
+        if values.type == target:
             return values
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
-        if not (pa.types.is_null(values.type) or any(of(values.type) and of(wanted) for of in _FAMILIES)):
+        if not (pa.types.is_null(values.type) or any(of(values.type) and of(target) for of in _FAMILIES)):
             raise self._refused(values.type)
-        # A double is given for what is a float.
-        is_safe = not (pa.types.is_float32(wanted) and pa.types.is_floating(values.type))
+        # A float may be given as a double.
+        is_safe = not (pa.types.is_float32(target) and pa.types.is_floating(values.type))
         try:
-            return pc.cast(values, wanted, safe=is_safe)
+            return pc.cast(values, target, safe=is_safe)
         except pa.ArrowException as error:
             raise self._refused(values.type, str(error)) from error
 
-    def _refused(self, given: pa.DataType, reason: str = "") -> InvalidRequestError:
+    def _refused(self, actual: pa.DataType, reason: str = "") -> InvalidRequestError:
         return InvalidRequestError(
             "a key is of another type; give values of its own",
             key=self._name,
             type=self._kind,
-            given=given,
+            given=actual,
             **({"reason": reason} if reason else {}),
         )
 
 
 def _normalised(values: pa.Array) -> pa.Array:
-    """Floating-point numbers, also those inside of lists and structs, as Spark groups them."""
+    """Return values with their floating-point numbers, also inside lists and structs, as Spark groups them."""
     kind = values.type
     if pa.types.is_floating(kind):
         nan = pa.scalar(np.nan, kind)
-        # A sum with 0.0 makes of -0.0 the other one.
+        # -0.0 + 0.0 is 0.0.
         return pc.if_else(pc.is_nan(values), nan, pc.add(values, pa.scalar(0.0, kind)))
     if pa.types.is_list(kind):
         lengths = np.asarray(pc.fill_null(pc.list_value_length(values), 0))

@@ -1,4 +1,4 @@
-"""How a version of a partition becomes durable: the deltas of its commit with their manifest entries, and snapshots. No Ray.
+"""Making a version of a partition durable: the deltas of its commit with their manifest entries, and snapshots. No Ray.
 
 One commit protocol for operators and keyed stores: write each store's delta under a unique name, have them counted together, and bring
 memory to what counts, which is this attempt, or another one of the same run.
@@ -142,13 +142,16 @@ class Commits:
 
     @staticmethod
     def _counts_for_sure_not(error: BaseException) -> bool:
-        """Whether a commit that failed so was refused by what is in the log; any other one may have been counted after all."""
+        """Whether the log refused a commit that failed with this error; after any other error it may have been committed."""
         return isinstance(error, FencedError)
 
     def _write(self, deltas: Sequence[Delta]) -> None:
         """Write the files of all stores, side by side."""
-        *others, (entry, data) = deltas
-        waiting = [self._pool.submit(self._objects.put, other.file, its_data) for other, its_data in others]
+        *further, (entry, data) = deltas
+        waiting = [
+            self._pool.submit(self._objects.put, further_entry.file, further_data)
+            for further_entry, further_data in further
+        ]
         self._objects.put(entry.file, data)
         for write in waiting:
             write.result()

@@ -34,22 +34,22 @@ def groups_adapter(plan: LoadPlan, schema: StateSchema) -> Callable[[pa.Table, s
     """Return what turns the rows of a file of an aggregation (named second) into a query's schema.
 
     It goes the way that the query went, one schema after the other: an aggregate that was gone for a while starts from nothing when
-    it is back, wherever its group was written last.
+    it is back, in whichever file its group was written last.
     """
     later: list[tuple[int, StateSchema]] = []
     epochs: dict[str, int] = {}
     for part in plan.parts():
         later += [(epoch, step) for epoch, step in part.schemas if epoch not in dict(later)]
-        made = {entry.version: entry.epoch for entry in part.deltas}
+        epoch_of = {entry.version: entry.epoch for entry in part.deltas}
         epochs |= {entry.file: entry.epoch for entry in part.deltas}
-        epochs |= {snapshot.file: made[snapshot.version] for snapshot in part.snapshots}
+        epochs |= {snapshot.file: epoch_of[snapshot.version] for snapshot in part.snapshots}
     later.sort(key=itemgetter(0))
 
     def adapt(rows: pa.Table, file: str) -> pa.Table:
         if file == IN_MEMORY:
             return rows
         written = schema_of(rows)
-        for step in [*(one for epoch, one in later if epoch > epochs[file]), schema]:
+        for step in [*(later_schema for epoch, later_schema in later if epoch > epochs[file]), schema]:
             rows, written = evolve_groups(rows, written, step, file), step
         return rows
 

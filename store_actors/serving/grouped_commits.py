@@ -154,9 +154,9 @@ class GroupedCommits:
                 self._piggybacked[partition] = counted.next_lease
 
     def _is_piggybacked(self, state_name: str, entry: CommitEntry) -> bool:
-        given = self._given.get((state_name, entry.partition_id))
+        grant = self._given.get((state_name, entry.partition_id))
         made_under = entry.run_id, entry.epoch, entry.base_version
-        return given is not None and (given.lease.run_id, given.lease.epoch, given.base_version) == made_under
+        return grant is not None and (grant.lease.run_id, grant.lease.epoch, grant.base_version) == made_under
 
     def piggybacked(self, task: TaskIdentity) -> LeaseGrant | None:
         """The lease of a task, if it came with the commit before; None: the coordinator is to be asked."""

@@ -1,4 +1,4 @@
-"""Which keys of the shards of one process are met most often, in batches and in look-ups: some of them are counted. No Ray."""
+"""The keys of one process's shards that are met most often, in batches and in look-ups: some of them are counted. No Ray."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class HotKeyTracker:
         try:
             return None if counted is None else counted.hottest(most)
         except pa.ArrowException as error:
-            self._begin_anew(which, error)
+            self._restart(which, error)
             return None
 
     def _add(
@@ -86,13 +86,13 @@ class HotKeyTracker:
             for table in tables:
                 counted.add(table)
         except pa.ArrowException as error:
-            self._begin_anew(which, error)
+            self._restart(which, error)
             return
         self._keys[which] = counted
         if len(self._keys) > 2 * _SHARDS:
             self._keys.popitem(last=False)
 
-    def _begin_anew(self, which: tuple[str, int, bool], error: Exception) -> None:
-        """The state's keys are of other types than before."""
+    def _restart(self, which: tuple[str, int, bool], error: Exception) -> None:
+        """Count from the start, since the state's keys have other types than before."""
         log.debug("the hottest keys of %s are counted anew: %s", which, error)
         self._keys.pop(which, None)

@@ -206,8 +206,12 @@ class KeyedStores:
     def _working(self, session: Session, calls: Sequence[Write]) -> AbstractContextManager[None]:
         """Memory for calls, by the rows that are given to them."""
         request = session.request
-        given = sum(arg.nbytes for _, _, args in calls for arg in args if isinstance(arg, pa.RecordBatch | pa.Table))
-        return self._memory.working(request.lease.store_id, request.task.batch_id + 1, 2 * given, _GIVEN * given)
+        given_bytes = sum(
+            arg.nbytes for _, _, args in calls for arg in args if isinstance(arg, pa.RecordBatch | pa.Table)
+        )
+        return self._memory.working(
+            request.lease.store_id, request.task.batch_id + 1, 2 * given_bytes, _GIVEN * given_bytes
+        )
 
     def _do(self, session: Session, store_name: str, method: str, args: tuple[Any, ...]) -> Any:
         handle = self._handle(session, store_name)

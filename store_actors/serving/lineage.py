@@ -1,4 +1,4 @@
-"""Which history memory holds of a partition, and whether a batch may go on from it. Pure rules, for operators and keyed stores alike.
+"""The history of a partition that memory has, and whether a batch may go on from it. Pure rules, for operators and keyed stores alike.
 
 Theory of operation
 -------------------

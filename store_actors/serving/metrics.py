@@ -67,4 +67,4 @@ class StoreMetrics:
     def maintenance_succeeded(self, path: str) -> None:
         """Note that a shard's round went well."""
         if path in self.failing:
-            self.failing = {other: why for other, why in self.failing.items() if other != path}
+            self.failing = {failing_path: why for failing_path, why in self.failing.items() if failing_path != path}

@@ -37,13 +37,13 @@ class NoSnapshotError(Exception):
 
 
 def nothing_in_memory(parent: Parent, version: int) -> MemoryRows | None:
-    """Where all is read from files."""
+    """Return None for every parent: all rows are read from files."""
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Which rows of a shard's files are of another one that was made of it.
+    """The selection of a shard's rows that are of another shard, which was made of it by a rescaling.
 
     Attributes
     ----------
@@ -133,15 +133,15 @@ def _steps(plan: LoadPlan, split: Split | None, skipped: Collection[str], in_mem
         child = origin.shard, origin.num_shards
         for parent in origin.parents:
             whole = parent.shard, parent.num_shards
-            taken = (
+            child_split = (
                 Split(origin.keys, whole, (child,))
                 if split is None
                 else replace(split, whole=whole, into=(child, *split.into))
             )
             rows = in_memory(parent, origin.version)
             if rows is None:
-                yield from _steps(parent.plan, taken, skipped, in_memory)
+                yield from _steps(parent.plan, child_split, skipped, in_memory)
             else:
-                yield Step(origin.version, None, rows.tables, rows.watermark_ms, taken)
+                yield Step(origin.version, None, rows.tables, rows.watermark_ms, child_split)
     since = 0 if start is None else start.version
     yield from (Step(entry.version, entry, split=split) for entry in plan.deltas if entry.version > since)

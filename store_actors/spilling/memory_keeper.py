@@ -1,8 +1,8 @@
 """Keeps a process below its memory limit: what was used longest ago leaves it first.
 
 What leaves is in its file: the operating system writes it to disk, and keeps it in its own cache for as long as no other process needs
-that memory. So there is no second copy to keep in step, and which pages of a shard are used often is known to the one who sees every
-access. The process itself only says which shards it is done with.
+that memory. So there is no second copy to keep up to date, and the operating system, which sees every access, knows the pages that are
+used often. The process itself only says which shards it is done with.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Resident(Protocol):
     """The memory of a process; see :class:`~store_actors.spilling.resident_memory.ResidentMemory`."""
 
     def read(self) -> tuple[int, int]:
-        """Bytes of its own, and bytes of files that it has mapped."""
+        """Return the bytes that belong to the process alone, and the bytes of files that it has mapped."""
 
 
 class Spillable(Protocol):
@@ -60,9 +60,9 @@ class MemoryKeeper:
     def __init__(self, limit: int, resident: Resident | None = None) -> None:
         self.limit = limit
         self._resident = resident or ResidentMemory()
-        own, self._other_files = self._resident.read()
+        own_bytes, self._other_files = self._resident.read()
         #: Bytes of the process before any state.
-        self.base = own + self._other_files
+        self.base = own_bytes + self._other_files
         #: Shards leave from here on; between here and the limit is what is touched until the keeper looks again.
         self.high = limit - limit // 8
         self._ticks = count(1)
@@ -83,28 +83,28 @@ class MemoryKeeper:
         return max(0, self._resident.read()[1] - self._other_files)
 
     @contextmanager
-    def using(self, one: Spillable) -> Iterator[None]:
-        """Work with a part of the state, which leaves last meanwhile."""
+    def using(self, part: Spillable) -> Iterator[None]:
+        """Work with a part of the state, which is the last to leave memory meanwhile."""
         with self._guard:
-            self._used[one] = next(self._ticks)
-            self._busy[one] = self._busy.get(one, 0) + 1
-            self._out.discard(one)
+            self._used[part] = next(self._ticks)
+            self._busy[part] = self._busy.get(part, 0) + 1
+            self._out.discard(part)
         try:
             yield
         finally:
             with self._guard:
-                self._busy[one] -= 1
-                if not self._busy[one]:
-                    del self._busy[one]
+                self._busy[part] -= 1
+                if not self._busy[part]:
+                    del self._busy[part]
             self.keep()
 
     def run(self) -> None:
-        """Look again and again, for ever."""
+        """Keep the process below its limit, for ever."""
         while True:
             time.sleep(self.keep())
 
     def keep(self, above: int | None = None) -> float:
-        """Have shards leave if the process has more than so many bytes (:attr:`high`); returns in how many seconds to look again."""
+        """Have shards leave if the process has more than `above` bytes (:attr:`high`); return the seconds until the next check."""
         if not self._keeping.acquire(blocking=False):
             return _SHORTEST_S
         try:
@@ -131,10 +131,10 @@ class MemoryKeeper:
     def _keep(self, above: int) -> None:
         if self.resident() <= above:
             return
-        for one in self._idle():
-            one.drop()
+        for part in self._idle():
+            part.drop()
             with self._guard:
-                self._out.add(one)
+                self._out.add(part)
             if self.resident() <= above - self.limit // 8:
                 return
         if self.resident() <= above:
@@ -142,19 +142,19 @@ class MemoryKeeper:
         if self._may_give_back():
             give_back()
         # What is worked with comes back page by page as it is touched: only the operating system knows which pages were.
-        for one in list(self._busy):
+        for part in list(self._busy):
             if self.resident() <= above:
                 return
-            one.drop()
+            part.drop()
 
     def _idle(self) -> list[Spillable]:
         """Return regions that no batch works with, least recently used first; last those that have left memory already.
 
-        Of these some may be back: who only reads, as a copy for another store actor, need not say so.
+        Some of the latter may be back in memory: a mere reader, such as a copy for another store actor, does not report its use.
         """
         with self._guard:
-            idle = [one for one in self._used if one not in self._busy]
-            return sorted(idle, key=lambda one: (one in self._out, self._used[one]))
+            idle = [part for part in self._used if part not in self._busy]
+            return sorted(idle, key=lambda part: (part in self._out, self._used[part]))
 
     def _may_give_back(self) -> bool:
         now = time.monotonic()
@@ -180,13 +180,13 @@ class MemoryKeeper:
             self.make_room(more)
             return
         give_back()
-        own = self._own()
-        if own + more <= self.high:
+        own_bytes = self._own()
+        if own_bytes + more <= self.high:
             self.make_room(more)
             return
         raise MemoryLimitError(
-            f"a batch of a shard needs {size_text(more)} more for itself, beside {size_text(own)} that its store actor has and cannot "
-            "spill, which is beyond the limit; the batch was not counted, and nothing that was is lost; make batches smaller "
+            f"a batch of a shard needs {size_text(more)} more for itself, beside {size_text(own_bytes)} that its store actor has and "
+            "cannot spill, which is beyond the limit; the batch was not counted, and nothing that was is lost; make batches smaller "
             "(maxOffsetsPerTrigger, maxFilesPerTrigger), use more shards, or raise memory_limit, and start the query again",
             **facts,
             bytes=more,

@@ -42,7 +42,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class PieceSizes:
-    """How much is worked on at once under a limit.
+    """The amounts of memory that are worked on at once under a limit.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class Region:
     sizes
         How much is worked on at once.
     keeper
-        Who says what stays in memory.
+        Decides what stays in memory.
     """
 
     def __init__(self, store_id: StateStoreId, folder: str, sizes: PieceSizes, keeper: MemoryKeeper) -> None:
@@ -109,30 +109,30 @@ class Region:
         """See :meth:`Memory.larger <store_actors.engine.memory.Memory.larger>`; nothing is copied once it lies in a file."""
         mapping, shape = mapping_of(array), (length, *array.shape[1:])
         if mapping is None:
-            made = self.zeros(shape, array.dtype.type)
-            made[:used] = array[:used]
-            return made
+            copy = self.zeros(shape, array.dtype.type)
+            copy[:used] = array[:used]
+            return copy
         return _shaped(self._grown(mapping.file, prod(shape) * array.itemsize), shape, array.dtype.type)
 
     def copied(self, array: npt.NDArray[Item]) -> npt.NDArray[Item]:
         """See :meth:`Memory.copied <store_actors.engine.memory.Memory.copied>`."""
-        made = self.zeros(array.shape, array.dtype.type)
-        for some in blocks(self, array):
-            made[some] = array[some]
-        return made
+        copy = self.zeros(array.shape, array.dtype.type)
+        for block in blocks(self, array):
+            copy[block] = array[block]
+        return copy
 
     def kept(self, array: npt.NDArray[Item]) -> npt.NDArray[Item]:
         """See :meth:`Memory.kept <store_actors.engine.memory.Memory.kept>`."""
         if array.nbytes < self._threshold or mapping_of(array) is not None:
             return array
-        made = self.copied(array)
-        mapping = mapping_of(made)
+        copy = self.copied(array)
+        mapping = mapping_of(copy)
         assert mapping is not None, "an array of this size lies in a file"
         mapping.drop()
-        return made
+        return copy
 
     def kept_table(self, table: pa.Table) -> pa.Table:
-        """A table that is seldom looked at from now on, or a copy in its place."""
+        """Return a copy in a file of a table that is seldom read from now on; the table itself if it is small or has no room."""
         if table.nbytes < self._threshold:
             return table
         size = pa.MockOutputStream()
@@ -140,7 +140,7 @@ class Region:
         try:
             room = self.zeros(size.size(), np.uint8)
         except MemoryLimitError:
-            # Its batch is counted: too late to refuse it.
+            # Its batch is committed: too late to refuse it.
             return table
         _write(pa.FixedSizeBufferWriter(pa.py_buffer(room)), table)
         mapping = mapping_of(room)
@@ -162,7 +162,7 @@ class Region:
         self._keeper.check(more, self.facts)
 
     def drop(self) -> None:
-        """See :class:`~store_actors.spilling.memory_keeper.Spillable`."""
+        """Leave the process's memory."""
         for mapping in self._all():
             mapping.drop()
 
@@ -176,7 +176,7 @@ class Region:
             return list(self._mappings)
 
     def _grown(self, file: MappedFile | None, size: int) -> Bytes:
-        """All of a file (or of a new one), once it has so many bytes."""
+        """Return the content of a file (None: a new one), after it has grown to `size` bytes."""
         try:
             file = MappedFile(self._folder) if file is None else file
             file.grow(size)
@@ -188,7 +188,7 @@ class Region:
         return mapping.array()
 
     def _free_bytes(self) -> int | None:
-        """Bytes that can be written in the folder yet; None if that cannot be learned."""
+        """Return the bytes that can still be written in the folder; None if the system does not say."""
         with suppress(OSError):
             return free_bytes(self._folder)
         return None

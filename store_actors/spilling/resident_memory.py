@@ -24,10 +24,10 @@ class ResidentMemory:
         self._file = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self) -> tuple[int, int]:
-        """Bytes of its own, and bytes of files that it has mapped."""
+        """Return the bytes that belong to the process alone, and the bytes of files that it has mapped."""
         text = os.pread(self._file, 1 << 13, 0)
-        own, files = (1024 * int(text.split(kind, 1)[1].split(None, 1)[0]) for kind in _KINDS)
-        return own, files
+        own_bytes, files = (1024 * int(text.split(kind, 1)[1].split(None, 1)[0]) for kind in _KINDS)
+        return own_bytes, files
 
     def __del__(self) -> None:
         os.close(self._file)

@@ -43,7 +43,7 @@ def checked_folder(folder: str) -> str:
 
 
 def free_bytes(folder: str) -> int:
-    """Bytes that can be written there yet."""
+    """Return the bytes that can still be written in a folder."""
     room = os.statvfs(folder)
     return room.f_bavail * room.f_frsize
 
@@ -51,9 +51,9 @@ def free_bytes(folder: str) -> int:
 def file_system(folder: str) -> str:
     """Return the type of a folder's file system; empty if the system does not name it."""
     device = os.stat(folder).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
+    number = f"{os.major(device)}:{os.minor(device)}"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         mount, _, about = line.partition(" - ")
-        if mount.split()[2] == wanted:
+        if mount.split()[2] == number:
             return about.split()[0]
     return ""

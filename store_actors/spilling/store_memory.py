@@ -52,7 +52,7 @@ class StoreMemory(Protocol):
     read_bytes: int
 
     def region(self, store_id: StateStoreId) -> Memory:
-        """Where the arrays of a partition come from: the same each time."""
+        """Return the memory for the arrays of a partition: the same object each time."""
 
     def working(self, store_id: StateStoreId, version: int, certain: int, likely: int) -> AbstractContextManager[None]:
         """Work on a partition; see :meth:`WorkBudget.admitted <store_actors.spilling.work_budget.WorkBudget.admitted>`."""
@@ -64,7 +64,7 @@ class StoreMemory(Protocol):
         """Work on a partition with no more than a piece of it beside it."""
 
     def kept(self, store_id: StateStoreId, table: pa.Table) -> pa.Table:
-        """A partition's table that is seldom looked at from now on, or a copy in its place."""
+        """Return a partition's table that is seldom read from now on, or a copy of it in a file."""
 
     def use(self) -> MemoryUse:
         """Return the memory of the process."""
@@ -146,10 +146,10 @@ class LimitedMemory:
     def region(self, store_id: StateStoreId) -> Region:
         """See :class:`StoreMemory`."""
         with self._guard:
-            found = self._regions.get(store_id)
-            if found is None:
-                found = self._regions[store_id] = Region(store_id, self._folder, self._sizes, self._keeper)
-            return found
+            region = self._regions.get(store_id)
+            if region is None:
+                region = self._regions[store_id] = Region(store_id, self._folder, self._sizes, self._keeper)
+            return region
 
     @contextmanager
     def working(self, store_id: StateStoreId, version: int, certain: int, likely: int) -> Iterator[None]:
@@ -163,7 +163,7 @@ class LimitedMemory:
 
     @contextmanager
     def loading(self, store_id: StateStoreId, version: int) -> Iterator[None]:
-        """See :class:`StoreMemory`; one partition after the other, as each has some of its files in memory."""
+        """Read a partition from its files, one partition at a time, as each has some of its files in memory."""
         region = self.region(store_id)
         with self._loading:
             region.version, region.is_new_batch = version, False
@@ -192,6 +192,6 @@ def _between(size: int, least: int, most: int) -> int:
 
 
 def _open_many_files() -> None:
-    """Have as many files open as the machine lets this process: each large array is one."""
+    """Raise the limit of open files as far as the machine allows: each large array is a file."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
