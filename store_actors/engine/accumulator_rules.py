@@ -1,6 +1,6 @@
 """The table of accumulators: for each kind, how its state is stored, how a new group begins and which compiled step moves it.
 
-Whatever depends on an accumulator's kind is derived from :data:`RULES`: where its state sits and begins
+Everything that depends on an accumulator's kind is derived from :data:`RULES`: where its state sits and begins
 (``engine/layout.py``), which compiled step moves it (numbers: ``engine/op_code_kernels.py``), how partial states are merged.
 """
 
@@ -17,7 +17,7 @@ __all__ = ["RULES", "Ordering", "Rule", "StateForm"]
 
 
 class Ordering(Enum):
-    """How values of a type, as 64-bit words, are compared."""
+    """The comparison of a type's values, as 64-bit words."""
 
     INT = auto()
     FLOAT = auto()
@@ -28,7 +28,7 @@ class Ordering(Enum):
 
 
 class StateForm(Enum):
-    """How a kind's state is stored."""
+    """The form in which a kind's state is stored."""
 
     #: In a fixed number of words of its group's row, moved by a compiled step.
     FOLDED = auto()

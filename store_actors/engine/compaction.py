@@ -1,4 +1,4 @@
-"""Letting go of strings and lists that no row has any more: what is left is put into new pools, and the rows into its places."""
+"""Compaction: strings and lists that no row refers to are dropped. The others move to new pools, and rows get new ids and extents."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Lists = tuple[ListSlot, Slots, Slots]
 
 
 def compact_together(tables: Sequence[tuple[GroupTable, Sequence[Words]]]) -> None:
-    """Drop strings and lists that no live row of tables that share one pool of strings holds; ids and extents change in place.
+    """Drop strings and lists that no live row refers to, of tables that share one pool of strings; ids and extents change in place.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ def _texts(table: GroupTable, rows: Words) -> list[tuple[int, Slots]]:
 
 
 def _lists(table: GroupTable, row_blocks: Sequence[Words]) -> tuple[list[_Lists], bool]:
-    """The lists that rows hold, and whether they were put into a new pool of the table's: if that frees a quarter."""
+    """Return the lists of rows, and whether they moved to a new pool of the table: they do if that frees a quarter."""
     old, list_fields = table.lists, [_FieldLists.of(field, row_blocks) for field in table.layout.lists.values()]
     used = sum(
         list_kernels.room(list_field.lengths, list_field.field.width, list_field.field.kind)

@@ -2,7 +2,7 @@
 
 A producer of rows chooses the keys of a state. Under a public hash it can choose many with one hash, and each then costs a walk
 past all others. The functions here are drawn by the secret from families in which *any* two different values meet with a known, small
-chance, whatever they are, so there is nothing to choose:
+chance, so no choice of values helps:
 
 - Rows of words: pair-multiply-shift (Thorup, "High Speed Hashing for Integers and Strings"): the two halves of each word are added to
   two secret words and multiplied, one multiplication a word; the upper half of the sum is the hash. Two rows meet with 2**-32.
@@ -57,14 +57,14 @@ u64_1, u64_2, u8_1 = uint64[::1], uint64[:, ::1], uint8[::1]
 
 
 def secret_words(seed: int, use: str, count: int) -> Words:
-    """So many secret words, which nobody can tell from random ones who does not know the seed.
+    """Return `count` secret words, which cannot be told from random ones without the seed.
 
     Parameters
     ----------
     seed
         128 bits.
     use
-        What they are for: other uses get other words.
+        Their purpose: each use gets other words.
     """
     drawn = hashlib.shake_256(use.encode() + b"\0" + seed.to_bytes(16, "little")).digest(8 * count)
     return np.frombuffer(drawn, np.uint64).copy()

@@ -1,4 +1,4 @@
-"""Which keys a shard meets most often, lately: a few rows of each batch are counted, in bounded memory.
+"""The keys that a shard has met most often lately: a few rows of each batch are counted, in bounded memory.
 
 A summary after Misra and Gries keeps some counters. Where more keys come than it has, each counter is lowered by the largest that is
 left out: what stays is at least what is told, and a key that has more than one part in :data:`COUNTERS` + 1 of all is never left out.
@@ -77,7 +77,7 @@ class HotKeys:
             self._count()
 
     def hottest(self, most: int) -> pa.Table | None:
-        """Keys that have the most rows, hottest first, with the part of all rows that each has at least; None if nobody knows."""
+        """Return the keys with the most rows, hottest first, each with its smallest share of all rows; None if none were counted."""
         self._count()
         if self._counted is None:
             return None

@@ -288,6 +288,6 @@ def live_slots(rows, begin, end, out):
 
 @njit(void(u64_2, int64, int64, u8_1), cache=True, nogil=True)
 def live_flags(rows, begin, end, out):
-    """Which rows from `begin` up to `end` are live: 1 in ``out``, at their slots, else 0."""
+    """Write 1 to ``out`` at the slot of each live row from `begin` up to `end`, else 0."""
     for slot in range(begin, end):
         out[slot] = rows[slot, 0] & LIVE != _ZERO

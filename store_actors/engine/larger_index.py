@@ -1,4 +1,4 @@
-"""Growing a hash index, wherever its entries lie."""
+"""Growth of a hash index, in any memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["larger_index"]
 
 
 def larger_index(memory: Memory, index: Words, size: int) -> Words:
-    """An index of `size` places, a power of two, with all entries of a smaller one."""
+    """Return an index of `size` buckets, a power of two, with all entries of a smaller one."""
     larger = memory.zeros(size, np.uint64)
     # In order on both sides: the home of an entry is its tag's top bits.
     for block in blocks(memory, index):

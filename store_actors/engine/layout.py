@@ -1,4 +1,4 @@
-"""Where each field of a schema sits in a row of words, and which compiled step moves each accumulator."""
+"""The layout of a schema's fields in a row of words, and the compiled step that moves each accumulator."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _stored_field(name: str) -> pa.DataType:
 
 @dataclass(frozen=True, slots=True)
 class FieldSlot:
-    """Where a field is in a row: its first word and its flag bit (a key's: null, a state field's: valid).
+    """The location of a field in a row: its first word and its flag bit (a key's: null, a state field's: valid).
 
     Attributes
     ----------
@@ -244,7 +244,7 @@ class RowLayout:
 
 
 class Feed:
-    """How one kind of batch is folded into rows: the columns it carries and the compiled step of each accumulator.
+    """The rules by which one kind of batch is folded into rows: the columns it carries and the compiled step of each accumulator.
 
     Attributes
     ----------

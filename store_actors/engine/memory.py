@@ -1,4 +1,4 @@
-"""Where the large arrays of a state come from: who holds the state says, the engine only asks.
+"""The allocator of a state's large arrays: the owner of the state chooses it, the engine only calls it.
 
 Arrays that are as large as the state (rows, indexes, strings, lists, calendars, what versions overwrote) are made and grow here. By
 default they are NumPy's; a store actor with a memory limit gives arrays that lie in files (:mod:`store_actors.spilling`). What a batch
@@ -24,7 +24,7 @@ Shape = int | tuple[int, ...]
 
 
 class Memory(Protocol):
-    """Makes arrays. Whatever it raises, what is there already stays as it is.
+    """The allocator of arrays. If it raises, the existing arrays stay as they are.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Memory(Protocol):
         """A copy that shares nothing."""
 
     def step(self, count: int) -> int:
-        """How many of so many places of its arrays, anywhere in them, may be looked at before this is asked again; at least one."""
+        """Return how many of `count` random accesses to its arrays are allowed before the next call; at least one."""
 
     def check(self, more: int) -> None:
         """Refuse, by an error, to go on where a batch needs so many more bytes for itself than there are."""

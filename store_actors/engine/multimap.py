@@ -114,32 +114,32 @@ class MultimapTable(GroupTable):
     # -- changing -------------------------------------------------------------------------------------------------
 
     def put(self, rows: Words) -> Slots:
-        """See :meth:`GroupTable.put`."""
+        """Store whole rows as :meth:`GroupTable.put` does, and link them."""
         slots_before = self.find(rows)
         slots = super().put(rows)
         self._enter(slots[slots_before < 0])
         return slots
 
     def upsert(self, rows: Words, stamp: int) -> tuple[Slots, Words]:
-        """See :meth:`GroupTable.upsert`."""
+        """Write whole rows as :meth:`GroupTable.upsert` does, and link new ones."""
         created, before = super().upsert(rows, stamp)
         self._enter(created)
         return created, before
 
     def remove_rows(self, rows: Words) -> Slots:
-        """See :meth:`GroupTable.remove_rows`."""
+        """Remove rows as :meth:`GroupTable.remove_rows` does, and unlink them."""
         slots = super().remove_rows(rows)
         self._leave(slots)
         return slots
 
     def evict(self, limit: int) -> Slots:
-        """See :meth:`GroupTable.evict`."""
+        """Evict rows as :meth:`GroupTable.evict` does, and unlink them."""
         slots = super().evict(limit)
         self._leave(slots)
         return slots
 
     def reindex(self) -> None:
-        """See :meth:`GroupTable.reindex`; all chains are rebuilt, too."""
+        """Rebuild the index as :meth:`GroupTable.reindex` does, and all chains."""
         super().reindex()
         self._heads[:] = 0
         self._chains = 0
@@ -203,6 +203,6 @@ class MultiTable(VersionedTable):
         return np.arange(begin, begin + count)
 
     def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
-        """See :meth:`VersionedTable.load`."""
+        """Replay a delta or a snapshot as :meth:`VersionedTable.load` does."""
         super().load(delta, version, watermark_ms)
         self._next_number = None

@@ -11,7 +11,7 @@ from store_actors.engine.arrays import Slots
 
 __all__ = ["PIECE_BYTES", "batches", "cut"]
 
-#: Bytes of a piece in all its columns, if nobody asks for smaller ones: half of what Arrow, and Spark's JVM, take at once.
+#: Bytes of a piece in all its columns, by default: half of what Arrow, and Spark's JVM, take at once.
 PIECE_BYTES = 1 << 30
 
 

@@ -1,4 +1,4 @@
-"""Rows whose leading key columns are as in one of some prefixes."""
+"""A search for rows whose leading key columns equal one of many prefixes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ALL_BITS = np.uint64((1 << 64) - 1)
 
 
 class PrefixMatch:
-    """Which prefix each of many rows has, in one pass over them whatever the number of prefixes.
+    """A match of rows with prefixes: one pass over the rows, for any number of prefixes.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class PrefixMatch:
         self._prefix_at[slots] = np.arange(len(masked))
 
     def places(self, rows: Words) -> Slots:
-        """Place of the prefix that each row has, -1 for none.
+        """Return the index of each row's prefix, -1 for none.
 
         Parameters
         ----------

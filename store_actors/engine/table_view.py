@@ -1,4 +1,4 @@
-"""One version of a shard's rows as Arrow tables, for readers: by key, and all of them."""
+"""A version of a shard's rows as Arrow tables, for readers: by key, and all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One version of a table, read while later ones are made: by key, by leading key columns, all of it.
+"""A view of one version of a table while later ones are made: by key, by leading key columns, all of it.
 
 A view lays the steps that were made since its version (:class:`~store_actors.engine.versions.VersionStep`) over the table, so an
 older version is read without copying it, also while the next one is being written.
@@ -27,7 +27,7 @@ _FEW_KEYS, _FEW_LOOKS = 4, 8
 
 
 class VersionView:
-    """One version of a table, or (`version` None) what it holds at each moment, pending changes included.
+    """A view of one version of a table, or (`version` None) of its rows at each moment, pending changes included.
 
     The owner of the table locks during each call.
 

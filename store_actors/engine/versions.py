@@ -2,7 +2,7 @@
 
 State is changed in place. Each :class:`VersionStep` remembers the keys that its version made and the rows it overwrote or
 removed; going back puts those back, and a reader of an older version lays them over the table
-(:mod:`store_actors.keyed.view`). Nothing else is copied.
+(:mod:`store_actors.engine.version_view`). Nothing else is copied.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class UndoPart:
 
 @dataclass(slots=True)
 class VersionStep:
-    """How a version differs from the one it was made from. A key's first entry has its row as it was before."""
+    """The difference between a version and the one it was made from. A key's first entry has its row as it was before."""
 
     version: int
     watermark_ms: int
@@ -176,7 +176,7 @@ class VersionedTable:
         return 8 * self.table.layout.row_words
 
     def output_watermark_ms(self, watermark_ms: int) -> int:
-        """How far event time has come in what is emitted once the operator's watermark is there."""
+        """Return the event time that emitted rows have reached when the operator's watermark is `watermark_ms`."""
         return watermark_ms
 
     # -- the next version -----------------------------------------------------------------------------------------
@@ -306,11 +306,11 @@ class VersionedTable:
         return frozen_pieces(FrozenRows(self.table), self.table.decode_frozen)
 
     def room(self) -> Mapping[str, Any]:
-        """How much it holds, as JSON values, for :meth:`reserve`."""
+        """Return the sizes of the table, as JSON values, for :meth:`reserve`."""
         return self.table.room()
 
     def reserve(self, room: Mapping[str, Any]) -> None:
-        """Make room for what another one of the same rows had; what it does not know of another kind is passed over."""
+        """Reserve memory for the rows of another table, by its sizes; sizes of another kind of table are ignored."""
         self.table.reserve(room)
 
     def compact(self) -> None:
