@@ -245,7 +245,7 @@ class StoreProcess:
 
     @ray.method(concurrency_group="transfers")
     def begin_transfer(self, store_id: StateStoreId) -> Transfer | None:
-        """See :meth:`Transfers.begin <store_actors.serving.transfers.Transfers.begin>`."""
+        """Begin to send a partition's rows as they are now; return None if memory does not have it."""
         return self._partitions.transfers.begin(store_id)
 
     @ray.method(concurrency_group="transfers")

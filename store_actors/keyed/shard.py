@@ -263,11 +263,11 @@ class KeyedShard:
         return TableView(self._table, version)
 
     def room(self) -> Mapping[str, Any]:
-        """See :meth:`VersionedTable.room`."""
+        """Return the sizes that :meth:`reserve` takes; see :meth:`VersionedTable.room`."""
         return self._table.room()
 
     def reserve(self, room: Mapping[str, Any]) -> None:
-        """See :meth:`VersionedTable.reserve`."""
+        """Reserve memory before rows are loaded; see :meth:`VersionedTable.reserve`."""
         self._table.reserve(room)
 
     def _end_writing(self, writer: UpdateHandle) -> None:

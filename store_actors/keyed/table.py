@@ -298,23 +298,23 @@ class KeyedTable(VersionedTable):
         return NetChange(table.taken(new), now[differs], before[~kept], len(new) + len(now))
 
     def begin(self, version: int) -> VersionStep:
-        """See :meth:`VersionedTable.begin`."""
+        """Begin a version, as :meth:`VersionedTable.begin`; an error on the way breaks the store."""
         self.check_next(version)
         with self.changing():
             return super().begin(version)
 
     def commit(self) -> int:
-        """See :meth:`VersionedTable.commit`."""
+        """Commit the pending version, as :meth:`VersionedTable.commit`; an error on the way breaks the store."""
         with self.changing():
             return super().commit()
 
     def abort(self) -> None:
-        """See :meth:`VersionedTable.abort`."""
+        """Drop the pending version, as :meth:`VersionedTable.abort`; an error on the way breaks the store."""
         with self.changing():
             super().abort()
 
     def rollback(self, version: int) -> bool:
-        """See :meth:`VersionedTable.rollback`."""
+        """Go back to an earlier version, as :meth:`VersionedTable.rollback`; return False if the store is broken."""
         with self.changing():
             return not self.is_broken and super().rollback(version)
 
@@ -382,7 +382,7 @@ class KeyedTable(VersionedTable):
         self._scans.clear()
 
     def compact(self) -> None:
-        """See :meth:`VersionedTable.compact`."""
+        """Drop unused strings if it is time to, once scans have their own copies; see :meth:`VersionedTable.compact`."""
         if self._compaction.is_due(self.table):
             self.freeze_scans()
             self._compaction.run(self)

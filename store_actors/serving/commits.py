@@ -37,7 +37,7 @@ _AT_ONCE = 8
 
 
 class CommitReplicator(Protocol):
-    """Where committed versions are sent; see :class:`store_actors.replicator.Replicator`."""
+    """The receiver of committed versions; see :class:`store_actors.replicator.Replicator`."""
 
     def send(
         self,

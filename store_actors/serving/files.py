@@ -39,8 +39,8 @@ __all__ = [
 ]
 
 _METADATA_KEY = b"statefleet"
-#: Bytes of rows, before they are compressed, from which on a file of a snapshot is closed and another one begun: few of them are held
-#: beside the state.
+#: Uncompressed bytes of rows at which a file of a snapshot ends and the next begins, so that writing one takes little memory beside
+#: the state.
 PIECE_BYTES = 1 << 26
 
 
@@ -55,17 +55,17 @@ class EncodedPiece:
 
 
 def delta_path(store_id: StateStoreId, version: int, attempt_id: str) -> str:
-    """Path relative to the fleet's URI; the attempt makes it unique, so no file is ever overwritten."""
+    """Return a delta's path relative to the fleet's URI. The attempt makes it unique, so no file is ever overwritten."""
     return f"{store_id.path()}/{version}-{attempt_id}.delta"
 
 
 def snapshot_path(store_id: StateStoreId, version: int, attempt_id: str, piece: int = 0) -> str:
-    """Path relative to the fleet's URI; unique as a delta's. Further pieces are numbered."""
+    """Return the path of a snapshot's piece relative to the fleet's URI, unique as a delta's. Pieces after the first are numbered."""
     return f"{store_id.path()}/{version}-{attempt_id}{f'-{piece}' if piece else ''}.snapshot"
 
 
 def place_in_state(store_id: StateStoreId, attempt_id: str) -> dict[str, Any]:
-    """Return what a file says of itself: its format, whose it is, and the attempt that committed its version."""
+    """Return the metadata of a file: its format, its store, and the attempt that committed its version."""
     return {
         "format": FORMAT,
         "state": store_id.state_name,
@@ -76,12 +76,12 @@ def place_in_state(store_id: StateStoreId, attempt_id: str) -> dict[str, Any]:
 
 
 def encode_delta(change: Change, schema: StateSchema, place: Mapping[str, Any]) -> tuple[bytes, int]:
-    """Bytes of the file and their CRC-32.
+    """Return the bytes of a delta's file, and their CRC-32.
 
     Parameters
     ----------
     place
-        As :func:`place_in_state` gives it.
+        Metadata of :func:`place_in_state`.
     """
     facts = {"version": change.version, "base_version": change.base_version, "watermark_ms": change.watermark_ms}
     return _encode(change.delta, {**place, **facts}, schema)
@@ -105,7 +105,7 @@ def encode_snapshot(
     room
         What the store needs to hold the rows (``VersionedStore.room``), for a process that loads them.
     place
-        As :func:`place_in_state` gives it.
+        Metadata of :func:`place_in_state`.
     piece_bytes
         Bytes of rows, before they are compressed, from which on a file is closed.
     """
@@ -147,7 +147,7 @@ class _OpenFile:
         self.size += table.nbytes
 
     def closed(self) -> tuple[bytes, int]:
-        """Bytes of the file and their CRC-32."""
+        """Return the bytes of a delta's file, and their CRC-32."""
         self._writer.close()
         data = self._sink.getvalue().to_pybytes()
         return data, zlib.crc32(data)

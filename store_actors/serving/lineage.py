@@ -148,7 +148,7 @@ class Lineage:
         """Memory is what these commits, one a store, made."""
         self.version, self.newest = counted[0].version, tuple(counted)
         self.attempts[self.version] = counted[0].attempt_id
-        for version in [known for known in self.attempts if known < self.version - _KNOWN_ATTEMPTS]:
+        for version in [older for older in self.attempts if older < self.version - _KNOWN_ATTEMPTS]:
             del self.attempts[version]
         self.deltas += 1
         self.restore_ms = self.load_bytes = 0

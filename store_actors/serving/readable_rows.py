@@ -56,7 +56,7 @@ class ReadableRows:
     view: ShardView
 
     def find(self, keys: pa.Table, columns: Sequence[str]) -> Iterator[Found]:
-        """See :meth:`ShardView.find <store_actors.engine.table_view.ShardView.find>`; some keys at a time."""
+        """Find keys, a block at a time, as :meth:`ShardView.find <store_actors.engine.table_view.ShardView.find>`."""
         begin = 0
         for batch in keys.to_batches(max_chunksize=_KEYS_AT_ONCE):
             with self.lock:
@@ -65,7 +65,7 @@ class ReadableRows:
             begin += batch.num_rows
 
     def scan(self, columns: Sequence[str]) -> Generator[pa.Table]:
-        """All rows, a piece at a time, as they are now."""
+        """Yield all rows as they are now, in pieces."""
         with self.lock:
             pieces = self.view.frozen(columns)
         with closing(tables_of(self.lock, pieces)) as tables:

@@ -33,10 +33,10 @@ from store_actors.spilling.store_memory import READ_BYTES
 
 __all__ = ["Planner", "Reads"]
 
-#: Versions that are kept loaded for readers, and for how long after the last of them, in seconds.
+#: Versions that are kept loaded for readers, at most, and the seconds for which each is kept after its last read.
 _LOADED = 32
 _IDLE_S = 60.0
-#: Those whose rows take more than this part of what may be kept are loaded one after the other: as many threads read.
+#: A version whose rows take more than 1 / `_LARGE` of the bytes that may be kept is loaded alone, since `_LARGE` threads read.
 _LARGE = 8
 
 
@@ -51,7 +51,7 @@ class Planner(Protocol):
     """A source of load plans of versions."""
 
     def load_plans(self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]) -> LoadPlans:
-        """See :meth:`Coordinator.load_plans <coordinator.service.coordinator.Coordinator.load_plans>`."""
+        """Return the files of a version, as :meth:`Coordinator.load_plans <coordinator.service.coordinator.Coordinator.load_plans>`."""
 
 
 class Reads:
@@ -222,7 +222,7 @@ class Reads:
     def _load(
         self, key: tuple[StateStoreId, int, str], projection: ReadProjection, snapshot: int | None = None
     ) -> _Loaded | None:
-        """A version from its files, from a snapshot on if one is named; None as :meth:`find`."""
+        """Load a version from its files, from a snapshot on if `snapshot` names it; return None as :meth:`find`."""
         store_id, version, attempt_id = key
         loading = self._coordinator.load_plans(
             store_id.state_name, store_id.partition_id, version, (store_id.store_name,)
@@ -254,7 +254,7 @@ def _columns(encoded: bytes) -> ViewColumns:
 
 
 def _view_columns(request: ReadRequest, schema: StateSchema) -> ViewColumns:
-    """How rows are shown: as the state's description says, else as they are, in this schema."""
+    """Return the view schema of a request: the one that the state describes, else the stored columns in `schema`."""
     return ViewColumns.of(schema) if _projection_of(request.projection).schema is None else _columns(request.projection)
 
 

@@ -1,4 +1,4 @@
-"""How partitions come to the version that a task reads: in memory, if that is the committed history, else from storage. No Ray."""
+"""Restoring partitions at the version that a task reads: in memory, if that is the committed history, else from storage. No Ray."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class Restorer:
-    """Brings partitions to versions. Of each partition the caller has the lock.
+    """Restores partitions at versions. The caller has the lock of each partition.
 
     Parameters
     ----------

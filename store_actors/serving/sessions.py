@@ -24,7 +24,7 @@ IDLE_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a session ended: enough to answer further calls, and none of its rows.
+    """The end of a session: enough to answer further calls, without any of its rows.
 
     Attributes
     ----------

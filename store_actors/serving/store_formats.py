@@ -1,4 +1,4 @@
-"""How rows of a store are kept, loaded and brought up to date: an operator's shard in its schema, a keyed store in its columns.
+"""Keeping, loading and catching up the rows of a store: an operator's shard in its schema, a keyed store in its columns.
 
 This is the only place where the two differ. All else that is done with a partition's stores is the same.
 """
@@ -34,7 +34,7 @@ StoreDefinition: TypeAlias = StateSchema | StoreSpec
 
 
 class StoreFormat(Protocol):
-    """How the rows of one store are kept, loaded and brought up to date.
+    """The way in which the rows of one store are kept, loaded and caught up.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ def store_format(definition: StoreDefinition, seed: int, memory: Memory = HEAP) 
 
 
 class _OperatorFormat:
-    """See :class:`StoreFormat`. A changed query reads what former ones wrote, as far as the two go together."""
+    """The format of an operator's shard. A changed query reads what earlier ones wrote, as far as the two are compatible."""
 
     def __init__(self, schema: StateSchema, seed: int, memory: Memory) -> None:
         self.definition = self.schema = schema
@@ -118,7 +118,7 @@ class _OtherColumnsError(Exception):
 
 
 class _KeyedFormat:
-    """See :class:`StoreFormat`."""
+    """The format of a keyed store."""
 
     def __init__(self, spec: StoreSpec, seed: int, memory: Memory) -> None:
         self.definition = spec

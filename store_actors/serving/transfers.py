@@ -1,8 +1,8 @@
-"""Copies of partitions that go from one store actor's memory to another's, and stay up to date there. No Ray.
+"""Copies of partitions from one store actor's memory to another's, which stay up to date there. No Ray.
 
-The source freezes its newest version, as for a snapshot, and sends it piece by piece while its own batches go on. The target makes
-stores of its own of that. What was committed meanwhile it reads from the log, as any partition in memory that is behind
-(:mod:`store_actors.serving.lineage`); so nothing rests on the source's word but the time that is saved.
+The source freezes its newest version, as for a snapshot, and sends it in pieces while its own batches go on. The target loads the
+pieces into stores of its own. It then reads from the log what was committed meanwhile, as any partition in memory that is behind
+(:mod:`store_actors.serving.lineage`). So no version depends on what the source sent: the copy only saves time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from store_actors.spilling.store_memory import StoreMemory
 
 __all__ = ["Transfers"]
 
-#: Times the bytes of a delta's file that applying it takes: files are compressed.
+#: Bytes of memory that applying a delta takes for each byte of its file: files are compressed.
 _APPLIED = 8
 
 
@@ -38,9 +38,9 @@ class Transfers:
     Parameters
     ----------
     cache, restorer
-        The partitions, and what brings them to versions.
+        The partitions, and the restorer of their versions.
     coordinator
-        Knows which commits count.
+        Has the committed versions.
     memory, metrics
         The process's memory, and its counters.
     """
@@ -89,7 +89,7 @@ class Transfers:
     def take(
         self, store_id: StateStoreId, transfer: Transfer, pieces: Iterable[tuple[int, pa.Table]]
     ) -> tuple[int, int]:
-        """Load what is sent, unless memory has a version as new, and what was committed since.
+        """Load the rows that are sent, unless memory has a version as new; then catch up with the commits since.
 
         The copy is pinned: it stays for some rounds of maintenance, though another store actor has the lease.
 
@@ -151,7 +151,7 @@ class Transfers:
 
 
 def _fill(stores: Sequence[VersionedStore], transfer: Transfer, pieces: Iterable[tuple[int, pa.Table]]) -> int:
-    """Load what is sent into empty stores, one each; return the bytes of the rows."""
+    """Load the rows that are sent into empty stores; return the bytes of the rows."""
     size = 0
     for store, sent in zip(stores, transfer.stores, strict=True):
         store.reserve(sent.room)

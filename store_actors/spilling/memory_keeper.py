@@ -114,7 +114,7 @@ class MemoryKeeper:
         return min(_LONGEST_S, max(_SHORTEST_S, (self.limit - self.resident()) / _FASTEST))
 
     def step(self, left: int) -> int:
-        """See :meth:`Memory.step <store_actors.engine.memory.Memory.step>`."""
+        """Return how many of `left` places may be read before the next call, and have shards leave if there is little room."""
         most, slack = self.limit - self.limit // 16, self.limit // 8
         room = most - self.resident()
         if room < min(slack, left * _A_PLACE):

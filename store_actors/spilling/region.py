@@ -98,7 +98,7 @@ class Region:
         }
 
     def zeros(self, shape: int | tuple[int, ...], dtype: type[Item]) -> npt.NDArray[Item]:
-        """See :meth:`Memory.zeros <store_actors.engine.memory.Memory.zeros>`."""
+        """Return an array of zeros, in a file if it is large; see :meth:`Memory.zeros <store_actors.engine.memory.Memory.zeros>`."""
         shape = (shape,) if isinstance(shape, int) else shape
         size = prod(shape) * np.dtype(dtype).itemsize
         if size < self._threshold:
@@ -106,7 +106,7 @@ class Region:
         return _shaped(self._grown(None, size), shape, dtype)
 
     def larger(self, array: npt.NDArray[Item], used: int, length: int) -> npt.NDArray[Item]:
-        """See :meth:`Memory.larger <store_actors.engine.memory.Memory.larger>`; nothing is copied once it lies in a file."""
+        """Return a longer array with the first `used` rows; one in a file grows there without a copy."""
         mapping, shape = mapping_of(array), (length, *array.shape[1:])
         if mapping is None:
             copy = self.zeros(shape, array.dtype.type)
@@ -115,14 +115,14 @@ class Region:
         return _shaped(self._grown(mapping.file, prod(shape) * array.itemsize), shape, array.dtype.type)
 
     def copied(self, array: npt.NDArray[Item]) -> npt.NDArray[Item]:
-        """See :meth:`Memory.copied <store_actors.engine.memory.Memory.copied>`."""
+        """Return a copy of an array, in a file if it is large."""
         copy = self.zeros(array.shape, array.dtype.type)
         for block in blocks(self, array):
             copy[block] = array[block]
         return copy
 
     def kept(self, array: npt.NDArray[Item]) -> npt.NDArray[Item]:
-        """See :meth:`Memory.kept <store_actors.engine.memory.Memory.kept>`."""
+        """Return an array that is seldom read from now on: the array itself, or a copy in a file if it is large."""
         if array.nbytes < self._threshold or mapping_of(array) is not None:
             return array
         copy = self.copied(array)
@@ -149,7 +149,7 @@ class Region:
         return pa.ipc.open_stream(pa.py_buffer(room)).read_all()
 
     def step(self, left: int) -> int:
-        """See :meth:`Memory.step <store_actors.engine.memory.Memory.step>`."""
+        """Return how many of `left` places may be read before the next call; a dense batch has all of the state's pages read first."""
         if self.is_new_batch and left >= _DENSE:
             self.is_new_batch = False
             if 2 * mmap.PAGESIZE * left >= self.nbytes // _SPARSE:
@@ -158,7 +158,7 @@ class Region:
         return self._keeper.step(left)
 
     def check(self, more: int) -> None:
-        """See :meth:`Memory.check <store_actors.engine.memory.Memory.check>`."""
+        """Check that `more` bytes fit below the limit; see :meth:`MemoryKeeper.check`."""
         self._keeper.check(more, self.facts)
 
     def drop(self) -> None:

@@ -144,7 +144,7 @@ class LimitedMemory:
         (threads or MachineThreads()).start(keeper.run, "statefleet-memory")
 
     def region(self, store_id: StateStoreId) -> Region:
-        """See :class:`StoreMemory`."""
+        """Return the memory for the arrays of a partition: the same object each time."""
         with self._guard:
             region = self._regions.get(store_id)
             if region is None:
@@ -153,7 +153,7 @@ class LimitedMemory:
 
     @contextmanager
     def working(self, store_id: StateStoreId, version: int, certain: int, likely: int) -> Iterator[None]:
-        """See :class:`StoreMemory`."""
+        """Work on a partition, once the budget admits it and there is memory."""
         region = self.region(store_id)
         with self.budget.admitted(certain, likely, region.facts | {"version": version}):
             region.version, region.is_new_batch = version, True
@@ -172,15 +172,15 @@ class LimitedMemory:
                 yield
 
     def using(self, store_id: StateStoreId) -> AbstractContextManager[None]:
-        """See :class:`StoreMemory`."""
+        """Work on a partition with no more than a piece of it beside it."""
         return self._keeper.using(self.region(store_id))
 
     def kept(self, store_id: StateStoreId, table: pa.Table) -> pa.Table:
-        """See :class:`StoreMemory`."""
+        """Return a partition's table that is seldom read from now on, or a copy of it in a file."""
         return self.region(store_id).kept_table(table)
 
     def use(self) -> MemoryUse:
-        """See :class:`StoreMemory`."""
+        """Return the memory of the process, and the bytes of state that are only in files."""
         with self._guard:
             regions = list(self._regions.values())
         spilled = sum(region.nbytes for region in regions) - self._keeper.resident_of_files()
