@@ -1,4 +1,4 @@
-"""``cluster.yaml`` and ``cluster-local.yaml`` pass Ray's own validation, and agree on the settings that matter."""
+"""``cluster.yaml``, ``cluster-gcp.yaml`` and ``cluster-local.yaml`` pass Ray's own validation, and agree on what matters."""
 
 from __future__ import annotations
 
@@ -13,11 +13,18 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 
 FILE = Path(__file__).parents[2] / "cluster.yaml"
 LOCAL = FILE.with_name("cluster-local.yaml")
+GOOGLE = FILE.with_name("cluster-gcp.yaml")
 
 
 @pytest.fixture
 def config() -> dict[str, Any]:
     loaded: dict[str, Any] = yaml.safe_load(FILE.read_text())
+    return loaded
+
+
+@pytest.fixture
+def google() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(GOOGLE.read_text())
     return loaded
 
 
@@ -101,3 +108,35 @@ def test_local_machines_are_started_as_those_on_aws(config: dict[str, Any], loca
 def test_the_autoscaler_that_knows_local_machines_is_asked_for(local: dict[str, Any]) -> None:
     assert local["provider"]["type"] == "local"
     assert LOCAL.read_text().startswith("# `RAY_UP_enable_autoscaler_v2=0 ray up cluster-local.yaml`")
+
+
+def test_ray_accepts_a_cluster_on_google_cloud(google: dict[str, Any]) -> None:
+    """Ray's validation raises nothing."""
+    validate_config(prepare_config(google))
+
+
+def test_ray_refuses_a_broken_cluster_on_google_cloud(google: dict[str, Any]) -> None:
+    google["provider"]["project_id"] = 7
+    with pytest.raises(ValidationError):
+        validate_config(prepare_config(google))
+
+
+def test_machines_of_google_cloud_are_started_as_those_on_aws(config: dict[str, Any], google: dict[str, Any]) -> None:
+    same = ["setup_commands", "head_start_ray_commands", "worker_start_ray_commands", "file_mounts", "rsync_exclude"]
+    for key in same:
+        assert google[key] == config[key], key
+    for name, of_aws in config["available_node_types"].items():
+        of_google = google["available_node_types"][name]
+        assert {**of_google, "node_config": None} == {**of_aws, "node_config": None}
+        # The tables of both clouds: machines of eight cores, of the general kind and of the kind with much memory.
+        assert of_google["node_config"]["machineType"] == {"head": "n2-standard-8", "worker": "n2-highmem-8"}[name]
+        (disk,) = of_google["node_config"]["disks"]
+        (of_aws_disk,) = of_aws["node_config"]["BlockDeviceMappings"]
+        assert disk["initializeParams"]["diskSizeGb"] == of_aws_disk["Ebs"]["VolumeSize"]
+
+
+def test_the_machines_of_google_cloud_may_use_the_bucket_and_ask_for_workers(google: dict[str, Any]) -> None:
+    (account,) = google["available_node_types"]["worker"]["node_config"]["serviceAccounts"]
+    assert account["email"] == f"ray-autoscaler-sa-v1@{google['provider']['project_id']}.iam.gserviceaccount.com"
+    # Ray's provider imports Google's client, which is no dependency of Ray.
+    assert any("google-api-python-client" in command for command in google["head_setup_commands"])
