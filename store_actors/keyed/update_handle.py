@@ -1,4 +1,4 @@
-"""Making the next version of a keyed store through a handle: what may be done, and in which order."""
+"""The handle that makes the next version of a keyed store, and the order in which its methods may be called."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ADDED, CHANGED, GONE = "added", "changed", "removed"
 
 
 class UpdateHandle(Reads):
-    """Makes the next version. As a context manager it aborts unless it was committed.
+    """Makes the next version of a store. As a context manager, it aborts the version unless that was committed.
 
     Parameters
     ----------
     store
         The store.
     next_version
-        Version to make on top of the newest.
+        Number of the version to make, which follows the newest one.
     on_end
         Called when the handle commits or aborts.
     """
@@ -45,18 +45,18 @@ class UpdateHandle(Reads):
 
     @property
     def has_committed(self) -> bool:
-        """Whether the version was made."""
+        """Whether the version was committed."""
         return self.state is HandleState.COMMITTED
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of rows that the version overwrote, and of keys that it made, so far."""
+        """Bytes of the rows that the version has overwritten, and of the keys that it has added, so far."""
         return self._step.nbytes
 
     # -- updates --------------------------------------------------------------------------------------------------
 
     def put(self, rows: Rows) -> None:
-        """Set the values of keys; of rows with the same key the last one counts.
+        """Set the values of keys. If rows have the same key, the last row's values are set.
 
         Parameters
         ----------
@@ -70,7 +70,7 @@ class UpdateHandle(Reads):
         """
         self._require("put", HandleState.UPDATING)
         schema = self._store.schema
-        # All of them in words first: what cannot be held is refused before anything is changed.
+        # All batches are converted to words first, so that a value that cannot be stored is refused before any change.
         batches = checked_table(rows, (*schema.keys, *schema.state_fields)).to_batches()
         for words in [self._store.table.rows_of(batch) for batch in batches]:
             self._store.put_rows(words, self._step)
@@ -94,7 +94,7 @@ class UpdateHandle(Reads):
         self.put(key_batch([columns[field.name] for field in fields], fields))
 
     def remove_key(self, key: Sequence[object]) -> int:
-        """Remove one key, given as its parts in the order of the key columns; returns 1 if it was there, else 0.
+        """Remove a key, given as its parts in the order of the key columns; return 1 if it was there, else 0.
 
         Raises
         ------
@@ -104,7 +104,7 @@ class UpdateHandle(Reads):
         return self.remove(key_batch(key, self._store.schema.keys))
 
     def remove(self, keys: Rows) -> int:
-        """Remove keys; those that are not there are ignored. Returns how many were there.
+        """Remove keys, and ignore those that are not there; return how many were there.
 
         Raises
         ------
@@ -120,12 +120,12 @@ class UpdateHandle(Reads):
         return removed
 
     def remove_where(self, condition: Condition) -> int:
-        """Remove every row for which a condition over key and value columns is true; returns how many.
+        """Remove every row for which a condition over key and value columns is true; return how many.
 
         Parameters
         ----------
         condition
-            A ``pyarrow.compute`` expression, or a function from a record batch to one boolean a row.
+            A ``pyarrow.compute`` expression, or a function that returns a boolean for each row of a record batch.
 
         Raises
         ------
@@ -143,9 +143,10 @@ class UpdateHandle(Reads):
         return self._store.remove_rows(table.taken(np.concatenate(chosen)), self._step)
 
     def due(self, limit: int) -> pa.Table:
-        """Rows whose due column is at most `limit`, puts and removes of this handle included, in no particular order.
+        """Return the rows whose due column is at most `limit`, after the handle's puts and removes, in no particular order.
 
-        Time follows the rows that are due, not the size of the store. Asked again, gives them again unless they were changed.
+        The time is proportional to the number of due rows, not to the size of the store. A repeated call returns the same rows, unless
+        they were changed.
 
         Raises
         ------
@@ -156,7 +157,7 @@ class UpdateHandle(Reads):
         return self._store.table.decode(self._store.due(limit))
 
     def earliest_due(self) -> int | None:
-        """Least value of the due column; None if no row falls due.
+        """Return the smallest value of the due column; None if no row falls due.
 
         Raises
         ------
@@ -169,10 +170,10 @@ class UpdateHandle(Reads):
     # -- what changed ---------------------------------------------------------------------------------------------
 
     def updates(self) -> pa.Table:
-        """Return what the version changes against its base: ``row_schema`` and ``__change``, a string.
+        """Return the net changes of the version against its base: ``row_schema`` and ``__change``, a string.
 
-        ``added`` and ``changed`` rows have their new values, ``removed`` ones their last. Only net changes are returned: a key
-        that was added and removed is none, nor one that was put with the values that it had.
+        Rows that are ``added`` or ``changed`` have their new values, rows that are ``removed`` their last values. A key that was added
+        and removed again is no net change, and neither is a key that was put with the values that it had.
         """
         self._require("updates")
         net = self._store.net_change(self._step)
@@ -189,20 +190,20 @@ class UpdateHandle(Reads):
     # -- ends -----------------------------------------------------------------------------------------------------
 
     def prepare(self, watermark_ms: int | None = None, *, rows_in: int | None = None, rows_late: int = 0) -> Change:
-        """Describe the change and take no more updates; asked again, gives the same.
+        """Return the version's change, and refuse further updates. A repeated call returns the same change.
 
         Parameters
         ----------
         watermark_ms
-            Watermark that goes with the version, in milliseconds since the epoch; that of the base by default.
-            Of no effect once the change is prepared, as the other parameters.
+            Watermark recorded with the version, in milliseconds since the epoch; by default that of the base version.
+            Like the other parameters, it has no effect once the change is prepared.
         rows_in, rows_late
-            Input rows that the change came from, and those dropped as late; by default the rows of all puts and removes, none late.
+            Number of input rows, and of late rows that were dropped; by default the rows of all puts and removes, and 0.
 
         Returns
         -------
         Change
-            Its delta has the net changes: ``__change`` is UPDATED (new values) or REMOVED (last values).
+            The change, whose delta has the net changes: ``__change`` is UPDATED (new values) or REMOVED (last values).
         """
         self._require("prepare", HandleState.UPDATING, HandleState.PREPARED)
         if self._change is not None:
@@ -226,7 +227,7 @@ class UpdateHandle(Reads):
         return self._change
 
     def commit(self, watermark_ms: int | None = None) -> Change:
-        """Make the version the newest; also without any update. Returns what :meth:`prepare` does.
+        """Make the version the newest one, even without any update; return the change, as :meth:`prepare`.
 
         Raises
         ------
@@ -241,7 +242,7 @@ class UpdateHandle(Reads):
         return change
 
     def abort(self) -> None:
-        """Put everything back as it was; asked again, does nothing. Of a store that an error broke, there is nothing to put back.
+        """Undo all updates of the version. A repeated call does nothing. A store that an error broke is left as it is.
 
         Raises
         ------

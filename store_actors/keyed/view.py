@@ -1,4 +1,4 @@
-"""Scans of one version of a keyed store: all of it, by leading key columns, by a range of one."""
+"""Scans of one version of a keyed store: of all rows, by values of leading key columns, or by a range of one key column."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from store_actors.keyed.table import KeyedTable, RowScan
 __all__ = ["KeyedView"]
 
 
-#: Forms of strings that count in 64 bits: all keys of a column at once may be more than 2 GiB.
+#: String types with 64-bit offsets, as all keys of a column together may have more than 2 GiB.
 _LARGE_TYPES = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 
 
 class KeyedView(VersionView):
-    """A version of a keyed store, with scans that outlive changes.
+    """A version of a keyed store, whose scans stay valid while the store changes.
 
     Parameters
     ----------
     store
         The store.
     version
-        A retained version; None for what its table holds at each moment.
+        A retained version; None for the current rows of the store's table.
     """
 
     def __init__(self, store: KeyedTable, version: int | None) -> None:
@@ -42,13 +42,13 @@ class KeyedView(VersionView):
         return self._watch(RowScan(self._table, slots, extra, batch_rows))
 
     def scan(self, batch_rows: int) -> RowScan:
-        """All rows, in no particular order."""
+        """Return all rows, in no particular order."""
         return self._scan(*self._all(), batch_rows)
 
     def prefix_scan(self, prefixes: Words, columns: int, batch_rows: int) -> RowScan:
-        """Rows whose first `columns` key columns are as in one of the `prefixes` (rows of this table's layout).
+        """Return the rows whose first `columns` key columns equal those of a row of `prefixes` (rows of this table's layout).
 
-        One pass over the keys, for any number of prefixes.
+        The keys are read once, for any number of prefixes.
         """
         matching = PrefixMatch(self._table, prefixes, columns)
         slots, extra = self._all()
@@ -56,12 +56,12 @@ class KeyedView(VersionView):
         return self._scan(slots[chosen], extra[matching.places(extra[:, matching.words]) >= 0], batch_rows)
 
     def range_scan(self, slot: FieldSlot, start: object, end: object, batch_rows: int) -> RowScan:
-        """Rows whose key column is in ``[start, end)`` (None: open), ordered by it; nulls are last (Spark's order).
+        """Return the rows whose key column is in ``[start, end)`` (None: open), ordered by it; nulls are last (Spark's order).
 
         Raises
         ------
         InvalidRequestError
-            The column's type cannot hold an end of the range.
+            A bound of the range is no value of the column's type.
         """
         slots, extra = self._all()
         if slot.words == 2 or slot.is_text:
@@ -81,19 +81,19 @@ class KeyedView(VersionView):
 
 
 def _order_of_words(words: Words, null: Mask, slot: FieldSlot, start: object, end: object) -> Slots:
-    """Places of the one-word values in the range, in their order."""
+    """Return the indices of the one-word values in the range, ordered by value; nulls are last."""
     values = _sortable(words, slot.type)
     chosen = np.ones(len(words), np.bool_) if end is None else ~null
     if start is not None:
         chosen &= null | (values >= _sortable_bound(start, slot))
     if end is not None:
         chosen &= values < _sortable_bound(end, slot)
-    places = np.flatnonzero(chosen)
-    return places[np.lexsort((values[places], null[places]))]
+    indices = np.flatnonzero(chosen)
+    return indices[np.lexsort((values[indices], null[indices]))]
 
 
 def _sortable(words: Words, data_type: pa.DataType) -> Slots:
-    """Integers in the order of the values; NaN is the largest float and -0.0 equals 0.0, as Spark orders them."""
+    """Return integers with the order of the values; NaN is the largest float and -0.0 equals 0.0, as in Spark's order."""
     if not pa.types.is_floating(data_type):
         return words.view(np.int64)
     floats = np.ascontiguousarray(words).view(np.float64) + 0.0
@@ -109,7 +109,7 @@ def _sortable_bound(bound: object, slot: FieldSlot) -> np.int64:
 
 
 def _order_of_values(values: pa.Array, slot: FieldSlot, start: object, end: object) -> Slots:
-    """Places of the values (decimals, strings by their bytes) in the range, in their order."""
+    """Return the indices of the values in the range, ordered by value (strings by their bytes); nulls are last."""
     chosen = pa.array(np.ones(len(values), np.bool_))
     if start is not None:
         chosen = pc.fill_null(
@@ -118,7 +118,7 @@ def _order_of_values(values: pa.Array, slot: FieldSlot, start: object, end: obje
     if end is not None:
         bound = value_array(end, slot.type, slot.name).cast(values.type)[0]
         chosen = pc.and_(chosen, pc.fill_null(pc.less(values, bound), False))
-    places = np.flatnonzero(chosen.to_numpy(zero_copy_only=False))
-    order = pc.sort_indices(pc.take(values, pa.array(places)))  # nulls last
-    ordered: Slots = places[order.to_numpy()]
+    indices = np.flatnonzero(chosen.to_numpy(zero_copy_only=False))
+    order = pc.sort_indices(pc.take(values, pa.array(indices)))  # nulls last
+    ordered: Slots = indices[order.to_numpy()]
     return ordered

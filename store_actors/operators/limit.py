@@ -1,11 +1,11 @@
-"""First rows of all: ``limit(n)``. Pure logic.
+"""The operator ``limit(n)``, which emits the first `n` rows of a query. Pure logic.
 
-One shard sees all rows, and its state is one row without a key: how many rows were let through so far. The rows are no state,
-of any types; the delta carries those of its batch, each with the count that it made, so that a retry of a committed
-batch emits the same rows. A batch that lets nothing through changes nothing.
+One shard gets all rows. Its state is one row without a key: the number of rows emitted so far. The emitted rows are not part of the
+state and may have any types. A delta has the emitted rows of its batch, each with the number of rows up to it, so that a retry of a
+committed batch emits the same rows. A batch that emits nothing changes nothing.
 
-Schema: no keys; ``inputs`` are the columns of a row; one ``VALUE``, int64: the count.
-Option ``n``: how many rows are let through.
+Schema: no keys; ``inputs`` are the columns of a row; one ``VALUE``, int64: the number of rows emitted.
+Option ``n``: the largest number of rows to emit.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = ["LimitShard"]
 
 
 class LimitShard(VersionedTable):
-    """The count of rows that were let through.
+    """The number of rows that were emitted.
 
     Parameters
     ----------
     schema
-        As the module says.
+        See the module's docstring.
     seed, memory
-        As :class:`~store_actors.engine.table.GroupTable`.
+        See :class:`~store_actors.engine.table.GroupTable`.
 
     Raises
     ------
@@ -50,19 +50,19 @@ class LimitShard(VersionedTable):
         self._payload = [field.name for field in schema.inputs]
 
     def apply(self, rows: ShardInput, watermark_ms: int, version: int, late_ms: int | None = None) -> Change:
-        """Let the first rows of a batch through, up to the limit; see :meth:`AggregateShard.apply`. No row is ever late."""
+        """Emit the first rows of a batch, up to the limit; see :meth:`AggregateShard.apply`. No row is ever late."""
         step = self.begin(version)
         step.watermark_ms = watermark_ms
-        before = self.table.taken(self.table.live())
-        count = int(before[0, self.table.layout.state[0].word]) if len(before) else 0
+        previous = self.table.taken(self.table.live())
+        count = int(previous[0, self.table.layout.state[0].word]) if len(previous) else 0
         counts = np.arange(count, min(self._limit, count + rows.raw.num_rows)) + 1
         delta = self._delta(rows.raw.slice(0, len(counts)), counts)
         if len(counts):
             newest = delta.select([self._count_column]).slice(len(counts) - 1)
-            made = self.table.rows_of(newest.combine_chunks().to_batches()[0])
-            self.table.put(made)
-            made[:, 0] |= LIVE
-            step.parts.append(UndoPart(made[:0] if len(before) else made, before))
+            count_row = self.table.rows_of(newest.combine_chunks().to_batches()[0])
+            self.table.put(count_row)
+            count_row[:, 0] |= LIVE
+            step.parts.append(UndoPart(count_row[:0] if len(previous) else count_row, previous))
         return Change(
             version=version,
             base_version=self.version,
@@ -74,17 +74,17 @@ class LimitShard(VersionedTable):
             watermark_ms=watermark_ms,
         )
 
-    def _delta(self, first: pa.Table, counts: Slots) -> pa.Table:
-        payload = [first.column(name) for name in self._payload]
+    def _delta(self, rows: pa.Table, counts: Slots) -> pa.Table:
+        payload = [rows.column(name) for name in self._payload]
         changes = pa.array(np.full(len(counts), UPDATED, np.int8))
         names = [self._count_column, *self._payload, CHANGE_COLUMN]
         return pa.table([pa.array(counts, pa.int64()), *payload, changes], names=names)
 
     def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
-        """Replay a delta, of which only the last count matters; see :meth:`VersionedTable.load`."""
+        """Replay a delta, whose last count is the state; see :meth:`VersionedTable.load`."""
         counts = delta.select([self._count_column, CHANGE_COLUMN])
         super().load(counts.slice(max(0, counts.num_rows - 1)), version, watermark_ms)
 
     def output(self, delta: pa.Table) -> pa.Table:
-        """Rows that the batch let through."""
+        """Return the rows that the batch emits."""
         return delta.filter(pc.equal(delta.column(CHANGE_COLUMN), UPDATED)).select(self._payload)

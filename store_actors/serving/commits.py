@@ -1,7 +1,7 @@
-"""Making a version of a partition durable: the deltas of its commit with their manifest entries, and snapshots. No Ray.
+"""Makes versions of a partition durable: writes deltas and snapshots, and commits them at the coordinator. No Ray.
 
-One commit protocol for operators and keyed stores: write each store's delta under a unique name, have them counted together, and bring
-memory to what counts, which is this attempt, or another one of the same run.
+Operators and keyed stores have the same commit protocol. Each store's delta is written under a unique name. The coordinator accepts or
+refuses all of them together. If it has accepted another attempt of the same run instead, memory adopts the deltas of that attempt.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from coordinator.model.schema import StateSchema
 from coordinator.runtime.runtime import Runtime, now_ms
 from coordinator.storage.protocol import ObjectStore
 from store_actors.serving.coordinator_ref import CoordinatorRef
-from store_actors.serving.files import PIECE_BYTES, encode_snapshot, place_in_state, snapshot_path
+from store_actors.serving.files import PIECE_BYTES, encode_snapshot, identity_in_state, snapshot_path
 from store_actors.serving.lineage import Lineage
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
@@ -32,8 +32,8 @@ __all__ = ["CommitReplicator", "Commits"]
 
 log = logging.getLogger(__name__)
 
-#: Deltas that are on their way to storage at once.
-_AT_ONCE = 8
+#: Number of deltas that are written in parallel.
+_WRITERS = 8
 
 
 class CommitReplicator(Protocol):
@@ -50,22 +50,22 @@ class CommitReplicator(Protocol):
 
 
 class Commits:
-    """Makes versions durable, has them counted, and keeps memory in step with what counts.
+    """Makes versions durable, commits them, and keeps memory at the committed version.
 
     Parameters
     ----------
     objects
-        Where files are written.
+        Store of the files.
     coordinator
-        Who counts commits.
+        Accepts or refuses commits.
     loader
-        Reads another attempt's deltas, should those count instead.
+        Reads the deltas of another attempt, if that attempt was committed first.
     metrics
         Counters of the process.
     piece_bytes
-        Bytes of rows from which on a file of a snapshot is closed.
+        Bytes of rows at which a file of a snapshot is closed.
     standbys
-        Where committed versions are sent.
+        Receiver of committed versions.
     """
 
     def __init__(
@@ -85,19 +85,19 @@ class Commits:
         self._loader = loader
         self._metrics = metrics
         self._runtime = runtime
-        self._pool = runtime.threads.pool(_AT_ONCE, "statefleet-write")
+        self._pool = runtime.threads.pool(_WRITERS, "statefleet-write")
 
     def commit(self, transaction: Transaction) -> tuple[CommitEntry, ...]:
-        """Make a transaction's changes the next version of its partition; return the entries that count, one a store.
+        """Commit a transaction's changes as the next version of its partition; return the committed entries, one for each store.
 
-        After any error, memory may be ahead of what counts, or behind it: the caller forgets it.
+        After any error, memory may be ahead of the committed version, or behind it: the caller must forget the partition.
 
         Raises
         ------
         FencedError
-            A newer owner or run holds the partition; nothing was counted.
+            A newer owner or run has the partition; nothing was committed.
         CorruptStateError, StorageUnavailableError, CommitUnknownError, StoreUnavailableError
-            Storage or coordinator failed, or another attempt's commit counts and its files cannot be read.
+            Storage or coordinator failed, or another attempt was committed and its files cannot be read.
         """
         lease, lineage = transaction.lease, transaction.partition.lineage
         entries: list[CommitEntry] = []
@@ -108,7 +108,7 @@ class Commits:
             applied_s = clock.elapsed_s()
             entries = [entry for entry, _ in deltas]
             self._write(deltas)
-            # Of all the stores together, so reported with one of them.
+            # The times are those of all stores together, so only the first entry reports them.
             apply_ms, write_ms = _ms(applied_s - started_s), _ms(clock.elapsed_s() - applied_s)
             entries[0] = replace(
                 entries[0],
@@ -127,7 +127,7 @@ class Commits:
                 self._adopt(transaction, committed, entries)
         except BaseException as error:
             lineage.failures[type(error).__name__] += 1
-            if self._counts_for_sure_not(error):
+            if self._is_refusal(error):
                 self._discard([entry.file for entry in entries])
             raise
         lineage.committed(committed)
@@ -141,12 +141,12 @@ class Commits:
             self._standbys.send(lease, base_attempt, entries, files)
 
     @staticmethod
-    def _counts_for_sure_not(error: BaseException) -> bool:
+    def _is_refusal(error: BaseException) -> bool:
         """Whether the log refused a commit that failed with this error; after any other error it may have been committed."""
         return isinstance(error, FencedError)
 
     def _write(self, deltas: Sequence[Delta]) -> None:
-        """Write the files of all stores, side by side."""
+        """Write the files of all stores in parallel."""
         *further, (entry, data) = deltas
         waiting = [
             self._pool.submit(self._objects.put, further_entry.file, further_data)
@@ -159,7 +159,7 @@ class Commits:
     def _adopt(
         self, transaction: Transaction, committed: Sequence[CommitEntry], entries: Sequence[CommitEntry]
     ) -> None:
-        """Apply the deltas of another attempt of the same run, which was committed first, in place of this one's."""
+        """Replace this attempt's changes in memory by the deltas of another attempt of the run, which was committed first."""
         transaction.abort()
         for entry in committed:
             transaction.adopt(entry, self._loader.read(entry))
@@ -167,7 +167,7 @@ class Commits:
         self._metrics.adopted_commits += 1
 
     def _discard(self, files: Iterable[str]) -> None:
-        """Remove files that certainly do not count; what is left is cleaned away later, as any that no record names."""
+        """Delete files that are certainly not committed. If that fails, cleaning deletes them, as all files that no record names."""
         for file in files:
             with suppress(StorageUnavailableError, FileNotFoundError):
                 self._objects.delete(file)
@@ -180,24 +180,24 @@ class Commits:
         schema: StateSchema,
         room: Mapping[str, Any],
     ) -> bool:
-        """Store all rows of a committed version as a snapshot; False if the commit counts no more.
+        """Store all rows of a committed version as a snapshot; return False if that version is not in the history any more.
 
         Parameters
         ----------
         entry
             The commit that made the version.
         tables
-            All rows in ``row_schema``, a piece after the other: each is encoded and stored before the next but one is asked for.
+            All rows in ``row_schema``, in pieces. A piece is encoded and stored before the next but one is taken.
         room
-            See :func:`~store_actors.serving.files.encode_snapshot`.
+            Sizes that the rows need in memory; see :func:`~store_actors.serving.files.encode_snapshot`.
         """
         created_at_ms = now_ms(self._runtime.clock)
         attempt_id = self._runtime.new_id()
         stored: list[StoredFile] = []
         rows = 0
         try:
-            place = place_in_state(store_id, entry.attempt_id)
-            facts = (entry.version, entry.watermark_ms, schema, room, place, self._piece_bytes)
+            identity = identity_in_state(store_id, entry.attempt_id)
+            facts = (entry.version, entry.watermark_ms, schema, room, identity, self._piece_bytes)
             for piece in encode_snapshot(tables, *facts):
                 file = snapshot_path(store_id, entry.version, attempt_id, piece.number)
                 stored.append(StoredFile(file, len(piece.data), piece.checksum))
@@ -218,7 +218,7 @@ class Commits:
                 further=tuple(further),
             )
         except BaseException:
-            # No record names them.
+            # No record names these files.
             self._discard([file_entry.file for file_entry in stored])
             raise
         if not self._coordinator.add_snapshot(store_id.state_name, snapshot):

@@ -1,9 +1,13 @@
 """Reading rows that were written under another schema.
 
-Of a keyed store (:class:`EvolvingStore`) is accepted: a value column that is new and nullable (older rows have null), one that is gone
-(older values are left out; should it come back, it is new), and one whose type has become wider. Of an aggregation
-(:func:`groups_adapter`): what :mod:`coordinator.ledger.compatibility` lets a query change. Keys are fixed: a row under another key
-is another row.
+A keyed store (:class:`EvolvingStore`) accepts these changes of value columns:
+
+- A new column must be nullable; older rows have null.
+- The values of a dropped column are skipped. If the column is added again, it is a new column.
+- A type may become wider.
+
+An aggregation (:func:`groups_adapter`) accepts what :mod:`coordinator.ledger.compatibility` allows. Key columns are fixed, as a row
+with another key is another row.
 """
 
 from __future__ import annotations
@@ -31,10 +35,10 @@ __all__ = ["EvolvingStore", "evolve", "evolve_groups", "groups_adapter"]
 
 
 def groups_adapter(plan: LoadPlan, schema: StateSchema) -> Callable[[pa.Table, str], pa.Table]:
-    """Return what turns the rows of a file of an aggregation (named second) into a query's schema.
+    """Return a function that converts the rows of an aggregation's file, whose name is its second argument, to a query's schema.
 
-    It goes the way that the query went, one schema after the other: an aggregate that was gone for a while starts from nothing when
-    it is back, in whichever file its group was written last.
+    It applies the query's schemas one after the other. So an aggregate that was dropped and added again starts from its initial value,
+    regardless of the file in which its group was written last.
     """
     later: list[tuple[int, StateSchema]] = []
     epochs: dict[str, int] = {}
@@ -57,79 +61,79 @@ def groups_adapter(plan: LoadPlan, schema: StateSchema) -> Callable[[pa.Table, s
 
 
 class EvolvingStore:
-    """A keyed store that is loaded from its files, one after the other, of which each may have columns of its own.
+    """A keyed store that is being loaded from its files in order; each file may have other columns.
 
-    A version that was written without a column has dropped it: what older files have of it counts no more, also with another type; a
-    row has null there until it is written with the column again. So it is the same whether a snapshot was made meanwhile or not.
+    A version that was written without a column has dropped it. Values of that column in older files are ignored, of any type. A row
+    has null there until it is written with the column again. So the result does not depend on which versions have snapshots.
 
     Parameters
     ----------
     make
-        Makes the store without rows.
+        Makes an empty store.
     spec
-        The store's present columns.
+        The store's current columns.
     """
 
     def __init__(self, make: Callable[[], KeyedShard], spec: StoreSpec) -> None:
         self._make, self._spec = make, spec
 
     def restart(self) -> EvolvingStore:
-        """Drop what was loaded until now, and begin with a store without rows."""
+        """Drop what was loaded so far, and begin with an empty store."""
         self._shard = self._make()
-        #: Columns that the file at hand does not have, and those that the files before had.
-        self._gone: set[str] = set()
-        self._held: set[str] = set()
-        #: Columns whose type in a file does not go with the present one: no harm where a later file has dropped them.
-        self._unfit: dict[str, StateMismatchError] = {}
+        #: Columns that the current file lacks, and columns that earlier files have.
+        self._absent_columns: set[str] = set()
+        self._loaded_columns: set[str] = set()
+        #: Errors of columns whose type in a file cannot be converted. They do not matter if a later file has dropped the column.
+        self._mismatches: dict[str, StateMismatchError] = {}
         return self
 
     def reserve(self, room: Mapping[str, Any]) -> None:
-        """Make room for a snapshot."""
+        """Allocate memory for a snapshot's rows; see :meth:`VersionedStore.reserve`."""
         self._shard.reserve(room)
 
     def adapted(self, rows: pa.Table, file: str) -> pa.Table:
-        """Rows of the next file in the present columns, ``__change`` last.
+        """Return the rows of the next file in the current columns; ``__change`` is the last column.
 
         Raises
         ------
         StateMismatchError
-            Its keys are others, or it lacks a column that is never null.
+            The file has other key columns, or lacks a column that is not nullable.
         """
         columns = _Columns(rows, self._spec.keys, self._spec.values, file)
-        self._gone = {field.name for field in self._spec.values if field.name not in columns.written}
-        self._unfit = {name: error for name, error in self._unfit.items() if name not in self._gone}
-        unfit = columns.unfit()
-        self._unfit |= unfit
-        return columns.adapted(leave_out=unfit.keys())
+        self._absent_columns = {field.name for field in self._spec.values if field.name not in columns.written}
+        self._mismatches = {name: error for name, error in self._mismatches.items() if name not in self._absent_columns}
+        mismatches = columns.mismatches()
+        self._mismatches |= mismatches
+        return columns.adapted(leave_out=mismatches.keys())
 
     def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
-        """Replay what :meth:`adapted` made of a file."""
-        if gone := self._gone & self._held:
-            self._shard.clear_columns(gone)
+        """Replay the rows of a file, as :meth:`adapted` returned them."""
+        if dropped := self._absent_columns & self._loaded_columns:
+            self._shard.clear_columns(dropped)
         self._shard.load(delta, version, watermark_ms)
-        self._held |= {field.name for field in self._spec.values} - self._gone
-        self._held -= gone
+        self._loaded_columns |= {field.name for field in self._spec.values} - self._absent_columns
+        self._loaded_columns -= dropped
 
     def loaded(self) -> KeyedShard:
-        """The store, once all files are loaded.
+        """Return the store; to be called once all files are loaded.
 
         Raises
         ------
         StateMismatchError
-            A column cannot become what it is asked for as.
+            A column cannot be converted to its current type.
         """
-        for error in self._unfit.values():
+        for error in self._mismatches.values():
             raise error
         return self._shard
 
 
 def evolve_groups(rows: pa.Table, written: StateSchema, schema: StateSchema, file: str) -> pa.Table:
-    """Rows of an aggregation's file, as `written`, in the columns of another schema, ``__change`` last.
+    """Convert the rows of an aggregation's file from the schema `written` to another schema; ``__change`` is the last column.
 
     Raises
     ------
     StateMismatchError
-        The two schemas do not go together; shows both.
+        The two schemas are not compatible; the error shows both.
     """
     same_keys = [(field.name, field.type) for field in written.keys] == [
         (field.name, field.type) for field in schema.keys
@@ -142,12 +146,12 @@ def evolve_groups(rows: pa.Table, written: StateSchema, schema: StateSchema, fil
         indices = continued(written.accumulators, schema.accumulators)
     except ValueError as error:
         raise _groups_mismatch(error, written, schema, file) from error
-    # One row, as often as there are rows.
-    beginning, first = _beginning(schema), np.zeros(rows.num_rows, np.int64)
+    # The initial row is repeated for every row of the file.
+    initial, first = _initial_group(schema), np.zeros(rows.num_rows, np.int64)
     columns = [rows.column(field.name) for field in schema.keys]
     for accumulator, index in zip(schema.accumulators, indices, strict=True):
         if index is None:
-            columns += [beginning.column(field.name).take(first) for field in accumulator.state]
+            columns += [initial.column(field.name).take(first) for field in accumulator.state]
         else:
             columns += _continued(rows, written.accumulators[index], accumulator)
     return pa.table(
@@ -155,33 +159,33 @@ def evolve_groups(rows: pa.Table, written: StateSchema, schema: StateSchema, fil
     )
 
 
-def _continued(rows: pa.Table, former: Accumulator, new: Accumulator) -> Iterator[pa.ChunkedArray]:
-    for before, after in zip(former.state, new.state, strict=True):
+def _continued(rows: pa.Table, previous: Accumulator, new: Accumulator) -> Iterator[pa.ChunkedArray]:
+    for before, after in zip(previous.state, new.state, strict=True):
         yield rows.column(before.name).cast(after.arrow().type)
 
 
-def _beginning(schema: StateSchema) -> pa.Table:
-    """A group that nothing was accumulated in, as the engine itself makes it: one row, whose keys say nothing."""
+def _initial_group(schema: StateSchema) -> pa.Table:
+    """Return one row with the initial values of all accumulators, as the engine makes it; its keys have no meaning."""
     table = GroupTable(schema, capacity=1)
     return table.decode(table.layout.initial.reshape(1, -1))
 
 
 def evolve(rows: pa.Table, keys: Sequence[Field], values: Sequence[Field], file: str) -> pa.Table:
-    """Rows of a delta or snapshot file in the columns of a store's present schema, ``__change`` last.
+    """Convert the rows of a delta or snapshot file to the current columns of a store; ``__change`` is the last column.
 
     Raises
     ------
     StateMismatchError
-        The two schemas do not go together; shows both.
+        The two schemas are not compatible; the error shows both.
     """
     columns = _Columns(rows, keys, values, file)
-    for error in columns.unfit().values():
+    for error in columns.mismatches().values():
         raise error
     return columns.adapted()
 
 
 class _Columns:
-    """The columns of a keyed store's file beside those that are asked for."""
+    """The columns of a keyed store's file, compared with the requested columns."""
 
     def __init__(self, rows: pa.Table, keys: Sequence[Field], values: Sequence[Field], file: str) -> None:
         self._rows, self._keys, self._values, self._file = rows, keys, values, file
@@ -192,8 +196,8 @@ class _Columns:
             if field.name not in self.written and not field.nullable:
                 raise self._mismatch(f"the new column {field.name} must be nullable")
 
-    def unfit(self) -> dict[str, StateMismatchError]:
-        """Columns that cannot become what is asked for."""
+    def mismatches(self) -> dict[str, StateMismatchError]:
+        """Return an error for each column whose type cannot be converted to the requested type, by name."""
         return {
             field.name: self._mismatch(f"column {field.name} cannot become {field.type}")
             for field in self._values
@@ -201,26 +205,26 @@ class _Columns:
         }
 
     def adapted(self, leave_out: Collection[str] = ()) -> pa.Table:
-        """Return the columns asked for; null in columns that the file has not, and in those to leave out."""
+        """Return the requested columns, with nulls in columns that the file lacks and in those to leave out."""
         columns = [self._rows.column(field.name) for field in self._keys]
         for field in self._values:
             if field.name in self.written and field.name not in leave_out:
                 columns.append(self._rows.column(field.name).cast(field.arrow().type))
             else:
                 columns.append(pa.chunked_array([pa.nulls(self._rows.num_rows, field.arrow().type)]))
-        named = [field.arrow() for field in (*self._keys, *self._values)]
+        fields = [field.arrow() for field in (*self._keys, *self._values)]
         return pa.table(
             [*columns, self._rows.column(CHANGE_COLUMN)],
-            schema=pa.schema([*named, self._rows.schema.field(CHANGE_COLUMN)]),
+            schema=pa.schema([*fields, self._rows.schema.field(CHANGE_COLUMN)]),
         )
 
     def _mismatch(self, reason: str) -> StateMismatchError:
-        asked = (*self._keys, *self._values)
+        requested = (*self._keys, *self._values)
         return StateMismatchError(
             f"the store was written with another schema: {reason}; nothing was changed; ask for the columns that are there, with "
             "new nullable ones, fewer, or wider types",
             written=", ".join(f"{name} {kind}" for name, kind in self.written.items()),
-            asked=", ".join(f"{field.name} {field.type}" for field in asked),
+            asked=", ".join(f"{field.name} {field.type}" for field in requested),
             keys=[field.name for field in self._keys],
             file=self._file,
         )

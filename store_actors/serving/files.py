@@ -1,8 +1,9 @@
 """Files of a shard: Arrow IPC, LZ4-compressed, readable by any Arrow tool (``docs/format.md``).
 
-A delta holds what one commit changed, a snapshot all rows of one version, in as many files as it needs. Columns are the operator's
-``row_schema`` and ``__change`` (a snapshot's rows are all updates); the file's schema metadata carries whose it is, the version, the
-one it builds on, the watermark, the operator's schema and Spark's (``StructType.json()``) under the key ``statefleet``.
+A delta has the rows that one commit changed. A snapshot has all rows of one version, in one file or several. The columns are the
+operator's ``row_schema`` and ``__change``; all rows of a snapshot are updates. The key ``statefleet`` of a file's schema metadata has
+the store and the version that the file belongs to, the base version, the watermark, and the operator's schema, also as Spark's
+(``StructType.json()``).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ __all__ = [
     "corrupt_file",
     "decode_file",
     "delta_path",
-    "place_in_state",
+    "identity_in_state",
     "encode_delta",
     "encode_snapshot",
     "room_of",
@@ -39,8 +40,7 @@ __all__ = [
 ]
 
 _METADATA_KEY = b"statefleet"
-#: Uncompressed bytes of rows at which a file of a snapshot ends and the next begins, so that writing one takes little memory beside
-#: the state.
+#: Uncompressed bytes of rows at which a file of a snapshot ends and the next begins: writing a snapshot needs little memory.
 PIECE_BYTES = 1 << 26
 
 
@@ -60,11 +60,11 @@ def delta_path(store_id: StateStoreId, version: int, attempt_id: str) -> str:
 
 
 def snapshot_path(store_id: StateStoreId, version: int, attempt_id: str, piece: int = 0) -> str:
-    """Return the path of a snapshot's piece relative to the fleet's URI, unique as a delta's. Pieces after the first are numbered."""
+    """Return the unique path of a snapshot's piece, relative to the fleet's URI. Pieces after the first have their number in it."""
     return f"{store_id.path()}/{version}-{attempt_id}{f'-{piece}' if piece else ''}.snapshot"
 
 
-def place_in_state(store_id: StateStoreId, attempt_id: str) -> dict[str, Any]:
+def identity_in_state(store_id: StateStoreId, attempt_id: str) -> dict[str, Any]:
     """Return the metadata of a file: its format, its store, and the attempt that committed its version."""
     return {
         "format": FORMAT,
@@ -75,16 +75,16 @@ def place_in_state(store_id: StateStoreId, attempt_id: str) -> dict[str, Any]:
     }
 
 
-def encode_delta(change: Change, schema: StateSchema, place: Mapping[str, Any]) -> tuple[bytes, int]:
+def encode_delta(change: Change, schema: StateSchema, identity: Mapping[str, Any]) -> tuple[bytes, int]:
     """Return the bytes of a delta's file, and their CRC-32.
 
     Parameters
     ----------
-    place
-        Metadata of :func:`place_in_state`.
+    identity
+        Metadata of :func:`identity_in_state`.
     """
     facts = {"version": change.version, "base_version": change.base_version, "watermark_ms": change.watermark_ms}
-    return _encode(change.delta, {**place, **facts}, schema)
+    return _encode(change.delta, {**identity, **facts}, schema)
 
 
 def encode_snapshot(
@@ -93,23 +93,23 @@ def encode_snapshot(
     watermark_ms: int,
     schema: StateSchema,
     room: Mapping[str, Any],
-    place: Mapping[str, Any],
+    identity: Mapping[str, Any],
     piece_bytes: int = PIECE_BYTES,
 ) -> Iterator[EncodedPiece]:
-    """The files of a snapshot, one after the other; at least one.
+    """Yield the files of a snapshot in order; there is at least one.
 
     Parameters
     ----------
     tables
-        All rows, in ``row_schema``; each is asked for when the ones before are encoded.
+        All rows, in ``row_schema``. A table is taken from the iterable once those before it are encoded.
     room
-        What the store needs to hold the rows (``VersionedStore.room``), for a process that loads them.
-    place
-        Metadata of :func:`place_in_state`.
+        Sizes that the rows need in memory (``VersionedStore.room``), for a process that loads them.
+    identity
+        Metadata of :func:`identity_in_state`.
     piece_bytes
-        Bytes of rows, before they are compressed, from which on a file is closed.
+        Uncompressed bytes of rows at which a file is closed.
     """
-    facts = {**place, "version": version, "watermark_ms": watermark_ms, "room": dict(room)}
+    facts = {**identity, "version": version, "watermark_ms": watermark_ms, "room": dict(room)}
     file_schema = _file_schema(schema)
     number, open_file = 0, _OpenFile(file_schema, facts, schema)
     for table in tables:
@@ -121,7 +121,7 @@ def encode_snapshot(
 
 
 def as_snapshot(rows: pa.Table, schema: StateSchema) -> pa.Table:
-    """Rows in ``row_schema`` as a snapshot has them: each as if it had been updated, ``__change`` last."""
+    """Return rows in ``row_schema`` with a last column ``__change`` that marks all of them as updated, as a snapshot has it."""
     changes = pa.nulls(rows.num_rows, pa.int8()).fill_null(UPDATED)
     return pa.Table.from_arrays([*rows.columns, changes], schema=_file_schema(schema))
 
@@ -138,7 +138,7 @@ class _OpenFile:
         self._sink = pa.BufferOutputStream()
         self._writer = pa.ipc.new_file(self._sink, described, options=pa.ipc.IpcWriteOptions(compression="lz4"))
         self.rows = 0
-        #: Bytes that a reader gets; the file has fewer.
+        #: Uncompressed bytes of the rows so far.
         self.size = 0
 
     def write(self, table: pa.Table) -> None:
@@ -147,7 +147,7 @@ class _OpenFile:
         self.size += table.nbytes
 
     def closed(self) -> tuple[bytes, int]:
-        """Return the bytes of a delta's file, and their CRC-32."""
+        """Close the file; return its bytes and their CRC-32."""
         self._writer.close()
         data = self._sink.getvalue().to_pybytes()
         return data, zlib.crc32(data)
@@ -165,29 +165,29 @@ def _described(schema: StateSchema) -> dict[str, Any]:
 
 
 def schema_of(rows: pa.Table) -> StateSchema:
-    """The operator's schema that a file's rows (of :func:`decode_file`) were written in."""
+    """Return the operator's schema in which the rows of a file were written; `rows` are those of :func:`decode_file`."""
     return StateSchema.from_json(json.loads(rows.schema.metadata[_METADATA_KEY])["schema"])
 
 
 def room_of(rows: pa.Table) -> Mapping[str, Any]:
-    """Return what a store needs to hold the rows of a snapshot of several files, of which this is the first."""
+    """Return the sizes that a snapshot's rows need in memory (``VersionedStore.room``), from the rows of its first file."""
     room: Mapping[str, Any] = json.loads(rows.schema.metadata[_METADATA_KEY])["room"]
     return room
 
 
 def decode_file(data: bytes, entry: CommitEntry | SnapshotEntry, piece: StoredFile | None = None) -> pa.Table:
-    """Table of a delta or snapshot file, checked against its manifest entry.
+    """Return the rows of a delta or snapshot file, which is checked against its manifest entry.
 
     Parameters
     ----------
     piece
-        Which of a snapshot's files it is; by default the first.
+        The file of the snapshot; by default its first.
 
     Raises
     ------
     CorruptStateError
-        Size or checksum differ from the manifest's, the bytes are no Arrow file, or the file says that it is another one. Names file,
-        shard and version.
+        Size or checksum differ from the manifest's, the bytes are no Arrow file, or the file's metadata is that of another file. The
+        error names file, shard and version.
     NewerFormatError
         A later release wrote it.
     """
@@ -205,7 +205,7 @@ def decode_file(data: bytes, entry: CommitEntry | SnapshotEntry, piece: StoredFi
 
 
 def _expected(entry: CommitEntry | SnapshotEntry, piece: StoredFile) -> dict[str, Any]:
-    """Return what a file of an entry says of itself. A branch has files of the state it came from, whose name is in their paths."""
+    """Return the metadata that an entry's file must have. A branch also has files of its parent state, whose name their paths have."""
     expected = {
         "state": entry.file.partition("/")[0],
         "partition": entry.partition_id,

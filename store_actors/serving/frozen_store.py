@@ -1,4 +1,4 @@
-"""Rows of a store in memory as they were at one moment, read while its partition goes on. No Ray."""
+"""A store's rows in memory, frozen at one version and read while its partition goes on with batches. No Ray."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["FrozenStore", "tables_of"]
 
 @dataclass(frozen=True, slots=True)
 class FrozenStore:
-    """The rows of a counted commit as they are now.
+    """A store's rows at its newest commit.
 
     Attributes
     ----------
     pieces
-        Given out under the partition's lock; each is made into tables outside it.
+        Copies of rows. Each is taken under the partition's lock, and converted to tables without the lock.
     room
-        What the rows need in memory.
+        Sizes that the rows need in memory; see ``VersionedStore.room``.
     """
 
     entry: CommitEntry
@@ -35,7 +35,7 @@ class FrozenStore:
 
 
 def tables_of(lock: Lock, pieces: Frozen) -> Generator[pa.Table]:
-    """Yield frozen rows, a piece at a time: under the lock only some are copied, and batches go on while these are made into tables."""
+    """Yield frozen rows as tables. The lock is held only while a piece is copied; batches go on while it is converted."""
     try:
         while True:
             with lock:

@@ -1,14 +1,14 @@
-"""Commits of one process on their way to the coordinator: those of a state go together, and bring the leases of the next batch back.
+"""Groups the commits of one process into calls to the coordinator, whose replies include the leases of the next batch.
 
-One call of a state is under way at a time. A commit whose delta is stored meanwhile waits, and goes with all others that wait in the
-next one. Where a task has several shards, the first one that is there waits for those that are known to come, for as long as half a
-call takes: else it would go alone, and all others would wait for its call and then for theirs. So a batch costs a store actor a call or
-two, however many shards it has.
+A state has at most one call under way. Commits whose deltas are stored meanwhile wait, and the next call sends all of them. Where a
+task has several shards, the first commit waits for those that are expected, for at most half the time of the last call. Otherwise it
+would be sent alone, and the others would wait for its call before their own. So a batch costs a store actor one or two calls,
+regardless of the number of its shards.
 
-A lease that came with a commit is for the same run, the version that the commit made, and nothing else. It says what the coordinator
-would say if it were asked before that batch, but for what can only be known later: whether all other shards have the batch before,
-which it sees to when it is asked to count the batch itself. Should the shard or the run have got another owner meanwhile, that commit
-is refused, too: a lease was never more than that.
+A lease in the reply to a commit (a piggybacked lease) is valid for the same run and for the version that was committed. It equals the
+lease that the coordinator would grant before the next batch, except that the coordinator has not checked yet whether all other shards
+have committed the batch before. It checks that when it accepts the next commit. If the shard or the run has another owner by then, the
+commit is refused, as it is with any other lease.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from coordinator.runtime.runtime import Clock, Lock
 
 __all__ = ["GroupedCommits"]
 
-#: What the coordinator makes of commits of one state, each by itself.
+#: Sends commits of a state to the coordinator; returns the outcome of each commit.
 Send = Callable[[str, Sequence[PartitionCommit]], Sequence[AcceptedCommits | StateStoreError]]
 
-#: How long a commit waits for others that are known to come, as a part of what the last call took, and how often it looks meanwhile.
-_MOST_OF_A_CALL = 0.5
-_LOOKS = 25
+#: Longest time that a commit waits for expected commits, as a fraction of the time of the last call.
+_WAIT_FRACTION = 0.5
+#: Number of checks during that time.
+_CHECKS = 25
 
 
 @dataclass(slots=True, eq=False)
@@ -41,34 +42,36 @@ class _Waiting:
 
 
 @dataclass(slots=True)
-class _Line:
-    """Commits of a state; who has the turn sends those that wait.
+class _CommitQueue:
+    """The commits of a state that wait to be sent.
 
     Attributes
     ----------
-    coming
-        Partitions whose commits are being made.
+    turn
+        Lock of the thread that sends the waiting commits.
+    expected
+        Partitions whose commits are being prepared.
     call_s
-        How long the last call took.
+        Duration of the last call, in seconds.
     """
 
     turn: Lock
     waiting: list[_Waiting] = field(default_factory=list)
-    coming: set[int] = field(default_factory=set)
+    expected: set[int] = field(default_factory=set)
     call_s: float = 0.0
 
 
 class GroupedCommits:
-    """Commits of one process. Thread-safe.
+    """Sends the commits of one process to the coordinator, in groups. Thread-safe.
 
     Parameters
     ----------
     send
-        Has commits of a state counted; may be repeated.
+        Sends commits of a state to the coordinator; may be repeated.
     new_lock
         Makes locks.
     clock
-        By which waits are measured.
+        Measures waits.
     """
 
     def __init__(self, send: Send, new_lock: Callable[[], Lock], clock: Clock) -> None:
@@ -76,61 +79,63 @@ class GroupedCommits:
         self._new_lock = new_lock
         self._clock = clock
         self._guard = new_lock()
-        self._lines: dict[str, _Line] = {}
-        #: Leases that came with the newest commit of a partition, and those of them that a task was given.
+        self._queues: dict[str, _CommitQueue] = {}
+        #: Leases in the reply to the newest commit of each partition, and those of them that a task has used.
         self._piggybacked: dict[tuple[str, int], LeaseGrant] = {}
-        self._given: dict[tuple[str, int], LeaseGrant] = {}
+        self._task_leases: dict[tuple[str, int], LeaseGrant] = {}
 
     def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> tuple[CommitEntry, ...]:
-        """Have the commits of all stores of a partition counted together; returns the entries that count.
+        """Commit the entries of all stores of a partition together; return the entries that the coordinator has accepted.
+
+        These are entries of another attempt if that attempt has committed the version first.
 
         Raises
         ------
         StateStoreError
-            What the coordinator refused this one with, or why it cannot be asked.
+            The coordinator refused this commit, or cannot be reached.
         """
         waiting = _Waiting(PartitionCommit(tuple(entries), self._is_piggybacked(state_name, entries[0])))
-        line = self._line(state_name)
+        queue = self._queue(state_name)
         with self._guard:
-            line.waiting.append(waiting)
-            line.coming.discard(entries[0].partition_id)
-        with line.turn:
+            queue.waiting.append(waiting)
+            queue.expected.discard(entries[0].partition_id)
+        with queue.turn:
             if waiting.outcome is None:
-                self._await_others(line)
+                self._await_expected(queue)
                 with self._guard:
-                    group, line.waiting = line.waiting, []
+                    group, queue.waiting = queue.waiting, []
                 begun_s = self._clock.elapsed_s()
                 self._send_all(state_name, group)
-                line.call_s = self._clock.elapsed_s() - begun_s
+                queue.call_s = self._clock.elapsed_s() - begun_s
         if not isinstance(waiting.outcome, AcceptedCommits):
             assert waiting.outcome is not None
             raise waiting.outcome
         return waiting.outcome.entries
 
-    def _line(self, state_name: str) -> _Line:
+    def _queue(self, state_name: str) -> _CommitQueue:
         with self._guard:
-            line = self._lines.get(state_name)
-            if line is None:
-                line = self._lines[state_name] = _Line(self._new_lock())
-            return line
+            queue = self._queues.get(state_name)
+            if queue is None:
+                queue = self._queues[state_name] = _CommitQueue(self._new_lock())
+            return queue
 
     def expect(self, state_name: str, partition_ids: Iterable[int]) -> None:
-        """Commits of some partitions are about to come; of one that does not, :meth:`expect_no_more` tells."""
-        line = self._line(state_name)
+        """Expect commits of these partitions soon. The caller reports a partition that will not commit to :meth:`expect_no_more`."""
+        queue = self._queue(state_name)
         with self._guard:
-            line.coming.update(partition_ids)
+            queue.expected.update(partition_ids)
 
     def expect_no_more(self, state_name: str, partition_id: int) -> None:
-        """The commit of a partition has come, or will not."""
-        line = self._line(state_name)
+        """Stop waiting for the commit of a partition, which was sent or will not be."""
+        queue = self._queue(state_name)
         with self._guard:
-            line.coming.discard(partition_id)
+            queue.expected.discard(partition_id)
 
-    def _await_others(self, line: _Line) -> None:
-        most_s = _MOST_OF_A_CALL * line.call_s
-        until_s = self._clock.elapsed_s() + most_s
-        while line.coming and self._clock.elapsed_s() < until_s:
-            self._clock.sleep(most_s / _LOOKS)
+    def _await_expected(self, queue: _CommitQueue) -> None:
+        longest_wait_s = _WAIT_FRACTION * queue.call_s
+        until_s = self._clock.elapsed_s() + longest_wait_s
+        while queue.expected and self._clock.elapsed_s() < until_s:
+            self._clock.sleep(longest_wait_s / _CHECKS)
 
     def _send_all(self, state_name: str, group: Sequence[_Waiting]) -> None:
         try:
@@ -139,31 +144,31 @@ class GroupedCommits:
                 if isinstance(outcome, AcceptedCommits):
                     self._keep(state_name, outcome)
                 waiting.outcome = outcome
-        except BaseException as error:  # noqa: BLE001 - each commit that waits gets it
-            # Each of them may have been counted, or not.
+        except BaseException as error:  # noqa: BLE001 - raised in the thread of each commit
+            # Each commit of the group may have been accepted, or not.
             for waiting in group:
                 waiting.outcome = waiting.outcome or error
 
-    def _keep(self, state_name: str, counted: AcceptedCommits) -> None:
-        partition = state_name, counted.entries[0].partition_id
+    def _keep(self, state_name: str, accepted: AcceptedCommits) -> None:
+        partition = state_name, accepted.entries[0].partition_id
         with self._guard:
-            self._given.pop(partition, None)
-            if counted.next_lease is None:
+            self._task_leases.pop(partition, None)
+            if accepted.next_lease is None:
                 self._piggybacked.pop(partition, None)
             else:
-                self._piggybacked[partition] = counted.next_lease
+                self._piggybacked[partition] = accepted.next_lease
 
     def _is_piggybacked(self, state_name: str, entry: CommitEntry) -> bool:
-        grant = self._given.get((state_name, entry.partition_id))
-        made_under = entry.run_id, entry.epoch, entry.base_version
-        return grant is not None and (grant.lease.run_id, grant.lease.epoch, grant.base_version) == made_under
+        grant = self._task_leases.get((state_name, entry.partition_id))
+        commit_key = entry.run_id, entry.epoch, entry.base_version
+        return grant is not None and (grant.lease.run_id, grant.lease.epoch, grant.base_version) == commit_key
 
     def piggybacked(self, task: TaskIdentity) -> LeaseGrant | None:
-        """The lease of a task, if it came with the commit before; None: the coordinator is to be asked."""
+        """Return the lease of a task if the reply to the commit before had it. None: ask the coordinator for a lease."""
         partition = task.state_name, task.partition_id
         with self._guard:
             grant = self._piggybacked.get(partition)
             if grant is None or (grant.lease.run_id, grant.base_version) != (task.run_id, task.batch_id):
                 return None
-            self._given[partition] = grant
+            self._task_leases[partition] = grant
             return grant

@@ -1,7 +1,7 @@
-"""Keyed state stores of one process: sessions that read and update them. No Ray.
+"""Sessions that read and update the keyed state stores of one process. No Ray.
 
-A session is one handle on all named stores of one partition, at one version. It updates (at most one session a partition, and
-its stores commit together, as one version) or reads (any number, any retained version).
+A session is a handle on named stores of one partition at one version. A partition has at most one session that updates; all stores of
+that session commit together, as one version. It has any number of sessions that read, each at any retained version.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from store_actors.serving.transactions import PreparedWrite, Transaction
 
 __all__ = ["KeyedStores"]
 
-#: Methods of handles that a session may be asked for; scans are pulled batch by batch.
+#: Methods of handles that a client may call through a session. A scan (below) is read batch by batch.
 _CALLS = frozenset(
     {"get", "multi_get", "put", "put_row", "remove", "remove_key", "remove_where", "due", "updates", "metrics"}
 )
 _SCANS = frozenset({"iterator", "prefix_scan", "range_scan"})
-#: Times the bytes of rows that are given: as words, their keys, and what they overwrite.
-_GIVEN = 4
-#: Times the bytes that a version overwrote: its rows as they are, what of them differs, as Arrow data, and in a delta.
-_CHANGED = 6
+#: Memory of a call, in multiples of the bytes of its input rows: they exist as words, with their keys, and beside old rows.
+_CALL_FACTOR = 4
+#: Memory of a commit, in multiples of the bytes that it overwrote: new rows, their differences, Arrow data, and a delta.
+_COMMIT_FACTOR = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class _SessionWrite:
     Attributes
     ----------
     facts
-        What goes with the version; see :meth:`KeyedStores.commit`.
+        Facts recorded with the version; see :meth:`KeyedStores.commit`.
     is_first
-        Whether the store is the first that was named: its rows may fall due by processing time.
+        Whether the store is the first of the request: only its rows may fall due by processing time.
     """
 
     store: VersionedStore
@@ -54,7 +54,7 @@ class _SessionWrite:
 
     def prepare(self) -> PreparedWrite:
         facts = self.facts
-        # Before the changes are prepared, after which rows that fall due are not looked for.
+        # Comes first: a handle does not look for due rows once its changes are prepared.
         due_ms = self._due_ms() if self.is_first else None
         if isinstance(facts, BatchFacts):
             watermarks = facts.watermarks
@@ -65,7 +65,7 @@ class _SessionWrite:
         return PreparedWrite(change, store.schema, len(store), store.nbytes, watermarks=watermarks, due_ms=due_ms)
 
     def _due_ms(self) -> int | None:
-        """Return the earliest time at which a row falls due by processing time, if the batch says that rows do."""
+        """Return the earliest processing time at which a row falls due, in milliseconds; None if the batch has no such rows."""
         if not isinstance(self.facts, BatchFacts) or self.facts.due_per_ms is None:
             return None
         earliest = self.handle.earliest_due()
@@ -92,16 +92,16 @@ class KeyedStores:
     # -- opening --------------------------------------------------------------------------------------------------
 
     def open_update(self, request: OpenRequest) -> tuple[str, int]:
-        """Begin the version after the request's base; returns the session's id and the base version.
+        """Begin the version after the request's base; return the session's id and the base version.
 
-        A newer attempt of the same task, and a newer run, take over from a session that is still open.
+        A newer attempt of the same task, or a newer run, replaces a session that is still open.
 
         Raises
         ------
         WriterBusyError
             Another session is updating the partition.
         StateMismatchError, CorruptStateError, StorageUnavailableError
-            The base version cannot be read into the stores asked for.
+            The base version cannot be read into the requested stores.
         """
         partition = self._partition(request)
         with partition.lock:
@@ -124,7 +124,7 @@ class KeyedStores:
             return self._sessions.add(session), request.base_version
 
     def open_read(self, request: OpenRequest) -> tuple[str, int]:
-        """Read the request's base version, from memory if it is there, else from storage.
+        """Open the request's base version for reading, from memory or else from storage; return the session's id and the version.
 
         Raises
         ------
@@ -138,7 +138,7 @@ class KeyedStores:
             return self._sessions.add(session), request.base_version
 
     def _readers(self, partition: Partition, request: OpenRequest) -> dict[str, ReadHandle]:
-        """Return handles on stores at the request's base version; what is loaded for that only the handles have."""
+        """Return handles on stores at the request's base version. Stores loaded for that belong to the handles alone."""
         task, base = request.task, request.base_version
         names = [spec.name for spec in request.stores]
         loading = self.partitions.coordinator.load_plans(task.state_name, task.partition_id, base, names)
@@ -184,7 +184,7 @@ class KeyedStores:
     def call(
         self, session_id: str, store_name: str, method: str, args: tuple[Any, ...], writes: Sequence[Write] = ()
     ) -> Any:
-        """Result of a handle's method, after the writes that its caller kept back so far.
+        """Return the result of a handle's method, after applying the `writes` that the client has buffered.
 
         Raises
         ------
@@ -204,13 +204,13 @@ class KeyedStores:
             return self._do(session, store_name, method, args)
 
     def _working(self, session: Session, calls: Sequence[Write]) -> AbstractContextManager[None]:
-        """Memory for calls, by the rows that are given to them."""
+        """Reserve memory for calls, by the bytes of their input rows."""
         request = session.request
-        given_bytes = sum(
+        input_bytes = sum(
             arg.nbytes for _, _, args in calls for arg in args if isinstance(arg, pa.RecordBatch | pa.Table)
         )
         return self._memory.working(
-            request.lease.store_id, request.task.batch_id + 1, 2 * given_bytes, _GIVEN * given_bytes
+            request.lease.store_id, request.task.batch_id + 1, 2 * input_bytes, _CALL_FACTOR * input_bytes
         )
 
     def _do(self, session: Session, store_name: str, method: str, args: tuple[Any, ...]) -> Any:
@@ -223,13 +223,13 @@ class KeyedStores:
         except BaseException:
             partition = session.partition
             if any(_keyed_store(partition, name).is_broken for name in partition.stores):
-                # No retry goes on from what an error left behind: it loads what counts.
+                # A retry must not continue from broken stores: it loads the committed version.
                 partition.forget()
                 session.leave("an error in the middle of a change left its stores broken")
             raise
 
     def next_batch(self, session_id: str, scan_id: str) -> pa.RecordBatch | None:
-        """Next batch of a scan, None after the last."""
+        """Return the next batch of a scan; None after the last."""
         session = self._session(session_id)
         with session.partition.lock:
             self._check_open(session)
@@ -238,7 +238,7 @@ class KeyedStores:
                 del session.scans[scan_id]
             return batch
 
-    def _found(self, session_id: str) -> Session | Ended:
+    def _find(self, session_id: str) -> Session | Ended:
         session = self._sessions.find(session_id)
         if session is None:
             raise OperationOutOfOrderError(
@@ -248,7 +248,7 @@ class KeyedStores:
         return session
 
     def _session(self, session_id: str) -> Session:
-        session = self._found(session_id)
+        session = self._find(session_id)
         if isinstance(session, Ended):
             raise session.error()
         return session
@@ -269,32 +269,33 @@ class KeyedStores:
     # -- ending ---------------------------------------------------------------------------------------------------
 
     def commit(self, session_id: str, facts: BatchFacts | int | None = None, writes: Sequence[Write] = ()) -> int:
-        """Make the session's updates, the last of which are `writes`, the next version, durably, of all its stores together; returns
-        the version.
+        """Commit the session's updates, and `writes` after them, durably as the next version of all its stores; return the version.
 
-        `facts` is what goes with the version: of a batch, or only a watermark in milliseconds (by default that of the base). Asked
-        again after a lost answer, gives the same.
+        `facts` is recorded with the version: the facts of a batch, or only a watermark in milliseconds (by default that of the base
+        version). A repeated call after a lost reply returns the same version.
 
         Raises
         ------
         FencedError
-            A newer owner or attempt holds the partition; nothing was counted.
+            A newer owner or attempt has the partition; nothing was committed.
         """
-        session = self._found(session_id)
+        session = self._find(session_id)
         if isinstance(session, Ended):
-            return _version_made(session)
+            return _committed_version(session)
         partition = session.partition
         with partition.lock:
             if session.ended is not None:
-                return _version_made(session.ended)
+                return _committed_version(session.ended)
             if partition.writer is not session:
                 raise InvalidRequestError("a read handle cannot commit; release it")
             with self._working(session, writes):
                 for write in writes:
                     self._do(session, *write)
-            changed = sum(handle.pending_bytes for handle in session.updates.values())
+            changed_bytes = sum(handle.pending_bytes for handle in session.updates.values())
             request = session.request
-            with self._memory.working(request.lease.store_id, request.task.batch_id + 1, 0, _CHANGED * changed):
+            with self._memory.working(
+                request.lease.store_id, request.task.batch_id + 1, 0, _COMMIT_FACTOR * changed_bytes
+            ):
                 return self._commit(session, facts)
 
     def _commit(self, session: Session, facts: BatchFacts | int | None) -> int:
@@ -307,7 +308,7 @@ class KeyedStores:
         try:
             committed = self.partitions.commits.commit(Transaction(partition, request.task, request.lease, writes))
         except BaseException:
-            # Memory may be ahead of what counts, or behind it.
+            # Memory may be ahead of the committed version, or behind it.
             partition.forget()
             session.leave("its commit failed")
             raise
@@ -316,13 +317,13 @@ class KeyedStores:
         return version
 
     def committed(self, session_id: str) -> bool:
-        """Whether a session's version was made."""
-        session = self._found(session_id)
+        """Whether a session's version was committed."""
+        session = self._find(session_id)
         ended = session.ended if isinstance(session, Session) else session
         return ended is not None and ended.committed is not None
 
     def end(self, session_id: str) -> None:
-        """Abort an update or release a read; ending twice is harmless.
+        """Abort an update or release a read. A session may be ended twice.
 
         Raises
         ------
@@ -344,8 +345,8 @@ def _keyed_store(partition: Partition, name: str) -> KeyedShard:
     return cast(KeyedShard, partition.stores[name])
 
 
-def _version_made(ended: Ended) -> int:
-    """Version that a session made."""
+def _committed_version(ended: Ended) -> int:
+    """Return the version that a session committed; raise its error if it did not."""
     if ended.committed is None:
         raise ended.error()
     return ended.committed

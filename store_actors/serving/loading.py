@@ -25,10 +25,10 @@ __all__ = ["IN_MEMORY", "Adapt", "Loader"]
 
 log = logging.getLogger(__name__)
 
-#: Turns the rows of a file, which is named second, into the columns of a store.
+#: Converts rows to the columns of a store. Arguments: the rows, and the name of the file that they come from.
 Adapt = Callable[[pa.Table, str], pa.Table]
 
-#: In place of a file's name.
+#: Stands for a file's name where rows come from memory.
 IN_MEMORY = "(memory)"
 #: Files that are fetched ahead of the one that is being applied.
 _AHEAD = 8
@@ -45,11 +45,11 @@ class Loader:
     objects
         The fleet's object store.
     metrics
-        Where reads are counted.
+        Counts the reads.
     runtime
-        Threads, where files are fetched side by side, and a clock.
+        Clock, and threads that fetch files in parallel.
     ahead_bytes
-        Bytes of files that are fetched before they are used, at most; one file may be larger.
+        Largest number of bytes that are fetched before they are used. A single file may be larger.
     """
 
     def __init__(
@@ -68,35 +68,35 @@ class Loader:
         adapt: Adapt | None = None,
         in_memory: InMemory = nothing_in_memory,
     ) -> tuple[Store, int]:
-        """A shard at the plan's version, and how many deltas were applied after the snapshot.
+        """Return a shard at the plan's version, and how many deltas were applied after the snapshot.
 
-        A snapshot that is missing or damaged is passed over, with a warning: an older one and more deltas give the same.
+        A snapshot that is missing or damaged is skipped with a warning, as an older snapshot and more deltas give the same rows.
 
         Parameters
         ----------
         make
             Makes an empty shard.
         plan
-            What to read.
+            The files to read.
         adapt
-            Turns the rows of a file (named second; :data:`IN_MEMORY` of those that are no file's) into the columns of the shard.
+            Converts rows to the columns of the shard. The file's name is :data:`IN_MEMORY` for rows from memory.
         in_memory
-            Rows of a shard that the plan's is made of, as ``__change`` last has them, if memory has them.
+            Returns the rows of a parent shard of a rescaled one, with ``__change`` as last column, if they are in memory.
 
         Raises
         ------
         CorruptStateError
-            A delta that is needed is missing or damaged, or no snapshot is left where deltas do not go back to the start.
+            A delta that is needed is missing or damaged. Or no snapshot can be read, and early deltas are not retained.
         """
         begun_s = self._clock.elapsed_s()
         skipped: set[str] = set()
-        failed: CorruptStateError | None = None
+        first_error: CorruptStateError | None = None
         while True:
             try:
                 steps = reading_order(plan, skipped, in_memory)
             except NoSnapshotError:
-                assert failed is not None, "a floor has a snapshot"
-                raise failed from None
+                assert first_error is not None, "a floor has a snapshot"
+                raise first_error from None
             shard = make()
             try:
                 for run in _runs(steps):
@@ -104,7 +104,7 @@ class Loader:
             except _SnapshotError as error:
                 self._metrics.snapshots_skipped += 1
                 log.warning("falling back to older files: %s", error.cause)
-                failed = failed or error.cause
+                first_error = first_error or error.cause
                 skipped.add(error.file)
                 continue
             self._metrics.snapshots_loaded += sum(isinstance(step.entry, SnapshotEntry) for step in steps)
@@ -113,7 +113,7 @@ class Loader:
             return shard, sum(isinstance(step.entry, CommitEntry) for step in steps)
 
     def _enter(self, shard: Loadable, run: Sequence[Step], adapt: Adapt | None) -> None:
-        """Enter a snapshot, or rows of memory, or the deltas of a run of steps."""
+        """Load the rows of a run of steps: rows from memory, a snapshot, or deltas."""
         first = run[0]
         if first.entry is None:
             for rows in first.rows:
@@ -126,7 +126,7 @@ class Loader:
                 _load(shard, step, rows, entry.file, adapt)
 
     def _enter_snapshot(self, shard: Loadable, step: Step, snapshot: SnapshotEntry, adapt: Adapt | None) -> None:
-        """Load the files of a snapshot one by one; the next one is on its way while one is entered."""
+        """Load the files of a snapshot in order; the next file is fetched meanwhile."""
         first, *further = snapshot.pieces
         rows = self._read_snapshot(snapshot, first)
         if further and step.split is None:
@@ -146,7 +146,7 @@ class Loader:
             raise _SnapshotError(snapshot.file, error) from error
 
     def replay(self, shard: Loadable, plan: LoadPlan, version: int, adapt: Adapt | None = None) -> int:
-        """Bring a shard from a version to that of a plan, by its deltas; returns how many these were.
+        """Apply the plan's deltas after `version` to a shard; return their number.
 
         Raises
         ------
@@ -159,7 +159,7 @@ class Loader:
         return len(entries)
 
     def _ahead(self, entries: Sequence[CommitEntry]) -> Iterator[pa.Table]:
-        """Tables of the entries in order; the next few are on their way while one is used."""
+        """Yield the rows of each entry, in order; the next few files are fetched meanwhile."""
         waiting: deque[tuple[Any, int]] = deque()
         unread, under_way = deque(entries), 0
         while unread or waiting:
@@ -174,7 +174,7 @@ class Loader:
             under_way -= size
 
     def read(self, entry: CommitEntry | SnapshotEntry, piece: StoredFile | None = None) -> pa.Table:
-        """Return the rows of a file, checked; of a snapshot this `piece` (by default the first).
+        """Return the checked rows of a file; of a snapshot, those of a `piece` (by default the first).
 
         Raises
         ------
@@ -202,7 +202,7 @@ class _SnapshotError(Exception):
 
 
 def _runs(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
-    """Steps one by one, but for deltas that follow each other, which are fetched ahead."""
+    """Group consecutive deltas, which are fetched ahead; every other step is a group of its own."""
     for is_delta, run in groupby(steps, key=lambda step: isinstance(step.entry, CommitEntry)):
         if is_delta:
             yield list(run)

@@ -1,4 +1,4 @@
-"""Maintenance of a process's partitions beside the batches: snapshots that are due, and what another store actor has by now. No Ray."""
+"""Maintenance of a process's partitions between batches: writes snapshots that are due, and evicts reassigned partitions. No Ray."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 
 
 class PartitionMaintenance:
-    """Maintains the partitions of one process; one thread at a time.
+    """Maintains the partitions of one process. One thread at a time may call it.
 
     Parameters
     ----------
     cache, coordinator, commits
-        The partitions; who knows where they are; who writes snapshots.
+        The partitions in memory; the coordinator, which knows where partitions are; the writer of snapshots.
     memory, metrics
         The process's memory, and its counters.
     """
@@ -47,9 +47,9 @@ class PartitionMaintenance:
         self._metrics = metrics
 
     def run_round(self, min_deltas_for_snapshot: int) -> None:
-        """Write the snapshots that are due, and drop partitions that the coordinator says are elsewhere.
+        """Write the snapshots that are due, and evict partitions that the coordinator has reassigned.
 
-        The failure of one partition is logged and counted, and does not keep the others from their turn.
+        If one partition fails, the error is logged and counted, and the other partitions are maintained as usual.
         """
         reassigned = self._reassigned()
         for store_id, partition in self._cache.items():
@@ -60,7 +60,7 @@ class PartitionMaintenance:
                     self._evict(partition)
                 elif partition.lineage.deltas >= min_deltas_for_snapshot:
                     self._write_snapshots(store_id, partition)
-            except Exception as error:  # of any kind: the other shards have their turn
+            except Exception as error:  # of any kind: the other shards are maintained as usual
                 self._metrics.maintenance_failed(store_id.path(), error)
                 log.exception(
                     "maintenance of a shard failed; it is tried again in the next round: %s",
@@ -71,7 +71,7 @@ class PartitionMaintenance:
                 self._metrics.maintenance_succeeded(store_id.path())
 
     def _reassigned(self) -> set[StateStoreId]:
-        """Return the partitions in memory that the coordinator says are elsewhere: one question for each state."""
+        """Return the partitions in memory that the coordinator has reassigned; there is one request for each state."""
         by_state: dict[str, list[StateStoreId]] = {}
         for store_id, partition in self._cache.items():
             if partition.lineage.is_loaded:
@@ -80,7 +80,7 @@ class PartitionMaintenance:
         for name, store_ids in by_state.items():
             try:
                 reassigned.update(self._coordinator.reassigned(name, store_ids))
-            except Exception as error:  # of any kind: the other states have their turn
+            except Exception as error:  # of any kind: the other states are asked for as usual
                 self._metrics.maintenance_failed(name, error)
                 log.exception(
                     "where a state's shards are cannot be learned; it is asked again in the next round: %s",
@@ -92,7 +92,7 @@ class PartitionMaintenance:
         return reassigned
 
     def _evict(self, partition: Partition) -> None:
-        """Drop a partition that is elsewhere; in a later round if its lock is taken, which may be for long."""
+        """Evict a reassigned partition. If its lock is in use, possibly for long, leave it to a later round."""
         if not partition.lock.acquire(blocking=False):
             return
         try:
@@ -102,7 +102,7 @@ class PartitionMaintenance:
         self._metrics.shards_unloaded += 1
 
     def _write_snapshots(self, store_id: StateStoreId, partition: Partition) -> None:
-        # Under the lock only some rows are copied at a time: batches go on while these are encoded and stored.
+        # The lock is held only while a piece of the rows is copied: batches go on while it is encoded and stored.
         with partition.lock:
             stores = partition.newest_commits() if partition.lineage.is_loaded else ()
             deltas = partition.lineage.deltas
@@ -112,6 +112,6 @@ class PartitionMaintenance:
                     replace(store_id, store_name=store.entry.store_name), store.entry, tables, store.schema, store.room
                 )
         if stores:
-            # One that was not counted is of no use any more, or is there already: neither is tried again.
+            # A snapshot that the coordinator did not accept is obsolete or exists already: it is not written again.
             with partition.lock:
                 partition.lineage.snapshot_written(deltas)

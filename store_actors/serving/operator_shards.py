@@ -1,7 +1,8 @@
-"""The shards of stateful operators of one process. No Ray.
+"""Stateful operators' shards in one process. No Ray.
 
-Life of a request: restore the shard to the version that the batch reads (in memory if it can, else from the manifest's delta
-files), apply the rows, and commit (:mod:`store_actors.serving.commits`). A repeated request gets the recorded rows.
+A request restores the shard to the version that the batch reads, applies the rows, and commits (:mod:`store_actors.serving.commits`).
+The version is restored in memory if possible, and otherwise from the files that the manifest names. A repeated request gets the
+recorded rows.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from store_actors.serving.transactions import PreparedWrite, Transaction
 
 __all__ = ["OperatorShards"]
 
-#: Times the bytes of rows that a batch changes: as they were, as they are, as Arrow data, in a delta, and for the task that gets them.
-_CHANGED = 6
+#: Memory of a batch, in multiples of the bytes of the rows that it changes. They are kept with their old values, with their new values,
+#: as Arrow data, in a delta, and in the reply to the task.
+_CHANGE_FACTOR = 6
 
 
 @dataclass(frozen=True, slots=True)
 class _BatchWrite:
-    """The write of a batch: its rows are folded into the shard."""
+    """The write of a batch, which folds its rows into the shard."""
 
     shard: OperatorShard
     request: ApplyRequest
@@ -51,7 +53,7 @@ class _BatchWrite:
 
 @dataclass(frozen=True, slots=True)
 class _ImportWrite:
-    """The write of an import: rows as they are, which memory has no part in."""
+    """The write of an import: its rows go to a file unchanged, and are not loaded into memory."""
 
     request: ApplyRequest
     rows: pa.Table
@@ -72,12 +74,12 @@ class _ImportWrite:
 
 
 class OperatorShards:
-    """Shards of one process. Thread-safe; shards proceed side by side.
+    """The operators' shards of one process. Thread-safe; different shards work in parallel.
 
     Parameters
     ----------
     partitions
-        The partitions of the process: of an operator, each has one store.
+        The partitions of the process. An operator's partition has one store.
     """
 
     def __init__(self, partitions: Partitions) -> None:
@@ -93,16 +95,16 @@ class OperatorShards:
         Raises
         ------
         FencedError
-            A newer owner or run holds the shard; nothing was counted.
+            A newer owner or run has the shard; nothing was committed.
         CorruptStateError
             A delta that the shard needs is missing or damaged.
         StorageUnavailableError, StoreUnavailableError, CommitUnknownError
-            Storage or coordinator failed; the shard is dropped from memory and read again at the next call.
+            Storage or coordinator failed. The shard is dropped from memory, and the next call reads it again.
         """
         partition = self.partitions.cache.of(request.lease.store_id)
         with partition.lock:
             if partition.lineage.recorded(request.task.run_id, request.task.batch_id + 1):
-                # A retried or doubled task.
+                # The task was retried, or runs twice.
                 self.metrics.replayed_answers += 1
             else:
                 shard = self._restore(partition, request)
@@ -118,7 +120,7 @@ class OperatorShards:
     def _restore(self, partition: Partition, request: ApplyRequest) -> OperatorShard:
         """Return the shard at the version that the batch reads."""
         if not partition.is_loaded_as(DEFAULT_STORE, request.schema):
-            # If the query was changed, its state is read again, in the new schema.
+            # The query was changed: its state is read again, in the new schema.
             partition.forget()
         self.partitions.restorer.restore(
             partition, request.lease, request.task.run_id, request.base_version, {DEFAULT_STORE: request.schema}
@@ -126,13 +128,13 @@ class OperatorShards:
         return _shard_of(partition)
 
     def _working(self, shard: OperatorShard, request: ApplyRequest, rows: ShardInput) -> AbstractContextManager[None]:
-        """Reserve memory for a batch: for its rows as words, and what it changes as it was, as it is, and on its way out."""
-        input_bytes, count = (sum(of(table) for table in rows.tables) for of in (_bytes, len))
+        """Reserve memory for a batch: for its input rows as words, and for the rows that it changes; see ``_CHANGE_FACTOR``."""
+        input_bytes, count = (sum(measure(table) for table in rows.tables) for measure in (_bytes, len))
         size = shard.row_bytes + input_bytes // max(1, count)
         if len(shard) > count:
             size = max(size, shard.nbytes // len(shard))
         version = request.task.batch_id + 1
-        likely = 3 * input_bytes + _CHANGED * count * size
+        likely = 3 * input_bytes + _CHANGE_FACTOR * count * size
         return self._memory.working(request.lease.store_id, version, 2 * input_bytes, likely)
 
     def _commit(self, partition: Partition, shard: OperatorShard, request: ApplyRequest, rows: ShardInput) -> None:
@@ -142,27 +144,27 @@ class OperatorShards:
             self.partitions.commits.commit(transaction)
             emitted = _emitted(shard, transaction)
         except BaseException:
-            # The shard may be half changed, or the commit counted after all: memory is no longer the truth, so it goes.
+            # The shard may be half changed, or the commit may have succeeded after all: memory cannot be relied on any more.
             partition.forget()
             raise
         partition.emitted = self._memory.kept(request.lease.store_id, emitted)
 
     def import_rows(self, request: ApplyRequest, rows: pa.Table) -> CommitEntry:
-        """Make rows of state, as they are, the first version of a shard, of a query that kept its state elsewhere until then.
+        """Commit rows of state, unchanged, as a shard's first version; the query kept its state in another store before.
 
-        A repeated call changes nothing. Memory has none of it afterwards: the query's first batch reads the file.
+        A repeated call changes nothing. The rows are not kept in memory: the query's first batch reads the file.
 
         Raises
         ------
         InvalidRequestError
             The shard has an earlier version.
         FencedError
-            A newer owner or run holds the shard; nothing was counted.
+            A newer owner or run has the shard; nothing was committed.
         StorageUnavailableError, StoreUnavailableError, CommitUnknownError
-            Storage or coordinator failed; the import is to be repeated.
+            Storage or coordinator failed; repeat the import.
         """
         task = request.task
-        # A standby would take a copy of what no memory has.
+        # Standbys copy what the owner has in memory, and no process has these rows there.
         lease = replace(request.lease, standbys=())
         if request.base_version:
             raise InvalidRequestError(
@@ -182,7 +184,7 @@ class OperatorShards:
         return committed
 
     def loaded(self) -> list[tuple[StateStoreId, int, int]]:
-        """Return (shard, version, rows) of every shard in memory."""
+        """Return (shard, version, number of rows) of every shard in memory."""
         return [
             (store_id, store.version, len(store))
             for store_id, partition in self.partitions.cache.items()
@@ -197,9 +199,9 @@ def _shard_of(partition: Partition) -> OperatorShard:
 
 
 def _emitted(shard: OperatorShard, transaction: Transaction) -> pa.Table:
-    """Return what the version that counts emits."""
+    """Return the rows that the committed version emits."""
     delta = transaction.committed_delta(DEFAULT_STORE)
-    # In complete mode the whole version is emitted, which is nothing to keep beside the shard.
+    # Complete mode emits the whole version, which the shard has: no second copy is kept.
     if shard.schema.output_mode == "complete":
         return delta.slice(0, 0)
     emitted = transaction.emitted(DEFAULT_STORE)

@@ -11,9 +11,9 @@ from store_actors.serving.readable_rows import ReadableRows
 
 __all__ = ["PartitionCache"]
 
-#: Partitions that are reported with one that is opened, so that the coordinator says which of them were reassigned.
+#: Number of partitions that are reported when another one is opened, so that the coordinator returns the reassigned ones.
 _REPORTED = 64
-#: Rounds of maintenance for which a copy stays pinned.
+#: Rounds of maintenance for which a pinned copy is kept.
 _PINNED_ROUNDS = 10
 
 
@@ -26,11 +26,11 @@ class PartitionCache:
         self._partitions: dict[StateStoreId, Partition] = {}
         #: Index of the partition that is reported next.
         self._next_reported = 0
-        #: Rounds of maintenance for which partitions stay that are leased to another store actor: they are about to be leased here.
+        #: Remaining rounds of maintenance of pinned partitions. Another store actor has their lease, and this one is about to get it.
         self._pinned: dict[StateStoreId, int] = {}
 
     def of(self, store_id: StateStoreId) -> Partition:
-        """Return a partition, empty at first."""
+        """Return a partition; it is created empty by the first call."""
         with self._guard:
             partition = self._partitions.get(store_id)
             if partition is None:
@@ -38,11 +38,11 @@ class PartitionCache:
             return partition
 
     def find(self, store_id: StateStoreId) -> Partition | None:
-        """Return a partition; None if it was never asked for."""
+        """Return a partition; None if :meth:`of` never created it."""
         return self._partitions.get(store_id)
 
     def items(self) -> list[tuple[StateStoreId, Partition]]:
-        """Return the partitions that were ever asked for."""
+        """Return all partitions that :meth:`of` has created."""
         with self._guard:
             return list(self._partitions.items())
 
@@ -50,20 +50,20 @@ class PartitionCache:
         """Return the number of partitions in memory."""
         return sum(partition.lineage.is_loaded for _, partition in self.items())
 
-    def others_of_run(self, store_id: StateStoreId, run_id: str) -> list[StateStoreProviderId]:
-        """Return further partitions in memory that were opened by a run; of many some, in turns.
+    def further_of_run(self, store_id: StateStoreId, run_id: str) -> list[StateStoreProviderId]:
+        """Return further partitions in memory that a run has opened: at most ``_REPORTED``, taken in turns.
 
-        Only those can be said to be reassigned. Those of ended runs stay: the next run of their query finds its state in memory (Spark
-        would unload them). Spark's stores send all that they have with each report: those of a run's first batch would be quadratic.
+        Only these may be reassigned. Partitions of ended runs stay in memory for the next run of their query (Spark would unload them).
+        A report of all partitions, as Spark's stores send it, would make the work of a run's first batch quadratic.
         """
-        every = self.items()
+        partitions = self.items()
         begin = self._next_reported
-        reported = [*every, *every][begin : begin + min(_REPORTED, len(every))]
-        self._next_reported = (begin + len(reported)) % max(1, len(every))
+        reported = [*partitions, *partitions][begin : begin + min(_REPORTED, len(partitions))]
+        self._next_reported = (begin + len(reported)) % max(1, len(partitions))
         return [
-            StateStoreProviderId(other, run_id)
-            for other, partition in reported
-            if other != store_id and partition.lineage.is_loaded and partition.lineage.run_id == run_id
+            StateStoreProviderId(reported_id, run_id)
+            for reported_id, partition in reported
+            if reported_id != store_id and partition.lineage.is_loaded and partition.lineage.run_id == run_id
         ]
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ class PartitionCache:
             return None
         rows = self._view(partition, store_name, version, attempt_id)
         if rows is None:
-            # A commit that was counted a moment ago is about to be known here.
+            # The coordinator may have accepted a commit that this process is still recording, under the lock.
             with partition.lock:
                 rows = self._view(partition, store_name, version, attempt_id)
         return rows
@@ -98,7 +98,10 @@ class PartitionCache:
     # -- out of memory ------------------------------------------------------------------------------------------------
 
     def unload(self, store_id: StateStoreId, *, wait: bool = True) -> bool:
-        """Drop a partition from memory; storage keeps every version. Return False if it is being changed, or not here."""
+        """Drop a partition from memory; storage keeps every version. Return whether a partition was dropped.
+
+        Unless `wait` is true, a partition that is being changed stays.
+        """
         partition = self.find(store_id)
         if partition is None or not partition.lock.acquire(blocking=wait):
             return False
@@ -112,16 +115,16 @@ class PartitionCache:
             partition.lock.release()
 
     def evict_reassigned(self, reassigned: Sequence[StateStoreProviderId]) -> None:
-        """Drop partitions that other store actors have by now, but those that are being changed."""
+        """Drop partitions that were reassigned to other store actors, except those that are being changed."""
         for provider_id in reassigned:
             self.unload(provider_id.store_id, wait=False)
 
     def pin(self, store_id: StateStoreId) -> None:
-        """Keep a copy for some rounds of maintenance, though another store actor has the lease."""
+        """Keep a copy for ``_PINNED_ROUNDS`` rounds of maintenance although another store actor has the lease."""
         self._pinned[store_id] = _PINNED_ROUNDS
 
     def unpin(self, store_id: StateStoreId) -> None:
-        """Keep a partition no longer than its lease."""
+        """Stop keeping a copy beyond its lease."""
         self._pinned.pop(store_id, None)
 
     def is_pinned(self, store_id: StateStoreId) -> bool:

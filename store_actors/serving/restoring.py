@@ -1,4 +1,4 @@
-"""Restoring partitions at the version that a task reads: in memory, if that is the committed history, else from storage. No Ray."""
+"""Restores partitions to the version that a task reads: in memory if memory has committed versions, else from storage. No Ray."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ log = logging.getLogger(__name__)
 
 
 class Restorer:
-    """Restores partitions at versions. The caller has the lock of each partition.
+    """Restores partitions to versions. The caller holds the lock of the partition.
 
     Parameters
     ----------
     cache
         The partitions of the process.
     coordinator
-        Knows which commits count.
+        Knows the committed history.
     loader, memory, metrics
-        Read files; the process's memory; its counters.
+        Reader of files; memory and counters of the process.
     """
 
     def __init__(
@@ -66,26 +66,26 @@ class Restorer:
         self._metrics = metrics
 
     def format_of(self, store_id: StateStoreId, definition: StoreDefinition) -> StoreFormat:
-        """Return how a store of a partition is kept, in the partition's part of memory."""
+        """Return the format of a partition's store, whose rows are in the partition's region of memory."""
         return store_format(definition, self._hash_seed, self._memory.region(store_id))
 
     def restore(
         self, partition: Partition, lease: Lease, run_id: str, base: int, definitions: Mapping[str, StoreDefinition]
     ) -> None:
-        """Bring a partition's stores to a lease's base version.
+        """Restore a partition's stores to a lease's base version.
 
-        The coordinator is asked only if memory is not there beyond doubt. It then knows where the partition is, and says which others
-        are elsewhere: they are dropped from memory on the way.
+        The coordinator is called only if memory is not certainly at that version. It records where the partition is, and returns
+        partitions of this process that it has reassigned; these are dropped from memory.
 
         Parameters
         ----------
         definitions
-            What the stores that the task needs are opened as, by name.
+            Definitions of the stores that the task needs, by name.
 
         Raises
         ------
         StateMismatchError, CorruptStateError, StorageUnavailableError
-            The version cannot be read into the stores asked for.
+            The version cannot be read into the requested stores.
         """
         lineage = partition.lineage
         if lineage.is_hot(lease.epoch, run_id, base) and partition.has(definitions):
@@ -94,8 +94,8 @@ class Restorer:
         store_id = lease.store_id
         self._cache.unpin(store_id)
         provider_id = StateStoreProviderId(store_id, run_id)
-        others = self._cache.others_of_run(store_id, run_id)
-        opened = self._coordinator.open_instance(provider_id, others, base, tuple(definitions))
+        further = self._cache.further_of_run(store_id, run_id)
+        opened = self._coordinator.open_instance(provider_id, further, base, tuple(definitions))
         self._cache.evict_reassigned(opened.stale)
         self.sync(partition, store_id, base, opened.loading)
         load_bytes = 0 if lineage.is_loaded else opened.loading.file_bytes()
@@ -110,7 +110,7 @@ class Restorer:
         definitions: Mapping[str, StoreDefinition],
         loading: LoadPlans,
     ) -> None:
-        """Load the stores that memory has not, or not as they are asked for."""
+        """Load the stores that are not in memory, or have another definition there."""
         deltas = 0
         for name, definition in definitions.items():
             if partition.is_loaded_as(name, definition):
@@ -132,14 +132,14 @@ class Restorer:
         plan: LoadPlan,
         in_memory: InMemory = nothing_in_memory,
     ) -> tuple[VersionedStore, int]:
-        """Return a store at a plan's version, and how many deltas were replayed; what is in memory is not touched."""
+        """Return a store at a plan's version, and how many deltas were replayed; the partition in memory is not changed."""
         with self._memory.loading(store_id, version):
             return row_format.load(self._loader, plan, in_memory)
 
     # -- in memory ----------------------------------------------------------------------------------------------------
 
     def sync(self, partition: Partition, store_id: StateStoreId, base: int, loading: LoadPlans) -> None:
-        """Bring what memory has of a partition to a version, if it is of the committed history; else it is forgotten."""
+        """Bring a partition in memory to a version if memory is part of the committed history; otherwise forget the partition."""
         with self._memory.using(store_id):
             match partition.lineage.sync_action(base, loading.attempt_id, loading.made()):
                 case SyncAction.RELOAD:
@@ -151,12 +151,12 @@ class Restorer:
 
     def _rollback(self, partition: Partition, base: int, action: SyncAction) -> None:
         try:
-            is_there = partition.rollback(base)
+            is_retained = partition.rollback(base)
         except BaseException:
-            # Half way back is no version.
+            # A partial rollback is no version.
             partition.forget()
             raise
-        if not is_there:
+        if not is_retained:
             partition.forget()
         elif action is SyncAction.ROLLBACK:
             partition.lineage.rolled_back(base)
@@ -166,7 +166,7 @@ class Restorer:
         try:
             deltas = partition.catch_up(loading, base, self._loader)
         except CorruptStateError as error:
-            # A snapshot may make up for the file.
+            # A snapshot may replace the damaged file.
             fields = partition_fields(store_id, partition)
             log.warning("falling back to loading a shard from its start: %s", error, extra=fields)
             deltas = None
@@ -182,14 +182,14 @@ class Restorer:
     def rows_in_memory(
         self, store_id: StateStoreId, store_name: str, definition: StoreDefinition, parent: Parent, version: int
     ) -> MemoryRows | None:
-        """Return the rows of a store of another partition of a state, if memory has it at just this version of the committed history.
+        """Return the rows of another partition's store of a state; None if memory does not have exactly this committed version.
 
         Parameters
         ----------
         store_id
             A partition of the state.
         definition
-            What the store has to be opened as, so that its rows have the columns asked for.
+            Definition that the store must have, so that its rows have the requested columns.
         """
         partition = self._cache.find(replace(store_id, partition_id=parent.partition_id))
         if partition is None:
@@ -218,7 +218,7 @@ def partition_fields(store_id: StateStoreId, partition: Partition) -> dict[str, 
 
 
 def _as_snapshot(lock: Lock, schema: StateSchema, rows: Frozen) -> Iterator[pa.Table]:
-    # A store may have no rows, and is at the version nevertheless.
+    # A store without rows has one table, too: it exists at the version.
     yield as_snapshot(schema.row_schema().empty_table(), schema)
     for table in tables_of(lock, rows):
         yield as_snapshot(table, schema)

@@ -1,4 +1,4 @@
-"""The proof, before a store actor takes any work, that it sees the coordinator's storage. No Ray."""
+"""Proof that a store actor sees the same storage as the coordinator, made before it takes any work. No Ray."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["StorageProof"]
 
 
 class StorageProof:
-    """A proof that is made once. Ray may start an actor again on another node, so each incarnation proves it. Thread-safe.
+    """A proof that each incarnation of an actor makes once, as Ray may restart an actor on another node. Thread-safe.
 
     Parameters
     ----------
     objects
         The storage that this process sees.
     look_into
-        Has the coordinator look into a folder of its own storage.
+        Asks the coordinator to read and answer in a folder of its storage; see :func:`~coordinator.storage.probe.look_into`.
     location
         This incarnation of the actor.
     lock
-        A lock of its own.
+        Lock that nothing else uses.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class StorageProof:
         self._is_proven = False
 
     def check(self) -> None:
-        """Prove it, unless it is proven.
+        """Make the proof, unless it was made before.
 
         Raises
         ------
@@ -48,6 +48,6 @@ class StorageProof:
         """
         with self._lock:
             if not self._is_proven:
-                where = self._location
-                prove_shared(self._objects, self._look_into, f"pid {where.pid} on {where.host}, node {where.node_id}")
+                actor = self._location
+                prove_shared(self._objects, self._look_into, f"pid {actor.pid} on {actor.host}, node {actor.node_id}")
                 self._is_proven = True

@@ -1,6 +1,7 @@
-"""Keeping, loading and catching up the rows of a store: an operator's shard in its schema, a keyed store in its columns.
+"""Formats of the rows of operators' shards and keyed stores, in memory and in files.
 
-This is the only place where the two differ. All else that is done with a partition's stores is the same.
+All differences between the two kinds of stores in loading, catching up and viewing are in this module. All other code of a partition
+treats its stores alike.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from store_actors.serving.reading_order import InMemory, nothing_in_memory
 
 __all__ = ["StoreFormat", "StoreDefinition", "newest_spec", "store_format"]
 
-#: What a store is opened as: the schema of an operator's shard, or name and columns of a keyed store.
+#: The schema of an operator's shard, or the name and columns of a keyed store.
 StoreDefinition: TypeAlias = StateSchema | StoreSpec
 
 
 class StoreFormat(Protocol):
-    """The way in which the rows of one store are kept, loaded and caught up.
+    """Creates, loads, catches up and views one store.
 
     Attributes
     ----------
     definition
-        What it was opened as.
+        Definition of the store.
     schema
         Schema of its rows.
     """
@@ -59,30 +60,30 @@ class StoreFormat(Protocol):
         """Return a store at the plan's version, and how many deltas were replayed; see :meth:`Loader.load`."""
 
     def catch_up(self, loader: Loader, store: VersionedStore, plan: LoadPlan, version: int) -> int | None:
-        """Bring a store from a version to the plan's by its deltas; return how many, or None if one of them has other columns."""
+        """Apply the plan's deltas after `version`; return their number, or None if a delta has other columns than the store."""
 
     def has_columns_of(self, rows: pa.Table) -> bool:
-        """Whether a delta's rows have just the columns of the store."""
+        """Whether a delta's rows have exactly the columns of the store."""
 
     def view(self, store: VersionedStore, version: int) -> ShardView:
-        """Return a retained version of a store, to be read."""
+        """Return a view of a retained version of a store."""
 
     def adapter(self, plan: LoadPlan) -> Adapt:
-        """Return what turns the rows of a file of a plan into the store's columns."""
+        """Return a function that converts the rows of a plan's file to the store's columns."""
 
     def adopted(self, rows: pa.Table, file: str) -> pa.Table:
-        """Return the rows of another attempt's delta in the store's columns."""
+        """Convert the rows of another attempt's delta to the store's columns."""
 
 
 def store_format(definition: StoreDefinition, seed: int, memory: Memory = HEAP) -> StoreFormat:
-    """Return the format of what a store is opened as; `seed` and `memory` as of :class:`~store_actors.engine.table.GroupTable`."""
+    """Return the format of a store; for `seed` and `memory` see :class:`~store_actors.engine.table.GroupTable`."""
     if isinstance(definition, StoreSpec):
         return _KeyedFormat(definition, seed, memory)
     return _OperatorFormat(definition, seed, memory)
 
 
 class _OperatorFormat:
-    """The format of an operator's shard. A changed query reads what earlier ones wrote, as far as the two are compatible."""
+    """The format of an operator's shard. A changed query reads the rows of its earlier definitions if they are compatible."""
 
     def __init__(self, schema: StateSchema, seed: int, memory: Memory) -> None:
         self.definition = self.schema = schema
@@ -114,7 +115,7 @@ class _OperatorFormat:
 
 
 class _OtherColumnsError(Exception):
-    """A delta of a store was written with other columns than memory has."""
+    """A delta was written with other columns than the store in memory has."""
 
 
 class _KeyedFormat:
@@ -140,13 +141,13 @@ class _KeyedFormat:
         return evolving.loaded(), replayed
 
     def catch_up(self, loader: Loader, store: VersionedStore, plan: LoadPlan, version: int) -> int | None:
-        def same(rows: pa.Table, _: str) -> pa.Table:
+        def check_columns(rows: pa.Table, _: str) -> pa.Table:
             if self.has_columns_of(rows):
                 return rows
             raise _OtherColumnsError
 
         try:
-            return loader.replay(store, plan, version, same)
+            return loader.replay(store, plan, version, check_columns)
         except _OtherColumnsError:
             return None
 
@@ -165,9 +166,9 @@ class _KeyedFormat:
 
 
 def newest_spec(loader: Loader, plan: LoadPlan, store_id: StateStoreId) -> StoreSpec:
-    """Return a keyed store's columns as its newest file has them.
+    """Return a keyed store's name and the columns of its newest file.
 
-    Where a version has a delta and a snapshot, the columns are read from either, should the other be damaged.
+    If the newest version has a delta and a snapshot and one of them is damaged, the columns are read from the other.
 
     Raises
     ------
@@ -187,11 +188,11 @@ def newest_spec(loader: Loader, plan: LoadPlan, store_id: StateStoreId) -> Store
             store=store_id.store_name,
         )
     newest = max(entry.version for entry in entries)
-    first, *others = (entry for entry in entries if entry.version == newest)
+    first, *further = (entry for entry in entries if entry.version == newest)
     try:
         written = schema_of(loader.read(first))
     except CorruptStateError:
-        if not others:
+        if not further:
             raise
-        written = schema_of(loader.read(others[-1]))
+        written = schema_of(loader.read(further[-1]))
     return StoreSpec(store_id.store_name, written.keys, written.state_fields)

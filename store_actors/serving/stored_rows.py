@@ -1,4 +1,4 @@
-"""Versions of stores made of their files, to be read; what memory has of their partitions is not touched. No Ray."""
+"""Reads versions of stores from their files, without touching the partitions in memory. No Ray."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from store_actors.spilling.store_memory import StoreMemory
 
 __all__ = ["Changes", "LoadedView", "StoredRows"]
 
-#: What each commit changed, in a schema: its rows have ``__change`` last.
+#: Each commit, the rows that it changed (``__change`` is the last column), and their schema.
 Changes: TypeAlias = Iterator[tuple[CommitEntry, pa.Table, StateSchema]]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedView:
-    """A version that was read from its files, and the bytes of its rows in memory."""
+    """A version that was read from its files, and the bytes that its rows take in memory."""
 
     view: ShardView
     nbytes: int
@@ -40,7 +40,7 @@ class StoredRows:
     Parameters
     ----------
     loader, memory
-        Reads files; the process's memory.
+        Reader of files; memory of the process.
     """
 
     def __init__(self, loader: Loader, runtime: Runtime, memory: StoreMemory) -> None:
@@ -49,12 +49,12 @@ class StoredRows:
         self.memory = memory
 
     def view(self, store_id: StateStoreId, version: int, loading: LoadPlans, schema: StateSchema | None) -> LoadedView:
-        """Return a store at the version that was planned for.
+        """Return a store at the version of the load plans.
 
         Parameters
         ----------
         schema
-            Of an operator's shard; None of a keyed store, which is read in the columns of its newest file.
+            Schema of an operator's shard; None for a keyed store, which is read in the columns of its newest file.
 
         Raises
         ------
@@ -70,12 +70,12 @@ class StoredRows:
             return LoadedView(row_format.view(store, store.version), store.nbytes)
 
     def changes(self, store_id: StateStoreId, loading: LoadPlans, since: int, schema: StateSchema | None) -> Changes:
-        """Yield what each commit after a version, up to the one that was planned for, changed in a store.
+        """Yield the changes that each commit after version `since`, up to the version of the load plans, made to a store.
 
         Parameters
         ----------
         schema
-            As of :meth:`view`.
+            See :meth:`view`.
 
         Raises
         ------
@@ -84,7 +84,7 @@ class StoredRows:
         CorruptStateError
             A file is missing or damaged.
         StateMismatchError
-            A column of a keyed store has become of another type, which a value from before cannot be shown as.
+            A column of a keyed store has changed its type, and an older value cannot be converted.
         """
         plan = loading.plans[store_id.store_name]
         row_format = self._format(plan, store_id, schema, HEAP)

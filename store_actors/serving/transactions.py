@@ -21,7 +21,7 @@ from coordinator.model.schema import StateSchema
 from coordinator.model.watermarks import Watermarks
 from store_actors.engine.versioned_store import VersionedStore
 from store_actors.engine.versions import Change
-from store_actors.serving.files import delta_path, encode_delta, place_in_state
+from store_actors.serving.files import delta_path, encode_delta, identity_in_state
 from store_actors.serving.partition import Partition
 
 __all__ = ["Delta", "PreparedWrite", "Transaction", "Write"]
@@ -135,7 +135,7 @@ class Transaction:
     def _delta(self, store_id: StateStoreId, prepared: PreparedWrite, attempt_id: str, committed_at_ms: int) -> Delta:
         """Return manifest entry and delta file of a change."""
         change, task = prepared.change, self.task
-        data, checksum = encode_delta(change, prepared.schema, place_in_state(store_id, attempt_id))
+        data, checksum = encode_delta(change, prepared.schema, identity_in_state(store_id, attempt_id))
         watermarks = prepared.watermarks or Watermarks(change.watermark_ms, change.watermark_ms)
         entry = CommitEntry(
             partition_id=task.partition_id,

@@ -22,7 +22,7 @@ from coordinator.model.load_plans import LoadPlan
 from statefleet.reads.fleet import attach
 from statefleet.reads.verify import check_files, files_of
 from store_actors.engine.versions import Change
-from store_actors.serving.files import decode_file, encode_delta, place_in_state
+from store_actors.serving.files import decode_file, encode_delta, identity_in_state
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet
 from tests.unit.checkpointed_state import checkpointing, write_state
 
@@ -54,7 +54,7 @@ def test_a_delta_of_a_later_format_is_refused_by_name() -> None:
     (entry,) = fleet.coordinator.plan(1).deltas
     rows = decode_file(fleet.objects.get(entry.file), entry)
     change = Change(1, 0, rows, 1, 0, 1, 0, 0)
-    identity = {**place_in_state(StateStoreId("memory:///s", 0, 0), entry.attempt_id), "format": FORMAT + 1}
+    identity = {**identity_in_state(StateStoreId("memory:///s", 0, 0), entry.attempt_id), "format": FORMAT + 1}
     data, checksum = encode_delta(change, SCHEMA, identity)
     with pytest.raises(NewerFormatError, match=entry.file):
         decode_file(data, replace(entry, file_bytes=len(data), checksum=checksum))

@@ -71,7 +71,7 @@ def test_commits_that_wait_while_a_call_is_under_way_are_sent_together_in_the_ne
         first = pool.submit(commits.commit_all, "s", entries_of(0))
         coordinator.wait_for_call()
         waiting = [pool.submit(commits.commit_all, "s", entries_of(shard)) for shard in range(1, 10)]
-        until(lambda: len(commits._lines["s"].waiting) == 9)
+        until(lambda: len(commits._queues["s"].waiting) == 9)
         # Commits of another state do not wait for it.
         of_other_state = pool.submit(commits.commit_all, "t", entries_of(0))
         coordinator.wait_for_call()
@@ -116,7 +116,7 @@ def test_a_refused_commit_does_not_affect_other_commits() -> None:
         first = pool.submit(commits.commit_all, "s", entries_of(0))
         coordinator.wait_for_call()
         waiting = [pool.submit(commits.commit_all, "s", entries_of(shard)) for shard in (1, 2, 3)]
-        until(lambda: len(commits._lines["s"].waiting) == 3)
+        until(lambda: len(commits._queues["s"].waiting) == 3)
         coordinator.gate.release(2)
         assert first.result(30) == tuple(entries_of(0))
         assert [type(future.exception(30)) for future in waiting] == [type(None), FencedError, type(None)]

@@ -86,7 +86,7 @@ def test_a_reader_that_is_slower_than_a_minute_gets_all_rows() -> None:
         values += piece["n"].to_pylist()
         readers.waits(is_running=True)
     assert values == [0, 1, 2, 3, 4]
-    assert not readers.actor.streams._open
+    assert not readers.actor.streams._streams
     assert not readers.source._open_scans
 
 
@@ -95,7 +95,7 @@ def test_an_abandoned_scan_is_ended() -> None:
     next(readers.pieces)
     readers.pieces.close()  # type: ignore[attr-defined]
     readers.source.keep_scans()
-    assert not readers.actor.streams._open
+    assert not readers.actor.streams._streams
     assert not readers.source._open_scans
 
 
