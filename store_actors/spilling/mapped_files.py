@@ -1,7 +1,7 @@
-"""Arrays that lie in files without a name: the operating system keeps in memory what is used of them, and the rest on disk.
+"""Arrays in files without a name: the operating system keeps the pages in use in memory, and the rest on disk.
 
-A file belongs to one array. Its room is allocated before it is mapped, so a full disk is an error here and not a signal later, in the
-middle of a compiled loop. It has no name, so nothing of it is left when the process ends, however it ends.
+A file belongs to one array. Its disk space is allocated before it is mapped: a full disk is an error at that time, and not a signal
+later in a compiled loop. A file without a name disappears when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ class MappedFile:
     Parameters
     ----------
     folder
-        On a local disk; made if it is not there any more.
+        Folder on a local disk; created again if it was removed.
 
     Raises
     ------
     MemoryLimitError
-        It is not there and cannot be made, or would lie in memory.
+        The folder was removed and cannot be created, or is on a file system in memory.
     OSError
-        There is no room.
+        The disk is full.
     """
 
     def __init__(self, folder: str) -> None:
         self.size = 0
-        # Its descriptor is closed, and with it the file is gone, once no process maps it any more.
+        # The file is deleted once its descriptor is closed and no process maps it any more.
         try:
             self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
         except FileNotFoundError:
-            # The folder always looks empty, so what cleans a disk by age takes it.
+            # The folder always looks empty, so a program that deletes old files may have removed it.
             self._file = tempfile.TemporaryFile(dir=checked_folder(folder), buffering=0)  # noqa: SIM115
 
     def grow(self, size: int) -> None:
-        """Have at least so many bytes, zeros beyond those that there were.
+        """Grow the file to at least `size` bytes; the new bytes are zeros.
 
         Raises
         ------
         OSError
-            There is no room; the file is as it was.
+            The disk is full; the file is unchanged.
         """
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         if size <= self.size:
@@ -71,12 +71,12 @@ class MappedFile:
         self.size = size
 
     def fileno(self) -> int:
-        """Its descriptor."""
+        """Return the file's descriptor."""
         return self._file.fileno()
 
 
 class Mapping:
-    """All of a file as memory, for as long as an array of it exists."""
+    """A whole file, mapped into memory as long as an array of it exists."""
 
     def __init__(self, file: MappedFile) -> None:
         self.file = file
@@ -87,7 +87,7 @@ class Mapping:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
         self._address = address
-        # Or the system reads and maps up to megabytes round each page: :meth:`fetch` asks for whole ranges.
+        # Otherwise the system reads and maps up to megabytes around each page. :meth:`fetch` asks for whole ranges.
         self._advise(mmap.MADV_RANDOM)
 
     @property
@@ -95,19 +95,19 @@ class Mapping:
         return {"version": 3, "shape": (self.size,), "typestr": "|u1", "data": (self._address, False)}
 
     def array(self) -> Bytes:
-        """Its bytes."""
+        """Return the bytes of the mapping as an array."""
         return np.asarray(self)
 
     def drop(self) -> None:
-        """Take none of the process's memory: what is used again comes back from the file, and nothing of it is lost.
+        """Remove the mapping's pages from the process's memory. A page that is used again is read from the file; no data is lost.
 
-        Readers and writers of it meanwhile are not disturbed: the file and its mapping are one to the operating system, which keeps
-        what was written, and takes the access up again.
+        Other threads may read and write the array meanwhile: the operating system keeps written pages, and maps a page again when it
+        is accessed.
         """
         self._advise(mmap.MADV_DONTNEED)
 
     def fetch(self) -> None:
-        """Have the operating system read all of it that it does not have, in order and ahead of who uses it."""
+        """Ask the operating system to read all pages that are not in memory, in order, before they are used."""
         self._advise(mmap.MADV_WILLNEED)
 
     def _advise(self, advice: int) -> None:
@@ -119,7 +119,7 @@ class Mapping:
 
 
 def mapping_of(array: np.ndarray[Any, Any]) -> Mapping | None:
-    """The mapping that an array, or what it is a view of, lies in."""
+    """Return the mapping that has an array's data, also for a view of an array; None if there is none."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base

@@ -1,8 +1,8 @@
-"""Keeps a process below its memory limit: what was used longest ago leaves it first.
+"""Keeps a process below its memory limit by dropping the least recently used state from its memory.
 
-What leaves is in its file: the operating system writes it to disk, and keeps it in its own cache for as long as no other process needs
-that memory. So there is no second copy to keep up to date, and the operating system, which sees every access, knows the pages that are
-used often. The process itself only says which shards it is done with.
+All state is in mapped files. The operating system writes dropped pages to disk, and keeps them in its cache while no other process
+needs that memory. So there is no second copy to keep up to date, and the operating system, which sees every access, knows the pages
+that are used often. The process only chooses the shards that it does not use at the moment.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from store_actors.spilling.resident_memory import ResidentMemory, give_back
 
 __all__ = ["MemoryKeeper", "Spillable"]
 
-#: Bytes a second that a process may take more of, at most, as it touches its files: how soon the keeper looks again goes by that.
-_FASTEST = 16 << 30
+#: Highest rate, in bytes a second, at which a process's memory grows while it reads its files. The time to the next check follows it.
+_GROWTH_RATE = 16 << 30
 _SHORTEST_S, _LONGEST_S = 0.002, 0.05
-#: Bytes that the process may have more once it has looked at one place: the operating system maps what lies round it, 64 KiB at most
-#: (``fault_around_bytes``), of a row, of its place in an index and of one of its strings.
-_A_PLACE = 3 << 16
-#: Fewest places of a step: so few that asking takes long beside them.
-_FEWEST = 256
-#: Seconds between two times that allocators are asked to give back what they keep.
+#: Bytes by which a random access may increase the process's memory. It reads a row, an entry of an index and a string, and for each of
+#: them the operating system maps up to 64 KiB around the page (``fault_around_bytes``).
+_ACCESS_BYTES = 3 << 16
+#: Smallest step, in accesses: with fewer, the check of the memory would take long compared with the accesses.
+_MIN_STEP = 256
+#: Shortest time between two requests to the allocators to return unused memory.
 _GIVE_BACK_S = 1.0
 
 
@@ -40,10 +40,10 @@ class Resident(Protocol):
 
 
 class Spillable(Protocol):
-    """Part of a process's state."""
+    """A part of a process's state that can be dropped from memory."""
 
     def drop(self) -> None:
-        """Leave the process's memory; see :meth:`Mapping.drop <store_actors.spilling.mapped_files.Mapping.drop>`."""
+        """Remove it from the process's memory; see :meth:`Mapping.drop <store_actors.spilling.mapped_files.Mapping.drop>`."""
 
 
 class MemoryKeeper:
@@ -52,9 +52,9 @@ class MemoryKeeper:
     Parameters
     ----------
     limit
-        Bytes that the process may have.
+        Largest number of bytes that the process may have in memory.
     resident
-        What it has.
+        Returns the bytes that it has; by default those of this process.
     """
 
     def __init__(self, limit: int, resident: Resident | None = None) -> None:
@@ -63,32 +63,32 @@ class MemoryKeeper:
         own_bytes, self._other_files = self._resident.read()
         #: Bytes of the process before any state.
         self.base = own_bytes + self._other_files
-        #: Shards leave from here on; between here and the limit is what is touched until the keeper looks again.
+        #: Bytes from which on shards are dropped. The difference to the limit is for pages that are read until the next check.
         self.high = limit - limit // 8
         self._ticks = count(1)
         self._guard = threading.Lock()
         self._keeping = threading.Lock()
         self._used: dict[Spillable, int] = {}
         self._busy: dict[Spillable, int] = {}
-        #: Regions that no batch used since they left memory.
-        self._out: set[Spillable] = set()
+        #: Regions that were dropped, and that no batch has used since.
+        self._dropped: set[Spillable] = set()
         self._given_back_s = -_GIVE_BACK_S
 
     def resident(self) -> int:
-        """Bytes of memory that the process has."""
+        """Return the bytes that the process has in memory."""
         return sum(self._resident.read())
 
     def resident_of_files(self) -> int:
-        """Bytes of memory that are of files with state in them."""
+        """Return the bytes in memory of files with state."""
         return max(0, self._resident.read()[1] - self._other_files)
 
     @contextmanager
     def using(self, part: Spillable) -> Iterator[None]:
-        """Work with a part of the state, which is the last to leave memory meanwhile."""
+        """Mark a part of the state as in use until the block ends; it is dropped only after all parts that are not in use."""
         with self._guard:
             self._used[part] = next(self._ticks)
             self._busy[part] = self._busy.get(part, 0) + 1
-            self._out.discard(part)
+            self._dropped.discard(part)
         try:
             yield
         finally:
@@ -99,34 +99,34 @@ class MemoryKeeper:
             self.keep()
 
     def run(self) -> None:
-        """Keep the process below its limit, for ever."""
+        """Keep the process below its limit; never return."""
         while True:
             time.sleep(self.keep())
 
     def keep(self, above: int | None = None) -> float:
-        """Have shards leave if the process has more than `above` bytes (:attr:`high`); return the seconds until the next check."""
+        """Drop shards if the process has more than `above` bytes (by default :attr:`high`); return the seconds until the next check."""
         if not self._keeping.acquire(blocking=False):
             return _SHORTEST_S
         try:
             self._keep(self.high if above is None else above)
         finally:
             self._keeping.release()
-        return min(_LONGEST_S, max(_SHORTEST_S, (self.limit - self.resident()) / _FASTEST))
+        return min(_LONGEST_S, max(_SHORTEST_S, (self.limit - self.resident()) / _GROWTH_RATE))
 
-    def step(self, left: int) -> int:
-        """Return how many of `left` places may be read before the next call, and have shards leave if there is little room."""
-        most, slack = self.limit - self.limit // 16, self.limit // 8
-        room = most - self.resident()
-        if room < min(slack, left * _A_PLACE):
-            self.keep(above=most - slack)
-            room = most - self.resident()
-        return min(left, max(_FEWEST, room // (_A_PLACE * max(1, len(self._busy)))))
+    def step(self, count: int) -> int:
+        """Return how many of `count` random accesses are allowed before the next call; drop shards if little memory is free."""
+        ceiling, slack = self.limit - self.limit // 16, self.limit // 8
+        free_bytes = ceiling - self.resident()
+        if free_bytes < min(slack, count * _ACCESS_BYTES):
+            self.keep(above=ceiling - slack)
+            free_bytes = ceiling - self.resident()
+        return min(count, max(_MIN_STEP, free_bytes // (_ACCESS_BYTES * max(1, len(self._busy)))))
 
     def make_room(self, more: int) -> None:
-        """Have shards leave until there is room for so many bytes that cannot be spilled."""
-        most = self.limit - self.limit // 16
-        if self.resident() + more > most:
-            self.keep(above=max(0, most - more))
+        """Drop shards until `more` bytes, which cannot be spilled, fit below the limit."""
+        ceiling = self.limit - self.limit // 16
+        if self.resident() + more > ceiling:
+            self.keep(above=max(0, ceiling - more))
 
     def _keep(self, above: int) -> None:
         if self.resident() <= above:
@@ -134,27 +134,27 @@ class MemoryKeeper:
         for part in self._idle():
             part.drop()
             with self._guard:
-                self._out.add(part)
+                self._dropped.add(part)
             if self.resident() <= above - self.limit // 8:
                 return
         if self.resident() <= above:
             return
         if self._may_give_back():
             give_back()
-        # What is worked with comes back page by page as it is touched: only the operating system knows which pages were.
+        # Parts in use: their pages are read again as they are accessed. Only the operating system knows which pages were in use.
         for part in list(self._busy):
             if self.resident() <= above:
                 return
             part.drop()
 
     def _idle(self) -> list[Spillable]:
-        """Return regions that no batch works with, least recently used first; last those that have left memory already.
+        """Return the regions that are not in use, least recently used first; those that were dropped before come last.
 
-        Some of the latter may be back in memory: a mere reader, such as a copy for another store actor, does not report its use.
+        Dropped regions may be in memory again: readers, such as a copy for another store actor, do not report their use.
         """
         with self._guard:
             idle = [part for part in self._used if part not in self._busy]
-            return sorted(idle, key=lambda part: (part in self._out, self._used[part]))
+            return sorted(idle, key=lambda part: (part in self._dropped, self._used[part]))
 
     def _may_give_back(self) -> bool:
         now = time.monotonic()
@@ -164,23 +164,23 @@ class MemoryKeeper:
         return True
 
     def check(self, more: int, facts: Mapping[str, Any]) -> None:
-        """Refuse to go on where the process would have more memory of its own, which cannot be spilled, than the limit leaves.
+        """Refuse a batch if the process's own memory, which cannot be spilled, would exceed the limit.
 
         Parameters
         ----------
         more
-            Bytes that are about to be taken.
+            Bytes that are about to be allocated.
 
         Raises
         ------
         MemoryLimitError
-            They do not fit.
+            The bytes do not fit.
         """
-        if self._own() + more <= self.high:
+        if self._own_bytes() + more <= self.high:
             self.make_room(more)
             return
         give_back()
-        own_bytes = self._own()
+        own_bytes = self._own_bytes()
         if own_bytes + more <= self.high:
             self.make_room(more)
             return
@@ -193,5 +193,5 @@ class MemoryKeeper:
             memory_limit=self.limit,
         )
 
-    def _own(self) -> int:
+    def _own_bytes(self) -> int:
         return self._resident.read()[0] + self._other_files

@@ -28,9 +28,9 @@ __all__ = ["PieceSizes", "Region"]
 
 Item = TypeVar("Item", bound=np.generic)
 
-#: Fewest places that may be a batch's.
+#: Smallest number of random accesses that is taken for the first step of a batch.
 _DENSE = 1 << 10
-#: A batch that may look at this part of the state's pages, or more, has all of them read in order: that is as fast as some at random.
+#: If a batch may access at least 1 / _SPARSE of the state's pages, all pages are read in order: as fast as that part at random.
 _SPARSE = 16
 #: Advice in errors that are not about the folder's capacity.
 _REMEDIES = {
@@ -42,14 +42,14 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class PieceSizes:
-    """The amounts of memory that are worked on at once under a limit.
+    """Sizes of arrays in files, and of pieces of data, under a memory limit.
 
     Attributes
     ----------
     array
-        Bytes from which on an array lies in a file.
+        Bytes from which on an array is in a file.
     piece, snapshot
-        As in :class:`~store_actors.engine.memory.Memory`.
+        ``piece_bytes`` and ``snapshot_bytes`` of :class:`~store_actors.engine.memory.Memory`.
     """
 
     array: int
@@ -58,18 +58,18 @@ class PieceSizes:
 
 
 class Region:
-    """Memory of the engine (:class:`~store_actors.engine.memory.Memory`) for one partition, under a limit.
+    """The :class:`~store_actors.engine.memory.Memory` of one partition, under a memory limit.
 
     Parameters
     ----------
     store_id
         The partition.
     folder
-        Where its files are.
+        Folder of its files.
     sizes
-        How much is worked on at once.
+        Sizes of arrays in files, and of pieces of data.
     keeper
-        Decides what stays in memory.
+        Decides which regions stay in memory.
     """
 
     def __init__(self, store_id: StateStoreId, folder: str, sizes: PieceSizes, keeper: MemoryKeeper) -> None:
@@ -80,17 +80,17 @@ class Region:
         self.piece_bytes = sizes.piece
         self.snapshot_bytes = sizes.snapshot
         self.is_slow_at_random = True
-        #: Version that is being made.
+        #: Version that is being made or loaded, for errors.
         self.version = 0
-        #: Whether a batch has begun whose share of the state is not known yet.
+        #: Whether a batch has begun and has made no large step yet.
         self.is_new_batch = False
-        # Threads of one partition may make arrays side by side: one that applies, and one that reads an older version.
+        # Two threads of a partition may make arrays at the same time: one applies a batch, the other reads an older version.
         self._guard = threading.Lock()
         self._mappings: WeakSet[Mapping] = WeakSet()
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return the fields that errors have of it."""
+        """Return the fields of errors about this region."""
         return {
             "state": self._store_id.state_name,
             "shard": self._store_id.partition_id,
@@ -106,7 +106,7 @@ class Region:
         return _shaped(self._grown(None, size), shape, dtype)
 
     def larger(self, array: npt.NDArray[Item], used: int, length: int) -> npt.NDArray[Item]:
-        """Return a longer array with the first `used` rows; one in a file grows there without a copy."""
+        """Return a longer array with the first `used` rows. An array in a file grows without a copy."""
         mapping, shape = mapping_of(array), (length, *array.shape[1:])
         if mapping is None:
             copy = self.zeros(shape, array.dtype.type)
@@ -132,43 +132,46 @@ class Region:
         return copy
 
     def kept_table(self, table: pa.Table) -> pa.Table:
-        """Return a copy in a file of a table that is seldom read from now on; the table itself if it is small or has no room."""
+        """Return a copy, in a file, of a table that is seldom read from now on; the table itself if it is small or the disk is full."""
         if table.nbytes < self._threshold:
             return table
         size = pa.MockOutputStream()
         _write(size, table)
         try:
-            room = self.zeros(size.size(), np.uint8)
+            buffer = self.zeros(size.size(), np.uint8)
         except MemoryLimitError:
-            # Its batch is committed: too late to refuse it.
+            # The batch is committed already: it is too late to refuse it.
             return table
-        _write(pa.FixedSizeBufferWriter(pa.py_buffer(room)), table)
-        mapping = mapping_of(room)
+        _write(pa.FixedSizeBufferWriter(pa.py_buffer(buffer)), table)
+        mapping = mapping_of(buffer)
         if mapping is not None:
             mapping.drop()
-        return pa.ipc.open_stream(pa.py_buffer(room)).read_all()
+        return pa.ipc.open_stream(pa.py_buffer(buffer)).read_all()
 
-    def step(self, left: int) -> int:
-        """Return how many of `left` places may be read before the next call; a dense batch has all of the state's pages read first."""
-        if self.is_new_batch and left >= _DENSE:
+    def step(self, count: int) -> int:
+        """Return how many of `count` random accesses are allowed before the next call; see :meth:`MemoryKeeper.step`.
+
+        If the first large step of a batch may need many of the state's pages, all pages are read in order first.
+        """
+        if self.is_new_batch and count >= _DENSE:
             self.is_new_batch = False
-            if 2 * mmap.PAGESIZE * left >= self.nbytes // _SPARSE:
+            if 2 * mmap.PAGESIZE * count >= self.nbytes // _SPARSE:
                 for mapping in self._all():
                     mapping.fetch()
-        return self._keeper.step(left)
+        return self._keeper.step(count)
 
     def check(self, more: int) -> None:
         """Check that `more` bytes fit below the limit; see :meth:`MemoryKeeper.check`."""
         self._keeper.check(more, self.facts)
 
     def drop(self) -> None:
-        """Leave the process's memory."""
+        """Remove the region's pages from the process's memory."""
         for mapping in self._all():
             mapping.drop()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its files."""
+        """Bytes of the region's files."""
         return sum({mapping.file: mapping.file.size for mapping in self._all()}.values())
 
     def _all(self) -> list[Mapping]:
@@ -176,13 +179,13 @@ class Region:
             return list(self._mappings)
 
     def _grown(self, file: MappedFile | None, size: int) -> Bytes:
-        """Return the content of a file (None: a new one), after it has grown to `size` bytes."""
+        """Grow a file (None: a new one) to `size` bytes; return its content."""
         try:
             file = MappedFile(self._folder) if file is None else file
             file.grow(size)
             mapping = Mapping(file)
         except OSError as error:
-            raise self._no_room(size, error) from error
+            raise self._no_space(size, error) from error
         with self._guard:
             self._mappings.add(mapping)
         return mapping.array()
@@ -193,7 +196,7 @@ class Region:
             return free_bytes(self._folder)
         return None
 
-    def _no_room(self, size: int, error: OSError) -> MemoryLimitError:
+    def _no_space(self, size: int, error: OSError) -> MemoryLimitError:
         remedy = _REMEDIES.get(error.errno or 0, "give the spill folder more room (spill_dir), or use more nodes")
         return MemoryLimitError(
             f"a shard's state does not fit its store actor's spill folder: an array of {size_text(size)} has no room there "

@@ -29,7 +29,7 @@ READ_BYTES = 1 << 28
 #: Seconds that a request waits for memory that others have.
 _PATIENCE_S = 60.0
 #: Bytes that there must be beside what a process has before any state.
-_LEAST_ROOM = 1 << 26
+_MIN_CAPACITY = 1 << 26
 #: Part of the room beside the base that requests may have: the rest is for the state that they work on.
 _WORK = 0.75
 
@@ -119,23 +119,23 @@ class LimitedMemory:
     ) -> None:
         self._folder = checked_folder(folder)
         self._keeper = keeper = MemoryKeeper(limit)
-        room = keeper.high - keeper.base
-        if room < _LEAST_ROOM:
+        capacity = keeper.high - keeper.base
+        if capacity < _MIN_CAPACITY:
             raise MemoryLimitError(
                 "a store actor's memory limit is too small: its process has so much before any state; nothing was changed; raise "
                 "memory_limit",
                 memory_limit=limit,
                 process_bytes=keeper.base,
-                least=(keeper.base + _LEAST_ROOM) * 8 // 7 + 1,
+                least=(keeper.base + _MIN_CAPACITY) * 8 // 7 + 1,
             )
-        self.budget = WorkBudget(int(room * _WORK), patience_s)
+        self.budget = WorkBudget(int(capacity * _WORK), patience_s)
         self._sizes = PieceSizes(
             array=_between(limit >> 13, 1 << 16, 1 << 20),
-            piece=_between(room >> 4, 1 << 20, HEAP.piece_bytes),
-            snapshot=_between(room >> 6, 1 << 18, HEAP.snapshot_bytes),
+            piece=_between(capacity >> 4, 1 << 20, HEAP.piece_bytes),
+            snapshot=_between(capacity >> 6, 1 << 18, HEAP.snapshot_bytes),
         )
-        self.file_bytes = self.ahead_bytes = max(room >> 4, 1 << 20)
-        self.read_bytes = min(READ_BYTES, room >> 3)
+        self.file_bytes = self.ahead_bytes = max(capacity >> 4, 1 << 20)
+        self.read_bytes = min(READ_BYTES, capacity >> 3)
         self._regions: dict[StateStoreId, Region] = {}
         self._guard = threading.Lock()
         self._loading = threading.Lock()

@@ -1,4 +1,4 @@
-"""Memory that requests need beside the state: one after the other if not all fit, rather than more than there is."""
+"""Admits requests by the memory that they need beside the state; those that do not fit wait for the others to end."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ __all__ = ["WorkBudget"]
 
 
 class WorkBudget:
-    """Memory that is shared by the requests of a process, in the order in which they come. Thread-safe.
+    """Memory that the requests of a process share, in the order of their arrival. Thread-safe.
 
-    A batch that was admitted never waits for one that was not: locks of partitions are taken before.
+    An admitted batch never waits for a batch that is not admitted, as a request acquires the locks of its partitions first.
 
     Parameters
     ----------
     capacity
-        Bytes for all of them together.
+        Bytes for all requests together.
     patience_s
-        Seconds that a request waits at most.
+        Longest time that a request waits, in seconds.
     """
 
     def __init__(self, capacity: int, patience_s: float) -> None:
         self.capacity = capacity
         self._patience_s = patience_s
         self._changed = threading.Condition()
-        self._taken = 0
+        self._reserved_bytes = 0
         self._queue: deque[object] = deque()
-        #: Requests that had to wait, and that were refused.
+        #: Number of requests that had to wait, and that were refused.
         self.waits = 0
         self.refusals = 0
 
     @contextmanager
     def admitted(self, certain: int, likely: int, facts: Mapping[str, Any]) -> Iterator[None]:
-        """Wait until there is memory for a request, and have it for so long.
+        """Wait until there is memory for a request, and reserve it until the block ends.
 
         Parameters
         ----------
         certain
-            Bytes that it needs for sure.
+            Bytes that it certainly needs.
         likely
-            Bytes that it may need: where that is more than there is for all, it has all.
+            Bytes that it may need. If they exceed the capacity, the request reserves the whole capacity.
         facts
-            What the request is of.
+            Context of the request for errors.
 
         Raises
         ------
         MemoryLimitError
-            There is never enough for it, or there was none for long. Nothing was begun.
+            The request exceeds the capacity, or waited for `patience_s`. Nothing was begun.
         """
         if certain > self.capacity:
             self.refusals += 1
@@ -70,10 +70,10 @@ class WorkBudget:
             self._queue.append(ticket)
             if not self._has_turn(ticket, size):
                 self.waits += 1
-            came = self._changed.wait_for(lambda: self._has_turn(ticket, size), self._patience_s)
+            has_turn = self._changed.wait_for(lambda: self._has_turn(ticket, size), self._patience_s)
             self._queue.remove(ticket)
             self._changed.notify_all()
-            if not came:
+            if not has_turn:
                 self.refusals += 1
                 raise MemoryLimitError(
                     f"a batch of a shard waited {self._patience_s:.0f} s for memory that other requests of its store actor have; "
@@ -81,15 +81,15 @@ class WorkBudget:
                     "this comes again, raise memory_limit, or use more nodes",
                     **facts,
                     bytes=size,
-                    available=self.capacity - self._taken,
+                    available=self.capacity - self._reserved_bytes,
                 )
-            self._taken += size
+            self._reserved_bytes += size
         try:
             yield
         finally:
             with self._changed:
-                self._taken -= size
+                self._reserved_bytes -= size
                 self._changed.notify_all()
 
     def _has_turn(self, ticket: object, size: int) -> bool:
-        return self._queue[0] is ticket and self._taken + size <= self.capacity
+        return self._queue[0] is ticket and self._reserved_bytes + size <= self.capacity
