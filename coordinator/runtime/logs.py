@@ -1,7 +1,7 @@
-"""Log lines of a fleet's actors, one per event: JSON for machines, or text for users. Never a value of a state, nor a credential.
+"""Log lines of a fleet's actors, as JSON or text. They never contain values of a state or credentials.
 
-Only the fields of :data:`FIELDS` are taken from a record. Of an error, the text is logged if it is this project's own or the operating
-system's. Of any other error, its kind and stack are, as its text may repeat the data that was being worked on.
+Only the fields of :data:`FIELDS` are taken from a record. The text of an error is logged if the error is this project's or the
+operating system's. Of any other error only type and stack are logged, as its text may repeat the user's data.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from coordinator.model.names import PACKAGES, fleet_id_of
 
 __all__ = ["FIELDS", "JsonLines", "TextLines", "about", "log_to_stderr"]
 
-#: Fields of a line beside its message, where they are known, in this order: given by ``extra=``, or taken from an error.
+#: Fields of a line beside its message, if they are known, in this order. They come from ``extra=`` or from an error.
 #: `partition` is the number in the paths of files: the shard's, as long as the state was not rescaled.
 FIELDS = (
     "state", "query", "run", "shard", "partition", "store", "version", "epoch", "batch", "actor", "node", "error",
 )  # fmt: skip
 #: Environment of a node's Ray processes: ``json`` (the default) or ``text``.
 _FORMAT = "STATEFLEET_LOG_FORMAT"
-#: Errors about values that a caller gave: their texts have those values in them.
+#: Errors about values of a caller, whose texts contain these values.
 _OF_CALLERS = (InvalidRequestError, SumOverflowError)
 
 
 def about(store_id: StateStoreId, **more: object) -> dict[str, object]:
-    """Return the fields of a line about a partition, or a store of it."""
+    """Return the fields of a log line about a partition or one of its stores."""
     store = {} if store_id.store_name == DEFAULT_STORE else {"store": store_id.store_name}
     return {"state": store_id.state_name, "partition": store_id.partition_id, **store, **more}
 
@@ -108,11 +108,11 @@ def _message(record: logging.LogRecord) -> str:
     args = record.args
     if not isinstance(args, tuple) or not args:
         return record.getMessage()
-    return str(record.msg) % tuple(_told(arg) if isinstance(arg, BaseException) else arg for arg in args)
+    return str(record.msg) % tuple(_safe_text(arg) if isinstance(arg, BaseException) else arg for arg in args)
 
 
-def _told(error: BaseException) -> str:
-    """Return the text of an error without any data of users."""
+def _safe_text(error: BaseException) -> str:
+    """Return the type of an error, and its text if that contains no data of users."""
     is_known = isinstance(error, StateStoreError | OSError) and not isinstance(error, _OF_CALLERS)
     return f"{type(error).__name__}: {error}" if is_known else type(error).__name__
 
@@ -136,7 +136,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _exception(error: BaseException) -> str:
-    """Return kind and stack of an error and of its causes, the first cause first."""
+    """Return stack, type and text of an error and of its causes; the first cause comes first."""
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     stack = "".join(traceback.format_tb(error.__traceback__))
-    return (f"{_exception(cause)}\n" if cause is not None else "") + f"{stack}{_told(error)}"
+    return (f"{_exception(cause)}\n" if cause is not None else "") + f"{stack}{_safe_text(error)}"

@@ -1,4 +1,4 @@
-"""Keeps the lines that Ray's compiled parts write to standard error, before they have a log, out of a program's output."""
+"""Keeps the notes that Ray's C++ code writes to standard error, before it has a log file, out of a program's output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def stderr_without_notes() -> tuple[int, threading.Thread]:
         Passes output on until all processes have closed the descriptor.
     """
     read, write = os.pipe()
-    # A copy: this process's own may be redirected later.
+    # A copy of descriptor 2, which may be redirected later.
     passing = threading.Thread(target=_pass_on, args=(read, os.dup(2)), name="statefleet-stderr", daemon=True)
     passing.start()
     return write, passing
@@ -35,9 +35,9 @@ def stderr_without_notes() -> tuple[int, threading.Thread]:
 
 @contextmanager
 def native_notes_kept() -> Iterator[None]:
-    """Suppress Ray's notes during an attempt whose failure is reported in another way, too.
+    """Suppress Ray's notes during an attempt whose failure is also reported in another way.
 
-    For short times only: file descriptor 2 is redirected meanwhile. Output of other threads is passed on.
+    The block must be short, as file descriptor 2 is redirected meanwhile. Output of other threads is passed on.
     """
     before = os.dup(2)
     write, passing = stderr_without_notes()
@@ -48,7 +48,7 @@ def native_notes_kept() -> Iterator[None]:
     finally:
         os.dup2(before, 2)
         os.close(before)
-        # A process that was started meanwhile may have the descriptor for longer.
+        # A process that was started meanwhile may keep the descriptor open.
         passing.join(timeout=1.0)
 
 
@@ -60,11 +60,11 @@ def _pass_on(read: int, write: int) -> None:
             if rest.endswith(b"\n"):
                 lines, rest = [*lines, rest], b""
             elif not rest.startswith(b"["):
-                # Not the beginning of a note: a reader may wait for it.
+                # This cannot become a note, and a reader may wait for it.
                 lines, rest = [*lines, rest], b""
             os.write(write, b"".join(line for line in lines if not _NOTE.match(line)))
         os.write(write, rest)
-    # Later writers are not blocked.
+    # Reads on, so that later writers are not blocked.
     with suppress(OSError):
         while os.read(read, _PIECE):
             pass

@@ -1,7 +1,7 @@
-"""Time, ids and threads of the machine that a process runs on.
+"""Clock, ids and threads of a process.
 
-All of it is passed in, so that a simulation can replace it. Nothing else of the coordinator and the store actors
-looks at a clock, makes an id or starts a thread by itself, but for the object stores, which wait between their attempts.
+The coordinator and the store actors get them as arguments, so that a simulation can replace them. No other module of the two reads a
+clock, makes an id or starts a thread, except the object stores, which wait between their attempts.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ __all__ = [
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
-#: Linux stops the ordinary monotonic clock while a machine sleeps; on other systems it depends.
+#: On Linux, the ordinary monotonic clock stops while the machine sleeps, and this one does not.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Clock(Protocol):
-    """Time as a process sees it."""
+    """The clock of a process."""
 
     def now_s(self) -> float:
-        """Return seconds since the epoch; the machine's clock may be set, also back."""
+        """Return seconds since the epoch; the machine's clock can be set, also back."""
 
     def elapsed_s(self) -> float:
-        """Return seconds since a fixed moment. They never go back, and go on while the machine sleeps: ages are measured by them."""
+        """Return seconds since a fixed moment, to measure durations. They never go back, and also count while the machine sleeps."""
 
     def sleep(self, seconds: float) -> None:
-        """Wait for some seconds."""
+        """Wait for `seconds`."""
 
 
 class Lock(Protocol):
-    """A lock as :class:`threading.Lock`."""
+    """A lock with the methods of :class:`threading.RLock`."""
 
     def acquire(self, blocking: bool = True) -> bool:
-        """Acquire the lock; returns False if another thread has it and `blocking` is false."""
+        """Acquire the lock; return False if another thread has it and `blocking` is false."""
 
     def release(self) -> None:
         """Release the lock."""
@@ -78,13 +78,13 @@ class Threads(Protocol):
     """Starts threads and makes locks."""
 
     def lock(self) -> Lock:
-        """Return a lock that its holder may acquire again."""
+        """Return a lock that the thread that has it may acquire again."""
 
     def pool(self, size: int, name: str) -> Pool:
         """Return a pool of threads, whose names begin with `name`."""
 
     def start(self, target: Callable[[], None], name: str) -> None:
-        """Run a function on a thread of its own, until the process ends."""
+        """Run a function on a new thread, which ends with the process."""
 
     def future(self) -> Future[Any]:
         """Return an event that one thread sets and others wait for."""
@@ -138,8 +138,7 @@ class Runtime:
     new_id
         As :func:`random_id`.
     hash_seed
-        Seed of the hashes of keys, so that a user who chooses keys cannot choose many with one hash. Nothing that is stored
-        depends on it.
+        Seed of the hashes of keys, so that a producer of keys cannot choose many keys with the same hash. No stored data depends on it.
     """
 
     clock: Clock = field(default_factory=MachineClock)

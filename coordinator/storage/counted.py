@@ -22,11 +22,11 @@ class StorageStats:
     Attributes
     ----------
     requests, seconds
-        By operation; seconds have the store's repetitions in them.
+        Number and total duration of requests by operation. Durations include the store's repetitions.
     errors
-        Requests that failed in the end, by operation and error.
+        Number of requests that failed, after all repetitions, by operation and error.
     retries
-        Conditional puts that were repeated. Requests that obstore repeats by itself are not counted.
+        Number of repeated conditional puts. Requests that obstore repeats are not counted.
     """
 
     requests: Counter[str] = field(default_factory=Counter)
@@ -38,12 +38,12 @@ class StorageStats:
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def repeated(self) -> None:
-        """Count a conditional put that is sent again."""
+        """Count the repetition of a conditional put."""
         with self.lock:
             self.retries += 1
 
     def trouble(self) -> dict[str, int]:
-        """Return how often requests failed, by error, and how often puts were repeated."""
+        """Return the number of failed requests by error, and of repeated puts under the name ``repeated``."""
         counts = Counter({"repeated": self.retries})
         with self.lock:
             for (_, error), count in self.errors.items():
@@ -71,7 +71,7 @@ class CountedObjectStore:
     store
         The store that requests go to.
     stats
-        The counts.
+        Counters of its requests.
     """
 
     def __init__(self, store: ObjectStore, stats: StorageStats, clock: Clock) -> None:

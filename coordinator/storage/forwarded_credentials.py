@@ -1,4 +1,4 @@
-"""An object store whose credentials were forwarded to the running process and are in its memory only.
+"""An object store whose credentials are forwarded to the process and kept only in its memory.
 
 A process that restarts has forgotten them and asks the fleet's other processes. If no process has them any more, requests fail until a
 driver connects with them again. Nothing is lost, since no request was carried out.
@@ -16,7 +16,7 @@ from coordinator.storage.protocol import ObjectInfo, ObjectStore
 
 __all__ = ["ForwardedCredentialsStore"]
 
-#: Path that is read to see whether credentials are accepted; that there is no such object is an answer, too.
+#: Path that is read to check credentials. There need not be such an object: "not found" also shows that they are accepted.
 _ANY_OBJECT = "_probe/accepted"
 
 

@@ -1,7 +1,8 @@
-"""Objects as files of a folder, durable once they are there.
+"""Objects as files in a folder, which survive a power loss once they are written.
 
-These are made to outlive a power loss, in this order: a file's content (``fsync`` of the file), its name (``fsync`` of its folder), and
-the names of new folders (``fsync`` of the folders above). Content gets its name once it is durable, so a file that is there is whole.
+The steps that make them durable are, in this order: the names of new folders (``fsync`` of the folders above), a file's content
+(``fsync`` of the file), and its name (``fsync`` of its folder). A file gets its name once its content is durable, so every file with
+a name is complete.
 Three cases need care:
 
 - Another thread, or a process that died before it could sync, may have created a folder a moment ago. So each process syncs the path
@@ -58,8 +59,8 @@ class LocalObjectStore:
     Parameters
     ----------
     root
-        Absolute folder; created by the first write, readable for its user alone, as state is as private as the rows that it is made of.
-        An existing folder keeps its permissions.
+        Absolute folder. The first write creates it, readable by its user only, as state is as private as its input rows. An existing
+        folder keeps its permissions.
     calls
         Calls of the operating system.
     """
@@ -70,8 +71,7 @@ class LocalObjectStore:
         self.uri = f"file://{root}"
         self._root = root
         self._calls = calls
-        #: Folders whose names this process has made durable, by device and inode: a folder that was removed and created again is
-        #: another.
+        #: Device and inode of each folder whose name this process has made durable. A folder that was created again has another inode.
         self._durable: dict[Path, tuple[int, int]] = {}
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
@@ -186,12 +186,12 @@ class LocalObjectStore:
         return temporary
 
     def _drop(self, temporary: Path) -> None:
-        # A file that cannot be removed now is removed by cleaning.
+        # If this fails, cleaning removes the file.
         with suppress(OSError):
             self._calls.unlink(temporary)
 
     def _make_folder(self, folder: Path) -> None:
-        """Create a folder if needed, and make its name and those of the folders above it outlive a power loss."""
+        """Create a folder if needed, and make its name and the names of the folders above it durable."""
         identity = self._identity(folder)
         if identity is not None and self._durable.get(folder) == identity:
             return
@@ -204,12 +204,12 @@ class LocalObjectStore:
         try:
             self._sync(folder.parent)
         except PermissionError:
-            # Above the root are folders of other users, such as /home. This process has created nothing in those that it may not read.
+            # Folders above the root, such as /home, may be unreadable. This process has created nothing in those.
             if identity is None or not self._root.is_relative_to(folder):
                 raise
-        now = self._identity(folder)
-        if now is not None:
-            self._durable[folder] = now
+        current = self._identity(folder)
+        if current is not None:
+            self._durable[folder] = current
 
     def _identity(self, folder: Path) -> tuple[int, int] | None:
         try:

@@ -1,7 +1,7 @@
-"""Options of an object store: which of them Ray and Spark may keep, and which stay in the memory of the fleet's processes.
+"""Splits an object store's options into those that Ray and Spark may keep, and those that only the fleet's processes have in memory.
 
-Ray keeps the arguments of actors in its GCS, to restart them, and Spark keeps the functions that its tasks run. Neither is a place
-for credentials. So only options that are known to be no credentials go there. The values of all others are forwarded by calls between
+Ray keeps the arguments of actors in its GCS, to restart them, and Spark keeps the functions that its tasks run. Neither may contain
+credentials. So only options that are known to be no credentials are sent there. The values of all others are forwarded by calls between
 running processes (:mod:`coordinator.storage.forwarded_credentials`).
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 __all__ = ["CLIENT_OPTIONS", "NO_CREDENTIALS", "PREFIXES", "Secrets", "StorageOptions", "bare_name", "split_options"]
 
-#: Options that obstore takes apart from a store's configuration, where it panics on these names.
+#: Options of obstore's HTTP client. obstore panics if a store's configuration contains these names.
 CLIENT_OPTIONS = (
     "allow_http",
     "allow_invalid_certificates",
@@ -36,7 +36,7 @@ CLIENT_OPTIONS = (
 )
 #: Prefix of a scheme's options where they are environment variables.
 PREFIXES = {"s3": "aws_", "gs": "google_", "az": "azure_"}
-#: Options that say where and how, and not who. An option that is not here may be a credential, by any name.
+#: Options that contain no credentials. Any other option may be a credential, as names vary.
 NO_CREDENTIALS = frozenset(CLIENT_OPTIONS) | {
     "account_name",
     "bucket",
@@ -65,7 +65,7 @@ NO_CREDENTIALS = frozenset(CLIENT_OPTIONS) | {
 
 @dataclass(frozen=True, slots=True)
 class StorageOptions:
-    """Options as they are sent in arguments of actors and functions of Spark.
+    """Options as they are sent in arguments of actors and in functions of Spark.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Proof that an object store can hold a fleet's state, before anything is started on it, and that all processes see the same one."""
+"""Checks, before a fleet starts, that its object store supports commits, and that all its processes see the same storage."""
 
 from __future__ import annotations
 
@@ -24,22 +24,21 @@ __all__ = ["ProbeResult", "look_into", "probe", "prove_shared", "remove_left_ove
 
 log = logging.getLogger(__name__)
 
-#: Names of the objects by which a store actor and the coordinator show each other, in a folder of `_FOLDER`, that they see the
-#: same store.
+#: Names of the objects that a store actor and the coordinator write for each other, in a folder named as `_FOLDER`.
 _FROM_STORE, _FROM_COORDINATOR = "from-store-actor", "from-coordinator"
 _FOLDER = re.compile(r"_probe/[0-9a-f]{32}")
 
-#: Races of two writers in a probe.
+#: Number of races between two writers in a probe.
 _RACES = 3
 
 
 def probe(store: ObjectStore) -> None:
-    """Prove that the store can be written and that its put-if-absent refuses a second writer, also one at the same moment.
+    """Check that the store can be written, and that its put-if-absent refuses a second writer, also a simultaneous one.
 
     Raises
     ------
     StorageUnavailableError
-        It cannot be written, or does not refuse; the message says which, and what to do.
+        The store cannot be written, or does not refuse; the message says which, and what to do.
     """
     folder = f"_probe/{uuid.uuid4().hex}"
     try:
@@ -54,16 +53,16 @@ def probe(store: ObjectStore) -> None:
 
 
 def _fault(store: ObjectStore, folder: str) -> StorageUnavailableError | None:
-    """Return what is wrong with a store that can be written."""
+    """Return an error if a store that can be written has no put-if-absent that works; None if it has."""
     try:
-        apart = _refuses_a_second(store, f"{folder}/second")
-        if apart and store.tells_writers_apart:
-            apart = all(_one_racer_wins(store, f"{folder}/race-{number}") for number in range(_RACES))
+        is_exclusive = _refuses_a_second(store, f"{folder}/second")
+        if is_exclusive and store.tells_writers_apart:
+            is_exclusive = all(_one_racer_wins(store, f"{folder}/race-{number}") for number in range(_RACES))
     except StateStoreError as error:
         if not _takes_plain_put(store, f"{folder}/plain"):
             raise
         return _without_conditions("fails at", store, cause=error)
-    return None if apart else _without_conditions("ignores", store)
+    return None if is_exclusive else _without_conditions("ignores", store)
 
 
 def _refuses_a_second(store: ObjectStore, path: str) -> bool:
@@ -81,7 +80,7 @@ def _one_racer_wins(store: ObjectStore, path: str) -> bool:
 
     with ThreadPoolExecutor(len(bodies)) as pool:
         won = list(pool.map(race, bodies))
-    # After a lost reply the winner, too, takes another writer for the first; there are never two winners.
+    # If the winner's first reply was lost, it also believes that it lost the race. There are never two winners.
     return all(not is_first or store.get(path) == body for is_first, body in zip(won, bodies, strict=True)) and not all(
         won
     )
@@ -97,7 +96,7 @@ def _takes_plain_put(store: ObjectStore, path: str) -> bool:
 
 def _without_conditions(verb: str, store: ObjectStore, **context: object) -> StorageUnavailableError:
     advice = "use another server or bucket"
-    # Only buckets have the option, and it changes nothing where it is set already.
+    # Only buckets have the option, and the advice is useless if it is set already.
     if store.uri.partition(":")[0] in PREFIXES and store.tells_writers_apart:
         advice += (
             " or, if only one fleet of this URI ever runs at a time and you accept the risk, "
@@ -112,12 +111,12 @@ def _without_conditions(verb: str, store: ObjectStore, **context: object) -> Sto
 
 
 def time_of_store(store: ObjectStore) -> float:
-    """Return the time of an object store's own clock, in seconds since the epoch: the time of an object that is written now.
+    """Return the time of an object store's clock, in seconds since the epoch: the modification time of an object written now.
 
     Raises
     ------
     StorageUnavailableError
-        It failed.
+        The store failed.
     """
     path = f"_probe/{uuid.uuid4().hex}/time"
     store.put(path, b"")
@@ -134,7 +133,7 @@ def time_of_store(store: ObjectStore) -> float:
 
 
 def remove_left_over(store: ObjectStore, grace_s: float) -> None:
-    """Delete the objects of probes and proofs whose process was killed.
+    """Delete the objects of probes and proofs whose processes were killed.
 
     Parameters
     ----------
@@ -160,14 +159,14 @@ def _remove_all(store: ObjectStore, folder: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """The coordinator's part of a proof that both see the same storage.
+    """The coordinator's reply in a proof that it and a store actor see the same storage.
 
     Attributes
     ----------
     received
-        Content that the store actor wrote there; None if there is no such object.
+        Content of the store actor's object; None if the coordinator sees no such object.
     answer
-        Content that the coordinator wrote there in turn.
+        Content of the object that the coordinator wrote as its reply.
     process
         Where the coordinator runs, for messages.
     """
@@ -178,12 +177,12 @@ class ProbeResult:
 
 
 def look_into(store: ObjectStore, folder: str, process: str) -> ProbeResult:
-    """Read what a store actor wrote, and answer: the coordinator's part of :func:`prove_shared`, which may be repeated.
+    """Read a store actor's object and write a reply, as the coordinator's part of :func:`prove_shared`; may be repeated.
 
     Raises
     ------
     InvalidRequestError
-        This is no folder of a proof.
+        The folder is no folder of a proof.
     StorageUnavailableError
         The store failed.
     """
@@ -199,9 +198,9 @@ def look_into(store: ObjectStore, folder: str, process: str) -> ProbeResult:
 
 
 def prove_shared(store: ObjectStore, look: Callable[[str], ProbeResult], process: str) -> None:
-    """Prove that this process and the coordinator see the same storage: each reads what the other has just written.
+    """Check that this process and the coordinator see the same storage: each reads what the other has just written.
 
-    The same URI can be two places: a folder of each node's own disk, or a bucket's name on two servers.
+    One URI can name two storages: a folder on the disk of each node, or a bucket of the same name on two servers.
 
     Parameters
     ----------
@@ -215,7 +214,7 @@ def prove_shared(store: ObjectStore, look: Callable[[str], ProbeResult], process
     Raises
     ------
     SetupError
-        They do not; the error names both places and what to do.
+        They see different storage; the error names both processes and what to do.
     StorageUnavailableError
         The store failed.
     """

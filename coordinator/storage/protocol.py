@@ -1,7 +1,7 @@
-"""Object storage: a few operations, of which put-if-absent decides who committed.
+"""The object store protocol: a few operations, of which put-if-absent decides which writer has committed.
 
 - :mod:`coordinator.storage.local` (``file://``): a temporary file, fsync, and a hard link to the final name, which the file system
-  creates or refuses atomically. Own code because obstore's local store does not fsync, and a commit must survive power loss.
+  creates or refuses atomically. It does not use obstore, whose local store does not fsync: a commit must survive power loss.
 - :mod:`coordinator.storage.remote` (``s3://``, ``gs://``, ``az://``): obstore, the one maintained Python library with
   conditional puts on all three clouds and no further dependencies.
 - :mod:`coordinator.storage.memory`: tests and simulation.
@@ -18,7 +18,7 @@ __all__ = ["ObjectInfo", "ObjectStore"]
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """A stored object: path relative to the store's URI, size in bytes, last change in seconds since the epoch."""
+    """A stored object: its path relative to the store's URI, its size in bytes, and its last change in seconds since the epoch."""
 
     path: str
     size: int
@@ -32,18 +32,18 @@ class ObjectStore(Protocol):
 
     @property
     def tells_writers_apart(self) -> bool:
-        """Whether `put_if_absent` holds between two processes; if not, the user has promised that there is only one."""
+        """Whether `put_if_absent` works between two processes; if not, the user has promised that there is only one writer."""
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Create an object durably; False if one is there already.
+        """Create an object durably; return False if an object with this path exists.
 
-        The object that is there may be the caller's own: the reply of a first attempt can be lost. Callers that must know put an id of
-        their own into `data` and read the object back.
+        The existing object may be the caller's own, as the reply to a first attempt can be lost. A caller that must know puts a unique
+        id into `data` and reads the object back.
 
         Raises
         ------
         CommitUnknownError
-            No answer says whether the object was created: read it back before anything else.
+            It is not known whether the object was created: the caller must read it back first.
         StorageUnavailableError
             The store failed and certainly created nothing.
         """
@@ -52,37 +52,37 @@ class ObjectStore(Protocol):
         """Write an object durably under a name that no other writer uses."""
 
     def ensure_durable(self, path: str) -> None:
-        """Make an object, or all objects of a folder (not of those below it), outlive a power loss if they can be read.
+        """Make an object durable, so that it survives a power loss; of a folder, all objects directly in it.
 
-        Called before this process relies on an object that it read and did not write itself: its writer may have failed, or died,
-        between making it visible and making it durable. Nothing happens if there is no such object, or in stores where it is
-        durable once visible.
+        A process calls this before it relies on an object that another process wrote: the writer may have failed or died after the
+        object became visible and before it was durable. The method does nothing if there is no such object, or if the store's
+        objects are durable once visible.
 
         Raises
         ------
         StorageUnavailableError
-            It may still not be durable; what was read must not be relied on yet.
+            The object may not be durable; the caller must not rely on what it read yet.
         """
 
     def get(self, path: str) -> bytes:
-        """Return the whole content; FileNotFoundError if there is no object. It may not be durable yet: :meth:`ensure_durable`."""
+        """Return the whole content; raise FileNotFoundError if there is no object. See :meth:`ensure_durable` for its durability."""
 
     def list(self, prefix: str) -> list[ObjectInfo]:
         """Return the objects whose path starts with the folder `prefix`, sorted by path."""
 
     def list_unfinished(self, prefix: str) -> Sequence[ObjectInfo]:
-        """Return the unfinished files below a folder, of killed and of live writers; `delete` removes them."""
+        """Return the unfinished files of killed and live writers below a folder; `delete` removes them."""
 
     def delete(self, path: str) -> None:
         """Remove an object; nothing happens if there is none."""
 
     def delete_all(self, paths: Sequence[str]) -> None:
-        """Remove objects, in as few requests as the store takes, some at once.
+        """Remove objects, in as few requests as the store allows, some of them in parallel.
 
         Raises
         ------
         StorageUnavailableError
-            The store failed; some of them may be deleted.
+            The store failed; some of the objects may be deleted.
         """
 
     def folders(self) -> Sequence[str]:

@@ -1,12 +1,12 @@
-"""Object stores in the cloud, or on a server that speaks S3, by obstore, with this project's errors.
+"""Object stores in the cloud or on a server with the S3 protocol. They use obstore, and raise this project's errors.
 
 Rules that the code follows:
 
-- A conditional put is sent once at a time and repeated here, not by obstore: only so it is known whether an earlier attempt may have
-  landed. After such an attempt "it exists already" may mean the writer's own object, so callers read it back.
-- S3 answers 409 to a conditional put that meets another one; neither may have landed. obstore reports it like 412.
-- Text of a server can repeat what it was sent (S3 echoes access keys, Azure's URLs hold signatures), so causes are cut down to
-  what failed, and obstore's own exceptions are never chained: Ray would print them with theirs.
+- Conditional puts are repeated here and not by obstore, so that it is known whether an earlier attempt may have succeeded. After such
+  an attempt, "it exists already" may mean the writer's own object, so callers read it back.
+- S3 answers 409 to two conditional puts at the same time; possibly neither has succeeded. obstore reports it like 412.
+- A server's text can repeat parts of the request (S3 echoes access keys, Azure's URLs have signatures). So only the summary and the
+  code of a cause are kept, and obstore's exceptions are never chained, as Ray would print their text.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["RemoteObjectStore", "SingleWriterObjectStore", "open_remote_store"]
 
 log = logging.getLogger(__name__)
 
-#: One request; a delta is some MB.
+#: Timeouts of one request; a delta has a few MB.
 _CLIENT_DEFAULTS = {"connect_timeout": "5s", "timeout": "30s"}
-#: Reads and puts of unique names may be repeated blindly.
+#: Retries of reads, and of puts under unique names, which can be repeated without a check.
 _RETRIES = {
     "max_retries": 6,
     "retry_timeout": timedelta(seconds=40),
@@ -38,14 +38,14 @@ _RETRIES = {
 }
 _NO_RETRIES = {"max_retries": 0}
 
-#: Attempts of a conditional put, the first pause between two (then doubling), and when no further one is begun.
+#: Attempts of a conditional put, the first pause between two (doubled each time), and the time after which no attempt is begun.
 _ATTEMPTS = 5
 _FIRST_PAUSE_S = 0.1
 _PATIENCE_S = 40.0
 
 
 def _no_count() -> None:
-    """Do nothing: repetitions are not counted."""
+    """Do nothing, so that repetitions are not counted."""
 
 
 def open_remote_store(
@@ -68,7 +68,7 @@ def open_remote_store(
     InvalidRequestError
         An option is not known or not usable.
     """
-    # Late: obstore's runtime threads must not exist before a process forks.
+    # Imported late, as obstore's threads must not exist before a process forks.
     from obstore.exceptions import BaseError
     from obstore.store import from_url
 
@@ -77,7 +77,7 @@ def open_remote_store(
     kind = SingleWriterObjectStore if _single_writer(config.pop("single_writer", "false")) else RemoteObjectStore
     client = dict(_CLIENT_DEFAULTS)
     for option in CLIENT_OPTIONS:
-        # Once client options are given, obstore looks for none of them in the environment.
+        # obstore reads no client options from the environment if any are passed.
         value = config.pop(option, os.environ.get(f"{PREFIXES[scheme]}{option}".upper()))
         if value is not None:
             client[option] = value
@@ -91,7 +91,7 @@ def open_remote_store(
         raise InvalidRequestError(
             "the object store's options are not usable; see obstore's names for this scheme",
             uri=uri,
-            cause=_told(error),
+            cause=_safe_text(error),
         ) from None
     return store
 
@@ -112,9 +112,9 @@ class RemoteObjectStore:
     store
         An obstore store whose root is the URI.
     once
-        The same without retries, for conditional puts; by default `store`.
+        The same store without retries, for conditional puts; by default `store`.
     repeated
-        Called each time that a conditional put is sent again.
+        Called each time a conditional put is repeated.
     """
 
     tells_writers_apart = True
@@ -129,20 +129,20 @@ class RemoteObjectStore:
         return f"{type(self).__name__}({self.uri!r})"
 
     def __reduce__(self) -> NoReturn:
-        # obstore's pickles hold the credentials.
+        # obstore's pickles contain the credentials.
         raise TypeError("an object store is not sent to another process; send its URI and open it there")
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         import obstore
         from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
-        unclear: Exception | None = None
+        unclear_error: Exception | None = None
         give_up = time.monotonic() + _PATIENCE_S
         for attempt in range(_ATTEMPTS):
             if attempt:
                 if time.monotonic() > give_up:
                     break
-                # Random, because writers that conflict tried at the same moment.
+                # The pause is random, as conflicting writers have tried at the same time.
                 time.sleep(_FIRST_PAUSE_S * 2 ** (attempt - 1) * random.uniform(0.5, 1))
                 self._repeated()
             try:
@@ -151,17 +151,17 @@ class RemoteObjectStore:
                 if self._exists(path):
                     return False
             except (BaseError, OSError, NotImplementedError) as error:
-                if _is_refusal(error) and unclear is None:
+                if _is_refusal(error) and unclear_error is None:
                     raise self._failed(path, error) from None
-                unclear = error
+                unclear_error = error
             else:
                 return True
         raise CommitUnknownError(
             "a conditional put got no clear answer; it may have landed: read it back",
             path=path,
             cause="conditional puts keep conflicting (409) and no object appears"
-            if unclear is None
-            else _told(unclear),
+            if unclear_error is None
+            else _safe_text(unclear_error),
         )
 
     def _exists(self, path: str) -> bool:
@@ -173,7 +173,9 @@ class RemoteObjectStore:
         except FileNotFoundError:
             return False
         except BaseError as error:
-            raise CommitUnknownError("whether an object exists cannot be read", path=path, cause=_told(error)) from None
+            raise CommitUnknownError(
+                "whether an object exists cannot be read", path=path, cause=_safe_text(error)
+            ) from None
         return True
 
     def put(self, path: str, data: bytes) -> None:
@@ -183,7 +185,7 @@ class RemoteObjectStore:
         try:
             obstore.put(self._store, path, data)
         except FileNotFoundError as error:
-            # A large object is uploaded in parts. After a lost answer to the last request, its repetition finds no upload any more.
+            # A large object is uploaded in parts. If the reply to the last request was lost, its repetition finds no upload.
             if not self._has(path, len(data)):
                 raise self._failed(path, error) from None
         except (BaseError, OSError) as error:
@@ -200,7 +202,7 @@ class RemoteObjectStore:
             return False
 
     def ensure_durable(self, path: str) -> None:
-        """Do nothing: these stores show durable objects only."""
+        """Do nothing: objects of these stores are durable once visible."""
 
     def get(self, path: str) -> bytes:
         import obstore
@@ -249,11 +251,11 @@ class RemoteObjectStore:
         if not paths:
             return
         try:
-            # S3 takes a thousand in a request; of the others obstore has several on their way at once.
+            # S3 accepts 1,000 objects a request; for other stores, obstore sends several requests in parallel.
             obstore.delete(self._store, list(paths))
         except (BaseError, OSError) as error:
-            # Some were deleted already, or the server has no such requests; if the store itself fails, the next request raises.
-            log.warning("deleting files one by one, since together it failed: %s", _told(error))
+            # Some objects were deleted already, or the server has no such request. If the store itself fails, the next request raises.
+            log.warning("deleting files one by one, since together it failed: %s", _safe_text(error))
             for path in paths:
                 self.delete(path)
 
@@ -277,14 +279,14 @@ class RemoteObjectStore:
             f"the object store failed; what was committed is untouched; {advice}",
             uri=self.uri,
             path=path,
-            cause=_told(error),
+            cause=_safe_text(error),
         )
 
 
 class SingleWriterObjectStore(RemoteObjectStore):
-    """For servers without conditional puts, where the user has promised that one fleet at a time uses the URI.
+    """Objects on a server without conditional puts, where the user has promised that only one fleet uses the URI at a time.
 
-    ``put_if_absent`` looks and then writes. A second coordinator between the two would be overwritten, which loses commits.
+    ``put_if_absent`` checks and then writes. A second coordinator that writes in between would be overwritten, and its commits lost.
     """
 
     tells_writers_apart = False
@@ -307,7 +309,7 @@ class SingleWriterObjectStore(RemoteObjectStore):
             obstore.put(self._store, path, data)
         except (BaseError, OSError) as error:
             raise CommitUnknownError(
-                "a put got no clear answer; it may have landed: read it back", path=path, cause=_told(error)
+                "a put got no clear answer; it may have landed: read it back", path=path, cause=_safe_text(error)
             ) from None
         return True
 
@@ -320,7 +322,7 @@ def _is_refusal(error: Exception) -> bool:
     return isinstance(error, refusals)
 
 
-def _told(error: Exception) -> str:
+def _safe_text(error: Exception) -> str:
     """Return the cause of an obstore exception, without text in which a server may repeat its request."""
     text = str(error).partition("\n\nDebug source")[0]
     summary, _, body = text.partition("<")

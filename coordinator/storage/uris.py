@@ -71,7 +71,7 @@ def open_object_store(
     Parameters
     ----------
     stats
-        Counts conditional puts that are sent again.
+        Counts conditional puts that are repeated.
 
     Raises
     ------

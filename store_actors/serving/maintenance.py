@@ -1,4 +1,4 @@
-"""Maintenance of a process's partitions between batches: writes snapshots that are due, and evicts reassigned partitions. No Ray."""
+"""Maintenance of a process's partitions beside its batches: writes due snapshots, and evicts reassigned partitions. No Ray."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class PartitionCache:
     # -- out of memory ------------------------------------------------------------------------------------------------
 
     def unload(self, store_id: StateStoreId, *, wait: bool = True) -> bool:
-        """Drop a partition from memory; storage keeps every version. Return whether a partition was dropped.
+        """Drop a partition from memory; storage keeps every version. Return whether a loaded partition was dropped.
 
         Unless `wait` is true, a partition that is being changed stays.
         """

@@ -28,9 +28,9 @@ __all__ = ["READ_BYTES", "LimitedMemory", "StoreMemory", "UnlimitedMemory"]
 READ_BYTES = 1 << 28
 #: Seconds that a request waits for memory that others have.
 _PATIENCE_S = 60.0
-#: Bytes that there must be beside what a process has before any state.
+#: Smallest capacity: bytes between the process's memory before any state and the limit.
 _MIN_CAPACITY = 1 << 26
-#: Part of the room beside the base that requests may have: the rest is for the state that they work on.
+#: Fraction of the capacity that requests may reserve. The rest is for the state that they use.
 _WORK = 0.75
 
 
