@@ -36,7 +36,7 @@ f64_2, u8_1, u8_2 = float64[:, ::1], uint8[::1], uint8[:, ::1]
 
 @njit(void(u64_2, i64_2, int64, int64, uint64, int64, i64_2, int64, int64, uint64), cache=True, nogil=True)
 def _add_decimal(rows, rows_i, slot, word, low, high, limits, limit, flag_word, flag):
-    """128-bit add; beyond the precision (``limits[limit]``: 10**precision - 1 as high, low) the sum becomes null."""
+    """Add 128-bit integers. A sum beyond the precision (``limits[limit]``: 10**precision - 1 as high, low) becomes null."""
     total_low = rows[slot, word] + low
     carry = np.int64(1) if total_low < low else np.int64(0)
     before = rows_i[slot, word + 1]

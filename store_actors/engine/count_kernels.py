@@ -118,7 +118,7 @@ def merge_counted(arena, used, rows, slots, word, source, values, column, width,
 
 @njit(void(i64_1, f64_1, i64_1, f64_1, int64, f64_2, u8_1), cache=True, nogil=True)
 def choose(ends, values, counts, percentages, rule, out, valid):
-    """Percentiles of lists of counted values, whose elements end at ``ends``; none of a list of nothing (``valid``).
+    """Compute percentiles of lists of counted values, whose elements end at ``ends``; an empty list has none (``valid``).
 
     ``rule`` is 0 for the value at a share of the way from the first to the last, between two of them if need be, and 1 for the first
     value that a share of all is not larger than (a value, always). A negative one is of values from the largest down, less one.
@@ -163,7 +163,7 @@ def choose(ends, values, counts, percentages, rule, out, valid):
 
 @njit(void(i64_1, u64_1, i64_1, i64_1), cache=True, nogil=True)
 def most_frequent(ends, codes, counts, out):
-    """Number of the first element that has the most frequent value of each list of counted values; -1 of a list of nothing."""
+    """Find the number of the first element that has the most frequent value of each list of counted values; -1 of an empty list."""
     begin = 0
     for list_number in range(ends.shape[0]):
         end = ends[list_number]

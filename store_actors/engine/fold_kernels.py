@@ -109,7 +109,7 @@ def _add_moments(rows_f, slot, word, x, highest):
 
 @njit(void(f64_2, int64, int64, f64_2, int64, int64, int64), cache=True, nogil=True)
 def _merge_moments(rows_f, slot, word, values_f, a, row, highest):
-    """Moments of other values, from the columns ``a..``."""
+    """Merge the moments of other values, from the columns ``a..``."""
     n1, n2 = rows_f[slot, word], values_f[a, row]
     if n2 == 0.0:
         return
@@ -152,7 +152,7 @@ def _add_co_moments(rows_f, slot, word, x, y, with_squares):
 
 @njit(void(f64_2, int64, int64, f64_2, int64, int64, int64), cache=True, nogil=True)
 def _merge_co_moments(rows_f, slot, word, values_f, a, row, with_squares):
-    """Co-moments of other pairs, from the columns ``a..``."""
+    """Merge the co-moments of other pairs, from the columns ``a..``."""
     n1, n2 = rows_f[slot, word], values_f[a, row]
     if n2 == 0.0:
         return

@@ -71,13 +71,13 @@ def secret_words(seed: int, use: str, count: int) -> Words:
 
 
 def row_secrets(key_words: int) -> int:
-    """Secret words of :func:`hash_row` for rows with so many key words."""
+    """Return the number of secret words of :func:`hash_row` for rows with `key_words` key words."""
     return 2 + 2 * key_words
 
 
 @intrinsic
 def _upper(typing_context, left, right):
-    """Upper word of the product of two words."""
+    """Return the upper word of the product of two words."""
 
     def generate(context, builder, signature, arguments):
         wide = cgutils.ir.IntType(128)
@@ -99,7 +99,7 @@ def _scattered(value):
 
 @njit(uint64(u64_2, int64, int64, int64, uint64, u64_1), cache=True, nogil=True, inline="always")
 def hash_row(words, row, first, count, nulls, secret):
-    """32-bit hash of the words ``first .. first + count`` of a row, and of up to 32 null bits."""
+    """Return the 32-bit hash of the words ``first .. first + count`` of a row, and of up to 32 null bits."""
     total = secret[0] + secret[1] * nulls
     for number in range(count):
         word = words[row, first + number]
@@ -109,7 +109,7 @@ def hash_row(words, row, first, count, nulls, secret):
 
 @njit(uint64(uint64, uint64, int64, u64_1), cache=True, nogil=True, inline="always")
 def hash_element(low, high, width, secret):
-    """32-bit hash of one word, or (``width`` 2) of two."""
+    """Return the 32-bit hash of one word, or (``width`` 2) of two."""
     total = secret[0] + (secret[1] + (low & _LOW32)) * (secret[2] + (low >> _S32))
     if width == 2:
         total += (secret[3] + (high & _LOW32)) * (secret[4] + (high >> _S32))
@@ -118,7 +118,7 @@ def hash_element(low, high, width, secret):
 
 @njit(uint64(u8_1, int64, int64, u64_1), cache=True, nogil=True)
 def hash_string(data, begin, end, secret):
-    """32-bit hash of the bytes ``begin .. end``."""
+    """Return the 32-bit hash of the bytes ``begin .. end``."""
     point = secret[0] & _PRIME
     # The length comes first: of two strings that differ in zeros at their ends only, the pieces are the same.
     total = np.uint64(end - begin)

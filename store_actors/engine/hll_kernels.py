@@ -64,7 +64,7 @@ def _second_factor(word):
 
 @njit(uint64(uint64, uint64, int64), cache=True, nogil=True)
 def _coupon(h1, h2, length):
-    """The coupon of a MurmurHash3 (128 bits, x64) before its last step."""
+    """Return the coupon of a MurmurHash3 (128 bits, x64) before its last step."""
     h1 ^= np.uint64(length)
     h2 ^= np.uint64(length)
     h1 += h2
@@ -88,14 +88,14 @@ def _word(data, at, count):
 
 @njit(void(u64_1, u64_1), cache=True, nogil=True)
 def coupons_of_longs(values, out):
-    """Coupons of integers."""
+    """Compute the coupons of integers."""
     for row in range(values.shape[0]):
         out[row] = _coupon(_SEED ^ _first_factor(values[row]), _SEED, 8)
 
 
 @njit(void(u8_1, i64_1, u64_1, u64_1), cache=True, nogil=True)
 def coupons_of_texts(data, offsets, ids, out):
-    """Coupons of strings of a pool; 0 of the empty one, which does not count."""
+    """Compute the coupons of a pool's strings; that of the empty string, which is not counted, is 0."""
     for row in range(ids.shape[0]):
         begin, end = offsets[np.int64(ids[row])], offsets[np.int64(ids[row]) + 1]
         if begin == end:
@@ -119,7 +119,7 @@ def coupons_of_texts(data, offsets, ids, out):
 
 @njit(int64(uint64), cache=True, nogil=True)
 def _most_coupons(lg_k):
-    """Coupons up to which there are no registers."""
+    """Return the largest number of coupons without registers."""
     return 7 if lg_k < np.uint64(8) else 3 << (np.int64(lg_k) - 5)
 
 
@@ -223,7 +223,7 @@ def merge(arena, used, rows, slots, word, source, begins, lengths, may_differ, s
 
 @njit(int64(u8_1, i64_1, u64_1, u8_1, int64, u64_1, i64_1), cache=True, nogil=True)
 def open_sketches(data, offsets, ids, valid, writes, out, lengths):
-    """Elements of the sketches of a pool, one after the other (if ``writes``), and how many each has; returns how many there are.
+    """Write the elements of a pool's sketches, one after the other (if ``writes``), and how many each has; return the total number.
 
     They are as Spark's ``hll_union`` writes them: registers of a byte, and room for more coupons, which are 0 there.
     """
@@ -257,7 +257,7 @@ def open_sketches(data, offsets, ids, valid, writes, out, lengths):
 
 @njit(void(u64_1, i64_1, int64, u64_1, i64_1), cache=True, nogil=True)
 def marked(elements, ends, lg_k, out, out_ends):
-    """Lists, that end at ``ends``, each without what counts no more; of an empty one the mark of a sketch of nothing."""
+    """Write lists, which end at ``ends``, without elements that no longer count; of an empty list the mark of an empty sketch."""
     begin = filled = 0
     for row in range(ends.shape[0]):
         kept = combine(elements, begin, ends[row] - begin, out[filled:])
@@ -277,7 +277,7 @@ def _put(out, at, word, count):
 
 @njit(void(u64_1, i64_1, int64, i64_1, u8_1), cache=True, nogil=True)
 def write_sketches(elements, ends, writes, sizes, out):
-    """Bytes of sketches, as :func:`marked` makes them, one after the other (if ``writes``), and how many each has."""
+    """Write the bytes of sketches of :func:`marked`, one after the other (if ``writes``), and how many each has."""
     begin = at = 0
     harmonic = np.zeros(2, np.float64)
     for row in range(ends.shape[0]):

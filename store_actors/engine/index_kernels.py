@@ -88,7 +88,7 @@ def grow_index(old, new):
 
 @njit(int64(u64_1, u64_2, u64_2, int64, uint64, uint64, int64, uint64, uint64), cache=True, nogil=True)
 def _find(index, rows, keys, row, nulls, key_mask, first, tag, shift):
-    """Position in the index of the row's key, or -1 - the empty position where it belongs."""
+    """Return the position in the index of the row's key, or -1 - the empty position where it belongs."""
     mask = np.uint64(index.shape[0] - 1)
     position = tag >> shift
     while True:
@@ -144,14 +144,14 @@ def claim_slot(capacity, free, counters, spare_entries):
 
 @njit(void(u64_2, u64_1, u64_1, u64_1), cache=True, nogil=True)
 def hash_tags(keys, nulls, secret, out):
-    """Tag of each key: an index has them in about this order."""
+    """Compute the tag of each key; an index has its entries in about the order of the tags."""
     for row in range(keys.shape[0]):
         out[row] = hash_row(keys, row, 0, keys.shape[1], nulls[row], secret)
 
 
 @njit(void(u64_1, u64_2, u64_2, u64_1, uint64, int64, u64_1, i64_1), cache=True, nogil=True)
 def lookup(index, rows, keys, nulls, key_mask, first, secret, out):
-    """Slot of each key, -1 where there is none."""
+    """Find the slot of each key, -1 where there is none."""
     shift = index_shift(index.shape[0])
     tags = np.empty(_BLOCK, np.uint64)
     for block in range(0, keys.shape[0], _BLOCK):
@@ -277,7 +277,7 @@ def evict(index, rows, candidates, key_mask, first, key_words, secret, expiry_wo
 
 @njit(int64(u64_2, int64, int64, i64_1), cache=True, nogil=True)
 def live_slots(rows, begin, end, out):
-    """Slots of all live rows from `begin` up to `end`, in slot order; returns how many."""
+    """Write the slots of all live rows from `begin` up to `end`, in slot order; return how many."""
     count = 0
     for slot in range(begin, end):
         if rows[slot, 0] & LIVE != _ZERO:

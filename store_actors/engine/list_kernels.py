@@ -55,7 +55,7 @@ def _capacity(length):
 
 @njit(int64(int64, int64, int64), cache=True, nogil=True)
 def _extent(capacity, width, kind):
-    """Words of an extent with room for so many elements."""
+    """Return the words of an extent with space for so many elements."""
     return capacity * width + (capacity if kind != LIST and capacity > _SMALL else 0)
 
 
@@ -206,7 +206,7 @@ def merge(arena, used, secret, rows, slots, word, source, values, column, width,
 
 @njit(int64(i64_1, int64, int64), cache=True, nogil=True)
 def room(lengths, width, kind):
-    """Words that new extents of lists take."""
+    """Return the words that new extents of lists take."""
     total = 0
     for list_number in range(lengths.shape[0]):
         total += _extent(_capacity(lengths[list_number]), width, kind)

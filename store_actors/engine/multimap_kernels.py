@@ -29,7 +29,7 @@ def _same(rows, slot, words, row, first, words_first, key_words, nulls, key_mask
 
 @njit(int64(u64_1, u64_2, u64_2, int64, int64, int64, int64, uint64, uint64, uint64, uint64), cache=True, nogil=True)
 def _probe(index, rows, words, row, first, words_first, key_words, nulls, key_mask, tag, shift):
-    """Position in the index of a key's chain, or -1 - the empty position where it belongs."""
+    """Return the position in the index of a key's chain, or -1 - the empty position where it belongs."""
     mask = np.uint64(index.shape[0] - 1)
     position = tag >> shift
     while True:
@@ -45,7 +45,7 @@ def _probe(index, rows, words, row, first, words_first, key_words, nulls, key_ma
 
 @njit(int64(u64_1, u64_2, u64_2, int64, int64, int64, int64, uint64, uint64, uint64), cache=True, nogil=True)
 def _head(index, rows, words, row, first, words_first, key_words, nulls, key_mask, tag):
-    """As :func:`_probe`, for a loop that looks up few keys."""
+    """Return the result of :func:`_probe`, for a loop that looks up few keys."""
     shift = index_shift(index.shape[0])
     return _probe(index, rows, words, row, first, words_first, key_words, nulls, key_mask, tag, shift)
 
@@ -130,7 +130,7 @@ def unlink(index, rows, slots, following, previous, first, key_words, key_mask, 
     cache=True, nogil=True,
 )  # fmt: skip
 def match(index, rows, keys, nulls, following, first, key_words, key_mask, secret, start, out_rows, out_slots):
-    """Pairs (row of `keys`, slot) of equal keys; stops when a row's chain does not fit. Returns (rows done, pairs)."""
+    """Write the pairs (row of `keys`, slot) of equal keys; stop when a row's chain does not fit. Return (rows done, pairs)."""
     filled, warmth = 0, _ZERO
     shift = index_shift(index.shape[0])
     tags = np.empty(_BLOCK, np.uint64)
@@ -165,7 +165,7 @@ def match(index, rows, keys, nulls, following, first, key_words, key_mask, secre
 
 @njit(void(u64_2, int64, i64_1), cache=True, nogil=True)
 def largest_number(rows, word, largest):
-    """Largest number of a live row."""
+    """Raise ``largest[0]`` to the largest number of a live row."""
     for slot in range(rows.shape[0]):
         if rows[slot, 0] & LIVE != _ZERO and np.int64(rows[slot, word]) > largest[0]:
             largest[0] = np.int64(rows[slot, word])
@@ -194,7 +194,7 @@ def number_keys(words, first, key_words, key_mask, secret, index, ids, firsts):
 
 @njit(void(u64_2, i64_1, boolean, i64_1), cache=True, nogil=True)
 def first_of_each(order, ids, last_wins, out):
-    """Row of each id with the smallest order words; of equal ones the first, or the last. ``out`` starts as -1."""
+    """Find the row of each id with the smallest order words; of equal ones the first, or the last. ``out`` starts as -1."""
     for row in range(ids.shape[0]):
         best = out[ids[row]]
         if best < 0:
@@ -222,7 +222,7 @@ def _comes_before(order, arrival, row, other_row):
 def first_n_of_each(order, arrival, ids, rows, starts, best):
     """Put those of ``rows`` with the smallest order words, then arrival, in place: ``best[starts[i] : starts[i + 1]]`` is id ``i``'s.
 
-    No id has more places than rows.
+    No id has more entries in ``best`` than rows.
     """
     sizes = np.zeros(starts.shape[0] - 1, np.int64)
     for row in rows:

@@ -45,7 +45,7 @@ def _finished(state, length):
 
 @njit(void(u32_1, i64_1, i64_1, i32_1, u8_1), cache=True, nogil=True)
 def hash_ints(hashes, begins, ends, values, valid):
-    """32-bit values."""
+    """Hash 32-bit values."""
     for row in range(len(hashes)):
         state = hashes[row]
         for at in range(begins[row], ends[row]):
@@ -56,7 +56,7 @@ def hash_ints(hashes, begins, ends, values, valid):
 
 @njit(void(u32_1, i64_1, i64_1, u64_1, u8_1), cache=True, nogil=True)
 def hash_longs(hashes, begins, ends, values, valid):
-    """64-bit values."""
+    """Hash 64-bit values."""
     for row in range(len(hashes)):
         state = hashes[row]
         for at in range(begins[row], ends[row]):
@@ -68,7 +68,7 @@ def hash_longs(hashes, begins, ends, values, valid):
 
 @njit(void(u32_1, i64_1, i64_1, i64_1, u8_1, u8_1), cache=True, nogil=True)
 def hash_bytes(hashes, begins, ends, offsets, data, valid):
-    """Strings and binaries: bytes ``offsets[at] .. offsets[at + 1]`` of ``data``."""
+    """Hash strings and binaries: bytes ``offsets[at] .. offsets[at + 1]`` of ``data``."""
     for row in range(len(hashes)):
         state = hashes[row]
         for at in range(begins[row], ends[row]):
@@ -90,8 +90,10 @@ def hash_bytes(hashes, begins, ends, offsets, data, valid):
 
 @njit(void(u32_1, i64_1, i64_1, u8_1, u8_1), cache=True, nogil=True)
 def hash_wide(hashes, begins, ends, data, valid):
-    """Integers of 128 bits, little-endian in 16 bytes of ``data`` each, as Java's ``BigInteger.toByteArray`` has them: big-endian, no
-    longer than they need."""
+    """Hash integers of 128 bits, little-endian in 16 bytes of ``data`` each.
+
+    The hashed bytes are those of Java's ``BigInteger.toByteArray``: big-endian, no more than needed.
+    """
     for row in range(len(hashes)):
         state = hashes[row]
         for at in range(begins[row], ends[row]):
