@@ -351,7 +351,7 @@ class StateLedger(LedgerState):
                 base_version=entry.base_version,
                 expected=base,
             )
-        return [Committed(commit.sharing()) for commit in entries], tuple(entries)
+        return [Committed(commit.share_values()) for commit in entries], tuple(entries)
 
     def decide_discard(self, files: Iterable[str]) -> list[Record]:
         """Refuse, from now on, commits of files that are about to be deleted and could still be committed."""

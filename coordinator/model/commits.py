@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from coordinator.model.identities import DEFAULT_STORE, FastPickle, ShardKey
@@ -81,18 +81,20 @@ class CommitEntry(FastPickle):
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> CommitEntry:
-        return cls(**data).sharing()
+        return cls(**data).share_values()
 
-    def sharing(self) -> CommitEntry:
-        """Return the commit with interned texts and shared empty mappings: a coordinator keeps all retained commits in memory."""
-        return replace(
-            self,
-            run_id=sys.intern(self.run_id),
-            executor=sys.intern(self.executor),
-            store_name=sys.intern(self.store_name),
-            source_watermarks_ms=self.source_watermarks_ms or _NOTHING,
-            failures=self.failures or _NOTHING,
-        )
+    def share_values(self) -> CommitEntry:
+        """Replace texts and empty mappings by equal ones that commits have in common, and return this commit.
+
+        A coordinator keeps all retained commits in memory. This commit is changed in place: copies took a quarter of the time in which
+        a log is read.
+        """
+        for name in _SHARED_TEXTS:
+            object.__setattr__(self, name, sys.intern(getattr(self, name)))
+        for name in _SHARED_MAPPINGS:
+            if not getattr(self, name):
+                object.__setattr__(self, name, _NOTHING)
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,9 @@ class PartitionCommit(FastPickle):
 
 #: The mapping of commits without sources of their own, or without failures; it is never changed.
 _NOTHING: Mapping[str, int] = {}
+#: Fields whose values many commits have alike.
+_SHARED_TEXTS = ("run_id", "executor", "store_name")
+_SHARED_MAPPINGS = ("source_watermarks_ms", "failures")
 
 
 #: Fields that are not in a commit's record; those that are, in their order; and those that only some records have, with their defaults.
