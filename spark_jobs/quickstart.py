@@ -1,7 +1,8 @@
 """The main job: counts and sums of events per page and five-minute window, with the state in the fleet.
 
-``python -m spark_jobs.quickstart`` needs no server: a local Ray, Spark on it through RayDP, files below one folder as the object
-store, and a deterministic built-in event source. It ends by itself; a second run continues where the first stopped.
+``statefleet quickstart`` (or ``python -m spark_jobs.quickstart``) needs no server: a local Ray, Spark on it through RayDP, files below
+one folder as the object store, and a deterministic built-in event source. It ends by itself; a second run continues where the first
+stopped.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ def build(events: Any) -> DataFrame:
     return result
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m spark_jobs.quickstart", description=(__doc__ or "").split("\n")[0])
+def _parse(argv: Sequence[str] | None, program: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=program, description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--folder", type=Path, default=Path("statefleet-data/quickstart"),
                         help="where events, state, checkpoint and results go (%(default)s)")  # fmt: skip
     parser.add_argument("--store", help="URI of another object store for the state, such as s3://bucket/prefix")
@@ -93,9 +94,9 @@ def _report(fleet: Fleet, folder: Path, rows: int, seconds: float) -> None:
           "  python -m spark_jobs.page_hits --help      the same on your own access logs")  # fmt: skip
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job; return the exit code."""
-    options = _parse(argv)
+def main(argv: Sequence[str] | None = None, program: str = "python -m spark_jobs.quickstart") -> int:
+    """Run the job; return the exit code. The help is of a program of this name."""
+    options = _parse(argv, program)
     folder = options.folder.resolve()
     done = _done_batches(folder)
     write_events(folder / "events", range(done, done + options.batches), options.rows)

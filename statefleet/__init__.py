@@ -8,9 +8,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from threading import RLock
 from typing import TYPE_CHECKING, Any
+
+from statefleet.import_names import check_import_names
 
 if TYPE_CHECKING:
     from coordinator.ledger.branches import Branch
@@ -95,8 +96,6 @@ __all__ = [
     "stop_session",
 ]
 
-__version__ = "0.1.0"
-
 #: Module of each public name. It is imported at the first access to the name, since the command line does not need Spark.
 _MODULES = {
     "Branch": "coordinator.ledger.branches",
@@ -145,13 +144,22 @@ _MODULES = {
 
 _IMPORTING = RLock()
 
+# Before any of the packages is imported.
+check_import_names()
+
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("statefleet")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from coordinator.runtime.extras import import_extra
+
     # Neither PySpark nor Ray can be imported by several threads at once.
     with _IMPORTING:
-        value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+        value = globals()[name] = getattr(import_extra(_MODULES[name]), name)
     return value
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ from coordinator.model.errors import StateStoreError
 from statefleet.commands import looking, moving, reading, upkeep
 from statefleet.commands.doctor import doctor
 from statefleet.commands.output import WIDTH
+from statefleet.commands.quickstart import quickstart
 
 __all__ = ["app", "main"]
 
@@ -43,7 +45,10 @@ _COMMANDS: tuple[Callable[..., Any], ...] = (
     upkeep.stop,
     upkeep.warm,
     doctor,
+    quickstart,
 )
+#: Commands whose options are another program's.
+_PASSING = MappingProxyType({quickstart: {"allow_extra_args": True, "ignore_unknown_options": True}})
 
 app = typer.Typer(
     name="statefleet",
@@ -75,7 +80,9 @@ def _options(
 
 
 for _command in _COMMANDS:
-    app.command(_command.__name__)(_command)
+    app.command(_command.__name__, add_help_option=_command not in _PASSING, context_settings=_PASSING.get(_command))(
+        _command
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

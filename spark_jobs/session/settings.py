@@ -45,7 +45,7 @@ SETTINGS = MappingProxyType(
         "spark.ui.showConsoleProgress": Setting("false", "its bars would be written over what a program prints"),
         "spark.python.worker.reuse": Setting("true", "a Python worker connects to the fleet once, not in each task"),
         "spark.python.daemon.module": Setting(
-            "spark_jobs.worker.daemon", "Python workers are forked from a process that has all code loaded already"
+            "statefleet.worker_daemon", "Python workers are forked from a process that has all code loaded already"
         ),
         "spark.sql.session.timeZone": Setting("UTC", "times without a zone mean the same on every machine"),
         "spark.sql.execution.arrow.maxRecordsPerBatch": Setting(

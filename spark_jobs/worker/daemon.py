@@ -1,4 +1,4 @@
-"""The process that forks Spark's Python workers (``spark.python.daemon.module``): it imports once what every worker needs.
+"""The process that forks Spark's Python workers (through ``statefleet.worker_daemon``): it imports once what every worker needs.
 
 A worker forked from it starts with everything loaded, in memory that all workers of the executor share. Sessions that
 :func:`~spark_jobs.session.spark_session.start_session` makes use it; in any other session the workers import for themselves.
@@ -35,7 +35,3 @@ def main() -> None:
 
     settle_process()
     manager()  # type: ignore[no-untyped-call]
-
-
-if __name__ == "__main__":
-    main()

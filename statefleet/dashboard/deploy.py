@@ -10,6 +10,7 @@ from ray.exceptions import RayActorError
 
 from coordinator.model.errors import SetupError
 from coordinator.model.names import dashboard_name
+from coordinator.runtime.extras import import_extra
 from coordinator.runtime.runtime import MachineClock
 from coordinator.service.calls import Actors, unwrapped
 from coordinator.service.deploy import options_on_head
@@ -67,8 +68,9 @@ def dashboard_url(actors: Actors, uri: str, options: DashboardOptions | None = N
 def _deploy(uri: str, options: DashboardOptions) -> Any:
     """Return the handle of a dashboard, started with these options if there is none. Ray keeps its arguments, so they have no token."""
     # Imported here: only the actor needs its imports.
-    from statefleet.dashboard.actor import DashboardActor
-
+    dashboard_actor = import_extra("statefleet.dashboard.actor")
     # On the coordinator's node, so that the address stays the same as long as the fleet runs.
-    actor = ray.remote(DashboardActor).options(**options_on_head(dashboard_name(uri)), max_concurrency=4)
+    actor = ray.remote(dashboard_actor.DashboardActor).options(
+        **options_on_head(dashboard_name(uri)), max_concurrency=4
+    )
     return actor.remote(uri, options)

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
+from coordinator.runtime.extras import import_extra
+
 __all__ = ["isolated_database", "lock_settings"]
 
 #: A query may come from any user who may read states, as with ``statefleet sql``; it runs with the rights of the process.
@@ -26,8 +28,7 @@ _SETTINGS = MappingProxyType(
 def isolated_database() -> Iterator[Any]:
     """Open an in-memory database. Data beyond its memory is in a folder that only this user can read, and that is deleted with it."""
     # Imported here, since most readers do not need it.
-    import duckdb
-
+    duckdb = import_extra("duckdb")
     with (
         tempfile.TemporaryDirectory(prefix="statefleet-sql-") as folder,
         duckdb.connect(config={**_SETTINGS, "temp_directory": folder}) as database,

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from coordinator.ledger.read_views import ReadView
-from coordinator.model.errors import InvalidRequestError, SetupError
+from coordinator.model.errors import InvalidRequestError
+from coordinator.runtime.extras import import_extra
 from coordinator.runtime.runtime import Pool
 from statefleet.reads.portable import PortableScan, ray_datasource
 from statefleet.reads.projections import Projection
@@ -150,11 +151,7 @@ class Rows:
         SetupError
             Polars is not installed.
         """
-        try:
-            polars: Any = import_module("polars")
-        except ImportError as error:
-            raise SetupError("Polars is not installed here; pip install 'polars>=2.1,<3'", cause=error) from error
-        frame: pl.DataFrame = polars.from_arrow(self.to_arrow())
+        frame: pl.DataFrame = import_extra("polars").from_arrow(self.to_arrow())
         return frame
 
     def to_ray_dataset(self) -> Dataset:

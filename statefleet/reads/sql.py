@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from coordinator.model.errors import InvalidRequestError, StateStoreError, StoreUnavailableError
+from coordinator.runtime.extras import import_extra
 from statefleet.reads.databases import isolated_database, lock_settings
 from statefleet.reads.state import LiveState
 
@@ -33,8 +34,7 @@ class States(Protocol):
 def answer(query: str, fleet: States) -> pa.Table:
     """Return the result of a query; see :meth:`LiveFleet.sql <statefleet.reads.fleet.LiveFleet.sql>`."""
     # Imported here, since most readers do not need it.
-    import duckdb
-
+    duckdb = import_extra("duckdb")
     with isolated_database() as database:
         try:
             tree = _parsed(database, query)
@@ -175,8 +175,7 @@ def _columns_read(database: Any, query: str, states: Mapping[str, LiveState]) ->
 
 def _result_columns(database: Any, query: str) -> list[tuple[str, str]] | None:
     """Return the names and types of a query's columns; None if the query does not fit the tables."""
-    import duckdb
-
+    duckdb = import_extra("duckdb")
     try:
         relation = database.sql(query)
     except duckdb.Error:

@@ -83,6 +83,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "storage": ("coordinator.storage",),
     "runtime": ("coordinator.runtime",),
     "model": ("coordinator.model",),
+    "import names": ("statefleet.import_names",),
 }
 #: Rooms of the products: what may import them is above them in the list.
 PRODUCTS = ("the dashboard", "what the dashboard shows", "reads", "migration")
@@ -158,7 +159,11 @@ def room_of(module: str) -> str | None:
 
 def test_every_module_has_a_room() -> None:
     roomless = [name for name, file in MODULES.items() if room_of(name) is None and file.read_text().strip()]
-    assert not roomless
+    # These only check where the packages were imported from.
+    assert set(roomless) == {"coordinator", "store_actors", "spark_jobs"}
+    for name in roomless:
+        assert MODULES[name].read_text().count("\n") == 1
+        assert IMPORTS[name] == {"statefleet.import_names"}
 
 
 @pytest.mark.parametrize("room", ROOMS)
