@@ -34,6 +34,7 @@ from tests.unit.stored_states import STORED
 COMMANDS = (
     "status", "queries", "shards", "metrics", "dashboard", "get", "scan", "sql", "versions", "changes", "diff", "export", "move",
     "drain", "rebalance", "rescale", "branch", "verify", "gc", "drop", "stop", "warm", "doctor",
+    "quickstart",
 )  # fmt: skip
 #: A row of the stored state of clicks.
 ROW = {"k0": "2026-01-01T00:02:50+00:00", "k1": "user-0b", "a0_max": 33, "a1_count": 1, "a2_min": 33}
@@ -76,9 +77,11 @@ def test_every_command_has_help_with_its_options() -> None:
     for command in COMMANDS:
         command_help = CliRunner().invoke(app, [command, "--help"])
         assert command_help.exit_code == 0
-        assert ("--json" in command_help.output) == (command != "warm"), "which answers nothing"
-        needs_ray = command not in ("verify", "warm")
-        assert ("--address" in command_help.output) == needs_ray, "checks of files and compiling need no Ray"
+        assert ("--json" in command_help.output) == (command not in ("warm", "quickstart")), "which answer nothing"
+        needs_ray = command not in ("verify", "warm", "quickstart")
+        assert ("--address" in command_help.output) == needs_ray, (
+            "checks of files and compiling need no Ray, and the main job starts its own"
+        )
 
 
 def test_the_version_is_printed() -> None:
