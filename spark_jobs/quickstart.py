@@ -20,9 +20,8 @@ from pyspark.sql import functions as F
 
 from coordinator.model.text import format_table, size_text
 from spark_jobs.fleet import Fleet, connect
-from spark_jobs.jobs.console import exit_code_of, keep_newest, run_to_end
+from spark_jobs.jobs.console import exit_code_of, job_session, keep_newest, run_to_end
 from spark_jobs.jobs.events import EVENT_DDL, write_events
-from spark_jobs.session.spark_session import start_session
 
 __all__ = ["build", "main"]
 
@@ -104,15 +103,15 @@ def main(argv: Sequence[str] | None = None, program: str = "python -m spark_jobs
     print(f"resuming after {done} batches" if done else "starting; Ray and Spark take about half a minute", flush=True)
 
     def job() -> None:
-        spark = start_session("statefleet-quickstart", num_executors=options.executors)
-        fleet = connect(options.store or (folder / "fleet").as_uri())
-        print(f"fleet: {fleet.uri}   dashboard: {fleet.dashboard_url()}", flush=True)
-        started = time.monotonic()
-        rows = _run(spark, fleet, folder, options)
-        _report(fleet, folder, rows, time.monotonic() - started)
-        if options.linger:
-            print(f"\nstaying for {options.linger:.0f} s; Ctrl-C ends it", flush=True)
-            time.sleep(options.linger)
+        with job_session("statefleet-quickstart", num_executors=options.executors) as spark:
+            fleet = connect(options.store or (folder / "fleet").as_uri())
+            print(f"fleet: {fleet.uri}   dashboard: {fleet.dashboard_url()}", flush=True)
+            started = time.monotonic()
+            rows = _run(spark, fleet, folder, options)
+            _report(fleet, folder, rows, time.monotonic() - started)
+            if options.linger:
+                print(f"\nstaying for {options.linger:.0f} s; Ctrl-C ends it", flush=True)
+                time.sleep(options.linger)
 
     return exit_code_of(job)
 

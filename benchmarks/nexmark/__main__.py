@@ -22,8 +22,7 @@ from benchmarks.nexmark.run import answer, batches_done, start
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.text import format_table
 from spark_jobs.fleet import Fleet, connect
-from spark_jobs.jobs.console import exit_code_of, run_to_end
-from spark_jobs.session.spark_session import start_session
+from spark_jobs.jobs.console import exit_code_of, job_session, run_to_end
 
 __all__ = ["execute", "main", "parse", "prepare"]
 
@@ -124,10 +123,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def job() -> None:
         prepare(options)
-        spark = start_session(f"statefleet-nexmark-{options.query}")
-        fleet = connect(options.fleet or (options.folder.resolve() / "fleet").as_uri())
-        print(f"fleet: {fleet.uri}   dashboard: {fleet.dashboard_url()}", flush=True)
-        execute(spark, fleet, options)
+        with job_session(f"statefleet-nexmark-{options.query}") as spark:
+            fleet = connect(options.fleet or (options.folder.resolve() / "fleet").as_uri())
+            print(f"fleet: {fleet.uri}   dashboard: {fleet.dashboard_url()}", flush=True)
+            execute(spark, fleet, options)
 
     return exit_code_of(job)
 

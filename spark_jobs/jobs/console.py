@@ -7,14 +7,15 @@ import datetime as dt
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
@@ -23,12 +24,13 @@ from pyspark.sql.types import TimestampType
 from coordinator.model.errors import StateStoreError
 from coordinator.model.text import size_text
 from spark_jobs.fleet import Fleet
-from spark_jobs.session.spark_session import stop_session
+from spark_jobs.session.spark_session import start_session, stop_session
 
 __all__ = [
     "add_job_options",
     "error_text",
     "exit_code_of",
+    "job_session",
     "keep_newest",
     "newest_rows",
     "run_to_end",
@@ -64,7 +66,7 @@ def error_text(error: Exception) -> str:
 
 
 def exit_code_of(job: Callable[[], None]) -> int:
-    """Run a job and stop its session; return the exit code: 1 after an error, whose text is printed, and 130 after Ctrl-C."""
+    """Run a job; return the exit code: 1 after an error, whose text is printed, and 130 after Ctrl-C."""
     try:
         job()
     except KeyboardInterrupt:
@@ -72,9 +74,16 @@ def exit_code_of(job: Callable[[], None]) -> int:
     except (StateStoreError, PySparkException) as error:
         print(f"error: {error_text(error)}", file=sys.stderr)
         return 1
+    return 0
+
+
+@contextmanager
+def job_session(name: str, *, num_executors: int = 1) -> Iterator[SparkSession]:
+    """Start the session of a job, and stop it at the end. A job that fails before has none, and stops no other one."""
+    try:
+        yield start_session(name, num_executors=num_executors)
     finally:
         stop_session()
-    return 0
 
 
 def _watermark_text(watermark_ms: int | None) -> str:

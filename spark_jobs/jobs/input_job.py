@@ -15,9 +15,8 @@ from pyspark.sql import functions as F
 
 from coordinator.model.text import format_table
 from spark_jobs.fleet import Fleet, connect
-from spark_jobs.jobs.console import add_job_options, exit_code_of, keep_newest, run_to_end, store_uri
+from spark_jobs.jobs.console import add_job_options, exit_code_of, job_session, keep_newest, run_to_end, store_uri
 from spark_jobs.plan.bounds import UnboundedStateWarning
-from spark_jobs.session.spark_session import start_session
 
 __all__ = ["MALFORMED_COLUMNS", "InputJob", "run_job"]
 
@@ -98,11 +97,11 @@ def run_job(job: InputJob, argv: Sequence[str] | None) -> int:
     options = parser.parse_args(argv)
 
     def run() -> None:
-        spark = start_session(f"statefleet-{job.name}")
-        fleet = connect(store_uri(options))
-        print(f"fleet: {fleet.uri}   dashboard: {fleet.dashboard_url()}", flush=True)
-        rows, malformed = execute(spark, fleet, job, options)
-        _report(job, options, fleet, rows, malformed)
+        with job_session(f"statefleet-{job.name}") as spark:
+            fleet = connect(store_uri(options))
+            print(f"fleet: {fleet.uri}   dashboard: {fleet.dashboard_url()}", flush=True)
+            rows, malformed = execute(spark, fleet, job, options)
+            _report(job, options, fleet, rows, malformed)
 
     return exit_code_of(run)
 

@@ -11,7 +11,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from coordinator.model.errors import InvalidRequestError
 from coordinator.model.text import format_table, size_text
+from spark_jobs.jobs import console
 from spark_jobs.jobs.access_log import _LINE
 from spark_jobs.jobs.console import error_text, newest_rows
 from spark_jobs.jobs.events import make_events, write_events
@@ -130,3 +132,23 @@ def test_a_failed_query_has_the_message_of_the_error_that_a_task_carried() -> No
     assert error_text(RuntimeError("[PATH_NOT_FOUND] Path does not exist: /x.\n\tat y")) == (
         "[PATH_NOT_FOUND] Path does not exist: /x."
     )
+
+
+def test_a_job_that_fails_before_its_session_stops_no_other_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped: list[bool] = []
+    monkeypatch.setattr(console, "stop_session", lambda: stopped.append(True))
+    monkeypatch.setattr(console, "start_session", lambda *_, **__: None)
+
+    def refused() -> None:
+        raise InvalidRequestError("there is no input")
+
+    def with_session() -> None:
+        with console.job_session("job"):
+            refused()
+
+    assert console.exit_code_of(refused) == 1
+    assert (stopped, "there is no input" in capsys.readouterr().err) == ([], True)
+    assert console.exit_code_of(with_session) == 1
+    assert stopped == [True]
