@@ -50,6 +50,7 @@ _PAGE_TESTS = {
     "docs/quickstart.md": "tests/integration/test_pages.py::test_the_quickstart",
     "docs/rescaling.md": "tests/integration/test_pages.py::test_the_front_page",
     "docs/state-stores.md": "tests/integration/test_pages.py::test_the_front_page",
+    "docs/testing.md": "tests/integration/test_query_tester.py::test_the_page",
 }
 _OPERATOR_EXAMPLES = "tests/integration/test_docs.py::test_example"
 _OTHERS_OF_OPERATORS = "tests/unit/test_docs_blocks.py::test_a_warning_is_silenced_as_the_page_says"

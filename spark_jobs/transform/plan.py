@@ -28,7 +28,7 @@ from spark_jobs.worker.exchange import EXCHANGE_SCHEMA, ROUTE_COLUMN, ExchangeTa
 from spark_jobs.worker.fleet_client import FleetAddress
 from spark_jobs.worker.routing import marker_routes
 
-__all__ = ["Transformation", "TransformPlan", "build_transform"]
+__all__ = ["Transformation", "TransformPlan", "build_transform", "declared_variables", "pickled_processor"]
 
 _WATERMARK_DELAY = "spark.watermarkDelayMs"
 
@@ -158,9 +158,9 @@ def build_transform(grouped: GroupedData, definition: Transformation, stateful_m
     """
     mode, time_mode = function_mode(definition.output_mode, stateful_mode), TimeMode.of(definition.time_mode)
     output = struct_type(definition.output, "outputStructType")
-    processor = _pickled(definition.processor)
+    processor = pickled_processor(definition.processor)
     schemas = ParsedSchemas()
-    variables = _variables(processor, time_mode, schemas)
+    variables = declared_variables(processor, time_mode, schemas)
     rows = GroupedInput.of(grouped, late_times=time_mode is TimeMode.EVENT_TIME)
     _check_event_time(definition.event_time, output, mode, rows)
     schema = StateSchema(
@@ -193,7 +193,14 @@ def build_transform(grouped: GroupedData, definition: Transformation, stateful_m
     )
 
 
-def _pickled(processor: StatefulProcessor) -> bytes:
+def pickled_processor(processor: StatefulProcessor) -> bytes:
+    """Return a processor's pickled form.
+
+    Raises
+    ------
+    InvalidRequestError
+        It does not extend ``StatefulProcessor``, or cannot be pickled.
+    """
     if not isinstance(processor, StatefulProcessor):
         raise InvalidRequestError(
             "statefulProcessor is an object of a class that extends statefleet.StatefulProcessor",
@@ -209,7 +216,7 @@ def _pickled(processor: StatefulProcessor) -> bytes:
     return pickled
 
 
-def _variables(pickled: bytes, time_mode: TimeMode, schemas: ParsedSchemas) -> tuple[Variable, ...]:
+def declared_variables(pickled: bytes, time_mode: TimeMode, schemas: ParsedSchemas) -> tuple[Variable, ...]:
     """Return the variables that ``init`` asks for, of a copy of the processor."""
     processor = load_processor(pickled)
     handle = StatefulProcessorHandle(Block(), time_mode, schemas)

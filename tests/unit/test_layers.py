@@ -16,6 +16,7 @@ PACKAGES = ("statefleet", "spark_jobs", "store_actors", "coordinator")
 #: (jobs, the command, actors) and the API.
 ROOMS: dict[str, tuple[str, ...]] = {
     "front door": ("statefleet",),
+    "testing": ("statefleet.testing",),
     "jobs": (
         "spark_jobs.quickstart",
         "spark_jobs.page_hits",
@@ -86,7 +87,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "import names": ("statefleet.import_names",),
 }
 #: Rooms of the products: what may import them is above them in the list.
-PRODUCTS = ("the dashboard", "what the dashboard shows", "reads", "migration")
+PRODUCTS = ("testing", "the dashboard", "what the dashboard shows", "reads", "migration")
 #: Rooms of the core, whose code knows no product.
 CORE = tuple(room for room in ROOMS if list(ROOMS).index(room) > list(ROOMS).index("migration"))
 #: Rooms beside each other: neither imports the other, regardless of their order above.
@@ -215,7 +216,7 @@ def test_pure_rules_take_no_time_chance_threads_or_io(room: str) -> None:
 def test_only_shells_know_ray_and_only_spark_jobs_knows_spark() -> None:
     for name, imported in IMPORTS.items():
         tops = {module.partition(".")[0] for module in imported}
-        if not name.startswith("spark_jobs") and room_of(name) not in ("front door", "migration"):
+        if not name.startswith("spark_jobs") and room_of(name) not in ("front door", "migration", "testing"):
             assert not tops & {"pyspark", "raydp", "py4j"}, name
             may_know = (
                 "coordinator actor",
