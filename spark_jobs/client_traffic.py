@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from spark_jobs.jobs.access_log import read_log
+from spark_jobs.jobs.access_log import parse_log, read_log
 from spark_jobs.jobs.input_job import InputJob, run_job
 
 
@@ -25,7 +25,7 @@ def build(requests: Any) -> DataFrame:
     return result
 
 
-JOB = InputJob("client-traffic", __doc__ or "", read_log, build, ("client",), "requests")
+JOB = InputJob("client-traffic", __doc__ or "", read_log, build, ("client",), "requests", parse_log)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

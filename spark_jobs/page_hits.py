@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from spark_jobs.jobs.access_log import read_log
+from spark_jobs.jobs.access_log import parse_log, read_log
 from spark_jobs.jobs.input_job import InputJob, run_job
 
 
@@ -27,7 +27,7 @@ def build(requests: Any) -> DataFrame:
     return result
 
 
-JOB = InputJob("page-hits", __doc__ or "", read_log, build, ("hour", "path"), "hits")
+JOB = InputJob("page-hits", __doc__ or "", read_log, build, ("hour", "path"), "hits", parse_log)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

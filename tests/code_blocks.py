@@ -46,6 +46,7 @@ _PAGE_TESTS = {
     "docs/format.md": "tests/unit/test_operator_shards.py::test_the_format_document_reads_a_version_without_this_package",
     "docs/importing.md": "tests/integration/test_pages.py::test_state_is_imported",
     "docs/migration.md": "tests/integration/test_pages.py::test_a_program_is_moved",
+    "docs/kafka.md": "tests/connectors/test_kafka_pages.py::test_the_programs_of_the_page_run",
     "docs/live-state.md": "tests/integration/test_live_docs.py::test_the_examples_run",
     "docs/quickstart.md": "tests/integration/test_pages.py::test_the_quickstart",
     "docs/rescaling.md": "tests/integration/test_pages.py::test_the_front_page",

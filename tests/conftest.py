@@ -12,7 +12,7 @@ from hypothesis import settings
 from tests.s3_server import BUCKET, S3Server
 
 # Helper modules assert for tests: a failure shows the values, as in a test module. Said before any of them is imported.
-pytest.register_assert_rewrite("tests.unit", "tests.integration", "tests.chaos", "tests.cluster")
+pytest.register_assert_rewrite("tests.unit", "tests.integration", "tests.chaos", "tests.cluster", "tests.connectors")
 
 # A machine with other work to do is no reason for a test to fail.
 settings.register_profile("no deadline", deadline=None)

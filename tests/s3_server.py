@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tests.go_tool import GoNotThereError, cache_folder, go_program, run
 
-__all__ = ["BUCKET", "S3Server", "ServerNotThereError", "server_binary"]
+__all__ = ["BUCKET", "S3Server", "ServerNotThereError", "end_with_parent", "server_binary"]
 
 #: Its PUT honours ``If-None-Match: *`` under concurrency; `tests/integration/test_s3.py` holds that.
 MODULE = "github.com/versity/versitygw/cmd/versitygw"
@@ -96,7 +96,7 @@ class S3Server:
                  str(folder / "objects")],
                 # Not on the command line, where everybody on the machine could read it.
                 env={**os.environ, "ROOT_ACCESS_KEY": self._access_key, "ROOT_SECRET_KEY": self._secret_key},
-                stdout=log, stderr=subprocess.STDOUT, preexec_fn=_end_with_parent,
+                stdout=log, stderr=subprocess.STDOUT, preexec_fn=end_with_parent,
             )  # fmt: skip
         try:
             self._wait()
@@ -141,7 +141,8 @@ class S3Server:
         raise ServerNotThereError(f"the S3 server does not answer on {self.endpoint}: {self.log()[-2000:]}")
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Have this process end with its parent (Linux): for `preexec_fn` of a server's process."""
     # A killed test process must not leave a server behind.
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

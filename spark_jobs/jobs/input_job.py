@@ -1,4 +1,4 @@
-"""The frame of the jobs that read a folder: parse, write malformed lines to a file, run through the fleet, print a table."""
+"""The frame of the jobs that read a folder or a topic of Kafka: parse, keep malformed lines, run through the fleet, print a table."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from coordinator.model.text import format_table
 from spark_jobs.fleet import Fleet, connect
 from spark_jobs.jobs.console import add_job_options, exit_code_of, job_session, keep_newest, run_to_end, store_uri
+from spark_jobs.jobs.kafka import read_topic, send_newest
 from spark_jobs.plan.bounds import UnboundedStateWarning
 
 __all__ = ["MALFORMED_COLUMNS", "InputJob", "run_job"]
@@ -26,7 +27,7 @@ MALFORMED_COLUMNS = ("raw", "reason")
 
 @dataclass(frozen=True)
 class InputJob:
-    """A job that reads a folder.
+    """A job that reads a folder, or a topic.
 
     Attributes
     ----------
@@ -42,6 +43,8 @@ class InputJob:
         Columns of the result that name a group.
     order_by
         Column by which the table at the end is sorted, largest first.
+    parse
+        Function that parses a DataFrame with ``value``, a line a row, into what `read` returns. With it the job reads Kafka as well.
     """
 
     name: str
@@ -50,6 +53,7 @@ class InputJob:
     build: Callable[[Any], DataFrame]
     keys: tuple[str, ...]
     order_by: str
+    parse: Callable[[DataFrame], DataFrame] | None = None
 
 
 def _keep_malformed(batch: DataFrame, batch_id: int, folder: Path) -> None:
@@ -62,16 +66,22 @@ def _keep_malformed(batch: DataFrame, batch_id: int, folder: Path) -> None:
 def execute(spark: SparkSession, fleet: Fleet, job: InputJob, options: argparse.Namespace) -> tuple[int, int]:
     """Run a job over all present input; return (rows read by this run, malformed lines written so far)."""
     folder = options.folder.resolve()
-    parsed = job.read(spark, options.input, options.files_per_trigger)
+    parsed = _read(spark, job, options)
     good = parsed.where("reason IS NULL").drop(*MALFORMED_COLUMNS)
     with warnings.catch_warnings():
         # The input ends, and so do its groups.
         warnings.simplefilter("ignore", UnboundedStateWarning)
         results = job.build(fleet.stateful(good, name=options.name, outputMode="update", shards=options.shards))
     table = folder / "results.parquet"
+
+    def keep(rows: DataFrame, batch_id: int) -> None:
+        keep_newest(rows, table, job.keys)
+        if options.to is not None:
+            send_newest(rows, batch_id, options.kafka, options.to, job.keys)
+
     query = (
         results.writeStream.outputMode("update")
-        .foreachBatch(lambda rows, _: keep_newest(rows, table, job.keys))
+        .foreachBatch(keep)
         .option("checkpointLocation", str(folder / "checkpoint"))
         .trigger(availableNow=True)
         .start()
@@ -88,16 +98,41 @@ def execute(spark: SparkSession, fleet: Fleet, job: InputJob, options: argparse.
     return rows, malformed
 
 
+def _read(spark: SparkSession, job: InputJob, options: argparse.Namespace) -> DataFrame:
+    if options.kafka is None:
+        return job.read(spark, options.input, options.files_per_trigger)
+    assert job.parse is not None, "only a job with it has the option"
+    return job.parse(read_topic(spark, options.kafka, options.input, options.records_per_trigger))
+
+
+def _add_kafka_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--kafka", metavar="SERVERS", help="read Kafka: its bootstrap servers; the input is a topic, a line a record"
+    )
+    parser.add_argument(
+        "--records-per-trigger", type=int, default=100_000, help="Kafka's records a batch (%(default)s)"
+    )
+    parser.add_argument(
+        "--to", metavar="TOPIC", help="send changed groups to this topic as well, as JSON (docs/kafka.md)"
+    )
+
+
 def run_job(job: InputJob, argv: Sequence[str] | None) -> int:
     """Run a job by its command line; return the exit code."""
     parser = argparse.ArgumentParser(
         prog=f"python -m spark_jobs.{job.name.replace('-', '_')}", description=job.description
     )
     add_job_options(parser, job.name)
+    parser.set_defaults(kafka=None, to=None)
+    if job.parse is not None:
+        _add_kafka_options(parser)
     options = parser.parse_args(argv)
+    if options.to is not None and options.kafka is None:
+        parser.error("--to needs --kafka")
 
     def run() -> None:
-        with job_session(f"statefleet-{job.name}") as spark:
+        connectors = ["kafka"] if options.kafka is not None else []
+        with job_session(f"statefleet-{job.name}", connectors=connectors) as spark:
             fleet = connect(store_uri(options))
             print(f"fleet: {fleet.uri}   dashboard: {fleet.dashboard_url()}", flush=True)
             rows, malformed = execute(spark, fleet, job, options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from coordinator.model.errors import InvalidRequestError, SetupError
 from coordinator.runtime.native_notes import stderr_without_notes
 from coordinator.service.deploy import HEAD_RESOURCE, init_ray, join_cluster
+from spark_jobs.session.connectors import IVY_SETTINGS, connector_jars, connector_settings, with_connectors
 from spark_jobs.session.java import choose_java_home
 from spark_jobs.session.settings import (
     CLUSTER_SETTINGS,
@@ -142,6 +143,7 @@ def start_session(
     executor_cores: int | None = None,
     executor_memory: str = "1g",
     ray_address: str | None = None,
+    connectors: Collection[str] = (),
     configs: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """Start a Spark session whose executors are Ray actors.
@@ -161,17 +163,22 @@ def start_session(
         fleet runs gets an executor, up to this number. By default `num_executors`: then only lost executors are replaced.
     ray_address
         Ray cluster to join; by default ``RAY_ADDRESS``, else a local one is started.
+    connectors
+        Spark's connectors that the session has: ``kafka``, ``avro``, ``delta``, ``iceberg``. Their jars are downloaded once, and
+        checked.
     configs
         Further Spark configuration.
 
     Raises
     ------
     SetupError
-        There is no Java 17, or no Ray cluster where one was expected.
+        There is no Java 17, no Ray cluster where one was expected, or no jar of a connector.
     InvalidRequestError
-        `max_executors` is less than `num_executors`.
+        `max_executors` is less than `num_executors`, or there is no such connector.
     """
     settings = {**_values(SETTINGS), **(configs or {})}
+    if connectors:
+        settings = _with_connectors(settings, connectors)
     if max_executors is not None:
         if max_executors < num_executors:
             raise InvalidRequestError(
@@ -189,6 +196,18 @@ def start_session(
             session = _new_session(app_name, num_executors, cores, executor_memory, settings)
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def _with_connectors(settings: Mapping[str, str], connectors: Collection[str]) -> dict[str, str]:
+    if isinstance(connectors, str):
+        raise InvalidRequestError("connectors are a list of names", connectors=connectors)
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        # The driver's JVM runs already, without their jars.
+        raise SetupError(
+            "under raydp-submit the command names the connectors: give it `--packages` with these, and leave `connectors` away",
+            packages=",".join(jar.coordinate for jar in connector_jars(connectors)),
+        )
+    return with_connectors(settings, connector_settings(connectors, ivy_settings=settings.get(IVY_SETTINGS)))
 
 
 def _submitted_session(app_name: str, ray_address: str | None, settings: Mapping[str, str]) -> SparkSession:

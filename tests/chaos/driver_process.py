@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from spark_jobs.fleet import Fleet
@@ -23,10 +24,13 @@ DEADLINE_S = 400
 class Driver:
     """The driver process with its children, which share a process group of their own."""
 
-    def __init__(self, folder: Path, uri: str, address: str) -> None:
+    def __init__(
+        self, folder: Path, uri: str, address: str, *, program: Sequence[str] = ("tests.chaos.driver",)
+    ) -> None:
+        """`program` is a module with its first arguments; the folder and the URI follow."""
         self._log = (folder / "driver.log").open("ab")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.driver", str(folder), uri],
+            [sys.executable, "-m", *program, str(folder), uri],
             cwd=ROOT,
             env={**os.environ, "RAY_ADDRESS": address},
             stdout=self._log,
@@ -86,15 +90,17 @@ def between(reached: int) -> Callable[[list[int]], bool]:
 class Supervisor:
     """Keeps a driver running until it ends by itself, as a cluster's scheduler would."""
 
-    def __init__(self, folder: Path, uri: str, address: str) -> None:
-        self._arguments = (folder, uri, address)
-        self.driver = Driver(*self._arguments)
+    def __init__(
+        self, folder: Path, uri: str, address: str, *, program: Sequence[str] = ("tests.chaos.driver",)
+    ) -> None:
+        self._start = partial(Driver, folder, uri, address, program=program)
+        self.driver = self._start()
         self.starts = 1
 
     def is_done(self) -> bool:
         code = self.driver.process.poll()
         if code not in (None, 0):
-            self.driver = Driver(*self._arguments)
+            self.driver = self._start()
             self.starts += 1
         return code == 0
 

@@ -35,7 +35,9 @@ LONG = '10.0.0.1 - - [17/May/2015:10:00:00 +0000] "GET /page1 HTTP/1.1" 200 1 "-
 
 
 def options(folder: Path, source: Path, name: str) -> argparse.Namespace:
-    return argparse.Namespace(folder=folder, input=str(source), name=name, shards=2, files_per_trigger=1, top=5)
+    return argparse.Namespace(
+        folder=folder, input=str(source), name=name, shards=2, files_per_trigger=1, top=5, kafka=None, to=None
+    )
 
 
 def rows_of(table: Any, columns: list[str]) -> list[tuple[Any, ...]]:
