@@ -175,7 +175,17 @@ def _download(jars: Collection[Jar], folder: Path, ivy_settings: str | None) -> 
     )
     (ivy,) = Path(pyspark.__file__).parent.glob("jars/ivy-*.jar")
     java = choose_java_home(os.environ) / "bin" / "java"
-    command: list[str | Path] = [java, "-cp", ivy, "org.apache.ivy.Main", "-warn", "-ivy", module, "-cache", folder / "cache"]
+    command: list[str | Path] = [
+        java,
+        "-cp",
+        ivy,
+        "org.apache.ivy.Main",
+        "-warn",
+        "-ivy",
+        module,
+        "-cache",
+        folder / "cache",
+    ]
     command += ["-types", "jar", "bundle", "-retrieve", folder / "[artifact]-[revision].[ext]"]
     if ivy_settings is not None:
         command += ["-settings", ivy_settings]

@@ -1,0 +1,131 @@
+"""Delta Lake and Iceberg as sinks and as sources of the fleet's queries: the programs of docs/tables.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import statefleet as sf
+from tests.code_blocks import blocks_of
+from tests.connectors.conftest import connectors
+from tests.integration.streams import Feed, Run
+from tests.page_programs import run_blocks
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning"),
+]
+CLICKS = pa.schema([("user", pa.string())])
+Scope = dict[str, Any]
+#: Functions of the page, with the table that each writes.
+SINKS = {
+    "append_to_delta": "delta.`{folder}/revenue`",
+    "merge_into_delta": "delta.`{folder}/totals`",
+    "append_to_iceberg": "lake.shop.revenue",
+    "merge_into_iceberg": "lake.shop.totals",
+}
+needs_iceberg = pytest.mark.skipif(
+    "iceberg" not in connectors(), reason="there is no Iceberg for this version of Spark"
+)
+
+
+def programs() -> list[tuple[str, str]]:
+    blocks = blocks_of("tests/connectors/test_tables.py::test_the_programs_of_the_page_run")
+    return [(str(block), block.code) for block in blocks]
+
+
+@pytest.fixture
+def scope(spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Scope:
+    """Run the page on tables that each have three clicks; return its names."""
+    monkeypatch.setattr(sf, "start_session", lambda *_, **__: spark)
+    clicks = spark.createDataFrame([("ann",), ("bob",), ("ann",)], "user STRING")
+    clicks.write.format("delta").save(f"{tmp_path}/clicks")
+    scope: Scope = {}
+    blocks = programs()
+    if "iceberg" in connectors():
+        spark.sql("DROP TABLE IF EXISTS lake.shop.revenue")
+        spark.sql("DROP TABLE IF EXISTS lake.shop.totals")
+        clicks.writeTo("lake.shop.clicks").createOrReplace()
+    else:
+        blocks = [(block, code) for block, code in blocks if "lake.shop" not in code]
+    places = {"/data/": f"{tmp_path}/", "file:///var/lib/statefleet": fleet.uri, 'name="': f'name="{name}-'}
+    run_blocks(blocks, scope, places)
+    return scope
+
+
+@pytest.mark.parametrize("source", ["delta", pytest.param("iceberg", marks=needs_iceberg)])
+def test_the_programs_of_the_page_run(scope: Scope, tmp_path: Path, source: str) -> None:
+    """A table is a source: the rows that it has, and those that are appended."""
+    run = Run(scope[f"{source}_users"], "update", tmp_path / "ck")
+    try:
+        assert sorted(map(tuple, run.take())) == [("ann", 2), ("bob", 1)]
+        more: DataFrame = scope["spark"].createDataFrame([("bob",), ("eve",)], "user STRING")
+        if source == "delta":
+            more.write.format("delta").mode("append").save(f"{tmp_path}/clicks")
+        else:
+            more.writeTo("lake.shop.clicks").append()
+        assert sorted(map(tuple, run.take())) == [("bob", 2), ("eve", 1)]
+    finally:
+        run.stop()
+
+
+class PlannedError(Exception):
+    """The error of a sink that fails on purpose."""
+
+
+def failing(sink: Callable[[DataFrame, int], None], attempts: Sequence[str]) -> Callable[[DataFrame, int], None]:
+    """Return a sink that fails as planned, attempt by attempt: before it writes, after it has written, or not."""
+    plan = iter(attempts)
+
+    def write(rows: DataFrame, batch_id: int) -> None:
+        planned = next(plan, "")
+        if planned == "before":
+            raise PlannedError
+        sink(rows, batch_id)
+        if planned == "after":
+            raise PlannedError
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "sink", [pytest.param(sink, marks=needs_iceberg if "iceberg" in sink else ()) for sink in SINKS]
+)
+def test_a_batch_that_is_repeated_is_in_the_table_once(
+    scope: Scope, spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, name: str, sink: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", CLICKS)
+    expected: Counter[str] = Counter()
+    for number in range(4):
+        users = [f"u{n % (number + 2)}" for n in range(10)]
+        feed.add([(user,) for user in users])
+        expected.update(users)
+    write = failing(scope[sink], ["", "after", "after", "before", "", "after"])
+
+    def run() -> None:
+        frame = fleet.stateful(feed.stream(), name=name, outputMode="update", shards=2)
+        counts = frame.groupBy("user").agg(F.count("*").alias("n"))
+        query = counts.writeStream.outputMode("update").trigger(availableNow=True).foreachBatch(write)
+        query.option("checkpointLocation", str(tmp_path / "ck")).start().awaitTermination()
+
+    for _ in range(4):
+        with pytest.raises(StreamingQueryException, match="PlannedError"):
+            run()
+    run()
+    table = spark.table(SINKS[sink].format(folder=tmp_path))
+    rows = [(row["user"], row["n"]) for row in table.collect()]
+    if sink.startswith("merge"):
+        assert sorted(rows) == sorted(expected.items())
+    else:
+        # Each batch appended its changed groups: every one of them once, the last ones complete.
+        changed = [user for number in range(4) for user in {f"u{n % (number + 2)}" for n in range(10)}]
+        assert Counter(user for user, _ in rows) == Counter(changed)
+        assert {user: max(n for other, n in rows if other == user) for user in expected} == expected
