@@ -51,9 +51,9 @@ def scope(spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, monkeypatch: pyt
     scope: Scope = {}
     blocks = programs()
     if "iceberg" in connectors():
-        spark.sql("DROP TABLE IF EXISTS lake.shop.revenue")
-        spark.sql("DROP TABLE IF EXISTS lake.shop.totals")
-        clicks.writeTo("lake.shop.clicks").createOrReplace()
+        for table in ("revenue", "totals", "clicks"):
+            spark.sql(f"DROP TABLE IF EXISTS lake.shop.{table}")
+        clicks.writeTo("lake.shop.clicks").create()
     else:
         blocks = [(block, code) for block, code in blocks if "lake.shop" not in code]
     places = {"/data/": f"{tmp_path}/", "file:///var/lib/statefleet": fleet.uri, 'name="': f'name="{name}-'}
