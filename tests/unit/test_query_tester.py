@@ -71,12 +71,12 @@ def test_the_package_has_the_plugin() -> None:
     assert import_module(project["entry-points"]["pytest11"]["statefleet"]).query_tester
 
 
-def pytest_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def pytest_in(folder: Path, *arguments: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
     """Run pytest in a process of its own, with the plugin and no other."""
     # With or without an installed entry point: by its name here.
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pytest", "-p", "statefleet.testing.plugin", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout_s)
 
 
 def test_a_run_that_does_not_use_the_plugin_imports_nothing_for_it(tmp_path: Path) -> None:
