@@ -20,6 +20,8 @@ from statefleet.testing.ddl import parse_columns
 from tests.code_blocks import blocks_of, every_block
 from tests.unit.test_query_tester import pytest_in
 
+pytestmark = pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning")
+
 CLICKS = {"clicks": "user string, ms bigint"}
 BATCHES = [[("ann", 1), ("bob", 2), ("ann", 5)], [("ann", 7)], [{"user": "eve", "ms": 1}, ("bob", 3)]]
 NOON = dt.datetime(2025, 6, 1, 12, tzinfo=dt.UTC)
