@@ -13,6 +13,7 @@ import pytest
 
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.text import format_table, size_text
+from spark_jobs import page_hits
 from spark_jobs.jobs import console
 from spark_jobs.jobs.access_log import _LINE
 from spark_jobs.jobs.console import error_text, newest_rows
@@ -152,3 +153,9 @@ def test_a_job_that_fails_before_its_session_stops_no_other_one(
     assert (stopped, "there is no input" in capsys.readouterr().err) == ([], True)
     assert console.exit_code_of(with_session) == 1
     assert stopped == [True]
+
+
+def test_a_topic_for_results_needs_kafka(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        page_hits.main(["logs/", "--to", "page-hits"])
+    assert "--to needs --kafka" in capsys.readouterr().err
