@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType, _parse_datatype_string
 
 from coordinator.model.errors import InvalidRequestError
@@ -19,6 +18,7 @@ from spark_jobs.fleet import Fleet
 from spark_jobs.plan.logical import analysed
 from spark_jobs.plan.operator_plan import ReduceTask, RoutedOperator
 from spark_jobs.plan.route import route_plan
+from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.worker.exchange import HASH_COLUMN, unpack
 from spark_jobs.worker.fleet_client import FleetAddress, fleet_client
 from spark_jobs.worker.state_store import StateStore, store_specs
@@ -152,7 +152,7 @@ def _plan(
 ) -> _PartitionsPlan:
     # By index, as two columns may have the same name.
     attributes = [attribute.column() for attribute in analysed(df).output]
-    fields = [Field(f"c{index}", payload_type(field.type)) for index, field in enumerate(to_arrow_schema(df.schema))]
+    fields = [Field(f"c{index}", payload_type(field.type)) for index, field in enumerate(SPARK.arrow_schema(df.schema))]
     selected = [column.alias(field.name) for column, field in zip(attributes, fields, strict=True)]
     hashed = F.hash(*(F.col(column) if isinstance(column, str) else column for column in partition_by)).alias(
         HASH_COLUMN
@@ -167,7 +167,7 @@ def _plan(
 def _rows_schema(df: DataFrame) -> pa.Schema:
     """Return the columns of a DataFrame as ``mapInArrow`` passes them: timestamps are in the session's time zone."""
     zone = df.sparkSession.conf.get("spark.sql.session.timeZone")
-    schema = to_arrow_schema(df.schema)
+    schema = SPARK.arrow_schema(df.schema)
     for index, field in enumerate(schema):
         if pa.types.is_timestamp(field.type) and field.type.tz is not None:
             schema = schema.set(index, field.with_type(pa.timestamp("us", zone)))

@@ -12,11 +12,10 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 from pyspark.sql import types as T
-from pyspark.sql.pandas.serializers import ArrowStreamPandasUDFSerializer
-from pyspark.sql.pandas.types import to_arrow_type
 
 from spark_jobs.functions.groups import Groups, single_chunk
 from spark_jobs.functions.state_batch import Mask
+from spark_jobs.plan.spark_version import SPARK, PandasConversions
 
 __all__ = ["PandasForm"]
 
@@ -41,10 +40,8 @@ class PandasForm:
     max_rows: int
 
     @cached_property
-    def _serializer(self) -> Any:
-        """PySpark's conversions between Arrow and pandas, which have no type annotations."""
-        serializer: Any = ArrowStreamPandasUDFSerializer
-        return serializer(self.timezone, self.safe, self.by_name)
+    def _conversions(self) -> PandasConversions:
+        return SPARK.pandas_conversions(self.timezone, safe=self.safe, by_name=self.by_name)
 
     def keys(self, keys: pa.Table) -> Iterator[tuple[Any, ...]]:
         """Return each key as a tuple of the values of its pandas columns."""
@@ -52,11 +49,11 @@ class PandasForm:
 
     def _values(self, column: pa.Array) -> list[Any]:
         alone = _retyping(column)
-        series = self._serializer.arrow_to_pandas(column.filter(pa.array(~alone)))
+        series = self._conversions.to_pandas(column.filter(pa.array(~alone)))
         # Numbers remain NumPy's; times become pandas'.
         together = iter(series.to_numpy() if series.dtype.kind in "biuf" else series)
         return [
-            self._serializer.arrow_to_pandas(column.slice(index, 1)).iloc[0] if by_itself else next(together)
+            self._conversions.to_pandas(column.slice(index, 1)).iloc[0] if by_itself else next(together)
             for index, by_itself in enumerate(alone.tolist())
         ]
 
@@ -69,12 +66,12 @@ class PandasForm:
         if alone.any():
             together = groups.rows.filter(pa.array(np.repeat(~alone, ends - begins)))
             shift = np.cumsum(np.where(alone, ends - begins, 0))
-        whole = _frame(together, self._serializer)
+        whole = _frame(together, self._conversions)
         for begin, end, by_itself, removed in zip(
             begins.tolist(), ends.tolist(), alone.tolist(), shift.tolist(), strict=True
         ):
             if by_itself:
-                frame, start, stop = _frame(groups.rows.slice(begin, end - begin), self._serializer), 0, end - begin
+                frame, start, stop = _frame(groups.rows.slice(begin, end - begin), self._conversions), 0, end - begin
             else:
                 frame, start, stop = whole, begin - removed, end - removed
             yield self._chunks(frame, start, stop)
@@ -95,8 +92,10 @@ class PandasForm:
                 raise _wrong_return("iterator of pandas.DataFrame", f"iterator of {type(frame).__name__}")
             if len(frame.columns) != len(self.output) and (len(frame.columns) or not frame.empty):
                 raise PySparkRuntimeError(
-                    error_class="RESULT_LENGTH_MISMATCH_FOR_PANDAS_UDF",
-                    message_parameters={"expected": str(len(self.output)), "actual": str(len(frame.columns))},
+                    **SPARK.error_arguments(
+                        "RESULT_LENGTH_MISMATCH_FOR_PANDAS_UDF",
+                        {"expected": str(len(self.output)), "actual": str(len(frame.columns))},
+                    )
                 )
             yield frame
 
@@ -106,19 +105,17 @@ class PandasForm:
 
     def table(self, frames: Sequence[pd.DataFrame]) -> pa.Table:
         """Return the emitted DataFrames as Arrow columns of the output type."""
-        kind = to_arrow_type(self.output)
-        struct = self._serializer._create_struct_array(pd.concat(frames, ignore_index=True), kind)
-        return pa.Table.from_arrays(struct.flatten(), schema=pa.schema(list(kind)))
+        return self._conversions.to_arrow(pd.concat(frames, ignore_index=True), self.output)
 
 
 def _wrong_return(expected: str, actual: str) -> PySparkTypeError:
-    return PySparkTypeError(error_class="UDF_RETURN_TYPE", message_parameters={"expected": expected, "actual": actual})
+    return PySparkTypeError(**SPARK.error_arguments("UDF_RETURN_TYPE", {"expected": expected, "actual": actual}))
 
 
-def _frame(rows: pa.Table, serializer: Any) -> pd.DataFrame:
+def _frame(rows: pa.Table, conversions: PandasConversions) -> pd.DataFrame:
     """Return rows as a DataFrame, converted as in Spark."""
     series = [
-        serializer.arrow_to_pandas(column).rename(name)
+        conversions.to_pandas(column).rename(name)
         for name, column in zip(rows.column_names, rows.itercolumns(), strict=True)
     ]
     frame: pd.DataFrame = pd.concat(series, axis=1)

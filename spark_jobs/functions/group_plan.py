@@ -8,7 +8,6 @@ from typing import Any
 
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.state import GroupStateTimeout
 
 from coordinator.model.errors import InvalidRequestError
@@ -20,6 +19,7 @@ from spark_jobs.functions.groups import EXISTS, TIMEOUT, StateColumns
 from spark_jobs.functions.user_state_task import UserStateTask
 from spark_jobs.plan.keys import Key
 from spark_jobs.plan.operator_plan import ReduceTask
+from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.plan.view_components import ViewComponent, column
 from spark_jobs.worker.fleet_client import FleetAddress
 
@@ -103,7 +103,7 @@ def build_group_state(grouped: GroupedData, definition: GroupFunction, stateful_
     if definition.timeout_conf not in _TIMEOUTS:
         raise InvalidRequestError(f"timeoutConf is one of {', '.join(_TIMEOUTS)}", timeoutConf=definition.timeout_conf)
     output, state = struct_type(definition.output, "outputStructType"), struct_type(definition.state, "stateStructType")
-    columns = StateColumns(to_arrow_schema(state))
+    columns = StateColumns(SPARK.arrow_schema(state))
     given_rows = GroupedInput.of(
         grouped,
         late_times=definition.timeout_conf == GroupStateTimeout.EventTimeTimeout,
@@ -151,7 +151,7 @@ def _accumulator(field: Field) -> Accumulator:
 
 def _calls(spark: SparkSession, definition: GroupFunction, output: T.StructType, state: T.StructType) -> Calls:
     if definition.arrow:
-        return ArrowCalls(definition.function, to_arrow_schema(output))
+        return ArrowCalls(definition.function, SPARK.arrow_schema(output))
     # pandas is loaded where it is used.
     from spark_jobs.functions.frames import PandasForm
     from spark_jobs.functions.pandas_calls import PandasCalls

@@ -9,7 +9,6 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import _parse_datatype_string
 
 from coordinator.model.errors import InvalidRequestError
@@ -21,6 +20,7 @@ from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import event_time, event_time_column
 from spark_jobs.plan.keys import Key, key_of, leaf_field
 from spark_jobs.plan.logical import analysed
+from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.plan.storable import has_duplicate_names, is_changed
 from spark_jobs.worker.exchange import HASH_COLUMN
 
@@ -131,7 +131,7 @@ def struct_type(definition: T.DataType | str, subject: str) -> T.StructType:
         raise InvalidRequestError(f"columns of {subject} have distinct names", columns=kind.names)
     for item in kind.fields:
         try:
-            to_arrow_type(item.dataType)
+            SPARK.arrow_type(item.dataType)
         except (TypeError, ValueError) as error:
             raise InvalidRequestError(
                 f"{subject} has a column of a type that Arrow does not carry; cast it",
@@ -166,7 +166,7 @@ class _Payload:
                 # Floating-point keys are normalised, but rows keep their own bits.
                 leaf = next((key.tree.leaf for key in keys if key.expression.matches(attribute)), None)
             if leaf is None:
-                payload.fields.append(Field(name, payload_type(to_arrow_type(kind)), attribute.nullable))
+                payload.fields.append(Field(name, payload_type(SPARK.arrow_type(kind)), attribute.nullable))
                 payload.selected.append(attribute.column().alias(name))
             payload.names.append((attribute.name, leaf or name))
         return payload

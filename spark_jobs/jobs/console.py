@@ -17,13 +17,13 @@ import pyarrow.parquet as pq
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import TimestampType
 
 from coordinator.model.errors import StateStoreError
 from coordinator.model.text import size_text
 from spark_jobs.fleet import Fleet
+from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.session.spark_session import start_session, stop_session
 
 __all__ = [
@@ -158,7 +158,7 @@ def _collect_arrow(results: DataFrame) -> pa.Table:
         for field in results.schema.fields
     ]
     rows = [row.asDict() for row in results.select(columns).collect()]
-    return pa.Table.from_pylist(rows, schema=to_arrow_schema(results.schema))
+    return pa.Table.from_pylist(rows, schema=SPARK.arrow_schema(results.schema))
 
 
 def newest_rows(table: pa.Table, keys: Sequence[str]) -> pa.Table:

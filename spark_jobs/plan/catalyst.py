@@ -20,6 +20,8 @@ from pyspark.errors import PythonException
 from pyspark.sql import Column
 from pyspark.sql.types import DataType, _parse_datatype_json_string
 
+from spark_jobs.plan.spark_version import SPARK
+
 __all__ = [
     "CATALYST",
     "JOB_FAILURES",
@@ -46,10 +48,14 @@ _SESSION_KEY = "spark.sessionWindow"
 
 
 def java_class(name: str) -> Any:
-    """Return a class of the running Spark application's JVM, or a Scala object, by its full name."""
+    """Return a class of the running Spark application's JVM, or a Scala object, by its full name in Spark 3.5."""
+    return _java_class(_jvm(), SPARK.MOVED_CLASSES.get(name, name))
+
+
+def _jvm() -> Any:
     context = SparkContext._active_spark_context
     assert context is not None, "expressions are those of a session"
-    return _java_class(context._jvm, name)
+    return context._jvm
 
 
 @cache
@@ -82,11 +88,11 @@ class Expression:
     @classmethod
     def of(cls, column: Column) -> Expression:
         """Return the expression of a PySpark column."""
-        return cls(column._jc.expr())
+        return cls(SPARK.expression_of(_jvm(), column._jc))
 
     def column(self) -> Column:
         """Return the expression as a PySpark column."""
-        return Column(java_class("org.apache.spark.sql.Column")(self._java))
+        return Column(SPARK.column_of(_jvm(), self._java))
 
     @cached_property
     def kind(self) -> str:
@@ -223,7 +229,7 @@ class Expression:
 
         ``LEGACY`` (integers wrap, else null), ``ANSI`` (it fails), ``TRY`` (it is null).
         """
-        return str(self._java.evalMode().toString())
+        return str(SPARK.eval_mode(self._java, self.kind).toString())
 
     @property
     def field_name(self) -> str:

@@ -226,7 +226,7 @@ def quoted(name: str) -> str:
 
 def resolved(frame: DataFrame, name: str) -> Expression:
     """Return the attribute of a DataFrame's column."""
-    return Expression(frame._jdf.col(quoted(name)).expr())
+    return Expression.of(Column(frame._jdf.col(quoted(name))))
 
 
 def _expressions(sequence: Any) -> list[Expression]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_type
 
 from coordinator.model.schema import Field, StateSchema
 from coordinator.model.type_names import payload_type
@@ -16,6 +15,7 @@ from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.expression_trees import Node
 from spark_jobs.plan.keys import Key, key_of
 from spark_jobs.plan.logical import projected
+from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.plan.storable import restored, stored, stored_type
 from spark_jobs.plan.view_components import ViewComponent
 
@@ -73,7 +73,7 @@ class RowColumns:
             key = next((key for key in keys if key.expression.matches(attribute)), None)
             name = f"{prefix}{index}"
             if key is None:
-                kind = payload_type(to_arrow_type(stored_type(attribute.type)))
+                kind = payload_type(SPARK.arrow_type(stored_type(attribute.type)))
                 fields.append(Field(name, kind, attribute.nullable))
                 selected.append(stored(attribute.column(), attribute.type, nullable=attribute.nullable).alias(name))
             unchanged = restored(F.col(name), attribute.type, nullable=attribute.nullable)

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from coordinator.model.errors import SetupError
 from spark_jobs.plan.catalyst import CATALYST, WATERMARK_KEY, java_class
 from spark_jobs.plan.logical import Plan
+from spark_jobs.plan.spark_version import SPARK, with_moved_classes
 
 __all__ = ["install", "joined_source", "marked_as_aggregation", "with_event_time", "with_sparks_own"]
 
@@ -85,8 +86,8 @@ def joined_source() -> str:
     package = f"package {_PACKAGE};"
     imports: set[str] = set()
     classes: list[str] = []
-    for file in sorted(_SOURCES.glob("*.java")):
-        for line in file.read_text().splitlines():
+    for file in sorted([*_SOURCES.glob("*.java"), *(_SOURCES / SPARK.JAVA_FOLDER).glob("*.java")]):
+        for line in with_moved_classes(file.read_text()).splitlines():
             if line.startswith("import "):
                 imports.add(line)
             elif line != package:

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import pyspark.context
 import ray
 import raydp
 from pyspark import SparkConf, SparkContext
@@ -246,12 +245,13 @@ def _new_session(
 def _jvm_stderr_without_notes() -> Iterator[None]:
     """Pass on the standard error of a JVM that is started within, except for Ray's notes before it has a log."""
     write, _ = stderr_without_notes()
-    # launch_gateway has an option for that, which PySpark does not pass on.
-    pyspark.context.launch_gateway = partial(launch_gateway, popen_kwargs={"stderr": write})  # type: ignore[attr-defined]
+    # launch_gateway has an option for that, which PySpark does not pass on. Spark 4 has the module elsewhere.
+    context = sys.modules[SparkContext.__module__]
+    context.launch_gateway = partial(launch_gateway, popen_kwargs={"stderr": write})  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        pyspark.context.launch_gateway = launch_gateway  # type: ignore[attr-defined]
+        context.launch_gateway = launch_gateway  # type: ignore[attr-defined]
         os.close(write)
 
 

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from coordinator.model.errors import InvalidRequestError
 from spark_jobs.functions.groups import Groups
 from spark_jobs.functions.values import Raw, RowValues
+from spark_jobs.plan.spark_version import SPARK
 
 __all__ = ["RowForm", "Rows"]
 
@@ -95,5 +95,5 @@ class RowForm:
 
     def table(self, emitted: Sequence[Raw]) -> pa.Table:
         """Return the emitted rows as Arrow columns."""
-        schema = to_arrow_schema(self.output)
+        schema = SPARK.arrow_schema(self.output)
         return pa.Table.from_arrays(self._output_rows.arrays(emitted, schema.types), schema=schema)

@@ -24,7 +24,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import DEFAULT_STORE
@@ -34,6 +33,7 @@ from spark_jobs.functions.group_task import GroupView
 from spark_jobs.functions.groups import StateColumns
 from spark_jobs.functions.values import RowValues
 from spark_jobs.plan.expression_trees import Node
+from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.plan.view_components import ViewComponent, column
 from store_actors.messages import StoreSpec
 
@@ -159,12 +159,12 @@ class Variable:
     @cached_property
     def columns(self) -> StateColumns:
         """The store's columns for a value."""
-        return StateColumns(to_arrow_schema(self.values))
+        return StateColumns(SPARK.arrow_schema(self.values))
 
     @cached_property
     def key_columns(self) -> StateColumns:
         """The store's columns for a map's key; empty for other variables."""
-        return StateColumns(to_arrow_schema(self.user_key) if self.user_key is not None else pa.schema([]), "u")
+        return StateColumns(SPARK.arrow_schema(self.user_key) if self.user_key is not None else pa.schema([]), "u")
 
     @cached_property
     def rows(self) -> RowValues:

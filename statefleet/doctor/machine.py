@@ -18,6 +18,8 @@ from store_actors.spilling.spill_folder import IN_MEMORY, file_system, free_byte
 
 __all__ = ["disk_room", "java", "packages", "python", "raydp_jars", "shared_memory", "spill_folder"]
 
+#: Versions of Python that run each of Statefleet's extras.
+_PYTHONS = {"spark35": (("3", "11"),), "spark4": (("3", "11"), ("3", "12"), ("3", "13"))}
 #: Share of the memory that Ray uses for its object store, in /dev/shm.
 _RAY_SHARE = 0.3
 #: Free share of a disk below which Ray creates no objects there any more, and below which that is near.
@@ -29,11 +31,22 @@ _LITTLE = 1 << 30
 def python() -> Finding:
     """Return whether this Python is supported."""
     text = f"Python {platform.python_version()} ({sys.executable})"
-    if platform.python_version_tuple()[:2] == ("3", "11"):
+    if platform.python_version_tuple()[:2] in _PYTHONS[_spark_extra()]:
         return Finding("Python", Outcome.OK, text)
     return Finding(
-        "Python", Outcome.WRONG, text, "Statefleet runs on Python 3.11, on every node of the cluster; install that"
+        "Python",
+        Outcome.WRONG,
+        text,
+        "Statefleet runs on Python 3.11, and with Spark 4 on 3.12 and 3.13, too, on every node of the cluster; install one of these",
     )
+
+
+def _spark_extra() -> str:
+    """Return the extra of Statefleet that has the installed version of Spark; Spark 3.5's if there is no Spark."""
+    try:
+        return "spark35" if metadata.version("pyspark").startswith("3.") else "spark4"
+    except metadata.PackageNotFoundError:
+        return "spark35"
 
 
 def packages(required: Callable[[], list[str] | None] = lambda: metadata.requires("statefleet")) -> Finding:
@@ -51,7 +64,8 @@ def packages(required: Callable[[], list[str] | None] = lambda: metadata.require
         )
     installed, wrong = [], []
     for requirement in requirements:
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        extras = ("", _spark_extra())
+        if requirement.marker is not None and not any(requirement.marker.evaluate({"extra": name}) for name in extras):
             continue
         try:
             version = metadata.version(requirement.name)
@@ -125,10 +139,11 @@ def jars_fit(spark: Path, raydp: Path, spark_version: str, raydp_version: str) -
     names = {file.name for file in raydp.glob("*.jar")}
     line = "".join(spark_version.split(".")[:2])
     shim = next((name for name in sorted(names) if re.match(rf"raydp-shims-spark{line}\d+-", name)), None)
+    built = _build_version(raydp_version)
     unexpected = sorted(
-        name for name in names if name.startswith("raydp") and not name.endswith(f"-{raydp_version}.jar")
+        name for name in names if name.startswith("raydp") and not name.endswith(f"-{built}.jar")
     )
-    if f"raydp-{raydp_version}.jar" not in names or shim is None or unexpected:
+    if f"raydp-{built}.jar" not in names or shim is None or unexpected:
         problem = (
             f"not all of RayDP {raydp_version}: {', '.join(unexpected)}"
             if unexpected
@@ -138,9 +153,17 @@ def jars_fit(spark: Path, raydp: Path, spark_version: str, raydp_version: str) -
             check,
             Outcome.WRONG,
             f"RayDP's jars in {raydp} are {problem}",
-            f"pip install --force-reinstall raydp=={raydp_version}, which has jars for Spark 3.2 to 3.5",
+            f"pip install --force-reinstall raydp=={raydp_version}, the version that Statefleet's extra for this Spark has",
         )
     return Finding(check, Outcome.OK, f"RayDP {raydp_version} ({shim}) with Spark {spark_version}")
+
+
+def _build_version(raydp_version: str) -> str:
+    """Return the version in the names of RayDP's jars, which is that of the wheel, except before a release."""
+    from packaging.version import Version
+
+    version = Version(raydp_version)
+    return f"{version.base_version}-SNAPSHOT" if version.is_prerelease else raydp_version
 
 
 def _spark_of(jars: Path) -> str | None:

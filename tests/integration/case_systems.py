@@ -11,10 +11,10 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 from spark_jobs.fleet import Fleet
+from spark_jobs.plan.spark_version import SPARK
 from tests.integration.frame_cases import FRAME_CASES
 from tests.integration.group_state_cases import GROUP_STATE_CASES
 from tests.integration.join_cases import JOIN_CASES
@@ -31,7 +31,7 @@ class Inputs:
     def __init__(self, spark: SparkSession, folder: Path, columns: Mapping[str, str]) -> None:
         self._types = {key: spark.createDataFrame([], ddl).schema for key, ddl in columns.items()}
         fields = [StructField(key, kind) for key, kind in self._types.items()]
-        self._feed = Feed(spark, folder, to_arrow_schema(StructType(fields)))
+        self._feed = Feed(spark, folder, SPARK.arrow_schema(StructType(fields)))
 
     def add(self, rows: Mapping[str, Any]) -> None:
         # A row of the source is a row of one input; the others are null.

@@ -15,9 +15,9 @@ from typing import IO, Any
 
 import psutil
 import pyarrow as pa
-import pyspark.context
 import pytest
 import ray
+from pyspark import SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
@@ -132,7 +132,7 @@ def test_spark_writes_to_the_programs_standard_error_but_for_what_ray_notes_ther
     jvm = next(process for process in psutil.Process().children() if process.name() == "java")
     assert os.readlink(f"/proc/{jvm.pid}/fd/2").startswith("pipe:")
     assert any(thread.name == "statefleet-stderr" for thread in threading.enumerate())
-    assert pyspark.context.launch_gateway is launch_gateway  # type: ignore[attr-defined]
+    assert sys.modules[SparkContext.__module__].launch_gateway is launch_gateway  # type: ignore[attr-defined]
 
 
 def test_a_command_after_the_cluster_has_ended_is_refused_at_once(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_jobs.fleet import Fleet
+from spark_jobs.plan.spark_version import SPARK
 from tests.integration.case_systems import ALL_CASES, Counts, Inputs, System, check, configured, on_spark
 from tests.integration.operator_cases import RESTART
 from tests.integration.streams import Feed, Run, short_list
@@ -68,7 +68,7 @@ def test_a_union_with_a_growing_number_of_partitions_leaves_every_row_to_its_sha
 ) -> None:
     """D9: Spark numbers the tasks of a union one branch after the other, and the first one's are more in the second batch."""
     rows = StructType([StructField("k", StringType())])
-    first, second = (Feed(spark, tmp_path / part, to_arrow_schema(rows)) for part in ("a", "b"))
+    first, second = (Feed(spark, tmp_path / part, SPARK.arrow_schema(rows)) for part in ("a", "b"))
     all_files = spark.readStream.schema(rows).option("pathGlobFilter", "*.parquet").parquet(str(tmp_path / "a"))
     distinct = fleet.stateful(second.stream(), name=f"{name}-distinct", shards=2).dropDuplicates()
     result = all_files.unionAll(distinct)

@@ -22,6 +22,13 @@ from statefleet.doctor.findings import Finding, Outcome, run_apart
 OK, WARNING, WRONG = Outcome
 
 
+def test_jars_before_a_release_have_another_version_than_the_wheel(tmp_path: Path) -> None:
+    (tmp_path / "spark-core_2.13-4.2.1.jar").touch()
+    for name in ("raydp-1.7.0-SNAPSHOT.jar", "raydp-shims-spark420-1.7.0-SNAPSHOT.jar"):
+        (tmp_path / name).touch()
+    assert machine.jars_fit(tmp_path, tmp_path, "4.2.1", "1.7.0b20260911.dev0").outcome is OK
+
+
 def test_this_machine_is_well() -> None:
     assert machine.python().outcome is OK
     assert machine.java().found.startswith("Java 17")

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from coordinator.model.errors import InvalidRequestError
@@ -26,6 +25,7 @@ from spark_jobs.functions.groups import EXISTS, TIMEOUT, Groups, StateColumns
 from spark_jobs.functions.pandas_calls import PandasCalls
 from spark_jobs.functions.state_batch import BatchClock, StateBatch
 from spark_jobs.plan.keys import KeyTree
+from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.worker.state_store import StateStore
 from store_actors.keyed.shard import KeyedShard
 from tests.unit.session_calls import answer
@@ -37,7 +37,7 @@ NONE, PROCESSING, EVENT = (
 )
 STATE = T.StructType([T.StructField("n", T.LongType())])
 OUTPUT = T.StructType([T.StructField("k", T.StringType()), T.StructField("n", T.LongType())])
-COLUMNS = StateColumns(to_arrow_schema(STATE))
+COLUMNS = StateColumns(SPARK.arrow_schema(STATE))
 KEYS = (Field("k", "string"),)
 VIEW = GroupView((("k", KeyTree(leaf="k")),), (("k", "k"), ("v", "v")))
 
@@ -211,7 +211,7 @@ def test_a_timeout_is_cleared_when_the_function_runs_without_setting_it(last: bo
             state.set_timeout_timestamp(100)
         return keys.append_column("n", pa.array([int(state.has_timed_out)] * len(state)))
 
-    query = FunctionQuery(ArrowCalls(once, to_arrow_schema(OUTPUT)), EVENT)
+    query = FunctionQuery(ArrowCalls(once, SPARK.arrow_schema(OUTPUT)), EVENT)
     assert query.batch(("a", 1), watermark=(0, 0)) == [("a", 0)]
     if last:
         assert query.batch(("a", 1), watermark=(0, 200)) == [("a", 0)], "it has rows, so it has not timed out"
@@ -228,7 +228,7 @@ def test_a_key_that_was_removed_may_still_have_a_timeout() -> None:
             state.remove()
             state.set_timeout_duration(10)
 
-    query = FunctionQuery(ArrowCalls(wait, to_arrow_schema(OUTPUT)), PROCESSING)
+    query = FunctionQuery(ArrowCalls(wait, SPARK.arrow_schema(OUTPUT)), PROCESSING)
     query.batch(("a", 1), now_ms=5)
     assert query.stored() == {"a": {"s_n": None, "exists": False, "timeout_us": 15_000}}
     query.batch(now_ms=16)
@@ -255,7 +255,9 @@ def test_a_timeout_at_the_end_of_time_never_comes(form: str, conf: str, never: i
         (state.set_timeout_timestamp if conf == EVENT else state.set_timeout_duration)(timeouts)
         return keys.append_column("n", pa.array([-1 if state.has_timed_out else 1] * len(state)))
 
-    query = FunctionQuery(in_pandas(of_one) if form == "pandas" else ArrowCalls(of_many, to_arrow_schema(OUTPUT)), conf)
+    query = FunctionQuery(
+        in_pandas(of_one) if form == "pandas" else ArrowCalls(of_many, SPARK.arrow_schema(OUTPUT)), conf
+    )
     for now_ms in (1000, 2000, 1 << 52):
         assert query.batch(("a", 1), watermark=(now_ms - 1000, now_ms), now_ms=now_ms) == [("a", 1)]
     assert query.batch(watermark=(MAX_MS, MAX_MS), now_ms=MAX_MS) == []
@@ -274,7 +276,7 @@ def test_the_calls_of_the_store_do_not_grow_with_the_keys_of_a_batch() -> None:
         state.update({"n": np.diff(state.offsets)}, where=np.arange(len(state)) % 2 == 0)
         state.remove(where=np.arange(len(state)) % 2 == 1)
 
-    query = FunctionQuery(ArrowCalls(count, to_arrow_schema(OUTPUT)), NONE)
+    query = FunctionQuery(ArrowCalls(count, SPARK.arrow_schema(OUTPUT)), NONE)
     query.batch(*((f"k{i}", i) for i in range(5000)))
     query.batch(*((f"k{i}", i) for i in range(5000)))
     assert query.requests == ["multi_get", "multi_get"], "writes go with the commit"
@@ -326,7 +328,7 @@ def test_state_of_any_type_comes_back_as_it_was() -> None:
         state.update(first if key[0] == "a" else (None,) * 6)
         return []
 
-    query = FunctionQuery(in_pandas(keep, kind), NONE, StateColumns(to_arrow_schema(kind)))
+    query = FunctionQuery(in_pandas(keep, kind), NONE, StateColumns(SPARK.arrow_schema(kind)))
     query.batch(("a", 1), ("b", 1))
     query.batch(("a", 1), ("b", 1))
     assert previous == [None, None, first, (None,) * 6]
@@ -367,4 +369,4 @@ def test_a_wrong_result_is_refused_as_spark_does(result: Any, error: type[Except
 def test_an_arrow_result_has_the_columns_of_its_type() -> None:
     for result in (pa.table({"k": ["a"]}), "a"):
         with pytest.raises(InvalidRequestError, match=r"applyInArrowWithState|other columns"):
-            FunctionQuery(ArrowCalls(lambda *_, out=result: out, to_arrow_schema(OUTPUT)), NONE).batch(("a", 1))  # type: ignore[misc]
+            FunctionQuery(ArrowCalls(lambda *_, out=result: out, SPARK.arrow_schema(OUTPUT)), NONE).batch(("a", 1))  # type: ignore[misc]

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_type
 
 from coordinator.model.nested_types import has_map
 from coordinator.model.type_names import spark_type, string_to_type, type_to_string
+from spark_jobs.plan.spark_version import SPARK
 from store_actors.engine.nested import decode_nested, encode_nested, nested_keys
 from tests.unit.nested_values import NESTED, arrays, identity
 
@@ -66,7 +66,7 @@ def test_a_type_round_trips_through_its_name(kind: pa.DataType) -> None:
     spark_schema = T.StructType.fromJson(
         {"type": "struct", "fields": [{"name": "c", "type": spark_type(name), "nullable": True, "metadata": {}}]}
     )
-    assert to_arrow_type(spark_schema["c"].dataType) == kind
+    assert SPARK.arrow_type(spark_schema["c"].dataType) == kind
 
 
 def test_names_of_types_are_readable_and_stable() -> None:

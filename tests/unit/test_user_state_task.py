@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.state import GroupStateTimeout
 
 from coordinator.ledger.state_ledger import LeaseGrant
@@ -25,6 +24,7 @@ from spark_jobs.functions.groups import StateColumns
 from spark_jobs.functions.state_batch import StateBatch
 from spark_jobs.functions.user_state_task import EVENT_TIME_FIELD, UserProgram, UserStateTask
 from spark_jobs.plan.keys import KeyTree
+from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.transform.block import Block
 from spark_jobs.transform.handle import StatefulProcessorHandle
 from spark_jobs.transform.processor import StatefulProcessor
@@ -51,7 +51,7 @@ SCHEMA = StateSchema(
 )
 OUTPUT = pa.schema([("k", pa.string()), ("n", pa.int64())])
 VIEW = GroupView((("k", KeyTree("k")),), (("v", "v"),))
-COLUMNS = StateColumns(to_arrow_schema(T.StructType([T.StructField("n", T.LongType())])))
+COLUMNS = StateColumns(SPARK.arrow_schema(T.StructType([T.StructField("n", T.LongType())])))
 #: Methods of a store actor's sessions by the names that a handle calls.
 SESSION_METHODS = {
     "session_call": "call",

@@ -119,7 +119,7 @@ class StartRule extends Rule {
 
     private void check(WriteToStreamStatement query, ArrayList operators) {
         String mode = Mode.of(query.outputMode());
-        if (query.isContinuousTrigger()) {
+        if (Triggers.isContinuous(query)) {
             refuse("stateful operators run in batches, the fleet's as well as Spark's, and a continuous query has none; nothing was started; "
                 + "leave the trigger out, or use processingTime or availableNow", ((Operator) operators.get(0)).facts);
         }

@@ -9,7 +9,6 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import org.apache.spark.Partitioner;
-import org.apache.spark.SparkContext;
 import org.apache.spark.rdd.RDD;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
@@ -24,7 +23,6 @@ import org.apache.spark.sql.execution.exchange.ShuffleExchangeExec;
 import org.apache.spark.sql.execution.exchange.ShuffleOrigin;
 import org.apache.spark.sql.execution.streaming.IncrementalExecution;
 import org.apache.spark.sql.execution.streaming.OneTimeTrigger$;
-import org.apache.spark.sql.execution.streaming.StateStoreWriter;
 import org.apache.spark.sql.execution.streaming.StatefulOperatorStateInfo;
 import org.apache.spark.sql.execution.streaming.StreamExecution;
 import org.apache.spark.sql.streaming.StateOperatorProgress;
@@ -44,7 +42,7 @@ import scala.reflect.ClassTag;
  * commit log has the batch, shards that no task of the batch ran for (a sink that read only some rows) are run here. Once the commit log has
  * the batch, it is reported to the driver's Python, and readers see it.
  */
-public class StatefulExchangeExec extends ShuffleExchangeExec implements StateStoreWriter {
+public class StatefulExchangeExec extends VersionedExchange {
     /** The value of the `source` column in a header row. */
     static final short HEADER = -3;
 
@@ -56,7 +54,6 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
     private transient boolean reported;
     private transient boolean written;
     private transient int[] selected;
-    private transient scala.collection.immutable.Map noMetrics;
     private transient long evictMs;
 
     public StatefulExchangeExec(Partitioning partitioning, SparkPlan child, ShuffleOrigin origin, Option advisory) {
@@ -108,8 +105,7 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
             return Option.apply(null);
         }
         long id = 1000000L + (facts().get("state").asText().hashCode() & 0x3fffffff);
-        return new Some(new StatefulOperatorStateInfo(
-            execution.checkpointLocation(), execution.runId(), id, execution.currentBatchId(), shards()));
+        return new Some(operatorInfo(execution.checkpointLocation(), execution.runId(), id, execution.currentBatchId(), shards()));
     }
 
     /** Returns the URI of the state's folder. */
@@ -165,7 +161,7 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
 
     /** Called at the end of each trigger: if the trigger ran a batch, once the commit log has it. */
     public StateOperatorProgress getProgress() {
-        if (!reported && execution != null && isCalledBy("finishTrigger", "ProgressReporter")) {
+        if (!reported && execution != null && isCalledBy("finishTrigger", PROGRESS)) {
             FinishedBatches.report(execution, isLastCall());
             reported = true;
         }
@@ -193,19 +189,6 @@ public class StatefulExchangeExec extends ShuffleExchangeExec implements StateSt
     private static long count(Map stats, String name) {
         Object value = stats.get(name);
         return value == null ? 0L : ((Number) value).longValue();
-    }
-
-    public SparkContext org$apache$spark$sql$execution$streaming$StateStoreWriter$$super$sparkContext() {
-        return sparkContext();
-    }
-
-    public scala.collection.immutable.Map pythonMetrics() {
-        return noMetrics;
-    }
-
-    public void org$apache$spark$sql$execution$python$PythonSQLMetrics$_setter_$pythonMetrics_$eq(
-        scala.collection.immutable.Map metrics) {
-        noMetrics = metrics;
     }
 
     // -- running ----------------------------------------------------------------------------------------------------

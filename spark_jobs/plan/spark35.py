@@ -1,0 +1,78 @@
+"""What is particular to Spark 3.5 of the internals that this package uses; :mod:`spark_jobs.plan.spark4` has the same names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import types as T
+from pyspark.sql.pandas.serializers import ArrowStreamPandasUDFSerializer
+from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
+
+__all__ = [
+    "JAVA_FOLDER",
+    "MOVED_CLASSES",
+    "arrow_schema",
+    "arrow_type",
+    "column_of",
+    "error_arguments",
+    "eval_mode",
+    "expression_of",
+    "pandas_conversions",
+]
+
+#: Subfolder of ``java/`` with the classes that differ.
+JAVA_FOLDER = "spark35"
+#: Where classes are that Spark 3.5 has elsewhere: none, as the code has their names of 3.5.
+MOVED_CLASSES: Mapping[str, str] = MappingProxyType({})
+
+
+def expression_of(jvm: Any, column: Any) -> Any:
+    """Return the expression of a column of the JVM."""
+    return column.expr()
+
+
+def column_of(jvm: Any, expression: Any) -> Any:
+    """Return an expression as a column of the JVM."""
+    return jvm.org.apache.spark.sql.Column(expression)
+
+
+def eval_mode(expression: Any, kind: str) -> Any:
+    """Return how an expression of a kind handles values that cannot be computed."""
+    return expression.evalMode()
+
+
+def arrow_type(kind: T.DataType) -> pa.DataType:
+    """Return the Arrow type of a type of Spark; times are in UTC."""
+    return to_arrow_type(kind)
+
+
+def arrow_schema(kind: T.StructType) -> pa.Schema:
+    """Return the Arrow schema of rows of Spark; times are in UTC."""
+    return to_arrow_schema(kind)
+
+
+def error_arguments(condition: str, parameters: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of an error of PySpark's with a condition of its list."""
+    return {"error_class": condition, "message_parameters": dict(parameters)}
+
+
+class pandas_conversions:
+    """PySpark's conversions between Arrow and pandas."""
+
+    def __init__(self, timezone: str, *, safe: bool, by_name: bool) -> None:
+        serializer: Any = ArrowStreamPandasUDFSerializer
+        self._serializer = serializer(timezone, safe, by_name)
+
+    def to_pandas(self, column: pa.Array | pa.ChunkedArray) -> pd.Series:
+        """Return an Arrow column as the series that a function gets."""
+        return self._serializer.arrow_to_pandas(column)
+
+    def to_arrow(self, frame: pd.DataFrame, kind: T.StructType) -> pa.Table:
+        """Return a DataFrame that a function emitted as Arrow columns of a type."""
+        arrow = arrow_type(kind)
+        struct = self._serializer._create_struct_array(frame, arrow)
+        return pa.Table.from_arrays(struct.flatten(), schema=pa.schema(list(arrow)))

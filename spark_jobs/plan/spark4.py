@@ -1,0 +1,105 @@
+"""What is particular to Spark 4.2 of the internals that this package uses; :mod:`spark_jobs.plan.spark35` has the same names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import types as T
+from pyspark.sql.conversion import ArrowArrayToPandasConversion, PandasToArrowConversion
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema, to_arrow_type
+
+__all__ = [
+    "JAVA_FOLDER",
+    "MOVED_CLASSES",
+    "arrow_schema",
+    "arrow_type",
+    "column_of",
+    "error_arguments",
+    "eval_mode",
+    "expression_of",
+    "pandas_conversions",
+]
+
+_SQL = "org.apache.spark.sql"
+_STREAMING = f"{_SQL}.execution.streaming"
+_STATEFUL = f"{_STREAMING}.operators.stateful"
+
+#: Subfolder of ``java/`` with the classes that differ.
+JAVA_FOLDER = "spark4"
+#: Kinds of expressions that have a mode of evaluation, and no context with one.
+_WITH_EVAL_MODE = ("Average", "Cast")
+#: Where Spark 4.2 has classes, by their names in Spark 3.5. Scala 2.13's ``Seq`` is the immutable one.
+MOVED_CLASSES: Mapping[str, str] = MappingProxyType(
+    {
+        "scala.collection.Seq": "scala.collection.immutable.Seq",
+        f"{_SQL}.Dataset": f"{_SQL}.classic.Dataset",
+        f"{_SQL}.SparkSession": f"{_SQL}.classic.SparkSession",
+        f"{_STREAMING}.IncrementalExecution": f"{_STREAMING}.runtime.IncrementalExecution",
+        f"{_STREAMING}.OffsetSeqMetadata": f"{_STREAMING}.checkpointing.OffsetSeqMetadata",
+        f"{_STREAMING}.StateStoreWriter": f"{_STATEFUL}.StateStoreWriter",
+        f"{_STREAMING}.StatefulOperatorStateInfo": f"{_STATEFUL}.StatefulOperatorStateInfo",
+        f"{_STREAMING}.StreamExecution": f"{_STREAMING}.runtime.StreamExecution",
+        f"{_STREAMING}.StreamMetadata": f"{_STREAMING}.runtime.StreamMetadata",
+        f"{_STREAMING}.StreamMetadata$": f"{_STREAMING}.runtime.StreamMetadata$",
+        f"{_STREAMING}.StreamingSymmetricHashJoinHelper": f"{_STATEFUL}.join.StreamingSymmetricHashJoinHelper",
+    }
+)
+
+
+def expression_of(jvm: Any, column: Any) -> Any:
+    """Return the expression of a column of the JVM."""
+    return jvm.org.apache.spark.sql.classic.ExpressionUtils.expression(column)
+
+
+def column_of(jvm: Any, expression: Any) -> Any:
+    """Return an expression as a column of the JVM."""
+    return jvm.org.apache.spark.sql.classic.ExpressionUtils.column(expression)
+
+
+def eval_mode(expression: Any, kind: str) -> Any:
+    """Return how an expression of a kind handles values that cannot be computed."""
+    return (expression if kind in _WITH_EVAL_MODE else expression.evalContext()).evalMode()
+
+
+def arrow_type(kind: T.DataType) -> pa.DataType:
+    """Return the Arrow type of a type of Spark; times are in UTC."""
+    return to_arrow_type(kind, timezone="UTC")
+
+
+def arrow_schema(kind: T.StructType) -> pa.Schema:
+    """Return the Arrow schema of rows of Spark; times are in UTC."""
+    return to_arrow_schema(kind, timezone="UTC")
+
+
+def error_arguments(condition: str, parameters: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of an error of PySpark's with a condition of its list."""
+    return {"errorClass": condition, "messageParameters": dict(parameters)}
+
+
+class pandas_conversions:
+    """PySpark's conversions between Arrow and pandas."""
+
+    def __init__(self, timezone: str, *, safe: bool, by_name: bool) -> None:
+        self._timezone, self._safe, self._by_name = timezone, safe, by_name
+
+    def to_pandas(self, column: pa.Array | pa.ChunkedArray) -> pd.Series:
+        """Return an Arrow column as the series that a function gets."""
+        kind = from_arrow_type(column.type, prefer_timestamp_ntz=True)
+        return ArrowArrayToPandasConversion.convert(column, kind, ser_name="", timezone=self._timezone)
+
+    def to_arrow(self, frame: pd.DataFrame, kind: T.StructType) -> pa.Table:
+        """Return a DataFrame that a function emitted as Arrow columns of a type."""
+        rows = PandasToArrowConversion.convert(
+            frame,
+            kind,
+            timezone=self._timezone,
+            safecheck=self._safe,
+            arrow_cast=True,
+            assign_cols_by_name=self._by_name,
+        )
+        # Its times have the session's time zone.
+        return pa.Table.from_batches([rows]).cast(arrow_schema(kind))

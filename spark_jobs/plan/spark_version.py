@@ -1,0 +1,80 @@
+"""What differs between the versions of Spark, and the module that has it for the installed one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import pandas as pd
+import pyarrow as pa
+import pyspark
+from pyspark.sql import types as T
+
+__all__ = ["SPARK", "PandasConversions", "SparkVersion", "with_moved_classes"]
+
+
+class PandasConversions(Protocol):
+    """PySpark's conversions between Arrow and pandas, as its functions with state use them."""
+
+    def to_pandas(self, column: pa.Array | pa.ChunkedArray) -> pd.Series:
+        """Return an Arrow column as the series that a function gets."""
+
+    def to_arrow(self, frame: pd.DataFrame, kind: T.StructType) -> pa.Table:
+        """Return a DataFrame that a function emitted as Arrow columns of a type."""
+
+
+class SparkVersion(Protocol):
+    """The names of :mod:`spark_jobs.plan.spark35` and :mod:`spark_jobs.plan.spark4`.
+
+    Attributes
+    ----------
+    JAVA_FOLDER
+        Subfolder of ``java/`` with the classes that differ.
+    MOVED_CLASSES
+        Full names of classes, by their names in Spark 3.5.
+    """
+
+    @property
+    def JAVA_FOLDER(self) -> str: ...
+
+    @property
+    def MOVED_CLASSES(self) -> Mapping[str, str]: ...
+
+    def expression_of(self, jvm: Any, column: Any) -> Any:
+        """Return the expression of a column of the JVM."""
+
+    def column_of(self, jvm: Any, expression: Any) -> Any:
+        """Return an expression as a column of the JVM."""
+
+    def eval_mode(self, expression: Any, kind: str) -> Any:
+        """Return how an expression of a kind handles values that cannot be computed."""
+
+    def arrow_type(self, kind: T.DataType) -> pa.DataType:
+        """Return the Arrow type of a type of Spark; times are in UTC."""
+
+    def arrow_schema(self, kind: T.StructType) -> pa.Schema:
+        """Return the Arrow schema of rows of Spark; times are in UTC."""
+
+    def error_arguments(self, condition: str, parameters: Mapping[str, str]) -> dict[str, Any]:
+        """Return the arguments of an error of PySpark's with a condition of its list."""
+
+    def pandas_conversions(self, timezone: str, *, safe: bool, by_name: bool) -> PandasConversions:
+        """Return the conversions between Arrow and pandas under settings of a session."""
+
+
+#: For the installed version.
+SPARK: SparkVersion
+if pyspark.__version__.startswith("3."):
+    from spark_jobs.plan import spark35
+
+    SPARK = spark35
+else:
+    from spark_jobs.plan import spark4
+
+    SPARK = spark4
+
+
+def with_moved_classes(java: str) -> str:
+    """Return Java code in which classes of Spark 3.5 have the names of the installed version."""
+    return re.sub(r"\b(?:org|scala)(?:\.\w+)+\$?", lambda name: SPARK.MOVED_CLASSES.get(name[0], name[0]), java)
