@@ -45,15 +45,15 @@ final class StateRows extends org.apache.spark.sql.execution.BufferedRowIterator
             new org.apache.spark.sql.execution.streaming.state.StateStoreId(folder, operator, index, store);
         final org.apache.spark.sql.execution.streaming.state.StateStoreProvider provider =
             org.apache.spark.sql.execution.streaming.state.StateStoreProvider$.MODULE$.create(conf.providerClass());
-        provider.init(id, keys, values, prefix, conf, hadoop.value());
-        final org.apache.spark.sql.execution.streaming.state.ReadStateStore reader = provider.getReadStore(version);
+        final org.apache.spark.sql.execution.streaming.state.ReadStateStore reader =
+            OpenedStore.at(version, provider, id, keys, values, prefix, conf, hadoop.value());
         TaskContext.get().addTaskCompletionListener(new org.apache.spark.util.TaskCompletionListener() {
             public void onTaskCompletion(TaskContext context) {
                 reader.abort();
                 provider.close();
             }
         });
-        rows = reader.iterator();
+        rows = OpenedStore.rows(reader);
     }
 
     protected void processNext() throws java.io.IOException {

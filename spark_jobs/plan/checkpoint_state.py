@@ -21,6 +21,7 @@ from pyspark.sql import types as T
 from coordinator.model.errors import CorruptStateError
 from spark_jobs.plan.aggregate_functions import AggregateFunction
 from spark_jobs.plan.catalyst import java_class
+from spark_jobs.plan.spark_version import SPARK, with_moved_classes
 
 __all__ = ["SPARK_DEFAULT_STORE", "SparkStore", "StoreSchema", "read_schema", "state_rows"]
 
@@ -79,16 +80,16 @@ def read_schema(spark: SparkSession, folder: str, operator: int, store: str) -> 
     if not files.exists(path):
         return None
     run_id = java_class("java.util.UUID").randomUUID()
-    checker = java_class(f"{_STATE}.StateSchemaCompatibilityChecker")
     try:
-        schemas = checker(java_class(f"{_STATE}.StateStoreProviderId")(store_id, run_id), conf).readSchemaFile()
+        provider_id = java_class(f"{_STATE}.StateStoreProviderId")(store_id, run_id)
+        schemas = SPARK.store_schemas(spark._jvm, provider_id, conf)
     except Py4JJavaError as error:
         raise CorruptStateError(
             "a file of the checkpoint that says what its state holds cannot be read; nothing was written; restore the checkpoint",
             file=str(path.toString()),
             cause=str(error.java_exception),
         ) from error
-    keys, values = (T._parse_datatype_json_string(schema.json()) for schema in (schemas._1(), schemas._2()))
+    keys, values = (T._parse_datatype_json_string(schema.json()) for schema in schemas)
     assert isinstance(keys, T.StructType)
     assert isinstance(values, T.StructType)
     return StoreSchema(keys, values)
@@ -141,7 +142,9 @@ def state_rows(
     code = java_class("org.apache.spark.sql.catalyst.expressions.codegen.CodeAndComment")(_source(), _empty_map())
     metrics = java_class("org.apache.spark.sql.execution.metric.SQLMetrics")
     time = metrics.createTimingMetric(session.sparkContext(), "state read", -1)
-    evaluators = java_class("org.apache.spark.sql.execution.WholeStageCodegenEvaluatorFactory")(code, time, references)
+    evaluators = java_class("org.apache.spark.sql.execution.WholeStageCodegenEvaluatorFactory")(
+        SPARK.stage_code(spark._jvm, code), time, references
+    )
     partitions = session.range(0, store.partitions, 1, store.partitions).queryExecution().toRdd()
     rows = partitions.mapPartitionsWithEvaluator(evaluators, partitions.elementClassTag())
     frame = DataFrame(session.internalCreateDataFrame(rows, row_type, False), spark)
@@ -168,7 +171,8 @@ def _check_partitions(rows: DataFrame, store: SparkStore, keys: Sequence[str]) -
 def _source() -> str:
     """Return the class's body without the comment at its top, which Spark's code generation takes separately."""
     text = _SOURCE.read_text()
-    return text[text.index("*/") + 2 :]
+    opening = _SOURCE.with_name(f"OpenedStore.{SPARK.JAVA_FOLDER}.java").read_text()
+    return with_moved_classes(text[text.index("*/") + 2 :] + opening)
 
 
 def _empty_map() -> Any:

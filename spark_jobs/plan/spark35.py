@@ -22,6 +22,8 @@ __all__ = [
     "eval_mode",
     "expression_of",
     "pandas_conversions",
+    "stage_code",
+    "store_schemas",
 ]
 
 #: Subfolder of ``java/`` with the classes that differ.
@@ -43,6 +45,18 @@ def column_of(jvm: Any, expression: Any) -> Any:
 def eval_mode(expression: Any, kind: str) -> Any:
     """Return how an expression of a kind handles values that cannot be computed."""
     return expression.evalMode()
+
+
+def store_schemas(jvm: Any, provider_id: Any, hadoop: Any) -> tuple[Any, Any]:
+    """Return the types of the keys and the values of a state store, as its checkpoint has them."""
+    checker = jvm.org.apache.spark.sql.execution.streaming.state.StateSchemaCompatibilityChecker
+    schemas = checker(provider_id, hadoop).readSchemaFile()
+    return schemas._1(), schemas._2()
+
+
+def stage_code(jvm: Any, code: Any) -> Any:
+    """Return generated code as the factory of a stage's iterators takes it."""
+    return code
 
 
 def arrow_type(kind: T.DataType) -> pa.DataType:

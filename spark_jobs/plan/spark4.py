@@ -22,6 +22,8 @@ __all__ = [
     "eval_mode",
     "expression_of",
     "pandas_conversions",
+    "stage_code",
+    "store_schemas",
 ]
 
 _SQL = "org.apache.spark.sql"
@@ -63,6 +65,19 @@ def column_of(jvm: Any, expression: Any) -> Any:
 def eval_mode(expression: Any, kind: str) -> Any:
     """Return how an expression of a kind handles values that cannot be computed."""
     return (expression if kind in _WITH_EVAL_MODE else expression.evalContext()).evalMode()
+
+
+def store_schemas(jvm: Any, provider_id: Any, hadoop: Any) -> tuple[Any, Any]:
+    """Return the types of the keys and the values of a state store, as its checkpoint has them."""
+    checker = jvm.org.apache.spark.sql.execution.streaming.state.StateSchemaCompatibilityChecker
+    no_files, no_file = jvm.org.apache.spark.api.python.PythonUtils.toSeq([]).toList(), jvm.scala.Option.empty()
+    families = checker(provider_id, hadoop, no_files, no_file, False).readSchemaFile()
+    return families.head().keySchema(), families.head().valueSchema()
+
+
+def stage_code(jvm: Any, code: Any) -> Any:
+    """Return generated code as the factory of a stage's iterators takes it."""
+    return jvm.scala.util.Right(code)
 
 
 def arrow_type(kind: T.DataType) -> pa.DataType:

@@ -50,6 +50,12 @@ class SparkVersion(Protocol):
     def eval_mode(self, expression: Any, kind: str) -> Any:
         """Return how an expression of a kind handles values that cannot be computed."""
 
+    def store_schemas(self, jvm: Any, provider_id: Any, hadoop: Any) -> tuple[Any, Any]:
+        """Return the types of the keys and the values of a state store, as its checkpoint has them."""
+
+    def stage_code(self, jvm: Any, code: Any) -> Any:
+        """Return generated code as the factory of a stage's iterators takes it."""
+
     def arrow_type(self, kind: T.DataType) -> pa.DataType:
         """Return the Arrow type of a type of Spark; times are in UTC."""
 
