@@ -93,7 +93,7 @@ class PandasForm:
             if len(frame.columns) != len(self.output) and (len(frame.columns) or not frame.empty):
                 raise PySparkRuntimeError(
                     **SPARK.error_arguments(
-                        "RESULT_LENGTH_MISMATCH_FOR_PANDAS_UDF",
+                        SPARK.WRONG_COLUMN_COUNT,
                         {"expected": str(len(self.output)), "actual": str(len(frame.columns))},
                     )
                 )

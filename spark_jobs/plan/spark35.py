@@ -15,6 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 __all__ = [
     "JAVA_FOLDER",
     "MOVED_CLASSES",
+    "WRONG_COLUMN_COUNT",
     "arrow_schema",
     "arrow_type",
     "column_of",
@@ -28,6 +29,8 @@ __all__ = [
 
 #: Subfolder of ``java/`` with the classes that differ.
 JAVA_FOLDER = "spark35"
+#: PySpark's condition of an error about a DataFrame with too many or too few columns.
+WRONG_COLUMN_COUNT = "RESULT_LENGTH_MISMATCH_FOR_PANDAS_UDF"
 #: Where classes are that Spark 3.5 has elsewhere: none, as the code has their names of 3.5.
 MOVED_CLASSES: Mapping[str, str] = MappingProxyType({})
 

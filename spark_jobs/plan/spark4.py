@@ -15,6 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema, to_arrow_
 __all__ = [
     "JAVA_FOLDER",
     "MOVED_CLASSES",
+    "WRONG_COLUMN_COUNT",
     "arrow_schema",
     "arrow_type",
     "column_of",
@@ -32,6 +33,8 @@ _STATEFUL = f"{_STREAMING}.operators.stateful"
 
 #: Subfolder of ``java/`` with the classes that differ.
 JAVA_FOLDER = "spark4"
+#: PySpark's condition of an error about a DataFrame with too many or too few columns.
+WRONG_COLUMN_COUNT = "RESULT_COLUMN_SCHEMA_MISMATCH"
 #: Kinds of expressions that have a mode of evaluation, and no context with one.
 _WITH_EVAL_MODE = ("Average", "Cast")
 #: Where Spark 4.2 has classes, by their names in Spark 3.5. Scala 2.13's ``Seq`` is the immutable one.

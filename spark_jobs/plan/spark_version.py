@@ -33,6 +33,8 @@ class SparkVersion(Protocol):
         Subfolder of ``java/`` with the classes that differ.
     MOVED_CLASSES
         Full names of classes, by their names in Spark 3.5.
+    WRONG_COLUMN_COUNT
+        PySpark's condition of an error about a DataFrame with too many or too few columns.
     """
 
     @property
@@ -40,6 +42,9 @@ class SparkVersion(Protocol):
 
     @property
     def MOVED_CLASSES(self) -> Mapping[str, str]: ...
+
+    @property
+    def WRONG_COLUMN_COUNT(self) -> str: ...
 
     def expression_of(self, jvm: Any, column: Any) -> Any:
         """Return the expression of a column of the JVM."""

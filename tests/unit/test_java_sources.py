@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 
 import spark_jobs.plan
+from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.plan.stateful_exchange import joined_source
 
-SOURCES = sorted((Path(spark_jobs.plan.__file__).parent / "java").glob("*.java"))
-_CLASS = re.compile(r"^(?:public )?class (\w+)", re.MULTILINE)
+JAVA = Path(spark_jobs.plan.__file__).parent / "java"
+SOURCES = sorted([*JAVA.glob("*.java"), *(JAVA / SPARK.JAVA_FOLDER).glob("*.java")])
+_CLASS = re.compile(r"^(?:public )?(?:abstract )?class (\w+)", re.MULTILINE)
 
 
 def test_the_joined_source_has_one_package_then_all_imports_then_all_classes() -> None:
@@ -33,3 +35,12 @@ def test_each_file_has_the_class_of_its_name_and_imports_that_mean_one_class() -
         assert file.stem in _CLASS.findall(file.read_text())
         for full_name in re.findall(r"^import ([\w.$]+);", file.read_text(), re.MULTILINE):
             assert imported.setdefault(full_name.rpartition(".")[2], full_name) == full_name
+
+
+def test_both_versions_of_spark_have_the_same_classes_of_their_own() -> None:
+    folders = [folder for folder in JAVA.iterdir() if folder.is_dir()]
+    classes = [
+        sorted(name for file in folder.iterdir() for name in _CLASS.findall(file.read_text())) for folder in folders
+    ]
+    assert len(folders) == 2
+    assert classes[0] == classes[1]

@@ -45,6 +45,10 @@ public abstract class VersionedExchange extends ShuffleExchangeExec implements S
         return (scala.collection.immutable.List) Lists.seq(new ArrayList());
     }
 
+    public scala.collection.immutable.List stateSchemaList(scala.collection.immutable.List results, Option before) {
+        return results;
+    }
+
     /** None: Spark counts the commits of these stores when a sink is a function. */
     public Seq stateStoreNames() {
         return Lists.seq(new ArrayList());
