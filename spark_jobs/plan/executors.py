@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from coordinator.telemetry.drivers import DriverReport, ExecutorState, LongBatch
 from spark_jobs.plan.catalyst import java_class, optional, scala_list, scala_seq
+from spark_jobs.plan.spark_version import SPARK
 
 __all__ = ["Executor", "Executors"]
 
@@ -134,11 +135,12 @@ class Executors:
     def _long_batch(self, query: Any, now_ms: int) -> LongBatch | None:
         """Return a query's current batch if it has been running for some seconds."""
         status = query.status()
-        running_ms = now_ms - int(query.offsetSeqMetadata().batchTimestampMs())
+        batch_id, planned_ms = SPARK.current_batch(query)
+        running_ms = now_ms - planned_ms
         if not status.isTriggerActive() or not status.isDataAvailable() or running_ms < _LONG_MS:
             return None
         run_id = query.runId().toString()
-        return LongBatch(run_id, int(query.currentBatchId()), running_ms, self._activity(run_id))
+        return LongBatch(run_id, batch_id, running_ms, self._activity(run_id))
 
     def _activity(self, run_id: str) -> str:
         """Describe what the jobs of a run are doing."""

@@ -19,6 +19,7 @@ __all__ = [
     "arrow_schema",
     "arrow_type",
     "column_of",
+    "current_batch",
     "error_arguments",
     "eval_mode",
     "expression_of",
@@ -81,6 +82,12 @@ def store_schemas(jvm: Any, provider_id: Any, hadoop: Any) -> tuple[Any, Any]:
 def stage_code(jvm: Any, code: Any) -> Any:
     """Return generated code as the factory of a stage's iterators takes it."""
     return jvm.scala.util.Right(code)
+
+
+def current_batch(query: Any) -> tuple[int, int]:
+    """Return the number of the batch that a query is at, and when it was planned, in milliseconds since the epoch."""
+    batch = query.getLatestExecutionContext()
+    return int(batch.batchId()), int(batch.offsetSeqMetadata().batchTimestampMs())
 
 
 def arrow_type(kind: T.DataType) -> pa.DataType:

@@ -61,6 +61,9 @@ class SparkVersion(Protocol):
     def stage_code(self, jvm: Any, code: Any) -> Any:
         """Return generated code as the factory of a stage's iterators takes it."""
 
+    def current_batch(self, query: Any) -> tuple[int, int]:
+        """Return the number of the batch that a query is at, and when it was planned, in milliseconds since the epoch."""
+
     def arrow_type(self, kind: T.DataType) -> pa.DataType:
         """Return the Arrow type of a type of Spark; times are in UTC."""
 
