@@ -20,7 +20,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import Column
 from pyspark.sql.types import DataType, _parse_datatype_json_string
 
-from spark_jobs.plan.spark_version import SPARK
+from spark_jobs.plan.spark_version import SPARK, class_name
 
 __all__ = [
     "CATALYST",
@@ -49,7 +49,7 @@ _SESSION_KEY = "spark.sessionWindow"
 
 def java_class(name: str) -> Any:
     """Return a class of the running Spark application's JVM, or a Scala object, by its full name in Spark 3.5."""
-    return _java_class(_jvm(), SPARK.MOVED_CLASSES.get(name, name))
+    return _java_class(_jvm(), class_name(name))
 
 
 def _jvm() -> Any:

@@ -44,6 +44,7 @@ MOVED_CLASSES: Mapping[str, str] = MappingProxyType(
         "scala.collection.Seq": "scala.collection.immutable.Seq",
         f"{_SQL}.Dataset": f"{_SQL}.classic.Dataset",
         f"{_SQL}.SparkSession": f"{_SQL}.classic.SparkSession",
+        f"{_STREAMING}.FileSystemBasedCheckpointFileManager": f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager",
         f"{_STREAMING}.IncrementalExecution": f"{_STREAMING}.runtime.IncrementalExecution",
         f"{_STREAMING}.OffsetSeqMetadata": f"{_STREAMING}.checkpointing.OffsetSeqMetadata",
         f"{_STREAMING}.StateStoreWriter": f"{_STATEFUL}.StateStoreWriter",

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyspark
 from pyspark.sql import types as T
 
-__all__ = ["SPARK", "PandasConversions", "SparkVersion", "with_moved_classes"]
+__all__ = ["SPARK", "PandasConversions", "SparkVersion", "class_name", "with_moved_classes"]
 
 
 class PandasConversions(Protocol):
@@ -89,6 +89,11 @@ else:
     SPARK = spark4
 
 
+def class_name(name: str) -> str:
+    """Return the full name that a class of Spark 3.5 has in the installed version."""
+    return SPARK.MOVED_CLASSES.get(name, name)
+
+
 def with_moved_classes(java: str) -> str:
     """Return Java code in which classes of Spark 3.5 have the names of the installed version."""
-    return re.sub(r"\b(?:org|scala)(?:\.\w+)+\$?", lambda name: SPARK.MOVED_CLASSES.get(name[0], name[0]), java)
+    return re.sub(r"\b(?:org|scala)(?:\.\w+)+\$?", lambda name: class_name(name[0]), java)
