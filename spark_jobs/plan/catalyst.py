@@ -144,7 +144,7 @@ class Expression:
         """The name that Spark gives a column of this expression."""
         if self.is_attribute:
             return self.name
-        return str(java_class(f"{CATALYST}.util.package").toPrettySQL(self._java))
+        return str(SPARK.pretty_sql(_jvm(), self._java))
 
     @property
     def is_resolved(self) -> bool:

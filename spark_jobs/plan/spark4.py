@@ -16,6 +16,7 @@ __all__ = [
     "JAVA_FOLDER",
     "MOVED_CLASSES",
     "WRONG_COLUMN_COUNT",
+    "aggregate_of_nothing",
     "arrow_schema",
     "arrow_type",
     "column_of",
@@ -24,6 +25,7 @@ __all__ = [
     "eval_mode",
     "expression_of",
     "pandas_conversions",
+    "pretty_sql",
     "stage_code",
     "store_schemas",
 ]
@@ -89,6 +91,16 @@ def current_batch(query: Any) -> tuple[int, int]:
     """Return the number of the batch that a query is at, and when it was planned, in milliseconds since the epoch."""
     batch = query.getLatestExecutionContext()
     return int(batch.batchId()), int(batch.offsetSeqMetadata().batchTimestampMs())
+
+
+def pretty_sql(jvm: Any, expression: Any) -> str:
+    """Return the name that Spark gives a column of an expression."""
+    return str(jvm.org.apache.spark.sql.catalyst.util.package.toPrettySQL(expression, True))
+
+
+def aggregate_of_nothing(jvm: Any, columns: Any, plan: Any) -> Any:
+    """Return an aggregation of a plan that groups by columns and selects them."""
+    return jvm.org.apache.spark.sql.catalyst.plans.logical.Aggregate(columns, columns, plan, jvm.scala.Option.empty())
 
 
 def arrow_type(kind: T.DataType) -> pa.DataType:

@@ -64,6 +64,12 @@ class SparkVersion(Protocol):
     def current_batch(self, query: Any) -> tuple[int, int]:
         """Return the number of the batch that a query is at, and when it was planned, in milliseconds since the epoch."""
 
+    def pretty_sql(self, jvm: Any, expression: Any) -> str:
+        """Return the name that Spark gives a column of an expression."""
+
+    def aggregate_of_nothing(self, jvm: Any, columns: Any, plan: Any) -> Any:
+        """Return an aggregation of a plan that groups by columns and selects them."""
+
     def arrow_type(self, kind: T.DataType) -> pa.DataType:
         """Return the Arrow type of a type of Spark; times are in UTC."""
 

@@ -107,8 +107,8 @@ def marked_as_aggregation(exchange: DataFrame) -> DataFrame:
     """
     plan = exchange._jdf.queryExecution().analyzed()
     columns = plan.output()
-    aggregate = java_class(f"{CATALYST}.plans.logical.Aggregate")
-    return Plan(aggregate(columns, columns, plan), exchange.sparkSession).frame()
+    aggregate = SPARK.aggregate_of_nothing(exchange.sparkSession._jvm, columns, plan)
+    return Plan(aggregate, exchange.sparkSession).frame()
 
 
 def with_sparks_own(results: DataFrame, analysed: Plan) -> DataFrame:
