@@ -140,9 +140,7 @@ def jars_fit(spark: Path, raydp: Path, spark_version: str, raydp_version: str) -
     line = "".join(spark_version.split(".")[:2])
     shim = next((name for name in sorted(names) if re.match(rf"raydp-shims-spark{line}\d+-", name)), None)
     built = _build_version(raydp_version)
-    unexpected = sorted(
-        name for name in names if name.startswith("raydp") and not name.endswith(f"-{built}.jar")
-    )
+    unexpected = sorted(name for name in names if name.startswith("raydp") and not name.endswith(f"-{built}.jar"))
     if f"raydp-{built}.jar" not in names or shim is None or unexpected:
         problem = (
             f"not all of RayDP {raydp_version}: {', '.join(unexpected)}"
