@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import spark_jobs.plan
-from spark_jobs.plan.spark_version import SPARK
+from spark_jobs.plan.spark_version import SPARK, with_moved_classes
 from spark_jobs.plan.stateful_exchange import joined_source
 
 JAVA = Path(spark_jobs.plan.__file__).parent / "java"
@@ -33,7 +33,7 @@ def test_each_file_has_the_class_of_its_name_and_imports_that_mean_one_class() -
     imported: dict[str, str] = {}
     for file in SOURCES:
         assert file.stem in _CLASS.findall(file.read_text())
-        for full_name in re.findall(r"^import ([\w.$]+);", file.read_text(), re.MULTILINE):
+        for full_name in re.findall(r"^import ([\w.$]+);", with_moved_classes(file.read_text()), re.MULTILINE):
             assert imported.setdefault(full_name.rpartition(".")[2], full_name) == full_name
 
 

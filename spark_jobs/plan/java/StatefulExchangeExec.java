@@ -316,6 +316,10 @@ public class StatefulExchangeExec extends VersionedExchange {
         if (!settled && execution != null && isCalledBy("updateWatermark", ".WatermarkTracker")) {
             settle();
         }
+        if (OPERATOR_CHECK != null && isCalledBy(OPERATOR_CHECK, "")) {
+            child().foreach(each);
+            return;
+        }
         super.foreach(each);
     }
 

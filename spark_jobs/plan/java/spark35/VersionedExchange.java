@@ -15,6 +15,9 @@ public abstract class VersionedExchange extends ShuffleExchangeExec implements S
     /** End of the name of the class that makes the progress of a trigger. */
     static final String PROGRESS = "ProgressReporter";
 
+    /** Method of Spark's that compares the operators of a plan with those in its checkpoint; Spark 3.5 has none. */
+    static final String OPERATOR_CHECK = null;
+
     private transient scala.collection.immutable.Map noMetrics;
 
     protected VersionedExchange(Partitioning partitioning, SparkPlan child, ShuffleOrigin origin, Option advisory) {
