@@ -58,6 +58,11 @@ class StatefulDataFrame(StreamingFrame):
         """Group by every choice of the columns, as ``DataFrame.cube``."""
         return StatefulGroupedData(self._df.cube(*cols), self._target)
 
+    def groupingSets(self, groupingSets: Sequence[Sequence[ColumnLike]], *cols: Any) -> StatefulGroupedData:
+        """Group by each of several sets of the columns, as ``DataFrame.groupingSets``, which Spark 3.5 does not have."""
+        df: Any = self._df
+        return StatefulGroupedData(df.groupingSets(groupingSets, *cols), self._target)
+
     def agg(self, *exprs: Any) -> DataFrame:
         """Aggregate everything as one group, as ``DataFrame.agg``."""
         return self.groupBy().agg(*exprs)

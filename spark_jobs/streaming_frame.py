@@ -13,19 +13,21 @@ __all__ = ["StreamingFrame", "missing_attribute"]
 
 #: Methods of DataFrames that keep nothing from row to row: the result is stateful again.
 _ROW_BY_ROW = frozenset({
-    "alias", "coalesce", "drop", "dropna", "fillna", "filter", "hint", "mapInArrow", "mapInPandas", "melt", "observe", "repartition",
-    "repartitionByRange", "replace", "sample", "sampleBy", "select", "selectExpr", "to", "toDF", "union", "unionAll", "unionByName",
-    "unpivot", "where", "withColumn", "withColumnRenamed", "withColumns", "withColumnsRenamed", "withMetadata", "withWatermark",
+    "alias", "coalesce", "drop", "dropna", "fillna", "filter", "hint", "mapInArrow", "mapInPandas", "melt", "observe",
+    "repartition", "repartitionById", "repartitionByRange", "replace", "sample", "sampleBy", "select", "selectExpr", "to", "toDF",
+    "union", "unionAll", "unionByName", "unpivot", "where", "withColumn", "withColumnRenamed", "withColumns", "withColumnsRenamed",
+    "withMetadata", "withWatermark",
 })  # fmt: skip
 #: Properties of a DataFrame, and its writer.
 _PASSED_THROUGH = frozenset({
-    "colRegex", "columns", "dtypes", "explain", "isLocal", "isStreaming", "printSchema", "schema", "sparkSession", "writeStream",
+    "colRegex", "columns", "dtypes", "explain", "isLocal", "isStreaming", "metadataColumn", "printSchema", "schema", "sparkSession",
+    "writeStream",
 })  # fmt: skip
 #: Methods that Spark itself refuses for a stream, with its own errors.
 _REFUSED_BY_SPARK = frozenset({
     "approxQuantile", "cache", "checkpoint", "collect", "corr", "count", "cov", "first", "foreach", "foreachPartition", "head",
-    "inputFiles", "isEmpty", "localCheckpoint", "persist", "rdd", "show", "tail", "take", "toJSON", "toLocalIterator", "toPandas",
-    "write", "writeTo",
+    "inputFiles", "isEmpty", "localCheckpoint", "mergeInto", "persist", "rdd", "show", "tail", "take", "toArrow", "toJSON",
+    "toLocalIterator", "toPandas", "transpose", "write", "writeTo",
 })  # fmt: skip
 
 _NO_SORTING = (
@@ -36,6 +38,10 @@ _NO_STATISTICS = "the fleet does not keep these statistics of a stream; name tho
 _NO_VIEWS = (
     "SQL over a view of this frame would keep its state in Spark, not in the fleet; make the view of the DataFrame that fleet.stateful "
     "was given, or of the result of an operator"
+)
+_NO_STATE_IN_SPARK = (
+    "Spark may run it as an aggregation, whose state would be in Spark, not in the fleet; use join, or call it on the DataFrame that "
+    "fleet.stateful was given"
 )
 _NO_SETS = "the fleet has no set operations (Spark has none of two streams); join with a DataFrame by how='{how}', then use distinct"
 #: Methods that the fleet does not have: why not, and what to use instead.
@@ -54,9 +60,13 @@ _UNSUPPORTED: Mapping[str, str] = {
     ),
     **dict.fromkeys(("intersect", "intersectAll"), _NO_SETS.format(how="left_semi")),
     **dict.fromkeys(("exceptAll", "subtract"), _NO_SETS.format(how="left_anti")),
+    **dict.fromkeys(("lateralJoin", "nearestByJoin"), _NO_STATE_IN_SPARK),
     "_jdf": "where Spark takes a DataFrame, give it the one that fleet.stateful was given",
+    "executionInfo": "Spark has it with Spark Connect only",
     "offset": "offset is not supported on streaming DataFrames, as in Spark",
+    "plot": "it draws the rows of a batch query; draw what the result wrote",
     "randomSplit": "it sorts the rows, which Spark does not do on streaming DataFrames; use where with a hash of the row's key",
+    "zipWithIndex": "it numbers the rows of each batch from 0 again; call it on the DataFrame that fleet.stateful is given",
 }
 _OTHERWISE = "a stateful frame does not pass it through; call it on the DataFrame that fleet.stateful was given, or on the result"
 

@@ -6,6 +6,7 @@ Spark runs each of them, and gives the expected rows; see :mod:`tests.integratio
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -49,6 +50,12 @@ def rolled_up(ops: Operators, i: Mapping[str, DataFrame], mode: str) -> DataFram
 def cubed(ops: Operators, i: Mapping[str, DataFrame], mode: str) -> DataFrame:
     sets = ops(i["a"], "agg", mode).cube(F.col("k"), (F.col("x") % 2).alias("odd"))
     result: DataFrame = sets.agg(F.max("x").alias("m"), F.grouping_id().alias("id")).select("odd", "id", "k", "m")
+    return result
+
+
+def grouped_by_sets(ops: Operators, i: Mapping[str, DataFrame], mode: str) -> DataFrame:
+    sets = ops(i["a"], "agg", mode).groupingSets([["k"], ["x"], []], "k", "x")
+    result: DataFrame = sets.agg(F.count("*"), F.sum("x"), F.grouping("k"), F.grouping_id())
     return result
 
 
@@ -113,3 +120,8 @@ FRAME_CASES: dict[str, Case] = {
     "a watermark after the changed line": Case(EVENTS, watermark_after_the_changed_line, STEPS),
     "self join of a frame": Case(EVENTS, joined_with_itself, STEPS),
 }
+if hasattr(DataFrame, "groupingSets"):
+    FRAME_CASES |= {
+        f"grouping sets, {mode}": Case(EVENTS, partial(grouped_by_sets, mode=mode), STEPS, mode=mode)
+        for mode in ("update", "complete")
+    }

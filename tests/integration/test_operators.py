@@ -33,6 +33,7 @@ SHORT_LIST = {
     "late rows of dropDuplicates by a time that is no key",
     "JO1 left outer of windows",
     "rollup, update",
+    "grouping sets, update",
     "distinct",
 }
 

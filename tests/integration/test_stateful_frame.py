@@ -82,6 +82,9 @@ PASSING: dict[str, Callable[[Any, Any], Any]] = {
     "columns": lambda frame, second: frame[["k", "x"]],
 }
 
+if hasattr(DataFrame, "repartitionById"):
+    PASSING["repartitionById"] = lambda frame, second: frame.repartitionById(3, F.col("x"))
+
 
 @pytest.mark.parametrize("method", PASSING)
 def test_what_looks_at_each_row_by_itself_stays_stateful(frame: Frame, df: DataFrame, method: str) -> None:
@@ -105,12 +108,15 @@ def test_every_attribute_of_a_dataframe_passes_or_is_accounted_for(frame: Frame)
             reasons[attribute] = str(error)
         except AnalysisException:
             pass  # Spark says of `write` itself that it is not a stream's
-    assert set(reasons) == {
-        "createGlobalTempView", "createOrReplaceGlobalTempView", "createOrReplaceTempView", "createTempView", "crosstab", "describe",
-        "exceptAll", "freqItems", "intersect", "intersectAll", "offset", "orderBy", "pandas_api", "randomSplit", "registerTempTable",
-        "sameSemantics", "semanticHash", "sort", "sortWithinPartitions", "sql_ctx", "stat", "storageLevel", "subtract", "summary",
-        "to_koalas", "to_pandas_on_spark", "unpersist",
+    expected = {
+        "asTable", "createGlobalTempView", "createOrReplaceGlobalTempView", "createOrReplaceTempView", "createTempView", "crosstab",
+        "describe", "exceptAll", "executionInfo", "exists", "freqItems", "intersect", "intersectAll", "lateralJoin", "nearestByJoin",
+        "offset", "orderBy", "pandas_api", "plot", "randomSplit", "registerTempTable", "sameSemantics", "scalar", "semanticHash",
+        "sort", "sortWithinPartitions", "sql_ctx", "stat", "storageLevel", "subtract", "summary", "to_koalas", "to_pandas_on_spark",
+        "unpersist", "zipWithIndex",
     }  # fmt: skip
+    # Each version of PySpark has some that the other does not have.
+    assert set(reasons) == expected & set(dir(DataFrame))
     assert all(f"'StatefulDataFrame' object has no attribute {name!r}: " in text for name, text in reasons.items())
 
 
@@ -237,8 +243,8 @@ def test_errors_of_sparks_own_methods_say_to_take_the_dataframe(frame: Frame, df
             call()
 
 
-def test_transform_gives_what_its_function_makes(frame: Frame) -> None:
-    assert type(frame.transform(lambda rows: rows.limit(1))) is DataFrame
+def test_transform_gives_what_its_function_makes(frame: Frame, df: DataFrame) -> None:
+    assert type(frame.transform(lambda rows: rows.limit(1))) is type(df)
     with pytest.raises(TypeError, match="returns a frame or a DataFrame, not int"):
         frame.transform(lambda rows: 1)
 
