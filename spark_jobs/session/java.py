@@ -14,7 +14,7 @@ from coordinator.model.errors import SetupError
 
 __all__ = ["choose_java_home", "java_version", "parse_version"]
 
-#: The Java version that Spark 3.5 and RayDP run on.
+#: The Java version that both versions of Spark and of RayDP run on.
 REQUIRED = 17
 
 
@@ -57,7 +57,7 @@ def choose_java_home(environ: Mapping[str, str]) -> Path:
         version = java_version(home)
         if version != REQUIRED:
             raise SetupError(
-                f"JAVA_HOME holds {f'Java {version}' if version else 'no Java'}, and Spark 3.5 with RayDP runs on Java "
+                f"JAVA_HOME holds {f'Java {version}' if version else 'no Java'}, and Spark with RayDP runs on Java "
                 f"{REQUIRED} only; unset JAVA_HOME to use the runtime that comes with Statefleet, or point it to a Java {REQUIRED}",
                 JAVA_HOME=home,
             )

@@ -33,6 +33,7 @@ from store_actors.messages import ApplyRequest, ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.serving.evolution import evolve_groups
 from store_actors.serving.files import encode_snapshot, schema_of
+from tests.stored_shards import stored_rows
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, LocalCoordinator
 from tests.unit.ledger_harness import FakeFleetView, entry
 
@@ -364,7 +365,7 @@ class EvolvingQuery(AggregationFleet):
     def all(self, of: StateSchema, version: int, *, shard: int = 0) -> dict[str, tuple[Any, ...]]:
         """Return the rows of a version as another process reads them from the files."""
         store_id = self.request(version, "reader", of, shard=shard).lease.store_id
-        return rows_by_key(self.new_store().read(store_id, version, of))
+        return rows_by_key(stored_rows(self.new_store(), store_id, version, of))
 
     def ledger(self) -> StateLedger:
         return StateLedger.from_json(
