@@ -19,7 +19,7 @@ from store_actors.spilling.spill_folder import IN_MEMORY, file_system, free_byte
 __all__ = ["disk_room", "java", "packages", "python", "raydp_jars", "shared_memory", "spill_folder"]
 
 #: Versions of Python that run each of Statefleet's extras.
-_PYTHONS = {"spark35": (("3", "11"),), "spark4": (("3", "11"), ("3", "12"), ("3", "13"))}
+_PYTHONS = {"spark35": (("3", "11"),), "spark4": (("3", "12"),)}
 #: Share of the memory that Ray uses for its object store, in /dev/shm.
 _RAY_SHARE = 0.3
 #: Free share of a disk below which Ray creates no objects there any more, and below which that is near.
@@ -37,7 +37,7 @@ def python() -> Finding:
         "Python",
         Outcome.WRONG,
         text,
-        "Statefleet runs on Python 3.11, and with Spark 4 on 3.12 and 3.13, too, on every node of the cluster; install one of these",
+        "Statefleet runs on Python 3.11 with Spark 3.5, and on Python 3.12 with Spark 4.2, on every node of the cluster; install that",
     )
 
 
