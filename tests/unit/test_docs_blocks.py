@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import itertools
 import json
 import re
 import shlex
@@ -117,6 +118,10 @@ def check(words: list[str]) -> None:
     elif program == "prometheus":
         (option,) = arguments
         assert (ROOT / option.removeprefix("--config.file=")).is_file()
+    elif program == "kubectl":
+        check_kubectl(arguments)
+    elif program in ("helm", "podman"):
+        assert arguments[0] in ("build", "install", "push", "repo", "run")
     elif program == "pytest":
         missing = [
             argument
@@ -148,6 +153,16 @@ def check_module(words: list[str]) -> None:
     assert spec is not None, words[1]
     text = "".join(file.read_text() for file in (ROOT / words[1].partition(".")[0]).rglob("*.py"))
     assert not [word for word in words[2:] if word.startswith("--") and f'"{word}"' not in text], words
+
+
+def check_kubectl(words: list[str]) -> None:
+    """Check the files that kubectl is given and the command that it runs in a pod; kubectl itself may not be here."""
+    assert words[0] in ("apply", "create", "delete", "drain", "exec", "get", "logs", "port-forward"), words
+    files = [file for option, file in itertools.pairwise(words) if option == "-f"]
+    assert files or words[0] != "apply"
+    assert not [file for file in files if not (ROOT / file).is_file()]
+    if "--" in words:
+        check(words[words.index("--") + 1 :])
 
 
 def check_submit(line: str) -> None:
@@ -189,6 +204,8 @@ def test_commands_in_sentences_are_there() -> None:
         "python -m benchmarks.scale --no-such-option 3",
         "ray job submit --no-such-option x",
         "frobnicate now",
+        "kubectl apply -f deploy/kubernetes/none.yaml",
+        "kubectl exec service/head -- statefleet stats s3://bucket/prefix",
     ],
 )
 def test_the_check_knows_a_wrong_command(line: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import tomllib
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,6 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-import statefleet
 from tests.code_blocks import ROOT, every_block
 from tests.kuberay import schemas
 
@@ -195,9 +195,18 @@ def test_no_file_has_a_secret() -> None:
             assert {"secretRef": {"name": "statefleet-object-store", "optional": True}} in sources
 
 
+def test_every_secret_is_made_on_the_page() -> None:
+    text = "".join(file.read_text() for file in FILES)
+    named = set(re.findall(r"secret(?:Key)?Ref: \{name: ([\w-]+)", text))
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    assert named == set(re.findall(r"create secret generic ([\w-]+)", page))
+    assert named == set(re.findall(r"create secret generic ([\w-]+)", text)), "and in the file that needs it"
+
+
 def test_images_are_this_release_or_pinned() -> None:
     images = {container["image"] for pod in pods() for container in pod["containers"]}
-    ours = f"registry.example.com/statefleet:{statefleet.__version__}"
+    release = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools_scm"]["fallback_version"]
+    ours = f"registry.example.com/statefleet:{release}"
     assert images == {ours, "docker.io/library/redis:7.4-bookworm"}
 
 
