@@ -54,6 +54,14 @@ def test_all_packages_are_copied() -> None:
     assert set(re.findall(r"^COPY (\w+) \1$", CONTAINERFILE, re.MULTILINE)) == {name.rstrip("*") for name in found}
 
 
+def test_spark_and_what_the_commands_need_are_in_the_image() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (chosen,) = re.findall(r'^ARG EXTRAS="(.*)"$', CONTAINERFILE, re.MULTILINE)
+    assert chosen.split() == ["spark35", "dashboard", "sql"]
+    assert {"spark4", *chosen.split()} <= set(extras)
+    assert all(re.search(f"^{package}==", LOCK, re.MULTILINE) for package in ("pyspark", "raydp", "duckdb", "uvicorn"))
+
+
 def test_every_argument_is_on_the_page() -> None:
     page = (ROOT / "docs" / "kubernetes.md").read_text()
     for name in re.findall(r"^ARG (\w+)=", CONTAINERFILE, re.MULTILINE):
