@@ -13,7 +13,7 @@ from tests.code_blocks import PAGES, ROOT
 
 _TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`((?: \(`\./run \w+`\))?)")
 #: Marks of tests that have a command of their own.
-_MARK = re.compile(r"mark\.(soak|replay|machines)\b")
+_MARK = re.compile(r"mark\.(soak|replay|machines|image)\b")
 
 
 def when(file: str, name: str) -> str:
