@@ -28,7 +28,14 @@ from spark_jobs.worker.exchange import EXCHANGE_SCHEMA, ROUTE_COLUMN, ExchangeTa
 from spark_jobs.worker.fleet_client import FleetAddress
 from spark_jobs.worker.routing import marker_routes
 
-__all__ = ["Transformation", "TransformPlan", "build_transform", "declared_variables", "pickled_processor"]
+__all__ = [
+    "Transformation",
+    "TransformPlan",
+    "build_transform",
+    "check_event_time",
+    "declared_variables",
+    "pickled_processor",
+]
 
 _WATERMARK_DELAY = "spark.watermarkDelayMs"
 
@@ -162,7 +169,7 @@ def build_transform(grouped: GroupedData, definition: Transformation, stateful_m
     schemas = ParsedSchemas()
     variables = declared_variables(processor, time_mode, schemas)
     rows = GroupedInput.of(grouped, late_times=time_mode is TimeMode.EVENT_TIME)
-    _check_event_time(definition.event_time, output, mode, rows)
+    check_event_time(definition.event_time, output, mode, rows.delay_ms)
     schema = StateSchema(
         keys=rows.keys,
         inputs=rows.inputs,
@@ -225,7 +232,14 @@ def declared_variables(pickled: bytes, time_mode: TimeMode, schemas: ParsedSchem
     return handle.variables
 
 
-def _check_event_time(name: str, output: T.StructType, mode: str, rows: GroupedInput) -> None:
+def check_event_time(name: str, output: T.StructType, mode: str, delay_ms: int | None) -> None:
+    """Check the event time of a processor's output.
+
+    Raises
+    ------
+    InvalidRequestError
+        It is no timestamp column of the output, the input has no watermark (no delay), or the output mode is not append.
+    """
     if not name:
         return
     if name not in output.names or not isinstance(output[name].dataType, T.TimestampType):
@@ -234,7 +248,7 @@ def _check_event_time(name: str, output: T.StructType, mode: str, rows: GroupedI
             eventTimeColumnName=name,
             columns=output.simpleString(),
         )
-    if rows.delay_ms is None:
+    if delay_ms is None:
         raise InvalidRequestError(
             "eventTimeColumnName needs a watermark: call withWatermark before fleet.stateful", eventTimeColumnName=name
         )

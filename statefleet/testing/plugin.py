@@ -37,7 +37,7 @@ def statefleet_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loc
 
 @pytest.fixture
 def query_tester(statefleet_session: LocalSession, tmp_path: Path, pytestconfig: pytest.Config) -> QueryTester:
-    """A :class:`~statefleet.testing.query.QueryTester` on ``statefleet_session``, with the test's own folder."""
+    """A ``statefleet.testing.QueryTester`` on ``statefleet_session``, with the test's own folder."""
     from statefleet.testing.query import QueryTester
 
     seeds = pytestconfig.getoption("statefleet_seed") or (0, 1)

@@ -206,7 +206,7 @@ class QueryTester:
 
 
 class _Stores:
-    """Where the state of a run is: in Spark's own stores (no fleet), or in a fleet, under names of the run's own."""
+    """The stores of a run: Spark's own (no fleet), or those of a fleet, under names of the run's own."""
 
     def __init__(self, fleet: Fleet | None) -> None:
         self._fleet = fleet
@@ -242,16 +242,16 @@ _ORACLES = {"spark": "Spark's own state store", "fleet": "the fleet without faul
 def _comparison(seed: int, expected: Sequence[list[Any]], oracle: str) -> Observe:
     def compare(step: int, rows: list[Any], events: list[str]) -> None:
         __tracebackhide__ = True  # pytest shows the user's line
-        found = difference(expected[step], rows)
-        if found is not None:
+        change = difference(expected[step], rows)
+        if change is not None:
             done = "\n".join(f"  {event}" for event in events) or "  nothing"
             raise ResultsDifferError(
-                f"after batch {step} of the test the sink has other rows than on {_ORACLES[oracle]} (seed {seed}):\n{found}\n"
+                f"after batch {step} of the test the sink has other rows than on {_ORACLES[oracle]} (seed {seed}):\n{change}\n"
                 f"what was done until then:\n{done}\nto run this again: check(.., seeds=[{seed}])",
                 seed,
                 step,
-                found.missing,
-                found.extra,
+                change.missing,
+                change.extra,
             )
 
     return compare
@@ -376,6 +376,8 @@ class _Run:
         return normal(rows)
 
     def stop(self) -> None:
-        """End the query."""
+        """End the query; a kill that is still to come does not reach the next run."""
+        for timer in self._timers:
+            timer.cancel()
         if self._query is not None:
             self._query.stop()

@@ -220,6 +220,27 @@ def test_uses_that_cannot_be_are_refused() -> None:
         tester.state("pages", "ann", 7)
 
 
+class Pass(StatefulProcessor):
+    """Emits its rows as they are; deletes a variable of earlier days."""
+
+    def init(self, handle: Any) -> None:
+        handle.deleteIfExists("before")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        yield from ((row.user, row.ts) for row in rows)
+
+
+def test_rows_that_would_be_late_for_the_next_operator_are_refused() -> None:
+    options: dict[str, Any] = {"rows": CLICKS, "key": "user", "watermark": ("ts", dt.timedelta(0))}
+    tester = ProcessorTester(Pass(), "user string, at timestamp", "Append", eventTimeColumnName="at", **options)
+    assert [row.user for row in tester.process([("ann", "/", after(5))])] == ["ann"]
+    assert [row.user for row in tester.process([("ann", "/", after(6))])] == ["ann"]
+    with pytest.raises(InvalidRequestError, match="not after the watermark"):
+        tester.process([("ann", "/", after(6))])
+    with pytest.raises(InvalidRequestError, match="outputMode Append"):
+        ProcessorTester(Pass(), "user string, at timestamp", "Update", eventTimeColumnName="at", **options)
+
+
 def test_no_jvm_is_started() -> None:
     quiet().process([("ann", "/", NOON)])
     assert SparkContext._gateway is None
