@@ -38,6 +38,7 @@ from spark_jobs.plan.route import route_plan
 from spark_jobs.plan.stateful_exchange import install
 from spark_jobs.plan.timing import OUTPUT_MODES
 from spark_jobs.portable_policy import portable_policy
+from spark_jobs.session.connect import check_classic
 from spark_jobs.session.spark_session import check_on_ray, ensure_ray, started_ray
 from spark_jobs.stateful import StatefulDataFrame
 from spark_jobs.target import Target
@@ -226,7 +227,7 @@ class Fleet:
         InvalidRequestError
             `df` is not streaming, or an argument is not valid.
         SetupError
-            Its session does not run on Ray.
+            Its session does not run on Ray, or is one of Spark Connect.
         """
         _check_frame(df, name)
         check_on_ray(df.sparkSession)
@@ -364,6 +365,7 @@ class Fleet:
         {'clicks': 1204}
         >>> counts.writeStream.outputMode("update").option("checkpointLocation", "/data/ck").start()  # doctest: +SKIP
         """
+        check_classic(frame)
         return Importer(self._coordinator, self._address, self._planned).import_checkpoint(
             source, frame, checkpoint, operators, from_nothing
         )
@@ -399,6 +401,7 @@ class Fleet:
         StoreUnavailableError
             The import was not finished; the same call repeats it.
         """
+        check_classic(frame, rows)
         return Importer(self._coordinator, self._address, self._planned).import_table(frame, rows, checkpoint)
 
     def state(self, name: str, part: str = "", *, consistency: str = "finished") -> LiveState:
@@ -696,7 +699,8 @@ class Fleet:
 
 
 def _check_frame(frame: object, name: str) -> None:
-    """Refuse anything but a DataFrame, and a stateful frame before its operator."""
+    """Refuse anything but a DataFrame of this process's JVM, and a stateful frame before its operator."""
+    check_classic(frame)
     if isinstance(frame, StatefulDataFrame):
         raise InvalidRequestError(
             "the DataFrame is stateful already; call one of its operators, and fleet.stateful on the result for another one",

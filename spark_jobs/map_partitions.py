@@ -19,6 +19,7 @@ from spark_jobs.plan.logical import analysed
 from spark_jobs.plan.operator_plan import ReduceTask, RoutedOperator
 from spark_jobs.plan.route import route_plan
 from spark_jobs.plan.spark_version import SPARK
+from spark_jobs.session.connect import check_classic
 from spark_jobs.worker.exchange import HASH_COLUMN, unpack
 from spark_jobs.worker.fleet_client import FleetAddress, fleet_client
 from spark_jobs.worker.state_store import StateStore, store_specs
@@ -129,9 +130,12 @@ def map_partitions_with_state_store(
     ------
     InvalidRequestError
         The DataFrame is not streaming, or an argument is not valid.
+    SetupError
+        The DataFrame is one of Spark Connect.
     StateMismatchError
         The state exists and is of another kind or number of shards.
     """
+    check_classic(df)
     if not df.isStreaming:
         raise InvalidRequestError("state is kept for streaming queries; read with spark.readStream", state=name)
     specs = store_specs(keys, values, stores)

@@ -9,6 +9,8 @@ from typing import Any, Self
 
 from pyspark.sql import DataFrame
 
+from spark_jobs.session.connect import check_classic
+
 __all__ = ["StreamingFrame", "missing_attribute"]
 
 #: Methods of DataFrames that keep nothing from row to row: the result is stateful again.
@@ -142,6 +144,7 @@ class StreamingFrame:
 
     def _frame_of(self, argument: Any) -> Any:
         """Return the DataFrame of an argument that is a frame; any other argument unchanged."""
+        check_classic(argument)
         return argument._df if isinstance(argument, StreamingFrame) else argument
 
 

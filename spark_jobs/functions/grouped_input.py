@@ -21,6 +21,7 @@ from spark_jobs.plan.event_time import event_time, event_time_column
 from spark_jobs.plan.keys import Key, key_of, leaf_field
 from spark_jobs.plan.logical import analysed
 from spark_jobs.plan.spark_version import SPARK
+from spark_jobs.plan.state_types import REMEDIES
 from spark_jobs.plan.storable import has_duplicate_names, is_changed
 from spark_jobs.worker.exchange import HASH_COLUMN
 
@@ -130,6 +131,7 @@ def struct_type(definition: T.DataType | str, subject: str) -> T.StructType:
     if len(set(kind.names)) < len(kind.names):
         raise InvalidRequestError(f"columns of {subject} have distinct names", columns=kind.names)
     for item in kind.fields:
+        _check_values(item.dataType, f"{subject}: {item.name}")
         try:
             SPARK.arrow_type(item.dataType)
         except (TypeError, ValueError) as error:
@@ -172,6 +174,24 @@ class _Payload:
         return payload
 
 
+def _check_values(kind: T.DataType, subject: str) -> None:
+    """Refuse values that are objects of PySpark's own to a function, which the fleet does not convert."""
+    if isinstance(kind, T.ArrayType):
+        _check_values(kind.elementType, subject)
+    elif isinstance(kind, T.MapType):
+        _check_values(kind.keyType, subject)
+        _check_values(kind.valueType, subject)
+    elif isinstance(kind, T.StructType):
+        for field in kind.fields:
+            _check_values(field.dataType, subject)
+    elif kind.typeName() in REMEDIES:
+        raise InvalidRequestError(
+            f"values of this type do not go to or from a function with state; {REMEDIES[kind.typeName()]}",
+            column=subject,
+            type=kind.simpleString(),
+        )
+
+
 def _check_names(key_names: Sequence[str], attributes: Sequence[Expression], reserved: Sequence[str]) -> None:
     names = [attribute.name for attribute in attributes]
     if len(set(names)) < len(names):
@@ -179,6 +199,7 @@ def _check_names(key_names: Sequence[str], attributes: Sequence[Expression], res
             "columns of one name cannot be told apart by the function; rename them", columns=names
         )
     for attribute in attributes:
+        _check_values(attribute.type, attribute.name)
         if has_duplicate_names(attribute.type):
             raise InvalidRequestError(
                 "fields of one name cannot be told apart by the function; give them names of their own, or select those that it needs",

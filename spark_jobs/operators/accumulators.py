@@ -16,9 +16,14 @@ from spark_jobs.operators.accumulator_parts import Part, Use, doubles
 from spark_jobs.operators.fingerprint import fingerprint_of
 from spark_jobs.plan.aggregate_functions import AggregateExpression, AggregateFunction
 from spark_jobs.plan.state_types import list_field, state_field
-from spark_jobs.plan.storable import stored, stored_type
+from spark_jobs.plan.storable import check_compared, stored, stored_type
 
 __all__ = ["FUNCTIONS", "Function", "emitted_result", "supported_functions", "parts_of"]
+
+#: By Spark's class, what to use in place of a function that the fleet does not have.
+_REMEDIES = {"ListAgg": "use array_join(collect_list(..), ..), which joins strings in the order of their arrival"}
+#: By Spark's class, how many of the first arguments of a function are only stored, and neither compared nor hashed.
+_STORED_ARGUMENTS = {"First": 1, "Last": 1, "CollectList": 1, "MaxBy": 1, "MinBy": 1}
 
 
 @dataclass(frozen=True)
@@ -54,11 +59,19 @@ def parts_of(spark: SparkSession, aggregate: AggregateExpression) -> tuple[Part,
     supported = FUNCTIONS.get(function.kind)
     if supported is None:
         raise InvalidRequestError(
-            f"this aggregate is not held by the fleet yet; it holds {', '.join(supported_functions())}; use one of these, or Spark's "
-            "own groupBy for this query",
+            f"this aggregate is not held by the fleet yet; it holds {', '.join(supported_functions())}; "
+            + _REMEDIES.get(function.kind, "use one of these, or Spark's own groupBy for this query"),
             aggregate=text,
             function=function.sql_name,
         )
+    if function.added_option:
+        raise InvalidRequestError(
+            f"the fleet does not have {function.added_option} of this aggregate; leave it out, or use Spark's own groupBy",
+            aggregate=text,
+            function=function.sql_name,
+        )
+    for child in function.children[_STORED_ARGUMENTS.get(function.kind, 0) :] if function.kind != "Count" else ():
+        check_compared(child.type, text)
     where = None if aggregate.where is None else aggregate.where.column()
     fingerprint, cast = fingerprint_of(spark, aggregate)
     parts = supported.parts(Use(function, text, where))

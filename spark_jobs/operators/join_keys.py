@@ -12,7 +12,7 @@ from coordinator.model.schema import Field
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.keys import Key, KeyTree
 from spark_jobs.plan.state_types import state_field
-from spark_jobs.plan.storable import is_changed, stored, stored_type
+from spark_jobs.plan.storable import check_compared, is_changed, stored, stored_type
 
 __all__ = ["JoinKeys", "join_keys"]
 
@@ -89,6 +89,7 @@ class _Leaves:
                 for index, (left_field, right_field) in enumerate(zip(left.fields, right.fields, strict=True))
             )
             return KeyTree(fields=fields, null_leaf=null_leaf)
+        check_compared(left, self.subject)
         is_atomic = not isinstance(left, T.ArrayType) and not is_changed(left, normalised=False)
         self.is_exact = self.is_exact and is_atomic and not isinstance(left, T.FloatType | T.DoubleType)
         # The engine stores equal floats as equal slots, and Spark hashes them alike; floats inside an array are normalised here.

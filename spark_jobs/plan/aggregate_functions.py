@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 from coordinator.model.errors import InvalidRequestError
 from spark_jobs.plan.catalyst import CATALYST, Expression, java_class, optional, scala_list, scala_seq
+from spark_jobs.plan.spark_version import SPARK
 
 __all__ = ["AggregateExpression", "AggregateFunction", "CountMinTable", "Registers", "nearest_biases"]
 
@@ -147,6 +148,11 @@ class AggregateFunction(Expression):
     def may_differ(self) -> bool:
         """Whether a union accepts sketches of several precisions."""
         return self.kind == "HllUnionAgg" and bool(self._java.allowDifferentLgConfigK())
+
+    @property
+    def added_option(self) -> str:
+        """The option of its use that Spark 3.5 does not have; "" for none."""
+        return SPARK.added_option(self._java, self.kind)
 
     @property
     def ignores_nulls(self) -> bool:

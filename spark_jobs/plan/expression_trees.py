@@ -11,7 +11,7 @@ from coordinator.model.errors import InvalidRequestError
 from spark_jobs.plan.aggregate_functions import nearest_biases
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.state_types import state_field
-from spark_jobs.plan.storable import stored_type
+from spark_jobs.plan.storable import collation_of, stored_type
 
 __all__ = ["Node", "NotExpressibleError", "TreeWriter", "stored_type_name"]
 
@@ -22,6 +22,10 @@ _PLAIN = {
     "EqualTo": "=", "EqualNullSafe": "<=>", "LessThan": "<", "LessThanOrEqual": "<=", "GreaterThan": ">", "GreaterThanOrEqual": ">=",
     "Abs": "abs", "UnaryMinus": "negate", "Sqrt": "sqrt", "Log": "ln", "Floor": "floor", "Ceil": "ceil",
 }  # fmt: skip
+#: Those among them that compare their children.
+_COMPARISONS = frozenset(
+    {"EqualTo", "EqualNullSafe", "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual"}
+)
 _ARITHMETIC = {
     "Add": "+",
     "Subtract": "-",
@@ -79,6 +83,9 @@ class TreeWriter:
         kind = node.kind
         if kind in _TRANSPARENT:
             return self.written(node.child)
+        if kind in _COMPARISONS and any(collation_of(child.type) is not None for child in node.children):
+            # It would compare the bytes of the strings.
+            raise NotExpressibleError(node.sql)
         if kind in _PLAIN:
             return {"op": _PLAIN[kind], "args": self._args(node)}
         if kind in _ARITHMETIC:

@@ -13,7 +13,7 @@ from coordinator.model.nested_types import is_nested
 from coordinator.model.schema import Field
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.state_types import state_field
-from spark_jobs.plan.storable import is_changed, restored, stored, stored_type
+from spark_jobs.plan.storable import check_compared, is_changed, restored, stored, stored_type
 
 __all__ = ["Key", "KeyTree", "key_of", "leaf_field"]
 
@@ -78,14 +78,21 @@ class KeyTree:
         return self.column() if self.nullable else Expression.of(self.column()).known_not_null().column()
 
 
-def key_of(expression: Expression, path: str, *, normalised: bool = True) -> Key:
+def key_of(expression: Expression, path: str, *, normalised: bool = True, compared: bool = True) -> Key:
     """Return a key whose leaves are named after `path`; with `normalised`, floating-point numbers are as Spark groups them.
+
+    Parameters
+    ----------
+    compared
+        Whether its values are compared; if not, they are only stored and returned.
 
     Raises
     ------
     InvalidRequestError
-        State cannot store its values.
+        State cannot store its values, or compare them.
     """
+    if compared:
+        check_compared(expression.type, expression.sql)
     leaves: list[Field] = []
     columns: list[Column] = []
 

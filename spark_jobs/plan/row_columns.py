@@ -97,7 +97,7 @@ class RowColumns:
         for index, attribute in enumerate(attributes):
             column_key = key = next((key for key in keys if key.expression.matches(attribute)), None)
             if column_key is None:
-                column_key = key_of(attribute, f"{prefix}{index}", normalised=False)
+                column_key = key_of(attribute, f"{prefix}{index}", normalised=False, compared=False)
                 fields += column_key.leaves
                 pairs = zip(column_key.leaves, column_key.columns, strict=True)
                 selected += [column.alias(leaf.name) for leaf, column in pairs]

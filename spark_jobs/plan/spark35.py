@@ -15,7 +15,9 @@ from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 __all__ = [
     "JAVA_FOLDER",
     "MOVED_CLASSES",
+    "PROCESSOR_CLASSES",
     "WRONG_COLUMN_COUNT",
+    "added_option",
     "aggregate_of_nothing",
     "arrow_schema",
     "arrow_type",
@@ -34,6 +36,8 @@ __all__ = [
 JAVA_FOLDER = "spark35"
 #: PySpark's condition of an error about a DataFrame with too many or too few columns.
 WRONG_COLUMN_COUNT = "RESULT_LENGTH_MISMATCH_FOR_PANDAS_UDF"
+#: PySpark's own classes of processors of ``transformWithState``.
+PROCESSOR_CLASSES: tuple[type, ...] = ()
 #: Where classes are that Spark 3.5 has elsewhere: none, as the code has their names of 3.5.
 MOVED_CLASSES: Mapping[str, str] = MappingProxyType({})
 
@@ -51,6 +55,11 @@ def column_of(jvm: Any, expression: Any) -> Any:
 def eval_mode(expression: Any, kind: str) -> Any:
     """Return how an expression of a kind handles values that cannot be computed."""
     return expression.evalMode()
+
+
+def added_option(function: Any, kind: str) -> str:
+    """Return the option of an aggregate function that Spark 3.5's function of the kind does not have; "" for none."""
+    return ""
 
 
 def store_schemas(jvm: Any, provider_id: Any, hadoop: Any) -> tuple[Any, Any]:

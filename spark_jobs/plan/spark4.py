@@ -11,11 +11,14 @@ import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.conversion import ArrowArrayToPandasConversion, PandasToArrowConversion
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema, to_arrow_type
+from pyspark.sql.streaming import StatefulProcessor
 
 __all__ = [
     "JAVA_FOLDER",
     "MOVED_CLASSES",
+    "PROCESSOR_CLASSES",
     "WRONG_COLUMN_COUNT",
+    "added_option",
     "aggregate_of_nothing",
     "arrow_schema",
     "arrow_type",
@@ -38,6 +41,8 @@ _STATEFUL = f"{_STREAMING}.operators.stateful"
 JAVA_FOLDER = "spark4"
 #: PySpark's condition of an error about a DataFrame with too many or too few columns.
 WRONG_COLUMN_COUNT = "RESULT_COLUMN_SCHEMA_MISMATCH"
+#: PySpark's own classes of processors of ``transformWithState``.
+PROCESSOR_CLASSES: tuple[type, ...] = (StatefulProcessor,)
 #: Kinds of expressions that have a mode of evaluation, and no context with one.
 _WITH_EVAL_MODE = ("Average", "Cast")
 #: Where Spark 4.2 has classes, by their names in Spark 3.5. Scala 2.13's ``Seq`` is the immutable one.
@@ -72,6 +77,15 @@ def column_of(jvm: Any, expression: Any) -> Any:
 def eval_mode(expression: Any, kind: str) -> Any:
     """Return how an expression of a kind handles values that cannot be computed."""
     return (expression if kind in _WITH_EVAL_MODE else expression.evalContext()).evalMode()
+
+
+def added_option(function: Any, kind: str) -> str:
+    """Return the option of an aggregate function that Spark 3.5's function of the kind does not have; "" for none."""
+    if kind == "Mode" and function.reverseOpt().isDefined():
+        return "the choice among values that are equally frequent"
+    if kind in ("CollectList", "CollectSet") and not function.ignoreNulls():
+        return "RESPECT NULLS"
+    return ""
 
 
 def store_schemas(jvm: Any, provider_id: Any, hadoop: Any) -> tuple[Any, Any]:

@@ -35,6 +35,8 @@ class SparkVersion(Protocol):
         Full names of classes, by their names in Spark 3.5.
     WRONG_COLUMN_COUNT
         PySpark's condition of an error about a DataFrame with too many or too few columns.
+    PROCESSOR_CLASSES
+        PySpark's own classes of processors of ``transformWithState``.
     """
 
     @property
@@ -46,6 +48,9 @@ class SparkVersion(Protocol):
     @property
     def WRONG_COLUMN_COUNT(self) -> str: ...
 
+    @property
+    def PROCESSOR_CLASSES(self) -> tuple[type, ...]: ...
+
     def expression_of(self, jvm: Any, column: Any) -> Any:
         """Return the expression of a column of the JVM."""
 
@@ -54,6 +59,9 @@ class SparkVersion(Protocol):
 
     def eval_mode(self, expression: Any, kind: str) -> Any:
         """Return how an expression of a kind handles values that cannot be computed."""
+
+    def added_option(self, function: Any, kind: str) -> str:
+        """Return the option of an aggregate function that Spark 3.5's function of the kind does not have; "" for none."""
 
     def store_schemas(self, jvm: Any, provider_id: Any, hadoop: Any) -> tuple[Any, Any]:
         """Return the types of the keys and the values of a state store, as its checkpoint has them."""

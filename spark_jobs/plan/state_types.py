@@ -20,8 +20,10 @@ from coordinator.model.type_names import (
     type_to_string,
     words_type,
 )
+from spark_jobs.plan.storable import check_compared
 
 __all__ = [
+    "REMEDIES",
     "bins_field",
     "counts_field",
     "list_field",
@@ -44,6 +46,13 @@ _NAMES: dict[type[T.DataType], str] = {
     T.TimestampType: "timestamp",
     T.TimestampNTZType: "timestamp_ntz",
     T.DayTimeIntervalType: "duration",
+}
+#: By the names of types of Spark 4, what to do with their columns.
+REMEDIES = {
+    "variant": "take the fields that you need by variant_get, or the text by to_json",
+    "geometry": "take its bytes by st_asbinary",
+    "geography": "take its bytes by st_asbinary",
+    "time": "take its microseconds by time_to_micros",
 }
 #: Prefix of a column's metadata that is about its query (watermark, window) and not about its type.
 _QUERY_METADATA = "spark."
@@ -110,6 +119,7 @@ def _field(name: str, kind: str, data_type: T.DataType, nullable: bool, metadata
 
 
 def _type_name(data_type: T.DataType, subject: str, *, nested: bool = False) -> str:
+    check_compared(data_type, subject)
     if nested and isinstance(data_type, T.ArrayType | T.MapType | T.StructType):
         return _nested_name(data_type, subject)
     if isinstance(data_type, T.DecimalType):
@@ -128,6 +138,9 @@ def _type_name(data_type: T.DataType, subject: str, *, nested: bool = False) -> 
 def _remedy(data_type: T.DataType) -> str:
     if isinstance(data_type, T.UserDefinedType):
         return "cast the column, or take the fields that you need out of it; of ML vectors, use pyspark.ml.functions.vector_to_array"
+    remedy = REMEDIES.get(data_type.typeName())
+    if remedy is not None:
+        return remedy
     return "cast the column, or take the fields that you need out of it"
 
 

@@ -1,6 +1,7 @@
 """Values that Arrow cannot carry to Python, stored as other values; and floating-point numbers as Spark groups them.
 
-Year-month intervals are stored as their months, and nulls without a type (``void``) as booleans. Fields of a struct that have the
+Year-month intervals are stored as their months, nulls without a type (``void``) as booleans, and strings of a collation as plain
+strings of the same bytes; they are never compared (:func:`check_compared`). Fields of a struct that have the
 same name are renamed, except for the first. All of that also holds within arrays, maps and structs. Spark itself converts the
 values, in columns before and after the fleet.
 """
@@ -14,12 +15,46 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from coordinator.model.errors import InvalidRequestError
 from spark_jobs.plan.catalyst import Expression
 
-__all__ = ["has_duplicate_names", "is_changed", "restored", "stored", "stored_type"]
+__all__ = ["check_compared", "collation_of", "has_duplicate_names", "is_changed", "restored", "stored", "stored_type"]
 
 _MONTHS = T.YearMonthIntervalType(T.YearMonthIntervalType.MONTH, T.YearMonthIntervalType.MONTH)
 _FLOATS = (T.FloatType, T.DoubleType)
+#: The collation by which strings are equal if their bytes are, the only one of Spark 3.5.
+_BINARY = "UTF8_BINARY"
+
+
+def collation_of(kind: T.DataType) -> str | None:
+    """Return a collation anywhere in a type by which strings of different bytes may be equal; None if there is none."""
+    if isinstance(kind, T.ArrayType):
+        return collation_of(kind.elementType)
+    if isinstance(kind, T.MapType):
+        return collation_of(kind.keyType) or collation_of(kind.valueType)
+    if isinstance(kind, T.StructType):
+        collations = (collation_of(field.dataType) for field in kind.fields)
+        return next((collation for collation in collations if collation is not None), None)
+    name: str = getattr(kind, "collation", _BINARY) if isinstance(kind, T.StringType) else _BINARY
+    return None if name == _BINARY else name
+
+
+def check_compared(kind: T.DataType, subject: str) -> None:
+    """Refuse values that the fleet would compare by their bytes, and Spark by a collation.
+
+    Raises
+    ------
+    InvalidRequestError
+        Strings of the type have such a collation.
+    """
+    collation = collation_of(kind)
+    if collation is not None:
+        raise InvalidRequestError(
+            "strings of this collation may be equal although their bytes differ, and the fleet compares, groups and hashes strings by "
+            "their bytes; use collate(.., 'UTF8_BINARY'), or a column that is the same for equal strings, such as lower(..)",
+            column=subject,
+            collation=collation,
+        )
 
 
 def stored_type(kind: T.DataType) -> T.DataType:
@@ -28,6 +63,8 @@ def stored_type(kind: T.DataType) -> T.DataType:
         return T.IntegerType()
     if isinstance(kind, T.NullType):
         return T.BooleanType()
+    if isinstance(kind, T.StringType):
+        return T.StringType()
     if isinstance(kind, T.ArrayType):
         return T.ArrayType(stored_type(kind.elementType))
     if isinstance(kind, T.MapType):
@@ -48,7 +85,8 @@ def is_changed(kind: T.DataType, *, normalised: bool) -> bool:
         return has_duplicate_names(kind) or any(
             is_changed(field.dataType, normalised=normalised) for field in kind.fields
         )
-    return isinstance(kind, T.YearMonthIntervalType | T.NullType) or (normalised and isinstance(kind, _FLOATS))
+    is_converted = isinstance(kind, T.YearMonthIntervalType | T.NullType) or collation_of(kind) is not None
+    return is_converted or (normalised and isinstance(kind, _FLOATS))
 
 
 def has_duplicate_names(kind: T.DataType) -> bool:
@@ -88,6 +126,8 @@ def _stored(column: Column, kind: T.DataType, *, normalised: bool) -> Column:
         return column.cast(_MONTHS).cast("int")
     if isinstance(kind, T.NullType):
         return column.cast("boolean")
+    if isinstance(kind, T.StringType):
+        return _collated(column, _BINARY)
     if isinstance(kind, _FLOATS):
         return Expression.of(column).normalised().column()
     return _rebuilt(column, kind, partial(_stored, normalised=normalised))
@@ -100,7 +140,13 @@ def _restored(column: Column, kind: T.DataType) -> Column:
         return column.cast(_MONTHS).cast(kind)
     if isinstance(kind, T.NullType):
         return F.lit(None)
+    if isinstance(kind, T.StringType):
+        return _collated(column, collation_of(kind) or _BINARY)
     return _rebuilt(column, kind, _restored, follows_type=True)
+
+
+def _collated(column: Column, collation: str) -> Column:
+    return F.call_function("collate", column, F.lit(collation))
 
 
 def _rebuilt(

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from coordinator.model.errors import InvalidRequestError, SetupError
 from coordinator.runtime.native_notes import stderr_without_notes
 from coordinator.service.deploy import HEAD_RESOURCE, init_ray, join_cluster
+from spark_jobs.session.connect import check_no_remote
 from spark_jobs.session.connectors import IVY_SETTINGS, connector_jars, connector_settings, with_connectors
 from spark_jobs.session.java import choose_java_home
 from spark_jobs.session.settings import (
@@ -171,10 +172,11 @@ def start_session(
     Raises
     ------
     SetupError
-        There is no Java 17, no Ray cluster where one was expected, or no jar of a connector.
+        There is no Java 17, no Ray cluster where one was expected, or no jar of a connector; or the program uses Spark Connect.
     InvalidRequestError
         `max_executors` is less than `num_executors`, or there is no such connector.
     """
+    check_no_remote(os.environ)
     settings = {**_values(SETTINGS), **(configs or {})}
     if connectors:
         settings = _with_connectors(settings, connectors)

@@ -18,6 +18,7 @@ from spark_jobs.functions.grouped_input import GroupedInput, function_mode, pand
 from spark_jobs.functions.user_state_task import UserStateTask
 from spark_jobs.plan.logical import quoted
 from spark_jobs.plan.operator_plan import ReduceTask
+from spark_jobs.session.connect import check_classic
 from spark_jobs.transform.block import Block
 from spark_jobs.transform.handle import ParsedSchemas, StatefulProcessorHandle
 from spark_jobs.transform.processor import StatefulProcessor
@@ -210,7 +211,7 @@ def pickled_processor(processor: StatefulProcessor) -> bytes:
     """
     if not isinstance(processor, StatefulProcessor):
         raise InvalidRequestError(
-            "statefulProcessor is an object of a class that extends statefleet.StatefulProcessor",
+            "statefulProcessor is an object of a class that extends statefleet.StatefulProcessor, or with Spark 4 PySpark's own",
             got=type(processor).__name__,
         )
     try:
@@ -270,6 +271,7 @@ def _form(definition: Transformation, output: T.StructType, rows: GroupedInput) 
 
 def _initial(definition: Transformation, output: T.StructType, rows: GroupedInput) -> InitialState:
     grouped = definition.initial
+    check_classic(grouped)
     if not isinstance(grouped, GroupedData) or grouped._df.isStreaming:
         raise InvalidRequestError(
             "initialState is a batch DataFrame grouped by the same columns: initial.groupBy(...)",

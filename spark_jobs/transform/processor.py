@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.transform.handle import StatefulProcessorHandle
 
 __all__ = ["ExpiredTimerInfo", "StatefulProcessor", "TimerValues"]
@@ -49,6 +50,8 @@ class ExpiredTimerInfo:
 
 class StatefulProcessor(ABC):
     """A user's processor of the rows, timers and state of each key, as PySpark's ``StatefulProcessor``.
+
+    With Spark 4, processors that extend PySpark's own class are of this class, too.
 
     An object of the class is pickled to the workers. Each task of each batch has a copy of its own, so data for later batches
     belongs in state variables. With ``transformWithStateInPandas`` rows are pandas DataFrames, with ``transformWithState`` they are
@@ -94,3 +97,8 @@ class StatefulProcessor(ABC):
 
     def close(self) -> None:  # noqa: B027 - nor this
         """End the processor's work in a task; by default this does nothing."""
+
+
+for processor_class in SPARK.PROCESSOR_CLASSES:
+    # They have the same methods, which get the fleet's handle, states and times in place of PySpark's.
+    StatefulProcessor.register(processor_class)

@@ -34,6 +34,7 @@ from spark_jobs.functions.groups import StateColumns
 from spark_jobs.functions.values import RowValues
 from spark_jobs.plan.expression_trees import Node
 from spark_jobs.plan.spark_version import SPARK
+from spark_jobs.plan.storable import check_compared
 from spark_jobs.plan.view_components import ViewComponent, column
 from store_actors.messages import StoreSpec
 
@@ -147,6 +148,7 @@ class Variable:
                 timeMode=time_mode.value,
             )
         for item in () if user_key is None else user_key.fields:
+            check_compared(item.dataType, f"{name}.{item.name}")
             if isinstance(item.dataType, T.ArrayType | T.MapType | T.StructType):
                 raise InvalidRequestError(
                     "keys of a map are of atomic types; take the fields that you need out of it",

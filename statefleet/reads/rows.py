@@ -16,6 +16,7 @@ from coordinator.ledger.read_views import ReadView
 from coordinator.model.errors import InvalidRequestError
 from coordinator.runtime.extras import import_extra
 from coordinator.runtime.runtime import Pool
+from spark_jobs.session.connect import check_classic
 from statefleet.reads.portable import PortableScan, ray_datasource
 from statefleet.reads.projections import Projection
 from statefleet.reads.shard_reads import ReadVersion, ShardReads
@@ -174,7 +175,13 @@ class Rows:
         Returns
         -------
         pyspark.sql.DataFrame
+
+        Raises
+        ------
+        SetupError
+            It is a session of Spark Connect.
         """
+        check_classic(spark)
         types: Any = import_module("pyspark.sql.pandas.types")
         kind = types.from_arrow_schema(self.schema)
         if self._limit is not None:

@@ -1,4 +1,7 @@
-"""transformWithState in streaming queries, in both forms: cases of Spark 4's own tests, restarts, other variables, refusals."""
+"""transformWithState in streaming queries, in both forms: cases of Spark 4's own tests, restarts, other variables, refusals.
+
+On Spark 4, processors extend PySpark's own class, and the cases also run on Spark's own operator, which must give the same rows.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,18 @@ from pyspark.sql import functions as F
 
 from coordinator.model.errors import InvalidRequestError, StateMismatchError
 from spark_jobs.fleet import Fleet
-from spark_jobs.transform.processor import StatefulProcessor
-from tests.integration.case_systems import Counts, Inputs, System, check
+from spark_jobs.plan.spark_version import SPARK
+from spark_jobs.transform.processor import StatefulProcessor as FleetProcessor
+from tests.integration.case_systems import Counts, Inputs, System, check, configured, on_spark
 from tests.integration.operator_cases import RESTART, Case, Operators, Step, Totals
 from tests.integration.streams import Feed, Run, short_list
 
 ROWS = pa.schema([("id", pa.string()), ("v", pa.int32())])
 OUTPUT = "id string, out string"
+#: PySpark's class where it has one, which is of the fleet's, too.
+StatefulProcessor: Any = SPARK.PROCESSOR_CLASSES[0] if SPARK.PROCESSOR_CLASSES else FleetProcessor
+#: For Spark's own operator.
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 # Processors are made inside functions, so that Spark's workers get them by value.
 
@@ -131,8 +139,48 @@ def words(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
             counts = sorted((str(tuple(entry)), n) for entry, (n,) in self.seen.iterator())
             yield (str(key[0]), str(counts))
 
-    grouped = ops(i["a"], "words", "update").groupBy(F.struct((F.col("v") > 5).alias("big")).alias("s"))
+    marked = i["a"].withColumn("s", F.struct((F.col("v") > 5).alias("big")))
+    grouped = ops(marked, "words", "update").groupBy("s")
     return grouped.transformWithState(Words(), OUTPUT, "update", "None")  # type: ignore[no-any-return]
+
+
+def started(in_pandas: bool) -> Callable[[Operators, Mapping[str, DataFrame]], DataFrame]:
+    """Return a query of counts that start from a table."""
+
+    def query(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
+        class Started(type(counter(in_pandas))):  # type: ignore[misc]
+            def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+                n = int(initialState["n"].sum()) if in_pandas else initialState.n
+                self.count.update(((self.count.get() or (0,))[0] + n,))
+
+        table = i["a"].sparkSession.createDataFrame([("0", 10), ("9", 5), (None, 1)], "k string, n bigint")
+        options = {"initialState": table.groupBy("k")}
+        return transform(ops, i["a"], Started(), in_pandas=in_pandas, **options)  # type: ignore[no-any-return]
+
+    return query
+
+
+def expiring(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
+    """Lists and maps with a time to live that does not pass, of values of several types; the newest element of a list is dropped."""
+
+    class Expiring(StatefulProcessor):
+        def init(self, handle: Any) -> None:
+            self.last = handle.getListState("last", "v int, words array<string>", ttlDurationMs=3_600_000)
+            self.sums = handle.getMapState("sums", "odd boolean", "n double, at map<string, int>", 3_600_000)
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+            assert timerValues.getCurrentProcessingTimeInMs() > 0
+            for row in rows:
+                elements = [*self.last.get(), (row.v, [row.k, None])]
+                self.last.put(elements[-2:])
+                odd = (row.v % 2 == 1,)
+                n = self.sums.getValue(odd)[0] if self.sums.containsKey(odd) else 0.5
+                self.sums.updateValue(odd, (n + row.v, {row.k: row.v}))
+            seen = [(v, list(words)) for v, words in self.last.get()]
+            sums = sorted((odd, n, sorted(at.items())) for (odd,), (n, at) in self.sums.iterator())
+            yield Row(out=f"{seen} {sums} {self.last.exists()}", id=key[0])
+
+    return transform(ops, i["a"], Expiring(), in_pandas=False, timeMode="ProcessingTime")  # type: ignore[no-any-return]
 
 
 T1 = [
@@ -145,6 +193,31 @@ VALUES, TIMES = {"a": "k string, v int"}, {"a": "k string, t timestamp"}
 CASES = {
     "T1 counts": Case(VALUES, counts(False), T1, spark=False, mode="update"),
     "T1 counts in pandas": Case(VALUES, counts(True), T1, spark=False, mode="update"),
+    **{
+        f"initial state{' in pandas' * in_pandas}": Case(
+            VALUES,
+            started(in_pandas),
+            [
+                Step({"a": [("0", 1), ("1", 1), (None, 1)]}, [("0", "11"), ("1", "1"), (None, "2")]),
+                RESTART,
+                Step({"a": [("9", 1), ("0", 1)]}, [("0", "12"), ("9", "6")]),
+            ],
+            spark=False,
+            mode="update",
+        )
+        for in_pandas in (False, True)
+    },
+    "lists and maps with a time to live": Case(
+        VALUES,
+        expiring,
+        [
+            Step({"a": [("a", 1), ("a", 2), ("b", 7)]}, None),
+            RESTART,
+            Step({"a": [("a", 3), ("a", 4)]}, None),
+        ],
+        spark=False,
+        mode="update",
+    ),
     "event-time timers": Case(
         TIMES,
         sessions,
@@ -213,14 +286,21 @@ def test_case(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case
 
     inputs, totals = Inputs(spark, tmp_path / "in", case.inputs), Counts(fleet, name)
     systems = {"the fleet": System(case, inputs, ours, tmp_path / "ck")}
-    try:
-        for index, step in enumerate(case.steps):
-            if isinstance(step, str):
-                systems["the fleet"].restart()
-            else:
-                check(f"{case_name}, step {index}", step, inputs, systems, totals)
-    finally:
-        systems["the fleet"].run.stop()
+    with configured(
+        spark, {"spark.sql.streaming.stateStore.providerClass": ROCKSDB} if SPARK.PROCESSOR_CLASSES else {}
+    ):
+        if SPARK.PROCESSOR_CLASSES:
+            systems["Spark"] = System(case, inputs, on_spark, tmp_path / "spark-ck")
+        try:
+            for index, step in enumerate(case.steps):
+                if isinstance(step, str):
+                    for system in systems.values():
+                        system.restart()
+                else:
+                    check(f"{case_name}, step {index}", step, inputs, systems, totals)
+        finally:
+            for system in systems.values():
+                system.run.stop()
 
 
 class ProcessorQuery:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any
@@ -11,6 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql import GroupedData
 from pyspark.sql import types as T
 
 from coordinator.ledger.compatibility import continued
@@ -20,11 +23,16 @@ from coordinator.model.schema import Accumulator, Field
 from spark_jobs.functions.frames import PandasForm
 from spark_jobs.functions.group_task import GroupView
 from spark_jobs.functions.groups import Groups
+from spark_jobs.grouped import StatefulGroupedData
 from spark_jobs.plan.keys import KeyTree
+from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.transform.block import Block
 from spark_jobs.transform.handle import StatefulProcessorHandle
-from spark_jobs.transform.processor import StatefulProcessor, TimerValues
+from spark_jobs.transform.plan import _pickled
+from spark_jobs.transform.processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
 from spark_jobs.transform.rows import RowForm
+from spark_jobs.transform.states import ListState, MapState, ValueState
+from spark_jobs.transform.task import load_processor
 from spark_jobs.transform.variables import TimeMode, accumulators_of, timer_spec
 from spark_jobs.transform.work import TransformWork
 from spark_jobs.worker.state_store import StateStore
@@ -551,6 +559,53 @@ def test_values_of_any_type_come_back_as_they_were() -> None:
 
     query = ProcessorQuery(FunctionProcessor(init, work))
     assert query.batch(("a", 1)) == query.batch(("a", 1)) == [("a", "seen")]
+
+
+# -- PySpark's own classes -------------------------------------------------------------------------------------------
+
+of_pyspark_4 = pytest.mark.skipif(not SPARK.PROCESSOR_CLASSES, reason="PySpark 3.5 has no transformWithState")
+
+
+def parameters(function: Any) -> list[tuple[str, Any]]:
+    return [(parameter.name, parameter.default) for parameter in inspect.signature(function).parameters.values()]
+
+
+@of_pyspark_4
+@pytest.mark.parametrize(
+    "ours",
+    [StatefulProcessor, StatefulProcessorHandle, TimerValues, ExpiredTimerInfo, ValueState, ListState, MapState],
+)
+def test_every_method_of_pysparks_class_is_there_with_its_arguments(ours: type) -> None:
+    theirs = getattr(importlib.import_module("pyspark.sql.streaming.stateful_processor"), ours.__name__)
+    methods = {name: parameters(method) for name, method in vars(theirs).items() if not name.startswith("_")}
+    assert {name: parameters(getattr(ours, name)) for name in methods} == methods
+
+
+@of_pyspark_4
+@pytest.mark.parametrize("name", ["transformWithState", "transformWithStateInPandas"])
+def test_grouped_data_is_called_as_pysparks(name: str) -> None:
+    assert parameters(getattr(StatefulGroupedData, name)) == parameters(getattr(GroupedData, name))
+
+
+@of_pyspark_4
+def test_a_processor_of_pysparks_class_runs_as_it_is() -> None:
+    (base,) = SPARK.PROCESSOR_CLASSES
+
+    class Counter(base):  # type: ignore[misc, valid-type]
+        def init(self, handle: Any) -> None:
+            self.handle, self.n = handle, handle.getValueState("n", T.StructType().add("n", T.LongType()))
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[T.Row]:
+            self.n.update(((self.n.get() or (0,))[0] + len(list(rows)),))
+            self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 1)
+            yield T.Row(out=str(self.n.get().n), k=key[0])
+
+    processor = load_processor(_pickled(Counter()))
+    assert isinstance(processor, StatefulProcessor)
+    query = ProcessorQuery(processor, PROCESSING)
+    assert query.batch(("a", 1), ("a", 2), now_ms=5) == [("a", "2")]
+    # The timer of the first batch does what PySpark's class does: nothing.
+    assert query.batch(("a", 1), now_ms=9) == [("a", "3")]
 
 
 # -- refused calls --------------------------------------------------------------------------------------------------

@@ -1,0 +1,75 @@
+"""Frames, groups and sessions of Spark Connect are refused wherever a user hands them over, without a server of Connect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from coordinator.model.errors import SetupError
+from spark_jobs.fleet import Fleet
+from spark_jobs.map_partitions import map_partitions_with_state_store
+from spark_jobs.session.connect import check_classic, check_no_remote
+from spark_jobs.streaming_frame import StreamingFrame
+from spark_jobs.transform.plan import Transformation, _initial
+from statefleet.reads.rows import Rows
+
+
+def of_connect(name: str, module: str) -> Any:
+    """Return an object whose class is one of Spark Connect's by its name."""
+    return type(name, (), {"__module__": f"pyspark.sql.connect.{module}"})()
+
+
+FRAME, GROUPS = of_connect("DataFrame", "dataframe"), of_connect("GroupedData", "group")
+SESSION = of_connect("SparkSession", "session")
+
+
+def bare(kind: type) -> Any:
+    return object.__new__(kind)
+
+
+def with_initial_state() -> None:
+    _initial(Transformation(None, "k int", "update", "None", GROUPS, "", False), None, None)  # type: ignore[arg-type]
+
+
+USES: dict[str, Callable[[], Any]] = {
+    "fleet.stateful": lambda: bare(Fleet).stateful(FRAME, name="n"),
+    "import_checkpoint": lambda: bare(Fleet).import_checkpoint("old", FRAME, checkpoint="new"),
+    "import_table": lambda: bare(Fleet).import_table(FRAME, FRAME, checkpoint="new"),
+    "rows of import_table": lambda: bare(Fleet).import_table(None, FRAME, checkpoint="new"),
+    "map_partitions": lambda: map_partitions_with_state_store(
+        FRAME,
+        lambda store, rows: rows,
+        "k int",
+        fleet=None,  # type: ignore[arg-type]
+        name="n",
+        partition_by=["k"],
+    ),
+    "join and union": lambda: bare(StreamingFrame)._frame_of(FRAME),
+    "initialState": with_initial_state,
+    "to_spark": lambda: bare(Rows).to_spark(SESSION),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_connect_is_refused_in_one_sentence(use: Callable[[], Any]) -> None:
+    with pytest.raises(SetupError, match=r"does not run on Spark Connect: its operators.*statefleet\.start_session"):
+        use()
+
+
+def test_pysparks_own_class_of_connect_is_refused() -> None:
+    frames = pytest.importorskip("pyspark.sql.connect.dataframe", exc_type=ImportError)
+    with pytest.raises(SetupError, match=r"pyspark\.sql\.connect\.dataframe\.DataFrame"):
+        check_classic(bare(frames.DataFrame))
+
+
+def test_anything_else_passes() -> None:
+    check_classic(None, 5, "k", bare(StreamingFrame), type("Mine", (), {"__module__": "pyspark.sql.connections"})())
+
+
+@pytest.mark.parametrize("variable", ["SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"])
+def test_a_session_is_not_made_in_a_program_of_connect(variable: str) -> None:
+    check_no_remote({variable: ""})
+    with pytest.raises(SetupError, match=f"does not run on Spark Connect.*{variable}"):
+        check_no_remote({variable: "sc://host"})
