@@ -133,7 +133,7 @@ REFUSED: dict[str, tuple[Callable[[Any, DataFrame], Any], str]] = {
     "a collated key": (lambda op, df: op(df).groupBy("c").count(), COLLATED),
     "a collated key in a struct": (lambda op, df: op(df).groupBy(F.struct("c", "k")).count(), COLLATED),
     "a collated key of sessions": (
-        lambda op, df: op(df.withWatermark("t", "1 s")).groupBy(F.session_window("t", "5 s"), "c").count(),
+        lambda op, df: op(df.withWatermark("t", "1 second")).groupBy(F.session_window("t", "5 seconds"), "c").count(),
         COLLATED,
     ),
     "duplicates by a collated key": (lambda op, df: op(df).dropDuplicates(["c"]), COLLATED),
@@ -142,8 +142,8 @@ REFUSED: dict[str, tuple[Callable[[Any, DataFrame], Any], str]] = {
     "topN in a collated order": (lambda op, df: op(df).topN(1, "k", "c"), COLLATED),
     "a join by a collated key": (lambda op, df: op(df.alias("l")).join(df.alias("r"), F.expr("l.c = r.c")), COLLATED),
     "an outer join that compares collated strings": (
-        lambda op, df: op(df.withWatermark("t", "1 s").alias("l")).join(
-            df.withWatermark("t", "1 s").alias("r"), F.expr("l.t = r.t and l.c < r.c"), "left_outer"
+        lambda op, df: op(df.withWatermark("t", "1 second").alias("l")).join(
+            df.withWatermark("t", "1 second").alias("r"), F.expr("l.t = r.t and l.c < r.c"), "left_outer"
         ),
         "cannot evaluate a part of this join's condition",
     ),
@@ -157,13 +157,13 @@ REFUSED: dict[str, tuple[Callable[[Any, DataFrame], Any], str]] = {
     ),
     **{
         f"{text} of collated strings": (lambda op, df, text=text: op(df).groupBy("k").agg(F.expr(text)), COLLATED)
-        for text in ("min(c)", "max(c)", "max_by(k, c)", "collect_set(c)", "mode(c)", "approx_count_distinct(c)")
+        for text in ("min(c)", "max(c)", "max_by(k, c)", "mode(c)", "approx_count_distinct(c)")
     },
     **{
         text: (lambda op, df, text=text: op(df).groupBy("k").agg(F.expr(text)), f"{UNKNOWN}.*{remedy}.*{function}")
         for text, function, remedy in (
             ("listagg(s, ',')", "listagg", r"array_join\(collect_list"),
-            ("string_agg(s)", "listagg", r"array_join\(collect_list"),
+            ("string_agg(s)", "string_agg", r"array_join\(collect_list"),
             ("kll_sketch_agg_bigint(n)", "kll_sketch_agg_bigint", "one of these"),
             ("theta_sketch_agg(n)", "theta_sketch_agg", "one of these"),
             ("approx_top_k(s)", "approx_top_k", "one of these"),

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from coordinator.model.errors import InvalidRequestError, StateMismatchError
 from spark_jobs.fleet import Fleet
@@ -160,16 +161,16 @@ def started(in_pandas: bool) -> Callable[[Operators, Mapping[str, DataFrame]], D
     return query
 
 
-def expiring(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
-    """Lists and maps with a time to live that does not pass, of values of several types; the newest element of a list is dropped."""
+def collections(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
+    """Keep lists and maps of values of several types; of a list only its two newest elements."""
 
-    class Expiring(StatefulProcessor):
+    class Collections(StatefulProcessor):
         def init(self, handle: Any) -> None:
-            self.last = handle.getListState("last", "v int, words array<string>", ttlDurationMs=3_600_000)
-            self.sums = handle.getMapState("sums", "odd boolean", "n double, at map<string, int>", 3_600_000)
+            last = T.StructType().add("v", T.IntegerType()).add("words", T.ArrayType(T.StringType()))
+            self.last = handle.getListState("last", last)
+            self.sums = handle.getMapState("sums", "odd boolean", valueSchema="n double, at map<string, int>")
 
         def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-            assert timerValues.getCurrentProcessingTimeInMs() > 0
             for row in rows:
                 elements = [*self.last.get(), (row.v, [row.k, None])]
                 self.last.put(elements[-2:])
@@ -178,9 +179,10 @@ def expiring(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
                 self.sums.updateValue(odd, (n + row.v, {row.k: row.v}))
             seen = [(v, list(words)) for v, words in self.last.get()]
             sums = sorted((odd, n, sorted(at.items())) for (odd,), (n, at) in self.sums.iterator())
-            yield Row(out=f"{seen} {sums} {self.last.exists()}", id=key[0])
+            times = timerValues.getCurrentProcessingTimeInMs(), timerValues.getCurrentWatermarkInMs()
+            yield Row(out=f"{seen} {sums} {self.last.exists()} {times}", id=key[0])
 
-    return transform(ops, i["a"], Expiring(), in_pandas=False, timeMode="ProcessingTime")  # type: ignore[no-any-return]
+    return transform(ops, i["a"], Collections(), in_pandas=False)  # type: ignore[no-any-return]
 
 
 T1 = [
@@ -207,9 +209,9 @@ CASES = {
         )
         for in_pandas in (False, True)
     },
-    "lists and maps with a time to live": Case(
+    "lists and maps": Case(
         VALUES,
-        expiring,
+        collections,
         [
             Step({"a": [("a", 1), ("a", 2), ("b", 7)]}, None),
             RESTART,
