@@ -38,7 +38,7 @@ from spark_jobs.plan.route import route_plan
 from spark_jobs.plan.stateful_exchange import install
 from spark_jobs.plan.timing import OUTPUT_MODES
 from spark_jobs.portable_policy import portable_policy
-from spark_jobs.session.connect import check_classic
+from spark_jobs.session.spark_connect import check_classic
 from spark_jobs.session.spark_session import check_on_ray, ensure_ray, started_ray
 from spark_jobs.stateful import StatefulDataFrame
 from spark_jobs.target import Target

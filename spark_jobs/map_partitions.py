@@ -19,7 +19,7 @@ from spark_jobs.plan.logical import analysed
 from spark_jobs.plan.operator_plan import ReduceTask, RoutedOperator
 from spark_jobs.plan.route import route_plan
 from spark_jobs.plan.spark_version import SPARK
-from spark_jobs.session.connect import check_classic
+from spark_jobs.session.spark_connect import check_classic
 from spark_jobs.worker.exchange import HASH_COLUMN, unpack
 from spark_jobs.worker.fleet_client import FleetAddress, fleet_client
 from spark_jobs.worker.state_store import StateStore, store_specs

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from pyspark.sql import DataFrame
 
-from spark_jobs.session.connect import check_classic
+from spark_jobs.session.spark_connect import check_classic
 
 __all__ = ["StreamingFrame", "missing_attribute"]
 

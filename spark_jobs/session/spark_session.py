@@ -19,7 +19,6 @@ from pyspark.sql import SparkSession
 from coordinator.model.errors import InvalidRequestError, SetupError
 from coordinator.runtime.native_notes import stderr_without_notes
 from coordinator.service.deploy import HEAD_RESOURCE, init_ray, join_cluster
-from spark_jobs.session.connect import check_no_remote
 from spark_jobs.session.connectors import IVY_SETTINGS, connector_jars, connector_settings, with_connectors
 from spark_jobs.session.java import choose_java_home
 from spark_jobs.session.settings import (
@@ -32,6 +31,7 @@ from spark_jobs.session.settings import (
     STORE_SETTINGS,
     Setting,
 )
+from spark_jobs.session.spark_connect import check_no_remote
 
 __all__ = ["check_on_ray", "ensure_ray", "start_session", "started_ray", "stop_session"]
 

@@ -18,7 +18,7 @@ from spark_jobs.functions.grouped_input import GroupedInput, function_mode, pand
 from spark_jobs.functions.user_state_task import UserStateTask
 from spark_jobs.plan.logical import quoted
 from spark_jobs.plan.operator_plan import ReduceTask
-from spark_jobs.session.connect import check_classic
+from spark_jobs.session.spark_connect import check_classic
 from spark_jobs.transform.block import Block
 from spark_jobs.transform.handle import ParsedSchemas, StatefulProcessorHandle
 from spark_jobs.transform.processor import StatefulProcessor

@@ -16,7 +16,7 @@ from coordinator.ledger.read_views import ReadView
 from coordinator.model.errors import InvalidRequestError
 from coordinator.runtime.extras import import_extra
 from coordinator.runtime.runtime import Pool
-from spark_jobs.session.connect import check_classic
+from spark_jobs.session.spark_connect import check_classic
 from statefleet.reads.portable import PortableScan, ray_datasource
 from statefleet.reads.projections import Projection
 from statefleet.reads.shard_reads import ReadVersion, ShardReads

@@ -10,7 +10,7 @@ import pytest
 from coordinator.model.errors import SetupError
 from spark_jobs.fleet import Fleet
 from spark_jobs.map_partitions import map_partitions_with_state_store
-from spark_jobs.session.connect import check_classic, check_no_remote
+from spark_jobs.session.spark_connect import check_classic, check_no_remote
 from spark_jobs.streaming_frame import StreamingFrame
 from spark_jobs.transform.plan import Transformation, _initial
 from statefleet.reads.rows import Rows
