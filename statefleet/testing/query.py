@@ -18,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from coordinator.model.errors import InvalidRequestError
 from coordinator.service.calls import RayActors
 from spark_jobs.fleet import Fleet
+from spark_jobs.session.spark_connect import check_classic
 from statefleet.testing.faults import Faults
 from statefleet.testing.results import ResultsDifferError, difference, normal
 from statefleet.testing.source import Input, Inputs
@@ -116,9 +117,15 @@ class QueryTester:
         Folder for inputs, checkpoints and sinks.
     seeds
         Seeds of :meth:`check`, if the call gives none.
+
+    Raises
+    ------
+    SetupError
+        It is a session of Spark Connect.
     """
 
     def __init__(self, spark: SparkSession, fleet: Fleet, folder: Path, seeds: Sequence[int] = (0, 1)) -> None:
+        check_classic(spark)
         self._spark, self._fleet, self._folder, self._seeds = spark, fleet, folder, tuple(seeds)
 
     def check(

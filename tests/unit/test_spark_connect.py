@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from spark_jobs.session.spark_connect import check_classic, check_no_remote
 from spark_jobs.streaming_frame import StreamingFrame
 from spark_jobs.transform.plan import Transformation, _initial
 from statefleet.reads.rows import Rows
+from statefleet.testing.query import QueryTester
 
 
 def of_connect(name: str, module: str) -> Any:
@@ -48,6 +50,7 @@ USES: dict[str, Callable[[], Any]] = {
     ),
     "join and union": lambda: bare(StreamingFrame)._frame_of(FRAME),
     "initialState": with_initial_state,
+    "the tester of queries": lambda: QueryTester(SESSION, bare(Fleet), Path("unused")),
     "to_spark": lambda: bare(Rows).to_spark(SESSION),
 }
 

@@ -28,7 +28,7 @@ from spark_jobs.plan.keys import KeyTree
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.transform.block import Block
 from spark_jobs.transform.handle import StatefulProcessorHandle
-from spark_jobs.transform.plan import _pickled
+from spark_jobs.transform.plan import pickled_processor
 from spark_jobs.transform.processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
 from spark_jobs.transform.rows import RowForm
 from spark_jobs.transform.states import ListState, MapState, ValueState
@@ -600,7 +600,7 @@ def test_a_processor_of_pysparks_class_runs_as_it_is() -> None:
             self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 1)
             yield T.Row(out=str(self.n.get().n), k=key[0])
 
-    processor = load_processor(_pickled(Counter()))
+    processor = load_processor(pickled_processor(Counter()))
     assert isinstance(processor, StatefulProcessor)
     query = ProcessorQuery(processor, PROCESSING)
     assert query.batch(("a", 1), ("a", 2), now_ms=5) == [("a", "2")]
