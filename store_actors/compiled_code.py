@@ -62,8 +62,8 @@ def _digest(folder: Path) -> str:
 
 
 def _whole(folder: Path) -> Path:
-    """Return the path of the file with the digest of the sources that all kernels were compiled from."""
-    return folder / "__pycache__" / "kernels.whole"
+    """Return the path of the file with the digest of the sources that all kernels were compiled from, for this version of Python."""
+    return folder / "__pycache__" / f"kernels.{sys.implementation.cache_tag}.whole"
 
 
 def is_compiled(folder: Path = KERNELS) -> bool:

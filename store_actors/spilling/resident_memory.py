@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
+from pathlib import Path
 
 import pyarrow as pa
 
-__all__ = ["ResidentMemory", "give_back", "keep_nothing_back"]
+__all__ = ["ResidentMemory", "give_back", "keep_nothing_back", "resident_bytes"]
 
 _libc = ctypes.CDLL(None)
 #: Of ``mallopt``: from which size on a block is a mapping of its own, which goes back as it is freed; and how many arenas there are, of
@@ -15,13 +17,14 @@ _libc = ctypes.CDLL(None)
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 _OWN_MAPPING, _ARENAS = 1 << 18, 2
 _KINDS = (b"RssAnon:", b"RssFile:")
+_STATUS = Path("/proc/self/status")
 
 
 class ResidentMemory:
     """Memory of this process (``/proc/self/status``), without what it shares with others, as Ray's object store."""
 
     def __init__(self) -> None:
-        self._file = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
+        self._file = os.open(_STATUS, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self) -> tuple[int, int]:
         """Return the bytes that belong to the process alone, and the bytes of files that it has mapped."""
@@ -31,6 +34,13 @@ class ResidentMemory:
 
     def __del__(self) -> None:
         os.close(self._file)
+
+
+def resident_bytes() -> int:
+    """Return the bytes of memory of this process; on a system without ``/proc``, such as macOS, the most that it has had."""
+    if not _STATUS.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return sum(ResidentMemory().read())
 
 
 def keep_nothing_back() -> None:

@@ -18,7 +18,7 @@ from coordinator.runtime.runtime import MachineThreads, Threads
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.spilling.memory_keeper import MemoryKeeper
 from store_actors.spilling.region import PieceSizes, Region
-from store_actors.spilling.resident_memory import ResidentMemory, keep_nothing_back
+from store_actors.spilling.resident_memory import keep_nothing_back, resident_bytes
 from store_actors.spilling.spill_folder import checked_folder
 from store_actors.spilling.work_budget import WorkBudget
 
@@ -93,7 +93,7 @@ class UnlimitedMemory:
         return table
 
     def use(self) -> MemoryUse:
-        return MemoryUse(None, sum(ResidentMemory().read()), 0)
+        return MemoryUse(None, resident_bytes(), 0)
 
 
 class LimitedMemory:

@@ -27,7 +27,7 @@ from store_actors.messages import ShardInput
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
-from store_actors.spilling import memory_keeper
+from store_actors.spilling import memory_keeper, resident_memory
 from store_actors.spilling.memory_keeper import MemoryKeeper
 from store_actors.spilling.spill_folder import checked_folder
 from store_actors.spilling.store_memory import LimitedMemory, UnlimitedMemory
@@ -408,3 +408,10 @@ def test_a_process_without_room_refuses_and_goes_on_with_more(tmp_path: Path) ->
     assert before.startswith("refused: a shard's state does not fit its store actor's spill folder")
     assert "File too large" in before
     assert figures["peak"] <= LIMIT
+
+
+def test_memory_is_measured_also_where_there_is_no_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    present = resident_memory.resident_bytes()
+    monkeypatch.setattr(resident_memory, "_STATUS", tmp_path / "no-proc")
+    assert present > 1 << 20
+    assert resident_memory.resident_bytes() > 0
