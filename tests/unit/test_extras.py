@@ -105,3 +105,8 @@ def test_each_extra_is_in_the_project() -> None:
         if not extra.startswith("spark"):
             assert any(line.startswith(package) for line in PROJECT["optional-dependencies"][extra])
             assert not any(line.startswith(package) for line in PROJECT["dependencies"])
+
+
+def test_each_extra_of_users_is_on_the_installing_page() -> None:
+    page = (ROOT / "docs" / "installing.md").read_text()
+    assert [extra for extra in PROJECT["optional-dependencies"] if f"`{extra}`" not in page] == ["test", "docs"]
