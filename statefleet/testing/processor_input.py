@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import Field
@@ -21,6 +20,7 @@ from spark_jobs.functions.group_task import GroupView
 from spark_jobs.functions.user_state_task import EVENT_TIME_FIELD
 from spark_jobs.functions.values import RowValues
 from spark_jobs.plan.keys import KeyTree, leaf_field
+from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.transform.rows import RowForm, Rows
 from spark_jobs.transform.task import InitialRows
 from statefleet.testing.rows import GivenRows
@@ -61,7 +61,7 @@ class ProcessorInput:
             )
         self._columns, self._key = columns, list(key)
         self._rows, self._values = GivenRows(columns, "a row"), RowValues(columns, "a row")
-        self._schema = to_arrow_schema(columns)
+        self._schema = SPARK.arrow_schema(columns)
         self._key_type = T.StructType([columns[name] for name in key])
         self.keys = tuple(
             leaf_field(T.StructField(f"k{index}", columns[name].dataType)) for index, name in enumerate(key)

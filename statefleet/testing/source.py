@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from coordinator.model.errors import InvalidRequestError
 from spark_jobs.functions.grouped_input import struct_type
+from spark_jobs.plan.spark_version import SPARK
 from statefleet.testing.rows import GivenRows
 
 __all__ = ["Input", "Inputs"]
@@ -70,7 +70,7 @@ class Inputs:
 
     def write(self, folder: Path, number: int, rows: Sequence[Input]) -> None:
         """Write the rows of a batch as a file of a folder, in their order."""
-        schema = to_arrow_schema(self._schema)
+        schema = SPARK.arrow_schema(self._schema)
         columns = [
             pa.array([row if of == name else None for of, row in rows], schema.field(name).type)
             for name in schema.names
