@@ -71,8 +71,9 @@ def test_the_quickstart_runs_and_goes_on(containers: Containers, container: str,
     command = ["statefleet", "quickstart", "--folder", "/data/quickstart", "--rows", "1000", "--batches", "2"]
     assert "starting; Ray" in containers.run(container, *command, volume=volume)
     printed = containers.run(container, *command, volume=volume)
-    assert "resuming after 2 batches" in printed
-    assert "4,000 events in " in printed
+    # Spark ends a run with a batch without rows, and late events are dropped.
+    assert "resuming after 3 batches" in printed
+    assert "this run read 2,000 rows" in printed
 
 
 def test_a_ray_node_is_healthy_as_the_probes_ask(containers: Containers, container: str, volume: Path) -> None:
