@@ -18,7 +18,7 @@ from spark_jobs.transform.processor import StatefulProcessor
 from statefleet.testing import QueryTester, ResultsDifferError, local_session
 from statefleet.testing.ddl import parse_columns
 from tests.code_blocks import blocks_of, every_block
-from tests.unit.test_query_tester import pytest_in
+from tests.user_pytest import pytest_in
 
 pytestmark = pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning")
 

@@ -353,7 +353,7 @@ BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "a put without an answer is taken for done": (ManifestLog, "_put", _silence_taken_for_success),
     "runs that were replaced may come back": (StateLedger, "check_query", _past_runs_welcome),
     "a coordinator answers from an old memory": (ManifestLog, "is_newest", _memory_taken_for_log),
-    "files of failed commits are deleted": (Commits, "_counts_for_sure_not", _files_of_failed_commits_deleted),
+    "files of failed commits are deleted": (Commits, "_is_refusal", _files_of_failed_commits_deleted),
     "what cleaning deletes may be counted later": (StateLedger, "decide_discard", _discards_not_written),
     "the age of a commit is told by two clocks": (Coordinator, "_commit", _two_clocks_compared),
     "ages are measured by a clock that stands still while the machine sleeps": (

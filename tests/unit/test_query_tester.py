@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +12,7 @@ import pytest
 from statefleet import testing
 from statefleet.testing.faults import Faults
 from statefleet.testing.results import difference, normal
+from tests.user_pytest import pytest_in
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,14 +67,6 @@ def test_public_names_are_there() -> None:
 def test_the_package_has_the_plugin() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert import_module(project["entry-points"]["pytest11"]["statefleet"]).query_tester
-
-
-def pytest_in(folder: Path, *arguments: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
-    """Run pytest in a process of its own, with the plugin and no other."""
-    # With or without an installed entry point: by its name here.
-    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "pytest", "-p", "statefleet.testing.plugin", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout_s)
 
 
 def test_a_run_that_does_not_use_the_plugin_imports_nothing_for_it(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_abandoned_scans_end(monkeypatch: pytest.MonkeyPatch) -> None:
     elapsed = process.reads._scans._elapsed_s
     monkeypatch.setattr(process.reads._scans, "_elapsed_s", lambda: elapsed() + 3600)
     process.reads.maintain()
-    with pytest.raises(Exception, match="not given any more"):
+    with pytest.raises(Exception, match="not available any more"):
         process.reads.next_rows(scan_id)
 
 
