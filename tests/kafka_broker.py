@@ -14,7 +14,7 @@ from pathlib import Path
 
 from spark_jobs.session.connectors import Jar, fetch_jars
 from spark_jobs.session.java import choose_java_home
-from tests.s3_server import end_with_parent
+from tests.processes import end_process, end_with_parent, free_ports
 
 __all__ = ["KafkaBroker", "KafkaError", "broker_jars"]
 
@@ -95,7 +95,7 @@ class KafkaBroker:
         self._log = folder / "broker.log"
         self._settings = folder / "server.properties"
         folder.mkdir(parents=True, exist_ok=True)
-        port, controller_port = _free_ports(2)
+        port, controller_port = free_ports(2)
         self.address = f"127.0.0.1:{port}"
         self._settings.write_text(
             "\n".join(
@@ -151,12 +151,7 @@ class KafkaBroker:
         """End the broker's process; its data stays."""
         if self._process is None:
             return
-        self._process.terminate()
-        try:
-            self._process.wait(_STOP_DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_process(self._process, _STOP_DEADLINE_S)
         self._process = None
 
     def create_topic(self, topic: str, partitions: int) -> None:
@@ -200,11 +195,3 @@ class KafkaBroker:
         )
         if done.returncode != 0 or "ERROR" in done.stdout:
             raise KafkaError(f"`{name} {' '.join(options)}` failed: {done.stdout[-2000:]}")
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [free.getsockname()[1] for free in sockets]
-    for free in sockets:
-        free.close()
-    return ports

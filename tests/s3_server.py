@@ -7,13 +7,9 @@ comes as a wheel (``tests/go_tool.py``), and is removed after the build.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import secrets
-import signal
-import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -21,8 +17,9 @@ import urllib.request
 from pathlib import Path
 
 from tests.go_tool import GoNotThereError, cache_folder, go_program, run
+from tests.processes import end_process, end_with_parent, free_ports
 
-__all__ = ["BUCKET", "S3Server", "ServerNotThereError", "end_with_parent", "server_binary"]
+__all__ = ["BUCKET", "S3Server", "ServerNotThereError", "server_binary"]
 
 #: Its PUT honours ``If-None-Match: *`` under concurrency; `tests/integration/test_s3.py` holds that.
 MODULE = "github.com/versity/versitygw/cmd/versitygw"
@@ -86,8 +83,7 @@ class S3Server:
         binary = server_binary()
         (folder / "objects" / BUCKET).mkdir(parents=True)
         self._access_key, self._secret_key = secrets.token_hex(10).upper(), secrets.token_hex(20)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            address = f"127.0.0.1:{free.getsockname()[1]}"
+        address = f"127.0.0.1:{free_ports(1)[0]}"
         self.endpoint = f"http://{address}"
         self._log = folder / "server.log"
         with self._log.open("wb") as log:
@@ -123,12 +119,7 @@ class S3Server:
 
     def stop(self) -> None:
         """End the server's process; its objects stay in the folder."""
-        self._process.terminate()
-        try:
-            self._process.wait(_STOP_DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_process(self._process, _STOP_DEADLINE_S)
 
     def _wait(self) -> None:
         deadline = time.monotonic() + _START_DEADLINE_S
@@ -139,13 +130,6 @@ class S3Server:
             except (urllib.error.URLError, ConnectionError, TimeoutError):
                 time.sleep(0.05)
         raise ServerNotThereError(f"the S3 server does not answer on {self.endpoint}: {self.log()[-2000:]}")
-
-
-def end_with_parent() -> None:
-    """Have this process end with its parent (Linux): for `preexec_fn` of a server's process."""
-    # A killed test process must not leave a server behind.
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 if __name__ == "__main__":

@@ -159,7 +159,10 @@ def fetch_jars(jars: Collection[Jar], *, ivy_settings: str | None = None) -> lis
 
 
 def _has_content(file: Path, jar: Jar) -> bool:
-    return file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == jar.sha256
+    if not file.is_file():
+        return False
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest() == jar.sha256
 
 
 def _download(jars: Collection[Jar], folder: Path, ivy_settings: str | None) -> None:

@@ -18,7 +18,7 @@ from spark_jobs.plan.spark_version import SPARK
 from tests.integration.frame_cases import FRAME_CASES
 from tests.integration.group_state_cases import GROUP_STATE_CASES
 from tests.integration.join_cases import JOIN_CASES
-from tests.integration.operator_cases import CASES, Case, Operators, Step, Totals
+from tests.integration.operator_cases import CASES, RESTART, Case, Operators, Step, Totals
 from tests.integration.streams import Feed, Run
 from tests.tasks import coordinator_of, deltas_of
 
@@ -138,3 +138,18 @@ def check(where: str, step: Step, inputs: Inputs, systems: Mapping[str, System],
             )
         )  # type: ignore[arg-type]
         assert comparable == expected_totals, f"{where}: state of {operator} is {totals}"
+
+
+def check_case(case_name: str, case: Case, inputs: Inputs, systems: Mapping[str, System], counts: Counts) -> None:
+    """Do the steps of a case on all systems, compare them after each step, and stop them."""
+    try:
+        for index, step in enumerate(case.steps):
+            if isinstance(step, str):
+                assert step == RESTART
+                for system in systems.values():
+                    system.restart()
+                continue
+            check(f"{case_name}, step {index}", step, inputs, systems, counts)
+    finally:
+        for system in systems.values():
+            system.run.stop()

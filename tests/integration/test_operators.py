@@ -11,8 +11,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_jobs.fleet import Fleet
 from spark_jobs.plan.spark_version import SPARK
-from tests.integration.case_systems import ALL_CASES, Counts, Inputs, System, check, configured, on_spark
-from tests.integration.operator_cases import RESTART
+from tests.integration.case_systems import ALL_CASES, Counts, Inputs, System, check_case, configured, on_spark
 from tests.integration.streams import Feed, Run, short_list
 from tests.tasks import deltas_of
 
@@ -50,17 +49,7 @@ def test_case(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case
         systems = {"the fleet": System(case, inputs, ours, tmp_path / "ck-fleet")}
         if case.spark:
             systems["Spark"] = System(case, inputs, on_spark, tmp_path / "ck-spark")
-        try:
-            for index, step in enumerate(case.steps):
-                if isinstance(step, str):
-                    assert step == RESTART
-                    for system in systems.values():
-                        system.restart()
-                    continue
-                check(f"{case_name}, step {index}", step, inputs, systems, counts)
-        finally:
-            for system in systems.values():
-                system.run.stop()
+        check_case(case_name, case, inputs, systems, counts)
 
 
 @pytest.mark.parametrize("is_below_an_operator", [False, True])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +20,7 @@ import statefleet as sf
 from statefleet.examples.serve_live_state import LiveStateService, app
 from tests.conftest import NewUri
 from tests.integration.streams import Feed, Run
+from tests.processes import free_ports
 
 pytestmark = pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning")
 
@@ -31,9 +31,7 @@ USERS = 20
 @pytest.fixture
 def address(fleet: sf.Fleet) -> Iterator[str]:
     """Yield the address at which the fleet's states are served."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     serve.run(app({"uri": fleet.uri}), route_prefix="/live")
     yield f"http://127.0.0.1:{port}/live"

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from coordinator.model.errors import InvalidRequestError
 from spark_jobs.fleet import Fleet
 from spark_jobs.plan.spark_version import SPARK
-from tests.integration.case_systems import Counts, Inputs, System, check, on_spark
+from tests.integration.case_systems import Counts, Inputs, System, check_case, on_spark
 from tests.integration.operator_cases import RESTART, Case, Operators, Step
 
 pytestmark = pytest.mark.skipif(not SPARK.PROCESSOR_CLASSES, reason="Spark 3.5 has none of it")
@@ -99,16 +99,7 @@ def test_values_are_sparks_own(spark: SparkSession, fleet: Fleet, tmp_path: Path
         "the fleet": System(case, inputs, ours, tmp_path / "ck"),
         "Spark": System(case, inputs, on_spark, tmp_path / "spark-ck"),
     }
-    try:
-        for index, step in enumerate(case.steps):
-            if isinstance(step, str):
-                for system in systems.values():
-                    system.restart()
-            else:
-                check(f"{case_name}, step {index}", step, inputs, systems, Counts(fleet, name))
-    finally:
-        for system in systems.values():
-            system.run.stop()
+    check_case(case_name, case, inputs, systems, Counts(fleet, name))
 
 
 class Silent(*SPARK.PROCESSOR_CLASSES):  # type: ignore[misc]

@@ -22,7 +22,7 @@ from coordinator.model.errors import InvalidRequestError, StateMismatchError
 from spark_jobs.fleet import Fleet
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.transform.processor import StatefulProcessor as FleetProcessor
-from tests.integration.case_systems import Counts, Inputs, System, check, configured, on_spark
+from tests.integration.case_systems import Counts, Inputs, System, check_case, configured, on_spark
 from tests.integration.operator_cases import RESTART, Case, Operators, Step, Totals
 from tests.integration.streams import Feed, Run, short_list
 
@@ -293,16 +293,7 @@ def test_case(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case
     ):
         if SPARK.PROCESSOR_CLASSES:
             systems["Spark"] = System(case, inputs, on_spark, tmp_path / "spark-ck")
-        try:
-            for index, step in enumerate(case.steps):
-                if isinstance(step, str):
-                    for system in systems.values():
-                        system.restart()
-                else:
-                    check(f"{case_name}, step {index}", step, inputs, systems, totals)
-        finally:
-            for system in systems.values():
-                system.run.stop()
+        check_case(case_name, case, inputs, systems, totals)
 
 
 class ProcessorQuery:
