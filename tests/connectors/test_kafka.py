@@ -47,7 +47,7 @@ def test_a_late_partition_counts_as_on_sparks_own_store(
     send_json(spark, broker, name, [(0, click(f"u{n % 3}", 5 * n)) for n in range(60)])
     send_json(spark, broker, name, [(0, click("ahead", 3600 + n)) for n in range(40)])
     send_json(spark, broker, name, [(1, click(f"u{n % 3}", 60 * n)) for n in range(20)])
-    clicks = stream_of(spark, broker, name, CLICK, per_trigger=20).withWatermark("at", "10 seconds")
+    clicks = stream_of(spark, broker.address, name, CLICK, per_trigger=20).withWatermark("at", "10 seconds")
     emitted, late = {}, {}
     for store, frame in (("fleet", fleet.stateful(clicks, name=name, shards=2)), ("spark", clicks)):
         run = Run(by_minute(frame), "append", tmp_path / store, available_now=True)
@@ -66,7 +66,7 @@ def test_a_broker_that_restarts_and_partitions_that_are_added_lose_no_record(
     output = f"{name}-counts"
     broker.create_topic(name, 2)
     broker.create_topic(output, 2)
-    users = fleet.stateful(stream_of(spark, broker, name, CLICK), name=name, outputMode="update", shards=2)
+    users = fleet.stateful(stream_of(spark, broker.address, name, CLICK), name=name, outputMode="update", shards=2)
     counts = users.groupBy("user").agg(F.count("*").alias("n"))
 
     def send(rows: DataFrame, batch_id: int) -> None:

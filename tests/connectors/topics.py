@@ -31,9 +31,9 @@ def send_json(
     send_bytes(spark, broker, topic, [(partition, json.dumps(value).encode()) for partition, value in values])
 
 
-def stream_of(spark: SparkSession, broker: KafkaBroker, topic: str, columns: str, per_trigger: int = 1000) -> DataFrame:
+def stream_of(spark: SparkSession, servers: str, topic: str, columns: str, per_trigger: int = 1000) -> DataFrame:
     """Return a streaming DataFrame of a topic's JSON records."""
-    reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", broker.address)
+    reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", servers)
     reader = reader.option("subscribe", topic).option("startingOffsets", "earliest")
     values = reader.option("maxOffsetsPerTrigger", per_trigger).load()
     return values.select(F.from_json(F.col("value").cast("string"), columns).alias("value")).select("value.*")
