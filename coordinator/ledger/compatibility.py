@@ -33,6 +33,8 @@ __all__ = [
 _LATENESS_OPTIONS = {"late_us", "late"}
 #: Kinds whose states are the same: which rows are counted depends on whether a column can be null.
 _COUNTS = {AccumulatorKind.COUNT_ROWS, AccumulatorKind.COUNT_VALID}
+#: Kinds with the same sum: what happens when it overflows depends on ANSI mode, which is off in Spark 3.5 and on in Spark 4.
+_INT_SUMS = {AccumulatorKind.SUM_INT, AccumulatorKind.SUM_INT_CHECKED}
 #: Kinds of operators as a user calls them.
 _OPERATORS = {
     OperatorKind.AGGREGATE: "an aggregation",
@@ -229,9 +231,11 @@ def _matched(existing: Sequence[tuple[str, str]], requested: Sequence[tuple[str,
 
 
 def _obstacle(existing: Accumulator, requested: Accumulator) -> str:
-    if existing.kind != requested.kind and not {existing.kind, requested.kind} <= _COUNTS:
+    kinds = {existing.kind, requested.kind}
+    if len(kinds) > 1 and not kinds <= _COUNTS and not kinds <= _INT_SUMS:
         return f"cannot go on as {requested.kind} from {existing.kind}"
-    for before, after in zip(existing.state, requested.state, strict=True):
+    # Only a checked sum says beside the sum whether a value came.
+    for before, after in zip(existing.state, requested.state, strict=kinds != _INT_SUMS):
         if not is_wider(before.type, after.type):
             return f"cannot become {after.type}, it is {before.type}"
     return ""

@@ -284,6 +284,32 @@ class Expression:
             java = java.replacement()
         return self if java is self._java else Expression(java)
 
+    def with_comparisons(self) -> Expression:
+        """Return the expression with ``a BETWEEN b AND c`` as two comparisons, as Spark 3.5 writes it and as all Spark's rules know it.
+
+        Spark 4 has an expression of its own, which evaluates ``a`` once. It stays if it has to be evaluated once.
+        """
+
+        def comparisons(node: Expression) -> Expression | None:
+            return (
+                node.unwrapped()._inlined().with_comparisons()
+                if node.kind == "Between" and node.deterministic
+                else None
+            )
+
+        return self.rebuilt(comparisons)
+
+    def _inlined(self) -> Expression:
+        """Return the body of an expression that names parts of it (``With``), with these parts in the places of their names."""
+        if self.kind != "With":
+            return self
+        parts = {part.id().id(): Expression(part.child()) for part in scala_list(self._java.defs())}
+
+        def named(node: Expression) -> Expression | None:
+            return parts.get(node._java.id().id()) if node.kind == "CommonExpressionRef" else None
+
+        return self.child.rebuilt(named)
+
     def normalised(self) -> Expression:
         """Return floating-point numbers as Spark groups them: a single NaN, and 0.0 for -0.0."""
         return Expression(java_class(f"{CATALYST}.optimizer.NormalizeNaNAndZero")(self._java))

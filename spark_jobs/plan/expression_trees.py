@@ -86,6 +86,8 @@ class TreeWriter:
         if kind in _COMPARISONS and any(collation_of(child.type) is not None for child in node.children):
             # It would compare the bytes of the strings.
             raise NotExpressibleError(node.sql)
+        if kind == "Between" and node.deterministic:
+            return self.written(node.with_comparisons())
         if kind in _PLAIN:
             return {"op": _PLAIN[kind], "args": self._args(node)}
         if kind in _ARITHMETIC:

@@ -10,7 +10,7 @@ from spark_jobs.plan.catalyst import CATALYST, Expression, java_class, optional,
 from spark_jobs.plan.logical import Plan
 from spark_jobs.plan.streaming_rules import check_streaming
 
-__all__ = ["EquiJoin", "check_join", "equi_join", "pushed_down", "state_watermarks_ms"]
+__all__ = ["EquiJoin", "check_join", "equi_join", "pushed_down", "state_watermarks_ms", "with_condition"]
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,13 @@ def check_join(join: Plan, condition: Expression | None) -> None:
     pyspark.errors.AnalysisException
         Spark does not run such a join.
     """
+    check_streaming(with_condition(join, condition), "append")
+
+
+def with_condition(join: Plan, condition: Expression | None) -> Plan:
+    """Return a join with another condition."""
     join_class, java = java_class(f"{CATALYST}.plans.logical.Join"), join._java
-    changed = join_class(java.left(), java.right(), java.joinType(), _option(condition), java.hint())
-    check_streaming(Plan(changed, join._spark), "append")
+    return Plan(join_class(java.left(), java.right(), java.joinType(), _option(condition), java.hint()), join._spark)
 
 
 def pushed_down(join: Plan) -> Plan:

@@ -139,7 +139,7 @@ class Plan:
     @property
     def condition(self) -> Expression:
         """The condition of a filter."""
-        return Expression(self._java.condition())
+        return Expression(self._java.condition()).with_comparisons()
 
     @property
     def is_outer(self) -> bool:
@@ -160,7 +160,7 @@ class Plan:
     def join_condition(self) -> Expression | None:
         """A join's condition, if it has one."""
         condition = optional(self._java.condition())
-        return None if condition is None else Expression(condition)
+        return None if condition is None else Expression(condition).with_comparisons()
 
     @property
     def left(self) -> Plan:

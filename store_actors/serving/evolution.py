@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from coordinator.ledger.compatibility import continued, same_state
+from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.errors import StateMismatchError
 from coordinator.model.load_plans import LoadPlan
 from coordinator.model.schema import Accumulator, Field, StateSchema
@@ -160,7 +161,14 @@ def evolve_groups(rows: pa.Table, written: StateSchema, schema: StateSchema, fil
 
 
 def _continued(rows: pa.Table, previous: Accumulator, new: Accumulator) -> Iterator[pa.ChunkedArray]:
-    for before, after in zip(previous.state, new.state, strict=True):
+    kinds = previous.kind, new.kind
+    if kinds == (AccumulatorKind.SUM_INT, AccumulatorKind.SUM_INT_CHECKED):
+        total = rows.column(previous.state[0].name)
+        yield from (total, total.is_null())
+        return
+    # A sum that is no longer checked does not say whether a value came: it is null until then.
+    is_shorter = kinds == (AccumulatorKind.SUM_INT_CHECKED, AccumulatorKind.SUM_INT)
+    for before, after in zip(previous.state, new.state, strict=not is_shorter):
         yield rows.column(before.name).cast(after.arrow().type)
 
 

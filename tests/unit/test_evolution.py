@@ -17,7 +17,7 @@ from coordinator.ledger import compatibility
 from coordinator.ledger.compatibility import changes, check_metadata, continued, same_state
 from coordinator.ledger.state_ledger import LeaseGrant, Record, StateLedger
 from coordinator.model.commits import PartitionCommit
-from coordinator.model.errors import FencedError, NewerFormatError, StateMismatchError
+from coordinator.model.errors import FencedError, NewerFormatError, StateMismatchError, SumOverflowError
 from coordinator.model.identities import ActorLocation, StateStoreProviderId, TaskIdentity
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
@@ -57,6 +57,8 @@ def schema(*accumulators: Accumulator, mode: str = "update") -> StateSchema:
 
 COUNT = accumulator(KINDS.COUNT_ROWS, "Count(1)", "int64", inputs=())
 SUM = accumulator(KINDS.SUM_INT, "Sum(v)", "int64")
+#: The sum in ANSI mode, which is on by default in Spark 4.
+CHECKED_SUM = accumulator(KINDS.SUM_INT_CHECKED, "Sum(v)", "int64", "bool")
 MIN = accumulator(KINDS.MIN, "Min(v)", "int64")
 SMALL_MIN = accumulator(KINDS.MIN, "Min(v)", "int32")
 MAX = accumulator(KINDS.MAX, "Max(v)", "int64")
@@ -305,6 +307,19 @@ def test_lists_are_kept_when_their_elements_become_wider() -> None:
         sources_of(wide, small)
 
 
+@pytest.mark.parametrize(("value", "is_empty"), [(7, False), (None, True)])
+def test_a_sum_goes_on_in_ansi_mode_and_without_it(value: int | None, is_empty: bool) -> None:
+    plain, checked = schema(COUNT, SUM), schema(CHECKED_SUM, COUNT)
+    row = {"k": "a", "a0_0": 3, "a1_0": value}
+    rows = evolve_groups(change_of(plain, row), plain, checked, "file")
+    assert rows.to_pylist() == [{"k": "a", "a0_0": value, "a0_1": is_empty, "a1_0": 3, CHANGE_COLUMN: 0}]
+    assert evolve_groups(rows, checked, plain, "file") == change_of(plain, row)
+    # A sum that is null after an overflow is another function.
+    or_null = accumulator(KINDS.SUM_INT_OR_NULL, "Sum(v)", "int64", "bool")
+    with pytest.raises(ValueError, match="cannot go on as sum_int_or_null"):
+        sources_of([CHECKED_SUM], [or_null])
+
+
 # -- a state and its runs ---------------------------------------------------------------------------------------------
 
 
@@ -393,6 +408,20 @@ def test_a_changed_query_continues_from_its_state(in_memory: bool) -> None:
     assert query.run(3, "run-2", second, b=1) == {"b": (1, 8, 2)}
     assert query.all(second, 4) == {"a": (1, 12, 3), "b": (1, 8, 2), "c": (2, 2, 1)}
     assert query.all(first, 4) == {"a": (3, 12), "b": (2, 8), "c": (1, 2)}
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_sum_that_is_checked_from_a_run_on_overflows_from_there(in_memory: bool) -> None:
+    first, second = schema(SUM, COUNT), schema(CHECKED_SUM, COUNT)
+    query = EvolvingQuery(first)
+    query.run(0, "run-1", first, a=5, b=2**63 - 2)
+    if not in_memory:
+        query.store = query.new_store()
+    assert query.run(1, "run-2", second, a=1, c=2) == {"a": (6, False, 2), "c": (2, False, 1)}
+    with pytest.raises(SumOverflowError, match="long overflow"):
+        query.run(2, "run-2", second, b=2)
+    assert query.run(2, "run-3", first, b=2) == {"b": (-(2**63), 2)}
+    assert query.all(first, 3) == {"a": (6, 2), "b": (-(2**63), 2), "c": (2, 1)}
 
 
 def test_a_batch_that_the_previous_run_committed_is_replayed_in_the_new_schema() -> None:
