@@ -17,6 +17,8 @@ from spark_jobs.plan.keys import Key, key_of, leaf_field
 from spark_jobs.plan.logical import analysed
 from spark_jobs.plan.operator_plan import check_output_mode
 from spark_jobs.plan.row_columns import ProjectedPlan, RowColumns
+from spark_jobs.plan.spark_version import SPARK
+from spark_jobs.plan.storable import is_changed
 from spark_jobs.plan.view_components import ViewComponent, column
 from spark_jobs.worker.exchange import HASH_COLUMN
 
@@ -50,10 +52,12 @@ def build_deduplicate(marked: DataFrame, output_mode: str, *, within_watermark: 
         raise InvalidRequestError(
             "dropDuplicatesWithinWatermark needs a watermark; call withWatermark on the event-time column first"
         )
-    # Spark compares the bits of these keys: 0.0 and -0.0 differ.
-    keys = [key_of(expression, f"k{index}", normalised=False) for index, expression in enumerate(node.keys)]
+    normalised = SPARK.NORMALISES_DUPLICATES
+    keys = [key_of(expression, f"k{index}", normalised=normalised) for index, expression in enumerate(node.keys)]
     leaves = [value.alias(leaf.name) for key in keys for leaf, value in zip(key.leaves, key.columns, strict=True)]
-    rows = RowColumns.passing(attributes, keys, "c")
+    # A row is emitted as it came.
+    restoring = [key for key in keys if not (normalised and is_changed(key.expression.type, normalised=True))]
+    rows = RowColumns.passing(attributes, restoring, "c")
     selected = [*leaves, *rows.selected]
     expiry = next((key.expiry for key in keys if key.expiry is not None), None)
     if within_watermark:

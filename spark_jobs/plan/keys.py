@@ -9,11 +9,12 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from coordinator.model.errors import InvalidRequestError
 from coordinator.model.nested_types import is_nested
 from coordinator.model.schema import Field
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.state_types import state_field
-from spark_jobs.plan.storable import check_compared, is_changed, restored, stored, stored_type
+from spark_jobs.plan.storable import check_compared, has_map, is_changed, restored, stored, stored_type
 
 __all__ = ["Key", "KeyTree", "key_of", "leaf_field"]
 
@@ -89,10 +90,16 @@ def key_of(expression: Expression, path: str, *, normalised: bool = True, compar
     Raises
     ------
     InvalidRequestError
-        State cannot store its values, or compare them.
+        State cannot store its values, or compare them, as maps (which Spark 4 groups by).
     """
     if compared:
         check_compared(expression.type, expression.sql)
+        if has_map(expression.type):
+            raise InvalidRequestError(
+                "maps are no keys: two that are equal may have their entries in another order; use "
+                "array_sort(map_entries(..)) of the map instead",
+                column=expression.sql,
+            )
     leaves: list[Field] = []
     columns: list[Column] = []
 

@@ -15,7 +15,9 @@ from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 __all__ = [
     "JAVA_FOLDER",
     "MOVED_CLASSES",
+    "NORMALISES_DUPLICATES",
     "PROCESSOR_CLASSES",
+    "READS_FORMAT_2",
     "WRONG_COLUMN_COUNT",
     "added_option",
     "aggregate_of_nothing",
@@ -36,8 +38,12 @@ __all__ = [
 JAVA_FOLDER = "spark35"
 #: PySpark's condition of an error about a DataFrame with too many or too few columns.
 WRONG_COLUMN_COUNT = "RESULT_LENGTH_MISMATCH_FOR_PANDAS_UDF"
+#: Whether ``dropDuplicates`` takes 0.0 and -0.0 for the same, and every NaN. Otherwise it compares bits.
+NORMALISES_DUPLICATES = False
 #: PySpark's own classes of processors of ``transformWithState``.
 PROCESSOR_CLASSES: tuple[type, ...] = ()
+#: Whether the log of commits may have the ids of files of state stores (format 2 of checkpoints).
+READS_FORMAT_2 = False
 #: Where classes are that Spark 3.5 has elsewhere: none, as the code has their names of 3.5.
 MOVED_CLASSES: Mapping[str, str] = MappingProxyType({})
 

@@ -16,7 +16,9 @@ from pyspark.sql.streaming import StatefulProcessor
 __all__ = [
     "JAVA_FOLDER",
     "MOVED_CLASSES",
+    "NORMALISES_DUPLICATES",
     "PROCESSOR_CLASSES",
+    "READS_FORMAT_2",
     "WRONG_COLUMN_COUNT",
     "added_option",
     "aggregate_of_nothing",
@@ -41,8 +43,12 @@ _STATEFUL = f"{_STREAMING}.operators.stateful"
 JAVA_FOLDER = "spark4"
 #: PySpark's condition of an error about a DataFrame with too many or too few columns.
 WRONG_COLUMN_COUNT = "RESULT_COLUMN_SCHEMA_MISMATCH"
+#: Whether ``dropDuplicates`` takes 0.0 and -0.0 for the same, and every NaN. Otherwise it compares bits.
+NORMALISES_DUPLICATES = True
 #: PySpark's own classes of processors of ``transformWithState``.
 PROCESSOR_CLASSES: tuple[type, ...] = (StatefulProcessor,)
+#: Whether the log of commits may have the ids of files of state stores (format 2 of checkpoints).
+READS_FORMAT_2 = True
 #: Kinds of expressions that have a mode of evaluation, and no context with one.
 _WITH_EVAL_MODE = ("Average", "Cast")
 #: Where Spark 4.2 has classes, by their names in Spark 3.5. Scala 2.13's ``Seq`` is the immutable one.

@@ -35,8 +35,12 @@ class SparkVersion(Protocol):
         Full names of classes, by their names in Spark 3.5.
     WRONG_COLUMN_COUNT
         PySpark's condition of an error about a DataFrame with too many or too few columns.
+    NORMALISES_DUPLICATES
+        Whether ``dropDuplicates`` takes 0.0 and -0.0 for the same, and every NaN. Otherwise it compares bits.
     PROCESSOR_CLASSES
         PySpark's own classes of processors of ``transformWithState``.
+    READS_FORMAT_2
+        Whether the log of commits may have the ids of files of state stores (format 2 of checkpoints).
     """
 
     @property
@@ -49,7 +53,13 @@ class SparkVersion(Protocol):
     def WRONG_COLUMN_COUNT(self) -> str: ...
 
     @property
+    def NORMALISES_DUPLICATES(self) -> bool: ...
+
+    @property
     def PROCESSOR_CLASSES(self) -> tuple[type, ...]: ...
+
+    @property
+    def READS_FORMAT_2(self) -> bool: ...
 
     def expression_of(self, jvm: Any, column: Any) -> Any:
         """Return the expression of a column of the JVM."""

@@ -1,14 +1,14 @@
 """Values that Arrow cannot carry to Python, stored as other values; and floating-point numbers as Spark groups them.
 
 Year-month intervals are stored as their months, nulls without a type (``void``) as booleans, and strings of a collation as plain
-strings of the same bytes; they are never compared (:func:`check_compared`). Fields of a struct that have the
-same name are renamed, except for the first. All of that also holds within arrays, maps and structs. Spark itself converts the
-values, in columns before and after the fleet.
+strings of the same bytes; they are never compared (:func:`check_compared`). Fields of a struct that have the same name are renamed,
+except for the first. All of that also holds within arrays, maps and structs. Spark itself converts the values, in columns before and
+after the fleet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from pyspark.sql import Column
@@ -18,7 +18,16 @@ from pyspark.sql import types as T
 from coordinator.model.errors import InvalidRequestError
 from spark_jobs.plan.catalyst import Expression
 
-__all__ = ["check_compared", "collation_of", "has_duplicate_names", "is_changed", "restored", "stored", "stored_type"]
+__all__ = [
+    "check_compared",
+    "collation_of",
+    "has_duplicate_names",
+    "has_map",
+    "is_changed",
+    "restored",
+    "stored",
+    "stored_type",
+]
 
 _MONTHS = T.YearMonthIntervalType(T.YearMonthIntervalType.MONTH, T.YearMonthIntervalType.MONTH)
 _FLOATS = (T.FloatType, T.DoubleType)
@@ -26,17 +35,28 @@ _FLOATS = (T.FloatType, T.DoubleType)
 _BINARY = "UTF8_BINARY"
 
 
+def _parts(kind: T.DataType) -> Iterator[T.DataType]:
+    """Yield a type and all types within it."""
+    yield kind
+    if isinstance(kind, T.ArrayType):
+        yield from _parts(kind.elementType)
+    elif isinstance(kind, T.MapType):
+        yield from _parts(kind.keyType)
+        yield from _parts(kind.valueType)
+    elif isinstance(kind, T.StructType):
+        for field in kind.fields:
+            yield from _parts(field.dataType)
+
+
 def collation_of(kind: T.DataType) -> str | None:
     """Return a collation anywhere in a type by which strings of different bytes may be equal; None if there is none."""
-    if isinstance(kind, T.ArrayType):
-        return collation_of(kind.elementType)
-    if isinstance(kind, T.MapType):
-        return collation_of(kind.keyType) or collation_of(kind.valueType)
-    if isinstance(kind, T.StructType):
-        collations = (collation_of(field.dataType) for field in kind.fields)
-        return next((collation for collation in collations if collation is not None), None)
-    name: str = getattr(kind, "collation", _BINARY) if isinstance(kind, T.StringType) else _BINARY
-    return None if name == _BINARY else name
+    names = (getattr(part, "collation", _BINARY) for part in _parts(kind) if isinstance(part, T.StringType))
+    return next((name for name in names if name != _BINARY), None)
+
+
+def has_map(kind: T.DataType) -> bool:
+    """Whether there is a map anywhere in a type."""
+    return any(isinstance(part, T.MapType) for part in _parts(kind))
 
 
 def check_compared(kind: T.DataType, subject: str) -> None:
@@ -77,27 +97,17 @@ def stored_type(kind: T.DataType) -> T.DataType:
 
 def is_changed(kind: T.DataType, *, normalised: bool) -> bool:
     """Whether values of a type are stored as other values."""
-    if isinstance(kind, T.ArrayType):
-        return is_changed(kind.elementType, normalised=normalised)
-    if isinstance(kind, T.MapType):
-        return any(is_changed(inner, normalised=normalised) for inner in (kind.keyType, kind.valueType))
-    if isinstance(kind, T.StructType):
-        return has_duplicate_names(kind) or any(
-            is_changed(field.dataType, normalised=normalised) for field in kind.fields
-        )
-    is_converted = isinstance(kind, T.YearMonthIntervalType | T.NullType) or collation_of(kind) is not None
-    return is_converted or (normalised and isinstance(kind, _FLOATS))
+    converted: tuple[type[T.DataType], ...] = (T.YearMonthIntervalType, T.NullType, *(_FLOATS if normalised else ()))
+    return (
+        any(isinstance(part, converted) for part in _parts(kind))
+        or collation_of(kind) is not None
+        or has_duplicate_names(kind)
+    )
 
 
 def has_duplicate_names(kind: T.DataType) -> bool:
     """Whether a struct anywhere in a type has two fields of the same name."""
-    if isinstance(kind, T.ArrayType):
-        return has_duplicate_names(kind.elementType)
-    if isinstance(kind, T.MapType):
-        return has_duplicate_names(kind.keyType) or has_duplicate_names(kind.valueType)
-    if isinstance(kind, T.StructType):
-        return _stored_names(kind) != kind.names or any(has_duplicate_names(field.dataType) for field in kind.fields)
-    return False
+    return any(isinstance(part, T.StructType) and _stored_names(part) != part.names for part in _parts(kind))
 
 
 def _stored_names(kind: T.StructType) -> list[str]:

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
+from coordinator.model.errors import InvalidRequestError
 from spark_jobs.fleet import Fleet
 from tests.integration.key_columns import COLUMNS, with_columns
 from tests.integration.streams import Feed, Run, short_list
@@ -149,7 +150,16 @@ def test_keys_and_rows_are_as_sparks(
     assert sorted(chain.from_iterable(ours_all)) == sorted(chain.from_iterable(sparks))
 
 
-def test_maps_are_no_keys_in_sparks_words(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
+def refusal(use: Callable[[Any], object], frame: Any) -> str | None:
+    """Return the condition by which Spark refuses a query; None if it does not."""
+    try:
+        use(frame)
+    except AnalysisException as error:
+        return error.getErrorClass()
+    return None
+
+
+def test_maps_are_no_keys(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
     feed = Feed(spark, tmp_path / "in", pa.schema([("i", pa.int32())]))
     rows = with_columns(feed.stream(), MAPS)
     renamed = rows.select(*(F.col(column).alias(f"{column}_2") for column in rows.columns))
@@ -162,9 +172,10 @@ def test_maps_are_no_keys_in_sparks_words(spark: SparkSession, fleet: Fleet, tmp
         lambda frame: frame.dropDuplicates(["in_struct"]),
         lambda frame: frame.join(renamed, F.expr("map = map_2"), "inner"),
     ):
-        error_classes = []
-        for frame in (rows, ours):
-            with pytest.raises(AnalysisException) as refused:
-                use(frame)
-            error_classes.append(refused.value.getErrorClass())
-        assert error_classes[0] == error_classes[1]
+        spark_refusal = refusal(use, rows)
+        if spark_refusal is not None:
+            assert refusal(use, ours) == spark_refusal
+            continue
+        # Spark 4 sorts the maps that it groups by.
+        with pytest.raises(InvalidRequestError, match=r"maps are no keys.*array_sort\(map_entries"):
+            use(ours)
