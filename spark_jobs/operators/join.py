@@ -44,13 +44,13 @@ class JoinedSide:
     keys
         Expressions that are equal to those of the other side.
     leaves, columns
-        The leaves of the keys, and the other columns of a row, named as in the schema.
+        The leaves of the keys, and the other columns of a row by their names in the schema.
     """
 
     attributes: tuple[Expression, ...]
     keys: tuple[Expression, ...]
     leaves: tuple[tuple[Field, Column], ...]
-    columns: tuple[Column, ...]
+    columns: Mapping[str, Column]
 
 
 @dataclass(frozen=True)
@@ -202,8 +202,9 @@ def _side(
     columns = [*rows.selected, *(value.alias(field.name) for field, value in extra)]
     prepared = _prepared(node, side, keys, columns)
     leaves = tuple(zip(keys.leaves, keys.columns[side], strict=True))
-    joined = JoinedSide(tuple(node.sides[side].output), tuple(node.keys[side]), leaves, tuple(columns))
     fields = (*rows.fields, *(field for field, _ in extra))
+    named = {field.name: column for field, column in zip(fields, columns, strict=True)}
+    joined = JoinedSide(tuple(node.sides[side].output), tuple(node.keys[side]), leaves, named)
     return _Side(prepared, joined, fields, late, keys.expiry or expiry, pre, late_columns)
 
 

@@ -2,6 +2,7 @@
 static final class OpenedStore {
     static org.apache.spark.sql.execution.streaming.state.ReadStateStore at(
         long version,
+        String snapshot,
         org.apache.spark.sql.execution.streaming.state.StateStoreProvider provider,
         org.apache.spark.sql.execution.streaming.state.StateStoreId id,
         org.apache.spark.sql.types.StructType keys,

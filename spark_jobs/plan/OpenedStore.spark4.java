@@ -2,6 +2,7 @@
 static final class OpenedStore {
     static org.apache.spark.sql.execution.streaming.state.ReadStateStore at(
         long version,
+        String snapshot,
         org.apache.spark.sql.execution.streaming.state.StateStoreProvider provider,
         org.apache.spark.sql.execution.streaming.state.StateStoreId id,
         org.apache.spark.sql.types.StructType keys,
@@ -13,7 +14,7 @@ static final class OpenedStore {
             ? (org.apache.spark.sql.execution.streaming.state.KeyStateEncoderSpec) new org.apache.spark.sql.execution.streaming.state.NoPrefixKeyStateEncoderSpec(keys)
             : (org.apache.spark.sql.execution.streaming.state.KeyStateEncoderSpec) new org.apache.spark.sql.execution.streaming.state.PrefixKeyScanStateEncoderSpec(keys, prefix);
         provider.init(id, keys, values, lookups, false, conf, hadoop, false, scala.Option.apply(null));
-        return provider.getReadStore(version, scala.Option.apply(null));
+        return provider.getReadStore(version, scala.Option.apply(snapshot));
     }
 
     static scala.collection.Iterator rows(org.apache.spark.sql.execution.streaming.state.ReadStateStore reader) {

@@ -20,6 +20,7 @@ final class StateRows extends org.apache.spark.sql.execution.BufferedRowIterator
     private final org.apache.spark.sql.execution.streaming.state.StateStoreConf conf;
     private final org.apache.spark.util.SerializableConfiguration hadoop;
     private final Object[] functions;
+    private final Object[] snapshots;
     private final org.apache.spark.sql.catalyst.expressions.UnsafeProjection row;
 
     private scala.collection.Iterator rows;
@@ -37,6 +38,7 @@ final class StateRows extends org.apache.spark.sql.execution.BufferedRowIterator
         row = org.apache.spark.sql.catalyst.expressions.UnsafeProjection.create(
             (org.apache.spark.sql.types.StructType) references[9]);
         functions = (Object[]) references[10];
+        snapshots = (Object[]) references[11];
     }
 
     public void init(int index, scala.collection.Iterator[] inputs) {
@@ -46,7 +48,7 @@ final class StateRows extends org.apache.spark.sql.execution.BufferedRowIterator
         final org.apache.spark.sql.execution.streaming.state.StateStoreProvider provider =
             org.apache.spark.sql.execution.streaming.state.StateStoreProvider$.MODULE$.create(conf.providerClass());
         final org.apache.spark.sql.execution.streaming.state.ReadStateStore reader =
-            OpenedStore.at(version, provider, id, keys, values, prefix, conf, hadoop.value());
+            OpenedStore.at(version, snapshot(index), provider, id, keys, values, prefix, conf, hadoop.value());
         TaskContext.get().addTaskCompletionListener(new org.apache.spark.util.TaskCompletionListener() {
             public void onTaskCompletion(TaskContext context) {
                 reader.abort();
@@ -54,6 +56,11 @@ final class StateRows extends org.apache.spark.sql.execution.BufferedRowIterator
             }
         });
         rows = OpenedStore.rows(reader);
+    }
+
+    /** Returns the id in the names of a partition's files; null if they have none. */
+    private String snapshot(int partition) {
+        return snapshots.length == 0 ? null : (String) snapshots[partition];
     }
 
     protected void processNext() throws java.io.IOException {

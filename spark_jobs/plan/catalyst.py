@@ -16,7 +16,7 @@ from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
-from pyspark.errors import PythonException
+from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import Column
 from pyspark.sql.types import DataType, _parse_datatype_json_string
 
@@ -34,8 +34,8 @@ __all__ = [
     "scala_seq",
 ]
 
-#: Errors by which a job that Spark ran fails, seen from Python.
-JOB_FAILURES = (PythonException, Py4JJavaError)
+#: Errors by which a job that Spark ran fails, seen from Python: PySpark's own where it has a class for the error.
+JOB_FAILURES = (CapturedException, Py4JJavaError)
 
 #: Package of expressions, plans and rules.
 CATALYST = "org.apache.spark.sql.catalyst"

@@ -2,7 +2,8 @@
 
 Spark starts a query from the newest entries of its logs ``offsets`` (the input of a batch) and ``commits`` (the batch is finished),
 and from the offsets of the batch before (``MicroBatchExecution.populateStartOffsets`` of Spark 3.5). So the entries of these two
-batches, and the files of sources in ``sources``, are all that a query needs to begin with the batch after.
+batches, the files of sources in ``sources``, and in Spark 4 the id of the query in ``metadata`` are all that a query needs to begin
+with the batch after.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from coordinator.model.errors import InvalidRequestError, StorageUnavailableError
 from spark_jobs.plan.catalyst import java_class
-from spark_jobs.plan.hadoop_files import HadoopFolder
+from spark_jobs.plan.hadoop_files import HadoopFolder, write_query_id
 
 __all__ = ["begin_checkpoint", "begin_logs", "copy_checkpoint", "copy_logs"]
 
@@ -43,8 +44,10 @@ def begin_logs(folder: HadoopFolder, batch: int, *, sources: int, batch_time_ms:
     """Write into a folder the log entries of a finished batch that read no source; see :func:`begin_checkpoint`."""
     # With the session's settings, as a query starts with those in its log.
     metadata = java_class("org.apache.spark.sql.execution.streaming.OffsetSeqMetadata")
-    times = metadata.apply(watermark_ms, batch_time_ms, folder.spark._jsparkSession.conf()).json()
-    offsets = "\n".join([_LOG_VERSION, str(times), *[_NO_OFFSET] * sources])
+    times = json.loads(metadata.apply(watermark_ms, batch_time_ms, folder.spark._jsparkSession.conf()).json())
+    # Spark 4 has settings that only a query sets, without a value here, and reads no null.
+    times["conf"] = {name: value for name, value in times["conf"].items() if value is not None}
+    offsets = "\n".join([_LOG_VERSION, json.dumps(times), *[_NO_OFFSET] * sources])
     for number in range(max(0, batch - 1), batch + 1):
         folder.write(f"offsets/{number}", offsets)
     folder.write(f"commits/{batch}", f"{_LOG_VERSION}\n{json.dumps({'nextBatchWatermarkMs': watermark_ms})}")
@@ -128,6 +131,8 @@ def _make(spark: SparkSession, target: str, origin: Mapping[str, Any], fill: Cal
     filling = HadoopFolder.of(spark, f"{target.rstrip('/')}.{uuid.uuid4().hex[:8]}")
     try:
         fill(filling)
+        # Spark 4 refuses logs without the id of their query.
+        write_query_id(filling, str(uuid.uuid4()))
         filling.write(_BRANCH_FILE, description)
         if not filling.rename(folder):
             raise StorageUnavailableError(

@@ -7,6 +7,7 @@ checkpoint.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -29,6 +30,10 @@ _SOURCE = Path(__file__).with_name("StateRows.java")
 _STATE = "org.apache.spark.sql.execution.streaming.state"
 SPARK_DEFAULT_STORE = "default"
 _STRICT = "spark.sql.streaming.statefulOperator.useStrictDistribution"
+#: Under which Spark tells its stores the id of a query's run.
+_RUN_ID = "sql.streaming.runId"
+#: Format of a checkpoint with stores.
+_FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 #: Without it, a store that is opened for a version would begin a file of the next one.
 _READ_ONLY = {"spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "false"}
 
@@ -53,6 +58,8 @@ class SparkStore:
         Number of partitions.
     conf
         Spark's settings that the files were written with.
+    snapshots
+        For each partition the id in the names of its newest files; none in checkpoints of format 1, as Spark 3.5 writes them.
     """
 
     folder: str
@@ -62,6 +69,7 @@ class SparkStore:
     partitions: int
     conf: Mapping[str, str]
     schema: StoreSchema
+    snapshots: Sequence[str] = ()
 
 
 def read_schema(spark: SparkSession, folder: str, operator: int, store: str) -> StoreSchema | None:
@@ -85,7 +93,8 @@ def read_schema(spark: SparkSession, folder: str, operator: int, store: str) -> 
         schemas = SPARK.store_schemas(spark._jvm, provider_id, conf)
     except Py4JJavaError as error:
         raise CorruptStateError(
-            "a file of the checkpoint that says what its state holds cannot be read; nothing was written; restore the checkpoint",
+            "a file of the checkpoint that says what its state holds cannot be read; nothing was written; restore the checkpoint, or "
+            "import it with the version of Spark that wrote it",
             file=str(path.toString()),
             cause=str(error.java_exception),
         ) from error
@@ -129,14 +138,19 @@ def state_rows(
         return objects
 
     java_functions = array([None if function is None else function._java for function in functions])
-    hadoop = java_class("org.apache.spark.util.SerializableConfiguration")(session.sessionState().newHadoopConf())
+    settings = session.sessionState().newHadoopConf()
+    # Spark 4's RocksDB store wants to know the run that opens it.
+    settings.set(_RUN_ID, str(uuid.uuid4()))
+    hadoop = java_class("org.apache.spark.util.SerializableConfiguration")(settings)
     # The store's own types: a provider checks its files by them.
     own_types = [session.parseDataType(schema.json()) for schema in (store.schema.keys, store.schema.values)]
     row_type = session.parseDataType(columns.json())
+    # The format is not among the settings that Spark logs.
+    conf = _store_conf(spark, {**store.conf, _FORMAT: "2" if store.snapshots else "1"})
     references = array(
         [
-            store.folder, store.operator, store.name, store.version, *own_types, prefix, _store_conf(spark, store.conf), hadoop,
-            row_type, java_functions,
+            store.folder, store.operator, store.name, store.version, *own_types, prefix, conf, hadoop, row_type, java_functions,
+            array(store.snapshots),
         ]
     )  # fmt: skip
     code = java_class("org.apache.spark.sql.catalyst.expressions.codegen.CodeAndComment")(_source(), _empty_map())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,17 @@ from coordinator.model.errors import CorruptStateError, InvalidRequestError
 from spark_jobs.plan.checkpoint_files import begin_logs, copy_logs
 from spark_jobs.plan.checkpoint_state import SPARK_DEFAULT_STORE, SparkStore, read_schema
 from spark_jobs.plan.hadoop_files import HadoopFolder, write_query_id
+from spark_jobs.plan.spark_version import SPARK
 
 __all__ = ["NewCheckpoint", "SparkCheckpoint", "SparkOperator"]
 
 #: File with the query's id, which a new checkpoint has until it is complete.
 _BEGUN = "_importing"
 _PARTITIONS = "spark.sql.shuffle.partitions"
+#: Stores of a join, in the order in which the log of commits has their ids (``SymmetricHashJoinStateManager.allStateStoreNames``).
+_JOIN_STORES = tuple(
+    f"{side}-{store}" for side in ("left", "right") for store in ("keyToNumValues", "keyWithIndexToValue")
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,8 @@ class SparkCheckpoint:
         When the batch was planned, and its watermark.
     conf
         Spark's settings when the state was written.
+    snapshots
+        By operator, for each partition the ids in the names of the newest files of its stores; empty in checkpoints of format 1.
     """
 
     folder: HadoopFolder
@@ -48,6 +55,7 @@ class SparkCheckpoint:
     batch_time_ms: int
     watermark_ms: int
     conf: Mapping[str, str]
+    snapshots: Mapping[int, Sequence[Sequence[str]]]
 
     @classmethod
     def open(cls, spark: SparkSession, location: str) -> SparkCheckpoint:
@@ -56,7 +64,7 @@ class SparkCheckpoint:
         Raises
         ------
         InvalidRequestError
-            There is no checkpoint, no batch of it is committed, or its query runs in this session.
+            There is no checkpoint, no batch of it is committed, its query runs in this session, or only Spark 4 reads it.
         CorruptStateError
             A file of the newest batches is missing or damaged.
         """
@@ -84,7 +92,13 @@ class SparkCheckpoint:
             )
         batch_id = committed[-1]
         offsets = _logged(folder, f"offsets/{batch_id}")
-        _logged(folder, f"commits/{batch_id}")
+        snapshots = _logged(folder, f"commits/{batch_id}").get("stateUniqueIds") or {}
+        if snapshots and not SPARK.READS_FORMAT_2:
+            raise InvalidRequestError(
+                "Spark 4 wrote this checkpoint in format 2 (spark.sql.streaming.stateStore.checkpointFormatVersion), which Spark 3.5 "
+                "does not read; nothing was written; import it with Spark 4",
+                **facts,
+            )
         # Further files that are copied to the new checkpoint, if they exist.
         for path in (f"offsets/{batch_id - 1}", f"offsets/{batch_id + 1}"):
             if folder.exists(path):
@@ -94,7 +108,7 @@ class SparkCheckpoint:
         except (KeyError, TypeError, ValueError) as error:
             raise _damaged(folder, f"offsets/{batch_id}") from error
         conf = {name: str(value) for name, value in offsets.get("conf", {}).items()}
-        return cls(folder, query_id, batch_id, *times, conf)
+        return cls(folder, query_id, batch_id, *times, conf, {int(number): ids for number, ids in snapshots.items()})
 
     @property
     def version(self) -> int:
@@ -166,8 +180,25 @@ class SparkOperator:
                 unexpected=sorted(set(present) - set(range(partitions))),
             )
         return SparkStore(
-            folder.uri, self.number, name, self.checkpoint.version, partitions, self.checkpoint.conf, schema
+            folder.uri,
+            self.number,
+            name,
+            self.checkpoint.version,
+            partitions,
+            self.checkpoint.conf,
+            schema,
+            self._snapshots(name, partitions),
         )
+
+    def _snapshots(self, store: str, partitions: int) -> Sequence[str]:
+        """Return for each partition the id in the names of a store's newest files; nothing for a checkpoint of format 1."""
+        if not self.checkpoint.snapshots:
+            return ()
+        by_partition = self.checkpoint.snapshots.get(self.number, ())
+        number = 0 if store == SPARK_DEFAULT_STORE else _JOIN_STORES.index(store)
+        if len(by_partition) != partitions or any(len(ids) <= number for ids in by_partition):
+            raise _damaged(self.checkpoint.folder, f"commits/{self.checkpoint.batch_id}")
+        return [ids[number] for ids in by_partition]
 
 
 def _logged(folder: HadoopFolder, path: str) -> Mapping[str, Any]:

@@ -71,10 +71,9 @@ def _side(plan: JoinPlan, number: int, operator: SparkOperator, used: Container[
         rows = rows.where(~F.col(_MATCHED))
     leaves = [_key(column, leaf).alias(leaf.name) for leaf, column in side.leaves]
     matched = F.col(_MATCHED) if options.is_outer(number) else F.lit(None).cast("boolean")
-    columns = {_name(column): column for column in side.columns}
     fields = {state.name: state for state in plan.schema.state_fields}
     values = [
-        columns[name] if name in stored else F.lit(None).cast(spark_field(state).dataType).alias(name)
+        side.columns[name] if name in stored else F.lit(None).cast(spark_field(state).dataType).alias(name)
         for name, state in fields.items()
         if name not in (SIDE_COLUMN, MATCHED_COLUMN)
     ]
@@ -103,7 +102,10 @@ def _rows(
             indexes[attribute.id] = index
     needed = {
         reference.id
-        for column in (*(c for _, c in side.leaves), *_stored_columns(side, stored))
+        for column in (
+            *(c for _, c in side.leaves),
+            *(column for name, column in side.columns.items() if name in stored),
+        )
         for reference in Expression.of(column).references
     }
     missing = [attribute.name for attribute in side.attributes if attribute.id in needed - indexes.keys()]
@@ -130,14 +132,6 @@ def _rows(
         named.append(value.as_nullable_as(attribute).named_as(attribute))
     passed = [resolved(rows, _MATCHED)] if extra else []
     return analysed(rows).project([*named, *passed]).frame()
-
-
-def _stored_columns(side: JoinedSide, names: Sequence[str]) -> list[Column]:
-    return [column for column in side.columns if _name(column) in names]
-
-
-def _name(column: Column) -> str:
-    return Expression.of(column).name
 
 
 def _key(column: Column, leaf: Field) -> Column:

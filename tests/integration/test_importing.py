@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 
 from coordinator.model.errors import CorruptStateError, InvalidRequestError, StateMismatchError, StateStoreError
 from spark_jobs.fleet import Fleet
+from spark_jobs.plan.spark_version import SPARK
 from statefleet.migration.checkpoint import NewCheckpoint, SparkCheckpoint
 from tests.integration.case_systems import ALL_CASES, Inputs, System, configured, on_spark
 from tests.integration.operator_cases import RESTART, Case, Step
@@ -116,6 +117,20 @@ def test_a_checkpoint_of_rocksdb_with_an_open_batch_is_moved_by_the_second_of_tw
     case = ALL_CASES["SW sessions, append"]
     first, _, grown, *_, last, _ = case.steps
     moved(spark, fleet, replace(case, steps=[first, grown, last]), name, tmp_path, at=2, conf=conf, before=before)
+
+
+@pytest.mark.skipif(not SPARK.READS_FORMAT_2, reason="Spark 3.5 writes format 1 only")
+@pytest.mark.parametrize("case_name", ["SW sessions, append", "JO1 left outer of windows"])
+def test_a_checkpoint_of_format_2_is_moved(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case_name: str
+) -> None:
+    conf = {
+        _PROVIDER: _ROCKSDB,
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
+    }
+    moved(spark, fleet, ALL_CASES[case_name], name, tmp_path, at=2, conf=conf)
+    assert "stateUniqueIds" in (tmp_path / "old" / "commits" / "0").read_text()
 
 
 #: Aggregates of the columns below, one of each way in which Spark keeps them.
@@ -300,9 +315,15 @@ def test_what_does_not_fit_a_checkpoint_is_refused_before_anything_is_written(
     assert fleet._coordinator.describe_state(name) is None
 
 
-def emptied(file: Path) -> None:
+def overwrite(file: Path, text: str = "") -> None:
     (file.parent / f".{file.name}.crc").unlink()
-    file.write_bytes(b"")
+    file.write_text(text)
+
+
+def with_ids_of_one_partition(commit: Path) -> None:
+    version, body = commit.read_text().splitlines()
+    body = json.dumps({**json.loads(body), "stateUniqueIds": {"0": [["an id"]]}})
+    overwrite(commit, f"{version}\n{body}")
 
 
 def swap_newest(old: Path) -> None:
@@ -320,8 +341,12 @@ DAMAGES: Mapping[str, tuple[Callable[[Path], object], str]] = {
     "the first partition is missing": (lambda old: shutil.rmtree(old / "state/0/0"), r"missing=`\[0\]`"),
     "there is one more": (lambda old: shutil.copytree(old / "state/0/1", old / "state/0/2"), r"unexpected=`\[2\]`"),
     "no offsets": (lambda old: (old / "offsets/0").unlink(), "missing, empty or damaged.*offsets/0"),
-    "empty offsets": (lambda old: emptied(old / "offsets/0"), "missing, empty or damaged.*offsets/0"),
-    "an empty commit": (lambda old: emptied(old / "commits/0"), "missing, empty or damaged.*commits/0"),
+    "empty offsets": (lambda old: overwrite(old / "offsets/0"), "missing, empty or damaged.*offsets/0"),
+    "a commit of other partitions": (
+        lambda old: with_ids_of_one_partition(old / "commits/0"),
+        "missing, empty or damaged.*commits/0" if SPARK.READS_FORMAT_2 else "format 2.*import it with Spark 4",
+    ),
+    "an empty commit": (lambda old: overwrite(old / "commits/0"), "missing, empty or damaged.*commits/0"),
 }
 
 
@@ -336,7 +361,7 @@ def test_a_checkpoint_that_is_not_whole_is_refused_before_anything_is_written(
         damaged = tmp_path / damage.replace(" ", "-")
         shutil.copytree(old, damaged)
         make(damaged)
-        with pytest.raises(CorruptStateError, match=refusal):
+        with pytest.raises((CorruptStateError, InvalidRequestError), match=refusal):
             fleet.import_checkpoint(str(damaged), frame, checkpoint=str(new))
     # Spark itself would not see it.
     swap_newest(old)
@@ -360,6 +385,7 @@ def test_the_one_partition_of_an_operator_without_keys_is_all_of_it(
     ):
         old = tmp_path / f"old{number}"
         Run(sparks, mode, old, available_now=True).wait()
-        assert [partition.name for partition in (old / "state" / "0").iterdir()] == ["0"]
+        # Spark 4 has a file about the operator beside its partitions.
+        assert {partition.name for partition in (old / "state" / "0").iterdir()} - {"_metadata"} == {"0"}
         imported = fleet.import_checkpoint(str(old), frame, checkpoint=str(tmp_path / f"new{number}"))
         assert list(imported.rows.values()) == [1]
