@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from coordinator.ledger.compatibility import continued, same_state
 from coordinator.model.accumulator_kinds import AccumulatorKind
@@ -163,12 +164,15 @@ def evolve_groups(rows: pa.Table, written: StateSchema, schema: StateSchema, fil
 def _continued(rows: pa.Table, previous: Accumulator, new: Accumulator) -> Iterator[pa.ChunkedArray]:
     kinds = previous.kind, new.kind
     if kinds == (AccumulatorKind.SUM_INT, AccumulatorKind.SUM_INT_CHECKED):
+        # A checked sum begins with 0, and says beside it whether a value came; the other one is null until then.
         total = rows.column(previous.state[0].name)
-        yield from (total, total.is_null())
+        yield from (total.fill_null(0), total.is_null())
         return
-    # A sum that is no longer checked does not say whether a value came: it is null until then.
-    is_shorter = kinds == (AccumulatorKind.SUM_INT_CHECKED, AccumulatorKind.SUM_INT)
-    for before, after in zip(previous.state, new.state, strict=not is_shorter):
+    if kinds == (AccumulatorKind.SUM_INT_CHECKED, AccumulatorKind.SUM_INT):
+        total, is_empty = (rows.column(field.name) for field in previous.state)
+        yield pc.if_else(is_empty, None, total)
+        return
+    for before, after in zip(previous.state, new.state, strict=True):
         yield rows.column(before.name).cast(after.arrow().type)
 
 

@@ -15,7 +15,7 @@ from spark_jobs.session.spark_session import start_session, stop_session
 from tests.conftest import NewUri
 
 _STREAMING = "org.apache.spark.sql.execution.streaming"
-_SETTINGS = {
+SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.task.maxFailures": "4",
     # As on object stores and HDFS. The one for local files starts a process for each look at a link, forty a second here.
@@ -34,7 +34,7 @@ def spark(new_uri: NewUri, environment_before: dict[str, str]) -> Iterator[Spark
     session = start_session(
         "statefleet-tests",
         executor_cores=2,
-        configs=_SETTINGS,
+        configs=SETTINGS,
     )
     yield session
     stop_session()

@@ -312,7 +312,7 @@ def test_a_sum_goes_on_in_ansi_mode_and_without_it(value: int | None, is_empty: 
     plain, checked = schema(COUNT, SUM), schema(CHECKED_SUM, COUNT)
     row = {"k": "a", "a0_0": 3, "a1_0": value}
     rows = evolve_groups(change_of(plain, row), plain, checked, "file")
-    assert rows.to_pylist() == [{"k": "a", "a0_0": value, "a0_1": is_empty, "a1_0": 3, CHANGE_COLUMN: 0}]
+    assert rows.to_pylist() == [{"k": "a", "a0_0": value or 0, "a0_1": is_empty, "a1_0": 3, CHANGE_COLUMN: 0}]
     assert evolve_groups(rows, checked, plain, "file") == change_of(plain, row)
     # A sum that is null after an overflow is another function.
     or_null = accumulator(KINDS.SUM_INT_OR_NULL, "Sum(v)", "int64", "bool")

@@ -1,0 +1,81 @@
+"""States that Spark 3.5 and Spark 4.2 made (tests/data) go on with the version that runs here, beside its own results."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_jobs.fleet import Fleet, connect
+from tests.integration.case_systems import Inputs, System, configured, on_spark
+from tests.integration.version_states import VERSION_CASES, VersionCase, unpack
+
+DATA = Path(__file__).parents[1] / "data"
+VERSIONS = ("spark-3.5", "spark-4.2")
+IMPORTED = [name for name, case in VERSION_CASES.items() if case.spark]
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def earlier(
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Fleet, Path]]:
+    """A fleet with the states of a version, and the folder of its files."""
+    folder = unpack(DATA / f"{request.param}.zip", tmp_path_factory.mktemp("earlier"))
+    fleet = connect(f"file://{folder / 'fleet'}")
+    yield fleet, folder
+    fleet.shutdown()
+
+
+def goes_on(spark: SparkSession, states: VersionCase, checkpoint: Path, folder: Path) -> None:
+    """Run the second half of a case from a checkpoint of the fleet, beside Spark, which runs all of it."""
+    everything = Inputs(spark, folder / "everything", states.case.inputs)
+    before, after = states.halves
+    with ExitStack() as ended:
+        systems = []
+        if states.case.spark:
+            oracle = System(states.case, everything, on_spark, folder / "oracle")
+            systems.append(oracle)
+            ended.callback(oracle.stop)
+            for step in before:
+                everything.add(step.rows)
+                oracle.take()
+
+            oracle.restart()
+        system = System(states.case, states.inputs, states.operators, checkpoint)
+        systems.insert(0, system)
+        ended.callback(system.stop)
+        for step in after:
+            states.inputs.add(step.rows)
+            everything.add(step.rows)
+            batches, *expected = (started.take() for started in systems)
+            rows = sorted(itertools.chain(*batches.values()), key=repr)
+            assert step.out is None or rows == sorted(step.out, key=repr), batches
+            assert [repr(batches)] * len(expected) == [repr(theirs) for theirs in expected]
+
+
+@pytest.mark.parametrize("name", VERSION_CASES)
+def test_a_query_goes_on_with_another_version(
+    spark: SparkSession, earlier: tuple[Fleet, Path], name: str, tmp_path: Path
+) -> None:
+    fleet, folder = earlier
+    states = VersionCase(spark, fleet, name, folder / "in" / name)
+    with configured(spark, states.case.conf):
+        goes_on(spark, states, folder / "checkpoints" / name, tmp_path)
+
+
+@pytest.mark.parametrize("case_name", IMPORTED)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_checkpoint_of_another_version_is_imported(
+    spark: SparkSession, fleet: Fleet, name: str, version: str, case_name: str, tmp_path: Path
+) -> None:
+    folder = unpack(DATA / f"{version}.zip", tmp_path / "earlier")
+    states = VersionCase(spark, fleet, case_name, folder / "in" / case_name, states=name)
+    old, new = folder / "spark" / case_name, tmp_path / "new"
+    with configured(spark, states.case.conf):
+        frame = states.case.query(states.operators, states.inputs.streams())
+        fleet.import_checkpoint(str(old), frame, checkpoint=str(new))
+        goes_on(spark, states, new, tmp_path)
