@@ -23,8 +23,8 @@ def parse(rows: DataFrame) -> DataFrame:
         "raw",
         F.col("reviewerId").isNull().alias("anonymous"),
         # Spark's own casts accept more: '2.7' is 2 as bigint, '5d' is 5 as double.
-        F.when(F.col("vendorId").rlike(r"^\s*\d+\s*$"), F.col("vendorId").cast("bigint")).alias("vendor"),
-        F.when(F.col("rating").rlike(_NUMBER), F.col("rating").cast("double")).alias("rating"),
+        F.when(F.col("vendorId").rlike(r"^\s*\d+\s*$"), F.expr("try_cast(vendorId AS BIGINT)")).alias("vendor"),
+        F.when(F.col("rating").rlike(_NUMBER), F.expr("try_cast(rating AS DOUBLE)")).alias("rating"),
         F.expr("try_to_timestamp(date, 'yyyy-MM-dd HH:mm')").alias("ts"),
     )
     return typed.select(

@@ -36,13 +36,13 @@ def parse_log(lines: DataFrame) -> DataFrame:
         F.try_to_timestamp(group(4), F.lit(_TIME)).alias("ts"),
         group(5).alias("method"),
         F.regexp_replace(group(6), r"[?#].*$", "").alias("path"),
-        group(8).cast("int").alias("status"),
-        group(9).cast("bigint").alias("bytes"),  # "-" (nothing sent) becomes null
+        group(8).alias("status"),
+        group(9).alias("bytes"),
     )
-    return parsed.withColumn(
-        "reason",
-        reason((F.col("client") == "", "not in combined log format"), (F.col("ts").isNull(), "time cannot be read")),
-    )
+    # What is no number, such as "-" (nothing sent), becomes null, in ANSI mode, too.
+    numbers = {name: F.expr(f"try_cast({name} AS {kind})") for name, kind in (("status", "INT"), ("bytes", "BIGINT"))}
+    refusals = (F.col("client") == "", "not in combined log format"), (F.col("ts").isNull(), "time cannot be read")
+    return parsed.withColumns(numbers | {"reason": reason(*refusals)})
 
 
 def read_log(spark: SparkSession, path: str, files_per_trigger: int) -> DataFrame:

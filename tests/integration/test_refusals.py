@@ -20,6 +20,8 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 from coordinator.model.errors import InvalidRequestError
 from spark_jobs.fleet import Fleet
 from spark_jobs.plan.bounds import UnboundedStateWarning
+from spark_jobs.plan.catalyst import Expression
+from spark_jobs.plan.spark_version import SPARK
 from tests.integration.spark_checks import check_as_spark_does
 
 NONE, EVENT = GroupStateTimeout.NoTimeout, GroupStateTimeout.EventTimeTimeout
@@ -274,11 +276,11 @@ TYPES = {
 def bloom_filter(column: str) -> Column:
     """Return a filter that Spark aggregates for its own plans only: each aggregate that a user can name is supported."""
     jvm: Any = SparkSession.active()._jvm
-    few, bits = (F.lit(number).cast("long")._jc.expr() for number in (100, 1000))
+    arguments = (F.col(column), F.lit(100).cast("long"), F.lit(1000).cast("long"))
     made = jvm.org.apache.spark.sql.catalyst.expressions.aggregate.BloomFilterAggregate(
-        F.col(column)._jc.expr(), few, bits
+        *(SPARK.expression_of(jvm, argument._jc) for argument in arguments)
     )
-    return Column(jvm.org.apache.spark.sql.Column(made.toAggregateExpression()))
+    return Expression(made.toAggregateExpression()).column()
 
 
 ARGUMENTS = {
@@ -454,9 +456,13 @@ AS_SPARK = {
         ),
         (
             "a join below in update mode",
-            lambda op, i: op(i["a"].join(i["b"].drop("l"), "k")).groupBy("k").count(),
+            lambda op, i: (
+                op(i["at"].join(i["bt"].withColumnRenamed("k", "l"), F.expr("k = l and u = t"), "left_outer"))
+                .groupBy("k")
+                .count()
+            ),
             "update",
-            "Join between two streaming DataFrames/Datasets is not supported in Update output mode",
+            "oin between two streaming DataFrames/Datasets is not supported in Update output mode",
         ),
         (
             "numbers of rows",

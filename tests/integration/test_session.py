@@ -23,8 +23,8 @@ COLUMNS = {"a": "k string, x int"}
 def test_the_programs_environment_is_as_it_was(spark: SparkSession, environment_before: dict[str, str]) -> None:
     changed = {name for name, value in os.environ.items() if environment_before.get(name) != value}
     removed = environment_before.keys() - os.environ.keys()
-    # Set by pytest, Ray, PySpark and, when it is imported, Polars.
-    prefixes = ("PYTEST_", "RAY_", "SPARK_", "PYTHONBREAKPOINT", "_RJEM_MALLOC_CONF")
+    # Set by pytest, Ray, PySpark, when it is imported Polars, and for the tests on S3.
+    prefixes = ("AWS_", "PYTEST_", "RAY_", "SPARK_", "PYTHONBREAKPOINT", "_RJEM_MALLOC_CONF")
     assert {name for name in changed | removed if not name.startswith(prefixes)} == set()
 
 
