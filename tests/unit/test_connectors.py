@@ -74,9 +74,13 @@ def test_an_unknown_connector_is_refused() -> None:
         connector_jars(["kafak"])
 
 
-def test_a_version_of_spark_without_a_jar_is_refused() -> None:
-    with pytest.raises(SetupError, match=r"no jar of this connector for this version of Spark.*spark=`3\.1`"):
-        connector_jars(["kafka"], "3.1")
+@pytest.mark.parametrize(("connector", "spark"), [("kafka", "3.1"), ("iceberg", "4.2")])
+def test_a_version_of_spark_without_a_jar_is_refused(connector: str, spark: str) -> None:
+    with pytest.raises(
+        SetupError,
+        match=f"there is no jar of this connector for this version of Spark; .*connector=`{connector}` spark=`{spark}`",
+    ):
+        connector_jars([connector], spark)
 
 
 def test_names_are_a_list() -> None:
