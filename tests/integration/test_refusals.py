@@ -462,7 +462,7 @@ AS_SPARK = {
                 .count()
             ),
             "update",
-            "oin between two streaming DataFrames/Datasets is not supported in Update output mode",
+            "(Join|LeftOuter join) between two streaming DataFrames/Datasets is not supported in Update output mode",
         ),
         (
             "numbers of rows",
