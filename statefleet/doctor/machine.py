@@ -49,6 +49,12 @@ def _spark_extra() -> str:
         return "spark35"
 
 
+def _install_again() -> str:
+    extra = _spark_extra()
+    lock = "requirements.lock" if extra == "spark35" else "requirements-spark4.lock"
+    return f"pip install Statefleet with its extra {extra} again, or the versions of its {lock}, on every node of the cluster"
+
+
 def packages(required: Callable[[], list[str] | None] = lambda: metadata.requires("statefleet")) -> Finding:
     """Return whether the packages that Statefleet needs are installed, in versions that it was tested with."""
     from packaging.requirements import Requirement
@@ -76,9 +82,7 @@ def packages(required: Callable[[], list[str] | None] = lambda: metadata.require
         if not requirement.specifier.contains(version, prereleases=True):
             wrong.append(f"{requirement.name} is {version} and should be {requirement.specifier}")
     if wrong:
-        return Finding(
-            "packages", Outcome.WRONG, "; ".join(wrong), "pip install the versions of Statefleet's requirements.lock"
-        )
+        return Finding("packages", Outcome.WRONG, "; ".join(wrong), _install_again())
     return Finding("packages", Outcome.OK, ", ".join(installed))
 
 
@@ -111,7 +115,7 @@ def raydp_jars(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     spark, raydp = _folder("pyspark"), _folder("raydp")
     if spark is None or raydp is None:
         missing = "PySpark" if spark is None else "RayDP"
-        yield Finding("RayDP and Spark", Outcome.WRONG, f"{missing} is not installed", "pip install raydp and pyspark")
+        yield Finding("RayDP and Spark", Outcome.WRONG, f"{missing} is not installed", _install_again())
         return
     yield jars_fit(spark / "jars", raydp / "jars", metadata.version("pyspark"), metadata.version("raydp"))
     home = environ.get("SPARK_HOME")
@@ -142,17 +146,11 @@ def jars_fit(spark: Path, raydp: Path, spark_version: str, raydp_version: str) -
     built = _build_version(raydp_version)
     unexpected = sorted(name for name in names if name.startswith("raydp") and not name.endswith(f"-{built}.jar"))
     if f"raydp-{built}.jar" not in names or shim is None or unexpected:
-        problem = (
-            f"not all of RayDP {raydp_version}: {', '.join(unexpected)}"
-            if unexpected
-            else f"without one for Spark {spark_version}"
-        )
-        return Finding(
-            check,
-            Outcome.WRONG,
-            f"RayDP's jars in {raydp} are {problem}",
-            f"pip install --force-reinstall raydp=={raydp_version}, the version that Statefleet's extra for this Spark has",
-        )
+        problem, remedy = f"without one for Spark {spark_version}", _install_again()
+        if unexpected or not names:
+            problem = f"not all of RayDP {raydp_version}: {', '.join(unexpected) or 'there is none'}"
+            remedy = f"pip install --force-reinstall raydp=={raydp_version}"
+        return Finding(check, Outcome.WRONG, f"RayDP's jars in {raydp} are {problem}", remedy)
     return Finding(check, Outcome.OK, f"RayDP {raydp_version} ({shim}) with Spark {spark_version}")
 
 

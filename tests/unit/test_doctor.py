@@ -83,7 +83,7 @@ def test_another_java_is_wrong(tmp_path: Path) -> None:
         ([], ["raydp-1.6.5.jar", "raydp-shims-spark350-1.6.5.jar"], "its jars are of Spark none"),
         (["spark-core_2.12-3.5.7.jar"], ["raydp-1.6.5.jar", "raydp-shims-spark340-1.6.5.jar"], "without one for Spark 3.5.7"),
         (["spark-core_2.12-3.5.7.jar"], ["raydp-1.6.5.jar", "raydp-shims-spark350-1.6.1.jar"], "raydp-shims-spark350-1.6.1.jar"),
-        (["spark-core_2.12-3.5.7.jar"], [], "without one for Spark 3.5.7"),
+        (["spark-core_2.12-3.5.7.jar"], [], "there is none"),
     ],
 )  # fmt: skip
 def test_jars_of_raydp_and_spark_have_to_fit(tmp_path: Path, spark: list[str], raydp: list[str], expected: str) -> None:
@@ -94,6 +94,8 @@ def test_jars_of_raydp_and_spark_have_to_fit(tmp_path: Path, spark: list[str], r
     finding = machine.jars_fit(tmp_path / "spark", tmp_path / "raydp", "3.5.7", "1.6.5")
     assert (finding.outcome is OK) == (not expected)
     assert expected in finding.found
+    # The same version once more would not have the jar.
+    assert ("its extra spark" in finding.advice) == ("without one" in expected)
 
 
 def test_another_spark_home_is_wrong(tmp_path: Path) -> None:
