@@ -60,6 +60,7 @@ def test_a_query_that_is_right_passes_while_its_store_actors_are_killed(tester: 
     assert not [name for name in fleet.states() if name.startswith("test-")]
 
 
+@pytest.mark.replay
 def test_a_sink_that_is_not_idempotent_is_found(tester: QueryTester) -> None:
     check: dict[str, Any] = {"outputMode": "update", "write": append, "read": read, "seeds": [5]}
     with pytest.raises(ResultsDifferError, match=r"\(seed 5\)") as caught:
@@ -84,6 +85,7 @@ def test_a_query_that_goes_by_the_order_of_rows_is_found(tester: QueryTester) ->
     tester.check(newest, CLICKS, rows, outputMode="update", kills=False, reorders=False, seeds=[0])
 
 
+@pytest.mark.replay
 def test_inputs_that_are_joined_and_batches_without_rows(tester: QueryTester) -> None:
     def bought(fleet: Any, clicks: DataFrame, buys: DataFrame) -> Any:
         clicks, buys = clicks.withWatermark("ts", "5 seconds"), buys.withWatermark("at", "5 seconds")
@@ -102,6 +104,7 @@ def test_inputs_that_are_joined_and_batches_without_rows(tester: QueryTester) ->
     tester.check(bought, inputs, batches, seeds=[2])
 
 
+@pytest.mark.replay
 def test_a_query_that_spark_does_not_have_is_compared_with_the_fleet_itself(tester: QueryTester) -> None:
     class Count(StatefulProcessor):
         def init(self, handle: Any) -> None:
