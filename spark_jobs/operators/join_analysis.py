@@ -10,13 +10,7 @@ from pyspark.sql import types as T
 
 from coordinator.model.errors import InvalidRequestError
 from spark_jobs.plan.catalyst import Expression, conjunction
-from spark_jobs.plan.join_rules import (
-    check_join,
-    equi_join,
-    pushed_down,
-    state_watermarks_ms,
-    with_condition,
-)
+from spark_jobs.plan.join_rules import check_join, equi_join, pushed_down, state_watermarks_ms, with_condition
 from spark_jobs.plan.logical import Plan, analysed
 from store_actors.operators.join_schema import JoinType
 
@@ -89,7 +83,9 @@ def analysed_join(joined: DataFrame) -> JoinNode:
     top = analysed(joined)
     join = top.child if top.kind == "Project" else top
     outputs = top.output if join is top else top.projected
-    join = with_condition(join, join.join_condition)
+    condition = join.join_condition
+    if condition is not None:
+        join = with_condition(join, condition.with_comparisons())
     sql = join.join_type
     _check(join, sql)
     # The filters that Spark derives from the condition decide which rows count for a watermark, so Spark's own rules derive them.

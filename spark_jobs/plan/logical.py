@@ -160,7 +160,7 @@ class Plan:
     def join_condition(self) -> Expression | None:
         """A join's condition, if it has one."""
         condition = optional(self._java.condition())
-        return None if condition is None else Expression(condition).with_comparisons()
+        return None if condition is None else Expression(condition)
 
     @property
     def left(self) -> Plan:
