@@ -57,6 +57,7 @@ def test_a_killed_driver_leaves_no_trace(
             with Driver(tmp_path, uri, cluster) as driver:
                 wait_for(driver, fleet, condition)
                 driver.kill()
+            assert min(versions(fleet)) < BATCHES
         (tmp_path / last.name).rename(last)
         with Driver(tmp_path, uri, cluster) as driver:
             assert driver.finish() == 0, (tmp_path / "driver.log").read_text()[-3000:]

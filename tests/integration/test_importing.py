@@ -27,6 +27,7 @@ from tests.integration.streams import Feed, Run
 
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_CHANGELOGS = {_PROVIDER: _ROCKSDB, "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true"}
 SPARKS = [name for name, case in ALL_CASES.items() if case.spark and sum(step != RESTART for step in case.steps) > 1]
 
 
@@ -113,10 +114,11 @@ def test_a_checkpoint_of_rocksdb_with_an_open_batch_is_moved_by_the_second_of_tw
                 fleet.import_checkpoint(str(old), frame, checkpoint=str(new))
         assert not new.exists()
 
-    conf = {_PROVIDER: _ROCKSDB, "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true"}
     case = ALL_CASES["SW sessions, append"]
     first, _, grown, *_, last, _ = case.steps
-    moved(spark, fleet, replace(case, steps=[first, grown, last]), name, tmp_path, at=2, conf=conf, before=before)
+    moved(
+        spark, fleet, replace(case, steps=[first, grown, last]), name, tmp_path, at=2, conf=_CHANGELOGS, before=before
+    )
 
 
 @pytest.mark.skipif(not SPARK.READS_FORMAT_2, reason="Spark 3.5 writes format 1 only")
@@ -124,11 +126,7 @@ def test_a_checkpoint_of_rocksdb_with_an_open_batch_is_moved_by_the_second_of_tw
 def test_a_checkpoint_of_format_2_is_moved(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case_name: str
 ) -> None:
-    conf = {
-        _PROVIDER: _ROCKSDB,
-        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-        "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
-    }
+    conf = {**_CHANGELOGS, "spark.sql.streaming.stateStore.checkpointFormatVersion": "2"}
     moved(spark, fleet, ALL_CASES[case_name], name, tmp_path, at=2, conf=conf)
     assert "stateUniqueIds" in (tmp_path / "old" / "commits" / "0").read_text()
 
@@ -342,10 +340,6 @@ DAMAGES: Mapping[str, tuple[Callable[[Path], object], str]] = {
     "there is one more": (lambda old: shutil.copytree(old / "state/0/1", old / "state/0/2"), r"unexpected=`\[2\]`"),
     "no offsets": (lambda old: (old / "offsets/0").unlink(), "missing, empty or damaged.*offsets/0"),
     "empty offsets": (lambda old: overwrite(old / "offsets/0"), "missing, empty or damaged.*offsets/0"),
-    "a commit of other partitions": (
-        lambda old: with_ids_of_one_partition(old / "commits/0"),
-        "missing, empty or damaged.*commits/0" if SPARK.READS_FORMAT_2 else "format 2.*import it with Spark 4",
-    ),
     "an empty commit": (lambda old: overwrite(old / "commits/0"), "missing, empty or damaged.*commits/0"),
 }
 
@@ -361,8 +355,18 @@ def test_a_checkpoint_that_is_not_whole_is_refused_before_anything_is_written(
         damaged = tmp_path / damage.replace(" ", "-")
         shutil.copytree(old, damaged)
         make(damaged)
-        with pytest.raises((CorruptStateError, InvalidRequestError), match=refusal):
+        with pytest.raises(CorruptStateError, match=refusal):
             fleet.import_checkpoint(str(damaged), frame, checkpoint=str(new))
+    other = tmp_path / "ids-of-another-state"
+    shutil.copytree(old, other)
+    with_ids_of_one_partition(other / "commits/0")
+    error, says = (
+        (CorruptStateError, "missing, empty or damaged.*commits/0")
+        if SPARK.READS_FORMAT_2
+        else (InvalidRequestError, "format 2.*import it with Spark 4")
+    )
+    with pytest.raises(error, match=says):
+        fleet.import_checkpoint(str(other), frame, checkpoint=str(new))
     # Spark itself would not see it.
     swap_newest(old)
     with pytest.raises(StateStoreError, match=r"have rows of partition \d: they were swapped"):

@@ -147,7 +147,8 @@ REFUSED: dict[str, tuple[Build, str, str]] = {
     "complete without an aggregation": (
         lambda rows: rows.dropDuplicates(["k"]),
         "complete",
-        "omplete.* not supported (when there are|for) no streaming aggregations",
+        "Complete output mode not supported when there are no streaming aggregations|"
+        "Invalid streaming output mode: complete.*not supported for no streaming aggregations",
     ),
     "append without a watermark": (words, "append", "append mode needs a watermark"),
     "sessions in update mode": (sessions, "update", "session windows are not supported in update mode"),

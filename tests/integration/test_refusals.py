@@ -21,7 +21,6 @@ from coordinator.model.errors import InvalidRequestError
 from spark_jobs.fleet import Fleet
 from spark_jobs.plan.bounds import UnboundedStateWarning
 from spark_jobs.plan.catalyst import Expression
-from spark_jobs.plan.spark_version import SPARK
 from tests.integration.spark_checks import check_as_spark_does
 
 NONE, EVENT = GroupStateTimeout.NoTimeout, GroupStateTimeout.EventTimeTimeout
@@ -278,7 +277,7 @@ def bloom_filter(column: str) -> Column:
     jvm: Any = SparkSession.active()._jvm
     arguments = (F.col(column), F.lit(100).cast("long"), F.lit(1000).cast("long"))
     made = jvm.org.apache.spark.sql.catalyst.expressions.aggregate.BloomFilterAggregate(
-        *(SPARK.expression_of(jvm, argument._jc) for argument in arguments)
+        *(Expression.of(argument)._java for argument in arguments)
     )
     return Expression(made.toAggregateExpression()).column()
 
