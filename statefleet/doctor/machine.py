@@ -19,7 +19,7 @@ from store_actors.spilling.spill_folder import IN_MEMORY, file_system, free_byte
 __all__ = ["disk_room", "java", "packages", "python", "raydp_jars", "shared_memory", "spill_folder"]
 
 #: Versions of Python that run each of Statefleet's extras.
-_PYTHONS = {"spark35": (("3", "11"),), "spark4": (("3", "12"),)}
+_PYTHONS = {"spark35": ("3.11",), "spark4": ("3.12", "3.13")}
 #: Share of the memory that Ray uses for its object store, in /dev/shm.
 _RAY_SHARE = 0.3
 #: Free share of a disk below which Ray creates no objects there any more, and below which that is near.
@@ -30,14 +30,20 @@ _LITTLE = 1 << 30
 
 def python() -> Finding:
     """Return whether this Python is supported."""
-    text = f"Python {platform.python_version()} ({sys.executable})"
-    if platform.python_version_tuple()[:2] in _PYTHONS[_spark_extra()]:
+    return python_fits(platform.python_version(), _spark_extra())
+
+
+def python_fits(version: str, extra: str) -> Finding:
+    """Return whether Python of a version is supported with the version of Spark of an extra."""
+    text = f"Python {version} ({sys.executable})"
+    if version.rpartition(".")[0] in _PYTHONS[extra]:
         return Finding("Python", Outcome.OK, text)
     return Finding(
         "Python",
         Outcome.WRONG,
         text,
-        "Statefleet runs on Python 3.11 with Spark 3.5, and on Python 3.12 with Spark 4.2, on every node of the cluster; install that",
+        "Statefleet runs on Python 3.11 with Spark 3.5, and on Python 3.12 or 3.13 with Spark 4.2; install one of these on every node "
+        "of the cluster",
     )
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import socket
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from coordinator.service import deploy
 from coordinator.storage.local import LocalObjectStore
@@ -18,6 +20,7 @@ from statefleet.commands.doctor import report
 from statefleet.commands.output import WIDTH
 from statefleet.doctor import cluster, machine, storage
 from statefleet.doctor.findings import Finding, Outcome, run_apart
+from tests.code_blocks import ROOT
 
 OK, WARNING, WRONG = Outcome
 
@@ -27,6 +30,21 @@ def test_jars_before_a_release_have_another_version_than_the_wheel(tmp_path: Pat
     for name in ("raydp-1.7.0-SNAPSHOT.jar", "raydp-shims-spark420-1.7.0-SNAPSHOT.jar"):
         (tmp_path / name).touch()
     assert machine.jars_fit(tmp_path, tmp_path, "4.2.1", "1.7.0b20260911.dev0").outcome is OK
+
+
+@pytest.mark.parametrize(
+    ("extra", "fitting"), [("spark35", ["3.11.7"]), ("spark4", ["3.12.1", "3.13.0"])], ids=["Spark 3.5", "Spark 4"]
+)
+def test_a_version_of_spark_has_pythons_of_its_own(extra: str, fitting: list[str]) -> None:
+    versions = ["3.10.13", "3.11.7", "3.12.1", "3.13.0", "3.14.0"]
+    assert [version for version in versions if machine.python_fits(version, extra).outcome is OK] == fitting
+
+
+def test_the_package_is_for_the_pythons_that_the_doctor_accepts() -> None:
+    versions = ["3.10", "3.11", "3.12", "3.13", "3.14"]
+    required = SpecifierSet(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"])
+    accepted = {python for pythons in machine._PYTHONS.values() for python in pythons}
+    assert {version for version in versions if version in required} == accepted
 
 
 def test_this_machine_is_well() -> None:
