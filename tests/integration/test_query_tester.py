@@ -182,6 +182,7 @@ def test_columns_in_ddl_are_read_as_spark_reads_them(spark: SparkSession, ddl: s
     assert [field.metadata for field in parsed] == [field.metadata for field in _parse_datatype_string(ddl)]  # type: ignore[attr-defined]
 
 
+@pytest.mark.replay
 @pytest.mark.timeout(600)
 def test_the_page(tmp_path: Path) -> None:
     """Run the tests of the page as a user does, with the plugin's own session: the planted mistake is found, and only that."""
