@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -24,7 +24,7 @@ from spark_jobs.plan.aggregate_functions import AggregateFunction
 from spark_jobs.plan.catalyst import java_class
 from spark_jobs.plan.spark_version import SPARK, with_moved_classes
 
-__all__ = ["SPARK_DEFAULT_STORE", "SparkStore", "StoreSchema", "read_schema", "state_rows"]
+__all__ = ["SPARK_DEFAULT_STORE", "SparkStore", "StoreSchema", "checked_partitions", "read_schema", "state_rows"]
 
 _SOURCE = Path(__file__).with_name("StateRows.java")
 _STATE = "org.apache.spark.sql.execution.streaming.state"
@@ -162,23 +162,34 @@ def state_rows(
     partitions = session.range(0, store.partitions, 1, store.partitions).queryExecution().toRdd()
     rows = partitions.mapPartitionsWithEvaluator(evaluators, partitions.elementClassTag())
     frame = DataFrame(session.internalCreateDataFrame(rows, row_type, False), spark)
-    return _check_partitions(frame, store, frame.columns[: partitioned_by or prefix or len(store.schema.keys.fields)])
-
-
-def _check_partitions(rows: DataFrame, store: SparkStore, keys: Sequence[str]) -> DataFrame:
-    """Return the rows with a check that each is in the partition of its key: files of partitions can be swapped unnoticed."""
     # In checkpoints from before Spark 3.3 rows may be in other partitions: it used any partitioning that keeps equal keys together.
     if store.partitions == 1 or store.conf.get(_STRICT) != "true":
-        return rows
-    partition = F.pmod(F.hash(*(F.col(name) for name in keys)), F.lit(store.partitions))
+        return frame
+    keys = [F.col(name) for name in frame.columns[: partitioned_by or prefix or len(store.schema.keys.fields)]]
+    return checked_partitions(frame, f"{store.folder}/{store.operator}", store.partitions, keys, F.spark_partition_id())
+
+
+def checked_partitions(
+    rows: DataFrame, folder: str, partitions: int, keys: Sequence[Column], present: Column
+) -> DataFrame:
+    """Return rows with a check that each is in the partition of its key: files of partitions can be swapped unnoticed.
+
+    Parameters
+    ----------
+    folder
+        The folder of the operator, for the error.
+    present
+        The partition in which a row was found.
+    """
+    expected = F.pmod(F.hash(*keys), F.lit(partitions))
     error = F.concat(
-        F.lit(f"the files of the checkpoint's state {store.folder}/{store.operator}/"),
-        F.spark_partition_id().cast("string"),
+        F.lit(f"the files of the checkpoint's state {folder}/"),
+        present.cast("string"),
         F.lit(" have rows of partition "),
-        partition.cast("string"),
+        expected.cast("string"),
         F.lit(": they were swapped or copied; restore the checkpoint from a backup"),
     )
-    return rows.where(F.when(partition == F.spark_partition_id(), True).otherwise(F.raise_error(error).cast("boolean")))
+    return rows.where(F.when(expected == present, True).otherwise(F.raise_error(error).cast("boolean")))
 
 
 @cache

@@ -116,6 +116,11 @@ class TransformPlan:
             *(marked if name == self.event_time else F.col(quoted(name)) for name in self.output.names)
         )
 
+    @property
+    def due_per_ms(self) -> int | None:
+        """Units of the timers' due column in a millisecond, if they fire by processing time."""
+        return 1 if self.time_mode is TimeMode.PROCESSING_TIME else None
+
     def reduce_task(self, schema: StateSchema, metadata: StateMetadata, address: FleetAddress) -> ReduceTask:
         """Return the task that runs the processor in Spark's worker."""
         program = ProcessorProgram(
@@ -132,7 +137,7 @@ class TransformPlan:
         return UserStateTask(
             program=program,
             drops_late_rows=self.time_mode is TimeMode.EVENT_TIME,
-            due_per_ms=1 if self.time_mode is TimeMode.PROCESSING_TIME else None,
+            due_per_ms=self.due_per_ms,
             schema=schema,
             metadata=metadata,
             address=address,

@@ -8,8 +8,10 @@ from itertools import chain
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 
+from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import ROW_COLUMN, StateSchema
 from coordinator.model.state_metadata import StateMetadata
@@ -17,12 +19,24 @@ from coordinator.model.watermarks import Watermarks
 from spark_jobs.worker.exchange import as_type
 from spark_jobs.worker.fleet_client import FleetAddress, executor_name, fleet_client
 from store_actors.engine.packed_values import packed
+from store_actors.messages import BatchFacts, StoreSpec
 
-__all__ = ["IMPORTED_SCHEMA", "PRESENT_COLUMN", "SHARD_COLUMN", "ImportTask", "as_state"]
+__all__ = [
+    "IMPORTED_SCHEMA",
+    "PRESENT_COLUMN",
+    "SHARD_COLUMN",
+    "STORE_COLUMN",
+    "ImportTask",
+    "StoresImportTask",
+    "as_state",
+    "row_column",
+]
 
 #: The shard of a row, and whether the row is a row of state. A row that is not only marks that the shard exists.
 SHARD_COLUMN = "__shard"
 PRESENT_COLUMN = "__present"
+#: Number of the store that a row belongs to, for operators with several; its columns are in :func:`row_column`.
+STORE_COLUMN = "__store"
 #: The report of a task: a shard, and its number of rows.
 IMPORTED_SCHEMA = pa.schema([pa.field("shard", pa.int32()), pa.field("rows", pa.int64())])
 #: Bytes of rows that a task gathers before it sends them.
@@ -48,32 +62,90 @@ class ImportTask:
     watermarks: Watermarks
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        filled = (batch for batch in batches if batch.num_rows)
-        first = next(filled, None)
-        if first is None:
-            return
-        context = TaskContext.get()
-        assert context is not None, "Spark runs it"
-        shard = first.column(SHARD_COLUMN)[0].as_py()
-        task = replace(self.task, partition_id=shard, attempt=context.taskAttemptId(), executor=executor_name())
-        counted = fleet_client(self.address).import_rows(
-            task, self.metadata, self.schema, self._pieces(chain([first], filled)), self.watermarks
-        )
-        yield pa.record_batch([[shard], [counted.state_rows]], schema=IMPORTED_SCHEMA)
+        for task, rows in _of_shard(batches, self.task):
+            pieces = _pieces(rows, self.schema)
+            counted = fleet_client(self.address).import_rows(task, self.metadata, self.schema, pieces, self.watermarks)
+            yield _report(task, counted.state_rows)
 
-    def _pieces(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-        """Yield the rows of state, in pieces of at least :data:`_PIECE_BYTES`."""
-        pending: list[pa.RecordBatch] = []
-        rows = 0
-        for batch in batches:
-            state_rows = as_state(batch.filter(batch.column(PRESENT_COLUMN)), self.schema, rows)
-            rows += state_rows.num_rows
-            pending.append(state_rows)
-            if sum(piece.nbytes for piece in pending) >= _PIECE_BYTES:
-                yield pa.Table.from_batches(pending)
-                pending = []
-        if pending:
+
+@dataclass(frozen=True, slots=True)
+class StoresImportTask:
+    """The same for an operator with several keyed stores. A row has the number of its store, and its columns in a struct.
+
+    Attributes
+    ----------
+    stores
+        The stores; the first is the one that has rows which fall due.
+    due_per_ms
+        See :class:`~store_actors.messages.BatchFacts`.
+    """
+
+    stores: tuple[StoreSpec, ...]
+    metadata: StateMetadata
+    address: FleetAddress
+    task: TaskIdentity
+    watermarks: Watermarks
+    due_per_ms: int | None
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for task, rows in _of_shard(batches, self.task):
+            handle, grant = fleet_client(self.address).open_granted(task, self.metadata, self.stores)
+            with handle:
+                if grant.base_version:
+                    raise InvalidRequestError(
+                        "a state is imported as its first version, and this one has others; nothing was changed; use another name",
+                        state=task.state_name,
+                        version=grant.base_version,
+                    )
+                count = 0
+                for batch in rows:
+                    for number, spec in enumerate(self.stores):
+                        of_store = batch.filter(pc.equal(batch.column(STORE_COLUMN), number))
+                        if of_store.num_rows:
+                            columns = pa.RecordBatch.from_struct_array(of_store.column(row_column(number)))
+                            handle.store(spec.name).put(as_state(columns, StateSchema.keyed(spec.keys, spec.values), 0))
+                            count += of_store.num_rows
+                handle.commit(BatchFacts(self.watermarks, rows_in=0, due_per_ms=self.due_per_ms))
+            yield _report(task, count)
+
+
+def row_column(store: int) -> str:
+    """Return the name of the column with the rows of a store, by its number."""
+    return f"__row{store}"
+
+
+def _of_shard(
+    batches: Iterable[pa.RecordBatch], first_task: TaskIdentity
+) -> Iterator[tuple[TaskIdentity, Iterator[pa.RecordBatch]]]:
+    """Yield the task and the rows of the shard whose rows these are, unless there is nothing of any shard."""
+    filled = (batch for batch in batches if batch.num_rows)
+    first = next(filled, None)
+    if first is None:
+        return
+    context = TaskContext.get()
+    assert context is not None, "Spark runs it"
+    shard = first.column(SHARD_COLUMN)[0].as_py()
+    task = replace(first_task, partition_id=shard, attempt=context.taskAttemptId(), executor=executor_name())
+    yield task, (batch.filter(batch.column(PRESENT_COLUMN)) for batch in chain([first], filled))
+
+
+def _report(task: TaskIdentity, rows: int) -> pa.RecordBatch:
+    return pa.record_batch([[task.partition_id], [rows]], schema=IMPORTED_SCHEMA)
+
+
+def _pieces(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> Iterator[pa.Table]:
+    """Yield the rows of state, in pieces of at least :data:`_PIECE_BYTES`."""
+    pending: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        state_rows = as_state(batch, schema, rows)
+        rows += state_rows.num_rows
+        pending.append(state_rows)
+        if sum(piece.nbytes for piece in pending) >= _PIECE_BYTES:
             yield pa.Table.from_batches(pending)
+            pending = []
+    if pending:
+        yield pa.Table.from_batches(pending)
 
 
 def as_state(batch: pa.RecordBatch, schema: StateSchema, first_number: int) -> pa.RecordBatch:

@@ -160,25 +160,15 @@ class SparkOperator:
             The folders of the checkpoint are not those of the partitions.
         """
         folder = self.checkpoint.folder.folder("state")
-        present = folder.numbers(str(self.number))
+        present = self._present()
         schema = read_schema(self.spark, folder.uri, self.number, name) if 0 in present else None
         if schema is None and 0 in present:
             return None
         fields = [] if schema is None else schema.keys.fields
         # A limit has a key without a value.
         is_alone = schema is not None and (not fields or (not has_keys and fields[0].dataType == T.NullType()))
-        # The number of the query's first batch, not that of the folders: an unfinished copy may lack the last ones.
-        setting = self.checkpoint.conf.get(_PARTITIONS)
-        partitions = 1 if is_alone else len(present) if setting is None else int(setting)
-        if present != list(range(partitions)) or schema is None:
-            raise CorruptStateError(
-                "the checkpoint's state has not the partitions that its query had: it was not copied as a whole, or is mixed with "
-                "another; nothing was written; copy the checkpoint again, or restore it from a backup",
-                folder=f"{folder.uri}/{self.number}",
-                expected=partitions,
-                missing=sorted(set(range(partitions)) - set(present)),
-                unexpected=sorted(set(present) - set(range(partitions))),
-            )
+        partitions = self.partitions(is_alone=is_alone)
+        assert schema is not None, "partition 0 was found"
         return SparkStore(
             folder.uri,
             self.number,
@@ -189,6 +179,43 @@ class SparkOperator:
             schema,
             self._snapshots(name, partitions),
         )
+
+    def partitions(self, *, is_alone: bool = False) -> int:
+        """Return the number of partitions.
+
+        Parameters
+        ----------
+        is_alone
+            Whether all rows are in one partition.
+
+        Raises
+        ------
+        CorruptStateError
+            The folders of the checkpoint are not those of the partitions.
+        """
+        present = self._present()
+        # The number of the query's first batch, not that of the folders: an unfinished copy may lack the last ones.
+        setting = self.checkpoint.conf.get(_PARTITIONS)
+        partitions = 1 if is_alone else len(present) if setting is None else int(setting)
+        if not present or present != list(range(partitions)):
+            raise CorruptStateError(
+                "the checkpoint's state has not the partitions that its query had: it was not copied as a whole, or is mixed with "
+                "another; nothing was written; copy the checkpoint again, or restore it from a backup",
+                folder=self.folder,
+                expected=partitions,
+                missing=sorted(set(range(partitions)) - set(present)),
+                unexpected=sorted(set(present) - set(range(partitions))),
+            )
+        return partitions
+
+    @property
+    def folder(self) -> str:
+        """The folder with the operator's partitions."""
+        return f"{self.checkpoint.folder.folder('state').uri}/{self.number}"
+
+    def _present(self) -> list[int]:
+        """Return the numbers of the partitions whose folders exist."""
+        return self.checkpoint.folder.folder("state").numbers(str(self.number))
 
     def _snapshots(self, store: str, partitions: int) -> Sequence[str]:
         """Return for each partition the id in the names of a store's newest files; nothing for a checkpoint of format 1."""

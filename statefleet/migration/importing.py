@@ -25,9 +25,10 @@ from spark_jobs.plan.event_time import Upstream, operators_of, used_of
 from spark_jobs.plan.logical import Plan, analysed
 from spark_jobs.plan.operator_plan import RoutedOperator
 from spark_jobs.plan.row_columns import ProjectedPlan
+from spark_jobs.transform.plan import TransformPlan
 from spark_jobs.worker.exchange import HASH_COLUMN
 from spark_jobs.worker.fleet_client import FleetAddress
-from spark_jobs.worker.import_task import IMPORTED_SCHEMA, PRESENT_COLUMN, SHARD_COLUMN, ImportTask
+from spark_jobs.worker.import_task import IMPORTED_SCHEMA, PRESENT_COLUMN, SHARD_COLUMN, ImportTask, StoresImportTask
 from spark_jobs.worker.routing import marker_routes
 from statefleet.migration.aggregation import aggregation_rows, without
 from statefleet.migration.as_spark import aggregations_as_run
@@ -35,6 +36,7 @@ from statefleet.migration.checkpoint import NewCheckpoint, SparkCheckpoint, Spar
 from statefleet.migration.deduplication import deduplication_rows, limit_rows
 from statefleet.migration.function_state import function_rows
 from statefleet.migration.join import join_rows
+from statefleet.migration.processor_state import processor_rows, processor_stores
 from statefleet.migration.table import check_keys, table_rows
 
 __all__ = ["Imported", "Importer", "PlannedState"]
@@ -229,7 +231,7 @@ class Importer:
         # An unfinished import has decided the number of shards; the query may ask for another one when it starts.
         shards = state.metadata.num_shards if existing is None else existing.num_shards
         metadata = replace(state.metadata, num_shards=shards)
-        write = ImportTask(file_schema(state.operator), metadata, self._address, task, batch.watermarks)
+        write = self._task(state.operator, metadata, task, batch.watermarks)
         written = _by_shard(rows, shards).mapInArrow(write, from_arrow_schema(IMPORTED_SCHEMA))
         try:
             counts = {row["shard"]: row["rows"] for row in written.collect()}
@@ -242,6 +244,15 @@ class Importer:
             ) from error
         assert counts.keys() == set(range(shards)), "a task for each shard"
         return sum(counts.values())
+
+    def _task(
+        self, operator: RoutedOperator, metadata: StateMetadata, task: TaskIdentity, watermarks: Watermarks
+    ) -> ImportTask | StoresImportTask:
+        """Return the function of the tasks that write an operator's rows."""
+        if isinstance(operator.plan, TransformPlan):
+            stores, due_per_ms = processor_stores(operator.plan), operator.plan.due_per_ms
+            return StoresImportTask(stores, metadata, self._address, task, watermarks, due_per_ms)
+        return ImportTask(file_schema(operator), metadata, self._address, task, watermarks)
 
 
 def _numbers(
@@ -303,6 +314,8 @@ def _rows(
         return join_rows(plan, operator, used_of(analysed(frame), state.metadata.state_name))
     if isinstance(plan, GroupStatePlan):
         return function_rows(plan, operator)
+    if isinstance(plan, TransformPlan):
+        return processor_rows(plan, operator)
     if isinstance(plan, ProjectedPlan) and plan.schema.operator is OperatorKind.DEDUPLICATE:
         return deduplication_rows(plan, operator)
     if isinstance(plan, ProjectedPlan) and plan.schema.operator is OperatorKind.LIMIT:

@@ -97,7 +97,8 @@ def sessions(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
             n = len(list(self.seen.get()))
             self.seen.clear()
             mark, at = timerValues.getCurrentWatermarkInMs(), expiredTimerInfo.getExpiryTimeInMs()
-            yield (key[0], f"{n} until {at // 1000 - 5} at {mark // 1000}")
+            # Spark takes Rows only.
+            yield Row(id=key[0], out=f"{n} until {at // 1000 - 5} at {mark // 1000}")
 
     marked = i["a"].withWatermark("t", "2 seconds")
     return transform(ops, marked, Sessions(), in_pandas=False, timeMode="eventTime")  # type: ignore[no-any-return]
@@ -138,7 +139,7 @@ def words(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
                 else:
                     self.seen.updateValue(word, ((self.seen.getValue(word) or (0,))[0] + 1,))
             counts = sorted((str(tuple(entry)), n) for entry, (n,) in self.seen.iterator())
-            yield (str(key[0]), str(counts))
+            yield Row(id=str(key[0]), out=str(counts))
 
     marked = i["a"].withColumn("s", F.struct((F.col("v") > 5).alias("big")))
     grouped = ops(marked, "words", "update").groupBy("s")

@@ -1,0 +1,246 @@
+"""State of a processor in Spark (``transformWithState``), in the rows of the fleet's stores; Spark 4's own reader of state reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from coordinator.model.errors import CorruptStateError, InvalidRequestError, StateMismatchError
+from spark_jobs.functions.groups import StateColumns
+from spark_jobs.plan.catalyst import JOB_FAILURES
+from spark_jobs.plan.checkpoint_state import checked_partitions
+from spark_jobs.plan.logical import quoted
+from spark_jobs.plan.spark_version import SPARK
+from spark_jobs.transform.plan import TransformPlan
+from spark_jobs.transform.variables import (
+    BEGIN,
+    DUE,
+    END,
+    EXPIRY,
+    HEAD,
+    PLACE,
+    TIMER,
+    TimeMode,
+    Variable,
+    VariableKind,
+    timer_spec,
+)
+from spark_jobs.worker.exchange import HASH_COLUMN
+from spark_jobs.worker.import_task import STORE_COLUMN, row_column
+from statefleet.migration.checkpoint import SparkOperator
+from statefleet.migration.columns import check_types, hashed, key_columns, keys_over
+from store_actors.messages import StoreSpec
+
+__all__ = ["processor_rows", "processor_stores"]
+
+#: A variable's kind by the name that Spark's metadata has for it.
+_KINDS = {"ValueState": VariableKind.VALUE, "ListState": VariableKind.LIST, "MapState": VariableKind.MAP}
+_TIMERS = "TimerState"
+_TIME_MODES = {"NoTime": TimeMode.NONE, "ProcessingTime": TimeMode.PROCESSING_TIME, "EventTime": TimeMode.EVENT_TIME}
+#: Columns of Spark's reader: the grouping columns, and the values of a key by the kind of the variable.
+_KEY, _PARTITION = "key", "partition_id"
+#: The column with a row of a store.
+_ROW = "row"
+_VALUES = {VariableKind.VALUE: "value", VariableKind.LIST: "list_value", VariableKind.MAP: "map_value"}
+#: Fields of a value with a time to live.
+_LIVING, _EXPIRES = "value", "ttlExpirationMs"
+
+
+def processor_stores(plan: TransformPlan) -> tuple[StoreSpec, ...]:
+    """Return the stores of a processor: of its timers, and of each variable."""
+    keys = plan.schema.keys
+    return timer_spec(keys), *(variable.spec(keys) for variable in plan.variables)
+
+
+def processor_rows(plan: TransformPlan, operator: SparkOperator) -> DataFrame:
+    """Return a Spark operator's timers and state variables as :class:`~spark_jobs.worker.import_task.StoresImportTask` takes them.
+
+    Raises
+    ------
+    InvalidRequestError
+        The session's Spark has no reader of such state.
+    StateMismatchError
+        The operator is another one, or has other keys or variables, or variables of other types.
+    CorruptStateError
+        Partitions or descriptions of the state are missing or damaged.
+    """
+    if not SPARK.PROCESSOR_CLASSES:
+        raise InvalidRequestError(
+            "Spark 3.5 does not read the state of transformWithState, which Spark 4 wrote; nothing was written; import it with Spark 4",
+            checkpoint=operator.checkpoint.folder.uri,
+        )
+    _check_operator(plan, operator)
+    reader = _Reader(plan, operator, operator.partitions())
+    timers, *stores = processor_stores(plan)
+    parts = [reader.variable_rows(variable, spec) for variable, spec in zip(plan.variables, stores, strict=True)]
+    if plan.time_mode is not TimeMode.NONE:
+        parts.insert(0, reader.timer_rows(timers))
+    first = len(stores) + 1 - len(parts)
+    numbered = [
+        rows.select(F.lit(number).alias(STORE_COLUMN), F.col(_ROW).alias(row_column(number)), HASH_COLUMN)
+        for number, rows in enumerate(parts, first)
+    ]
+    return reduce(lambda rows, more: rows.unionByName(more, allowMissingColumns=True), numbered)
+
+
+def _check_operator(plan: TransformPlan, operator: SparkOperator) -> None:
+    """Check that a Spark operator is a processor with the same variables and time mode."""
+    checkpoint = operator.checkpoint.folder.uri
+    with _reading(operator):
+        described = (
+            operator.spark.read.format("state-metadata").load(checkpoint).where(F.col("operatorId") == operator.number)
+        )
+        (properties,) = {row.operatorProperties for row in described.select("operatorProperties").collect()} or {""}
+    facts = json.loads(properties) if properties else {}
+    variables = [item for item in facts.get("stateVariables", ()) if item["stateVariableType"] != _TIMERS]
+    existing = sorted(
+        (item["stateName"], _KINDS[item["stateVariableType"]].value, bool(item["ttlEnabled"])) for item in variables
+    )
+    asked = sorted((variable.name, variable.kind.value, variable.ttl_ms is not None) for variable in plan.variables)
+    modes = _TIME_MODES.get(facts.get("timeMode", "")), plan.time_mode
+    if existing != asked or modes[0] != modes[1]:
+        raise StateMismatchError(
+            "the checkpoint's operator is no processor, or one of another time mode or with other state variables than the query's; "
+            "nothing was written; build the query as the one was that made the checkpoint",
+            checkpoint=checkpoint,
+            operator=operator.number,
+            existing=_described(existing, modes[0]),
+            asked=_described(asked, modes[1]),
+        )
+
+
+def _described(variables: Sequence[tuple[str, str, bool]], time_mode: TimeMode | None) -> str:
+    kinds = [f"{kind} {name}{' with a time to live' if lives else ''}" for name, kind, lives in variables]
+    return "; ".join(["no processor" if time_mode is None else f"time mode {time_mode}", *kinds])
+
+
+@contextmanager
+def _reading(operator: SparkOperator) -> Iterator[None]:
+    """Raise an error of Spark's reader as one of the checkpoint."""
+    try:
+        yield
+    except JOB_FAILURES as error:
+        raise CorruptStateError(
+            "Spark cannot read what the checkpoint says of a processor's state; nothing was written; copy the checkpoint again, or "
+            "restore it from a backup",
+            folder=operator.folder,
+            cause=error,
+        ) from error
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Spark's reader of the state of one operator."""
+
+    plan: TransformPlan
+    operator: SparkOperator
+    partitions: int
+
+    def timer_rows(self, spec: StoreSpec) -> DataFrame:
+        """Return the timers as rows of a store."""
+        rows = self._read(readRegisteredTimers="true")
+        time = F.col("expiration_timestamp_ms")
+        return self._rows(rows, spec, {TIMER.name: time, DUE.name: time})
+
+    def variable_rows(self, variable: Variable, spec: StoreSpec) -> DataFrame:
+        """Return a variable as rows of its store."""
+        rows = self._read(stateVarName=variable.name, flattenCollectionTypes="false")
+        values = _VALUES[variable.kind]
+        self._check_values(variable, rows.schema[values].dataType)
+        if variable.kind is VariableKind.VALUE:
+            return self._rows(rows, spec, _value_columns(variable, F.col(values)))
+        elements = F.map_entries(values) if variable.kind is VariableKind.MAP else F.col(values)
+        rows = rows.withColumn("elements", elements)
+        kind = rows.schema["elements"].dataType
+        assert isinstance(kind, T.ArrayType), "a list, or the entries of a map"
+        # The head comes before the elements, as one that is null.
+        head = F.array(F.lit(None).cast(kind.elementType))
+        rows = rows.select("*", F.posexplode(F.concat(head, "elements")).alias("number", "element"))
+        is_head, element = F.col("element").isNull(), F.col("element")
+        columns = {
+            PLACE.name: F.col("number").cast("long") + HEAD,
+            BEGIN.name: F.when(is_head, F.lit(0).cast("long")),
+            END.name: F.when(is_head, F.size("elements").cast("long")),
+        }
+        if variable.kind is VariableKind.MAP:
+            columns |= _fields(variable.key_columns, variable.user_key, element.getField("key"))
+            element = element.getField("value")
+        columns |= _value_columns(variable, element)
+        if variable.ttl_ms is not None:
+            path = f"value.{_EXPIRES}" if variable.kind is VariableKind.MAP else _EXPIRES
+            last = F.array_max(F.col(f"elements.{path}"))
+            columns[EXPIRY.name] = F.when(is_head, last).otherwise(columns[EXPIRY.name])
+        return self._rows(rows, spec, columns)
+
+    def _read(self, **options: str) -> DataFrame:
+        """Return rows of Spark's reader, in the partitions of their keys."""
+        checkpoint, plan = self.operator.checkpoint, self.plan
+        reader = self.operator.spark.read.format("statestore").options(
+            path=checkpoint.folder.uri, operatorId=self.operator.number, batchId=checkpoint.batch_id, **options
+        )
+        with _reading(self.operator):
+            rows = reader.load()
+        keys = [(None, item.dataType) for item in plan.rows.key_type.fields]
+        check_types(self.operator, "grouping columns", _key_type(rows), keys)
+        return checked_partitions(rows, self.operator.folder, self.partitions, _parts(rows), F.col(_PARTITION))
+
+    def _check_values(self, variable: Variable, values: T.DataType) -> None:
+        """Check the types of a variable."""
+        element = values.elementType if isinstance(values, T.ArrayType) else values
+        if isinstance(values, T.MapType):
+            assert variable.user_key is not None, "it is a map"
+            self._check_columns(f"key columns of state variable {variable.name}", values.keyType, variable.user_key)
+            element = values.valueType
+        if variable.ttl_ms is not None:
+            assert isinstance(element, T.StructType), "a value with its end"
+            element = element[_LIVING].dataType
+        self._check_columns(f"columns of state variable {variable.name}", element, variable.values)
+
+    def _check_columns(self, columns: str, existing: T.DataType, asked: T.StructType) -> None:
+        assert isinstance(existing, T.StructType), "variables have columns"
+        check_types(self.operator, columns, existing, [(item.name, item.dataType) for item in asked.fields])
+
+    def _rows(self, rows: DataFrame, spec: StoreSpec, columns: Mapping[str, Column]) -> DataFrame:
+        """Return rows of a store as structs, with the hash of their keys."""
+        grouping = self.plan.rows.grouping
+        names = [f"{_KEY}{index}" for index in range(len(grouping))]
+        parts = [part.alias(name) for part, name in zip(_parts(rows), names, strict=True)]
+        others = [field.name for field in (*spec.keys, *spec.values) if field.name in columns]
+        flat = rows.select(*parts, *(columns[name].alias(name) for name in others))
+        leaves = keys_over(flat, grouping, names)
+        return flat.select(
+            F.struct(*key_columns(leaves), *(quoted(name) for name in others)).alias(_ROW), hashed(leaves)
+        )
+
+
+def _key_type(rows: DataFrame) -> T.StructType:
+    """Return the type of the grouping columns in rows of Spark's reader."""
+    keys = rows.schema[_KEY].dataType
+    assert isinstance(keys, T.StructType), "grouping columns"
+    return keys
+
+
+def _parts(rows: DataFrame) -> list[Column]:
+    """Return the grouping columns in rows of Spark's reader."""
+    return [F.col(_KEY).getField(name) for name in _key_type(rows).names]
+
+
+def _value_columns(variable: Variable, value: Column) -> dict[str, Column]:
+    """Return the columns of a store for a value of Spark's reader."""
+    if variable.ttl_ms is None:
+        return _fields(variable.columns, variable.values, value)
+    expiry = {EXPIRY.name: value.getField(_EXPIRES)}
+    return _fields(variable.columns, variable.values, value.getField(_LIVING)) | expiry
+
+
+def _fields(columns: StateColumns, kind: T.StructType | None, value: Column) -> dict[str, Column]:
+    """Return the columns of a store for a struct."""
+    assert kind is not None, "columns have a type"
+    return {field.name: value.getField(part.name) for part, field in zip(kind.fields, columns.fields, strict=True)}
