@@ -16,7 +16,7 @@ from coordinator.model.errors import CorruptStateError, InvalidRequestError, Sta
 from spark_jobs.fleet import Fleet
 from spark_jobs.plan.spark_version import SPARK
 from tests.integration.case_systems import configured
-from tests.integration.streams import Feed, Run
+from tests.integration.streams import Feed, Run, short_list
 from tests.integration.test_importing import moved
 from tests.integration.test_transform_with_state import CASES, OUTPUT, ROCKSDB, ROWS, StatefulProcessor
 
@@ -35,7 +35,7 @@ CASES_AND_CONFS = {
 
 
 @on_spark_4
-@pytest.mark.parametrize("case_name", CASES_AND_CONFS)
+@pytest.mark.parametrize("case_name", short_list(CASES_AND_CONFS, ["lists and maps"]))
 def test_a_moved_processor_goes_on_as_spark_does(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case_name: str
 ) -> None:
