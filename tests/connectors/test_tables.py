@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -62,19 +63,67 @@ def scope(spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("source", ["delta", pytest.param("iceberg", marks=needs_iceberg)])
-def test_the_programs_of_the_page_run(scope: Scope, tmp_path: Path, source: str) -> None:
-    """A table is a source: the rows that it has, and those that are appended."""
+def test_the_programs_of_the_page_run(scope: Scope, fleet: sf.Fleet, tmp_path: Path, name: str, source: str) -> None:
+    """A table is a source: the rows that it has, and those that are appended. The state is a table as well."""
+
+    def copy() -> list[tuple[Any, ...]]:
+        scope["copy_to_delta"](fleet.state(f"{name}-{source}-users"))
+        return sorted(map(tuple, scope["spark"].table(f"delta.`{tmp_path}/users`").collect()))
+
     run = Run(scope[f"{source}_users"], "update", tmp_path / "ck")
     try:
-        assert sorted(map(tuple, run.take())) == [("ann", 2), ("bob", 1)]
+        assert sorted(map(tuple, run.take())) == copy() == [("ann", 2), ("bob", 1)]
         more: DataFrame = scope["spark"].createDataFrame([("bob",), ("eve",)], "user STRING")
         if source == "delta":
             more.write.format("delta").mode("append").save(f"{tmp_path}/clicks")
         else:
             more.writeTo("lake.shop.clicks").append()
         assert sorted(map(tuple, run.take())) == [("bob", 2), ("eve", 1)]
+        assert copy() == [("ann", 2), ("bob", 2), ("eve", 1)]
     finally:
         run.stop()
+
+
+def test_a_copy_of_a_state_follows_it_by_changes(scope: Scope, fleet: sf.Fleet, tmp_path: Path, name: str) -> None:
+    """A copy has the state's rows after any commits and stops; it copies the whole state first, and when it begins again."""
+    sql, state, chance = scope["spark"].sql, fleet.state(name), random.Random(1)
+    table = f"delta.`{tmp_path}/users`"
+
+    def copy() -> list[tuple[str | None, int]]:
+        """Bring the copy up to date; return its rows that the state has not."""
+        scope["copy_to_delta"](state)
+        rows = Counter(map(tuple, sql(f"SELECT * FROM {table}").collect()))
+        expected = Counter((row["user"], row["n"]) for row in state.scan().to_arrow().to_pylist())
+        assert rows >= expected
+        return list((rows - expected).elements())
+
+    write_at_random(fleet, name, chance, 1)
+    assert not copy()
+    # A copy of the whole state would not leave it.
+    mark = ("not of the state", -1)
+    sql(f"INSERT INTO {table} VALUES {mark}")
+    for commits in (0, 1, 4):
+        position = sql(f"DESCRIBE DETAIL {table}").first()["properties"]["position"]
+        write_at_random(fleet, name, chance, commits)
+        assert copy() == [mark]
+        # As a program leaves it that is stopped before it has written the position.
+        sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('position' = '{position}')")
+        write_at_random(fleet, name, chance, commits)
+        assert copy() == [mark]
+    sql(f"ALTER TABLE {table} UNSET TBLPROPERTIES ('position')")
+    assert not copy()
+
+
+def write_at_random(fleet: sf.Fleet, name: str, chance: random.Random, commits: int) -> None:
+    """Change and remove users of a store."""
+    for _ in range(commits):
+        with fleet.state_store(name, keys=CLICKS, values=pa.schema([("n", pa.int64())])) as store:
+            for user in chance.sample([None, *"abcdefgh"], 5):
+                if chance.random() < 0.6:
+                    store.put(user=user, n=chance.randrange(1000))
+                else:
+                    store.remove((user,))
+            store.commit()
 
 
 class PlannedError(Exception):
