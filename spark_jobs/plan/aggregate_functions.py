@@ -68,7 +68,7 @@ class Registers:
         expressions = f"{CATALYST}.expressions"
         invoke = java_class(f"{expressions}.objects.Invoke")
         helper = java_class(f"{expressions}.Literal").fromObject(self._helper)
-        double = Expression.of(F.lit(0.0))._java.dataType()
+        double = java_class("org.apache.spark.sql.types.DataTypes").DoubleType
         arguments, no_types = scala_seq([Expression.of(raw)._java]), scala_seq([])
         return Expression(invoke(helper, _BIAS, double, arguments, no_types, True, False, True)).column()
 

@@ -12,6 +12,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_jobs.fleet import Fleet
+from spark_jobs.plan.spark_version import SPARK
 from tests.integration.aggregate_rows import _FEW, COARSE, ROWS, row, stream
 from tests.integration.comparable_results import facts, normal
 from tests.integration.streams import Feed, Run
@@ -193,6 +194,9 @@ def test_a_family_of_aggregates_equals_spark(
         fleet.stateful(stream(feeds[0]).withWatermark("t", "2 seconds"), name=name, outputMode=mode, shards=2)
     )
     assert facts(fleet_query) == facts(query(stream(feeds[1]).withWatermark("t", "2 seconds")))
+    # Its sums of texts and beyond 64 bits end the query in ANSI mode, the default of Spark 4.
+    if family == "numbers":
+        spark.conf.set("spark.sql.ansi.enabled", "false")
     runs = [start(side, side) for side in ("fleet", "spark")]
     try:
         for begin, end in ((0, 16), (16, 17), (17, 30), (30, 48)):
@@ -205,6 +209,7 @@ def test_a_family_of_aggregates_equals_spark(
             assert differences(columns, fleet_rows, spark_rows) == []
             assert spark_rows or mode == "append"
     finally:
+        spark.conf.unset("spark.sql.ansi.enabled")
         for run in runs:
             run.stop()
 
@@ -216,6 +221,8 @@ def test_some_of_each_family_equal_spark(spark: SparkSession, fleet: Fleet, tmp_
         "bit_xor(i64)",
         "median(i32)",
         "approx_count_distinct(s)",
+        # Of so few registers that the estimate of a group is corrected by Spark's tables.
+        "approx_count_distinct(i64, 0.3)",
         "try_sum(i64)",
     ]
     feeds = [Feed(spark, tmp_path / side / "in", ROWS) for side in ("fleet", "spark")]
@@ -306,6 +313,11 @@ def test_a_sum_that_overflows_fails_the_batch_as_in_spark(
     spark.conf.set("spark.sql.ansi.enabled", ansi)
     try:
         fails = ansi == "true" or "interval" in text
+        spark_words = words
+        if SPARK.PROCESSOR_CLASSES:
+            # Spark 4 has other words, and those of the fleet are 3.5's on both.
+            interval = r"\[INTERVAL_ARITHMETIC_OVERFLOW.WITH_SUGGESTION\] Integer overflow"
+            spark_words = interval if "interval" in text else r"\[ARITHMETIC_OVERFLOW\] overflow"
 
         def start(side: int) -> Run:
             rows = feeds[side].stream()
@@ -321,7 +333,7 @@ def test_a_sum_that_overflows_fails_the_batch_as_in_spark(
         for attempt in range(2):
             for side, run in enumerate(runs):
                 if fails:
-                    with pytest.raises(Exception, match=words if side == 0 or attempt == 0 else ""):
+                    with pytest.raises(Exception, match=words if side == 0 else spark_words if attempt == 0 else ""):
                         run.wait()
                 else:
                     run.wait()

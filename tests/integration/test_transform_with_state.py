@@ -139,7 +139,9 @@ def words(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
                 else:
                     self.seen.updateValue(word, ((self.seen.getValue(word) or (0,))[0] + 1,))
             counts = sorted((str(tuple(entry)), n) for entry, (n,) in self.seen.iterator())
-            yield Row(id=str(key[0]), out=str(counts))
+            # Spark has a dictionary there.
+            name = Row(**key[0]) if isinstance(key[0], dict) else key[0]
+            yield Row(id=str(name), out=str(counts))
 
     marked = i["a"].withColumn("s", F.struct((F.col("v") > 5).alias("big")))
     grouped = ops(marked, "words", "update").groupBy("s")
