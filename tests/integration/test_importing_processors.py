@@ -24,11 +24,13 @@ on_spark_4 = pytest.mark.skipif(not SPARK.PROCESSOR_CLASSES, reason="Spark 3.5 h
 CONF = {"spark.sql.streaming.stateStore.providerClass": ROCKSDB}
 CHANGELOGS = {**CONF, "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true"}
 FORMAT_2 = {**CHANGELOGS, "spark.sql.streaming.stateStore.checkpointFormatVersion": "2"}
+#: Spark has this encoding for processors only.
+AVRO = {**CONF, "spark.sql.streaming.stateStore.encodingFormat": "avro"}
 CASES_AND_CONFS = {
     "T1 counts": CHANGELOGS,
     "T1 counts in pandas": FORMAT_2,
     "lists and maps": CONF,
-    "event-time timers": CONF,
+    "event-time timers": AVRO,
     "chained": CONF,
     "map under struct keys": CHANGELOGS,
 }
