@@ -109,7 +109,7 @@ def _settings() -> Iterator[str]:
     )
     for where, settings_there in _SETTINGS.items():
         rows = []
-        for name, (value, why) in settings_there.items():
+        for name, (value, why, _) in settings_there.items():
             text = Path(value).relative_to(ROOT).as_posix() if value.startswith("/") else value
             rows.append((f"`{name}{'<head>' if name.endswith('.') else ''}`", f"`{text}`", why))
         yield f"{where}\n\n{table(('setting', 'value', 'why'), rows)}"

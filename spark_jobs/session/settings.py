@@ -21,13 +21,15 @@ __all__ = [
 
 
 class Setting(NamedTuple):
-    """A value and the reason for it."""
+    """A value, the reason for it, and the value with Spark 4 if that is another one."""
 
     value: str
     why: str
+    with_spark_4: str | None = None
 
 
 _LOOPBACK = "127.0.0.1"
+_STREAMING = "org.apache.spark.sql.execution.streaming"
 #: Resource of which each node that may have executors and store actors offers 1.
 STORE_RESOURCE = "statefleet_store"
 #: Prefix of Spark's setting, before the name of a resource, for the amount that RayDP requests of Ray with each executor.
@@ -65,6 +67,12 @@ LOCAL_SETTINGS = MappingProxyType(
     {
         "spark.driver.host": Setting(_LOOPBACK, "RayDP would open the driver's ports to the network"),
         "spark.driver.bindAddress": Setting(_LOOPBACK, "as above"),
+        "spark.sql.streaming.checkpointFileManagerClass": Setting(
+            f"{_STREAMING}.FileSystemBasedCheckpointFileManager",
+            "Spark's default starts a process for each look at a link of a local disk, and several for each file of a checkpoint; this "
+            "one writes a file under another name and renames it as the default does",
+            with_spark_4=f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager",
+        ),
     }
 )
 #: If there are several nodes.

@@ -19,7 +19,13 @@ from pyspark.sql import SparkSession
 from coordinator.model.errors import InvalidRequestError, SetupError
 from coordinator.runtime.native_notes import stderr_without_notes
 from coordinator.service.deploy import HEAD_RESOURCE, init_ray, join_cluster
-from spark_jobs.session.connectors import IVY_SETTINGS, connector_jars, connector_settings, with_connectors
+from spark_jobs.session.connectors import (
+    IVY_SETTINGS,
+    connector_jars,
+    connector_settings,
+    spark_series,
+    with_connectors,
+)
 from spark_jobs.session.java import choose_java_home
 from spark_jobs.session.settings import (
     CLUSTER_SETTINGS,
@@ -273,7 +279,11 @@ def _cluster_settings(num_executors: int) -> dict[str, str]:
 
 
 def _values(settings: Mapping[str, Setting]) -> dict[str, str]:
-    return {key: setting.value for key, setting in settings.items()}
+    is_spark_4 = not spark_series().startswith("3.")
+    return {
+        key: setting.with_spark_4 if is_spark_4 and setting.with_spark_4 else setting.value
+        for key, setting in settings.items()
+    }
 
 
 def stop_session() -> None:

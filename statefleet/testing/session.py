@@ -12,17 +12,11 @@ from pyspark.sql import SparkSession
 
 from coordinator.model.errors import SetupError
 from spark_jobs.fleet import Fleet, connect
-from spark_jobs.plan.spark_version import class_name
 from spark_jobs.session.spark_session import start_session, stop_session
 
 __all__ = ["LocalSession", "local_session"]
 
-_CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
-_SETTINGS = {
-    "spark.sql.shuffle.partitions": "2",
-    # The default for local files starts a process for each look at a link, forty a second here.
-    "spark.sql.streaming.checkpointFileManagerClass": class_name(_CHECKPOINT_FILES),
-}
+_SETTINGS = {"spark.sql.shuffle.partitions": "2"}
 
 
 @dataclass(frozen=True, slots=True)

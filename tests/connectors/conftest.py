@@ -15,7 +15,6 @@ from pyspark.sql import SparkSession
 
 from coordinator.model.errors import SetupError
 from spark_jobs.fleet import Fleet, connect
-from spark_jobs.plan.spark_version import class_name
 from spark_jobs.session.connectors import connector_jars, fetch_jars
 from spark_jobs.session.spark_session import ensure_ray, start_session, stop_session
 from tests.conftest import NewUri
@@ -73,12 +72,7 @@ def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def spark(cluster: str, warehouse: Path) -> SparkSession:
     names = connectors()
     or_skip(lambda: fetch_jars(connector_jars(names)))
-    configs = {
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.streaming.checkpointFileManagerClass": class_name(
-            "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
-        ),
-    }
+    configs = {"spark.sql.shuffle.partitions": "2"}
     if "iceberg" in names:
         configs |= {
             "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",

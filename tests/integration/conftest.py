@@ -10,16 +10,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.fleet import Fleet, connect
-from spark_jobs.plan.spark_version import class_name
 from spark_jobs.session.spark_session import start_session, stop_session
 from tests.conftest import NewUri
 
-_STREAMING = "org.apache.spark.sql.execution.streaming"
 SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.task.maxFailures": "4",
-    # As on object stores and HDFS. The one for local files starts a process for each look at a link, forty a second here.
-    "spark.sql.streaming.checkpointFileManagerClass": class_name(f"{_STREAMING}.FileSystemBasedCheckpointFileManager"),
 }
 
 
