@@ -32,11 +32,14 @@ def spark(new_uri: NewUri, environment_before: dict[str, str]) -> Iterator[Spark
         executor_cores=2,
         configs=SETTINGS,
     )
-    with pytest.MonkeyPatch.context() as patch:
-        # PySpark 4 collects months of intervals only if it is asked to, as the numbers that 3.5 collects.
-        patch.setenv("PYSPARK_YM_INTERVAL_LEGACY", "1")
-        yield session
+    yield session
     stop_session()
+
+
+@pytest.fixture
+def months_as_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have PySpark 4 collect months of intervals, as the numbers that 3.5 collects; by itself it refuses them."""
+    monkeypatch.setenv("PYSPARK_YM_INTERVAL_LEGACY", "1")
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,10 @@ from tests.integration.aggregate_rows import _FEW, COARSE, ROWS, row, stream
 from tests.integration.comparable_results import facts, normal
 from tests.integration.streams import Feed, Run
 
-pytestmark = pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning"),
+    pytest.mark.usefixtures("months_as_numbers"),
+]
 
 
 FINE = [f"x'0201070c03000{count}08{few}'" for count, few in zip("32", _FEW, strict=True)]
