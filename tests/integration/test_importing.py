@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +20,8 @@ from coordinator.model.errors import CorruptStateError, InvalidRequestError, Sta
 from spark_jobs.fleet import Fleet
 from spark_jobs.plan.spark_version import SPARK
 from statefleet.migration.checkpoint import NewCheckpoint, SparkCheckpoint
-from tests.integration.case_systems import ALL_CASES, Inputs, System, configured, on_spark
+from tests.integration.case_systems import ALL_CASES
+from tests.integration.moved_queries import moved
 from tests.integration.operator_cases import RESTART, Case, Step
 from tests.integration.streams import Feed, Run
 
@@ -31,61 +31,8 @@ _CHANGELOGS = {_PROVIDER: _ROCKSDB, "spark.sql.streaming.stateStore.rocksdb.chan
 SPARKS = [name for name, case in ALL_CASES.items() if case.spark and sum(step != RESTART for step in case.steps) > 1]
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 def _killed(*_: object) -> None:
     raise KeyboardInterrupt
-
-
-def moved(
-    spark: SparkSession,
-    fleet: Fleet,
-    case: Case,
-    name: str,
-    folder: Path,
-    *,
-    at: int,
-    conf: Mapping[str, str] = MappingProxyType({}),
-    before: Callable[[DataFrame], None] = lambda frame: None,
-) -> None:
-    """Run a case's first steps on Spark, then the others on Spark and, from its state, on the fleet.
-
-    Parameters
-    ----------
-    before
-        What is done to the old checkpoint, or with the new query, before the import.
-    """
-
-    def ours(frame: DataFrame, operator: str, mode: str = "append") -> Any:
-        return fleet.stateful(frame, name=f"{name}-{operator}", outputMode=mode, shards=3)
-
-    inputs, old, new = Inputs(spark, folder / "in", case.inputs), folder / "old", folder / "new"
-    steps = [step for step in case.steps if isinstance(step, Step)]
-    with configured(spark, {**case.conf, **conf}):
-        sparks = System(case, inputs, on_spark, old)
-        running = [sparks]
-        try:
-            for step in steps[:at]:
-                inputs.add(step.rows)
-                sparks.take()
-            sparks.stop()
-            frame = case.query(ours, inputs.streams())
-            before(frame)
-            kept = files(old)
-            fleet.import_checkpoint(str(old), frame, checkpoint=str(new))
-            assert files(old) == kept
-            sparks.start()
-            running.append(System(case, inputs, ours, new))
-            for number, step in enumerate(steps[at:], at):
-                inputs.add(step.rows)
-                expected, emitted = (system.take() for system in running)
-                # By their text, in which a NaN is one.
-                assert repr(emitted) == repr(expected), f"step {number}"
-        finally:
-            for system in running:
-                system.stop()
 
 
 @pytest.mark.replay

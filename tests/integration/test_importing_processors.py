@@ -16,9 +16,9 @@ from coordinator.model.errors import CorruptStateError, InvalidRequestError, Sta
 from spark_jobs.fleet import Fleet
 from spark_jobs.plan.spark_version import SPARK
 from tests.integration.case_systems import configured
+from tests.integration.moved_queries import moved
+from tests.integration.processor_cases import CASES, OUTPUT, ROCKSDB, ROWS, StatefulProcessor
 from tests.integration.streams import Feed, Run, short_list
-from tests.integration.test_importing import moved
-from tests.integration.test_transform_with_state import CASES, OUTPUT, ROCKSDB, ROWS, StatefulProcessor
 
 on_spark_4 = pytest.mark.skipif(not SPARK.PROCESSOR_CLASSES, reason="Spark 3.5 has no such operator")
 CONF = {"spark.sql.streaming.stateStore.providerClass": ROCKSDB}
