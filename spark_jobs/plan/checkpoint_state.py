@@ -24,7 +24,15 @@ from spark_jobs.plan.aggregate_functions import AggregateFunction
 from spark_jobs.plan.catalyst import java_class
 from spark_jobs.plan.spark_version import SPARK, with_moved_classes
 
-__all__ = ["SPARK_DEFAULT_STORE", "SparkStore", "StoreSchema", "checked_partitions", "read_schema", "state_rows"]
+__all__ = [
+    "SPARK_DEFAULT_STORE",
+    "SparkStore",
+    "StoreSchema",
+    "checked_partitions",
+    "read_schema",
+    "state_rows",
+    "with_columns",
+]
 
 _SOURCE = Path(__file__).with_name("StateRows.java")
 _STATE = "org.apache.spark.sql.execution.streaming.state"
@@ -167,6 +175,14 @@ def state_rows(
         return frame
     keys = [F.col(name) for name in frame.columns[: partitioned_by or prefix or len(store.schema.keys.fields)]]
     return checked_partitions(frame, f"{store.folder}/{store.operator}", store.partitions, keys, F.spark_partition_id())
+
+
+def with_columns(rows: DataFrame, columns: T.StructType) -> DataFrame:
+    """Return rows with other names of columns, and types that differ in nullability only."""
+    session = rows.sparkSession._jsparkSession
+    internal_rows = rows._jdf.queryExecution().toRdd()
+    typed = session.internalCreateDataFrame(internal_rows, session.parseDataType(columns.json()), False)
+    return DataFrame(typed, rows.sparkSession)
 
 
 def checked_partitions(

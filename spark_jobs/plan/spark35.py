@@ -17,7 +17,7 @@ __all__ = [
     "MOVED_CLASSES",
     "NORMALISES_DUPLICATES",
     "PROCESSOR_CLASSES",
-    "READS_FORMAT_2",
+    "READS_STATE",
     "WRONG_COLUMN_COUNT",
     "added_option",
     "aggregate_of_nothing",
@@ -42,8 +42,8 @@ WRONG_COLUMN_COUNT = "RESULT_LENGTH_MISMATCH_FOR_PANDAS_UDF"
 NORMALISES_DUPLICATES = False
 #: PySpark's own classes of processors of ``transformWithState``.
 PROCESSOR_CLASSES: tuple[type, ...] = ()
-#: Whether the log of commits may have the ids of files of state stores (format 2 of checkpoints).
-READS_FORMAT_2 = False
+#: Whether Spark has a reader of state (``statestore``), and reads checkpoints of format 2.
+READS_STATE = False
 #: Where classes are that Spark 3.5 has elsewhere: none, as the code has their names of 3.5.
 MOVED_CLASSES: Mapping[str, str] = MappingProxyType({})
 

@@ -18,7 +18,7 @@ __all__ = [
     "MOVED_CLASSES",
     "NORMALISES_DUPLICATES",
     "PROCESSOR_CLASSES",
-    "READS_FORMAT_2",
+    "READS_STATE",
     "WRONG_COLUMN_COUNT",
     "added_option",
     "aggregate_of_nothing",
@@ -47,8 +47,8 @@ WRONG_COLUMN_COUNT = "RESULT_COLUMN_SCHEMA_MISMATCH"
 NORMALISES_DUPLICATES = True
 #: PySpark's own classes of processors of ``transformWithState``.
 PROCESSOR_CLASSES: tuple[type, ...] = (StatefulProcessor,)
-#: Whether the log of commits may have the ids of files of state stores (format 2 of checkpoints).
-READS_FORMAT_2 = True
+#: Whether Spark has a reader of state (``statestore``), and reads checkpoints of format 2.
+READS_STATE = True
 #: Kinds of expressions that have a mode of evaluation, and no context with one.
 _WITH_EVAL_MODE = ("Average", "Cast")
 #: Where Spark 4.2 has classes, by their names in Spark 3.5. Scala 2.13's ``Seq`` is the immutable one.
@@ -57,7 +57,6 @@ MOVED_CLASSES: Mapping[str, str] = MappingProxyType(
         "scala.collection.Seq": "scala.collection.immutable.Seq",
         f"{_SQL}.Dataset": f"{_SQL}.classic.Dataset",
         f"{_SQL}.SparkSession": f"{_SQL}.classic.SparkSession",
-        f"{_STREAMING}.FileSystemBasedCheckpointFileManager": f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager",
         f"{_STREAMING}.IncrementalExecution": f"{_STREAMING}.runtime.IncrementalExecution",
         f"{_STREAMING}.OffsetSeqMetadata": f"{_STREAMING}.checkpointing.OffsetSeqMetadata",
         f"{_STREAMING}.StateStoreWriter": f"{_STATEFUL}.StateStoreWriter",
@@ -72,7 +71,9 @@ MOVED_CLASSES: Mapping[str, str] = MappingProxyType(
 
 def expression_of(jvm: Any, column: Any) -> Any:
     """Return the expression of a column of the JVM."""
-    return jvm.org.apache.spark.sql.classic.ExpressionUtils.expression(column)
+    # ``ExpressionUtils.expression`` would wrap it in a node that only the analyser takes out.
+    converter = getattr(jvm, "org.apache.spark.sql.classic.ColumnNodeToExpressionConverter$")
+    return getattr(converter, "MODULE$").apply(column.node())
 
 
 def column_of(jvm: Any, expression: Any) -> Any:

@@ -39,8 +39,8 @@ class SparkVersion(Protocol):
         Whether ``dropDuplicates`` takes 0.0 and -0.0 for the same, and every NaN. Otherwise it compares bits.
     PROCESSOR_CLASSES
         PySpark's own classes of processors of ``transformWithState``.
-    READS_FORMAT_2
-        Whether the log of commits may have the ids of files of state stores (format 2 of checkpoints).
+    READS_STATE
+        Whether Spark has a reader of state (``statestore``), and reads checkpoints of format 2.
     """
 
     @property
@@ -59,7 +59,7 @@ class SparkVersion(Protocol):
     def PROCESSOR_CLASSES(self) -> tuple[type, ...]: ...
 
     @property
-    def READS_FORMAT_2(self) -> bool: ...
+    def READS_STATE(self) -> bool: ...
 
     def expression_of(self, jvm: Any, column: Any) -> Any:
         """Return the expression of a column of the JVM."""

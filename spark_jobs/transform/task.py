@@ -22,7 +22,7 @@ from spark_jobs.transform.block import Block
 from spark_jobs.transform.handle import StatefulProcessorHandle
 from spark_jobs.transform.processor import StatefulProcessor, TimerValues
 from spark_jobs.transform.rows import Rows
-from spark_jobs.transform.variables import PLACE, TimeMode, Variable, VariableKind, store_name, timer_spec
+from spark_jobs.transform.variables import PLACE, TimeMode, Variable, VariableKind, processor_stores, store_name
 from spark_jobs.transform.work import TransformWork
 from spark_jobs.worker.state_store import StateStore
 from store_actors.messages import StoreSpec
@@ -101,9 +101,9 @@ class ProcessorProgram:
             handle.end_of_init()
             self._check(handle)
             purged = _purged(client, task, handle.deleted, schema.keys)
-            specs = [variable.spec(schema.keys) for variable in handle.variables]
+            stores = processor_stores(handle.variables, schema.keys)
             work = TransformWork(processor, handle, block, self.view, self.form)
-            yield _OpenProcessor(self, work, purged, (timer_spec(schema.keys), *specs, *purged))
+            yield _OpenProcessor(self, work, purged, (*stores, *purged))
 
     def _check(self, handle: StatefulProcessorHandle) -> None:
         if handle.variables != self.variables:

@@ -16,7 +16,7 @@ without reading other rows. A head expires with its last element. ``expiry_ms`` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -50,9 +50,9 @@ __all__ = [
     "Variable",
     "VariableKind",
     "accumulators_of",
-    "view_of",
+    "processor_stores",
     "store_name",
-    "timer_spec",
+    "view_of",
 ]
 
 #: When a timer fires, in milliseconds: as a key, and as the column by which rows are due.
@@ -234,14 +234,19 @@ def store_name(kind: VariableKind, name: str) -> str:
     return f"{kind.value}.{name}"
 
 
-def timer_spec(keys: tuple[Field, ...]) -> StoreSpec:
+def processor_stores(variables: Iterable[Variable], keys: tuple[Field, ...]) -> tuple[StoreSpec, ...]:
+    """Return the stores of a processor: of its timers, and of each variable."""
+    return _timer_spec(keys), *(variable.spec(keys) for variable in variables)
+
+
+def _timer_spec(keys: tuple[Field, ...]) -> StoreSpec:
     """Return the spec of the timers' store, which every processor has; the coordinator tracks the operator's batches by it."""
     return StoreSpec(DEFAULT_STORE, (*keys, TIMER), (DUE,), DUE.name)
 
 
 def view_of(variables: tuple[Variable, ...], keys: tuple[Field, ...], view: GroupView) -> dict[str, Mapping[str, Any]]:
     """Return the view of an operator's state for readers: its timers, and each variable, by the names of their stores."""
-    timers = ViewComponent(store=timer_spec(keys))
+    timers = ViewComponent(store=_timer_spec(keys))
     view.show_keys(timers)
     timers.extra("timer", _time(TIMER.name))
     return {

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import ROW_COLUMN, StateSchema
 from coordinator.model.state_metadata import StateMetadata
@@ -63,7 +62,7 @@ class ImportTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for task, rows in _of_shard(batches, self.task):
-            pieces = _pieces(rows, self.schema)
+            pieces = _pieces(_numbered(rows, self.schema))
             counted = fleet_client(self.address).import_rows(task, self.metadata, self.schema, pieces, self.watermarks)
             yield _report(task, counted.state_rows)
 
@@ -89,22 +88,15 @@ class StoresImportTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for task, rows in _of_shard(batches, self.task):
-            handle, grant = fleet_client(self.address).open_granted(task, self.metadata, self.stores)
-            with handle:
-                if grant.base_version:
-                    raise InvalidRequestError(
-                        "a state is imported as its first version, and this one has others; nothing was changed; use another name",
-                        state=task.state_name,
-                        version=grant.base_version,
-                    )
-                count = 0
-                for batch in rows:
+            count = 0
+            with fleet_client(self.address).open_update(task, self.metadata, self.stores) as handle:
+                for piece in _pieces(rows):
                     for number, spec in enumerate(self.stores):
-                        of_store = batch.filter(pc.equal(batch.column(STORE_COLUMN), number))
-                        if of_store.num_rows:
-                            columns = pa.RecordBatch.from_struct_array(of_store.column(row_column(number)))
+                        of_store = piece.filter(pc.equal(piece.column(STORE_COLUMN), number)).combine_chunks()
+                        for batch in of_store.to_batches():
+                            columns = pa.RecordBatch.from_struct_array(batch.column(row_column(number)))
                             handle.store(spec.name).put(as_state(columns, StateSchema.keyed(spec.keys, spec.values), 0))
-                            count += of_store.num_rows
+                        count += of_store.num_rows
                 handle.commit(BatchFacts(self.watermarks, rows_in=0, due_per_ms=self.due_per_ms))
             yield _report(task, count)
 
@@ -133,14 +125,19 @@ def _report(task: TaskIdentity, rows: int) -> pa.RecordBatch:
     return pa.record_batch([[task.partition_id], [rows]], schema=IMPORTED_SCHEMA)
 
 
-def _pieces(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> Iterator[pa.Table]:
-    """Yield the rows of state, in pieces of at least :data:`_PIECE_BYTES`."""
-    pending: list[pa.RecordBatch] = []
+def _numbered(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> Iterator[pa.RecordBatch]:
+    """Yield rows as a shard stores them, with one numbering for all."""
     rows = 0
     for batch in batches:
-        state_rows = as_state(batch, schema, rows)
-        rows += state_rows.num_rows
-        pending.append(state_rows)
+        yield as_state(batch, schema, rows)
+        rows += batch.num_rows
+
+
+def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield the rows in pieces of at least :data:`_PIECE_BYTES`, but for the last."""
+    pending: list[pa.RecordBatch] = []
+    for batch in batches:
+        pending.append(batch)
         if sum(piece.nbytes for piece in pending) >= _PIECE_BYTES:
             yield pa.Table.from_batches(pending)
             pending = []

@@ -11,6 +11,7 @@ import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -22,13 +23,13 @@ from spark_jobs.plan.checkpoint_state import SPARK_DEFAULT_STORE, SparkStore, re
 from spark_jobs.plan.hadoop_files import HadoopFolder, write_query_id
 from spark_jobs.plan.spark_version import SPARK
 
-__all__ = ["NewCheckpoint", "SparkCheckpoint", "SparkOperator"]
+__all__ = ["JOIN_STORES", "NewCheckpoint", "SparkCheckpoint", "SparkOperator"]
 
 #: File with the query's id, which a new checkpoint has until it is complete.
 _BEGUN = "_importing"
 _PARTITIONS = "spark.sql.shuffle.partitions"
 #: Stores of a join, in the order in which the log of commits has their ids (``SymmetricHashJoinStateManager.allStateStoreNames``).
-_JOIN_STORES = tuple(
+JOIN_STORES = tuple(
     f"{side}-{store}" for side in ("left", "right") for store in ("keyToNumValues", "keyWithIndexToValue")
 )
 
@@ -93,7 +94,7 @@ class SparkCheckpoint:
         batch_id = committed[-1]
         offsets = _logged(folder, f"offsets/{batch_id}")
         snapshots = _logged(folder, f"commits/{batch_id}").get("stateUniqueIds") or {}
-        if snapshots and not SPARK.READS_FORMAT_2:
+        if snapshots and not SPARK.READS_STATE:
             raise InvalidRequestError(
                 "Spark 4 wrote this checkpoint in format 2 (spark.sql.streaming.stateStore.checkpointFormatVersion), which Spark 3.5 "
                 "does not read; nothing was written; import it with Spark 4",
@@ -160,7 +161,7 @@ class SparkOperator:
             The folders of the checkpoint are not those of the partitions.
         """
         folder = self.checkpoint.folder.folder("state")
-        present = self._present()
+        present = self._present
         schema = read_schema(self.spark, folder.uri, self.number, name) if 0 in present else None
         if schema is None and 0 in present:
             return None
@@ -193,7 +194,7 @@ class SparkOperator:
         CorruptStateError
             The folders of the checkpoint are not those of the partitions.
         """
-        present = self._present()
+        present = self._present
         # The number of the query's first batch, not that of the folders: an unfinished copy may lack the last ones.
         setting = self.checkpoint.conf.get(_PARTITIONS)
         partitions = 1 if is_alone else len(present) if setting is None else int(setting)
@@ -213,6 +214,7 @@ class SparkOperator:
         """The folder with the operator's partitions."""
         return f"{self.checkpoint.folder.folder('state').uri}/{self.number}"
 
+    @cached_property
     def _present(self) -> list[int]:
         """Return the numbers of the partitions whose folders exist."""
         return self.checkpoint.folder.folder("state").numbers(str(self.number))
@@ -222,7 +224,7 @@ class SparkOperator:
         if not self.checkpoint.snapshots:
             return ()
         by_partition = self.checkpoint.snapshots.get(self.number, ())
-        number = 0 if store == SPARK_DEFAULT_STORE else _JOIN_STORES.index(store)
+        number = 0 if store == SPARK_DEFAULT_STORE else JOIN_STORES.index(store)
         if len(by_partition) != partitions or any(len(ids) <= number for ids in by_partition):
             raise _damaged(self.checkpoint.folder, f"commits/{self.checkpoint.batch_id}")
         return [ids[number] for ids in by_partition]

@@ -26,6 +26,7 @@ from spark_jobs.plan.logical import Plan, analysed
 from spark_jobs.plan.operator_plan import RoutedOperator
 from spark_jobs.plan.row_columns import ProjectedPlan
 from spark_jobs.transform.plan import TransformPlan
+from spark_jobs.transform.variables import processor_stores
 from spark_jobs.worker.exchange import HASH_COLUMN
 from spark_jobs.worker.fleet_client import FleetAddress
 from spark_jobs.worker.import_task import IMPORTED_SCHEMA, PRESENT_COLUMN, SHARD_COLUMN, ImportTask, StoresImportTask
@@ -36,7 +37,7 @@ from statefleet.migration.checkpoint import NewCheckpoint, SparkCheckpoint, Spar
 from statefleet.migration.deduplication import deduplication_rows, limit_rows
 from statefleet.migration.function_state import function_rows
 from statefleet.migration.join import join_rows
-from statefleet.migration.processor_state import processor_rows, processor_stores
+from statefleet.migration.processor_state import processor_rows
 from statefleet.migration.table import check_keys, table_rows
 
 __all__ = ["Imported", "Importer", "PlannedState"]
@@ -250,7 +251,10 @@ class Importer:
     ) -> ImportTask | StoresImportTask:
         """Return the function of the tasks that write an operator's rows."""
         if isinstance(operator.plan, TransformPlan):
-            stores, due_per_ms = processor_stores(operator.plan), operator.plan.due_per_ms
+            stores, due_per_ms = (
+                processor_stores(operator.plan.variables, operator.schema.keys),
+                operator.plan.due_per_ms,
+            )
             return StoresImportTask(stores, metadata, self._address, task, watermarks, due_per_ms)
         return ImportTask(file_schema(operator), metadata, self._address, task, watermarks)
 

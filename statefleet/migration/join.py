@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -12,19 +14,22 @@ from coordinator.model.errors import StateMismatchError
 from coordinator.model.schema import Field
 from spark_jobs.operators.join import JoinedSide, JoinPlan
 from spark_jobs.plan.catalyst import Expression
-from spark_jobs.plan.checkpoint_state import SparkStore, state_rows
+from spark_jobs.plan.checkpoint_state import StoreSchema, state_rows, with_columns
 from spark_jobs.plan.logical import analysed, resolved
 from spark_jobs.plan.state_types import spark_field
 from spark_jobs.worker.exchange import HASH_COLUMN
-from statefleet.migration.checkpoint import SparkOperator
+from statefleet.migration.checkpoint import JOIN_STORES, SparkOperator
 from statefleet.migration.columns import check_types, store_of
+from statefleet.migration.state_reader import KEY, VALUE, read_state, struct_of
 from store_actors.operators.expressions import columns_of
 from store_actors.operators.join_schema import MATCHED_COLUMN, SIDE_COLUMN, JoinOptions, JoinType
 
 __all__ = ["join_rows"]
 
 #: Spark's store of the rows of each side, by key and index; the other store of a side only has their number.
-_ROWS = ("left-keyWithIndexToValue", "right-keyWithIndexToValue")
+_ROWS = JOIN_STORES[1::2]
+#: From this format on, one store has those stores as its column families.
+_ONE_STORE = 3
 _FLOATS = ("float32", "float64")
 _MATCHED = "matched"
 
@@ -48,12 +53,13 @@ def join_rows(plan: JoinPlan, operator: SparkOperator, used: Container[str]) -> 
 
 def _side(plan: JoinPlan, number: int, operator: SparkOperator, used: Container[str]) -> DataFrame:
     options, side = JoinOptions.of(plan.schema.options), plan.sides[number]
-    store = store_of(operator, _ROWS[number])
+    state_format = int(operator.checkpoint.conf.get("spark.sql.streaming.join.stateFormatVersion", "2"))
+    store = _stored_rows(operator, number, state_format)
     keys: list[tuple[str | None, T.DataType]] = [(None, key.type) for key in side.keys]
     check_types(operator, "join keys", store.schema.keys, [*keys, ("index", T.LongType())])
     values_of_store = list(store.schema.values.fields)
     # Spark 2 did not record which rows have matched.
-    has_matched = operator.checkpoint.conf.get("spark.sql.streaming.join.stateFormatVersion", "2") != "1"
+    has_matched = state_format > 1
     if has_matched:
         check_types(operator, "join's values", T.StructType(values_of_store[-1:]), [(_MATCHED, T.BooleanType())])
     elif options.is_outer(number):
@@ -83,8 +89,32 @@ def _side(plan: JoinPlan, number: int, operator: SparkOperator, used: Container[
     )
 
 
+@dataclass(frozen=True)
+class _StoredRows:
+    """The rows of a side in Spark's state.
+
+    Attributes
+    ----------
+    read
+        Returns them as columns of the given names and types: the key's, then the value's.
+    """
+
+    schema: StoreSchema
+    read: Callable[[T.StructType], DataFrame]
+
+
+def _stored_rows(operator: SparkOperator, number: int, state_format: int) -> _StoredRows:
+    if state_format < _ONE_STORE:
+        store = store_of(operator, _ROWS[number])
+        keys = len(store.schema.keys.fields) - 1
+        return _StoredRows(store.schema, partial(state_rows, operator.spark, store, partitioned_by=keys))
+    rows = read_state(operator, {"storeName": _ROWS[number]}, partitioned_by=-1)
+    schema = StoreSchema(struct_of(rows, KEY), struct_of(rows, VALUE))
+    return _StoredRows(schema, partial(with_columns, rows.select(f"{KEY}.*", f"{VALUE}.*")))
+
+
 def _rows(
-    operator: SparkOperator, store: SparkStore, side: JoinedSide, existing: list[T.StructField], stored: Sequence[str]
+    operator: SparkOperator, store: _StoredRows, side: JoinedSide, existing: list[T.StructField], stored: Sequence[str]
 ) -> DataFrame:
     """Return the rows of a side, as columns with the ids that the query's expressions read, and whether they have matched."""
     keys = [T.StructField(f"key{index}", key.dataType) for index, key in enumerate(store.schema.keys.fields)]
@@ -122,7 +152,7 @@ def _rows(
     for index, column in enumerate(existing):
         columns.append(T.StructField(f"value{index}", by_index[index].type if index in by_index else column.dataType))
     extra = [T.StructField(_MATCHED, T.BooleanType())] if len(store.schema.values.fields) > len(existing) else []
-    rows = state_rows(operator.spark, store, T.StructType([*keys, *columns, *extra]), partitioned_by=len(keys) - 1)
+    rows = store.read(T.StructType([*keys, *columns, *extra]))
     named = []
     for attribute in side.attributes:
         index = indexes.get(attribute.id)

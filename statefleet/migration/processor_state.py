@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -12,12 +10,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from coordinator.model.errors import CorruptStateError, InvalidRequestError, StateMismatchError
+from coordinator.model.errors import StateMismatchError
 from spark_jobs.functions.groups import StateColumns
-from spark_jobs.plan.catalyst import JOB_FAILURES
-from spark_jobs.plan.checkpoint_state import checked_partitions
 from spark_jobs.plan.logical import quoted
-from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.transform.plan import TransformPlan
 from spark_jobs.transform.variables import (
     BEGIN,
@@ -30,33 +25,27 @@ from spark_jobs.transform.variables import (
     TimeMode,
     Variable,
     VariableKind,
-    timer_spec,
+    processor_stores,
 )
 from spark_jobs.worker.exchange import HASH_COLUMN
 from spark_jobs.worker.import_task import STORE_COLUMN, row_column
 from statefleet.migration.checkpoint import SparkOperator
 from statefleet.migration.columns import check_types, hashed, key_columns, keys_over
+from statefleet.migration.state_reader import KEY, VALUE, key_parts, operator_properties, read_state, struct_of
 from store_actors.messages import StoreSpec
 
-__all__ = ["processor_rows", "processor_stores"]
+__all__ = ["processor_rows"]
 
 #: A variable's kind by the name that Spark's metadata has for it.
-_KINDS = {"ValueState": VariableKind.VALUE, "ListState": VariableKind.LIST, "MapState": VariableKind.MAP}
+_KINDS = {f"{kind.name.title()}State": kind for kind in VariableKind}
 _TIMERS = "TimerState"
 _TIME_MODES = {"NoTime": TimeMode.NONE, "ProcessingTime": TimeMode.PROCESSING_TIME, "EventTime": TimeMode.EVENT_TIME}
-#: Columns of Spark's reader: the grouping columns, and the values of a key by the kind of the variable.
-_KEY, _PARTITION = "key", "partition_id"
+#: Columns of Spark's reader with the values of a key, by the kind of the variable.
+_VALUES = {VariableKind.VALUE: VALUE, VariableKind.LIST: "list_value", VariableKind.MAP: "map_value"}
 #: The column with a row of a store.
 _ROW = "row"
-_VALUES = {VariableKind.VALUE: "value", VariableKind.LIST: "list_value", VariableKind.MAP: "map_value"}
 #: Fields of a value with a time to live.
 _LIVING, _EXPIRES = "value", "ttlExpirationMs"
-
-
-def processor_stores(plan: TransformPlan) -> tuple[StoreSpec, ...]:
-    """Return the stores of a processor: of its timers, and of each variable."""
-    keys = plan.schema.keys
-    return timer_spec(keys), *(variable.spec(keys) for variable in plan.variables)
 
 
 def processor_rows(plan: TransformPlan, operator: SparkOperator) -> DataFrame:
@@ -71,14 +60,9 @@ def processor_rows(plan: TransformPlan, operator: SparkOperator) -> DataFrame:
     CorruptStateError
         Partitions or descriptions of the state are missing or damaged.
     """
-    if not SPARK.PROCESSOR_CLASSES:
-        raise InvalidRequestError(
-            "Spark 3.5 does not read the state of transformWithState, which Spark 4 wrote; nothing was written; import it with Spark 4",
-            checkpoint=operator.checkpoint.folder.uri,
-        )
     _check_operator(plan, operator)
-    reader = _Reader(plan, operator, operator.partitions())
-    timers, *stores = processor_stores(plan)
+    reader = _Reader(plan, operator)
+    timers, *stores = processor_stores(plan.variables, plan.schema.keys)
     parts = [reader.variable_rows(variable, spec) for variable, spec in zip(plan.variables, stores, strict=True)]
     if plan.time_mode is not TimeMode.NONE:
         parts.insert(0, reader.timer_rows(timers))
@@ -93,12 +77,7 @@ def processor_rows(plan: TransformPlan, operator: SparkOperator) -> DataFrame:
 def _check_operator(plan: TransformPlan, operator: SparkOperator) -> None:
     """Check that a Spark operator is a processor with the same variables and time mode."""
     checkpoint = operator.checkpoint.folder.uri
-    with _reading(operator):
-        described = (
-            operator.spark.read.format("state-metadata").load(checkpoint).where(F.col("operatorId") == operator.number)
-        )
-        (properties,) = {row.operatorProperties for row in described.select("operatorProperties").collect()} or {""}
-    facts = json.loads(properties) if properties else {}
+    facts = operator_properties(operator)
     variables = [item for item in facts.get("stateVariables", ()) if item["stateVariableType"] != _TIMERS]
     existing = sorted(
         (item["stateName"], _KINDS[item["stateVariableType"]].value, bool(item["ttlEnabled"])) for item in variables
@@ -121,37 +100,22 @@ def _described(variables: Sequence[tuple[str, str, bool]], time_mode: TimeMode |
     return "; ".join(["no processor" if time_mode is None else f"time mode {time_mode}", *kinds])
 
 
-@contextmanager
-def _reading(operator: SparkOperator) -> Iterator[None]:
-    """Raise an error of Spark's reader as one of the checkpoint."""
-    try:
-        yield
-    except JOB_FAILURES as error:
-        raise CorruptStateError(
-            "Spark cannot read what the checkpoint says of a processor's state; nothing was written; copy the checkpoint again, or "
-            "restore it from a backup",
-            folder=operator.folder,
-            cause=error,
-        ) from error
-
-
 @dataclass(frozen=True)
 class _Reader:
     """Spark's reader of the state of one operator."""
 
     plan: TransformPlan
     operator: SparkOperator
-    partitions: int
 
     def timer_rows(self, spec: StoreSpec) -> DataFrame:
         """Return the timers as rows of a store."""
-        rows = self._read(readRegisteredTimers="true")
+        rows = self._read({"readRegisteredTimers": "true"})
         time = F.col("expiration_timestamp_ms")
         return self._rows(rows, spec, {TIMER.name: time, DUE.name: time})
 
     def variable_rows(self, variable: Variable, spec: StoreSpec) -> DataFrame:
         """Return a variable as rows of its store."""
-        rows = self._read(stateVarName=variable.name, flattenCollectionTypes="false")
+        rows = self._read({"stateVarName": variable.name, "flattenCollectionTypes": "false"})
         values = _VALUES[variable.kind]
         self._check_values(variable, rows.schema[values].dataType)
         if variable.kind is VariableKind.VALUE:
@@ -179,17 +143,12 @@ class _Reader:
             columns[EXPIRY.name] = F.when(is_head, last).otherwise(columns[EXPIRY.name])
         return self._rows(rows, spec, columns)
 
-    def _read(self, **options: str) -> DataFrame:
-        """Return rows of Spark's reader, in the partitions of their keys."""
-        checkpoint, plan = self.operator.checkpoint, self.plan
-        reader = self.operator.spark.read.format("statestore").options(
-            path=checkpoint.folder.uri, operatorId=self.operator.number, batchId=checkpoint.batch_id, **options
-        )
-        with _reading(self.operator):
-            rows = reader.load()
-        keys = [(None, item.dataType) for item in plan.rows.key_type.fields]
-        check_types(self.operator, "grouping columns", _key_type(rows), keys)
-        return checked_partitions(rows, self.operator.folder, self.partitions, _parts(rows), F.col(_PARTITION))
+    def _read(self, options: Mapping[str, str]) -> DataFrame:
+        """Return rows of Spark's reader, whose keys are those of the query."""
+        rows = read_state(self.operator, options)
+        keys = [(None, item.dataType) for item in self.plan.rows.key_type.fields]
+        check_types(self.operator, "grouping columns", struct_of(rows, KEY), keys)
+        return rows
 
     def _check_values(self, variable: Variable, values: T.DataType) -> None:
         """Check the types of a variable."""
@@ -210,26 +169,14 @@ class _Reader:
     def _rows(self, rows: DataFrame, spec: StoreSpec, columns: Mapping[str, Column]) -> DataFrame:
         """Return rows of a store as structs, with the hash of their keys."""
         grouping = self.plan.rows.grouping
-        names = [f"{_KEY}{index}" for index in range(len(grouping))]
-        parts = [part.alias(name) for part, name in zip(_parts(rows), names, strict=True)]
+        names = [f"{KEY}{index}" for index in range(len(grouping))]
+        parts = [part.alias(name) for part, name in zip(key_parts(rows), names, strict=True)]
         others = [field.name for field in (*spec.keys, *spec.values) if field.name in columns]
         flat = rows.select(*parts, *(columns[name].alias(name) for name in others))
         leaves = keys_over(flat, grouping, names)
         return flat.select(
             F.struct(*key_columns(leaves), *(quoted(name) for name in others)).alias(_ROW), hashed(leaves)
         )
-
-
-def _key_type(rows: DataFrame) -> T.StructType:
-    """Return the type of the grouping columns in rows of Spark's reader."""
-    keys = rows.schema[_KEY].dataType
-    assert isinstance(keys, T.StructType), "grouping columns"
-    return keys
-
-
-def _parts(rows: DataFrame) -> list[Column]:
-    """Return the grouping columns in rows of Spark's reader."""
-    return [F.col(_KEY).getField(name) for name in _key_type(rows).names]
 
 
 def _value_columns(variable: Variable, value: Column) -> dict[str, Column]:

@@ -20,7 +20,7 @@ from store_actors.messages import BatchFacts, OpenRequest, Write
 from store_actors.serving.partition import Partition
 from store_actors.serving.partitions import Partitions
 from store_actors.serving.sessions import IDLE_S, Ended, Session, Sessions
-from store_actors.serving.transactions import PreparedWrite, Transaction
+from store_actors.serving.transactions import PreparedWrite, Transaction, check_first_version
 
 __all__ = ["KeyedStores"]
 
@@ -102,7 +102,11 @@ class KeyedStores:
             Another session is updating the partition.
         StateMismatchError, CorruptStateError, StorageUnavailableError
             The base version cannot be read into the requested stores.
+        InvalidRequestError
+            The update is an import, and the partition has an earlier version.
         """
+        if request.task.is_import:
+            check_first_version(request.task, request.base_version)
         partition = self._partition(request)
         with partition.lock:
             self._take_over(partition, request)

@@ -14,7 +14,6 @@ from typing import cast
 import pyarrow as pa
 
 from coordinator.model.commits import CommitEntry
-from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import DEFAULT_STORE, StateStoreId
 from coordinator.model.schema import StateSchema
 from store_actors.engine.results import results_of
@@ -24,7 +23,7 @@ from store_actors.operators.make_shard import OperatorShard
 from store_actors.serving.files import as_snapshot
 from store_actors.serving.partition import Partition
 from store_actors.serving.partitions import Partitions
-from store_actors.serving.transactions import PreparedWrite, Transaction
+from store_actors.serving.transactions import PreparedWrite, Transaction, check_first_version
 
 __all__ = ["OperatorShards"]
 
@@ -166,12 +165,7 @@ class OperatorShards:
         task = request.task
         # Standbys copy what the owner has in memory, and no process has these rows there.
         lease = replace(request.lease, standbys=())
-        if request.base_version:
-            raise InvalidRequestError(
-                "a state is imported as its first version, and this one has others; nothing was changed; use another name",
-                state=task.state_name,
-                version=request.base_version,
-            )
+        check_first_version(task, request.base_version)
         partition = self.partitions.cache.of(lease.store_id)
         transaction = Transaction(partition, task, lease, {DEFAULT_STORE: _ImportWrite(request, rows)})
         with partition.lock:

@@ -15,6 +15,7 @@ from typing import Protocol, TypeAlias
 import pyarrow as pa
 
 from coordinator.model.commits import CommitEntry
+from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import StateStoreId, TaskIdentity
 from coordinator.model.leases import Lease
 from coordinator.model.schema import StateSchema
@@ -24,7 +25,7 @@ from store_actors.engine.versions import Change
 from store_actors.serving.files import delta_path, encode_delta, identity_in_state
 from store_actors.serving.partition import Partition
 
-__all__ = ["Delta", "PreparedWrite", "Transaction", "Write"]
+__all__ = ["Delta", "PreparedWrite", "Transaction", "Write", "check_first_version"]
 
 #: Manifest entry and file of one store's delta.
 Delta: TypeAlias = tuple[CommitEntry, bytes]
@@ -165,3 +166,19 @@ class Transaction:
             due_ms=prepared.due_ms,
         )
         return entry, data
+
+
+def check_first_version(task: TaskIdentity, base_version: int) -> None:
+    """Check that an import makes the first version of a partition.
+
+    Raises
+    ------
+    InvalidRequestError
+        The partition has an earlier version.
+    """
+    if base_version:
+        raise InvalidRequestError(
+            "a state is imported as its first version, and this one has others; nothing was changed; use another name",
+            state=task.state_name,
+            version=base_version,
+        )

@@ -22,6 +22,13 @@ from tests.integration.operator_cases import CASES, RESTART, Case, Operators, St
 from tests.integration.streams import Feed, Run
 from tests.tasks import coordinator_of, deltas_of
 
+#: Settings of Spark's own stores.
+ROCKSDB = {
+    "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+}
+CHANGELOGS = {**ROCKSDB, "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true"}
+FORMAT_2 = {**CHANGELOGS, "spark.sql.streaming.stateStore.checkpointFormatVersion": "2"}
+
 ALL_CASES = {**CASES, **JOIN_CASES, **GROUP_STATE_CASES, **FRAME_CASES}
 
 

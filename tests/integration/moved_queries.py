@@ -18,6 +18,13 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+def swap(operator: Path) -> None:
+    """Swap the folders of the first two partitions of an operator's state."""
+    (operator / "0").rename(operator / "2")
+    (operator / "1").rename(operator / "0")
+    (operator / "2").rename(operator / "1")
+
+
 def moved(
     spark: SparkSession,
     fleet: Fleet,

@@ -19,8 +19,6 @@ ROWS = pa.schema([("id", pa.string()), ("v", pa.int32())])
 OUTPUT = "id string, out string"
 #: PySpark's class where it has one, which is of the fleet's, too.
 StatefulProcessor: Any = SPARK.PROCESSOR_CLASSES[0] if SPARK.PROCESSOR_CLASSES else FleetProcessor
-#: For Spark's own operator.
-ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 # Processors are made inside functions, so that Spark's workers get them by value.
 

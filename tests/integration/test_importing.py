@@ -20,14 +20,14 @@ from coordinator.model.errors import CorruptStateError, InvalidRequestError, Sta
 from spark_jobs.fleet import Fleet
 from spark_jobs.plan.spark_version import SPARK
 from statefleet.migration.checkpoint import NewCheckpoint, SparkCheckpoint
-from tests.integration.case_systems import ALL_CASES
-from tests.integration.moved_queries import moved
+from tests.integration.case_systems import ALL_CASES, CHANGELOGS, FORMAT_2, ROCKSDB
+from tests.integration.join_cases import JOIN_CASES
+from tests.integration.moved_queries import moved, swap
 from tests.integration.operator_cases import RESTART, Case, Step
-from tests.integration.streams import Feed, Run
+from tests.integration.streams import Feed, Run, short_list
 
-_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-_CHANGELOGS = {_PROVIDER: _ROCKSDB, "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true"}
+KEPT_JOIN = "JO1 left outer of windows"
+JOIN_IN_ONE_STORE = {"spark.sql.streaming.join.stateFormatVersion": "3"}
 SPARKS = [name for name, case in ALL_CASES.items() if case.spark and sum(step != RESTART for step in case.steps) > 1]
 
 
@@ -63,19 +63,52 @@ def test_a_checkpoint_of_rocksdb_with_an_open_batch_is_moved_by_the_second_of_tw
 
     case = ALL_CASES["SW sessions, append"]
     first, _, grown, *_, last, _ = case.steps
-    moved(
-        spark, fleet, replace(case, steps=[first, grown, last]), name, tmp_path, at=2, conf=_CHANGELOGS, before=before
-    )
+    moved(spark, fleet, replace(case, steps=[first, grown, last]), name, tmp_path, at=2, conf=CHANGELOGS, before=before)
 
 
-@pytest.mark.skipif(not SPARK.READS_FORMAT_2, reason="Spark 3.5 writes format 1 only")
+@pytest.mark.skipif(not SPARK.READS_STATE, reason="Spark 3.5 writes format 1 only")
 @pytest.mark.parametrize("case_name", ["SW sessions, append", "JO1 left outer of windows"])
 def test_a_checkpoint_of_format_2_is_moved(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case_name: str
 ) -> None:
-    conf = {**_CHANGELOGS, "spark.sql.streaming.stateStore.checkpointFormatVersion": "2"}
-    moved(spark, fleet, ALL_CASES[case_name], name, tmp_path, at=2, conf=conf)
+    moved(spark, fleet, ALL_CASES[case_name], name, tmp_path, at=2, conf=FORMAT_2)
     assert "stateUniqueIds" in (tmp_path / "old" / "commits" / "0").read_text()
+
+
+@pytest.mark.skipif(not SPARK.READS_STATE, reason="Spark 3.5 does not write such a state")
+@pytest.mark.parametrize("conf", [ROCKSDB, FORMAT_2], ids=["format 1", "format 2"])
+@pytest.mark.parametrize("case_name", short_list([name for name in SPARKS if name in JOIN_CASES], [KEPT_JOIN]))
+def test_a_join_with_one_store_is_moved(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case_name: str, conf: dict[str, str]
+) -> None:
+    moved(spark, fleet, ALL_CASES[case_name], name, tmp_path, at=2, conf={**conf, **JOIN_IN_ONE_STORE})
+
+
+@pytest.mark.skipif(not SPARK.READS_STATE, reason="Spark 3.5 does not write such a state")
+def test_swapped_partitions_of_a_join_with_one_store_are_found(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(StateStoreError, match=r"have rows of partition \d: they were swapped"):
+        moved(
+            spark, fleet, ALL_CASES[KEPT_JOIN], name, tmp_path, at=2, conf={**ROCKSDB, **JOIN_IN_ONE_STORE},
+            before=lambda _: swap(tmp_path / "old/state/0"),
+        )  # fmt: skip
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.skipif(SPARK.READS_STATE, reason="Spark 4 reads it")
+def test_spark_35_does_not_read_a_join_with_one_store(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    def of_format_3(frame: DataFrame) -> None:
+        # Spark 3.5 cannot write such a state.
+        for path in (tmp_path / "old/offsets").glob("[0-9]*"):
+            text = path.read_text()
+            assert '"spark.sql.streaming.join.stateFormatVersion":"2"' in text
+            overwrite(path, text.replace('join.stateFormatVersion":"2"', 'join.stateFormatVersion":"3"'))
+
+    with pytest.raises(InvalidRequestError, match="import it with Spark 4"):
+        moved(spark, fleet, ALL_CASES[KEPT_JOIN], name, tmp_path, at=2, before=of_format_3)
 
 
 #: Aggregates of the columns below, one of each way in which Spark keeps them.
@@ -309,7 +342,7 @@ def test_a_checkpoint_that_is_not_whole_is_refused_before_anything_is_written(
     with_ids_of_one_partition(other / "commits/0")
     error, says = (
         (CorruptStateError, "missing, empty or damaged.*commits/0")
-        if SPARK.READS_FORMAT_2
+        if SPARK.READS_STATE
         else (InvalidRequestError, "format 2.*import it with Spark 4")
     )
     with pytest.raises(error, match=says):

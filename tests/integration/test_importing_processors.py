@@ -15,23 +15,20 @@ from pyspark.sql import functions as F
 from coordinator.model.errors import CorruptStateError, InvalidRequestError, StateMismatchError, StateStoreError
 from spark_jobs.fleet import Fleet
 from spark_jobs.plan.spark_version import SPARK
-from tests.integration.case_systems import configured
-from tests.integration.moved_queries import moved
-from tests.integration.processor_cases import CASES, OUTPUT, ROCKSDB, ROWS, StatefulProcessor
+from tests.integration.case_systems import CHANGELOGS, FORMAT_2, ROCKSDB, configured
+from tests.integration.moved_queries import moved, swap
+from tests.integration.processor_cases import CASES, OUTPUT, ROWS, StatefulProcessor
 from tests.integration.streams import Feed, Run, short_list
 
 on_spark_4 = pytest.mark.skipif(not SPARK.PROCESSOR_CLASSES, reason="Spark 3.5 has no such operator")
-CONF = {"spark.sql.streaming.stateStore.providerClass": ROCKSDB}
-CHANGELOGS = {**CONF, "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true"}
-FORMAT_2 = {**CHANGELOGS, "spark.sql.streaming.stateStore.checkpointFormatVersion": "2"}
 #: Spark has this encoding for processors only.
-AVRO = {**CONF, "spark.sql.streaming.stateStore.encodingFormat": "avro"}
+AVRO = {**ROCKSDB, "spark.sql.streaming.stateStore.encodingFormat": "avro"}
 CASES_AND_CONFS = {
     "T1 counts": CHANGELOGS,
     "T1 counts in pandas": FORMAT_2,
-    "lists and maps": CONF,
+    "lists and maps": ROCKSDB,
     "event-time timers": AVRO,
-    "chained": CONF,
+    "chained": ROCKSDB,
     "map under struct keys": CHANGELOGS,
 }
 
@@ -82,7 +79,7 @@ def feed(spark: SparkSession, tmp_path: Path) -> Feed:
 def old(spark: SparkSession, feed: Feed, tmp_path: Path) -> Path:
     """The checkpoint of a processor in Spark, with two partitions."""
     old = tmp_path / "old"
-    with configured(spark, CONF | {"spark.sql.shuffle.partitions": "2"}):
+    with configured(spark, ROCKSDB | {"spark.sql.shuffle.partitions": "2"}):
         frame = feed.stream().groupBy("id").transformWithState(_living(), OUTPUT, "update", "ProcessingTime")
         run = Run(frame, "update", old)
         # By processing time a query goes on with batches of no rows, so it is never through.
@@ -167,10 +164,7 @@ def test_what_does_not_fit_a_processors_checkpoint_is_refused_before_anything_is
 def test_swapped_partitions_of_a_processor_are_found(
     fleet: Fleet, feed: Feed, old: Path, tmp_path: Path, name: str
 ) -> None:
-    partitions = old / "state/0"
-    (partitions / "0").rename(partitions / "2")
-    (partitions / "1").rename(partitions / "0")
-    (partitions / "2").rename(partitions / "1")
+    swap(old / "state/0")
     with pytest.raises(StateStoreError, match=r"not finished.*swapped or copied"):
         fleet.import_checkpoint(str(old), _asked(fleet, feed, name, _living()), checkpoint=str(tmp_path / "new"))
 

@@ -19,11 +19,10 @@ from pyspark.sql import functions as F
 from coordinator.model.errors import InvalidRequestError, StateMismatchError
 from spark_jobs.fleet import Fleet
 from spark_jobs.plan.spark_version import SPARK
-from tests.integration.case_systems import Counts, Inputs, System, check_case, configured, on_spark
+from tests.integration.case_systems import ROCKSDB, Counts, Inputs, System, check_case, configured, on_spark
 from tests.integration.processor_cases import (
     CASES,
     OUTPUT,
-    ROCKSDB,
     ROWS,
     StatefulProcessor,
     counter,
@@ -41,9 +40,7 @@ def test_case(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case
 
     inputs, totals = Inputs(spark, tmp_path / "in", case.inputs), Counts(fleet, name)
     systems = {"the fleet": System(case, inputs, ours, tmp_path / "ck")}
-    with configured(
-        spark, {"spark.sql.streaming.stateStore.providerClass": ROCKSDB} if SPARK.PROCESSOR_CLASSES else {}
-    ):
+    with configured(spark, ROCKSDB if SPARK.PROCESSOR_CLASSES else {}):
         if SPARK.PROCESSOR_CLASSES:
             systems["Spark"] = System(case, inputs, on_spark, tmp_path / "spark-ck")
         check_case(case_name, case, inputs, systems, totals)

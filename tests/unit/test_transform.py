@@ -33,7 +33,7 @@ from spark_jobs.transform.processor import ExpiredTimerInfo, StatefulProcessor, 
 from spark_jobs.transform.rows import RowForm
 from spark_jobs.transform.states import ListState, MapState, ValueState
 from spark_jobs.transform.task import load_processor
-from spark_jobs.transform.variables import TimeMode, accumulators_of, timer_spec
+from spark_jobs.transform.variables import TimeMode, accumulators_of, processor_stores
 from spark_jobs.transform.work import TransformWork
 from spark_jobs.worker.state_store import StateStore
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED
@@ -125,7 +125,7 @@ class ProcessorQuery:
         handle = StatefulProcessorHandle(block, self.mode, Schemas())
         self.processor.init(handle)
         handle.end_of_init()
-        handles = self._open([timer_spec(KEYS), *(variable.spec(KEYS) for variable in handle.variables)])
+        handles = self._open(processor_stores(handle.variables, KEYS))
         scans: dict[int, Iterator[Any]] = {}
 
         def ask(kind: str, *args: Any) -> Any:
