@@ -114,8 +114,9 @@ def _wrong_return(expected: str, actual: str) -> PySparkTypeError:
 
 def _frame(rows: pa.Table, conversions: PandasConversions) -> pd.DataFrame:
     """Return rows as a DataFrame, converted as in Spark."""
+    # As one array: PySpark 4 converts no times of a column that has no chunk.
     series = [
-        conversions.to_pandas(column).rename(name)
+        conversions.to_pandas(single_chunk(column)).rename(name)
         for name, column in zip(rows.column_names, rows.itercolumns(), strict=True)
     ]
     frame: pd.DataFrame = pd.concat(series, axis=1)

@@ -117,7 +117,7 @@ class pandas_conversions:
         serializer: Any = ArrowStreamPandasUDFSerializer
         self._serializer = serializer(timezone, safe, by_name)
 
-    def to_pandas(self, column: pa.Array | pa.ChunkedArray) -> pd.Series:
+    def to_pandas(self, column: pa.Array) -> pd.Series:
         """Return an Arrow column as the series that a function gets."""
         return self._serializer.arrow_to_pandas(column)
 

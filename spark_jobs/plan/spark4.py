@@ -145,7 +145,7 @@ class pandas_conversions:
     def __init__(self, timezone: str, *, safe: bool, by_name: bool) -> None:
         self._timezone, self._safe, self._by_name = timezone, safe, by_name
 
-    def to_pandas(self, column: pa.Array | pa.ChunkedArray) -> pd.Series:
+    def to_pandas(self, column: pa.Array) -> pd.Series:
         """Return an Arrow column as the series that a function gets."""
         kind = from_arrow_type(column.type, prefer_timestamp_ntz=True)
         return ArrowArrayToPandasConversion.convert(column, kind, ser_name="", timezone=self._timezone)

@@ -17,7 +17,7 @@ __all__ = ["SPARK", "PandasConversions", "SparkVersion", "class_name", "with_mov
 class PandasConversions(Protocol):
     """PySpark's conversions between Arrow and pandas, as its functions with state use them."""
 
-    def to_pandas(self, column: pa.Array | pa.ChunkedArray) -> pd.Series:
+    def to_pandas(self, column: pa.Array) -> pd.Series:
         """Return an Arrow column as the series that a function gets."""
 
     def to_arrow(self, frame: pd.DataFrame, kind: T.StructType) -> pa.Table:

@@ -65,3 +65,9 @@ def test_rows_of_each_key_have_the_types_that_they_have_alone(kind: pa.DataType,
     for key in set(key_numbers):
         of_key = pa.array([number == key for number in key_numbers])
         assert together[key] == frames(rows.filter(of_key).combine_chunks())[key]
+
+
+def test_rows_have_their_times_where_every_key_has_a_null_of_its_own() -> None:
+    times = pa.array([1, 2], pa.timestamp("us", tz="UTC"))
+    groups = Groups.of(pa.table({"k": ["a", "b"], "n": pa.array([None, None], pa.int32()), "t": times}), ["k"])
+    assert [frame["t"].item().microsecond for parts in FORM.rows(groups) for frame in parts] == [1, 2]
