@@ -53,7 +53,7 @@ class _SparkBuffers:
     @classmethod
     def of(cls, optimised: Plan) -> _SparkBuffers:
         buffers = cls()
-        for output in optimised.aggregates:
+        for output in _outputs(optimised):
             for aggregate in _uses(output):
                 if buffers.columns_of(aggregate) is None:
                     buffers.aggregates.append(aggregate)
@@ -301,6 +301,22 @@ def _as_run(node: Plan) -> Plan:
     return run
 
 
+def _outputs(run: Plan) -> list[Expression]:
+    """Return what an optimised aggregation selects, over the columns of its input.
+
+    What an aggregate reads twice (``count_if``), Spark 4 computes in a projection below, under an id that it has in no other plan.
+    """
+    below = run.child
+    shared = {
+        column.id: column.unaliased
+        for column in (below.projected if below.kind == "Project" else ())
+        if column.name.startswith("_common_expr_")
+    }
+    return [
+        output.rebuilt(lambda node: shared.get(node.id) if node.is_attribute else None) for output in run.aggregates
+    ]
+
+
 def _uses(node: Expression) -> list[AggregateExpression]:
     """Return the aggregates in an expression, from the top."""
     aggregate = AggregateExpression.at(node)
@@ -309,7 +325,7 @@ def _uses(node: Expression) -> list[AggregateExpression]:
 
 def _pairs(node: Plan, run: Plan, operator: SparkOperator) -> list[tuple[AggregateExpression, AggregateExpression]]:
     """Return each aggregate of the query, with the one that Spark runs for it."""
-    by_id = {output.id: output for output in run.aggregates}
+    by_id = {output.id: output for output in _outputs(run)}
     pairs: list[tuple[AggregateExpression, AggregateExpression]] = []
     for output in node.aggregates:
         written, spark = _uses(output), _uses(by_id[output.id]) if output.id in by_id else []

@@ -148,6 +148,7 @@ def test_what_cannot_be_imported_begins_from_nothing(
 
 
 @pytest.mark.replay
+@pytest.mark.usefixtures("months_as_numbers")
 def test_every_buffer_that_is_imported_goes_on(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
     def query(ops: Any, inputs: Mapping[str, DataFrame]) -> DataFrame:
         columns = inputs["a"].selectExpr("k", "v", "x", "cast(x as decimal(5,2)) d", "cast(x as decimal(20,4)) big")
@@ -161,7 +162,8 @@ def test_every_buffer_that_is_imported_goes_on(spark: SparkSession, fleet: Fleet
     ]
     steps = [Step({"a": batch}, None) for batch in rows]
     case = Case({"a": "k string, v bigint, x double"}, query, steps, mode="update")
-    moved(spark, fleet, case, name, tmp_path, at=2)
+    # By ANSI mode, which Spark 4 has on, a correlation with values that are all the same divides by zero.
+    moved(spark, fleet, case, name, tmp_path, at=2, conf={"spark.sql.ansi.enabled": "false"})
 
 
 def counted(fleet: Fleet, frame: DataFrame, name: str) -> DataFrame:
