@@ -113,6 +113,8 @@ class Program:
         (docs/operators.md).
     has_sparks_order
         Whether the operators stand as in Spark's plan. Where they do not, only rows and watermarks can be compared (docs/operators.md).
+    loses_matches
+        Whether it emits the rows of a left semi join, of which Spark 4.2 loses some (docs/operators.md).
     counts_late_sessions
         Whether late rows of sessions come from one map task, in each of which Spark counts those of one key and time as one.
     conf
@@ -125,6 +127,7 @@ class Program:
     reads_all: bool = True
     join_keeps_other_rows: bool = False
     has_sparks_order: bool = True
+    loses_matches: bool = False
     counts_late_sessions: bool = True
     conf: dict[str, str] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
@@ -261,9 +264,10 @@ def _joined(dice: random.Random, draft: Program) -> None:
     draft.source = source
     of_right = () if how == "left_semi" else ("y is not null", "k2 = 'p'")
     is_filtered = _filtered(dice, draft, ("x > 1", "k is not null", *of_right))
+    draft.loses_matches = how == "left_semi"
     time, delay = ("u", right_delay) if how == "right_outer" else ("t", left_delay)
     if how != "full_outer" and delay is not None and dice.random() < 0.5:
-        is_filtered = True
+        is_filtered, draft.loses_matches = True, False
         _after_join(dice, draft, time, how)
     if how == "left_semi" or (how != "inner" and is_filtered):
         # Of an outer join whose matched rows alone are wanted Spark makes an inner one.

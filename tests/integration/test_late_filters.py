@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_jobs.fleet import Fleet
+from spark_jobs.plan.spark_version import SPARK
 from tests.integration.case_systems import Inputs, System, on_spark
 from tests.integration.operator_cases import Case, Operators, seconds
 from tests.integration.streams import Run
@@ -198,11 +199,12 @@ def test_a_limit_reads_all_rows_of_its_source(spark: SparkSession, fleet: Fleet,
 def test_joined_aggregations_of_one_form_have_a_watermark_each(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    """Spark reuses a shuffle in a batch without data, and its second aggregation lets in what is late two batches later."""
+    """Spark 3.5 reuses a shuffle in a batch without data, and its second aggregation lets in what is late two batches later."""
     inputs = Inputs(spark, tmp_path / "in", COLUMNS)
 
     def query(line: Callable[[DataFrame, str], Any]) -> DataFrame:
-        left, right = (inputs.streams()[which] for which in "ab")
+        # Of one source: a file comes to both sides in the same batch.
+        left, right = inputs.streams().values()
         counts = line(left.withWatermark("t", "0 seconds"), "left").groupBy(F.window("t", "10 seconds"), "k").count()
         other_groups = line(right.withWatermark("u", "0 seconds"), "right").groupBy(F.window("u", "10 seconds"), "k2")
         counted = other_groups.count().toDF("window2", "k2", "n")
@@ -219,9 +221,10 @@ def test_joined_aggregations_of_one_form_have_a_watermark_each(
         inputs.add({"a": [("p", 46, 1)], "b": [("p", 46, 1)]})
         inputs.add({"a": [("p", 47, 1)], "b": [("p", 47, 1), ("p", 13, 1)]})
         emitted = {side: [tuple(row) for row in run.take()] for side, run in runs.items()}
-        late_of_right = {side: run.states()[3][-1][-1] for side, run in runs.items()}
+        late_of_right = {side: sum(states[-1][-1] for states in run.states().values()) for side, run in runs.items()}
     finally:
         for run in runs.values():
             run.stop()
     assert emitted["fleet"] == emitted["spark"] == [(10, "p", 1, None)]
-    assert late_of_right == {"fleet": 1, "spark": 0}
+    # In Spark 4.2 a watermark has an identity, which keeps the shuffles above two of them apart.
+    assert late_of_right == {"fleet": 1, "spark": 1 if SPARK.PROCESSOR_CLASSES else 0}

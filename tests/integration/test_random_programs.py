@@ -5,6 +5,8 @@ A failure names its seed and shows its program; ``-k "seed-17]" -m ''`` runs tha
 
 from __future__ import annotations
 
+import datetime as dt
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from coordinator.model.errors import InvalidRequestError, StateStoreError
 from spark_jobs.fleet import Fleet
+from spark_jobs.plan.spark_version import SPARK
 from tests.integration.case_systems import Inputs, configured, on_spark
 from tests.integration.operator_cases import Operators
 from tests.integration.random_inputs import COLUMNS
@@ -25,6 +28,10 @@ from tests.integration.streams import Run
 
 #: Seeds that every change is tried with, which are a step shorter than others, and those of `./run replay`.
 FEW, ALL = 3, 500
+
+
+#: Rows, and the watermark with the figures of operators, of each batch.
+Batches = tuple[dict[int, Any], dict[int, Any]]
 
 
 class _SinkError(Exception):
@@ -80,7 +87,7 @@ class Side:
         assert self.run is not None
         return self.run
 
-    def batches(self) -> tuple[dict[int, Any], dict[int, Any]]:
+    def batches(self) -> Batches:
         """Return the rows, and the figures with the watermark, of each batch, once the input is done."""
         rows = self._running.take_batches()
         return {batch: len(rows[batch]) for batch in rows} if self._program.emits_any else rows, {
@@ -109,6 +116,18 @@ def _figures(operator: Mapping[str, Any], draft: Program) -> tuple[Any, ...]:
     if kind.startswith("session") and not draft.counts_late_sessions:
         names.remove("numRowsDroppedByWatermark")
     return kind, *(operator[name] for name in names)
+
+
+def _check_lost(emitted: Batches, expected: Batches, where: str) -> None:
+    """Check that Spark emits the same rows, save for some that are over at the end of the batch in which they come."""
+    (rows, figures), (sparks, _) = emitted, expected
+    assert rows.keys() == sparks.keys(), where
+    for batch, own in rows.items():
+        others = Counter(map(repr, sparks[batch]))
+        lost = Counter(map(repr, own)) - others
+        assert not others - Counter(map(repr, own)), where
+        over = dt.datetime.fromisoformat(figures[batch][0]).timestamp()
+        assert all(row[2].timestamp() <= over for row in own if repr(row) in lost), where
 
 
 def refusal(side: Side, *, available_now: bool) -> str | None:
@@ -168,7 +187,10 @@ def test_a_random_program_does_what_it_does_on_spark(
                     side.stop()
                     side.start(available_now=False)
             emitted, expected = (side.batches() for side in sides.values())
-            assert repr(emitted[0]) == repr(expected[0]), where
+            if draft.loses_matches and SPARK.PROCESSOR_CLASSES:
+                _check_lost(emitted, expected, where)
+            else:
+                assert repr(emitted[0]) == repr(expected[0]), where
             assert emitted[1] == expected[1], where
 
 

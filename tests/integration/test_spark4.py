@@ -48,6 +48,11 @@ def joined(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
     return ops(left, "join").join(right, on).select("l.k", "l.c", "r.c", "r.a")  # type: ignore[no-any-return]
 
 
+def counted_matches(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
+    matched = ops(i["a"], "join").join(i["b"].withColumnRenamed("s", "other"), "k")
+    return ops(matched, "counts", "update").groupBy("k").agg(F.count("*"), F.max("other"))  # type: ignore[no-any-return]
+
+
 def first_variants(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
     rows = ops(with_variant(i["a"]), "variant").dropDuplicates(["k"])
     return rows.select("k", F.expr("variant_get(v, '$.s', 'string')"))  # type: ignore[no-any-return]
@@ -75,6 +80,12 @@ CASES = {
             Step({"a": [("x", "aa"), ("y", "b")], "b": [("x", "AA"), ("x", "ab")]}, None),
             Step({"b": [("y", "B")]}, None),
         ],
+    ),
+    "an inner join in update mode": Case(
+        PAIRS,
+        counted_matches,
+        [Step({"a": [("x", "aa")], "b": [("x", "b")]}, None), Step({"b": [("x", "c")]}, None)],
+        mode="update",
     ),
     "first rows with VARIANT": Case(WORDS, first_variants, [Step({"a": [("x", "aa"), ("y", "b")]}, None)]),
     "try_sum and try_avg": Case(
