@@ -305,7 +305,8 @@ def _joined_windows(dice: random.Random, draft: Program, how: str) -> None:
     draft.source = source
     draft.join_keeps_other_rows = _filtered(dice, draft, ("k = 'p'", "n > 1")) and how != "inner"
     # Spark moves it below the aggregation on its left.
-    draft.has_sparks_order = how != "left_semi"
+    draft.loses_matches = how == "left_semi"
+    draft.has_sparks_order = not draft.loses_matches
 
 
 # -- the operator at the end -------------------------------------------------------------------------------------------

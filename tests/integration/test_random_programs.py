@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -118,16 +118,28 @@ def _figures(operator: Mapping[str, Any], draft: Program) -> tuple[Any, ...]:
     return kind, *(operator[name] for name in names)
 
 
-def _check_lost(emitted: Batches, expected: Batches, where: str) -> None:
+def _check_lost(emitted: Batches, expected: Batches, draft: Program, where: str) -> None:
     """Check that Spark emits the same rows, save for some that are over at the end of the batch in which they come."""
     (rows, figures), (sparks, _) = emitted, expected
     assert rows.keys() == sparks.keys(), where
     for batch, own in rows.items():
-        others = Counter(map(repr, sparks[batch]))
-        lost = Counter(map(repr, own)) - others
-        assert not others - Counter(map(repr, own)), where
-        over = dt.datetime.fromisoformat(figures[batch][0]).timestamp()
-        assert all(row[2].timestamp() <= over for row in own if repr(row) in lost), where
+        ours, others = (_counted(side, draft) for side in (own, sparks[batch]))
+        lost = ours - others
+        assert not others - ours, where
+        if draft.has_sparks_order:
+            over = dt.datetime.fromisoformat(figures[batch][0]).timestamp()
+            assert all(row[2].timestamp() <= over for row in own if repr(row) in lost), where
+
+
+def _counted(rows: Iterable[tuple[Any, ...]], draft: Program) -> Counter[str]:
+    """Return how often each row is there. Where Spark moves a join below an aggregation, its rows are those that the counts count."""
+    counts = Counter[str]()
+    for row in rows:
+        if draft.has_sparks_order:
+            counts[repr(row)] += 1
+        else:
+            counts[repr(row[:-1])] += row[-1]
+    return counts
 
 
 def refusal(side: Side, *, available_now: bool) -> str | None:
@@ -188,7 +200,7 @@ def test_a_random_program_does_what_it_does_on_spark(
                     side.start(available_now=False)
             emitted, expected = (side.batches() for side in sides.values())
             if draft.loses_matches and SPARK.PROCESSOR_CLASSES:
-                _check_lost(emitted, expected, where)
+                _check_lost(emitted, expected, draft, where)
             else:
                 assert repr(emitted[0]) == repr(expected[0]), where
             assert emitted[1] == expected[1], where
