@@ -40,7 +40,9 @@ from spark_jobs.fleet import Fleet, connect
 
 #: Columns of the input.
 SCHEMA = "key BIGINT, amount BIGINT"
-VARIANTS = (FLEET, *SPARK_STORES, STATELESS)
+#: The fleet, whose tasks hand rows over without Python workers.
+HANDED_OVER = "handed_over"
+VARIANTS = (FLEET, HANDED_OVER, *SPARK_STORES, STATELESS)
 #: The project's promises, by number of keys.
 _TARGETS = {
     5_000_000: (
@@ -79,8 +81,9 @@ def stateless(frame: DataFrame, shards: int) -> DataFrame:
 def _start(spark: SparkSession, fleet: Fleet, name: str, root: Path, shards: int) -> Variant:
     source = spark.readStream.schema(SCHEMA).parquet(str(Variant.input_folder(root, name)))
     use_store(spark, name)
-    if name == FLEET:
-        result = aggregate(fleet.stateful(source, name=f"bench-{root.name}", shards=shards))
+    spark.conf.set("spark.statefleet.handOver", str(name == HANDED_OVER).lower())
+    if name in (FLEET, HANDED_OVER):
+        result = aggregate(fleet.stateful(source, name=f"bench-{name}-{root.name}", shards=shards))
     elif name == STATELESS:
         result = stateless(source, shards)
     else:

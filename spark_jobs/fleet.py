@@ -25,7 +25,7 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.move_planner import PlacementExplanation
 from coordinator.placement.policy import PlacementPolicy
 from coordinator.runtime.runtime import Runtime
-from coordinator.service.calls import RayActors, unwrapped
+from coordinator.service.calls import RayActors, session_folder, unwrapped
 from coordinator.service.client import CoordinatorClient
 from coordinator.service.dropping import DroppedState
 from coordinator.storage.options import split_options
@@ -53,6 +53,7 @@ from statefleet.reads.sources import FleetSource
 from statefleet.reads.state import LiveState
 from store_actors.compiled_code import warm_with_progress
 from store_actors.deploy import end_fleet, ensure_store_actor, forward_credentials, store_metrics
+from store_actors.hand_over import sockets_of
 
 __all__ = ["Fleet", "connect"]
 
@@ -237,9 +238,12 @@ class Fleet:
             operator = RoutedOperator.of(plan, name, self.uri, existing, modes=modes, closes_early=closing == "early")
             num_shards = shards if operator.schema.keys else 1  # a single global group has a single shard
             viewed = operator.schema
+            sockets = sockets_of(session_folder(), self.uri) if operator.can_hand_over else None
             # The view for readers is stored with the state's metadata; no task needs it.
             operator = replace(
-                operator, schema=operator.schema.undescribed(), upstream=replace(operator.upstream, shards=num_shards)
+                operator,
+                schema=operator.schema.undescribed(),
+                upstream=replace(operator.upstream, shards=num_shards, sockets=sockets),
             )
 
             def route(metadata: StateMetadata, address: FleetAddress) -> DataFrame:

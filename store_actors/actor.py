@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 import ray
-from ray._private import worker
 
 from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.commits import CommitEntry
@@ -22,10 +21,11 @@ from coordinator.model.load_plans import InstancePlans
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.memory_options import MemoryOptions
 from coordinator.model.metric_table import Sample
+from coordinator.model.names import store_actor_name
 from coordinator.model.schema import StateSchema
 from coordinator.runtime.logs import about, log_to_stderr
 from coordinator.runtime.runtime import Runtime, freeze_imports
-from coordinator.service.calls import Actors, RayActors, unwrapped
+from coordinator.service.calls import Actors, RayActors, session_folder, unwrapped
 from coordinator.service.client import CoordinatorClient
 from coordinator.service.metric_export import EXPORT_INTERVAL_S, MetricExport
 from coordinator.storage.counted import CountedObjectStore, StorageStats
@@ -34,7 +34,9 @@ from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_store_in_actor
 from store_actors.direct_calls import DirectAddress, DirectServer
+from store_actors.hand_over import HandOverServer, socket_of, sockets_of
 from store_actors.key_queries import KeyQuery, KeyResult, KeyResults
+from store_actors.local_calls import LocalActors
 from store_actors.messages import (
     ApplyRequest,
     BatchFacts,
@@ -422,6 +424,7 @@ class StoreActor(StoreProcess):
         self._export = MetricExport(uri)
         runtime.threads.start(self._tell_metrics, "statefleet-metrics")
         self._direct = _direct_answers(self._found_few, runtime)
+        self._handed_over = _hand_over_server(uri, location, LocalActors(actor_name, self, runtime), runtime)
         fields = {"actor": actor_name, "node": location.node_id}
         log.info("store actor of %s started on %s", uri, location.host, extra=fields)
 
@@ -467,15 +470,23 @@ def _direct_answers(answer: Callable[[bytes], bytes], runtime: Runtime) -> Direc
         return None
 
 
+def _hand_over_server(
+    uri: str, location: ActorLocation, actors: LocalActors, runtime: Runtime
+) -> HandOverServer | None:
+    sockets = sockets_of(session_folder(), uri)
+    if sockets is None or location.actor_name != store_actor_name(uri, location.node_id):
+        # A node's tasks hand over to its first store actor.
+        return None
+    try:
+        return HandOverServer(socket_of(sockets, location.host), actors, runtime)
+    except OSError:
+        log.exception("Spark's tasks cannot hand rows over to this process without Python workers")
+        return None
+
+
 def _memory_of(options: MemoryOptions) -> StoreMemory:
     """Return the process's memory. By default, spilled state goes into Ray's folder of this node's session."""
     if options.limit is None:
         return UnlimitedMemory()
-    folder = options.spill_dir or os.path.join(_session_folder(), "statefleet-spill")
+    folder = options.spill_dir or os.path.join(session_folder(), "statefleet-spill")
     return LimitedMemory(options.limit, folder)
-
-
-def _session_folder() -> str:
-    """Return Ray's folder of this node's session: on a disk of the node, and known to its operators."""
-    node: Any = worker._global_node
-    return str(node.get_session_dir_path())

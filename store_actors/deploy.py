@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.memory_options import MemoryOptions
-from coordinator.model.names import dashboard_name, store_actors_prefix
+from coordinator.model.names import dashboard_name, store_actor_name
 from coordinator.service.calls import NAMESPACE, Actors, unwrapped
 from coordinator.service.client import CoordinatorClient
 from coordinator.storage.options import Secrets, StorageOptions
@@ -25,7 +25,6 @@ __all__ = [
     "end_store_actors",
     "ensure_store_actor",
     "forward_credentials",
-    "store_actor_name",
     "store_metrics",
 ]
 
@@ -44,12 +43,6 @@ CORES_EACH = 8
 def actors_for(cores: int) -> int:
     """Return the number of store actors that keep a node of `cores` cores busy."""
     return max(1, -(-cores // CORES_EACH))
-
-
-def store_actor_name(uri: str, node_id: str, number: int = 0) -> str:
-    """Return the name of a fleet's store actor on a node: the first one, or the one of a number."""
-    name = f"{store_actors_prefix(uri)}{node_id[:12]}"
-    return name if number == 0 else f"{name}-{number}"
 
 
 def ensure_store_actor(

@@ -14,6 +14,7 @@ __all__ = [
     "dashboard_name",
     "fleet_id_of",
     "is_state_name",
+    "store_actor_name",
     "store_actors_prefix",
 ]
 
@@ -32,6 +33,12 @@ def fleet_id_of(uri: str) -> str:
 def store_actors_prefix(uri: str) -> str:
     """Return the prefix of the names of the store actors of a normalised URI."""
     return f"statefleet-store-{fleet_id_of(uri)}-"
+
+
+def store_actor_name(uri: str, node_id: str, number: int = 0) -> str:
+    """Return the name of a fleet's store actor on a node: the first one, or the one of a number."""
+    name = f"{store_actors_prefix(uri)}{node_id[:12]}"
+    return name if number == 0 else f"{name}-{number}"
 
 
 def dashboard_name(uri: str) -> str:

@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import ray
+from ray._private import worker
 from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError, RayTaskError
 
 from coordinator.model.errors import SetupError, StateStoreError, StoreUnavailableError
 from coordinator.runtime.retry import Retry
 from coordinator.runtime.runtime import Clock
 
-__all__ = ["NAMESPACE", "Actors", "RayActors", "answer", "call_until", "unwrapped"]
+__all__ = ["NAMESPACE", "Actors", "RayActors", "answer", "call_until", "session_folder", "unwrapped"]
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +108,12 @@ class RayActors:
         except OSError:
             return False
         return True
+
+
+def session_folder() -> str:
+    """Return Ray's folder of this node's session: on a disk of the node, and known to its operators."""
+    node: Any = worker._global_node
+    return str(node.get_session_dir_path())
 
 
 def answer(actors: Actors, handle: Any, reference: Any) -> Any:

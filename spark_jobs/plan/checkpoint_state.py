@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -22,7 +21,7 @@ from pyspark.sql import types as T
 from coordinator.model.errors import CorruptStateError
 from spark_jobs.plan.aggregate_functions import AggregateFunction
 from spark_jobs.plan.catalyst import java_class
-from spark_jobs.plan.spark_version import SPARK, with_moved_classes
+from spark_jobs.plan.spark_version import SPARK, executor_code
 
 __all__ = [
     "SPARK_DEFAULT_STORE",
@@ -34,7 +33,6 @@ __all__ = [
     "with_columns",
 ]
 
-_SOURCE = Path(__file__).with_name("StateRows.java")
 _STATE = "org.apache.spark.sql.execution.streaming.state"
 SPARK_DEFAULT_STORE = "default"
 _STRICT = "spark.sql.streaming.statefulOperator.useStrictDistribution"
@@ -210,10 +208,7 @@ def checked_partitions(
 
 @cache
 def _source() -> str:
-    """Return the class's body without the comment at its top, which Spark's code generation takes separately."""
-    text = _SOURCE.read_text()
-    opening = _SOURCE.with_name(f"OpenedStore.{SPARK.JAVA_FOLDER}.java").read_text()
-    return with_moved_classes(text[text.index("*/") + 2 :] + opening)
+    return executor_code("StateRows.java") + executor_code(f"OpenedStore.{SPARK.JAVA_FOLDER}.java")
 
 
 def _empty_map() -> Any:

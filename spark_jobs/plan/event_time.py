@@ -76,6 +76,8 @@ class Upstream:
         node reads, and then drops no late rows by it; ``LateRowsRule.java`` makes such a column null.
     shards
         Number of shards that the program asks for; None if it accepts the current number.
+    sockets
+        Paths of the sockets to which its tasks can hand rows over, up to the address of the node; None if only Python workers do.
     """
 
     state: str
@@ -92,6 +94,7 @@ class Upstream:
     together: bool
     late_columns: Mapping[str, Sequence[str]]
     shards: int | None = None
+    sockets: str | None = None
 
     def route_column(self) -> str:
         """Return the name of the column by which the operator's exchange is partitioned; ``Route.java`` parses it."""

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from coordinator.model.errors import InvalidRequestError
-from coordinator.model.schema import StateSchema
+from coordinator.model.schema import OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.plan.bounds import warn_if_unbounded
 from spark_jobs.plan.event_time import Branch, Upstream, branches_of, event_time_rules
@@ -133,6 +133,18 @@ class RoutedOperator:
     schema: StateSchema
     branches: tuple[tuple[Branch, ...], ...]
     upstream: Upstream
+
+    @property
+    def can_hand_over(self) -> bool:
+        """Whether its tasks can hand rows over to store actors: those of an aggregation by keys without a watermark."""
+        # With one Spark's partial aggregation decides which rows are counted as late, and so does Python's map side.
+        return (
+            self.schema.operator is OperatorKind.AGGREGATE
+            and len(self.branches) == len(self.branches[0]) == 1
+            and self.schema.event_time is None
+            and self.schema.expiry_key is None
+            and bool(self.schema.keys)
+        )
 
     @classmethod
     def of(

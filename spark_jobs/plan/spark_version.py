@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import pandas as pd
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyspark
 from pyspark.sql import types as T
 
-__all__ = ["SPARK", "PandasConversions", "SparkVersion", "class_name", "with_moved_classes"]
+__all__ = ["SPARK", "PandasConversions", "SparkVersion", "class_name", "executor_code", "with_moved_classes"]
 
 
 class PandasConversions(Protocol):
@@ -116,6 +117,12 @@ else:
 def class_name(name: str) -> str:
     """Return the full name that a class of Spark 3.5 has in the installed version."""
     return SPARK.MOVED_CLASSES.get(name, name)
+
+
+def executor_code(file: str) -> str:
+    """Return Java of this folder that executors compile, without the comment at its top: Spark's code generation takes no comments."""
+    text = Path(__file__).with_name(file).read_text()
+    return with_moved_classes(text[text.index("*/") + 2 :])
 
 
 def with_moved_classes(java: str) -> str:

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from coordinator.model.errors import SetupError
 from spark_jobs.plan.catalyst import CATALYST, WATERMARK_KEY, java_class
 from spark_jobs.plan.logical import Plan
-from spark_jobs.plan.spark_version import SPARK, with_moved_classes
+from spark_jobs.plan.spark_version import SPARK, executor_code, with_moved_classes
 
 __all__ = ["install", "joined_source", "marked_as_aggregation", "with_event_time", "with_sparks_own"]
 
@@ -59,7 +59,7 @@ def install(spark: SparkSession, driver: Callable[[str], str]) -> None:
         sessions = _compiled(gateway)
         if not sessions.isInstalled(spark._jsparkSession):
             ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
-            sessions.install(spark._jsparkSession, _Driver(driver))
+            sessions.install(spark._jsparkSession, _Driver(driver), executor_code("HandOver.java"))
     except Py4JError as error:
         raise SetupError(
             "this Spark cannot be made to see the fleet's operators, without which results would come in other batches than Spark's; "

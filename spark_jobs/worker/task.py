@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain
 
 import pyarrow as pa
@@ -14,9 +15,12 @@ from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.worker.batch import BatchHeader
-from spark_jobs.worker.exchange import unpack_shards
-from spark_jobs.worker.fleet_client import FleetAddress, executor_name, fleet_client
+from spark_jobs.worker.exchange import as_type, unpack_shards
+from spark_jobs.worker.fleet_client import FleetAddress, FleetClient, executor_name, fleet_client
 from spark_jobs.worker.store_calls import ShardWork
+from store_actors.hand_over import HandedOver
+from store_actors.local_calls import LocalActors
+from store_actors.messages import ShardInput
 
 __all__ = ["StateTask", "in_output_mode", "task_identity"]
 
@@ -37,15 +41,45 @@ class StateTask:
             for received in unpack_shards(batches, self.schema)
         )
         # All of a task's shards are of one batch.
-        if (first := next(works, None)) is None:
-            return
+        if (first := next(works, None)) is not None:
+            yield from self._emitted(fleet_client(self.address), first, works)
+
+    def handed_over(self, work: HandedOver, actors: LocalActors) -> Iterator[pa.RecordBatch]:
+        """Do the same in a store actor, to which a task of Spark's handed its rows over.
+
+        Parameters
+        ----------
+        actors
+            The fleet's actors, as the store actor's process sees them.
+        """
+        first, *others = self._works(work)
+        return self._emitted(_store_actors_client(self.address, actors), first, others)
+
+    def _works(self, work: HandedOver) -> Iterator[ShardWork]:
+        raw, *others = self.schema.input_schemas()
+        columns = [as_type(field.type, work.rows.column(field.name)) for field in raw]
+        rows = pa.Table.from_arrays(columns, schema=raw)
+        empty = [schema.empty_table() for schema in others]
+        begin = 0
+        for shard, count in zip(work.shards, work.counts, strict=True):
+            header = BatchHeader(**work.batch, shard=shard)
+            task = _task_of(self.metadata, header, work.attempt, work.executor)
+            yield ShardWork(task, ShardInput((rows.slice(begin, count), *empty), count), {}, header)
+            begin += count
+
+    def _emitted(self, client: FleetClient, first: ShardWork, others: Iterable[ShardWork]) -> Iterator[pa.RecordBatch]:
         assert first.header is not None
         schema = self.schema.in_output_mode(first.header.output_mode or self.schema.output_mode)
         metadata = in_output_mode(self.metadata, schema)
-        for emitted in fleet_client(self.address).apply_all(chain([first], works), metadata, schema):
+        for emitted in client.apply_all(chain([first], others), metadata, schema):
             # Columns such as the numbers of rows are of use to the shard only.
             visible = emitted.drop_columns([name for name in emitted.column_names if name.startswith("__")])
             yield from visible.to_batches(max_chunksize=1 << 16)
+
+
+@cache
+def _store_actors_client(address: FleetAddress, actors: LocalActors) -> FleetClient:
+    return FleetClient(address, actors=actors)
 
 
 def in_output_mode(metadata: StateMetadata, schema: StateSchema) -> StateMetadata:
@@ -73,14 +107,18 @@ def task_identity(metadata: StateMetadata, header: BatchHeader | None) -> TaskId
             "a stateful DataFrame of the fleet runs only inside a streaming query; start it with writeStream",
             state=metadata.state_name,
         )
+    return _task_of(metadata, header, context.taskAttemptId(), executor_name())
+
+
+def _task_of(metadata: StateMetadata, header: BatchHeader, attempt: int, executor: str) -> TaskIdentity:
     return TaskIdentity(
         state_name=metadata.state_name,
         query_id=header.query_id,
         run_id=header.run_id,
         batch_id=header.batch_id,
         partition_id=header.first_partition + header.shard,
-        attempt=context.taskAttemptId(),
-        executor=executor_name(),
+        attempt=attempt,
+        executor=executor,
         batch_time_ms=header.time_ms,
         former_time_ms=header.former_time_ms,
         is_temporary=header.is_temporary,

@@ -14,6 +14,7 @@ from coordinator.ledger.checkpoints import PART_RECORDS
 from coordinator.ledger.rescaling import BatchShards
 from coordinator.model.identities import ActorLocation
 from coordinator.model.maintenance import Maintenance
+from coordinator.model.names import store_actor_name
 from coordinator.runtime.runtime import Runtime
 from coordinator.service.client import CoordinatorClient
 from coordinator.service.coordinator import Coordinator
@@ -22,7 +23,6 @@ from coordinator.storage.options import StorageOptions
 from coordinator.storage.protocol import ObjectStore
 from spark_jobs.worker.fleet_client import FleetAddress, FleetClient
 from store_actors.actor import StoreProcess
-from store_actors.deploy import store_actor_name
 from tests.simulation.audit import audit_log, audit_state, counted_forms
 from tests.simulation.clock import ProcessClock, SimulatedClock, SimulatedIds, SimulatedThreads, Skew
 from tests.simulation.cluster import AsyncLife, Cluster, Life, SimulatedActors

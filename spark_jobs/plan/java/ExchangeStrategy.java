@@ -1,5 +1,6 @@
 package statefleet.spark;
 
+import com.fasterxml.jackson.databind.JsonNode;
 import java.util.ArrayList;
 import java.util.Arrays;
 import org.apache.spark.sql.SparkSession;
@@ -8,6 +9,7 @@ import org.apache.spark.sql.catalyst.expressions.Attribute;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.Project;
 import org.apache.spark.sql.catalyst.plans.logical.RepartitionByExpression;
+import org.apache.spark.sql.catalyst.plans.physical.HashPartitioning;
 import org.apache.spark.sql.execution.SparkStrategy;
 import org.apache.spark.sql.execution.exchange.REPARTITION_BY_NUM$;
 import org.apache.spark.sql.execution.streaming.IncrementalExecution;
@@ -18,14 +20,25 @@ import scala.collection.Seq;
 /** Plans the exchange of a fleet's operator as a StatefulExchangeExec, for as many shards as the batch has. */
 class ExchangeStrategy extends SparkStrategy {
     public Seq apply(LogicalPlan plan) {
+        HandedOver operator = HandedOver.of(plan, SparkSession.active());
+        if (operator != null) {
+            RepartitionByExpression repartition = operator.exchange;
+            int planned = ((Number) repartition.optNumPartitions().get()).intValue();
+            int shards = shards(planned, operator.facts);
+            StatefulExchangeExec exchange = new StatefulExchangeExec(
+                new HashPartitioning(repartition.partitionExpressions(), shards),
+                planLater(operator.routed(shards)),
+                REPARTITION_BY_NUM$.MODULE$,
+                repartition.optAdvisoryPartitionSize());
+            exchange.bindToBatch();
+            return Lists.seq(Arrays.asList(new Object[] {HandOverExec.of(plan, exchange)}));
+        }
         if (plan instanceof RepartitionByExpression) {
             RepartitionByExpression repartition = (RepartitionByExpression) plan;
             String route = Route.nameIn(repartition.partitionExpressions());
             if (route != null) {
-                SparkSession session = SparkSession.active();
-                IncrementalExecution execution = CurrentQuery.execution(session.sparkContext(), session);
                 int planned = ((Number) repartition.optNumPartitions().get()).intValue();
-                int shards = execution == null ? planned : Shards.of(execution, Route.facts(route), planned).number;
+                int shards = shards(planned, Route.facts(route));
                 LogicalPlan below = repartition.child();
                 if (shards != planned) {
                     below = renumbered(below, shards);
@@ -42,6 +55,13 @@ class ExchangeStrategy extends SparkStrategy {
             }
         }
         return Lists.seq(new ArrayList());
+    }
+
+    /** Returns the number of shards of the batch that is planned. */
+    private static int shards(int planned, JsonNode facts) {
+        SparkSession session = SparkSession.active();
+        IncrementalExecution execution = CurrentQuery.execution(session.sparkContext(), session);
+        return execution == null ? planned : Shards.of(execution, facts, planned).number;
     }
 
     /** Returns the rows for a number of shards, which the functions above them read in the name of a column (spark_jobs/worker/exchange.py). */

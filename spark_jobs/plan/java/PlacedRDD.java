@@ -101,6 +101,25 @@ class TaskGroups {
         }
     }
 
+    /** Returns the shards of each task. */
+    int[][] shards(int[] chosen) {
+        int[][] shards = new int[groups.size()][];
+        if (groups.size() == number) {
+            for (int i = 0; i < number; i++) {
+                shards[i] = new int[] {chosen[i]};
+            }
+            return shards;
+        }
+        for (int i = 0; i < shards.length; i++) {
+            int[] indices = (int[]) groups.get(i);
+            shards[i] = new int[indices.length];
+            for (int j = 0; j < indices.length; j++) {
+                shards[i][j] = chosen[indices[j]];
+            }
+        }
+        return shards;
+    }
+
     /** Returns the rows with a task for each group; the same rows if each group has one shard. */
     RDD of(RDD placed, ClassTag tag) {
         return groups.size() == number ? placed : new GroupedShardsRDD(placed, groups, hosts, tag);

@@ -24,9 +24,11 @@ public class Sessions {
      * driver: a function of the driver's Python, from JSON to JSON. It answers whether a query may start on its states ("start"), how many
      * shards an operator has in a batch ("begin"), on which hosts ("place"), and at the end of a batch which shards lack it and what the
      * others did ("settle"). It also gets batches that the commit log has ("finished") and ended runs ("ended").
+     * handOver: the code of tasks that hand rows over to store actors.
      */
-    public void install(SparkSession session, Function driver) {
+    public void install(SparkSession session, Function driver, String handOver) {
         Driver.callback = driver;
+        HandedOver.code = handOver;
         ExperimentalMethods methods = session.experimental();
         if (!holds(methods.extraStrategies(), ExchangeStrategy.class)) {
             session.streams().addListener(new RunEnds());

@@ -24,6 +24,22 @@ class Shards {
         this.batchId = batchId;
     }
 
+    /** Returns for each shard a route that Spark's partitioning puts there (spark_jobs/worker/routing.py). */
+    static int[] routes(int number) {
+        int[] routes = new int[number];
+        boolean[] present = new boolean[number];
+        int remaining = number;
+        for (int route = 0; remaining > 0; route++) {
+            int shard = Math.floorMod(org.apache.spark.unsafe.hash.Murmur3_x86_32.hashInt(route, 42), number);
+            if (!present[shard]) {
+                present[shard] = true;
+                routes[shard] = route;
+                remaining--;
+            }
+        }
+        return routes;
+    }
+
     private static Shards fromAnswer(Map answer, String runId, long batchId) {
         int first = ((Number) answer.get("first_partition")).intValue();
         return new Shards(first, ((Number) answer.get("shards")).intValue(), runId, batchId);

@@ -54,6 +54,10 @@ public class StatefulExchangeExec extends VersionedExchange {
     private transient boolean reported;
     private transient boolean written;
     private transient int[] selected;
+    /** Whether the rows are handed over, the batch as its tasks tell the store actors, and the shards of each task. */
+    private transient boolean handsOver;
+    private transient String batch;
+    private transient int[][] shardsOfTasks;
     private transient long evictMs;
 
     public StatefulExchangeExec(Partitioning partitioning, SparkPlan child, ShuffleOrigin origin, Option advisory) {
@@ -193,6 +197,24 @@ public class StatefulExchangeExec extends VersionedExchange {
 
     // -- running ----------------------------------------------------------------------------------------------------
 
+    /** Returns the rows for tasks that hand them over: without headers, as the tasks know {@link #batch} and their shards. */
+    RDD handedOver() {
+        handsOver = true;
+        return execute();
+    }
+
+    String batch() {
+        return batch;
+    }
+
+    int[][] shardsOfTasks() {
+        return shardsOfTasks;
+    }
+
+    int[] routes() {
+        return Shards.routes(shards());
+    }
+
     public RDD doExecute() {
         bindToBatch();
         if (execution == null) {
@@ -224,16 +246,25 @@ public class StatefulExchangeExec extends VersionedExchange {
         message.put("first_partition", firstPartition());
         message.put("output_mode", Mode.of(facts(), execution));
         message.put("is_temporary", CurrentQuery.isTemporary(CurrentQuery.query(sparkContext(), session())));
-        for (int i = 0; i < chosen.length; i++) {
+        batch = message.toString();
+        for (int i = 0; i < chosen.length && !handsOver; i++) {
             message.put("shard", chosen[i]);
             rows.add(projection.apply(header(message.toString())).copy());
         }
         ClassTag tag = ClassTag$.MODULE$.apply(InternalRow.class);
-        RDD headers = new HeaderRDD(sparkContext(), Lists.seq(rows), rows.size(), tag, (Partitioner) shuffled.partitioner().get());
-        Seq both = Lists.seq(Arrays.asList(new Object[] {headers, shuffled}));
+        ArrayList both = new ArrayList();
+        if (!handsOver) {
+            both.add(new HeaderRDD(sparkContext(), Lists.seq(rows), rows.size(), tag, (Partitioner) shuffled.partitioner().get()));
+        }
+        both.add(shuffled);
         JsonNode cores = place();
-        RDD placed = new PlacedRDD(sparkContext(), both, tag, stateId(), chosen);
-        return facts().get("together").asBoolean() ? new TaskGroups(stateId(), chosen, cores, sparkContext()).of(placed, tag) : placed;
+        RDD placed = new PlacedRDD(sparkContext(), Lists.seq(both), tag, stateId(), chosen);
+        if (!facts().get("together").asBoolean()) {
+            return placed;
+        }
+        TaskGroups groups = new TaskGroups(stateId(), chosen, cores, sparkContext());
+        shardsOfTasks = groups.shards(chosen);
+        return groups.of(placed, tag);
     }
 
     /** Has the shards placed before the first task of a run, and whenever the executors have changed. Returns cores by host. */
@@ -376,7 +407,7 @@ public class StatefulExchangeExec extends VersionedExchange {
         if (node == this) {
             return nearest;
         }
-        SparkPlan above = node.getClass().getSimpleName().endsWith("MapInArrowExec") ? node : nearest;
+        SparkPlan above = node instanceof HandOverExec || node.getClass().getSimpleName().endsWith("MapInArrowExec") ? node : nearest;
         Seq children = node.children();
         for (int i = 0; i < children.size(); i++) {
             SparkPlan found = taskAbove((SparkPlan) children.apply(i), above);

@@ -1,0 +1,66 @@
+"""Calls of a store actor by its own process, without Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from coordinator.runtime.runtime import Runtime
+from coordinator.service.calls import RayActors
+
+__all__ = ["LocalActors"]
+
+#: Calls of tasks at once; a node has as many tasks as cores.
+_AT_ONCE = 64
+
+
+class LocalActors(RayActors):
+    """The fleet's actors as the process of a store actor sees them; see :class:`~coordinator.service.calls.Actors`.
+
+    Parameters
+    ----------
+    name, process
+        The store actor of this process. Its calls are made by threads of the process, with their arguments as they are.
+    """
+
+    def __init__(self, name: str, process: Any, runtime: Runtime) -> None:
+        super().__init__()
+        self._name = name
+        self._local = _Handle(process, runtime.threads.pool(_AT_ONCE, "statefleet-local-call").submit)
+
+    def find(self, name: str) -> Any | None:
+        return self._local if name == self._name else super().find(name)
+
+    def wait(self, references: Sequence[Any], timeout_s: float) -> bool:
+        if isinstance(references[0], Future):
+            # This process does not look after itself: it would have to be ended to be started again.
+            references[0].exception()
+            return True
+        return super().wait(references, timeout_s)
+
+    def get(self, reference: Any, timeout_s: float | None = None) -> Any:
+        return reference.result() if isinstance(reference, Future) else super().get(reference, timeout_s)
+
+    def put(self, value: Any) -> Any:
+        # Ray puts the arguments of its own calls by itself.
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Handle:
+    """The handle of this process's store actor."""
+
+    process: Any
+    submit: Callable[..., Future[Any]]
+
+    def __getattr__(self, method: str) -> _Method:
+        return _Method(partial(self.submit, getattr(self.process, method)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Method:
+    #: Calls the method, and returns the future of its result.
+    remote: Callable[..., Future[Any]]
