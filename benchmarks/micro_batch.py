@@ -37,6 +37,7 @@ from benchmarks.harness import (
     write_rows,
 )
 from spark_jobs.fleet import Fleet, connect
+from spark_jobs.session.settings import HAND_OVER
 
 #: Columns of the input.
 SCHEMA = "key BIGINT, amount BIGINT"
@@ -81,7 +82,7 @@ def stateless(frame: DataFrame, shards: int) -> DataFrame:
 def _start(spark: SparkSession, fleet: Fleet, name: str, root: Path, shards: int) -> Variant:
     source = spark.readStream.schema(SCHEMA).parquet(str(Variant.input_folder(root, name)))
     use_store(spark, name)
-    spark.conf.set("spark.statefleet.handOver", str(name == HANDED_OVER).lower())
+    spark.conf.set(HAND_OVER, str(name == HANDED_OVER).lower())
     if name in (FLEET, HANDED_OVER):
         result = aggregate(fleet.stateful(source, name=f"bench-{name}-{root.name}", shards=shards))
     elif name == STATELESS:

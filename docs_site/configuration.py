@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from coordinator.model.maintenance import Maintenance
@@ -114,6 +115,17 @@ def _settings() -> Iterator[str]:
             rows.append((f"`{name}{'<head>' if name.endswith('.') else ''}`", f"`{text}`", why))
         yield f"{where}\n\n{table(('setting', 'value', 'why'), rows)}"
     yield f"`{settings.MAX_EXECUTORS}`: {settings.MAX_EXECUTORS_WHY}."
+    hand_over = (
+        f"`{settings.HAND_OVER}`: "
+        "`true` lets the tasks of an aggregation by keys, without a watermark, hand their rows over to the store actor "
+        "of their node themselves, in place of Python workers on both sides of the exchange. It is a setting of the "
+        "session (`spark.conf.set`) that a query takes when it starts; state and results are the same, and "
+        "`query.explain()` shows `HandOver`. It is off by default, as two things are missing yet: where groups repeat "
+        "within a batch, rows are not combined before the shuffle; and a task waits as long as it takes for a store "
+        "actor that hangs, which a Python worker has restarted. One that dies costs the task an attempt "
+        "(`spark.task.maxFailures`)."
+    )
+    yield fill(hand_over, 136, break_on_hyphens=False)
 
 
 def _environment() -> str:

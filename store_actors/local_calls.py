@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from coordinator.runtime.runtime import Runtime
+from coordinator.runtime.runtime import Pool, Runtime
 from coordinator.service.calls import RayActors
 
 __all__ = ["LocalActors"]
@@ -29,20 +27,17 @@ class LocalActors(RayActors):
     def __init__(self, name: str, process: Any, runtime: Runtime) -> None:
         super().__init__()
         self._name = name
-        self._local = _Handle(process, runtime.threads.pool(_AT_ONCE, "statefleet-local-call").submit)
+        self._local = _Handle(process, runtime.threads.pool(_AT_ONCE, "statefleet-local-call"))
 
     def find(self, name: str) -> Any | None:
         return self._local if name == self._name else super().find(name)
 
     def wait(self, references: Sequence[Any], timeout_s: float) -> bool:
-        if isinstance(references[0], Future):
-            # This process does not look after itself: it would have to be ended to be started again.
-            references[0].exception()
-            return True
-        return super().wait(references, timeout_s)
+        # This process does not look after itself: :meth:`get` waits for its own calls.
+        return isinstance(references[0], _Call) or super().wait(references, timeout_s)
 
     def get(self, reference: Any, timeout_s: float | None = None) -> Any:
-        return reference.result() if isinstance(reference, Future) else super().get(reference, timeout_s)
+        return reference.result() if isinstance(reference, _Call) else super().get(reference, timeout_s)
 
     def put(self, value: Any) -> Any:
         # Ray puts the arguments of its own calls by itself.
@@ -54,13 +49,23 @@ class _Handle:
     """The handle of this process's store actor."""
 
     process: Any
-    submit: Callable[..., Future[Any]]
+    threads: Pool
 
     def __getattr__(self, method: str) -> _Method:
-        return _Method(partial(self.submit, getattr(self.process, method)))
+        return _Method(getattr(self.process, method), self.threads)
 
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    #: Calls the method, and returns the future of its result.
-    remote: Callable[..., Future[Any]]
+    call: Callable[..., Any]
+    threads: Pool
+
+    def remote(self, *args: Any) -> _Call:
+        return _Call(self.threads.submit(self.call, *args).result)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A reference to the result of a call, which :attr:`result` waits for."""
+
+    result: Callable[[], Any]

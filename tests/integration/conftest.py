@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.fleet import Fleet, connect
+from spark_jobs.session.settings import HAND_OVER
 from spark_jobs.session.spark_session import start_session, stop_session
 from tests.conftest import NewUri
 from tests.integration.case_systems import configured
@@ -40,7 +41,7 @@ def spark(new_uri: NewUri, environment_before: dict[str, str]) -> Iterator[Spark
 @pytest.fixture(params=[False, True], ids=["in Python", "handed over"])
 def handed_over(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[bool]:
     """Whether tasks of queries that are started in the test hand rows over to store actors: the test runs both ways."""
-    with configured(spark, {"spark.statefleet.handOver": str(request.param).lower()}):
+    with configured(spark, {HAND_OVER: str(request.param).lower()}):
         yield request.param
 
 

@@ -12,10 +12,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_jobs.fleet import Fleet
+from spark_jobs.session.settings import HAND_OVER
 from tests.integration.case_systems import ALL_CASES, Counts, Inputs, System, check_case, configured, on_spark
 from tests.integration.streams import Feed, Run, short_list
 
-HANDED_OVER = {"spark.statefleet.handOver": "true"}
+HANDED_OVER = {HAND_OVER: "true"}
 #: Aggregations by keys without a watermark, which are what is handed over.
 AGGREGATIONS = [
     "A1 count by value, update",
@@ -55,7 +56,7 @@ def test_a_query_changes_the_way_with_its_state(spark: SparkSession, fleet: Flee
     feed = Feed(spark, tmp_path / "in", ROWS)
     frame = fleet.stateful(feed.stream(), name=name, shards=5).groupBy("k").agg(F.sum("v").alias("s"))
     for number, (setting, total) in enumerate((("false", 1), ("true", 3), ("false", 6))):
-        with configured(spark, {"spark.statefleet.handOver": setting}):
+        with configured(spark, {HAND_OVER: setting}):
             run = Run(frame, "update", tmp_path / "ck")
             try:
                 feed.add([("a", number + 1)])
