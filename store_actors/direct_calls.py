@@ -25,9 +25,9 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
-from coordinator.runtime.runtime import Runtime
+from coordinator.runtime.runtime import Clock, Runtime
 
-__all__ = ["DirectAddress", "DirectMessages", "DirectServer", "connect"]
+__all__ = ["DirectAddress", "DirectMessages", "DirectServer", "accept_each", "connect"]
 
 log = logging.getLogger(__name__)
 
@@ -101,14 +101,7 @@ class DirectServer:
         self._start_thread(self._accept, "statefleet-direct")
 
     def _accept(self) -> None:
-        while True:
-            try:
-                caller, _ = self._listening.accept()
-                with caller:
-                    self._take(caller)
-            except (OSError, RuntimeError):  # no file, or no thread, for it
-                log.exception("a connection was not taken; look-ups go by Ray")
-                self._clock.sleep(_PAUSE_S)
+        accept_each(self._listening, self._take, self._clock, "a connection was not taken; look-ups go by Ray")
 
     def _take(self, caller: socket.socket) -> None:
         # Ends a connection whose machine is gone.
@@ -206,6 +199,27 @@ class DirectMessages:
             raise AuthenticationError("a message is not the next one that the other side sent")
         self._received += 1
         return content
+
+
+def accept_each(listening: socket.socket, take: Callable[[socket.socket], None], clock: Clock, failure: str) -> None:
+    """Pass each connection of a listening socket to `take`, for ever. One that cannot be taken is closed.
+
+    Parameters
+    ----------
+    failure
+        What the log says of a connection that was not taken.
+    """
+    while True:
+        try:
+            connection, _ = listening.accept()
+            try:
+                take(connection)
+            except BaseException:
+                connection.close()
+                raise
+        except (OSError, RuntimeError):  # no file, or no thread, for it
+            log.exception(failure)
+            clock.sleep(_PAUSE_S)
 
 
 def _code(key: bytes, number: int, content: bytes) -> bytes:

@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from coordinator.model.names import fleet_id_of
 from coordinator.runtime.runtime import Runtime
+from store_actors.direct_calls import accept_each
 from store_actors.local_calls import LocalActors
 
 __all__ = ["HandOverServer", "HandedOver", "socket_of", "sockets_of"]
@@ -39,8 +40,6 @@ _LENGTH = struct.Struct(">i")
 #: Bytes of a socket's path at most, and of its end, which :func:`socket_of` adds.
 _PATH_BYTES, _END_BYTES = 107, 13
 _BUFFER_BYTES = 1 << 18
-#: Seconds without a new task after the process had no file or thread for one.
-_PAUSE_S = 1.0
 
 
 def sockets_of(session_folder: str, uri: str) -> str | None:
@@ -118,17 +117,16 @@ class HandOverServer:
         self._listening.bind(path)
         self._listening.listen()
         self._actors = actors
-        self._start_thread, self._sleep = runtime.threads.start, runtime.clock.sleep
+        self._start_thread, self._clock = runtime.threads.start, runtime.clock
         self._start_thread(self._accept, "statefleet-hand-over")
 
     def _accept(self) -> None:
-        while True:
-            try:
-                task, _ = self._listening.accept()
-                self._start_thread(partial(self._serve, task), "statefleet-hand-over-task")
-            except (OSError, RuntimeError):  # no file, or no thread, for it: the task sees that, and Spark tries again
-                log.exception("a task that hands rows over was not taken")
-                self._sleep(_PAUSE_S)
+        accept_each(
+            self._listening, self._take, self._clock, "a task that hands rows over was not taken; Spark tries again"
+        )
+
+    def _take(self, task: socket.socket) -> None:
+        self._start_thread(partial(self._serve, task), "statefleet-hand-over-task")
 
     def _serve(self, task: socket.socket) -> None:
         try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -159,7 +158,8 @@ def state_rows(
             array(store.snapshots),
         ]
     )  # fmt: skip
-    code = java_class("org.apache.spark.sql.catalyst.expressions.codegen.CodeAndComment")(_source(), _empty_map())
+    text = executor_code("StateRows.java") + executor_code(f"OpenedStore.{SPARK.JAVA_FOLDER}.java")
+    code = java_class("org.apache.spark.sql.catalyst.expressions.codegen.CodeAndComment")(text, _empty_map())
     metrics = java_class("org.apache.spark.sql.execution.metric.SQLMetrics")
     time = metrics.createTimingMetric(session.sparkContext(), "state read", -1)
     evaluators = java_class("org.apache.spark.sql.execution.WholeStageCodegenEvaluatorFactory")(
@@ -204,11 +204,6 @@ def checked_partitions(
         F.lit(": they were swapped or copied; restore the checkpoint from a backup"),
     )
     return rows.where(F.when(expected == present, True).otherwise(F.raise_error(error).cast("boolean")))
-
-
-@cache
-def _source() -> str:
-    return executor_code("StateRows.java") + executor_code(f"OpenedStore.{SPARK.JAVA_FOLDER}.java")
 
 
 def _empty_map() -> Any:

@@ -77,7 +77,7 @@ class Upstream:
     shards
         Number of shards that the program asks for; None if it accepts the current number.
     sockets
-        Paths of the sockets to which its tasks can hand rows over, up to the address of the node; None if only Python workers do.
+        How the paths of the sockets begin to which its tasks can hand rows over; None if only Python workers send them.
     """
 
     state: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -119,8 +120,9 @@ def class_name(name: str) -> str:
     return SPARK.MOVED_CLASSES.get(name, name)
 
 
+@cache
 def executor_code(file: str) -> str:
-    """Return Java of this folder that executors compile, without the comment at its top: Spark's code generation takes no comments."""
+    """Return Java of this folder that executors compile, without the comment at its top, which Spark takes separately."""
     text = Path(__file__).with_name(file).read_text()
     return with_moved_classes(text[text.index("*/") + 2 :])
 

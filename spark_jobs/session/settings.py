@@ -9,9 +9,9 @@ from typing import NamedTuple
 __all__ = [
     "CLUSTER_SETTINGS",
     "EXECUTOR_RESOURCES",
+    "HAND_OVER",
     "HEAD_SETTINGS",
     "LOCAL_SETTINGS",
-    "HAND_OVER",
     "MAX_EXECUTORS",
     "MAX_EXECUTORS_WHY",
     "SETTINGS",

@@ -250,12 +250,9 @@ class Importer:
         self, operator: RoutedOperator, metadata: StateMetadata, task: TaskIdentity, watermarks: Watermarks
     ) -> ImportTask | StoresImportTask:
         """Return the function of the tasks that write an operator's rows."""
-        if isinstance(operator.plan, TransformPlan):
-            stores, due_per_ms = (
-                processor_stores(operator.plan.variables, operator.schema.keys),
-                operator.plan.due_per_ms,
-            )
-            return StoresImportTask(stores, metadata, self._address, task, watermarks, due_per_ms)
+        if isinstance(plan := operator.plan, TransformPlan):
+            stores = processor_stores(plan.variables, plan.schema.keys)
+            return StoresImportTask(stores, metadata, self._address, task, watermarks, plan.due_per_ms)
         return ImportTask(file_schema(operator), metadata, self._address, task, watermarks)
 
 

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -145,6 +146,31 @@ def check(where: str, step: Step, inputs: Inputs, systems: Mapping[str, System],
             )
         )  # type: ignore[arg-type]
         assert comparable == expected_totals, f"{where}: state of {operator} is {totals}"
+
+
+def compare_case(
+    spark: SparkSession,
+    fleet: Fleet,
+    folder: Path,
+    name: str,
+    case_name: str,
+    case: Case,
+    *,
+    with_spark: bool,
+    shards: int = 2,
+    conf: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Run a case on the fleet, and beside it on Spark if Spark can run it."""
+
+    def ours(frame: DataFrame, operator: str, mode: str = "append") -> Any:
+        return fleet.stateful(frame, name=f"{name}-{operator}", outputMode=mode, shards=shards)
+
+    inputs, counts = Inputs(spark, folder / "in", case.inputs), Counts(fleet, name)
+    with configured(spark, {**case.conf, **conf}):
+        systems = {"the fleet": System(case, inputs, ours, folder / "ck-fleet")}
+        if with_spark:
+            systems["Spark"] = System(case, inputs, on_spark, folder / "ck-spark")
+        check_case(case_name, case, inputs, systems, counts)
 
 
 def check_case(case_name: str, case: Case, inputs: Inputs, systems: Mapping[str, System], counts: Counts) -> None:

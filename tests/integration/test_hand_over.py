@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from spark_jobs.fleet import Fleet
 from spark_jobs.session.settings import HAND_OVER
-from tests.integration.case_systems import ALL_CASES, Counts, Inputs, System, check_case, configured, on_spark
+from tests.integration.case_systems import ALL_CASES, compare_case, configured
 from tests.integration.streams import Feed, Run, short_list
 
 HANDED_OVER = {HAND_OVER: "true"}
@@ -40,16 +39,7 @@ def test_results_are_those_of_spark(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case_name: str
 ) -> None:
     case = ALL_CASES[case_name]
-
-    def ours(frame: DataFrame, operator: str, mode: str = "append") -> Any:
-        return fleet.stateful(frame, name=f"{name}-{operator}", outputMode=mode, shards=5)
-
-    inputs, counts = Inputs(spark, tmp_path / "in", case.inputs), Counts(fleet, name)
-    with configured(spark, {**case.conf, **HANDED_OVER}):
-        systems = {"the fleet": System(case, inputs, ours, tmp_path / "ck-fleet")}
-        if case.spark:
-            systems["Spark"] = System(case, inputs, on_spark, tmp_path / "ck-spark")
-        check_case(case_name, case, inputs, systems, counts)
+    compare_case(spark, fleet, tmp_path, name, case_name, case, with_spark=case.spark, shards=5, conf=HANDED_OVER)
 
 
 def test_a_query_changes_the_way_with_its_state(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_jobs.fleet import Fleet
 from spark_jobs.plan.spark_version import SPARK
-from tests.integration.case_systems import ALL_CASES, Counts, Inputs, System, check_case, configured, on_spark
+from tests.integration.case_systems import ALL_CASES, compare_case
 from tests.integration.streams import Feed, Run, short_list
 from tests.tasks import deltas_of
 
@@ -40,16 +39,7 @@ SHORT_LIST = {
 @pytest.mark.parametrize("case_name", short_list(ALL_CASES, SHORT_LIST))
 def test_case(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case_name: str) -> None:
     case = ALL_CASES[case_name]
-
-    def ours(frame: DataFrame, operator: str, mode: str = "append") -> Any:
-        return fleet.stateful(frame, name=f"{name}-{operator}", outputMode=mode, shards=2)
-
-    inputs, counts = Inputs(spark, tmp_path / "in", case.inputs), Counts(fleet, name)
-    with configured(spark, case.conf):
-        systems = {"the fleet": System(case, inputs, ours, tmp_path / "ck-fleet")}
-        if case.spark:
-            systems["Spark"] = System(case, inputs, on_spark, tmp_path / "ck-spark")
-        check_case(case_name, case, inputs, systems, counts)
+    compare_case(spark, fleet, tmp_path, name, case_name, case, with_spark=case.spark)
 
 
 @pytest.mark.parametrize("is_below_an_operator", [False, True])

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from coordinator.model.errors import InvalidRequestError, StateMismatchError
 from spark_jobs.fleet import Fleet
 from spark_jobs.plan.spark_version import SPARK
-from tests.integration.case_systems import ROCKSDB, Counts, Inputs, System, check_case, configured, on_spark
+from tests.integration.case_systems import ROCKSDB, Inputs, compare_case
 from tests.integration.processor_cases import (
     CASES,
     OUTPUT,
@@ -33,17 +33,9 @@ from tests.integration.streams import Feed, Run, short_list
 
 @pytest.mark.parametrize("case_name", short_list(CASES, ["T1 counts"]))
 def test_case(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case_name: str) -> None:
-    case = CASES[case_name]
-
-    def ours(frame: DataFrame, operator: str, mode: str) -> Any:
-        return fleet.stateful(frame, name=f"{name}-{operator}", outputMode=mode, shards=2)
-
-    inputs, totals = Inputs(spark, tmp_path / "in", case.inputs), Counts(fleet, name)
-    systems = {"the fleet": System(case, inputs, ours, tmp_path / "ck")}
-    with configured(spark, ROCKSDB if SPARK.PROCESSOR_CLASSES else {}):
-        if SPARK.PROCESSOR_CLASSES:
-            systems["Spark"] = System(case, inputs, on_spark, tmp_path / "spark-ck")
-        check_case(case_name, case, inputs, systems, totals)
+    is_sparks = bool(SPARK.PROCESSOR_CLASSES)
+    conf = ROCKSDB if is_sparks else {}
+    compare_case(spark, fleet, tmp_path, name, case_name, CASES[case_name], with_spark=is_sparks, conf=conf)
 
 
 class ProcessorQuery:

@@ -10,6 +10,8 @@ import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.Project;
 import org.apache.spark.sql.catalyst.plans.logical.RepartitionByExpression;
 import org.apache.spark.sql.catalyst.plans.physical.HashPartitioning;
+import org.apache.spark.sql.catalyst.plans.physical.Partitioning;
+import org.apache.spark.sql.execution.SparkPlan;
 import org.apache.spark.sql.execution.SparkStrategy;
 import org.apache.spark.sql.execution.exchange.REPARTITION_BY_NUM$;
 import org.apache.spark.sql.execution.streaming.IncrementalExecution;
@@ -22,46 +24,44 @@ class ExchangeStrategy extends SparkStrategy {
     public Seq apply(LogicalPlan plan) {
         HandedOver operator = HandedOver.of(plan, SparkSession.active());
         if (operator != null) {
-            RepartitionByExpression repartition = operator.exchange;
-            int planned = ((Number) repartition.optNumPartitions().get()).intValue();
-            int shards = shards(planned, operator.facts);
-            StatefulExchangeExec exchange = new StatefulExchangeExec(
-                new HashPartitioning(repartition.partitionExpressions(), shards),
-                planLater(operator.routed(shards)),
-                REPARTITION_BY_NUM$.MODULE$,
-                repartition.optAdvisoryPartitionSize());
-            exchange.bindToBatch();
+            int shards = shards(operator.exchange, operator.facts);
+            Partitioning partitioning = new HashPartitioning(operator.exchange.partitionExpressions(), shards);
+            SparkPlan exchange = exchange(operator.exchange, partitioning, operator.routed(shards));
             return Lists.seq(Arrays.asList(new Object[] {HandOverExec.of(plan, exchange)}));
         }
         if (plan instanceof RepartitionByExpression) {
             RepartitionByExpression repartition = (RepartitionByExpression) plan;
             String route = Route.nameIn(repartition.partitionExpressions());
             if (route != null) {
-                int planned = ((Number) repartition.optNumPartitions().get()).intValue();
-                int shards = shards(planned, Route.facts(route));
+                int shards = shards(repartition, Route.facts(route));
                 LogicalPlan below = repartition.child();
-                if (shards != planned) {
+                if (shards != planned(repartition)) {
                     below = renumbered(below, shards);
                     repartition = new RepartitionByExpression(
                         repartition.partitionExpressions(), below, new Some(Integer.valueOf(shards)), repartition.optAdvisoryPartitionSize());
                 }
-                StatefulExchangeExec exchange = new StatefulExchangeExec(
-                    repartition.partitioning(),
-                    planLater(below),
-                    REPARTITION_BY_NUM$.MODULE$,
-                    repartition.optAdvisoryPartitionSize());
-                exchange.bindToBatch();
-                return Lists.seq(Arrays.asList(new Object[] {exchange}));
+                return Lists.seq(Arrays.asList(new Object[] {exchange(repartition, repartition.partitioning(), below)}));
             }
         }
         return Lists.seq(new ArrayList());
     }
 
+    private SparkPlan exchange(RepartitionByExpression repartition, Partitioning partitioning, LogicalPlan below) {
+        StatefulExchangeExec exchange = new StatefulExchangeExec(
+            partitioning, planLater(below), REPARTITION_BY_NUM$.MODULE$, repartition.optAdvisoryPartitionSize());
+        exchange.bindToBatch();
+        return exchange;
+    }
+
+    private static int planned(RepartitionByExpression repartition) {
+        return ((Number) repartition.optNumPartitions().get()).intValue();
+    }
+
     /** Returns the number of shards of the batch that is planned. */
-    private static int shards(int planned, JsonNode facts) {
+    private static int shards(RepartitionByExpression repartition, JsonNode facts) {
         SparkSession session = SparkSession.active();
         IncrementalExecution execution = CurrentQuery.execution(session.sparkContext(), session);
-        return execution == null ? planned : Shards.of(execution, facts, planned).number;
+        return execution == null ? planned(repartition) : Shards.of(execution, facts, planned(repartition)).number;
     }
 
     /** Returns the rows for a number of shards, which the functions above them read in the name of a column (spark_jobs/worker/exchange.py). */

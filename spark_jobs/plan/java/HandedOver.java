@@ -62,10 +62,11 @@ class HandedOver {
         RepartitionByExpression exchange = (RepartitionByExpression) below;
         String route = Route.nameIn(exchange.partitionExpressions());
         LogicalPlan map = projected(exchange.child());
-        if (route == null || Route.facts(route).get("sockets").isNull() || !isMapped(map)) {
+        if (route == null || !isMapped(map)) {
             return null;
         }
-        return new HandedOver(exchange, Route.facts(route), (LogicalPlan) map.children().apply(0));
+        JsonNode facts = Route.facts(route);
+        return facts.get("sockets").isNull() ? null : new HandedOver(exchange, facts, (LogicalPlan) map.children().apply(0));
     }
 
     private static boolean isMapped(LogicalPlan node) {
@@ -103,7 +104,7 @@ class HandedOver {
     /** Returns the rows that the tasks of a node emit. */
     static RDD emitted(SparkPlan node, Expression function) {
         StatefulExchangeExec exchange = exchange((SparkPlan) node.children().apply(0));
-        RDD rows = exchange.handedOver();
+        RDD rows = exchange.execute();
         Object[] references = new Object[] {
             exchange.facts().get("sockets").asText(), pickled(((PythonUDF) function).func()), exchange.batch(), exchange.shardsOfTasks(),
             exchange.routes(), withoutLast(exchange.schema()), node.schema(), node.conf().sessionLocalTimeZone()

@@ -54,8 +54,7 @@ public class StatefulExchangeExec extends VersionedExchange {
     private transient boolean reported;
     private transient boolean written;
     private transient int[] selected;
-    /** Whether the rows are handed over, the batch as its tasks tell the store actors, and the shards of each task. */
-    private transient boolean handsOver;
+    /** The batch as tasks that hand rows over tell it to the store actors, and the shards of each task. */
     private transient String batch;
     private transient int[][] shardsOfTasks;
     private transient long evictMs;
@@ -197,12 +196,6 @@ public class StatefulExchangeExec extends VersionedExchange {
 
     // -- running ----------------------------------------------------------------------------------------------------
 
-    /** Returns the rows for tasks that hand them over: without headers, as the tasks know {@link #batch} and their shards. */
-    RDD handedOver() {
-        handsOver = true;
-        return execute();
-    }
-
     String batch() {
         return batch;
     }
@@ -238,8 +231,6 @@ public class StatefulExchangeExec extends VersionedExchange {
             }
             shuffled = new ShuffledRowRDD(shuffleDependency(), readMetrics(), specs);
         }
-        ArrayList rows = new ArrayList();
-        UnsafeProjection projection = UnsafeProjection.create(schema());
         ObjectNode message = Driver.batchFields(execution);
         message.put("late_ms", execution.watermarkPropagator().getInputWatermarkForLateEvents(execution.currentBatchId(), operatorId()));
         message.put("evict_ms", evictMs);
@@ -247,14 +238,12 @@ public class StatefulExchangeExec extends VersionedExchange {
         message.put("output_mode", Mode.of(facts(), execution));
         message.put("is_temporary", CurrentQuery.isTemporary(CurrentQuery.query(sparkContext(), session())));
         batch = message.toString();
-        for (int i = 0; i < chosen.length && !handsOver; i++) {
-            message.put("shard", chosen[i]);
-            rows.add(projection.apply(header(message.toString())).copy());
-        }
         ClassTag tag = ClassTag$.MODULE$.apply(InternalRow.class);
         ArrayList both = new ArrayList();
-        if (!handsOver) {
-            both.add(new HeaderRDD(sparkContext(), Lists.seq(rows), rows.size(), tag, (Partitioner) shuffled.partitioner().get()));
+        // Tasks that hand rows over know the batch and their shards.
+        if (hasChunks()) {
+            both.add(new HeaderRDD(
+                sparkContext(), headers(message, chosen), chosen.length, tag, (Partitioner) shuffled.partitioner().get()));
         }
         both.add(shuffled);
         JsonNode cores = place();
@@ -306,6 +295,22 @@ public class StatefulExchangeExec extends VersionedExchange {
             hosts.put((String) host, ((Integer) cores.get(host)).intValue());
         }
         return message;
+    }
+
+    /** Whether the rows are chunks of Python's map side; otherwise the tasks hand rows over. */
+    private boolean hasChunks() {
+        return schema().getFieldIndex("chunk").isDefined();
+    }
+
+    /** Returns a header for the task of each shard. */
+    private Seq headers(ObjectNode message, int[] chosen) {
+        ArrayList rows = new ArrayList();
+        UnsafeProjection projection = UnsafeProjection.create(schema());
+        for (int i = 0; i < chosen.length; i++) {
+            message.put("shard", chosen[i]);
+            rows.add(projection.apply(header(message.toString())).copy());
+        }
+        return Lists.seq(rows);
     }
 
     /** Returns a row of the exchange that has only a header for its task. */
