@@ -34,7 +34,7 @@ from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_store_in_actor
 from store_actors.direct_calls import DirectAddress, DirectServer
-from store_actors.hand_over import HandOverServer, socket_of, sockets_of
+from store_actors.hand_over import address_of, hand_over_server, sockets_of
 from store_actors.key_queries import KeyQuery, KeyResult, KeyResults
 from store_actors.local_calls import LocalActors
 from store_actors.messages import (
@@ -424,7 +424,10 @@ class StoreActor(StoreProcess):
         self._export = MetricExport(uri)
         runtime.threads.start(self._tell_metrics, "statefleet-metrics")
         self._direct = _direct_answers(self._found_few, runtime)
-        self._handed_over = _hand_over_server(uri, location, LocalActors(actor_name, self, runtime), runtime)
+        sockets = sockets_of(session_folder(), uri)
+        # A node's tasks hand over to its first store actor.
+        if sockets is not None and actor_name == store_actor_name(uri, location.node_id):
+            hand_over_server(address_of(sockets, location.host), LocalActors(actor_name, self, runtime), runtime)
         fields = {"actor": actor_name, "node": location.node_id}
         log.info("store actor of %s started on %s", uri, location.host, extra=fields)
 
@@ -467,20 +470,6 @@ def _direct_answers(answer: Callable[[bytes], bytes], runtime: Runtime) -> Direc
         return DirectServer(host, secrets.token_bytes(32), answer, runtime)
     except OSError:
         log.exception("look-ups are answered by calls of Ray only: nothing can be listened to on %s", host)
-        return None
-
-
-def _hand_over_server(
-    uri: str, location: ActorLocation, actors: LocalActors, runtime: Runtime
-) -> HandOverServer | None:
-    sockets = sockets_of(session_folder(), uri)
-    if sockets is None or location.actor_name != store_actor_name(uri, location.node_id):
-        # A node's tasks hand over to its first store actor.
-        return None
-    try:
-        return HandOverServer(socket_of(sockets, location.host), actors, runtime)
-    except OSError:
-        log.exception("Spark's tasks cannot hand rows over to this process without Python workers")
         return None
 
 

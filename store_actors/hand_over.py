@@ -4,20 +4,23 @@ A task sends a request (JSON with its length), its pickled function, the rows of
 of each shard. The answer is an Arrow stream of the rows that the shards emit, or the text of an error (``HandOver.java`` is the task's
 side). The function is the one that Spark's plan has for a Python worker; here it calls this process's shards directly.
 
-The socket is in a folder that only this user can enter, so a function that is unpickled comes from a process of the same user.
+The socket is in a folder that only this user can enter, so a function that is unpickled comes from a process of the same user. A file
+beside it says which process answers. Tasks find by a ping (a request of no bytes) over a second connection that the process hangs, and
+end it; Ray starts it again.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import math
 import os
 import pickle
 import socket
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -30,16 +33,26 @@ from coordinator.runtime.runtime import Runtime
 from store_actors.direct_calls import accept_each
 from store_actors.local_calls import LocalActors
 
-__all__ = ["HandOverServer", "HandedOver", "socket_of", "sockets_of"]
+__all__ = ["HandOverServer", "HandedOver", "address_of", "hand_over_server", "sockets_of"]
 
 log = logging.getLogger(__name__)
 
 #: What follows in an answer: rows, nothing, or the text of an error. After rows there is another of these.
 _ROWS, _DONE, _FAILED = b"\0", b"\1", b"\2"
 _LENGTH = struct.Struct(">i")
-#: Bytes of a socket's path at most, and of its end, which :func:`socket_of` adds.
-_PATH_BYTES, _END_BYTES = 107, 13
+#: Bytes of a socket's path at most, and of its end: the checksum of a node and the process's id.
+_PATH_BYTES, _END_BYTES = 107, 16
 _BUFFER_BYTES = 1 << 18
+#: Bytes of a request and of a function at most; both grow with what a query has of shards and columns, and have some kilobytes.
+_MOST_BYTES = 16 << 20
+#: Bytes that are read at once: what a length says is only reserved as it arrives.
+_PIECE_BYTES = 32 << 20
+#: Connections that wait to be taken: two for each of a node's tasks.
+_WAITING = 1024
+#: Seconds that a task may be silent before its rows, and among them: they may come from far away.
+_REQUEST_S, _ROWS_S = 30.0, 600.0
+#: Seconds until a server that could not be started is tried again.
+_AGAIN_S = 5.0
 
 
 def sockets_of(session_folder: str, uri: str) -> str | None:
@@ -54,10 +67,21 @@ def sockets_of(session_folder: str, uri: str) -> str | None:
     return prefix if len(prefix.encode()) + _END_BYTES <= _PATH_BYTES else None
 
 
-def socket_of(sockets: str, host: str) -> str:
-    """Return the path of the socket of a node's store actor."""
+def address_of(sockets: str, host: str) -> str:
+    """Return the path of the file that says which process is a node's store actor, and when it counts as hung.
+
+    The process's socket has its path followed by the process's id, so nobody ends one process for the silence of another. The file has
+    the id, the start of the process as the kernel counts it ("-" if it does not say), and the seconds without an answer to a ping.
+    """
     # Nodes can be on one machine. A checksum is short, whatever the address.
-    return f"{sockets}{zlib.crc32(host.encode()):08x}.sock"
+    return f"{sockets}{zlib.crc32(host.encode()):08x}"
+
+
+def _process_start() -> str:
+    try:
+        return Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:  # not Linux
+        return "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,30 +118,41 @@ class HandOverServer:
 
     Parameters
     ----------
-    path
-        Path of the socket. A socket that an earlier process left there is replaced.
+    address
+        Path by which tasks find the socket (:func:`address_of`). What an earlier process left there is replaced.
     actors
         The fleet's actors, as functions call them.
 
     Raises
     ------
     OSError
-        The folder is not this user's alone, or cannot be made.
+        The folder is not this user's alone, or cannot be made or written.
     """
 
-    def __init__(self, path: str, actors: LocalActors, runtime: Runtime) -> None:
-        folder = Path(path).parent
+    def __init__(self, address: str, actors: LocalActors, runtime: Runtime) -> None:
+        self._actors = actors
+        self._start_thread, self._clock = runtime.threads.start, runtime.clock
+        folder = Path(address).parent
         folder.mkdir(mode=0o700, exist_ok=True)
         facts = folder.stat()
         if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
             raise PermissionError(f"other users can enter {folder}")
-        with suppress(FileNotFoundError):
-            os.unlink(path)
+        path = Path(f"{address}.{os.getpid()}")
+        path.unlink(missing_ok=True)
         self._listening = socket.socket(socket.AF_UNIX)
-        self._listening.bind(path)
-        self._listening.listen()
-        self._actors = actors
-        self._start_thread, self._clock = runtime.threads.start, runtime.clock
+        try:
+            self._listening.bind(str(path))
+            self._listening.listen(_WAITING)
+            # Tasks see it when the socket can be connected to.
+            unseen = Path(f"{address}.new")
+            unseen.write_text(f"{os.getpid()} {_process_start()} {math.ceil(actors.hung_after_s)}")
+            unseen.replace(address)
+        except BaseException:
+            self._listening.close()
+            raise
+        for left in folder.glob(f"{Path(address).name}.*"):
+            if left != path:
+                left.unlink(missing_ok=True)
         self._start_thread(self._accept, "statefleet-hand-over")
 
     def _accept(self) -> None:
@@ -130,9 +165,12 @@ class HandOverServer:
 
     def _serve(self, task: socket.socket) -> None:
         try:
+            task.settimeout(_REQUEST_S)
             with task, _file(task, "rb") as source, _file(task, "wb") as sink:
                 try:
-                    self._answer(source, sink)
+                    (length,) = _LENGTH.unpack(_read(source, _LENGTH.size))
+                    if length:
+                        self._answer(task, cast(BinaryIO, _Pieces(source)), length, sink)
                     sink.write(_DONE)
                 except Exception as error:
                     # The task raises it, and Spark shows it.
@@ -141,8 +179,17 @@ class HandOverServer:
         except OSError:
             log.debug("a task ended before it had its answer", exc_info=True)
 
-    def _answer(self, source: BinaryIO, sink: BinaryIO) -> None:
-        emitted = self._emitted(source)
+    def _answer(self, task: socket.socket, source: BinaryIO, length: int, sink: BinaryIO) -> None:
+        request = json.loads(_read(source, length))
+        function = _unpickled(_read(source, request["function_bytes"]))
+        task.settimeout(_ROWS_S)
+        rows = pa.ipc.open_stream(source).read_all()
+        shards = request["shards"]
+        counts = struct.unpack(f">{len(shards)}q", _read(source, 8 * len(shards)))
+        # A batch may take long, and so may the task with its results.
+        task.settimeout(None)
+        work = HandedOver(request["batch"], request["attempt"], request["executor"], shards, counts, rows)
+        emitted = function.handed_over(work, self._actors)
         if (first := next(emitted, None)) is None:
             return
         sink.write(_ROWS)
@@ -152,15 +199,56 @@ class HandOverServer:
             for batch in emitted:
                 answer.write_batch(batch)
 
-    def _emitted(self, source: BinaryIO) -> Iterator[pa.RecordBatch]:
-        (length,) = _LENGTH.unpack(source.read(_LENGTH.size))
-        request = json.loads(source.read(length))
-        function = _unpickled(source.read(request["function_bytes"]))
-        rows = pa.ipc.open_stream(source).read_all()
-        shards = request["shards"]
-        counts = struct.unpack(f">{len(shards)}q", source.read(8 * len(shards)))
-        work = HandedOver(request["batch"], request["attempt"], request["executor"], shards, counts, rows)
-        return function.handed_over(work, self._actors)
+
+def hand_over_server(address: str, actors: LocalActors, runtime: Runtime) -> None:
+    """Start the server of a process; it is tried again while its folder cannot be made or written, such as on a full disk."""
+
+    def start() -> None:
+        told = False
+        while True:
+            try:
+                HandOverServer(address, actors, runtime)
+            except OSError:
+                if not told:
+                    log.exception(
+                        "Spark's tasks cannot hand rows over to this process; it is tried again [socket=`%s`]", address
+                    )
+                told = True
+                runtime.clock.sleep(_AGAIN_S)
+            else:
+                return
+
+    runtime.threads.start(start, "statefleet-hand-over-start")
+
+
+class _Pieces(io.RawIOBase):
+    """What a task sends. However much is asked for, no more is reserved than has arrived, and one piece."""
+
+    def __init__(self, source: BinaryIO) -> None:
+        self._source = source
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._source.read(min(size, _PIECE_BYTES))
+        if len(data) < _PIECE_BYTES:
+            return data
+        pieces, left = [data], size - len(data)
+        while left and (data := self._source.read(min(left, _PIECE_BYTES))):
+            pieces.append(data)
+            left -= len(data)
+        return b"".join(pieces)
+
+
+def _read(source: BinaryIO, size: int) -> bytes:
+    """Return the next bytes of a request."""
+    if not 0 <= size <= _MOST_BYTES:
+        raise ValueError(f"this is no request: a part of it has {size} bytes")
+    data = source.read(size)
+    if len(data) < size:
+        raise EOFError("the task ended in the middle of its request")
+    return data
 
 
 def _file(connected: socket.socket, mode: Literal["rb", "wb"]) -> BinaryIO:

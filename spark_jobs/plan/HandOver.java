@@ -4,6 +4,9 @@
  *
  * The body of a class as Spark's own code generation writes them: executors get this text, and compile it as they compile the stages of a
  * query. Janino has neither lambdas nor usable generics, nor static methods of interfaces.
+ *
+ * A task waits as long as the store actor's process answers pings; one that hangs (stopped, deadlocked) is ended, and Ray starts it again.
+ * What a task has sent is kept while it is small, and sent again to a store actor that was lost before it answered.
  */
 public Object generate(Object[] references) {
     return new HandOver(references);
@@ -18,9 +21,15 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
     private static final int MOST_ROWS = 1 << 16;
     private static final long MOST_BYTES = 16L << 20;
     private static final int BUFFER_BYTES = 1 << 18;
+    /** Bytes of a request at most that is sent again. */
+    private static final int KEPT_BYTES = 1 << 22;
     /** How long a task waits for a store actor that is started again, as a Python worker does. */
     private static final long DEADLINE_S = 120L;
     private static final long PAUSE_MS = 100L;
+    /** Pauses after which a store actor that is not there is no longer just starting. */
+    private static final int LATE = 50;
+    /** A task looks so often whether it was cancelled, if nothing interrupts it. */
+    private static final long LOOK_MS = 1000L;
 
     private final String sockets;
     private final byte[] function;
@@ -35,9 +44,9 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
     private scala.collection.Iterator output;
     private org.apache.spark.sql.catalyst.expressions.UnsafeProjection projection;
     private org.apache.arrow.vector.ipc.ArrowStreamReader reader;
-    private java.nio.channels.SocketChannel channel;
-    private java.io.InputStream answer;
+    private Connection connection;
     private org.apache.arrow.memory.BufferAllocator allocator;
+    private TaskContext context;
 
     HandOver(Object[] references) {
         sockets = (String) references[0];
@@ -54,8 +63,9 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         partitionIndex = index;
         input = inputs[0];
         allocator = org.apache.spark.sql.util.ArrowUtils.rootAllocator().newChildAllocator("statefleet", 0L, Long.MAX_VALUE);
-        TaskContext.get().addTaskCompletionListener(new org.apache.spark.util.TaskCompletionListener() {
-            public void onTaskCompletion(TaskContext context) {
+        context = TaskContext.get();
+        context.addTaskCompletionListener(new org.apache.spark.util.TaskCompletionListener() {
+            public void onTaskCompletion(TaskContext ended) {
                 close();
             }
         });
@@ -63,8 +73,8 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
 
     private void close() {
         try {
-            if (channel != null) {
-                channel.close();
+            if (connection != null) {
+                connection.close();
             }
             if (reader != null) {
                 reader.close(false);
@@ -76,10 +86,9 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
     }
 
     protected void processNext() throws java.io.IOException {
-        if (channel == null) {
-            send();
-            if (read() == ROWS) {
-                reader = new org.apache.arrow.vector.ipc.ArrowStreamReader(answer, allocator);
+        if (connection == null) {
+            if (answered() == ROWS) {
+                reader = new org.apache.arrow.vector.ipc.ArrowStreamReader(connection, allocator);
                 projection = org.apache.spark.sql.catalyst.expressions.UnsafeProjection.create(outputType);
             }
         }
@@ -92,7 +101,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
                 output = rows(reader.getVectorSchemaRoot());
             } else {
                 // A stream that was cut looks like one that has ended.
-                read();
+                connection.next();
                 reader.close(false);
                 reader = null;
             }
@@ -109,73 +118,110 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
             new org.apache.spark.sql.vectorized.ColumnarBatch(columns, root.getRowCount()).rowIterator());
     }
 
-    /** Returns what follows in the answer: ROWS or DONE. */
-    private int read() throws java.io.IOException {
-        int next = answer.read();
-        if (next == ROWS || next == DONE) {
-            return next;
-        }
-        if (next == FAILED) {
-            throw new IllegalStateException(new String(answer.readAllBytes(), java.nio.charset.StandardCharsets.UTF_8));
-        }
-        throw new java.io.EOFException("the store actor of this node was lost in the middle of a batch; what it committed is safe, and "
-            + "the next attempt of this task goes on from there");
-    }
-
-    /** Connects to the store actor of this node, which may still be on its way back, and sends it everything. */
-    private void send() throws java.io.IOException {
-        String host = org.apache.spark.SparkEnv.get().blockManager().blockManagerId().host();
-        java.util.zip.CRC32 checksum = new java.util.zip.CRC32();
-        checksum.update(host.getBytes(java.nio.charset.StandardCharsets.UTF_8));
-        channel = connected(sockets + String.format("%08x", new Object[] {Long.valueOf(checksum.getValue())}) + ".sock");
-        int[] ids = shards[partitionIndex];
-        String executor = host + ":" + java.lang.management.ManagementFactory.getRuntimeMXBean().getPid();
-        String request = "{\"batch\": " + batch + ", \"attempt\": " + TaskContext.get().taskAttemptId() + ", \"executor\": \"" + executor
-            + "\", \"function_bytes\": " + function.length + ", \"shards\": " + java.util.Arrays.toString(ids) + "}";
-        byte[] text = request.getBytes(java.nio.charset.StandardCharsets.UTF_8);
-        java.io.DataOutputStream out = new java.io.DataOutputStream(
-            new java.io.BufferedOutputStream(java.nio.channels.Channels.newOutputStream(channel), BUFFER_BYTES));
-        out.writeInt(text.length);
-        out.write(text);
-        out.write(function);
-        long[] counts = new long[ids.length];
-        writeRows(out, ids, counts);
-        for (int i = 0; i < counts.length; i++) {
-            out.writeLong(counts[i]);
-        }
-        out.flush();
-        answer = new java.io.BufferedInputStream(java.nio.channels.Channels.newInputStream(channel), BUFFER_BYTES);
-    }
-
-    private java.nio.channels.SocketChannel connected(String path) throws java.io.IOException {
-        long until = System.nanoTime() + DEADLINE_S * 1000000000L;
+    /** Sends everything, again if the store actor is lost and a request is small, and returns what follows in the answer: ROWS or DONE. */
+    private int answered() throws java.io.IOException {
+        Request request = new Request();
+        writeRequest(request);
+        long until = 0L;
         while (true) {
             try {
-                return java.nio.channels.SocketChannel.open(java.net.UnixDomainSocketAddress.of(path));
+                request.send();
+                return connection.next();
+            } catch (Lost error) {
+                until = until == 0L ? deadline() : until;
+                if (!request.isKept || System.nanoTime() > until) {
+                    throw error;
+                }
+                connection.close();
+                connection = null;
+            }
+            pause();
+        }
+    }
+
+    private void writeRequest(Request request) throws java.io.IOException {
+        int[] ids = shards[partitionIndex];
+        String executor = host() + ":" + java.lang.management.ManagementFactory.getRuntimeMXBean().getPid();
+        byte[] text = ("{\"batch\": " + batch + ", \"attempt\": " + context.taskAttemptId() + ", \"executor\": \"" + executor
+            + "\", \"function_bytes\": " + function.length + ", \"shards\": " + java.util.Arrays.toString(ids) + "}")
+            .getBytes(java.nio.charset.StandardCharsets.UTF_8);
+        request.write(java.nio.ByteBuffer.allocate(4).putInt(0, text.length));
+        request.write(java.nio.ByteBuffer.wrap(text));
+        request.write(java.nio.ByteBuffer.wrap(function));
+        long[] counts = new long[ids.length];
+        writeRows(request, ids, counts);
+        java.nio.ByteBuffer numbers = java.nio.ByteBuffer.allocate(8 * counts.length);
+        numbers.asLongBuffer().put(counts);
+        request.write(numbers);
+    }
+
+    private static String host() {
+        return org.apache.spark.SparkEnv.get().blockManager().blockManagerId().host();
+    }
+
+    private static long deadline() {
+        return System.nanoTime() + DEADLINE_S * 1000000000L;
+    }
+
+    private static void pause() throws java.io.IOException {
+        try {
+            Thread.sleep(PAUSE_MS);
+        } catch (InterruptedException error) {
+            throw new java.io.InterruptedIOException();
+        }
+    }
+
+    /** Connects to the store actor of this node, which may still be on its way back. */
+    private Connection connected() throws java.io.IOException {
+        java.util.zip.CRC32 checksum = new java.util.zip.CRC32();
+        checksum.update(host().getBytes(java.nio.charset.StandardCharsets.UTF_8));
+        String address = sockets + String.format("%08x", new Object[] {Long.valueOf(checksum.getValue())});
+        long until = deadline();
+        for (int tries = 0; true; tries++) {
+            try {
+                return new Connection(address);
             } catch (java.nio.channels.ClosedByInterruptException error) {
                 throw error;
             } catch (java.io.IOException error) {
+                if (tries == LATE) {
+                    checkFolder(new java.io.File(address).getParentFile());
+                }
                 if (System.nanoTime() > until) {
                     throw new java.io.IOException("the store actor of this node did not come back in " + DEADLINE_S + " s; committed versions "
                         + "are safe in the object store and nothing of this batch was lost; see `ray list actors` and the actor's log, then "
-                        + "restart the query [socket=`" + path + "`]", error);
+                        + "restart the query [socket=`" + address + "`]", error);
                 }
             }
-            try {
-                Thread.sleep(PAUSE_MS);
-            } catch (InterruptedException error) {
-                throw new java.io.InterruptedIOException();
+            pause();
+            context.killTaskIfInterrupted();
+        }
+    }
+
+    /** Raises an error if nothing can be written where the store actor, a process of the same user on this node, makes its socket. */
+    private static void checkFolder(java.io.File sockets) throws java.io.IOException {
+        java.io.File folder = sockets.isDirectory() ? sockets : sockets.getParentFile();
+        java.io.File written = null;
+        try {
+            written = java.io.File.createTempFile("statefleet", null, folder);
+            java.nio.file.Files.write(written.toPath(), new byte[BUFFER_BYTES], new java.nio.file.OpenOption[0]);
+        } catch (java.io.IOException error) {
+            throw new java.io.IOException("nothing can be written in Ray's folder of this session, where Spark's tasks find the store actor of "
+                + "their node: " + error.getMessage() + "; nothing of this batch was lost; make room there, or set "
+                + "spark.statefleet.handOver to false, then restart the query [folder=`" + folder + "`]", error);
+        } finally {
+            if (written != null) {
+                written.delete();
             }
         }
     }
 
     /** Writes the rows as an Arrow stream, and counts those of each shard. The route is the last column, which is not written. */
-    private void writeRows(java.io.OutputStream out, int[] ids, long[] counts) throws java.io.IOException {
+    private void writeRows(Request request, int[] ids, long[] counts) throws java.io.IOException {
         org.apache.arrow.vector.VectorSchemaRoot root = org.apache.arrow.vector.VectorSchemaRoot.create(
             org.apache.spark.sql.util.ArrowUtils.toArrowSchema(inputType, timeZone, true, false), allocator);
         try {
             org.apache.spark.sql.execution.arrow.ArrowWriter rows = org.apache.spark.sql.execution.arrow.ArrowWriter.create(root);
-            org.apache.arrow.vector.ipc.ArrowStreamWriter stream = new org.apache.arrow.vector.ipc.ArrowStreamWriter(root, null, out);
+            org.apache.arrow.vector.ipc.ArrowStreamWriter stream = new org.apache.arrow.vector.ipc.ArrowStreamWriter(root, null, request);
             stream.start();
             int shard = -1;
             int route = 0;
@@ -208,6 +254,290 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
             stream.end();
         } finally {
             root.close();
+        }
+    }
+
+    /** The store actor's process was lost; what it committed is safe. */
+    private static final class Lost extends java.io.IOException {
+        Lost(String what, Throwable cause) {
+            super("the store actor of this node " + what + "; what it committed is safe, and the next attempt of this task goes on from there",
+                cause);
+        }
+    }
+
+    /** What a task sends: kept to its end while it is small. */
+    private final class Request implements java.nio.channels.WritableByteChannel {
+        private java.nio.ByteBuffer bytes = java.nio.ByteBuffer.allocate(BUFFER_BYTES);
+        boolean isKept = true;
+
+        public int write(java.nio.ByteBuffer source) throws java.io.IOException {
+            int size = source.remaining();
+            while (source.hasRemaining()) {
+                if (!bytes.hasRemaining()) {
+                    makeRoom();
+                }
+                int end = source.limit();
+                source.limit(Math.min(end, source.position() + bytes.remaining()));
+                bytes.put(source);
+                source.limit(end);
+            }
+            return size;
+        }
+
+        private void makeRoom() throws java.io.IOException {
+            if (bytes.capacity() < KEPT_BYTES) {
+                bytes.flip();
+                bytes = java.nio.ByteBuffer.allocate(4 * bytes.capacity()).put(bytes);
+            } else {
+                send();
+                isKept = false;
+                bytes.clear();
+            }
+        }
+
+        /** Sends what is here. */
+        void send() throws java.io.IOException {
+            if (connection == null) {
+                connection = connected();
+            }
+            java.nio.ByteBuffer all = (java.nio.ByteBuffer) bytes.duplicate();
+            all.flip();
+            connection.send(all);
+        }
+
+        public boolean isOpen() {
+            return true;
+        }
+
+        public void close() {
+        }
+    }
+
+    /** A connection to the store actor's process. */
+    private final class Connection implements java.nio.channels.ReadableByteChannel {
+        private final String address;
+        /** The store actor's process as it was when this was made; see address_of in hand_over.py. */
+        private final String process;
+        private final long pid;
+        private final String start;
+        private final int hungAfterS;
+        private final java.nio.channels.SocketChannel channel;
+        private java.nio.channels.Selector selector;
+        private java.nio.channels.SelectionKey key;
+        private final java.nio.ByteBuffer received = java.nio.ByteBuffer.allocate(BUFFER_BYTES);
+
+        Connection(String address) throws java.io.IOException {
+            this.address = address;
+            process = processNow();
+            String[] facts = process.split(" ");
+            pid = Long.parseLong(facts[0]);
+            start = facts[1];
+            hungAfterS = Integer.parseInt(facts[2]);
+            received.limit(0);
+            channel = opened();
+            try {
+                selector = java.nio.channels.Selector.open();
+                key = channel.register(selector, 0);
+            } catch (java.io.IOException error) {
+                close();
+                throw error;
+            }
+        }
+
+        private String processNow() throws java.io.IOException {
+            return java.nio.file.Files.readString(java.nio.file.Paths.get(address, new String[0]));
+        }
+
+        private java.nio.channels.SocketChannel opened() throws java.io.IOException {
+            java.nio.channels.SocketChannel made = java.nio.channels.SocketChannel.open(java.net.StandardProtocolFamily.UNIX);
+            try {
+                made.configureBlocking(false);
+                if (made.connect(java.net.UnixDomainSocketAddress.of(address + "." + pid))) {
+                    return made;
+                }
+            } catch (java.io.IOException error) {
+                made.close();
+                throw error;
+            }
+            made.close();
+            throw new java.net.ConnectException("too many connections wait to be taken");
+        }
+
+        void send(java.nio.ByteBuffer bytes) throws java.io.IOException {
+            int end = bytes.limit();
+            while (bytes.position() < end) {
+                // Java copies what it writes, and keeps the memory.
+                bytes.limit(Math.min(end, bytes.position() + BUFFER_BYTES));
+                int sent = 0;
+                try {
+                    sent = channel.write(bytes);
+                } catch (java.nio.channels.ClosedChannelException error) {
+                    throw error;
+                } catch (java.io.IOException error) {
+                    // It may have said why it did not want all.
+                    next();
+                    throw new Lost("was lost in the middle of a batch", error);
+                }
+                if (sent == 0) {
+                    await(java.nio.channels.SelectionKey.OP_WRITE);
+                }
+            }
+        }
+
+        /** Returns what follows in the answer: ROWS or DONE. */
+        int next() throws java.io.IOException {
+            java.nio.ByteBuffer one = java.nio.ByteBuffer.allocate(1);
+            read(one);
+            int next = one.get(0);
+            if (next != FAILED) {
+                return next;
+            }
+            java.io.ByteArrayOutputStream text = new java.io.ByteArrayOutputStream();
+            try {
+                do {
+                    text.write(received.array(), received.position(), received.remaining());
+                    received.clear();
+                    received.limit(Math.max(0, receive(received)));
+                    received.position(0);
+                } while (received.hasRemaining());
+            } catch (Lost cut) {
+                // How a connection ends that the other side did not read to its end.
+            }
+            throw new IllegalStateException(text.toString("UTF-8"));
+        }
+
+        /** Reads some bytes. An answer has an end of its own, so the end of the connection is a loss. */
+        public int read(java.nio.ByteBuffer target) throws java.io.IOException {
+            int wanted = target.remaining();
+            if (!received.hasRemaining()) {
+                boolean isLarge = wanted >= BUFFER_BYTES;
+                java.nio.ByteBuffer into = isLarge ? target : received;
+                received.clear();
+                int size = receive(into);
+                if (size < 0) {
+                    received.limit(0);
+                    throw new Lost("was lost in the middle of a batch", null);
+                }
+                if (isLarge) {
+                    received.limit(0);
+                    return size;
+                }
+                received.flip();
+            }
+            int size = Math.min(wanted, received.remaining());
+            target.put(received.array(), received.position(), size);
+            received.position(received.position() + size);
+            return size;
+        }
+
+        private int receive(java.nio.ByteBuffer target) throws java.io.IOException {
+            while (true) {
+                int size = 0;
+                try {
+                    size = channel.read(target);
+                } catch (java.nio.channels.ClosedChannelException error) {
+                    throw error;
+                } catch (java.io.IOException error) {
+                    throw new Lost("was lost in the middle of a batch", error);
+                }
+                if (size != 0) {
+                    return size;
+                }
+                await(java.nio.channels.SelectionKey.OP_READ);
+            }
+        }
+
+        /** Waits until something can be sent or received, as long as the process answers pings. */
+        private void await(int operation) throws java.io.IOException {
+            key.interestOps(operation);
+            for (int quietS = 1; !isReady(); quietS++) {
+                if (4 * quietS >= hungAfterS) {
+                    lookAfter();
+                    quietS = 0;
+                }
+            }
+        }
+
+        /** Waits for a second at most; returns whether something happened. */
+        private boolean isReady() throws java.io.IOException {
+            selector.selectedKeys().clear();
+            boolean isReady = selector.select(LOOK_MS) > 0;
+            context.killTaskIfInterrupted();
+            if (Thread.currentThread().isInterrupted()) {
+                throw new java.io.InterruptedIOException();
+            }
+            return isReady;
+        }
+
+        /** Pings the process, and ends it if nothing comes. */
+        private void lookAfter() throws java.io.IOException {
+            java.nio.channels.SocketChannel ping = null;
+            try {
+                if (!process.equals(processNow())) {
+                    throw new Lost("was replaced in the middle of a batch", null);
+                }
+                ping = opened();
+                // A request of no bytes.
+                ping.write(java.nio.ByteBuffer.allocate(4));
+            } catch (Lost error) {
+                throw error;
+            } catch (java.nio.channels.ClosedByInterruptException error) {
+                throw error;
+            } catch (java.io.IOException error) {
+                // It could not be asked: it has just ended, which the connection tells, or this process has too many files open.
+                if (ping != null) {
+                    ping.close();
+                }
+                return;
+            }
+            try {
+                ping.register(selector, java.nio.channels.SelectionKey.OP_READ);
+                // Seconds of waiting, not of a clock, which goes on while the machine or this process is halted.
+                for (int waitedS = 0; waitedS < hungAfterS; waitedS++) {
+                    if (isReady()) {
+                        return;
+                    }
+                }
+            } finally {
+                ping.close();
+                selector.selectNow();
+            }
+            Lost hung = new Lost("did not answer a ping for " + hungAfterS + " s in the middle of a batch; "
+                + (isEnded() ? "it was ended, and Ray starts it again" : "it could not be ended: end process " + pid), null);
+            org.slf4j.LoggerFactory.getLogger("statefleet").warn(hung.getMessage());
+            throw hung;
+        }
+
+        /** Ends the process, which another task may have ended already; its number may also be that of another one. */
+        private boolean isEnded() {
+            try {
+                Object found = java.lang.ProcessHandle.class.getMethod("of", new Class[] {Long.TYPE})
+                    .invoke(null, new Object[] {Long.valueOf(pid)});
+                return !((java.util.Optional) found).isPresent()
+                    || start.equals(startNow()) && ((java.lang.ProcessHandle) ((java.util.Optional) found).get()).destroyForcibly();
+            } catch (Exception error) {
+                return false;
+            }
+        }
+
+        private String startNow() throws java.io.IOException {
+            java.nio.file.Path facts = java.nio.file.Paths.get("/proc/" + pid + "/stat", new String[0]);
+            if (!java.nio.file.Files.exists(facts, new java.nio.file.LinkOption[0])) {
+                return "-";
+            }
+            String text = new String(java.nio.file.Files.readAllBytes(facts), java.nio.charset.StandardCharsets.ISO_8859_1);
+            return text.substring(text.lastIndexOf(')') + 2).split(" ")[19];
+        }
+
+        public boolean isOpen() {
+            return channel.isOpen();
+        }
+
+        public void close() throws java.io.IOException {
+            channel.close();
+            if (selector != null) {
+                selector.close();
+            }
         }
     }
 }

@@ -6,7 +6,11 @@ import json
 import os
 import socket
 import struct
+import time
+import tracemalloc
 from collections.abc import Iterator
+from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,8 @@ import pytest
 from pyspark import cloudpickle
 
 from coordinator.runtime.runtime import Runtime
-from store_actors.hand_over import HandedOver, HandOverServer, socket_of, sockets_of
+from store_actors import hand_over
+from store_actors.hand_over import HandedOver, HandOverServer, address_of, hand_over_server, sockets_of
 from store_actors.local_calls import LocalActors
 
 ROWS = pa.table({"v": [1, 2, 3, 4]})
@@ -40,7 +45,7 @@ class Doubles:
 def path(tmp_path: Path) -> str:
     sockets = sockets_of(str(tmp_path), "file:///fleet")
     assert sockets is not None
-    return socket_of(sockets, HOST)
+    return address_of(sockets, HOST)
 
 
 @pytest.fixture
@@ -49,8 +54,7 @@ def server(path: str) -> HandOverServer:
     return HandOverServer(path, LocalActors("store actor", None, runtime), runtime)
 
 
-def answered(path: str, shards: list[int], counts: list[int], fails_at: int = -1, cut: int | None = None) -> bytes:
-    """Return the answer to a task, which sends everything or only the first bytes."""
+def request_of(shards: list[int], counts: list[int], fails_at: int = -1) -> bytes:
     # As PySpark has it in a plan: pickled by value, with the type of its results.
     function = cloudpickle.dumps((Doubles(), None))
     batch = {"fails_at": fails_at}
@@ -60,13 +64,29 @@ def answered(path: str, shards: list[int], counts: list[int], fails_at: int = -1
     with pa.ipc.new_stream(sink, ROWS.schema) as stream:
         stream.write_table(ROWS)
     message = struct.pack(">i", len(text)) + text + function + sink.getvalue().to_pybytes()
-    message += struct.pack(f">{len(counts)}q", *counts)
-    with socket.socket(socket.AF_UNIX) as task:
-        task.connect(path)
-        task.sendall(message[:cut])
-        task.shutdown(socket.SHUT_WR)
-        with task.makefile("rb") as answer:
-            return answer.read()
+    return message + struct.pack(f">{len(counts)}q", *counts)
+
+
+def connected(path: str) -> socket.socket:
+    task = socket.socket(socket.AF_UNIX)
+    task.connect(f"{path}.{os.getpid()}")
+    return task
+
+
+def answer_to(path: str, message: bytes) -> bytes:
+    """Return the answer to a task that sends nothing else."""
+    with connected(path) as task, task.makefile("rb") as answer:
+        # The server may have read enough.
+        with suppress(BrokenPipeError):
+            task.sendall(message)
+        with suppress(OSError):
+            task.shutdown(socket.SHUT_WR)
+        return answer.read()
+
+
+def answered(path: str, shards: list[int], counts: list[int], fails_at: int = -1, cut: int | None = None) -> bytes:
+    """Return the answer to a task, which sends everything or only the first bytes."""
+    return answer_to(path, request_of(shards, counts, fails_at)[:cut])
 
 
 def read(answer: bytes) -> tuple[list[dict[str, Any]], bytes]:
@@ -109,10 +129,102 @@ def test_a_task_that_ends_in_the_middle_is_answered_by_an_error(path: str, cut: 
     assert read(answered(path, [3], [4]))[1] == b"\1"
 
 
-def test_the_socket_of_a_process_that_is_gone_is_replaced(path: str, server: HandOverServer) -> None:
+LENGTH = struct.Struct(">i")
+STRANGERS = {
+    "no request": b"GET / HTTP/1.1\r\n\r\n" * 1000,
+    "a huge length": LENGTH.pack(2**31 - 1) + b"x" * 1000,
+    "a length below zero": LENGTH.pack(-1) + b"x" * 1000,
+    "no JSON": LENGTH.pack(100) + b"x" * 100,
+    "other JSON": LENGTH.pack(2) + b"[]",
+    "a huge function": LENGTH.pack(len(text := b'{"function_bytes": 1000000000000}')) + text,
+    "a function below zero": LENGTH.pack(len(text := b'{"function_bytes": -1}')) + text,
+    "huge rows": request_of([3], [4]).partition(b"\xff\xff\xff\xff")[0]
+    + b"\xff\xff\xff\xff\xff\xff\xff\x7f"
+    + b"x" * 1000,
+}
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("sent", STRANGERS.values(), ids=STRANGERS)
+def test_a_strangers_bytes_are_refused(path: str, sent: bytes) -> None:
+    tracemalloc.start()
+    try:
+        assert answer_to(path, sent).startswith(b"\2")
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+    assert read(answered(path, [3], [4]))[1] == b"\1"
+
+
+def test_what_a_length_says_is_not_reserved_before_it_arrives() -> None:
+    assert hand_over._Pieces(BytesIO(b"abc")).read(1 << 62) == b"abc"
+    pieces = bytes(range(256)) * (1 << 18)  # more than one
+    assert hand_over._Pieces(BytesIO(pieces + b"next")).read(len(pieces)) == pieces
+
+
+@pytest.mark.usefixtures("server")
+def test_strangers_that_are_silent_are_cut_and_hold_nobody_up(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hand_over, "_REQUEST_S", 0.2)
+    monkeypatch.setattr(hand_over, "_ROWS_S", 0.2)
+    message = request_of([3], [4])
+    silent = []
+    for sent in (0, 2, 30, len(message) - 200):
+        silent.append(connected(path))
+        silent[-1].sendall(message[:sent])
+    assert read(answered(path, [3], [4]))[1] == b"\1"
+    for stranger in silent:
+        with stranger, stranger.makefile("rb") as answer:
+            assert answer.read() == b"\2TimeoutError: timed out"
+
+
+@pytest.mark.usefixtures("server")
+def test_a_ping_is_answered_while_tasks_wait(path: str) -> None:
+    with connected(path) as waiting:
+        waiting.sendall(request_of([3], [4])[:-8])
+        for _ in range(3):
+            with connected(path) as ping:
+                ping.sendall(LENGTH.pack(0))
+                ping.settimeout(10)
+                assert ping.recv(2) == b"\1"
+
+
+@pytest.mark.usefixtures("server")
+def test_tasks_are_told_which_process_answers_them(path: str) -> None:
+    pid, start, hung_after_s = Path(path).read_text().split()
+    assert int(pid) == os.getpid()
+    assert start == Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    assert hung_after_s == "20"
+    assert {file.name for file in Path(path).parent.iterdir()} == {Path(path).name, f"{Path(path).name}.{pid}"}
+
+
+def test_what_earlier_processes_left_is_replaced(path: str, server: HandOverServer) -> None:
+    # One of them had the id of this process.
+    others = Path(f"{path}.1"), Path(f"{path[:-1]}x.1")
+    for file in others:
+        file.touch()
+    Path(path).write_text("1 1 20")
     runtime = Runtime()
     HandOverServer(path, LocalActors("store actor", None, runtime), runtime)
     assert answered(path, [3], [0]) == b"\1"
+    assert Path(path).read_text().split()[0] == str(os.getpid())
+    # Another fleet's are not touched.
+    assert [file.exists() for file in others] == [False, True]
+
+
+def test_a_server_that_cannot_start_is_tried_again(
+    path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hand_over, "_AGAIN_S", 0.01)
+    folder = Path(path).parent
+    folder.touch()  # no folder can be made there
+    runtime = Runtime()
+    hand_over_server(path, LocalActors("store actor", None, runtime), runtime)
+    time.sleep(0.1)
+    folder.unlink()
+    while not Path(path).exists():
+        time.sleep(0.01)
+    assert answered(path, [3], [0]) == b"\1"
+    assert len([record for record in caplog.records if "cannot hand rows over" in record.message]) == 1
 
 
 def test_a_folder_that_others_can_enter_is_refused(path: str) -> None:
@@ -135,4 +247,5 @@ def test_a_path_that_a_socket_cannot_have_is_none() -> None:
     assert sockets_of("/" + "x" * 100, "file:///fleet") is None
     longest = sockets_of("/" + "x" * 60, "file:///fleet")
     assert longest is not None
-    assert len(socket_of(longest, "2001:0db8:85a3:0000:0000:8a2e:0370:7334").encode()) <= 107
+    # The greatest id of a process of Linux is below 2**22.
+    assert len(f"{address_of(longest, '2001:0db8:85a3:0000:0000:8a2e:0370:7334')}.{2**22}".encode()) <= 107
