@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import struct
+import tempfile
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -42,10 +43,12 @@ class Doubles:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> str:
-    sockets = sockets_of(str(tmp_path), "file:///fleet")
-    assert sockets is not None
-    return address_of(sockets, HOST)
+def path() -> Iterator[str]:
+    # Paths of sockets are short, and those of tests' folders are not.
+    with tempfile.TemporaryDirectory() as folder:
+        sockets = sockets_of(folder, "file:///fleet")
+        assert sockets is not None
+        yield address_of(sockets, HOST)
 
 
 @pytest.fixture

@@ -1,0 +1,297 @@
+"""Store actors that die, hang or are slow while tasks hand rows over to them, and tasks that end before they have an answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import ray
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+from coordinator.service.calls import session_folder
+from spark_jobs.fleet import Fleet
+from spark_jobs.session.settings import HAND_OVER
+from store_actors.hand_over import address_of, sockets_of
+from tests.integration.case_systems import configured
+from tests.integration.streams import Feed, Run
+from tests.integration.waiting import wait_for
+
+ROWS = pa.schema([("k", pa.int64()), ("s", pa.string())])
+#: Seconds without an answer to a ping after which these tests' store actors count as hung; the product's are five times as many.
+HUNG_AFTER_S = 4
+
+
+@pytest.fixture(autouse=True)
+def always_handed_over(spark: SparkSession) -> Iterator[None]:
+    with configured(spark, {HAND_OVER: "true"}):
+        yield
+
+
+@dataclass(frozen=True)
+class Server:
+    """The process that tasks of this node hand over to."""
+
+    address: Path
+
+    @property
+    def pid(self) -> int:
+        return int(self.address.read_text().split()[0])
+
+    def give_up_sooner(self) -> None:
+        pid, start, _ = self.address.read_text().split()
+        self.address.write_text(f"{pid} {start} {HUNG_AFTER_S}")
+
+    def connections(self) -> int:
+        """Return how many connections it has taken, or has to take."""
+        path = f"{self.address}.{self.pid}"
+        named = [line for line in Path("/proc/net/unix").read_text().splitlines() if line.endswith(f" {path}")]
+        return len(named) - 1  # the socket that listens
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        with stopped(self.pid):
+            yield
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def server(fleet: Fleet) -> Server:
+    sockets = sockets_of(session_folder(), fleet.uri)
+    assert sockets is not None
+    return Server(Path(address_of(sockets, ray.util.get_node_ip_address())))  # type: ignore[no-untyped-call]
+
+
+class Query:
+    """Counts rows by key; its batches are the test's."""
+
+    def __init__(self, spark: SparkSession, fleet: Fleet, folder: Path, name: str) -> None:
+        self.spark = spark
+        self.feed = Feed(spark, folder / "in", ROWS)
+        frame = fleet.stateful(self.feed.stream(), name=name, shards=4).groupBy("k")
+        self.run = Run(frame.agg(F.count("*").alias("n"), F.max("s").alias("s")), "update", folder / "ck")
+        self.expected: Counter[int] = Counter()
+
+    def add(self, rows: int = 100, text: str = "x") -> None:
+        values = [value % 40 for value in range(rows)]
+        self.expected.update(values)
+        self.feed.add([(value, text) for value in values])
+
+    def check(self) -> None:
+        """Wait for the newest batch, and compare what it emits."""
+        assert {row["k"]: row["n"] for row in self.run.take()} == dict(self.expected)
+
+    def failed_tasks(self) -> int:
+        tracker = self.spark.sparkContext.statusTracker()
+        jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(str(self.run.query.runId)))
+        stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+        return sum(stage.numFailedTasks for stage in stages if stage is not None)
+
+
+@pytest.fixture
+def query(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> Iterator[Query]:
+    query = Query(spark, fleet, tmp_path, name)
+    try:
+        query.add()
+        query.check()
+        yield query
+    finally:
+        query.run.stop()
+
+
+def running_tasks(spark: SparkSession) -> int:
+    """Return how many tasks the executors have, also of jobs that were cancelled."""
+    executors = spark.sparkContext._jsc.sc().statusStore().executorList(True)  # type: ignore[attr-defined]
+    return sum(executors.apply(number).activeTasks() for number in range(executors.size()))
+
+
+def test_a_store_actor_that_dies_before_it_answers_costs_a_small_batch_no_attempt(query: Query, server: Server) -> None:
+    victim = server.pid
+    with server.stopped():
+        query.add()
+        wait_for(lambda: server.connections() > 0)
+        os.kill(victim, signal.SIGKILL)
+    query.check()
+    assert server.pid != victim
+    assert query.failed_tasks() == 0
+
+
+def test_a_store_actor_that_hangs_is_ended_and_costs_a_small_batch_no_attempt(query: Query, server: Server) -> None:
+    victim = server.pid
+    server.give_up_sooner()
+    with server.stopped():
+        query.add()
+        query.check()
+    assert server.pid != victim
+    assert query.failed_tasks() == 0
+
+
+@pytest.mark.replay
+def test_a_store_actor_that_hangs_while_it_is_sent_a_large_batch_costs_an_attempt(query: Query, server: Server) -> None:
+    victim = server.pid
+    server.give_up_sooner()
+    with server.stopped():
+        query.add(40_000, "x" * 1000)
+        query.check()
+    assert server.pid != victim
+    assert 1 <= query.failed_tasks() <= 2  # one for each core
+
+
+def test_a_store_actor_that_is_slow_is_not_ended(query: Query, fleet: Fleet, server: Server) -> None:
+    slow = server.pid
+    server.give_up_sooner()
+    # It answers pings while it waits for the coordinator.
+    with stopped(fleet.status()["coordinator"]["pid"]):
+        query.add()
+        wait_for(lambda: server.connections() > 0)
+        time.sleep(3 * HUNG_AFTER_S)
+    query.check()
+    assert server.pid == slow
+    assert query.failed_tasks() == 0
+
+
+@pytest.mark.replay
+def test_a_store_actor_that_halts_again_and_again_is_not_ended(query: Query, server: Server) -> None:
+    slow = server.pid
+    server.give_up_sooner()
+    query.add()
+    for _ in range(5):
+        with server.stopped():
+            time.sleep(HUNG_AFTER_S - 1)
+        # Enough to answer a ping.
+        time.sleep(2)
+    query.check()
+    assert server.pid == slow
+    assert query.failed_tasks() == 0
+
+
+def test_nothing_is_left_of_a_query_that_is_stopped_in_the_middle_of_a_batch(
+    spark: SparkSession, query: Query, fleet: Fleet, server: Server
+) -> None:
+    with stopped(fleet.status()["coordinator"]["pid"]):
+        query.add()
+        wait_for(lambda: server.connections() > 0 and running_tasks(spark) > 0)
+        begun = time.monotonic()
+        query.run.stop()
+        wait_for(lambda: running_tasks(spark) == 0)
+        # Tasks that are not interrupted look once a second.
+        assert time.monotonic() - begun < 10
+    wait_for(lambda: server.connections() == 0)
+
+
+@pytest.mark.replay
+def test_a_job_that_is_cancelled_without_interrupts_ends_its_tasks(
+    spark: SparkSession, fleet: Fleet, server: Server, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", ROWS)
+    counts = fleet.stateful(feed.stream(), name=name, shards=4).groupBy("k").count()
+    errors: list[str] = []
+
+    def act(frame: DataFrame, batch_id: int) -> None:
+        if batch_id == 0:
+            frame.collect()
+            return
+        context = frame.sparkSession.sparkContext
+        threading.Timer(3, context.cancelJobGroup, [name]).start()
+        context.setJobGroup(name, "without interrupts", interruptOnCancel=False)
+        try:
+            frame.collect()
+        except Exception as error:
+            errors.append(str(error))
+            raise
+
+    writer = counts.writeStream.outputMode("update").foreachBatch(act)
+    running = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
+    try:
+        feed.add([(1, "x")])
+        running.processAllAvailable()
+        with stopped(fleet.status()["coordinator"]["pid"]):
+            feed.add([(1, "x")])
+            with pytest.raises(StreamingQueryException):
+                running.processAllAvailable()
+            wait_for(lambda: running_tasks(spark) == 0, 10)
+        assert any("cancelled" in error for error in errors)
+        wait_for(lambda: server.connections() == 0)
+    finally:
+        running.stop()
+
+
+def test_attempts_at_once_get_equal_answers(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
+    """As Spark's speculation has them; here each is a job of its own."""
+    feed = Feed(spark, tmp_path / "in", ROWS)
+    counts = fleet.stateful(feed.stream(), name=name, shards=3).groupBy("k").count()
+    seen: list[list[dict[int, int]]] = []
+
+    def counted(rows: list[Row]) -> dict[int, int]:
+        return {row["k"]: row["count"] for row in rows}
+
+    def act(frame: DataFrame, batch_id: int) -> None:
+        with ThreadPoolExecutor(4) as pool:
+            seen.append([counted(rows) for rows in pool.map(lambda _: frame.collect(), range(4))])
+
+    writer = counts.writeStream.outputMode("update").foreachBatch(act)
+    running = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
+    try:
+        for _ in range(3):
+            feed.add([(value % 7, "x") for value in range(70)])
+            running.processAllAvailable()
+    finally:
+        running.stop()
+    assert seen == [[dict.fromkeys(range(7), 10 * batch)] * 4 for batch in (1, 2, 3)]
+
+
+def test_a_folder_in_which_nothing_can_be_written_is_named(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "full"
+    folder.touch()  # also a superuser can write no file in it
+    monkeypatch.setattr("spark_jobs.fleet.session_folder", lambda: str(folder))
+    monkeypatch.setattr("store_actors.hand_over._PATH_BYTES", 1000)
+    feed = Feed(spark, tmp_path / "in", ROWS)
+    run = Run(fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").count(), "update", tmp_path / "ck")
+    try:
+        feed.add([(1, "x")])
+        with pytest.raises(StreamingQueryException, match=rf"nothing can be written in Ray's folder.*{folder}"):
+            run.wait()
+    finally:
+        run.stop()
+
+
+def test_strangers_are_refused_beside_a_batch(query: Query, server: Server) -> None:
+    import socket
+
+    sent: list[Any] = [b"GET / HTTP/1.1\r\n\r\n" * 100, b"\x7f\xff\xff\xff", b"\0\0\0\x10{", b""]
+    strangers = [socket.socket(socket.AF_UNIX) for _ in sent]
+    try:
+        for stranger, message in zip(strangers, sent, strict=True):
+            stranger.connect(f"{server.address}.{server.pid}")
+            stranger.sendall(message)
+        before = server.pid
+        query.add()
+        query.check()
+        assert (server.pid, query.failed_tasks()) == (before, 0)
+    finally:
+        for stranger in strangers:
+            stranger.close()
+    wait_for(lambda: server.connections() == 0)
