@@ -24,16 +24,16 @@ import ray
 from pyspark.sql import SparkSession
 from ray.cluster_utils import Cluster
 
-from benchmarks.harness import STATELESS, Variant, add_files, in_turn, report_json, scratch, write_rows
-from benchmarks.micro_batch import SCHEMA, aggregate, keyed_rows, stateless
+from benchmarks.harness import PLAIN, Variant, add_files, in_turn, report_json, scratch, shuffled, write_rows
 from benchmarks.nodes import WORKERS, ray_nodes, session_on
+from benchmarks.workloads import SCHEMA, aggregate, keyed_rows
 from coordinator.service.calls import RayActors
 from spark_jobs.fleet import Fleet, connect
 from spark_jobs.plan.bounds import UnboundedStateWarning
 from store_actors.deploy import store_metrics
 
 STANDBYS, RELOAD = "standbys", "reload"
-SIDES = (STATELESS, STANDBYS, RELOAD)
+SIDES = (PLAIN, STANDBYS, RELOAD)
 #: Seconds from the arrival of its input to the middle of a batch.
 _INTO_THE_BATCH_S = 0.4
 #: Counters of store actors for loaded shards: bytes, rows, and seconds.
@@ -42,8 +42,8 @@ _LOADED = ("bytes_loaded", "rows_loaded", "loading_s")
 
 def _query(spark: SparkSession, fleet: Fleet, side: str, root: Path, shards: int) -> Variant:
     source = spark.readStream.schema(SCHEMA).parquet(str(Variant.input_folder(root, side)))
-    if side == STATELESS:
-        return Variant.start(side, root, stateless(source, shards), "update")
+    if side == PLAIN:
+        return Variant.start(side, root, shuffled(source, shards, "key"), "update")
     return Variant.start(side, root, aggregate(fleet.stateful(source, name="bench", shards=shards)), "update")
 
 
@@ -134,7 +134,7 @@ def _report(results: dict[str, list[dict[str, Any]]], options: argparse.Namespac
         print(
             f"  {side:<10} {medians[side]:6.1f} s ({each}); {read / 1e6:.1f} MB read{rate}; batches before {runs[0]['batch_s']:.1f} s"
         )
-    added = {side: medians[side] - medians[STATELESS] for side in medians if side != STATELESS}
+    added = {side: medians[side] - medians[PLAIN] for side in medians if side != PLAIN}
     for side, seconds in added.items():
         print(f"  {side} beyond what Ray and Spark need: {seconds:+.1f} s")
     return {"median_s": medians, "added_s": added}

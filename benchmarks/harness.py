@@ -28,39 +28,46 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_jobs.plan.bounds import UnboundedStateWarning
+from spark_jobs.session.settings import HAND_OVER
 from spark_jobs.session.spark_session import start_session, stop_session
 
 __all__ = [
     "FLEET",
+    "PLAIN",
     "SMALL_SPLITS",
     "SPARK_STORES",
-    "STATELESS",
+    "WORKERS",
     "DidNotFinish",
     "Target",
     "Variant",
     "add_files",
     "add_options",
+    "add_workers",
     "cores",
     "fairness",
     "in_turn",
     "own_operators",
     "print_ratios",
+    "quartiles",
     "ratios_of",
     "report_json",
     "scratch",
     "session",
+    "shuffled",
     "some_of",
     "summary",
-    "use_store",
+    "use_side",
     "write_rows",
 ]
 
 Side = TypeVar("Side")
 
 _PROVIDER = "org.apache.spark.sql.execution.streaming.state."
-#: Names of the sides: the fleet, the same plan without state, and Spark's own stores with their configuration.
+#: Names of the sides: the fleet as it is, with Spark's Python workers in place of :data:`HAND_OVER`; the same query with a shuffle,
+#: without state and without Python; and Spark's own stores with their configuration.
 FLEET = "statefleet"
-STATELESS = "stateless"
+WORKERS = "statefleet-workers"
+PLAIN = "plain"
 SPARK_STORES = {
     "hdfs": {"spark.sql.streaming.stateStore.providerClass": f"{_PROVIDER}HDFSBackedStateStoreProvider"},
     "rocksdb": {
@@ -104,6 +111,12 @@ def add_options(parser: argparse.ArgumentParser, *, executor_memory: str) -> Non
     add_files(parser)
     parser.add_argument("--shards", type=int, default=4, help="shards, and shuffle partitions of Spark's stores")
     parser.add_argument("--executor-memory", default=executor_memory, help="of the Spark executor (%(default)s)")
+
+
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    """Add the option for a further side, :data:`WORKERS`."""
+    help_text = f"also compare with the fleet whose rows pass through Spark's Python workers ({HAND_OVER}=false)"
+    parser.add_argument("--workers", action="store_true", help=help_text)
 
 
 def add_files(parser: argparse.ArgumentParser) -> None:
@@ -163,14 +176,25 @@ def fairness() -> str:
     return (
         f"{cores()} cores shared by all: one Spark executor with {cores()} task slots for every variant; the fleet's actors reserve "
         "no core and are idle while Spark's own stores have their turn; one query runs at a time, and every variant reads the same "
-        "files, shuffles into the same number of partitions and commits durably each batch (but the stateless one)."
+        "files, shuffles into the same number of partitions and commits durably each batch (but the plain one, which has no state)."
     )
 
 
-def use_store(spark: SparkSession, variant: str) -> None:
-    """Have the next query use one of Spark's own stores, if the variant is one: a query keeps the settings of its start."""
-    for key, value in SPARK_STORES.get(variant, {}).items():
+def use_side(spark: SparkSession, side: str, shards: int) -> None:
+    """Have the next query be one of a side: a query keeps the settings of its start."""
+    settings = {"spark.sql.shuffle.partitions": str(shards), **SPARK_STORES.get(side, {})}
+    if side == WORKERS:
+        settings[HAND_OVER] = "false"
+    else:
+        # What the product does by default.
+        spark.conf.unset(HAND_OVER)
+    for key, value in settings.items():
         spark.conf.set(key, value)
+
+
+def shuffled(frame: DataFrame, shards: int, *keys: str) -> DataFrame:
+    """Return the same rows through the shuffle that a stateful operator by these keys has."""
+    return frame.repartition(shards, *keys)
 
 
 def own_operators(frame: DataFrame, operator: str, mode: str = "append") -> Any:
@@ -267,10 +291,19 @@ def in_turn(variants: Sequence[Side], number: int) -> list[Side]:
 # -- figures ----------------------------------------------------------------------------------------------------------
 
 
+def quartiles(values: Sequence[float]) -> list[float]:
+    """Return the first and the third quartile."""
+    if len(values) < 2:
+        return [values[0], values[0]]
+    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
+    return [first, third]
+
+
 def summary(batch_s: Sequence[float]) -> dict[str, Any]:
-    """Return the seconds of batches, with their median, minimum and maximum."""
+    """Return the seconds of batches, with their median, quartiles, minimum and maximum."""
     return {
         "median_s": statistics.median(batch_s),
+        "quartiles_s": quartiles(batch_s),
         "min_s": min(batch_s),
         "max_s": max(batch_s),
         "batch_s": list(batch_s),
@@ -298,7 +331,10 @@ class Target:
 def ratios_of(
     results: Mapping[str, Mapping[str, Any]], targets: Sequence[Target], **facts: Any
 ) -> list[dict[str, Any]]:
-    """Return the ratios of which both sides were measured; if the numerator was stopped at ``limit_s``, its lower bound."""
+    """Return the ratios of medians of which both sides were measured; if the numerator was stopped at ``limit_s``, its lower bound.
+
+    Their quartiles are those of the ratios batch by batch.
+    """
     ratios = []
     for target in targets:
         over, under = results.get(target.over, {}), results.get(target.under, {})
@@ -307,6 +343,9 @@ def ratios_of(
             continue
         value, is_bound = above / under["median_s"], "median_s" not in over
         row = {**facts, "ratio": f"{target.over} / {target.under}", "value": value, "is_lower_bound": is_bound}
+        pairs = list(zip(over.get("batch_s", ()), under.get("batch_s", ()), strict=False))
+        if pairs and not is_bound:
+            row["quartiles"] = quartiles([one / other for one, other in pairs])
         if target.bound is not None:
             met = value >= target.bound if target.is_least else value <= target.bound
             # A lower bound below the target is no result.

@@ -21,22 +21,23 @@ from pyspark.sql import functions as F
 
 from benchmarks.harness import (
     FLEET,
+    PLAIN,
     SPARK_STORES,
-    STATELESS,
     add_options,
     fairness,
     in_turn,
     report_json,
     session,
-    use_store,
+    shuffled,
+    use_side,
 )
-from benchmarks.micro_batch import aggregate, stateless
+from benchmarks.workloads import aggregate
 from spark_jobs.fleet import Fleet, connect
 from spark_jobs.session.connectors import connector_settings
 from tests.kafka_broker import KafkaBroker
 
 _TOPIC = "backlog"
-_SIDES = (FLEET, *SPARK_STORES, STATELESS)
+_SIDES = (FLEET, *SPARK_STORES, PLAIN)
 
 
 def _fill(spark: SparkSession, broker: KafkaBroker, options: argparse.Namespace) -> None:
@@ -65,14 +66,14 @@ def _catch_up(
     spark: SparkSession, fleet: Fleet, broker: KafkaBroker, side: str, root: Path, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Run a side's query to the end of the topic; return its seconds and batches."""
-    use_store(spark, side)
+    use_side(spark, side, options.shards)
     source = _source(spark, broker, options)
     if side == FLEET:
         frame = aggregate(
             fleet.stateful(source, name=f"backlog-{root.name}", outputMode="update", shards=options.shards)
         )
-    elif side == STATELESS:
-        frame = stateless(source, options.shards)
+    elif side == PLAIN:
+        frame = shuffled(source, options.shards, "key")
     else:
         frame = aggregate(source)
     writer = frame.writeStream.outputMode("update").format("noop").trigger(availableNow=True)

@@ -33,7 +33,7 @@ import pyarrow as pa
 import ray
 
 from benchmarks.harness import FLEET, SMALL_SPLITS, Variant, add_options, cores, report_json, session, write_rows
-from benchmarks.micro_batch import SCHEMA, aggregate, keyed_rows
+from benchmarks.workloads import SCHEMA, aggregate, keyed_rows
 from coordinator.service.calls import RayActors
 from coordinator.service.deploy import ray_address
 from spark_jobs.fleet import connect

@@ -34,8 +34,8 @@ from benchmarks.harness import (
     summary,
     write_rows,
 )
-from benchmarks.micro_batch import SCHEMA, aggregate, keyed_rows
 from benchmarks.nodes import WORKERS, ray_nodes, session_on
+from benchmarks.workloads import SCHEMA, aggregate, keyed_rows
 from coordinator.service.calls import RayActors
 from coordinator.service.client import CoordinatorClient
 from spark_jobs import fleet as fleet_module

@@ -1,6 +1,7 @@
 """Median steady micro-batch time of every kind of stateful operator, on the fleet and on Spark's own stores, side by side in one run.
 
-``python -m benchmarks.operators --json result.json``, or ``--only dedup,join`` and so on. Their input is in
+``python -m benchmarks.operators --json result.json``, or ``--only dedup,join`` and so on. ``python -m benchmarks`` has a part of it
+for all to see, in ten minutes. Their input is in
 :mod:`benchmarks.workloads`; how the sides take turns, in :mod:`benchmarks.harness`. ``python -m benchmarks.costs eviction``
 measures evictions, without Spark.
 
@@ -12,8 +13,9 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,14 @@ from pyspark.sql import SparkSession
 
 from benchmarks.harness import (
     FLEET,
+    PLAIN,
     SMALL_SPLITS,
     SPARK_STORES,
-    STATELESS,
+    WORKERS,
     DidNotFinish,
     Variant,
     add_options,
+    add_workers,
     fairness,
     in_turn,
     own_operators,
@@ -38,57 +42,94 @@ from benchmarks.harness import (
     session,
     some_of,
     summary,
-    use_store,
+    use_side,
     write_rows,
 )
 from benchmarks.nexmark.query import FleetOperators
 from benchmarks.workloads import WORKLOADS, Profile, Workload
 from spark_jobs.fleet import Fleet, connect
 
+__all__ = ["Plan", "compare", "steps_of"]
+
 #: The purpose of a batch: to build up state, to warm up, or to be measured.
 _FILL, _WARM_UP, _BATCH = "fill", "warm-up", "batch"
+
+#: Results of the sides of a comparison, by their name.
+Results = dict[str, dict[str, Any]]
 
 
 # -- one operator -----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Plan:
+    """How a workload is compared.
+
+    Attributes
+    ----------
+    sides
+        Names of the sides: forms of the workload on the fleet, Spark's stores, :data:`PLAIN`.
+    shards
+        Shards, and shuffle partitions of Spark's own.
+    warmup, batches
+        Batches of each side before the measured ones, and measured ones.
+    limit_s
+        Seconds that a batch may take.
+    """
+
+    sides: Sequence[str]
+    shards: int = 4
+    warmup: int = 2
+    batches: int = 5
+    limit_s: float = 600.0
+
+
 class _Comparison:
-    """A workload on all variants.
+    """A workload on all sides of a plan.
 
     Parameters
     ----------
     root
         A folder of its own.
+    report
+        Takes a line of text after each batch of all sides.
     """
 
     def __init__(
-        self, spark: SparkSession, fleet: Fleet, workload: Workload, options: argparse.Namespace, root: Path
+        self,
+        spark: SparkSession,
+        fleet: Fleet,
+        workload: Workload,
+        plan: Plan,
+        root: Path,
+        report: Callable[[str], None],
     ) -> None:
-        self._spark, self._fleet, self._workload, self._options, self._root = spark, fleet, workload, options, root
+        self._spark, self._fleet, self._workload, self._plan, self._root = spark, fleet, workload, plan, root
+        self._report = report
         self._files = root / "files"
         self._files.mkdir(parents=True)
         #: Names of the states of each variant on the fleet.
         self._states: dict[str, list[str]] = {}
-        self._variants = [self._start(name) for name in (*workload.forms, *options.stores, STATELESS)]
+        self._variants = [self._start(name) for name in plan.sides]
 
     def _start(self, name: str) -> Variant:
         workload = self._workload
         source = self._spark.readStream.schema(workload.columns).option("maxFilesPerTrigger", 1)
         frame = source.parquet(str(Variant.input_folder(self._root, name)))
-        use_store(self._spark, name)
-        if name == STATELESS:
-            result = workload.stateless(frame, self._options.shards)
-        elif name in workload.forms:
-            ops = FleetOperators(self._fleet, name, self._options.shards)
+        use_side(self._spark, name, self._plan.shards)
+        if name == PLAIN:
+            result = workload.plain(frame, self._plan.shards)
+        elif name.startswith(FLEET):
+            ops = FleetOperators(self._fleet, name, self._plan.shards)
             result = workload.query(ops, frame, name)
             self._states[name] = ops.states
         else:
             result = workload.query(own_operators, frame, name)
         return Variant.start(name, self._root, result, workload.mode)
 
-    def run(self) -> dict[str, dict[str, Any]]:
+    def run(self) -> Results:
         """Run all batches, and return the figures of each variant."""
-        warmup, batches = self._options.warmup, self._options.batches
+        warmup, batches = self._plan.warmup, self._plan.batches
         try:
             for number, rows in enumerate(self._workload.filling()):
                 self._batch(_FILL, number, rows)
@@ -110,12 +151,12 @@ class _Comparison:
             for variant in self._variants
             if not variant.failure
         ]
-        print(f"  {phase} {number}, {rows.num_rows:,} rows: {'  '.join(seconds)}", flush=True)
+        self._report(f"  {phase} {number}, {rows.num_rows:,} rows: {'  '.join(seconds)}")
 
     def _try(self, variant: Variant, file: Path, phase: str) -> None:
         """Run a batch of one variant; if it fails, the others go on without it."""
         # A batch that fills the state may be twice as large.
-        limit_s = self._options.limit * (2 if phase == _FILL else 1)
+        limit_s = self._plan.limit_s * (2 if phase == _FILL else 1)
         try:
             if phase == _BATCH:
                 variant.measure(file, limit_s)
@@ -128,7 +169,7 @@ class _Comparison:
         except StreamingQueryException as error:
             variant.failure = f"failed: {str(error).strip()[:2000]}"
         if variant.failure:
-            print(f"  {variant.name}: {variant.failure}", flush=True)
+            self._report(f"  {variant.name}: {variant.failure}")
 
     def _figures(self, variant: Variant) -> dict[str, Any]:
         figures: dict[str, Any] = {"fill_s": variant.fill_s, "state_rows": self._state_rows(variant)}
@@ -160,15 +201,30 @@ def _workload(name: str, options: argparse.Namespace) -> Workload:
     return WORKLOADS[name](options.active_keys if name == Profile.name else options.rows, options.state)
 
 
-def _compare(
-    spark: SparkSession, workload: Workload, options: argparse.Namespace, root: Path
-) -> dict[str, dict[str, Any]]:
-    print(f"{workload.name}: {workload.rows:,} rows a batch, {options.shards} partitions", flush=True)
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def compare(
+    spark: SparkSession, workload: Workload, plan: Plan, root: Path, report: Callable[[str], None] = _say
+) -> Results:
+    """Run a workload on all sides of a plan, and return their figures; `root` is a folder of its own, which is deleted.
+
+    Parameters
+    ----------
+    report
+        Takes a line of text after each batch of all sides (:func:`steps_of`).
+    """
     try:
         with _fleet_of(root) as fleet:
-            return _Comparison(spark, fleet, workload, options, root).run()
+            return _Comparison(spark, fleet, workload, plan, root, report).run()
     finally:
         shutil.rmtree(root, ignore_errors=True)
+
+
+def steps_of(workload: Workload, plan: Plan) -> int:
+    """Return the number of batches of a comparison, each of all sides."""
+    return workload.filling_batches + plan.warmup + plan.batches
 
 
 # -- the report -------------------------------------------------------------------------------------------------------
@@ -212,6 +268,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=list(SPARK_STORES),
         help=f"Spark's stores to compare with: some of {','.join(SPARK_STORES)} (default: all; the last is by far the slowest)",
     )
+    add_workers(parser)
     add_options(parser, executor_memory="6g")
     options = parser.parse_args(argv)
     if min(options.rows, options.state, options.active_keys, options.batches) < 1:
@@ -224,9 +281,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     results: dict[str, dict[str, dict[str, Any]]] = {}
     workloads = [_workload(name, options) for name in options.only]
+    also = [WORKERS] if options.workers else []
     with session("statefleet-operators", options, SMALL_SPLITS) as (spark, root):
         for workload in workloads:
-            results[workload.name] = _compare(spark, workload, options, root / workload.name)
+            print(f"{workload.name}: {workload.rows:,} rows a batch, {options.shards} partitions", flush=True)
+            sides = (*workload.forms, *also, *options.stores, PLAIN)
+            plan = Plan(sides, options.shards, options.warmup, options.batches, options.limit)
+            results[workload.name] = compare(spark, workload, plan, root / workload.name)
     ratios = [
         ratio
         for workload in workloads

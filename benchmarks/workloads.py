@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -22,16 +22,37 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from benchmarks.harness import FLEET, STATELESS, Target
+from benchmarks.harness import FLEET, PLAIN, Target, shuffled
 from benchmarks.nexmark.query import Operators
+from benchmarks.uuids import uuids
 from spark_jobs.functions.state_batch import StateBatch
 
-__all__ = ["RATE", "WORKLOADS", "Deduplicate", "Join", "Profile", "Session", "Window", "Workload"]
+__all__ = [
+    "RATE",
+    "SCHEMA",
+    "WORKLOADS",
+    "Counts",
+    "Deduplicate",
+    "Join",
+    "Profile",
+    "Session",
+    "TextCounts",
+    "Top",
+    "Window",
+    "Workload",
+    "aggregate",
+    "keyed_rows",
+]
 
 Numbers = npt.NDArray[np.int64]
 
+#: Columns of :func:`keyed_rows`.
+SCHEMA = "key BIGINT, amount BIGINT"
+
 #: Rows a second of event time.
 RATE = 10_000
+#: Rows of a batch that builds up state, at least.
+_FILL_ROWS = 1_000_000
 #: Event time of row 0 in microseconds: 2020-09-13 12:26:40 UTC.
 _START_US = 1_600_000_000_000_000
 _STEP_US = 1_000_000 // RATE
@@ -46,12 +67,19 @@ def _times(numbers: Numbers) -> pa.Array:
     return pa.array(_START_US + numbers * _STEP_US, pa.timestamp("us", tz="UTC"))
 
 
-def _as_it_is(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield from batches
+def keyed_rows(keys: Numbers) -> pa.Table:
+    """Return rows of keys, for :func:`aggregate`."""
+    return pa.table({"key": keys, "amount": keys * 7 + 1})
+
+
+def aggregate(frame: Any) -> DataFrame:
+    """Return counts and sums by key, of Spark or of the fleet."""
+    result: DataFrame = frame.groupBy("key").agg(F.count("*").alias("n"), F.sum("amount").alias("total"))
+    return result
 
 
 def _promised(hdfs: float, rocksdb: float) -> tuple[Target, ...]:
-    return Target("hdfs", FLEET, hdfs), Target("rocksdb", FLEET, rocksdb), Target(FLEET, STATELESS)
+    return Target("hdfs", FLEET, hdfs), Target("rocksdb", FLEET, rocksdb), Target(FLEET, PLAIN)
 
 
 class Workload(ABC):
@@ -74,6 +102,8 @@ class Workload(ABC):
         Columns by which rows are shuffled.
     targets, full_size
         The ratios to compare, and the `rows` and `state` from which on their bounds are promised.
+    state_unit
+        What `state` counts.
     forms
         Variants on the fleet: :data:`FLEET`, and variants that only the fleet has.
     fill
@@ -86,6 +116,7 @@ class Workload(ABC):
     keys: ClassVar[tuple[str, ...]]
     targets: ClassVar[tuple[Target, ...]]
     full_size: ClassVar[tuple[int, int]] = (1_000_000, 3_000_000)
+    state_unit: ClassVar[str] = "of state"
     forms: ClassVar[tuple[str, ...]] = (FLEET,)
 
     def __init__(self, rows: int, state: int) -> None:
@@ -102,18 +133,26 @@ class Workload(ABC):
 
     def filling(self) -> Iterator[pa.Table]:
         """Yield the batches that build up state, a few large ones."""
-        for begin in range(0, self.fill, 2 * self.rows):
-            yield self.table(begin, min(begin + 2 * self.rows, self.fill))
+        for begin in range(0, self.fill, self._step):
+            yield self.table(begin, min(begin + self._step, self.fill))
+
+    @property
+    def _step(self) -> int:
+        return max(2 * self.rows, _FILL_ROWS)
+
+    @property
+    def filling_batches(self) -> int:
+        """The number of batches that build up state."""
+        return -(-self.fill // self._step)
 
     def batch(self, number: int) -> pa.Table:
         """Return a batch after those that build up state."""
         begin = self.fill + number * self.rows
         return self.table(begin, begin + self.rows)
 
-    def stateless(self, source: DataFrame, shards: int) -> DataFrame:
-        """Return the same rows through the same shuffle and a Python stage, without state."""
-        routed = self.keyed(source).withColumn("route", F.hash(*self.keys)).repartition(shards, "route").drop("route")
-        return routed.mapInArrow(_as_it_is, routed.schema)
+    def plain(self, source: DataFrame, shards: int) -> DataFrame:
+        """Return the same rows through the same shuffle, without state and without Python."""
+        return shuffled(self.keyed(source), shards, *self.keys)
 
     def keyed(self, source: DataFrame) -> DataFrame:
         """Return the rows with the columns by which they are shuffled."""
@@ -126,6 +165,49 @@ class Workload(ABC):
 
     def _random(self, begin: int) -> np.random.Generator:
         return np.random.default_rng([len(self.name), begin])
+
+
+class Counts(Workload):
+    """Counts and sums by an integer key: all of `state` keys are there, and a batch draws from them."""
+
+    name = "counts"
+    columns = SCHEMA
+    mode = "update"
+    keys = ("key",)
+    targets = (Target("hdfs", FLEET, 3.0), Target("rocksdb", FLEET, 8.0), Target(FLEET, PLAIN, 2.0, is_least=False))
+    full_size = 1_000_000, 5_000_000
+    state_unit = "keys"
+
+    def __init__(self, rows: int, state: int) -> None:
+        super().__init__(rows, state)
+        self.fill = state
+
+    def _numbers(self, begin: int, end: int) -> Numbers:
+        if begin < self.fill:
+            return np.random.default_rng(self.state).permutation(self.state)[begin:end]
+        return self._random(begin).integers(0, self.state, end - begin)
+
+    def table(self, begin: int, end: int) -> pa.Table:
+        return keyed_rows(self._numbers(begin, end))
+
+    def query(self, ops: Operators, source: DataFrame, form: str) -> DataFrame:
+        return aggregate(ops(source, self.name, "update"))
+
+
+class TextCounts(Counts):
+    """The same by keys that are UUIDs as text."""
+
+    name = "text"
+    columns = "key STRING, amount BIGINT"
+    targets = Target("hdfs", FLEET), Target(FLEET, PLAIN)
+
+    def __init__(self, rows: int, state: int) -> None:
+        super().__init__(rows, state)
+        self._keys = uuids(state)
+
+    def table(self, begin: int, end: int) -> pa.Table:
+        numbers = self._numbers(begin, end)
+        return pa.table({"key": self._keys.take(pa.array(numbers)), "amount": numbers * 7 + 1})
 
 
 class Window(Workload):
@@ -264,6 +346,34 @@ class Join(Workload):
         return result
 
 
+class Top(Workload):
+    """The row with the largest amount of each key; Spark, which has no ``topN``, takes the maximum of a struct."""
+
+    name = "top"
+    columns = SCHEMA
+    mode = "update"
+    keys = ("key",)
+    targets = Target("hdfs", FLEET), Target("rocksdb", FLEET), Target(FLEET, PLAIN)
+
+    def __init__(self, rows: int, state: int) -> None:
+        super().__init__(rows, state)
+        self.fill = 2 * state
+
+    def table(self, begin: int, end: int) -> pa.Table:
+        random = self._random(begin)
+        # Amounts grow, so that rows are replaced in every batch.
+        amounts = random.integers(0, 2 * self.rows, end - begin) + np.arange(begin, end)
+        return pa.table({"key": random.integers(0, self.state, end - begin), "amount": amounts})
+
+    def query(self, ops: Operators, source: DataFrame, form: str) -> DataFrame:
+        rows = ops(source, "top", "update")
+        if form.startswith(FLEET):
+            result: DataFrame = rows.topN(1, "key", F.desc("amount"))
+            return result
+        largest = rows.groupBy("key").agg(F.max(F.struct("amount", "key")).alias("row"))
+        return largest.select("row.*")
+
+
 class Profile(Workload):
     """A running profile of each user, by a user's function: in pandas, a key at a time, on all sides, and in Arrow on the fleet.
 
@@ -283,8 +393,8 @@ class Profile(Workload):
         Target("rocksdb", FLEET, 3.0),
         Target("hdfs", ARROW, 50.0),
         Target("rocksdb", ARROW, 50.0),
-        Target(FLEET, STATELESS),
-        Target(ARROW, STATELESS),
+        Target(FLEET, PLAIN),
+        Target(ARROW, PLAIN),
     )
 
     def table(self, begin: int, end: int) -> pa.Table:
@@ -326,5 +436,5 @@ def _profiles(keys: pa.Table, rows: pa.Table, state: StateBatch) -> pa.Table:
 
 
 WORKLOADS: dict[str, type[Workload]] = {
-    workload.name: workload for workload in (Window, Session, Deduplicate, Join, Profile)
+    workload.name: workload for workload in (Counts, TextCounts, Window, Session, Deduplicate, Join, Top, Profile)
 }

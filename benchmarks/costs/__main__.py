@@ -14,6 +14,7 @@ from collections.abc import Sequence
 MEASUREMENTS = {
     "cores": "how many cores one store actor's process keeps busy",
     "drivers": "what 200 Ray drivers on one node cost",
+    "engine": "what the engine alone costs a row, on one core",
     "eviction": "what closing state costs, by how much is closed and how much there is",
     "hot_keys": "what counting a shard's hottest keys costs a store actor",
     "loading": "how fast a shard is written as a snapshot and loaded again",

@@ -16,7 +16,7 @@ import numpy as np
 from pyspark.sql import SparkSession
 
 from benchmarks.harness import Variant, add_options, report_json, session, write_rows
-from benchmarks.micro_batch import aggregate, keyed_rows
+from benchmarks.workloads import aggregate, keyed_rows
 from spark_jobs.fleet import Fleet, connect
 from statefleet import Maintenance
 

@@ -10,9 +10,11 @@ is one of any of the three streams. Event time is a part of the workload: the ra
 from __future__ import annotations
 
 import argparse
+import functools
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,11 @@ from pyspark.sql import SparkSession
 from benchmarks.harness import (
     FLEET,
     SPARK_STORES,
+    WORKERS,
     Target,
     add_options,
     cores,
+    in_turn,
     own_operators,
     print_ratios,
     ratios_of,
@@ -31,7 +35,7 @@ from benchmarks.harness import (
     session,
     some_of,
     summary,
-    use_store,
+    use_side,
 )
 from benchmarks.nexmark.files import read_stream, write_events
 from benchmarks.nexmark.generator import Nexmark
@@ -39,19 +43,19 @@ from benchmarks.nexmark.queries import QUERIES
 from benchmarks.nexmark.query import FleetOperators, Operators, Query
 from spark_jobs.fleet import Fleet, connect
 
-VARIANTS = (FLEET, *SPARK_STORES)
+VARIANTS = (FLEET, WORKERS, *SPARK_STORES)
 
 
 def variants_of(query: Query, chosen: Sequence[str]) -> list[str]:
     """Return the sides that can run the query."""
-    return [name for name in chosen if name == FLEET or query.plain_spark]
+    return [name for name in chosen if name.startswith(FLEET) or query.plain_spark]
 
 
 def _run(
-    spark: SparkSession, query: Query, ops: Operators, variant: str, events: Path, checkpoint: Path
+    spark: SparkSession, query: Query, ops: Operators, variant: str, shards: int, events: Path, checkpoint: Path
 ) -> list[float]:
     """Run a query over all events; return the seconds of its micro-batches, as Spark measured them."""
-    use_store(spark, variant)
+    use_side(spark, variant, shards)
     writer = query.build(ops, read_stream(spark, events)).writeStream.outputMode(query.mode).format("noop")
     running = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     running.awaitTermination()
@@ -59,23 +63,58 @@ def _run(
     return [by_batch[batch]["durationMs"]["triggerExecution"] / 1000 for batch in sorted(by_batch)]
 
 
-def _measure(
-    spark: SparkSession, fleet: Fleet, query: Query, options: argparse.Namespace, root: Path
+@dataclass(frozen=True)
+class Runs:
+    """How queries are run.
+
+    Attributes
+    ----------
+    events, batch_events, rate
+        Events of each run and of each of its micro-batches; events a second of event time.
+    rounds
+        Runs of each query on each variant.
+    warmup
+        First batches of a run that do not count: they compile and connect.
+    """
+
+    variants: Sequence[str] = (FLEET, *SPARK_STORES)
+    shards: int = 4
+    events: int = 1_000_000
+    batch_events: int = 100_000
+    rate: int = 10_000
+    rounds: int = 1
+    warmup: int = 2
+
+    def write(self, folder: Path) -> None:
+        """Write the events."""
+        write_events(folder, Nexmark(rate=self.rate), self.events, self.batch_events)
+
+
+def measure(
+    spark: SparkSession, fleet: Fleet, query: Query, runs: Runs, root: Path, report: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
-    names = variants_of(query, options.variants)
+    """Run a query on all variants that can run it; return the figures of each.
+
+    Parameters
+    ----------
+    root
+        Folder with the events in ``events`` (:meth:`Runs.write`).
+    report
+        Takes a line of text after each run.
+    """
+    names = variants_of(query, runs.variants)
     batch_s: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(options.rounds):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
+    for number in range(runs.rounds):
+        for name in in_turn(names, number):
             label = f"{query.name}-{name}-{number}"
-            ops = FleetOperators(fleet, label, options.shards) if name == FLEET else own_operators
-            seconds = _run(spark, query, ops, name, root / "events", root / label)
-            # The last batch may have fewer events; the first batches compile and connect.
-            batch_s[name] += seconds[options.warmup : options.events // options.batch_events]
-            print(f"  {label}: {' '.join(f'{batch_s:.2f}' for batch_s in seconds)} s", flush=True)
+            ops = FleetOperators(fleet, label, runs.shards) if name.startswith(FLEET) else own_operators
+            seconds = _run(spark, query, ops, name, runs.shards, root / "events", root / label)
+            # The last batch may have fewer events.
+            batch_s[name] += seconds[runs.warmup : runs.events // runs.batch_events]
+            report(f"  {label}: {' '.join(f'{batch_s:.2f}' for batch_s in seconds)} s")
             shutil.rmtree(root / label, ignore_errors=True)
     results = {name: summary(seconds) for name, seconds in batch_s.items()}
-    return {name: {**row, "events_per_s": options.batch_events / row["median_s"]} for name, row in results.items()}
+    return {name: {**row, "events_per_s": runs.batch_events / row["median_s"]} for name, row in results.items()}
 
 
 def _report(results: dict[str, dict[str, dict[str, Any]]], ratios: list[dict[str, Any]], facts: str) -> None:
@@ -101,7 +140,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rate", type=int, default=10_000, help="events a second of event time (%(default)s)")
     parser.add_argument("--rounds", type=int, default=1, help="runs of each query on each variant (%(default)s)")
     parser.add_argument("--warmup", type=int, default=2, help="first batches of a run that do not count (%(default)s)")
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=[FLEET, *SPARK_STORES])
     add_options(parser, executor_memory="4g")
     options = parser.parse_args(argv)
     if options.rounds < 1 or options.events // options.batch_events <= options.warmup:
@@ -122,11 +161,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     with session("statefleet-nexmark", options) as (spark, root):
         fleet = connect(f"file://{root}/fleet")
-        write_events(root / "events", Nexmark(rate=options.rate), options.events, options.batch_events)
+        runs = Runs(**{item.name: getattr(options, item.name) for item in fields(Runs)})
+        runs.write(root / "events")
         results = {}
         for name in options.queries:
             print(name, flush=True)
-            results[name] = _measure(spark, fleet, QUERIES[name], options, root)
+            results[name] = measure(spark, fleet, QUERIES[name], runs, root, functools.partial(print, flush=True))
         fleet.shutdown()
     targets = [Target(name, FLEET) for name in SPARK_STORES]
     ratios = [row for name, result in results.items() for row in ratios_of(result, targets, query=name)]

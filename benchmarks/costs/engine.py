@@ -1,0 +1,132 @@
+"""What the engine alone costs a row, on one core: upserts, gets, removals, counts and sums; no Ray and no Spark.
+
+``python -m benchmarks.costs engine --json result.json``
+
+A keyed store has rows of two int64 values under int64 keys, or under UUIDs as text. Each operation takes a batch of random keys, is
+committed, and is timed with the conversion from and to Arrow. Arrow's own hash table takes the same keys beside it
+(``dictionary_encode``): the ratio to that says more than nanoseconds of some machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.schemas import COUNT_AND_SUM
+from benchmarks.uuids import uuids
+from coordinator.model.schema import Field
+from store_actors.keyed.shard import KeyedShard
+from store_actors.messages import ShardInput
+from store_actors.operators.aggregate import AggregateShard
+
+_VALUES = (Field("n", "int64"), Field("total", "int64"))
+
+
+def _median_ns(action: Callable[[Any], Any], inputs: Sequence[Any]) -> float:
+    """Return the median of nanoseconds a row of calls with each of the inputs; the first of them warms up."""
+    nanoseconds = []
+    for rows in inputs:
+        started = time.perf_counter_ns()
+        action(rows)
+        nanoseconds.append((time.perf_counter_ns() - started) / len(rows))
+    return statistics.median(nanoseconds[1:])
+
+
+class _Store:
+    """A keyed store of all keys.
+
+    Parameters
+    ----------
+    keys
+        All of its keys.
+    rows
+        Rows of a batch.
+    """
+
+    def __init__(self, keys: pa.Array, rows: int, seed: int) -> None:
+        self._keys, self._rows = keys, rows
+        self._random = np.random.default_rng(seed)
+        self.shard = KeyedShard((Field("k", "string" if pa.types.is_string(keys.type) else "int64"),), _VALUES)
+        self._put(keys)
+
+    def _put(self, keys: pa.Array) -> None:
+        numbers = pa.array(np.arange(len(keys)))
+        with self.shard.begin(self.shard.version) as handle:
+            handle.put(pa.table({"k": keys, "n": numbers, "total": numbers}))
+            handle.commit()
+
+    def _drawn(self) -> pa.Array:
+        return self._keys.take(pa.array(self._random.integers(0, len(self._keys), self._rows)))
+
+    def _get(self, keys: pa.Array) -> None:
+        self.shard.read().multi_get(pa.table({"k": keys}))
+
+    def _remove(self, keys: pa.Array) -> None:
+        with self.shard.begin(self.shard.version) as handle:
+            handle.remove(pa.table({"k": keys}))
+            handle.commit()
+
+    def measure(self, times: int) -> dict[str, float]:
+        """Return nanoseconds a row by operation, and bytes a key."""
+        bytes_a_key = self.shard.nbytes / len(self._keys)
+        drawn = [self._drawn() for _ in range(times + 1)]
+        # A key is removed once.
+        parts = [self._keys.slice(number * self._rows, self._rows) for number in range(times + 1)]
+        return {
+            "upsert_ns": _median_ns(self._put, drawn),
+            "get_ns": _median_ns(self._get, drawn),
+            "arrow_ns": _median_ns(pa.Array.dictionary_encode, drawn),
+            "remove_ns": _median_ns(self._remove, parts),
+            "bytes_a_key": bytes_a_key,
+        }
+
+
+def _counted(keys: int, rows: int, times: int) -> dict[str, float]:
+    """Return nanoseconds a row of counts and sums by an integer key, and bytes a key."""
+    shard, random = AggregateShard(COUNT_AND_SUM), np.random.default_rng(keys)
+
+    def apply(numbers: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        batch = pa.record_batch({"k": numbers, "v": numbers})
+        shard.apply(ShardInput.of_raw(COUNT_AND_SUM, batch), 0, shard.version + 1)
+        shard.commit()
+
+    apply(random.permutation(keys))
+    bytes_a_key = shard.nbytes / keys
+    fold_ns = _median_ns(apply, [random.integers(0, keys, rows) for _ in range(times + 1)])
+    return {"fold_ns": fold_ns, "bytes_a_key": bytes_a_key}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this measurement."""
+    parser.add_argument("--keys", type=int, default=2_000_000, help="keys of a store (%(default)s)")
+    parser.add_argument("--rows", type=int, default=200_000, help="rows of a batch (%(default)s)")
+    parser.add_argument("--times", type=int, default=7, help="batches of each operation (%(default)s)")
+    parser.add_argument("--json", type=Path, help="file for all figures")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure on one core, and print the figures."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    keys = max(options.keys, options.rows * (options.times + 1))
+    results = {
+        "int64 keys": _Store(pa.array(np.random.default_rng(1).permutation(keys)), options.rows, 1).measure(
+            options.times
+        ),
+        "UUID text keys": _Store(uuids(keys), options.rows, 2).measure(options.times),
+        "count and sum, int64 keys": _counted(keys, options.rows, options.times),
+    }
+    print(f"{keys:,} keys, {options.rows:,} rows a batch, one core")
+    for name, row in results.items():
+        figures = "  ".join(f"{figure.replace('_', ' ')} {value:,.0f}" for figure, value in row.items())
+        print(f"  {name:<26} {figures}")
+    if options.json is not None:
+        options.json.write_text(json.dumps({"keys": keys, "rows": options.rows, **results}, indent=2))

@@ -1,0 +1,194 @@
+"""``python -m benchmarks``: its lines, and its figures as a table and as a page."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import __main__ as bench
+from benchmarks import table
+from benchmarks.harness import FLEET, PLAIN, SPARK_STORES, WORKERS, Target, ratios_of, summary
+from benchmarks.lines import FULL, QUICK, NexmarkLine, OperatorLine
+from benchmarks.page import page
+from benchmarks.uuids import uuids
+from benchmarks.workloads import WORKLOADS
+
+ROOT = Path(__file__).parents[2]
+
+
+def row(seconds: dict[str, list[float]], *targets: Target) -> dict[str, Any]:
+    sides = {side: summary(batch_s) for side, batch_s in seconds.items()}
+    return {
+        "line": "counts", "title": "counts & sums", "detail": "1,000 rows; 3 batches", "sides": sides,
+        "ratios": ratios_of(sides, targets),
+    }  # fmt: skip
+
+
+def results(*rows: dict[str, Any], quick: bool = False) -> dict[str, Any]:
+    return {
+        "machine": {"cores": 2, "architecture": "x86_64", "memory_gib": 16.0, "system": "Linux 6"},
+        "versions": {"python": "3.11", "statefleet": "1.2.0+local", "pyspark": "3.5"},
+        "date": "2026-01-02 03:04 UTC",
+        "commit": "abc",
+        "quick": quick,
+        "seconds": 540.0,
+        "fairness": "all < the same",
+        "rows": list(rows),
+    }
+
+
+ENGINE = {
+    "line": "engine", "title": "the engine", "detail": "10 keys", "sides": {}, "ratios": [],
+    "figures": {"int64 keys": {"upsert_ns": 251.4, "loaded_rows_per_s": 4e6}, "UUID text keys": {"upsert_ns": 800.0}},
+}  # fmt: skip
+COMPARED = row(
+    {FLEET: [1.0, 2.0, 3.0], PLAIN: [1.0, 1.0, 1.0], "hdfs": [4.0, 4.0, 6.0]},
+    Target(FLEET, PLAIN, 1.5, is_least=False), Target("hdfs", FLEET, 1.5),
+)  # fmt: skip
+
+
+# -- lines --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lines", [FULL, QUICK], ids=["full", "quick"])
+def test_every_line_has_a_name_of_its_own_and_at_least_five_steady_batches(lines: Any) -> None:
+    assert len({line.name for line in lines}) == len(lines)
+    for line in lines:
+        if isinstance(line, OperatorLine):
+            assert line.plan.batches >= 5
+        if isinstance(line, NexmarkLine):
+            assert (line.runs.events // line.runs.batch_events - line.runs.warmup) * line.runs.rounds >= 5
+
+
+def test_every_ratio_of_the_quick_run_has_a_margin_and_both_sides() -> None:
+    for line in QUICK:
+        assert line.targets
+        assert all(target.bound is not None for target in line.targets)
+        if isinstance(line, OperatorLine):
+            assert {side for target in line.targets for side in (target.over, target.under)} <= set(line.plan.sides)
+
+
+def test_a_further_side_is_run_and_compared() -> None:
+    (line,) = [line for line in FULL if line.name == "counts"]
+    further = line.beside(WORKERS)
+    assert isinstance(line, OperatorLine)
+    assert isinstance(further, OperatorLine)
+    assert set(further.plan.sides) == {*line.plan.sides, WORKERS}
+    assert Target(WORKERS, FLEET) in further.targets
+    # Once, although the line may have it.
+    assert list(line.beside("hdfs").plan.sides).count("hdfs") == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_workload_has_the_filling_batches_that_it_says_and_repeats_its_rows(name: str) -> None:
+    workload = WORKLOADS[name](1_000, 3_000)
+    filling = list(workload.filling())
+    assert len(filling) == workload.filling_batches
+    assert sum(rows.num_rows for rows in filling) == workload.fill
+    assert workload.batch(1).num_rows == 1_000
+    assert workload.batch(1).equals(workload.batch(1))
+    assert not workload.batch(1).equals(workload.batch(2))
+
+
+def test_uuids_are_uuids() -> None:
+    keys = uuids(1_000)
+    assert len(keys.unique()) == 1_000
+    assert all(re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", key.as_py()) for key in keys)
+
+
+# -- what is made of the figures ----------------------------------------------------------------------------------
+
+
+def test_a_ratio_has_the_quartiles_of_its_batches() -> None:
+    fleet_plain, hdfs_fleet = COMPARED["ratios"]
+    assert (fleet_plain["value"], fleet_plain["quartiles"]) == (2.0, [1.5, 2.5])
+    assert (hdfs_fleet["value"], hdfs_fleet["quartiles"]) == (2.0, [2.0, 3.0])
+
+
+def test_a_ratio_beyond_its_margin_is_a_sentence() -> None:
+    (sentence,) = table.missed([COMPARED, ENGINE])
+    assert sentence == (
+        "counts & sums (1,000 rows; 3 batches): Statefleet / plain shuffle is 2.00 (quartiles 1.50 to 2.50); expected is at most 1.5"
+    )
+
+
+def test_a_side_of_the_fleet_that_failed_is_a_sentence() -> None:
+    failed = {**COMPARED, "ratios": [], "sides": {FLEET: {"failure": "failed: no\nmore"}, "hdfs": {"failure": "slow"}}}
+    assert table.missed([failed]) == ["counts & sums (1,000 rows; 3 batches): Statefleet: failed: no"]
+    assert "failed" in table.table(results(failed))
+    assert "failed: no" in page(results(failed))
+
+
+@pytest.mark.parametrize(("bound", "code"), [(3.0, 0), (1.5, 1)])
+def test_a_quick_run_ends_with_1_on_a_regression(
+    bound: float, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = row({FLEET: [2.0] * 3, PLAIN: [1.0] * 3}, Target(FLEET, PLAIN, bound, is_least=False))
+    monkeypatch.setattr(bench, "_rows", lambda *_: iter([measured]))
+    assert bench.main(["--quick", "--out", str(tmp_path)]) == code
+    assert ("bench: regression: counts & sums" in capsys.readouterr().err) == bool(code)
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert written["rows"] == [measured]
+    assert {"machine", "versions", "date", "commit", "seconds"} <= written.keys()
+
+
+class _Page(HTMLParser):
+    """Elements, and what a browser would fetch."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.fetched: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.fetched += [f"{name}={value}" for name, value in attrs if name in ("src", "href", "srcset", "data")]
+
+
+def test_the_page_has_a_chart_for_each_comparison_and_fetches_nothing() -> None:
+    text = page(results(COMPARED, ENGINE))
+    html = _Page(text)
+    assert html.tags.count("svg") == 1
+    assert html.tags.count("rect") == 3
+    assert html.tags.count("table") == 1
+    assert not html.fetched
+    assert "url(" not in text
+    assert "prefers-color-scheme: dark" in text
+    assert "counts &amp; sums" in text
+    assert "all &lt; the same" in text
+
+
+def test_the_page_has_all_figures() -> None:
+    whole = results(COMPARED, ENGINE)
+    (data,) = re.findall(r'<script type="application/json" id="results">(.*?)</script>', page(whole), re.DOTALL)
+    assert json.loads(data) == whole
+
+
+def test_the_table_comes_between_the_marks_of_the_documentation() -> None:
+    text = (ROOT / "docs" / "performance.md").read_text()
+    changed = table.with_table(text, results(COMPARED, ENGINE))
+    assert "| counts & sums | 1,000 rows; 3 batches | 2.00 (1.50 to 2.50) | 2.00 (2.00 to 3.00) | 2.000 |" in changed
+    assert "| upsert, ns a row | 251 | 800 |" in changed
+    assert "Statefleet 1.2.0 (abc) with python 3.11, pyspark 3.5; 2 cores" in changed
+    # Everything else stays, and so do the marks.
+    assert table.with_table(changed, results()) == table.with_table(text, results())
+    with pytest.raises(ValueError, match="no marks"):
+        table.with_table("# A page", results())
+
+
+def test_figures_of_a_quick_run_are_not_documented(tmp_path: Path) -> None:
+    figures, target = tmp_path / "results.json", tmp_path / "page.md"
+    figures.write_text(json.dumps(results(COMPARED, quick=True)))
+    with pytest.raises(SystemExit):
+        table.main([str(figures), "--page", str(target)])
+    assert not target.exists()
+
+
+def test_the_sides_have_names() -> None:
+    assert set(table.NAMES) == {FLEET, WORKERS, PLAIN, *SPARK_STORES}
