@@ -122,23 +122,31 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, help="where to put input and state (default: a temporary folder)")
     parser.add_argument("--executor-memory", default="6g", help="of the Spark executor (%(default)s)")
     parser.set_defaults(shards=4)
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    lines = QUICK if options.quick else FULL
+    options.lines = [line for line in lines if options.only is None or line.name in options.only]
+    if not options.lines:
+        parser.error(f"a {'quick' if options.quick else 'full'} run has {', '.join(line.name for line in lines)}")
+    return options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns 1 if a ratio of a quick run is beyond its margin, or a side of the fleet failed."""
     options = _parse(argv)
-    lines = [line for line in (QUICK if options.quick else FULL) if options.only is None or line.name in options.only]
+    lines = options.lines
     for side in [WORKERS] * options.workers + [ROCKSDB] * options.rocksdb:
         lines = [line.beside(side) for line in lines]
-    started = time.monotonic()
-    with _Bar(lines) as bar:
-        rows = list(_rows(bar, lines, options))
-    results = {**_facts(), "quick": options.quick, "seconds": time.monotonic() - started, "rows": rows}
-    results["fairness"] = fairness()
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "results.json").write_text(json.dumps(results, indent=2))
-    (options.out / "index.html").write_text(page(results))
+    started = time.monotonic()
+    rows: list[Row] = []
+    results = {**_facts(), "quick": options.quick, "fairness": fairness(), "rows": rows}
+    with _Bar(lines) as bar:
+        for row in _rows(bar, lines, options):
+            rows.append(row)
+            # After each row: a run that is killed has given those before.
+            results["seconds"] = time.monotonic() - started
+            (options.out / "results.json").write_text(json.dumps(results, indent=2))
+            (options.out / "index.html").write_text(page(results))
     print(table(results))
     print(
         f"\nbench: {results['seconds']:.0f} s; charts: {options.out / 'index.html'}, all figures: {options.out / 'results.json'}"

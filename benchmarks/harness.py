@@ -32,8 +32,10 @@ from spark_jobs.session.settings import HAND_OVER
 from spark_jobs.session.spark_session import start_session, stop_session
 
 __all__ = [
+    "AT_ONCE",
     "FLEET",
     "PLAIN",
+    "POLLING",
     "SMALL_SPLITS",
     "SPARK_STORES",
     "WORKERS",
@@ -77,6 +79,10 @@ SPARK_STORES = {
 }
 #: Settings with which Spark reads each row group of a file of :func:`write_rows` in a task of its own.
 SMALL_SPLITS = {"spark.sql.files.maxPartitionBytes": "4m", "spark.sql.files.openCostInBytes": "0"}
+#: How often Spark lists the folder of a query that waits, and its default. Queries that wait for their turn must not keep cores busy.
+POLLING = "spark.sql.streaming.pollingDelay"
+_SELDOM = "100ms"
+AT_ONCE = "10ms"
 #: Seconds for which the tasks of a stopped query may go on: Spark gives Python two to end by itself.
 _SETTLE_S = 5.0
 
@@ -182,7 +188,7 @@ def fairness() -> str:
 
 def use_side(spark: SparkSession, side: str, shards: int) -> None:
     """Have the next query be one of a side: a query keeps the settings of its start."""
-    settings = {"spark.sql.shuffle.partitions": str(shards), **SPARK_STORES.get(side, {})}
+    settings = {"spark.sql.shuffle.partitions": str(shards), POLLING: _SELDOM, **SPARK_STORES.get(side, {})}
     if side == WORKERS:
         settings[HAND_OVER] = "false"
     else:

@@ -26,8 +26,10 @@ import numpy as np
 from pyspark.sql import SparkSession
 
 from benchmarks.harness import (
+    AT_ONCE,
     FLEET,
     PLAIN,
+    POLLING,
     SPARK_STORES,
     WORKERS,
     Variant,
@@ -106,6 +108,7 @@ def _round(spark: SparkSession, fleet: Fleet, trickle: Trickle, side: str, numbe
     workload = Counts(trickle.rows, trickle.keys)
     source = spark.readStream.schema(workload.columns).parquet(str(Variant.input_folder(root, side)))
     use_side(spark, side, trickle.shards)
+    spark.conf.set(POLLING, AT_ONCE)
     if side == PLAIN:
         frame = workload.plain(source, trickle.shards)
     else:

@@ -142,7 +142,7 @@ class NexmarkLine(Line):
     def beside(self, side: str) -> Line:
         return replace(
             self,
-            runs=replace(self.runs, variants=(*self.runs.variants, side)),
+            runs=replace(self.runs, variants=list(dict.fromkeys((*self.runs.variants, side)))),
             targets=(*self.targets, *_further(side)),
         )
 
@@ -172,7 +172,7 @@ class LatencyLine(Line):
     def beside(self, side: str) -> Line:
         return replace(
             self,
-            trickle=replace(self.trickle, sides=(*self.trickle.sides, side)),
+            trickle=replace(self.trickle, sides=list(dict.fromkeys((*self.trickle.sides, side)))),
             targets=(*self.targets, *_further(side)),
         )
 

@@ -80,8 +80,22 @@ def test_a_further_side_is_run_and_compared() -> None:
     assert isinstance(further, OperatorLine)
     assert set(further.plan.sides) == {*line.plan.sides, WORKERS}
     assert Target(WORKERS, FLEET) in further.targets
-    # Once, although the line may have it.
-    assert list(line.beside("hdfs").plan.sides).count("hdfs") == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("line", FULL, ids=lambda line: line.name)
+def test_a_side_that_a_line_has_is_not_run_twice(line: Any) -> None:
+    further = line.beside(WORKERS).beside(WORKERS)
+    for sides in (getattr(further, name, None) for name in ("plan", "trickle")):
+        if sides is not None:
+            assert len(set(sides.sides)) == len(sides.sides)
+    if isinstance(further, NexmarkLine):
+        assert len(set(further.runs.variants)) == len(further.runs.variants)
+
+
+def test_a_name_of_the_other_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        bench.main(["--quick", "--only", "nexmark"])
+    assert "a quick run has engine" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
