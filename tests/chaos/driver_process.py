@@ -21,12 +21,15 @@ ROOT = Path(__file__).parents[2]
 DEADLINE_S = 400
 
 
+def counting(handed_over: bool) -> tuple[str, str]:
+    """Return the module of the driver that counts values, with its first argument: whether its tasks hand rows over to store actors."""
+    return "tests.chaos.driver", str(handed_over).lower()
+
+
 class Driver:
     """The driver process with its children, which share a process group of their own."""
 
-    def __init__(
-        self, folder: Path, uri: str, address: str, *, program: Sequence[str] = ("tests.chaos.driver",)
-    ) -> None:
+    def __init__(self, folder: Path, uri: str, address: str, *, program: Sequence[str]) -> None:
         """`program` is a module with its first arguments; the folder and the URI follow."""
         self._log = (folder / "driver.log").open("ab")
         self.process = subprocess.Popen(
@@ -90,9 +93,7 @@ def between(reached: int) -> Callable[[list[int]], bool]:
 class Supervisor:
     """Keeps a driver running until it ends by itself, as a cluster's scheduler would."""
 
-    def __init__(
-        self, folder: Path, uri: str, address: str, *, program: Sequence[str] = ("tests.chaos.driver",)
-    ) -> None:
+    def __init__(self, folder: Path, uri: str, address: str, *, program: Sequence[str]) -> None:
         self._start = partial(Driver, folder, uri, address, program=program)
         self.driver = self._start()
         self.starts = 1

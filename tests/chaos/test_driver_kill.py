@@ -10,7 +10,7 @@ import ray
 
 from spark_jobs.fleet import connect
 from spark_jobs.session.spark_session import ensure_ray
-from tests.chaos.driver_process import Driver, between, final_result, versions, wait_for
+from tests.chaos.driver_process import Driver, between, counting, final_result, versions, wait_for
 from tests.chaos.inputs import write_inputs
 from tests.conftest import NewUri
 
@@ -44,9 +44,9 @@ def in_the_middle(reached: int) -> Callable[[list[int]], bool]:
     ],
 )
 def test_a_killed_driver_leaves_no_trace(
-    cluster: str, new_uri: NewUri, tmp_path: Path, moments: tuple[Callable[[list[int]], bool], ...]
+    cluster: str, new_uri: NewUri, tmp_path: Path, moments: tuple[Callable[[list[int]], bool], ...], handed_over: bool
 ) -> None:
-    uri = new_uri()
+    uri, program = new_uri(), counting(handed_over)
     counted = write_inputs(tmp_path, BATCHES, rows=4000, distinct=257)
     # It comes after the kills, so that a restart has a batch to run, however fast the drivers were.
     last = tmp_path / "in" / f"{BATCHES - 1:03d}.parquet"
@@ -54,12 +54,12 @@ def test_a_killed_driver_leaves_no_trace(
     fleet = connect(uri)
     try:
         for condition in moments:
-            with Driver(tmp_path, uri, cluster) as driver:
+            with Driver(tmp_path, uri, cluster, program=program) as driver:
                 wait_for(driver, fleet, condition)
                 driver.kill()
             assert min(versions(fleet)) < BATCHES
         (tmp_path / last.name).rename(last)
-        with Driver(tmp_path, uri, cluster) as driver:
+        with Driver(tmp_path, uri, cluster, program=program) as driver:
             assert driver.finish() == 0, (tmp_path / "driver.log").read_text()[-3000:]
         batches, result = final_result(tmp_path)
         assert result == dict(counted)

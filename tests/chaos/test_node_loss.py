@@ -12,7 +12,7 @@ from ray.cluster_utils import Cluster
 
 from spark_jobs.fleet import Fleet, connect
 from spark_jobs.session.spark_session import ensure_ray, spark_environment
-from tests.chaos.driver_process import Supervisor, final_result, versions, wait_past
+from tests.chaos.driver_process import Supervisor, counting, final_result, versions, wait_past
 from tests.chaos.inputs import write_inputs
 from tests.conftest import NewUri
 
@@ -39,12 +39,14 @@ def nodes_of_shards(fleet: Fleet) -> set[str]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_a_lost_node_is_replaced_by_another(cluster: Cluster, new_uri: NewUri, tmp_path: Path) -> None:
+def test_a_lost_node_is_replaced_by_another(
+    cluster: Cluster, new_uri: NewUri, tmp_path: Path, handed_over: bool
+) -> None:
     workers = {node.node_id: node for node in (cluster.add_node(num_cpus=WORKER_CPUS) for _ in range(2))}
     counted = write_inputs(tmp_path, BATCHES, rows=4000, distinct=257)
     uri = new_uri()
     fleet = connect(uri)
-    supervisor = Supervisor(tmp_path, uri, cluster.address)
+    supervisor = Supervisor(tmp_path, uri, cluster.address, program=counting(handed_over))
     try:
         wait_past(fleet, supervisor, 3)
         (lost,) = nodes_of_shards(fleet)

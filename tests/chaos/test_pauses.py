@@ -37,7 +37,7 @@ from spark_jobs.session.spark_session import ensure_ray
 from spark_jobs.worker.fleet_client import fleet_client
 from store_actors.deploy import deploy_store_actor
 from store_actors.messages import ApplyRequest
-from tests.chaos.driver_process import Driver, between, final_result, versions, wait_for
+from tests.chaos.driver_process import Driver, between, counting, final_result, versions, wait_for
 from tests.chaos.inputs import write_inputs
 from tests.conftest import NewUri
 from tests.tasks import SCHEMA, Tasks, coordinator_of, deltas_of, shard_input
@@ -168,17 +168,17 @@ def test_a_coordinator_that_wakes_up_after_it_was_replaced_counts_nothing(fleet:
 
 @pytest.mark.soak
 def test_a_driver_that_wakes_up_after_another_took_its_query_changes_nothing(
-    cluster: str, new_uri: NewUri, tmp_path: Path
+    cluster: str, new_uri: NewUri, tmp_path: Path, handed_over: bool
 ) -> None:
-    batches = 8
+    batches, program = 8, counting(handed_over)
     counted = write_inputs(tmp_path, batches, rows=2000, distinct=97)
     uri = new_uri()
     fleet = connect(uri)
     try:
-        with Driver(tmp_path, uri, cluster) as first:
+        with Driver(tmp_path, uri, cluster, program=program) as first:
             wait_for(first, fleet, between(2))
             os.killpg(first.process.pid, signal.SIGSTOP)
-            with Driver(tmp_path, uri, cluster) as second:
+            with Driver(tmp_path, uri, cluster, program=program) as second:
                 assert second.finish() == 0, (tmp_path / "driver.log").read_text()[-3000:]
             reached = versions(fleet)
             os.killpg(first.process.pid, signal.SIGCONT)

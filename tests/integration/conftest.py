@@ -38,11 +38,11 @@ def spark(new_uri: NewUri, environment_before: dict[str, str]) -> Iterator[Spark
     stop_session()
 
 
-@pytest.fixture(params=[False, True], ids=["in Python", "handed over"])
-def handed_over(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[bool]:
-    """Whether tasks of queries that are started in the test hand rows over to store actors: the test runs both ways."""
-    with configured(spark, {HAND_OVER: str(request.param).lower()}):
-        yield request.param
+@pytest.fixture
+def handed_over(handed_over: bool, spark: SparkSession) -> Iterator[bool]:
+    """Whether tasks of queries that are started in the test hand rows over to store actors."""
+    with configured(spark, {HAND_OVER: str(handed_over).lower()}):
+        yield handed_over
 
 
 @pytest.fixture
