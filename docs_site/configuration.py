@@ -120,10 +120,9 @@ def _settings() -> Iterator[str]:
         "`true` lets the tasks of an aggregation by keys, without a watermark, hand their rows over to the store actor "
         "of their node themselves, in place of Python workers on both sides of the exchange. It is a setting of the "
         "session (`spark.conf.set`) that a query takes when it starts; state and results are the same, and "
-        "`query.explain()` shows `HandOver`. It is off by default, as two things are missing yet: where groups repeat "
-        "within a batch, rows are not combined before the shuffle; and a task waits as long as it takes for a store "
-        "actor that hangs, which a Python worker has restarted. One that dies costs the task an attempt "
-        "(`spark.task.maxFailures`)."
+        "`query.explain()` shows `HandOver`. It is off by default, as one thing is missing yet: where groups repeat "
+        "within a batch, rows are not combined before the shuffle. A store actor that dies before it answers, or hangs "
+        "and is restarted, costs a task with more than 4 MB of rows an attempt (`spark.task.maxFailures`)."
     )
     yield fill(hand_over, 136, break_on_hyphens=False)
 
