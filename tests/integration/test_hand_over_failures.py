@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections import Counter
@@ -261,6 +262,8 @@ def test_attempts_at_once_get_equal_answers(spark: SparkSession, fleet: Fleet, t
     assert seen == [[dict.fromkeys(range(7), 10 * batch)] * 4 for batch in (1, 2, 3)]
 
 
+# Each of its four attempts waits for a store actor that may be just starting.
+@pytest.mark.replay
 def test_a_folder_in_which_nothing_can_be_written_is_named(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,8 +282,6 @@ def test_a_folder_in_which_nothing_can_be_written_is_named(
 
 
 def test_strangers_are_refused_beside_a_batch(query: Query, server: Server) -> None:
-    import socket
-
     sent: list[Any] = [b"GET / HTTP/1.1\r\n\r\n" * 100, b"\x7f\xff\xff\xff", b"\0\0\0\x10{", b""]
     strangers = [socket.socket(socket.AF_UNIX) for _ in sent]
     try:
@@ -295,3 +296,30 @@ def test_strangers_are_refused_beside_a_batch(query: Query, server: Server) -> N
         for stranger in strangers:
             stranger.close()
     wait_for(lambda: server.connections() == 0)
+
+
+def test_an_error_that_comes_before_all_rows_are_sent_is_told(query: Query, server: Server) -> None:
+    """Such as of a function that the store actor's release does not have. A server in its place refuses all."""
+    kept, path = server.address.read_text(), f"{server.address}.{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as refusing:
+        refusing.bind(path)
+        refusing.listen()
+
+        def refuse() -> None:
+            with suppress(OSError):
+                while True:
+                    task, _ = refusing.accept()
+                    with task:
+                        task.recv(4)
+                        task.sendall(b"\2ValueError: " + b"it does not suit " * 100)
+
+        threading.Thread(target=refuse, daemon=True).start()
+        server.address.write_text(f"{os.getpid()} - {HUNG_AFTER_S}")
+        try:
+            query.add(40_000, "x" * 1000)
+            with pytest.raises(StreamingQueryException, match="ValueError: it does not suit"):
+                query.run.wait()
+        finally:
+            server.address.write_text(kept)
+            refusing.shutdown(socket.SHUT_RDWR)
+            os.unlink(path)
