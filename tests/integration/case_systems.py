@@ -119,13 +119,19 @@ def on_spark(frame: DataFrame, name: str, mode: str = "append") -> DataFrame:
 
 @contextmanager
 def configured(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
+    """Set some settings of a session, and put them back."""
+    before = {key: spark.conf.get(key, None) for key in conf}
     for key, value in conf.items():
         spark.conf.set(key, value)
     try:
         yield
     finally:
-        for key in conf:
-            spark.conf.unset(key)
+        for key, former in before.items():
+            # Of a setting that the session was made with, too, Spark would forget the value.
+            if former is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, former)
 
 
 def check(where: str, step: Step, inputs: Inputs, systems: Mapping[str, System], counts: Counts) -> None:
