@@ -238,7 +238,7 @@ class Fleet:
             operator = RoutedOperator.of(plan, name, self.uri, existing, modes=modes, closes_early=closing == "early")
             num_shards = shards if operator.schema.keys else 1  # a single global group has a single shard
             viewed = operator.schema
-            sockets = sockets_of(session_folder(), self.uri) if operator.can_hand_over else None
+            sockets = None if operator.upstream.by_python else sockets_of(session_folder(), self.uri)
             # The view for readers is stored with the state's metadata; no task needs it.
             operator = replace(
                 operator,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -77,7 +78,11 @@ class Upstream:
     shards
         Number of shards that the program asks for; None if it accepts the current number.
     sockets
-        How the paths of the sockets begin to which its tasks can hand rows over; None if only Python workers send them.
+        How the paths of the sockets begin to which its tasks hand rows over; None if Python workers send them.
+    by_python
+        Why Python workers send them; None if they need not.
+    accumulators
+        Kind, inputs and state fields of each accumulator of an aggregation (``PartialAggregation.java``); None for other operators.
     """
 
     state: str
@@ -95,6 +100,8 @@ class Upstream:
     late_columns: Mapping[str, Sequence[str]]
     shards: int | None = None
     sockets: str | None = None
+    by_python: str | None = None
+    accumulators: Sequence[Mapping[str, Any]] | None = None
 
     def route_column(self) -> str:
         """Return the name of the column by which the operator's exchange is partitioned; ``Route.java`` parses it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -134,18 +134,6 @@ class RoutedOperator:
     branches: tuple[tuple[Branch, ...], ...]
     upstream: Upstream
 
-    @property
-    def can_hand_over(self) -> bool:
-        """Whether its tasks can hand rows over to store actors: those of an aggregation by keys without a watermark."""
-        # With one Spark's partial aggregation decides which rows are counted as late, and so does Python's map side.
-        return (
-            self.schema.operator is OperatorKind.AGGREGATE
-            and len(self.branches) == len(self.branches[0]) == 1
-            and self.schema.event_time is None
-            and self.schema.expiry_key is None
-            and bool(self.schema.keys)
-        )
-
     @classmethod
     def of(
         cls,
@@ -239,8 +227,28 @@ class RoutedOperator:
             # A user's function sees a single partition of its state.
             together=not isinstance(plan, TaskMaker),
             late_columns=dict(plan.late_columns) if isinstance(plan, FiltersLateRows) else {},
+            by_python=_why_by_python(plan, schema),
+            accumulators=_accumulators(schema),
         )
         return cls(plan, schema, branches, upstream)
+
+
+def _why_by_python(plan: OperatorPlan, schema: StateSchema) -> str | None:
+    """Return why the tasks of an operator need Python workers; None if they can hand their rows over to store actors."""
+    if isinstance(plan, TaskMaker):
+        return "a function of the user's is called in them"
+    if schema.event_time is not None:
+        return "closing='early': they tell the shards of event times"
+    return None
+
+
+def _accumulators(schema: StateSchema) -> list[dict[str, Any]] | None:
+    if schema.operator is not OperatorKind.AGGREGATE:
+        return None
+    return [
+        {"kind": item.kind, "inputs": item.inputs, "state": [field.name for field in item.state]}
+        for item in schema.accumulators
+    ]
 
 
 def check_output_mode(operator: str, output_mode: str, supported: Sequence[str]) -> None:

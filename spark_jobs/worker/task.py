@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from coordinator.model.errors import InvalidRequestError
@@ -23,6 +24,11 @@ from store_actors.local_calls import LocalActors
 from store_actors.messages import ShardInput
 
 __all__ = ["StateTask", "in_output_mode", "task_identity"]
+
+#: Columns of rows that a task hands over: the number of a row's input, where there are several, and the number of rows that a
+#: partially aggregated one stands for.
+_INPUT = "__input"
+_ROWS = "__rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +62,17 @@ class StateTask:
         return self._emitted(_store_actors_client(self.address, actors), first, others)
 
     def _works(self, work: HandedOver) -> Iterator[ShardWork]:
-        raw, *others = self.schema.input_schemas()
-        columns = [as_type(field.type, work.rows.column(field.name)) for field in raw]
-        rows = pa.Table.from_arrays(columns, schema=raw)
-        empty = [schema.empty_table() for schema in others]
+        inputs = [
+            _InputColumns.of(number, schema, work.rows) for number, schema in enumerate(self.schema.input_schemas())
+        ]
         begin = 0
         for shard, count in zip(work.shards, work.counts, strict=True):
             header = BatchHeader(**work.batch, shard=shard)
             task = _task_of(self.metadata, header, work.attempt, work.executor)
-            yield ShardWork(task, ShardInput((rows.slice(begin, count), *empty), count), {}, header)
+            rows = work.rows.slice(begin, count)
+            yield ShardWork(
+                task, ShardInput(tuple(columns.table(rows) for columns in inputs), _rows_read(rows)), {}, header
+            )
             begin += count
 
     def _emitted(self, client: FleetClient, first: ShardWork, others: Iterable[ShardWork]) -> Iterator[pa.RecordBatch]:
@@ -75,6 +83,47 @@ class StateTask:
             # Columns such as the numbers of rows are of use to the shard only.
             visible = emitted.drop_columns([name for name in emitted.column_names if name.startswith("__")])
             yield from visible.to_batches(max_chunksize=1 << 16)
+
+
+@dataclass(frozen=True, slots=True)
+class _InputColumns:
+    """The columns of one of an operator's inputs, among the columns of rows that a task handed over.
+
+    Rows of several inputs share columns. A column's name has its name in each input, in their order: ``k0|k0``, ``|r1``
+    (``HandedOver.java``).
+
+    Attributes
+    ----------
+    number
+        Number of the input, by which its rows are chosen; None if all rows are of it.
+    names
+        For each column of the input, the name of the column that has it; empty if no row is of the input.
+    """
+
+    number: int | None
+    schema: pa.Schema
+    names: Sequence[str]
+
+    @classmethod
+    def of(cls, number: int, schema: pa.Schema, rows: pa.Table) -> _InputColumns:
+        of_input = {name.split("|")[number]: name for name in rows.column_names if name.count("|") >= number}
+        names = [of_input[name] for name in schema.names if name in of_input]
+        chosen = number if _INPUT in rows.column_names else None
+        return cls(chosen, schema, names if len(names) == len(schema) else [])
+
+    def table(self, rows: pa.Table) -> pa.Table:
+        """Return the input's rows among some rows."""
+        if not self.names:
+            return self.schema.empty_table()
+        if self.number is not None:
+            rows = rows.filter(pc.equal(rows.column(_INPUT), self.number))
+        columns = [as_type(field.type, rows.column(name)) for field, name in zip(self.schema, self.names, strict=True)]
+        return pa.Table.from_arrays(columns, schema=self.schema)
+
+
+def _rows_read(rows: pa.Table) -> int:
+    """Return the number of rows that the operator read."""
+    return pc.sum(rows.column(_ROWS)).as_py() or 0 if _ROWS in rows.column_names else rows.num_rows
 
 
 @cache

@@ -26,7 +26,8 @@ class ExchangeStrategy extends SparkStrategy {
         if (operator != null) {
             int shards = shards(operator.exchange, operator.facts);
             Partitioning partitioning = new HashPartitioning(operator.exchange.partitionExpressions(), shards);
-            SparkPlan exchange = exchange(operator.exchange, partitioning, operator.routed(shards));
+            SparkPlan rows = operator.routed(planLater(operator.rows(shards)), shards);
+            SparkPlan exchange = exchange(operator.exchange, partitioning, rows);
             return Lists.seq(Arrays.asList(new Object[] {HandOverExec.of(plan, exchange)}));
         }
         if (plan instanceof RepartitionByExpression) {
@@ -40,15 +41,15 @@ class ExchangeStrategy extends SparkStrategy {
                     repartition = new RepartitionByExpression(
                         repartition.partitionExpressions(), below, new Some(Integer.valueOf(shards)), repartition.optAdvisoryPartitionSize());
                 }
-                return Lists.seq(Arrays.asList(new Object[] {exchange(repartition, repartition.partitioning(), below)}));
+                return Lists.seq(Arrays.asList(new Object[] {exchange(repartition, repartition.partitioning(), planLater(below))}));
             }
         }
         return Lists.seq(new ArrayList());
     }
 
-    private SparkPlan exchange(RepartitionByExpression repartition, Partitioning partitioning, LogicalPlan below) {
+    private static SparkPlan exchange(RepartitionByExpression repartition, Partitioning partitioning, SparkPlan below) {
         StatefulExchangeExec exchange = new StatefulExchangeExec(
-            partitioning, planLater(below), REPARTITION_BY_NUM$.MODULE$, repartition.optAdvisoryPartitionSize());
+            partitioning, below, REPARTITION_BY_NUM$.MODULE$, repartition.optAdvisoryPartitionSize());
         exchange.bindToBatch();
         return exchange;
     }

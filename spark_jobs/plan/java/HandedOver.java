@@ -2,6 +2,7 @@ package statefleet.spark;
 
 import com.fasterxml.jackson.databind.JsonNode;
 import java.util.ArrayList;
+import java.util.Arrays;
 import org.apache.spark.api.python.PythonFunction;
 import org.apache.spark.rdd.RDD;
 import org.apache.spark.sql.SparkSession;
@@ -10,17 +11,21 @@ import org.apache.spark.sql.catalyst.expressions.Attribute;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.GetArrayItem;
 import org.apache.spark.sql.catalyst.expressions.Literal;
+import org.apache.spark.sql.catalyst.expressions.NamedExpression$;
 import org.apache.spark.sql.catalyst.expressions.Pmod;
 import org.apache.spark.sql.catalyst.expressions.PythonUDF;
 import org.apache.spark.sql.catalyst.expressions.codegen.CodeAndComment;
+import org.apache.spark.sql.catalyst.plans.logical.Filter;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.Project;
 import org.apache.spark.sql.catalyst.plans.logical.RepartitionByExpression;
+import org.apache.spark.sql.catalyst.plans.logical.Union;
 import org.apache.spark.sql.catalyst.util.GenericArrayData;
 import org.apache.spark.sql.execution.SparkPlan;
 import org.apache.spark.sql.execution.WholeStageCodegenEvaluatorFactory;
 import org.apache.spark.sql.execution.exchange.ReusedExchangeExec;
 import org.apache.spark.sql.execution.metric.SQLMetrics;
+import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
@@ -34,6 +39,8 @@ import scala.collection.Seq;
 class HandedOver {
     /** Setting of the session that switches it on. */
     static final String SETTING = "spark.statefleet.handOver";
+    /** The column of an operator of several inputs that has the number of a row's input (spark_jobs/worker/task.py). */
+    private static final String INPUT = "__input";
 
     /** The text of HandOver.java, without its comment. */
     static volatile String code;
@@ -41,18 +48,21 @@ class HandedOver {
     final RepartitionByExpression exchange;
     /** The facts of the operator, in the name of the exchange's column. */
     final JsonNode facts;
-    /** The rows that Python's map side reads. */
-    private final LogicalPlan rows;
+    /** The rows of each input that Python's map side reads. */
+    private final ArrayList inputs;
+    /** Null if rows reach the shards as they are. */
+    private final PartialAggregation partial;
 
-    private HandedOver(RepartitionByExpression exchange, JsonNode facts, LogicalPlan rows) {
+    private HandedOver(RepartitionByExpression exchange, JsonNode facts, ArrayList inputs, PartialAggregation partial) {
         this.exchange = exchange;
         this.facts = facts;
-        this.rows = rows;
+        this.inputs = inputs;
+        this.partial = partial;
     }
 
     /** Returns the operator whose tasks a node runs; null for any other node, and where Python has to run. */
     static HandedOver of(LogicalPlan node, SparkSession session) {
-        if (!isMapped(node) || !"true".equals(session.conf().get(SETTING, "false"))) {
+        if (!isMapped(node) || !"true".equals(session.conf().get(SETTING, "true"))) {
             return null;
         }
         LogicalPlan below = projected((LogicalPlan) node.children().apply(0));
@@ -61,12 +71,37 @@ class HandedOver {
         }
         RepartitionByExpression exchange = (RepartitionByExpression) below;
         String route = Route.nameIn(exchange.partitionExpressions());
-        LogicalPlan map = projected(exchange.child());
-        if (route == null || !isMapped(map)) {
+        JsonNode facts = route == null ? null : Route.facts(route);
+        if (facts == null || facts.get("sockets").isNull()) {
             return null;
         }
-        JsonNode facts = Route.facts(route);
-        return facts.get("sockets").isNull() ? null : new HandedOver(exchange, facts, (LogicalPlan) map.children().apply(0));
+        ArrayList inputs = new ArrayList();
+        collect(exchange.child(), inputs);
+        if (facts.get("accumulators").isNull() || !Repeats.areMany(facts.get("uri").asText() + "/" + facts.get("state").asText())) {
+            return new HandedOver(exchange, facts, inputs, null);
+        }
+        PartialAggregation partial = PartialAggregation.of(facts, ((LogicalPlan) inputs.get(0)).output());
+        // Python's map side aggregates what Spark cannot.
+        return partial == null ? null : new HandedOver(exchange, facts, inputs, partial);
+    }
+
+    /** Adds the rows that map sides read, in the order of the operator's inputs. */
+    private static void collect(LogicalPlan plan, ArrayList inputs) {
+        LogicalPlan map = projected(plan);
+        Seq children = map.children();
+        if (isMapped(map)) {
+            inputs.add(kept((LogicalPlan) children.apply(0)));
+            return;
+        }
+        for (int i = 0; i < children.size(); i++) {
+            collect((LogicalPlan) children.apply(i), inputs);
+        }
+    }
+
+    /** Returns the rows that reach their shards: others only moved a watermark. */
+    private static LogicalPlan kept(LogicalPlan rows) {
+        Attribute keep = Columns.in(rows.output(), "__keep");
+        return keep == null ? rows : new Filter(keep, rows);
     }
 
     private static boolean isMapped(LogicalPlan node) {
@@ -78,27 +113,109 @@ class HandedOver {
         return plan instanceof Project ? projected(((Project) plan).child()) : plan;
     }
 
-    /** Returns the rows with the route to one of a number of shards, as the last column, in place of the hash. */
-    LogicalPlan routed(int shards) {
-        Attribute route = (Attribute) exchange.partitionExpressions().apply(0);
+    /** Returns the rows to plan, for a number of shards. */
+    LogicalPlan rows(int shards) {
+        LogicalPlan first = (LogicalPlan) inputs.get(0);
+        if (partial != null) {
+            return first;
+        }
+        if (inputs.size() == 1) {
+            ArrayList columns = values(first);
+            columns.add(route(Columns.in(first.output(), "__hash"), shards));
+            return new Project(Lists.seq(columns), first);
+        }
+        return united(shards);
+    }
+
+    /** Returns the planned rows with the route to one of a number of shards as their last column. */
+    SparkPlan routed(SparkPlan rows, int shards) {
+        return partial == null ? rows : partial.over(rows, route(partial.hash(), shards));
+    }
+
+    /** Returns the columns of an input that its shard reads. */
+    private static ArrayList values(LogicalPlan rows) {
         ArrayList columns = new ArrayList();
-        Attribute hash = null;
-        Seq output = rows.output();
-        for (int i = 0; i < output.size(); i++) {
-            Attribute column = (Attribute) output.apply(i);
-            if (column.name().equals("__hash")) {
-                hash = column;
-            } else {
+        for (Object column : Columns.list(rows.output())) {
+            if (!((Attribute) column).name().startsWith("__")) {
                 columns.add(column);
             }
         }
+        return columns;
+    }
+
+    /**
+     * Returns the rows of all inputs as one: the number of the input, and then columns that have the names of the input columns in them, such
+     * as `k0|k0` and `|r1`. Columns of a type share one, so that a row has few nulls.
+     */
+    private LogicalPlan united(int shards) {
+        ArrayList types = new ArrayList();
+        int[][] places = new int[inputs.size()][];
+        for (int i = 0; i < places.length; i++) {
+            places[i] = places(values((LogicalPlan) inputs.get(i)), types);
+        }
+        String[] names = new String[types.size()];
+        Arrays.fill(names, "");
+        Attribute route = (Attribute) exchange.partitionExpressions().apply(0);
+        ArrayList children = new ArrayList();
+        for (int i = 0; i < places.length; i++) {
+            LogicalPlan rows = (LogicalPlan) inputs.get(i);
+            ArrayList columns = values(rows);
+            Object[] placed = new Object[names.length];
+            for (int j = 0; j < placed.length; j++) {
+                names[j] += i == 0 ? "" : "|";
+                placed[j] = new Literal(null, (DataType) types.get(j));
+            }
+            for (int j = 0; j < places[i].length; j++) {
+                placed[places[i][j]] = columns.get(j);
+                names[places[i][j]] += ((Attribute) columns.get(j)).name();
+            }
+            children.add(placed);
+        }
+        for (int i = 0; i < places.length; i++) {
+            LogicalPlan rows = (LogicalPlan) inputs.get(i);
+            Object[] placed = (Object[]) children.get(i);
+            ArrayList columns = new ArrayList();
+            columns.add(Columns.named(new Literal(Byte.valueOf((byte) i), DataTypes.ByteType), INPUT));
+            for (int j = 0; j < placed.length; j++) {
+                columns.add(Columns.named((Expression) placed[j], names[j]));
+            }
+            Alias ofRow = route(Columns.in(rows.output(), "__hash"), shards);
+            columns.add(i == 0 ? ofRow : Columns.named(ofRow.child(), route.name()));
+            children.set(i, new Project(Lists.seq(columns), rows));
+        }
+        return new Union(Lists.seq(children), false, false);
+    }
+
+    /** Returns for each column its place among columns of these types, which are added to. */
+    private static int[] places(ArrayList columns, ArrayList types) {
+        int[] places = new int[columns.size()];
+        boolean[] taken = new boolean[types.size() + places.length];
+        for (int i = 0; i < places.length; i++) {
+            DataType type = ((Attribute) columns.get(i)).dataType();
+            int place = 0;
+            while (place < types.size() && (taken[place] || !types.get(place).equals(type))) {
+                place++;
+            }
+            if (place == types.size()) {
+                types.add(type);
+            }
+            taken[place] = true;
+            places[i] = place;
+        }
+        return places;
+    }
+
+    /** Returns the column of the route to a shard, by a hash. */
+    private Alias route(Expression hash, int shards) {
+        Attribute route = (Attribute) exchange.partitionExpressions().apply(0);
         Literal number = new Literal(Integer.valueOf(shards), DataTypes.IntegerType);
-        Literal routes = new Literal(
-            new GenericArrayData(Shards.routes(shards)), DataTypes.createArrayType(DataTypes.IntegerType, false));
-        Expression ofRow = new GetArrayItem(routes, new Pmod(hash, number), false);
+        int[] routes = Arrays.copyOf(Shards.routes(shards), shards + 1);
+        // No row has the last one. It makes the exchanges of two operators differ: Spark would run only one of two that are equal.
+        routes[shards] = facts.get("state").asText().hashCode();
+        Literal ofShards = new Literal(new GenericArrayData(routes), DataTypes.createArrayType(DataTypes.IntegerType, false));
+        Expression ofRow = new GetArrayItem(ofShards, new Pmod(hash, number), false);
         Seq none = Lists.seq(new ArrayList());
-        columns.add(new Alias(ofRow, route.name(), route.exprId(), none, Option.apply(null), none));
-        return new Project(Lists.seq(columns), rows);
+        return new Alias(ofRow, route.name(), route.exprId(), none, Option.apply(null), none);
     }
 
     /** Returns the rows that the tasks of a node emit. */
@@ -140,5 +257,31 @@ class HandedOver {
             fields[i] = type.apply(i);
         }
         return new StructType(fields);
+    }
+}
+
+/** Columns of plans. */
+class Columns {
+    static ArrayList list(Seq columns) {
+        ArrayList list = new ArrayList();
+        for (int i = 0; i < columns.size(); i++) {
+            list.add(columns.apply(i));
+        }
+        return list;
+    }
+
+    /** Returns the column of a name; null if there is none. */
+    static Attribute in(Seq columns, String name) {
+        for (Object column : list(columns)) {
+            if (((Attribute) column).name().equals(name)) {
+                return (Attribute) column;
+            }
+        }
+        return null;
+    }
+
+    static Alias named(Expression value, String name) {
+        Seq none = Lists.seq(new ArrayList());
+        return new Alias(value, name, NamedExpression$.MODULE$.newExprId(), none, Option.apply(null), none);
     }
 }

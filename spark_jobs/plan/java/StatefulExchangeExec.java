@@ -176,6 +176,7 @@ public class StatefulExchangeExec extends VersionedExchange {
                 custom.put(key, Long.valueOf(((Number) others.get(key)).longValue()));
             }
         }
+        custom.put("handedOver", Long.valueOf(hasChunks() ? 0L : 1L));
         return new StateOperatorProgress(
             shortName(), count(stats, "rows_total"), count(stats, "rows_updated"), count(stats, "updates_ms"),
             count(stats, "rows_removed"), count(stats, "removals_ms"), count(stats, "commit_ms"), count(stats, "memory_bytes"),
@@ -389,6 +390,8 @@ public class StatefulExchangeExec extends VersionedExchange {
         batchStats = Driver.ask(request("settle"));
         ShardHosts.renew(stateId(), (List) batchStats.get("hosts"));
         Shards.putNext(stateId(), execution, (Map) batchStats.get("next"));
+        long read = ((Number) ((Map) batchStats.get("custom")).get("rowsRead")).longValue();
+        Repeats.put(stateId(), read, count(batchStats, "rows_updated"));
         List missing = (List) batchStats.get("missing");
         int[] shards = new int[missing.size()];
         for (int i = 0; i < shards.length; i++) {

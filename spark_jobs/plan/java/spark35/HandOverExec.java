@@ -1,10 +1,12 @@
 package statefleet.spark;
 
+import java.util.ArrayList;
 import org.apache.spark.rdd.RDD;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.codegen.CodeAndComment;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.PythonMapInArrow;
+import org.apache.spark.sql.execution.LocalTableScanExec;
 import org.apache.spark.sql.execution.SparkPlan;
 import org.apache.spark.sql.execution.python.PythonMapInArrowExec;
 import scala.collection.Seq;
@@ -27,6 +29,11 @@ public class HandOverExec extends PythonMapInArrowExec {
 
     public PythonMapInArrowExec withNewChildInternal(SparkPlan child) {
         return new HandOverExec(func(), output(), child, isBarrier());
+    }
+
+    /** Code that is generated for a node above takes the plan along to executors, which do not have this class. */
+    protected Object writeReplace() {
+        return new LocalTableScanExec(output(), Lists.seq(new ArrayList()));
     }
 
     public RDD doExecute() {

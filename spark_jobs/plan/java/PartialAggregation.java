@@ -1,0 +1,233 @@
+package statefleet.spark;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import org.apache.spark.sql.catalyst.expressions.Attribute;
+import org.apache.spark.sql.catalyst.expressions.Cast;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.Literal;
+import org.apache.spark.sql.catalyst.expressions.Murmur3Hash;
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
+import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateExpression;
+import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateExpression$;
+import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateFunction;
+import org.apache.spark.sql.catalyst.expressions.aggregate.BitAndAgg;
+import org.apache.spark.sql.catalyst.expressions.aggregate.BitOrAgg;
+import org.apache.spark.sql.catalyst.expressions.aggregate.BitXorAgg;
+import org.apache.spark.sql.catalyst.expressions.aggregate.Corr;
+import org.apache.spark.sql.catalyst.expressions.aggregate.Count;
+import org.apache.spark.sql.catalyst.expressions.aggregate.CovPopulation;
+import org.apache.spark.sql.catalyst.expressions.aggregate.First;
+import org.apache.spark.sql.catalyst.expressions.aggregate.Kurtosis;
+import org.apache.spark.sql.catalyst.expressions.aggregate.Last;
+import org.apache.spark.sql.catalyst.expressions.aggregate.Max;
+import org.apache.spark.sql.catalyst.expressions.aggregate.MaxBy;
+import org.apache.spark.sql.catalyst.expressions.aggregate.Min;
+import org.apache.spark.sql.catalyst.expressions.aggregate.MinBy;
+import org.apache.spark.sql.catalyst.expressions.aggregate.Partial$;
+import org.apache.spark.sql.catalyst.expressions.aggregate.Product;
+import org.apache.spark.sql.catalyst.expressions.aggregate.Skewness;
+import org.apache.spark.sql.catalyst.expressions.aggregate.VariancePop;
+import org.apache.spark.sql.execution.ProjectExec;
+import org.apache.spark.sql.execution.SparkPlan;
+import org.apache.spark.sql.execution.aggregate.HashAggregateExec;
+import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.DecimalType;
+import scala.Option;
+import scala.collection.Seq;
+
+/** How often groups repeat in a batch, by state: what decides whether the next batch is partially aggregated. */
+class Repeats {
+    /** Rows a group, in a whole batch, from which on a map task's rows are aggregated. */
+    private static final int WORTHWHILE = 2;
+    private static final ConcurrentHashMap BY_STATE = new ConcurrentHashMap();
+
+    /** Whether to aggregate; rows of a state that no batch is known of may be of a few hot keys. */
+    static boolean areMany(String state) {
+        return !Boolean.FALSE.equals(BY_STATE.get(state));
+    }
+
+    static void put(String state, long rows, long groups) {
+        if (rows > 0) {
+            BY_STATE.put(state, Boolean.valueOf(rows >= WORTHWHILE * groups));
+        }
+    }
+}
+
+/**
+ * Spark's own partial aggregation of an operator's rows in front of its exchange. It gives a row for each group of a map task: the keys, the
+ * fields of the group's state, and how many rows there were.
+ *
+ * Groups need not be whole: the shard merges rows of a group (store_actors/operators/aggregate.py). So keys are compared by their bytes.
+ */
+class PartialAggregation {
+    /** Number of rows that a partially aggregated row stands for. */
+    static final String ROWS = "__rows";
+
+    private final Seq keys;
+    private final ArrayList functions = new ArrayList();
+    /** The fields of the state, as the shard names them. */
+    private final ArrayList fields = new ArrayList();
+
+    private PartialAggregation(Seq keys) {
+        this.keys = keys;
+    }
+
+    /** Returns the partial aggregation of rows; null if the state of an accumulator is no buffer of Spark's with a fixed width. */
+    static PartialAggregation of(JsonNode facts, Seq columns) {
+        JsonNode accumulators = facts.get("accumulators");
+        if (accumulators.isNull()) {
+            return null;
+        }
+        HashMap byName = new HashMap();
+        for (int i = 0; i < columns.size(); i++) {
+            byName.put(((Attribute) columns.apply(i)).name(), columns.apply(i));
+        }
+        HashSet inputs = new HashSet();
+        for (JsonNode accumulator : accumulators) {
+            for (JsonNode name : accumulator.get("inputs")) {
+                inputs.add(name.asText());
+            }
+        }
+        ArrayList keys = new ArrayList();
+        for (int i = 0; i < columns.size(); i++) {
+            String name = ((Attribute) columns.apply(i)).name();
+            if (!name.startsWith("__") && !inputs.contains(name)) {
+                keys.add(columns.apply(i));
+            }
+        }
+        PartialAggregation aggregation = new PartialAggregation(Lists.seq(keys));
+        for (JsonNode accumulator : accumulators) {
+            if (!aggregation.add(accumulator, byName)) {
+                return null;
+            }
+        }
+        return aggregation;
+    }
+
+    private boolean add(JsonNode accumulator, Map columns) {
+        ArrayList inputs = new ArrayList();
+        for (JsonNode name : accumulator.get("inputs")) {
+            inputs.add(columns.get(name.asText()));
+        }
+        JsonNode names = accumulator.get("state");
+        String kind = accumulator.get("kind").asText();
+        AggregateFunction function = function(kind, inputs);
+        if (function == null) {
+            return false;
+        }
+        Seq buffer = function.inputAggBufferAttributes();
+        for (int i = 0; i < buffer.size(); i++) {
+            if (!UnsafeRow.isMutable(((Attribute) buffer.apply(i)).dataType())) {
+                return false;
+            }
+        }
+        if (buffer.size() != names.size()) {
+            return false;
+        }
+        functions.add(function);
+        int next = 0;
+        for (JsonNode name : names) {
+            fields.add(Columns.named((Attribute) buffer.apply(next++), "|" + name.asText()));
+        }
+        return true;
+    }
+
+    /** Returns Spark's function of a kind of accumulator (coordinator/model/accumulator_kinds.py); null if it has none. */
+    private static AggregateFunction function(String kind, List inputs) {
+        Expression first = inputs.isEmpty() ? null : (Expression) inputs.get(0);
+        Expression second = inputs.size() < 2 ? null : (Expression) inputs.get(1);
+        switch (kind) {
+            case "count_rows":
+                return new Count(Lists.seq(Arrays.asList(new Object[] {new Literal(Integer.valueOf(1), DataTypes.IntegerType)})));
+            case "count_valid":
+                return new Count(Lists.seq(inputs));
+            case "sum_int":
+            case "sum_float":
+                return Sums.of(first, false);
+            case "sum_decimal":
+                return Sums.of(new Cast(first, summed((DecimalType) first.dataType()), Option.apply(null)), false);
+            case "sum_int_or_null":
+            case "sum_int_checked":
+                // One that overflowed is null, by which the shard knows it.
+                return first.dataType().equals(DataTypes.LongType) ? Sums.of(first, true) : null;
+            case "min":
+                return new Min(first);
+            case "max":
+                return new Max(first);
+            case "first":
+            case "first_valid":
+                return second != null ? null : new First(first, kind.equals("first_valid"));
+            case "last":
+            case "last_valid":
+                return second != null ? null : new Last(first, kind.equals("last_valid"));
+            case "max_by":
+                return new MaxBy(first, second);
+            case "min_by":
+                return new MinBy(first, second);
+            case "product":
+                return new Product(first);
+            case "bit_and":
+                return new BitAndAgg(first);
+            case "bit_or":
+                return new BitOrAgg(first);
+            case "bit_xor":
+                return new BitXorAgg(first);
+            case "moments":
+                return new VariancePop(first);
+            case "moments_3":
+                return new Skewness(first);
+            case "moments_4":
+                return new Kurtosis(first);
+            case "covariance":
+                return new CovPopulation(first, second);
+            case "correlation":
+                return new Corr(first, second);
+            default:
+                return null;
+        }
+    }
+
+    /** Returns the type of the values whose sum has a type: Spark's sum of decimals has ten digits more, or 38. */
+    private static DecimalType summed(DecimalType sum) {
+        return sum.precision() == DecimalType.MAX_PRECISION() ? sum : new DecimalType(sum.precision() - 10, sum.scale());
+    }
+
+    /** Returns the hash of the keys, as shards go by it. */
+    Expression hash() {
+        return keys.isEmpty() ? new Literal(Integer.valueOf(0), DataTypes.IntegerType) : (Expression) new Murmur3Hash(keys, 42);
+    }
+
+    /** Returns the aggregated rows; `route` is their last column. */
+    SparkPlan over(SparkPlan rows, Object route) {
+        AggregateFunction count = function("count_rows", new ArrayList());
+        ArrayList all = new ArrayList(functions);
+        all.add(count);
+        ArrayList uses = new ArrayList();
+        ArrayList attributes = new ArrayList();
+        ArrayList buffers = Columns.list(keys);
+        for (int i = 0; i < all.size(); i++) {
+            AggregateFunction function = (AggregateFunction) all.get(i);
+            uses.add(AggregateExpression$.MODULE$.apply(function, Partial$.MODULE$, false, Option.apply(null)));
+            attributes.addAll(Columns.list(function.aggBufferAttributes()));
+            buffers.addAll(Columns.list(function.inputAggBufferAttributes()));
+        }
+        SparkPlan aggregated = new HashAggregateExec(
+            Option.apply(null), false, Option.apply(null), keys, Lists.seq(uses), Lists.seq(attributes), 0, Lists.seq(buffers), rows);
+        ArrayList columns = new ArrayList();
+        for (int i = 0; i < keys.size(); i++) {
+            Attribute key = (Attribute) keys.apply(i);
+            columns.add(Columns.named(key, "|" + key.name()));
+        }
+        columns.addAll(fields);
+        columns.add(Columns.named((Attribute) count.inputAggBufferAttributes().apply(0), ROWS));
+        columns.add(route);
+        return new ProjectExec(Lists.seq(columns), aggregated);
+    }
+}
