@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,16 +17,19 @@ from spark_jobs.session.settings import HAND_OVER
 from tests.integration.case_systems import ALL_CASES, compare_case, configured
 from tests.integration.streams import Feed, Run, short_list
 
-HANDED_OVER = {HAND_OVER: "true"}
-#: Aggregations by keys without a watermark, which are what is handed over.
-AGGREGATIONS = [
+BY_PYTHON = {HAND_OVER: "false"}
+#: Cases of each operator. By default their tasks hand rows over, and so they do in test_operators.py and test_joins.py.
+CASES = [
     "A1 count by value, update",
     "A2 count by value, complete",
-    "A4 rows updated",
-    "collect_list and collect_set, update",
-    "collect_list and collect_set, complete",
-    "rollup, update",
-    "distinct",
+    "E1 windows, append",
+    "SW sessions, append",
+    "D2 some columns",
+    "W2 within the watermark, some columns",
+    "CF2 limit",
+    "topN",
+    "keepLast",
+    "M4 join then window",
 ]
 ROWS = pa.schema([("k", pa.string()), ("v", pa.int64())])
 
@@ -34,12 +39,79 @@ def plan_of(run: Run) -> str:
     return str(run.query._jsq.explainInternal(False))
 
 
-@pytest.mark.parametrize("case_name", short_list(AGGREGATIONS, ["A1 count by value, update"]))
-def test_results_are_those_of_spark(
+def progress_of(run: Run) -> Mapping[str, Any]:
+    """Return the progress of the operator in a query's newest batch."""
+    assert run.query.lastProgress is not None
+    operator: Mapping[str, Any] = run.query.lastProgress["stateOperators"][0]
+    return operator
+
+
+@pytest.mark.parametrize("case_name", short_list(CASES, ["E1 windows, append", "M4 join then window"]))
+def test_by_python_results_are_the_same(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case_name: str
 ) -> None:
     case = ALL_CASES[case_name]
-    compare_case(spark, fleet, tmp_path, name, case_name, case, with_spark=case.spark, shards=5, conf=HANDED_OVER)
+    compare_case(spark, fleet, tmp_path, name, case_name, case, with_spark=False, shards=5, conf=BY_PYTHON)
+
+
+def test_rows_are_aggregated_before_the_shuffle_while_groups_repeat(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", ROWS)
+    frame = fleet.stateful(feed.stream(), name=name, shards=3).groupBy("k").agg(F.count("v"), F.sum("v"), F.min("v"))
+    run = Run(frame, "update", tmp_path / "ck")
+    try:
+        # Of the first batch nothing is known, and a few hot keys would be the worst.
+        feed.add([(str(number), number) for number in range(30)])
+        assert len(run.take()) == 30
+        assert "HashAggregate" in plan_of(run)
+        feed.add([("7", 1), ("7", None), ("7", -1), ("7", 3)])
+        assert [tuple(row) for row in run.take()] == [("7", 4, 10, -1)]
+        assert "HashAggregate" not in plan_of(run)
+        feed.add([("7", 1), ("8", 2)])
+        assert sorted(tuple(row) for row in run.take()) == [("7", 5, 11, -1), ("8", 2, 10, 2)]
+        assert "HashAggregate" in plan_of(run)
+        progress = progress_of(run)
+        assert (progress["customMetrics"]["rowsRead"], progress["customMetrics"]["handedOver"]) == (2, 1)
+    finally:
+        run.stop()
+
+
+def test_python_aggregates_what_sparks_own_buffers_cannot(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", ROWS)
+    frame = fleet.stateful(feed.stream(), name=name, shards=3).groupBy("k").agg(F.max("k"), F.collect_list("v"))
+    run = Run(frame, "update", tmp_path / "ck")
+    try:
+        feed.add([("a", 1), ("b", 2)])
+        assert len(run.take()) == 2
+        assert "HandOver" not in plan_of(run)
+        assert progress_of(run)["customMetrics"]["handedOver"] == 0
+        feed.add([("a", 1), ("a", 2)])
+        assert [tuple(row) for row in run.take()] == [("a", "a", [1, 1, 2])]
+        assert "HandOver" in plan_of(run)
+        feed.add([("a", 3)])
+        assert [tuple(row) for row in run.take()] == [("a", "a", [1, 1, 2, 3])]
+        assert "HandOver" not in plan_of(run)
+    finally:
+        run.stop()
+
+
+def test_two_operators_with_the_same_rows_are_two(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(spark, tmp_path / "in", ROWS)
+    rows = feed.stream()
+    first, second = (
+        fleet.stateful(rows, name=f"{name}-{part}", shards=2).groupBy("k").count().withColumn("part", F.lit(part))
+        for part in "ab"
+    )
+    run = Run(first.unionAll(second), "update", tmp_path / "ck")
+    try:
+        for number in (1, 2):
+            feed.add([("x", 1)])
+            assert sorted(tuple(row) for row in run.take()) == [("x", number, "a"), ("x", number, "b")]
+    finally:
+        run.stop()
 
 
 def test_a_query_changes_the_way_with_its_state(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
@@ -59,24 +131,28 @@ def test_a_query_changes_the_way_with_its_state(spark: SparkSession, fleet: Flee
                 run.stop()
 
 
-def test_what_is_not_handed_over_goes_by_python(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
-    feed = Feed(spark, tmp_path / "in", ROWS)
-    frame = fleet.stateful(feed.stream(), name=name, shards=2).dropDuplicates(["k"])
-    with configured(spark, HANDED_OVER):
-        run = Run(frame, "append", tmp_path / "ck")
-        try:
-            feed.add([("a", 1), ("a", 1)])
-            assert [tuple(row) for row in run.take()] == [("a", 1)]
-            assert "HandOver" not in plan_of(run)
-        finally:
-            run.stop()
+def test_an_operator_that_closes_early_says_why_it_goes_by_python(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    times = pa.schema([("t", pa.timestamp("us", "UTC"))])
+    feed = Feed(spark, tmp_path / "in", times)
+    rows = feed.stream().withWatermark("t", "1 minute")
+    frame = fleet.stateful(rows, name=name, shards=2, closing="early").groupBy(F.window("t", "1 minute")).count()
+    run = Run(frame, "append", tmp_path / "ck")
+    try:
+        feed.add([(0,), (240_000_000,)])
+        assert len(run.take()) == 1
+        assert "closing='early'" in plan_of(run)
+        assert progress_of(run)["customMetrics"]["handedOver"] == 0
+    finally:
+        run.stop()
 
 
 def test_an_error_of_the_store_actor_is_that_of_the_query(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
     feed = Feed(spark, tmp_path / "in", ROWS)
-    with configured(spark, {**HANDED_OVER, "spark.sql.ansi.enabled": "true"}):
+    with configured(spark, {"spark.sql.ansi.enabled": "true"}):
         frame = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").agg(F.sum("v").alias("s"))
         run = Run(frame, "update", tmp_path / "ck")
         try:
