@@ -117,12 +117,13 @@ def _settings() -> Iterator[str]:
     yield f"`{settings.MAX_EXECUTORS}`: {settings.MAX_EXECUTORS_WHY}."
     hand_over = (
         f"`{settings.HAND_OVER}`: "
-        "`true` lets the tasks of an aggregation by keys, without a watermark, hand their rows over to the store actor "
-        "of their node themselves, in place of Python workers on both sides of the exchange. It is a setting of the "
-        "session (`spark.conf.set`) that a query takes when it starts; state and results are the same, and "
-        "`query.explain()` shows `HandOver`. It is off by default, as one thing is missing yet: where groups repeat "
-        "within a batch, rows are not combined before the shuffle. A store actor that dies before it answers, or hangs "
-        "and is restarted, costs a task with more than 4 MB of rows an attempt (`spark.task.maxFailures`)."
+        "whether tasks hand their rows over to the store actor of their node themselves, in place of Python workers on both "
+        "sides of the exchange; `true` by default. It is a setting of the session (`spark.conf.set`) that a query takes when "
+        "it starts; state and results are the same. Python workers are needed for functions of the user's and for "
+        "`closing='early'`, and in batches after one with two rows a group or more for aggregations that Spark's generated "
+        "code cannot combine before the shuffle (lists, sketches, texts). `query.explain()` shows `HandOver`, or why not, "
+        "and the metric `handedOver` in a query's progress is 1 or 0. A store actor that dies before it answers, or hangs and "
+        "is restarted, costs a task with more than 4 MB of rows an attempt (`spark.task.maxFailures`)."
     )
     yield fill(hand_over, 136, break_on_hyphens=False)
 

@@ -37,7 +37,7 @@ import scala.collection.Seq;
  * sides of the exchange.
  */
 class HandedOver {
-    /** Setting of the session that switches it on. */
+    /** Setting of the session that switches it off. */
     static final String SETTING = "spark.statefleet.handOver";
     /** The column of an operator of several inputs that has the number of a row's input (spark_jobs/worker/task.py). */
     private static final String INPUT = "__input";
@@ -77,7 +77,7 @@ class HandedOver {
         }
         ArrayList inputs = new ArrayList();
         collect(exchange.child(), inputs);
-        if (facts.get("accumulators").isNull() || !Repeats.areMany(facts.get("uri").asText() + "/" + facts.get("state").asText())) {
+        if (facts.get("accumulators").isNull() || !LastBatch.repeats(facts.get("uri").asText() + "/" + facts.get("state").asText())) {
             return new HandedOver(exchange, facts, inputs, null);
         }
         PartialAggregation partial = PartialAggregation.of(facts, ((LogicalPlan) inputs.get(0)).output());

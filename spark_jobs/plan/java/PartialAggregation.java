@@ -42,21 +42,38 @@ import org.apache.spark.sql.types.DecimalType;
 import scala.Option;
 import scala.collection.Seq;
 
-/** How often groups repeat in a batch, by state: what decides whether the next batch is partially aggregated. */
-class Repeats {
+/** The batch before, by state: what decides how the next one is planned. */
+class LastBatch {
     /** Rows a group, in a whole batch, from which on a map task's rows are aggregated. */
-    private static final int WORTHWHILE = 2;
+    private static final int REPEATED = 2;
+    /** Rows up to which more map tasks than cores cost more than they balance: each takes as long as some ten thousand rows. */
+    private static final long FEW_ROWS = 10000L;
     private static final ConcurrentHashMap BY_STATE = new ConcurrentHashMap();
 
-    /** Whether to aggregate; rows of a state that no batch is known of may be of a few hot keys. */
-    static boolean areMany(String state) {
-        return !Boolean.FALSE.equals(BY_STATE.get(state));
+    private final long rows;
+    private final long groups;
+
+    private LastBatch(long rows, long groups) {
+        this.rows = rows;
+        this.groups = groups;
     }
 
+    /** A batch without rows says nothing of the next one. */
     static void put(String state, long rows, long groups) {
         if (rows > 0) {
-            BY_STATE.put(state, Boolean.valueOf(rows >= WORTHWHILE * groups));
+            BY_STATE.put(state, new LastBatch(rows, groups));
         }
+    }
+
+    /** Whether groups repeated. They may where nothing is known: a few hot keys would be the worst. */
+    static boolean repeats(String state) {
+        LastBatch last = (LastBatch) BY_STATE.get(state);
+        return last == null || last.rows >= REPEATED * last.groups;
+    }
+
+    static boolean isSmall(String state) {
+        LastBatch last = (LastBatch) BY_STATE.get(state);
+        return last != null && last.rows <= FEW_ROWS;
     }
 }
 

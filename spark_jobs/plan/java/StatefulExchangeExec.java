@@ -19,6 +19,8 @@ import org.apache.spark.sql.execution.CoalescedPartitionSpec;
 import org.apache.spark.sql.execution.ShufflePartitionSpec;
 import org.apache.spark.sql.execution.ShuffledRowRDD;
 import org.apache.spark.sql.execution.SparkPlan;
+import org.apache.spark.sql.execution.exchange.Exchange;
+import org.apache.spark.sql.execution.exchange.ReusedExchangeExec;
 import org.apache.spark.sql.execution.exchange.ShuffleExchangeExec;
 import org.apache.spark.sql.execution.exchange.ShuffleOrigin;
 import org.apache.spark.sql.execution.streaming.IncrementalExecution;
@@ -57,6 +59,7 @@ public class StatefulExchangeExec extends VersionedExchange {
     /** The batch as tasks that hand rows over tell it to the store actors, and the shards of each task. */
     private transient String batch;
     private transient int[][] shardsOfTasks;
+    private transient RDD mapTasks;
     private transient long evictMs;
 
     public StatefulExchangeExec(Partitioning partitioning, SparkPlan child, ShuffleOrigin origin, Option advisory) {
@@ -207,6 +210,33 @@ public class StatefulExchangeExec extends VersionedExchange {
 
     int[] routes() {
         return Shards.routes(shards());
+    }
+
+    /** Returns the map tasks; of a small batch there are no more than cores, as each costs more than its rows. */
+    public RDD inputRDD() {
+        if (mapTasks == null) {
+            mapTasks = super.inputRDD();
+            // Tasks of an operator below wait for their commits, side by side.
+            if (LastBatch.isSmall(stateId()) && !hasExchange(child())) {
+                int cores = 0;
+                for (JsonNode ofHost : executors().get("cores")) {
+                    cores += ofHost.asInt();
+                }
+                if (cores > 0 && cores < mapTasks.getNumPartitions()) {
+                    mapTasks = mapTasks.coalesce(cores, false, (Option) Option.apply(null), null);
+                }
+            }
+        }
+        return mapTasks;
+    }
+
+    private static boolean hasExchange(SparkPlan plan) {
+        boolean found = plan instanceof Exchange || plan instanceof ReusedExchangeExec;
+        Seq children = plan.children();
+        for (int i = 0; i < children.size() && !found; i++) {
+            found = hasExchange((SparkPlan) children.apply(i));
+        }
+        return found;
     }
 
     public RDD doExecute() {
@@ -391,7 +421,7 @@ public class StatefulExchangeExec extends VersionedExchange {
         ShardHosts.renew(stateId(), (List) batchStats.get("hosts"));
         Shards.putNext(stateId(), execution, (Map) batchStats.get("next"));
         long read = ((Number) ((Map) batchStats.get("custom")).get("rowsRead")).longValue();
-        Repeats.put(stateId(), read, count(batchStats, "rows_updated"));
+        LastBatch.put(stateId(), read, count(batchStats, "rows_updated"));
         List missing = (List) batchStats.get("missing");
         int[] shards = new int[missing.size()];
         for (int i = 0; i < shards.length; i++) {
