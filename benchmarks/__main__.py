@@ -66,7 +66,7 @@ class _Bar:
 
 
 def _facts() -> dict[str, Any]:
-    """Return the machine, the versions, the date and the commit."""
+    """Return the machine and what ran on it before, the versions, the date and the commit."""
     git = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=_ROOT, capture_output=True, text=True)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     packages = ("statefleet", "pyspark", "ray", "pyarrow", "numpy")
@@ -75,6 +75,7 @@ def _facts() -> dict[str, Any]:
             "cores": cores(),
             "architecture": platform.machine(),
             "memory_gib": round(memory / 2**30, 1),
+            "load": round(os.getloadavg()[0], 1),
             "system": f"{platform.system()} {platform.release().split('-')[0]}",
         },
         "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},

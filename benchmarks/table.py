@@ -93,7 +93,7 @@ def ran_on(results: Mapping[str, Any]) -> str:
     machine, versions = results["machine"], results["versions"]
     named = ", ".join(f"{name} {number}" for name, number in versions.items() if name != "statefleet")
     hardware = f"{machine['cores']} cores ({machine['architecture']}), {machine['memory_gib']} GiB, {machine['system']}"
-    ran = f"{results['date']}, {results['seconds'] / 60:.0f} minutes"
+    ran = f"{results['date']}, {results['seconds'] / 60:.0f} minutes, load average {machine['load']} before it"
     return f"Statefleet {versions['statefleet'].split('+')[0]} ({results['commit']}) with {named}; {hardware}; {ran}."
 
 

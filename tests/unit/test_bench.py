@@ -31,7 +31,7 @@ def row(seconds: dict[str, list[float]], *targets: Target) -> dict[str, Any]:
 
 def results(*rows: dict[str, Any], quick: bool = False) -> dict[str, Any]:
     return {
-        "machine": {"cores": 2, "architecture": "x86_64", "memory_gib": 16.0, "system": "Linux 6"},
+        "machine": {"cores": 2, "architecture": "x86_64", "memory_gib": 16.0, "load": 0.1, "system": "Linux 6"},
         "versions": {"python": "3.11", "statefleet": "1.2.0+local", "pyspark": "3.5"},
         "date": "2026-01-02 03:04 UTC",
         "commit": "abc",
@@ -189,7 +189,7 @@ def test_the_table_comes_between_the_marks_of_the_documentation() -> None:
     changed = table.with_table(text, results(COMPARED, ENGINE))
     assert "| counts & sums | 1,000 rows; 3 batches | 2.00 (1.50 to 2.50) | 2.00 (2.00 to 3.00) | 2.000 |" in changed
     assert "| upsert, ns a row | 251 | 800 |" in changed
-    assert "Statefleet 1.2.0 (abc) with python 3.11, pyspark 3.5; 2 cores" in changed
+    assert "Statefleet 1.2.0 (abc) with python 3.11, pyspark 3.5; 2 cores (x86_64), 16.0 GiB, Linux 6; 2026" in changed
     # Everything else stays, and so do the marks.
     assert table.with_table(changed, results()) == table.with_table(text, results())
     with pytest.raises(ValueError, match="no marks"):
