@@ -27,10 +27,25 @@ def cluster(new_uri: NewUri) -> Iterator[str]:
     ray.shutdown()
 
 
-def in_the_middle(reached: int) -> Callable[[list[int]], bool]:
-    return lambda reached_versions: (
-        bool(reached_versions) and min(reached_versions) >= reached and min(reached_versions) < max(reached_versions)
-    )
+#: From the folder of a driver to whether its query has come to a point, by the versions of its shards.
+Moment = Callable[[Path], Callable[[list[int]], bool]]
+
+
+def between_batches(reached: int) -> Moment:
+    return lambda folder: between(reached)
+
+
+def in_the_middle(reached: int) -> Moment:
+    def of_query(folder: Path) -> Callable[[list[int]], bool]:
+        begun, finished = folder / "checkpoint" / "offsets", folder / "checkpoint" / "commits"
+        return lambda versions: newest_batch(begun) >= max(reached, newest_batch(finished) + 1)
+
+    return of_query
+
+
+def newest_batch(log: Path) -> int:
+    """Return the number of the newest batch in a log of Spark's; -1 if it has none."""
+    return max((int(file.name) for file in log.glob("[0-9]*")), default=-1)
 
 
 @pytest.mark.parametrize(
@@ -39,12 +54,14 @@ def in_the_middle(reached: int) -> Callable[[list[int]], bool]:
         pytest.param((in_the_middle(4),), id="in the middle of a batch"),
         # A start of Spark more.
         pytest.param(
-            (between(2), in_the_middle(4)), id="between batches, and in the middle of one", marks=pytest.mark.soak
+            (between_batches(2), in_the_middle(4)),
+            id="between batches, and in the middle of one",
+            marks=pytest.mark.soak,
         ),
     ],
 )
 def test_a_killed_driver_leaves_no_trace(
-    cluster: str, new_uri: NewUri, tmp_path: Path, moments: tuple[Callable[[list[int]], bool], ...], handed_over: bool
+    cluster: str, new_uri: NewUri, tmp_path: Path, moments: tuple[Moment, ...], handed_over: bool
 ) -> None:
     uri, program = new_uri(), counting(handed_over)
     counted = write_inputs(tmp_path, BATCHES, rows=4000, distinct=257)
@@ -53,9 +70,9 @@ def test_a_killed_driver_leaves_no_trace(
     last.rename(tmp_path / last.name)
     fleet = connect(uri)
     try:
-        for condition in moments:
+        for moment in moments:
             with Driver(tmp_path, uri, cluster, program=program) as driver:
-                wait_for(driver, fleet, condition)
+                wait_for(driver, fleet, moment(tmp_path))
                 driver.kill()
             assert min(versions(fleet)) < BATCHES
         (tmp_path / last.name).rename(last)
