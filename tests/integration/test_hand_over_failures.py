@@ -264,6 +264,7 @@ def test_attempts_at_once_get_equal_answers(spark: SparkSession, fleet: Fleet, t
 
 # Each of its four attempts waits for a store actor that may be just starting.
 @pytest.mark.replay
+@pytest.mark.replay
 def test_a_folder_in_which_nothing_can_be_written_is_named(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
