@@ -67,13 +67,19 @@ class DriverCalls:
             self._watches[application].start()
 
     def _watched_fleets(self) -> list[WatchedFleet]:
-        return [WatchedFleet(fleet.coordinator, fleet.migration) for fleet in self._running()]
-
-    def _running(self) -> list[_Fleet]:
-        # A call to a fleet that was shut down would start it again.
+        written = {uri for _, states in list(self._writers.values()) for uri, _ in list(states)}
         return [
-            fleet for uri, fleet in list(self._fleets.items()) if RayActors().find(coordinator_name(uri)) is not None
+            WatchedFleet(fleet.coordinator, fleet.migration, fleet.nodes if uri in written else None)
+            for uri, fleet in self._running().items()
         ]
+
+    def _running(self) -> dict[str, _Fleet]:
+        """Return the fleets that have not been shut down, by URI: a call to one that was would start it again."""
+        return {
+            uri: fleet
+            for uri, fleet in list(self._fleets.items())
+            if RayActors().find(coordinator_name(uri)) is not None
+        }
 
     def add(self, address: FleetAddress, coordinator: CoordinatorClient, options: PlacementOptions) -> None:
         """Register a fleet, so that calls about its operators can be answered."""
@@ -180,7 +186,7 @@ class DriverCalls:
         """Record that a run has ended; its shards stay in memory for the next run."""
         self._writers.pop(run_id, None)
         if ray.is_initialized():
-            for fleet in self._running():
+            for fleet in self._running().values():
                 fleet.finished.end(run_id)
                 fleet.coordinator.deactivate_instances(run_id)
 

@@ -6,7 +6,8 @@ RayDP starts an executor under the address of its Ray node, so Spark's scheduler
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
@@ -50,10 +51,7 @@ class ExecutorNodes:
         executors
             Cores of the executors by host.
         """
-        self._refresh()
-        fleet = self._address
-        # Spark cannot distinguish Ray nodes of the same address; the first is used for all.
-        by_host = {host: node for node, host in sorted(self._hosts.items(), reverse=True)}
+        by_host = self._nodes_by_host()
         starting = []
         for host, cores in executors.items():
             node = by_host.get(host)
@@ -61,9 +59,7 @@ class ExecutorNodes:
                 log.warning("an executor's host is no address of a Ray node; shards are not placed there: %s", host)
                 continue
             for number, share in enumerate(self._shares(cores)):
-                handle = ensure_store_actor(
-                    self._actors, fleet.uri, fleet.storage_options, fleet.maintenance, node, fleet.memory, number
-                )
+                handle = self._ensure(node, number)
                 starting.append((handle, handle.location.remote(), share))
         slots = []
         for handle, location, cores in starting:
@@ -74,6 +70,24 @@ class ExecutorNodes:
             except (RayActorError, StateStoreError) as error:
                 log.warning("a node's store actor does not start; shards are not placed there: %s", error)
         return slots
+
+    def start(self, hosts: Iterable[str]) -> None:
+        """Have the first store actor of some hosts started where there is none, without waiting for it."""
+        by_host = self._nodes_by_host()
+        for host in hosts:
+            if host in by_host:
+                self._ensure(by_host[host], 0)
+
+    def _ensure(self, node: str, number: int) -> Any:
+        fleet = self._address
+        return ensure_store_actor(
+            self._actors, fleet.uri, fleet.storage_options, fleet.maintenance, node, fleet.memory, number
+        )
+
+    def _nodes_by_host(self) -> dict[str, str]:
+        self._refresh()
+        # Spark cannot distinguish Ray nodes of the same address; the first is used for all.
+        return {host: node for node, host in sorted(self._hosts.items(), reverse=True)}
 
     def _shares(self, cores: int) -> list[int]:
         """Return how many of a node's cores each of its store actors counts for; they get shards accordingly."""

@@ -23,6 +23,7 @@ from coordinator.placement.move_planner import PlannedMove
 from coordinator.service.calls import Actors, RayActors
 from coordinator.service.client import CoordinatorClient
 from spark_jobs.driver_reports import DriverReports
+from spark_jobs.nodes.executor_nodes import ExecutorNodes
 from spark_jobs.nodes.executor_slots import ExecutorSlots
 from spark_jobs.nodes.live_migration import LiveMigration
 from spark_jobs.nodes.ray_nodes import RayCluster, RayNode
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 _INTERVAL_S = 2.0
 #: Seconds after which the move of a shard off a node is begun again: a batch has to end after the copy for the shard to move.
 _AGAIN_S = 30.0
+#: Seconds after which it is looked again whether the nodes of the executors have store actors, if the executors are the same.
+_STORE_ACTORS_S = 10.0
 #: Seconds for which an executor on a node without shards waits for the end of a batch, so that no task is cut off.
 _LAST_BATCH_S = 10.0
 #: Resources that only executors use.
@@ -44,10 +47,11 @@ _USED_BY_EXECUTORS = ("CPU", STORE_RESOURCE)
 
 
 class WatchedFleet(NamedTuple):
-    """A fleet of this driver."""
+    """A fleet of this driver; `nodes` are None while no query writes its states."""
 
     coordinator: CoordinatorClient
     migration: LiveMigration
+    nodes: ExecutorNodes | None = None
 
 
 @dataclass(slots=True)
@@ -112,6 +116,8 @@ class NodeWatch:
         self._last_nodes: dict[str, str] = {}
         self._last_executors: set[str] = set()
         self._executor_nodes: set[str] = set()
+        #: The executors whose nodes had store actors at the time.
+        self._served: tuple[set[str], float] = set(), -math.inf
         #: For the executors that Ray is restarting, their number of restarts when that was first seen.
         self._restarts: dict[str, int] = {}
         self._needed = _needed(executors)
@@ -156,6 +162,7 @@ class NodeWatch:
         with self._guard:
             nodes = self._cluster.nodes()
             self._lose(nodes)
+            self._start_store_actors(now_s)
             self._end_restarts()
             self._drain(nodes, now_s)
             hosts = {executor.host for executor in self._executors.present()}
@@ -205,6 +212,17 @@ class NodeWatch:
                 ", ".join(executor.host for executor in lost),
             )
             self._executors.lose([executor.executor_id for executor in lost], "Ray has given its node up")
+
+    def _start_store_actors(self, now_s: float) -> None:
+        """Have store actors started where executors came in the middle of a batch: their tasks wait for one, and start none."""
+        served, at_s = self._served
+        if self._last_executors == served and now_s - at_s < _STORE_ACTORS_S:
+            return
+        hosts = {executor.host for executor in self._executors.present()}
+        for fleet in self._fleets():
+            if fleet.nodes is not None:
+                fleet.nodes.start(sorted(hosts))
+        self._served = self._last_executors, now_s
 
     def _end_restarts(self) -> None:
         """End executors that cannot restart, and use resources while they try.

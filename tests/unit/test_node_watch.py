@@ -109,6 +109,9 @@ class FakeCluster:
     def present(self) -> list[Executor]:
         return [Executor(number, host) for number, host in self.executors.items()]
 
+    def start(self, hosts: Sequence[str]) -> None:
+        self.calls.append(("start", *hosts))
+
     def request(self, count: int) -> None:
         self.calls.append(("ask", count))
 
@@ -218,6 +221,22 @@ def test_a_node_that_joins_gets_an_executor() -> None:
     cluster.executors["1"] = "b"
     cluster.look(33, 60)
     assert cluster.calls == [("ask", 1)]
+
+
+def test_an_executor_that_comes_in_the_middle_of_a_batch_gets_a_store_actor() -> None:
+    cluster = FakeCluster("a", "b")
+    cluster.executors = {"0": "a"}
+    (idle,) = cluster.fleets
+    cluster.look(0)
+    assert cluster.calls == [], "no query runs"
+    cluster.fleets = [idle._replace(nodes=cluster)]
+    cluster.look(2)
+    assert cluster.calls == []
+    cluster.executors = {"1": "b"}
+    cluster.look(4, 6)
+    assert cluster.calls == [("start", "b")]
+    cluster.look(14)
+    assert cluster.calls[1] == ("start", "b"), "its store actor may be gone"
 
 
 def test_no_executor_is_requested_while_another_is_starting() -> None:
