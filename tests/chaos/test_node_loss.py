@@ -37,6 +37,9 @@ def nodes_of_shards(fleet: Fleet) -> set[str]:
     return {shard["node_id"] for query in fleet.status()["queries"] for shard in query["shards"]}
 
 
+# Ray's nodes have one address here, by which tasks cannot tell whose store actor to hand rows over to; of nodes with addresses of their
+# own, tests/cluster/test_without_a_node.py loses one.
+@pytest.mark.parametrize("handed_over", [False], ids=["in Python"])
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_a_lost_node_is_replaced_by_another(
