@@ -1,15 +1,17 @@
-"""Servers that tests start: their ports on loopback, and their ends."""
+"""Processes of tests: servers, their ports on loopback, and their ends; pauses."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
-__all__ = ["end_process", "end_with_parent", "free_ports"]
+__all__ = ["end_process", "end_with_parent", "free_ports", "paused"]
 
 
 def end_with_parent() -> None:
@@ -34,3 +36,14 @@ def free_ports(count: int) -> list[int]:
     with ExitStack() as sockets:
         opened = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [listening.getsockname()[1] for listening in opened]
+
+
+@contextmanager
+def paused(pid: int) -> Iterator[None]:
+    """Stop a process while the context lasts."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)

@@ -8,7 +8,6 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +39,7 @@ from store_actors.messages import ApplyRequest
 from tests.chaos.driver_process import Driver, between, counting, final_result, versions, wait_for
 from tests.chaos.inputs import write_inputs
 from tests.conftest import NewUri
+from tests.processes import paused
 from tests.tasks import SCHEMA, Tasks, coordinator_of, deltas_of, shard_input
 
 pytestmark = pytest.mark.timeout(1200)
@@ -58,16 +58,6 @@ def fleet(cluster: str, new_uri: NewUri) -> Iterator[Fleet]:
     connected = connect(new_uri())
     yield connected
     connected.shutdown()
-
-
-@contextmanager
-def paused(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
 
 
 def only_actor(fleet: Fleet) -> dict[str, Any]:

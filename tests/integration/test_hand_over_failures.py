@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from store_actors.hand_over import address_of, sockets_of
 from tests.integration.case_systems import configured
 from tests.integration.streams import Feed, Run
 from tests.integration.waiting import wait_for
+from tests.processes import paused
 
 ROWS = pa.schema([("k", pa.int64()), ("s", pa.string())])
 #: Seconds without an answer to a ping after which these tests' store actors count as hung; the product's are five times as many.
@@ -61,20 +62,8 @@ class Server:
         named = [line for line in Path("/proc/net/unix").read_text().splitlines() if line.endswith(f" {path}")]
         return len(named) - 1  # the socket that listens
 
-    @contextmanager
-    def stopped(self) -> Iterator[None]:
-        with stopped(self.pid):
-            yield
-
-
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+    def paused(self) -> AbstractContextManager[None]:
+        return paused(self.pid)
 
 
 @pytest.fixture
@@ -131,7 +120,7 @@ def running_tasks(spark: SparkSession) -> int:
 
 def test_a_store_actor_that_dies_before_it_answers_costs_a_small_batch_no_attempt(query: Query, server: Server) -> None:
     victim = server.pid
-    with server.stopped():
+    with server.paused():
         query.add()
         wait_for(lambda: server.connections() > 0)
         os.kill(victim, signal.SIGKILL)
@@ -143,7 +132,7 @@ def test_a_store_actor_that_dies_before_it_answers_costs_a_small_batch_no_attemp
 def test_a_store_actor_that_hangs_is_ended_and_costs_a_small_batch_no_attempt(query: Query, server: Server) -> None:
     victim = server.pid
     server.give_up_sooner()
-    with server.stopped():
+    with server.paused():
         query.add()
         query.check()
     assert server.pid != victim
@@ -154,7 +143,7 @@ def test_a_store_actor_that_hangs_is_ended_and_costs_a_small_batch_no_attempt(qu
 def test_a_store_actor_that_hangs_while_it_is_sent_a_large_batch_costs_an_attempt(query: Query, server: Server) -> None:
     victim = server.pid
     server.give_up_sooner()
-    with server.stopped():
+    with server.paused():
         query.add(40_000, "x" * 1000)
         query.check()
     assert server.pid != victim
@@ -165,7 +154,7 @@ def test_a_store_actor_that_is_slow_is_not_ended(query: Query, fleet: Fleet, ser
     slow = server.pid
     server.give_up_sooner()
     # It answers pings while it waits for the coordinator.
-    with stopped(fleet.status()["coordinator"]["pid"]):
+    with paused(fleet.status()["coordinator"]["pid"]):
         query.add()
         wait_for(lambda: server.connections() > 0)
         time.sleep(3 * HUNG_AFTER_S)
@@ -180,7 +169,7 @@ def test_a_store_actor_that_halts_again_and_again_is_not_ended(query: Query, ser
     server.give_up_sooner()
     query.add()
     for _ in range(5):
-        with server.stopped():
+        with server.paused():
             time.sleep(HUNG_AFTER_S - 1)
         # Enough to answer a ping.
         time.sleep(2)
@@ -192,7 +181,7 @@ def test_a_store_actor_that_halts_again_and_again_is_not_ended(query: Query, ser
 def test_nothing_is_left_of_a_query_that_is_stopped_in_the_middle_of_a_batch(
     spark: SparkSession, query: Query, fleet: Fleet, server: Server
 ) -> None:
-    with stopped(fleet.status()["coordinator"]["pid"]):
+    with paused(fleet.status()["coordinator"]["pid"]):
         query.add()
         wait_for(lambda: server.connections() > 0 and running_tasks(spark) > 0)
         query.run.stop()
@@ -227,7 +216,7 @@ def test_a_job_that_is_cancelled_without_interrupts_ends_its_tasks(
     try:
         feed.add([(1, "x")])
         running.processAllAvailable()
-        with stopped(fleet.status()["coordinator"]["pid"]):
+        with paused(fleet.status()["coordinator"]["pid"]):
             feed.add([(1, "x")])
             with pytest.raises(StreamingQueryException):
                 running.processAllAvailable()

@@ -4,7 +4,6 @@ import com.fasterxml.jackson.databind.JsonNode;
 import java.util.ArrayList;
 import java.util.Arrays;
 import org.apache.spark.sql.SparkSession;
-import org.apache.spark.sql.catalyst.expressions.Alias;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.Project;
@@ -15,7 +14,6 @@ import org.apache.spark.sql.execution.SparkPlan;
 import org.apache.spark.sql.execution.SparkStrategy;
 import org.apache.spark.sql.execution.exchange.REPARTITION_BY_NUM$;
 import org.apache.spark.sql.execution.streaming.IncrementalExecution;
-import scala.Option;
 import scala.Some;
 import scala.collection.Seq;
 
@@ -82,9 +80,8 @@ class ExchangeStrategy extends SparkStrategy {
         Seq output = rows.output();
         for (int i = 0; i < output.size(); i++) {
             Attribute column = (Attribute) output.apply(i);
-            Seq none = Lists.seq(new ArrayList());
             columns.add(!column.name().equals("__hash") ? column
-                : (Object) new Alias(column, "__hash/" + shards, column.exprId(), none, Option.apply(null), none));
+                : (Object) Columns.named(column, "__hash/" + shards, column.exprId()));
         }
         return new Project(Lists.seq(columns), rows);
     }

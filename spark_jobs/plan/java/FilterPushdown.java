@@ -3,7 +3,6 @@ package statefleet.spark;
 import java.util.ArrayList;
 import java.util.HashMap;
 import org.apache.spark.sql.SparkSession;
-import org.apache.spark.sql.catalyst.expressions.Alias;
 import org.apache.spark.sql.catalyst.expressions.And;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
 import org.apache.spark.sql.catalyst.expressions.CurrentBatchTimestamp;
@@ -22,7 +21,6 @@ import org.apache.spark.sql.catalyst.plans.logical.ReturnAnswer;
 import org.apache.spark.sql.catalyst.trees.TreeNodeTag;
 import scala.Option;
 import scala.Some;
-import scala.collection.Seq;
 
 /**
  * Filters that Spark moves below an operator, because of what follows it, and below the operator's watermark where it can.
@@ -160,7 +158,6 @@ class FilterPushdown {
 
     /** Returns Spark's own operator with the column ids of the fleet's. */
     private static LogicalPlan named(LogicalPlan results, LogicalPlan own) {
-        Seq none = Lists.seq(new ArrayList());
         ArrayList columns = new ArrayList();
         for (int i = 0; i < results.output().size(); i++) {
             Attribute column = (Attribute) results.output().apply(i);
@@ -168,7 +165,7 @@ class FilterPushdown {
             // A self join gives the columns of one side other ids.
             columns.add(column.exprId().equals(ownColumn.exprId())
                 ? (Object) ownColumn
-                : (Object) new Alias(ownColumn, column.name(), column.exprId(), none, Option.apply(null), none));
+                : (Object) Columns.named(ownColumn, column.name(), column.exprId()));
         }
         return new Project(Lists.seq(columns), own);
     }

@@ -11,7 +11,6 @@ import org.apache.spark.sql.catalyst.expressions.Attribute;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.GetArrayItem;
 import org.apache.spark.sql.catalyst.expressions.Literal;
-import org.apache.spark.sql.catalyst.expressions.NamedExpression$;
 import org.apache.spark.sql.catalyst.expressions.Pmod;
 import org.apache.spark.sql.catalyst.expressions.PythonUDF;
 import org.apache.spark.sql.catalyst.expressions.codegen.CodeAndComment;
@@ -29,7 +28,6 @@ import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
-import scala.Option;
 import scala.collection.Seq;
 
 /**
@@ -77,7 +75,7 @@ class HandedOver {
         }
         ArrayList inputs = new ArrayList();
         collect(exchange.child(), inputs);
-        if (facts.get("accumulators").isNull() || !LastBatch.repeats(facts.get("uri").asText() + "/" + facts.get("state").asText())) {
+        if (facts.get("accumulators").isNull() || !LastBatch.repeats(Route.stateId(facts))) {
             return new HandedOver(exchange, facts, inputs, null);
         }
         PartialAggregation partial = PartialAggregation.of(facts, ((LogicalPlan) inputs.get(0)).output());
@@ -135,7 +133,7 @@ class HandedOver {
     /** Returns the columns of an input that its shard reads. */
     private static ArrayList values(LogicalPlan rows) {
         ArrayList columns = new ArrayList();
-        for (Object column : Columns.list(rows.output())) {
+        for (Object column : Lists.list(rows.output())) {
             if (!((Attribute) column).name().startsWith("__")) {
                 columns.add(column);
             }
@@ -149,60 +147,56 @@ class HandedOver {
      */
     private LogicalPlan united(int shards) {
         ArrayList types = new ArrayList();
-        int[][] places = new int[inputs.size()][];
-        for (int i = 0; i < places.length; i++) {
-            places[i] = places(values((LogicalPlan) inputs.get(i)), types);
+        Attribute[][] placed = new Attribute[inputs.size()][];
+        for (int i = 0; i < placed.length; i++) {
+            placed[i] = placed(values((LogicalPlan) inputs.get(i)), types);
         }
-        String[] names = new String[types.size()];
-        Arrays.fill(names, "");
-        Attribute route = (Attribute) exchange.partitionExpressions().apply(0);
         ArrayList children = new ArrayList();
-        for (int i = 0; i < places.length; i++) {
+        for (int i = 0; i < placed.length; i++) {
             LogicalPlan rows = (LogicalPlan) inputs.get(i);
-            ArrayList columns = values(rows);
-            Object[] placed = new Object[names.length];
-            for (int j = 0; j < placed.length; j++) {
-                names[j] += i == 0 ? "" : "|";
-                placed[j] = new Literal(null, (DataType) types.get(j));
-            }
-            for (int j = 0; j < places[i].length; j++) {
-                placed[places[i][j]] = columns.get(j);
-                names[places[i][j]] += ((Attribute) columns.get(j)).name();
-            }
-            children.add(placed);
-        }
-        for (int i = 0; i < places.length; i++) {
-            LogicalPlan rows = (LogicalPlan) inputs.get(i);
-            Object[] placed = (Object[]) children.get(i);
             ArrayList columns = new ArrayList();
             columns.add(Columns.named(new Literal(Byte.valueOf((byte) i), DataTypes.ByteType), INPUT));
-            for (int j = 0; j < placed.length; j++) {
-                columns.add(Columns.named((Expression) placed[j], names[j]));
+            for (int place = 0; place < types.size(); place++) {
+                Attribute column = at(placed[i], place);
+                columns.add(Columns.named(
+                    column == null ? new Literal(null, (DataType) types.get(place)) : column, nameAt(placed, place)));
             }
-            Alias ofRow = route(Columns.in(rows.output(), "__hash"), shards);
-            columns.add(i == 0 ? ofRow : Columns.named(ofRow.child(), route.name()));
-            children.set(i, new Project(Lists.seq(columns), rows));
+            Alias route = route(Columns.in(rows.output(), "__hash"), shards);
+            // A union has the column ids of its first child.
+            columns.add(i == 0 ? route : Columns.named(route.child(), route.name()));
+            children.add(new Project(Lists.seq(columns), rows));
         }
         return new Union(Lists.seq(children), false, false);
     }
 
-    /** Returns for each column its place among columns of these types, which are added to. */
-    private static int[] places(ArrayList columns, ArrayList types) {
-        int[] places = new int[columns.size()];
-        boolean[] taken = new boolean[types.size() + places.length];
-        for (int i = 0; i < places.length; i++) {
-            DataType type = ((Attribute) columns.get(i)).dataType();
+    /** Returns the columns at their places among columns of these types, which are added to. */
+    private static Attribute[] placed(ArrayList columns, ArrayList types) {
+        Attribute[] placed = new Attribute[types.size() + columns.size()];
+        for (Object column : columns) {
+            DataType type = ((Attribute) column).dataType();
             int place = 0;
-            while (place < types.size() && (taken[place] || !types.get(place).equals(type))) {
+            while (place < types.size() && (placed[place] != null || !types.get(place).equals(type))) {
                 place++;
             }
             if (place == types.size()) {
                 types.add(type);
             }
-            taken[place] = true;
-            places[i] = place;
+            placed[place] = (Attribute) column;
         }
-        return places;
+        return placed;
+    }
+
+    private static Attribute at(Attribute[] placed, int place) {
+        return place < placed.length ? placed[place] : null;
+    }
+
+    private static String nameAt(Attribute[][] placed, int place) {
+        String name = "";
+        for (int i = 0; i < placed.length; i++) {
+            Attribute column = at(placed[i], place);
+            name += (i == 0 ? "" : "|") + (column == null ? "" : column.name());
+        }
+        return name;
     }
 
     /** Returns the column of the route to a shard, by a hash. */
@@ -213,9 +207,7 @@ class HandedOver {
         // No row has the last one. It makes the exchanges of two operators differ: Spark would run only one of two that are equal.
         routes[shards] = facts.get("state").asText().hashCode();
         Literal ofShards = new Literal(new GenericArrayData(routes), DataTypes.createArrayType(DataTypes.IntegerType, false));
-        Expression ofRow = new GetArrayItem(ofShards, new Pmod(hash, number), false);
-        Seq none = Lists.seq(new ArrayList());
-        return new Alias(ofRow, route.name(), route.exprId(), none, Option.apply(null), none);
+        return Columns.named(new GetArrayItem(ofShards, new Pmod(hash, number), false), route.name(), route.exprId());
     }
 
     /** Returns the rows that the tasks of a node emit. */
@@ -257,31 +249,5 @@ class HandedOver {
             fields[i] = type.apply(i);
         }
         return new StructType(fields);
-    }
-}
-
-/** Columns of plans. */
-class Columns {
-    static ArrayList list(Seq columns) {
-        ArrayList list = new ArrayList();
-        for (int i = 0; i < columns.size(); i++) {
-            list.add(columns.apply(i));
-        }
-        return list;
-    }
-
-    /** Returns the column of a name; null if there is none. */
-    static Attribute in(Seq columns, String name) {
-        for (Object column : list(columns)) {
-            if (((Attribute) column).name().equals(name)) {
-                return (Attribute) column;
-            }
-        }
-        return null;
-    }
-
-    static Alias named(Expression value, String name) {
-        Seq none = Lists.seq(new ArrayList());
-        return new Alias(value, name, NamedExpression$.MODULE$.newExprId(), none, Option.apply(null), none);
     }
 }

@@ -11,7 +11,6 @@ import org.apache.spark.sql.catalyst.plans.logical.Project;
 import org.apache.spark.sql.catalyst.plans.logical.RepartitionByExpression;
 import org.apache.spark.sql.catalyst.rules.Rule;
 import org.apache.spark.sql.catalyst.trees.TreeNode;
-import scala.Option;
 import scala.collection.Seq;
 
 /**
@@ -150,9 +149,8 @@ class LateRowsRule extends Rule {
         for (int i = 0; i < list.size(); i++) {
             NamedExpression column = (NamedExpression) list.apply(i);
             boolean isLate = column.name().equals(name) && column instanceof Alias && !(((Alias) column).child() instanceof Literal);
-            Seq none = Lists.seq(new ArrayList());
-            columns.add(!isLate ? column : (Object) new Alias(
-                new Literal(null, ((Alias) column).child().dataType()), name, column.exprId(), none, Option.apply(null), none));
+            columns.add(!isLate ? column : (Object) Columns.named(
+                new Literal(null, ((Alias) column).child().dataType()), name, column.exprId()));
             differs |= isLate;
         }
         return differs ? new Project(Lists.seq(columns), rows.child()) : rows;

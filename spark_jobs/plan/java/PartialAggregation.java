@@ -14,7 +14,6 @@ import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.Literal;
 import org.apache.spark.sql.catalyst.expressions.Murmur3Hash;
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
-import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateExpression;
 import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateExpression$;
 import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateFunction;
 import org.apache.spark.sql.catalyst.expressions.aggregate.BitAndAgg;
@@ -228,12 +227,12 @@ class PartialAggregation {
         all.add(count);
         ArrayList uses = new ArrayList();
         ArrayList attributes = new ArrayList();
-        ArrayList buffers = Columns.list(keys);
+        ArrayList buffers = Lists.list(keys);
         for (int i = 0; i < all.size(); i++) {
             AggregateFunction function = (AggregateFunction) all.get(i);
             uses.add(AggregateExpression$.MODULE$.apply(function, Partial$.MODULE$, false, Option.apply(null)));
-            attributes.addAll(Columns.list(function.aggBufferAttributes()));
-            buffers.addAll(Columns.list(function.inputAggBufferAttributes()));
+            attributes.addAll(Lists.list(function.aggBufferAttributes()));
+            buffers.addAll(Lists.list(function.inputAggBufferAttributes()));
         }
         SparkPlan aggregated = new HashAggregateExec(
             Option.apply(null), false, Option.apply(null), keys, Lists.seq(uses), Lists.seq(attributes), 0, Lists.seq(buffers), rows);

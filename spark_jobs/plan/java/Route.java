@@ -2,10 +2,16 @@ package statefleet.spark;
 
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
+import java.util.ArrayList;
 import java.util.List;
+import org.apache.spark.sql.catalyst.expressions.Alias;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
+import org.apache.spark.sql.catalyst.expressions.ExprId;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.NamedExpression$;
 import org.apache.spark.sql.execution.streaming.IncrementalExecution;
 import org.apache.spark.sql.streaming.OutputMode;
+import scala.Option;
 import scala.collection.JavaConverters;
 import scala.collection.Seq;
 
@@ -20,6 +26,11 @@ class Route {
             return name.startsWith(PREFIX) ? name : null;
         }
         return null;
+    }
+
+    /** Returns the URI of the folder of an operator's state. */
+    static String stateId(JsonNode facts) {
+        return facts.get("uri").asText() + "/" + facts.get("state").asText();
     }
 
     static JsonNode facts(String name) {
@@ -49,5 +60,31 @@ class Mode {
 class Lists {
     static Seq seq(List list) {
         return JavaConverters.asScalaBuffer(list).toList();
+    }
+
+    static ArrayList list(Seq seq) {
+        return new ArrayList(JavaConverters.seqAsJavaList(seq));
+    }
+}
+
+/** Columns of plans. */
+class Columns {
+    /** Returns the column of a name; null if there is none. */
+    static Attribute in(Seq columns, String name) {
+        for (Object column : Lists.list(columns)) {
+            if (((Attribute) column).name().equals(name)) {
+                return (Attribute) column;
+            }
+        }
+        return null;
+    }
+
+    static Alias named(Expression value, String name) {
+        return named(value, name, NamedExpression$.MODULE$.newExprId());
+    }
+
+    static Alias named(Expression value, String name, ExprId id) {
+        Seq none = Lists.seq(new ArrayList());
+        return new Alias(value, name, id, none, Option.apply(null), none);
     }
 }

@@ -5,7 +5,6 @@ import java.util.function.Function;
 import org.apache.spark.sql.ExperimentalMethods;
 import org.apache.spark.sql.SparkSession;
 import org.apache.spark.sql.streaming.StreamingQueryListener;
-import scala.collection.JavaConverters;
 import scala.collection.Seq;
 
 /**
@@ -55,7 +54,7 @@ public class Sessions {
     }
 
     private static Seq with(Seq seq, Object added) {
-        ArrayList all = new ArrayList(JavaConverters.seqAsJavaList(seq));
+        ArrayList all = Lists.list(seq);
         all.add(added);
         return Lists.seq(all);
     }

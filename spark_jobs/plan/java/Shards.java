@@ -59,7 +59,7 @@ class Shards {
      * change within a batch.
      */
     static Shards of(IncrementalExecution execution, JsonNode facts, int planned) {
-        String state = facts.get("uri").asText() + "/" + facts.get("state").asText();
+        String state = Route.stateId(facts);
         Shards shards = (Shards) PRESENT.get(state);
         if (shards == null || !shards.areOf(execution)) {
             shards = (Shards) NEXT.get(state);

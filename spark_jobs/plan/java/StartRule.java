@@ -95,7 +95,7 @@ class StartRule extends Rule {
             String name = Route.nameIn(((RepartitionByExpression) node).partitionExpressions());
             if (name != null) {
                 JsonNode facts = Route.facts(name);
-                String state = facts.get("uri").asText() + "/" + facts.get("state").asText();
+                String state = Route.stateId(facts);
                 LogicalPlan same = (LogicalPlan) seen.get(state);
                 if (same == null) {
                     seen.put(state, node);

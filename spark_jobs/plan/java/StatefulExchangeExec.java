@@ -116,7 +116,7 @@ public class StatefulExchangeExec extends VersionedExchange {
 
     /** Returns the URI of the state's folder. */
     private String stateId() {
-        return facts().get("uri").asText() + "/" + facts().get("state").asText();
+        return Route.stateId(facts());
     }
 
     private int shards() {
