@@ -14,7 +14,6 @@ from store_actors.engine.fold_kernels import bytes_less, decimal_less, fold_step
 from store_actors.engine.index_kernels import (
     _BLOCK,
     _LOW32,
-    _NEVER,
     _ONE,
     _S32,
     _ZERO,
@@ -213,11 +212,10 @@ def accumulate(
     tags = np.empty(_BLOCK, np.uint64)
     slots = np.empty(_BLOCK, np.int64)
     stamp_word = np.uint64(stamp) << _S32
-    warmth = _ZERO
     block = start
     while block < total:
         end = min(block + _BLOCK, total)
-        warmth ^= tag_block(index, rows, keys, nulls, secret, shift, block, end, tags)
+        tag_block(index, rows, keys, nulls, secret, shift, block, end, tags)
         for row in range(block, end):
             tag = tags[row - block]
             position = _find(index, rows, keys, row, nulls[row], key_mask, first, tag, shift)
@@ -248,6 +246,4 @@ def accumulate(
             slots[row - block] = slot
         _fold_block(ops, rows, rows_i, rows_f, slots, values, values_f, valid, block, end, limits, arena, offsets)
         block = end
-    if warmth == _NEVER:
-        counters[0] += 0  # keeps the warming loads from being optimised away
     return total, n_created, n_undone

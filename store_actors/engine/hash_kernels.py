@@ -24,11 +24,10 @@ import hashlib
 
 import numpy as np
 from numba import njit
-from numba.core import cgutils
-from numba.extending import intrinsic
 from numba.types import int64, uint8, uint64
 
 from store_actors.engine.arrays import Words
+from store_actors.engine.machine_kernels import load_word, upper_product
 
 __all__ = [
     "ELEMENT_SECRETS",
@@ -52,6 +51,8 @@ _S3 = np.uint64(3)
 _ZERO = np.uint64(0)
 #: Bytes of a string that make one coefficient: less than the prime.
 _PIECE = 7
+_PIECE_MASK = np.uint64(2**56 - 1)
+_WORD = 8
 
 u64_1, u64_2, u8_1 = uint64[::1], uint64[:, ::1], uint8[::1]
 
@@ -73,18 +74,6 @@ def secret_words(seed: int, use: str, count: int) -> Words:
 def row_secrets(key_words: int) -> int:
     """Return the number of secret words of :func:`hash_row` for rows with `key_words` key words."""
     return 2 + 2 * key_words
-
-
-@intrinsic
-def _upper(typing_context, left, right):
-    """Return the upper word of the product of two words."""
-
-    def generate(context, builder, signature, arguments):
-        wide = cgutils.ir.IntType(128)
-        product = builder.mul(*(builder.zext(argument, wide) for argument in arguments))
-        return builder.trunc(builder.lshr(product, cgutils.ir.Constant(wide, 64)), cgutils.ir.IntType(64))
-
-    return uint64(uint64, uint64), generate
 
 
 @njit(uint64(uint64), cache=True, nogil=True, inline="always")
@@ -125,13 +114,16 @@ def hash_string(data, begin, end, secret):
     position = begin
     while position < end:
         stop = min(position + _PIECE, end)
-        piece, shift = _ZERO, _ZERO
-        for at in range(position, stop):
-            piece |= np.uint64(data[at]) << shift
-            shift += np.uint64(8)
+        if position + _WORD <= end:
+            piece = load_word(data, position) & _PIECE_MASK
+        else:
+            piece, shift = _ZERO, _ZERO
+            for at in range(position, stop):
+                piece |= np.uint64(data[at]) << shift
+                shift += np.uint64(8)
         position = stop
         factor = total + piece
-        upper, lower = _upper(factor, point), factor * point
+        upper, lower = upper_product(factor, point), factor * point
         # 2**61 is 1 modulo the prime.
         total = (lower & _PRIME) + ((upper << _S3) | (lower >> _S61))
         total = (total & _PRIME) + (total >> _S61)

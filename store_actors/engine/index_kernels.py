@@ -24,6 +24,7 @@ from numba import njit, void
 from numba.types import boolean, int64, uint8, uint64
 
 from store_actors.engine.hash_kernels import hash_row
+from store_actors.engine.machine_kernels import prefetch
 
 __all__ = [
     "FLAG_BITS",
@@ -35,6 +36,7 @@ __all__ = [
     "live_flags",
     "live_slots",
     "lookup",
+    "prefetch_rows",
     "reindex",
     "remove",
 ]
@@ -46,8 +48,7 @@ _LOW32 = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
 _ONE = np.uint64(1)
 _ZERO = np.uint64(0)
-#: A number that nothing comes to: what is compared with it only keeps loads from being optimised away.
-_NEVER = np.uint64(0x9E3779B97F4A7C15)
+#: Keys whose cache lines are loaded at once.
 _BLOCK = 256
 
 u8_1, u64_1, u64_2, i64_1 = uint8[::1], uint64[::1], uint64[:, ::1], int64[::1]
@@ -100,26 +101,27 @@ def _find(index, rows, keys, row, nulls, key_mask, first, tag, shift):
         position = (position + _ONE) & mask
 
 
-@njit(uint64(u64_1, u64_2, u64_2, u64_1, u64_1, uint64, int64, int64, u64_1), cache=True, nogil=True)
-def tag_block(index, rows, keys, nulls, secret, shift, begin, end, tags):
-    """Put the tags of the keys ``begin..end`` into ``tags``, and load what the index has at their home positions.
-
-    These loads are independent, so the processor overlaps their cache misses; a loop that depends on each probe before it starts
-    the next one could not.
-
-    Returns
-    -------
-    uint64
-        A word of all loads, which the caller compares with ``_NEVER``: else they would be optimised away.
-    """
-    for row in range(begin, end):
-        tags[row - begin] = hash_row(keys, row, 0, keys.shape[1], nulls[row], secret)
-    warmth = _ZERO
-    for row in range(begin, end):
-        entry = index[tags[row - begin] >> shift]
+@njit(void(u64_1, u64_2, uint64, int64, u64_1), cache=True, nogil=True, inline="always")
+def prefetch_rows(index, rows, shift, count, tags):
+    """Prefetch the first rows at the home positions of tags, whose cache lines of the index are on their way."""
+    row_words = rows.shape[1]
+    for number in range(count):
+        entry = index[tags[number] >> shift]
         if entry != _ZERO:
-            warmth ^= rows[np.int64(entry & _LOW32) - 1, 0]
-    return warmth
+            begin = (np.int64(entry & _LOW32) - 1) * row_words
+            prefetch(rows, begin)
+            # Not every row begins with a cache line.
+            prefetch(rows, begin + row_words - 1)
+
+
+@njit(void(u64_1, u64_2, u64_2, u64_1, u64_1, uint64, int64, int64, u64_1), cache=True, nogil=True)
+def tag_block(index, rows, keys, nulls, secret, shift, begin, end, tags):
+    """Put the tags of the keys ``begin..end`` into ``tags``, and prefetch what the index has at their home positions."""
+    for row in range(begin, end):
+        tag = hash_row(keys, row, 0, keys.shape[1], nulls[row], secret)
+        tags[row - begin] = tag
+        prefetch(index, np.int64(tag >> shift))
+    prefetch_rows(index, rows, shift, end - begin, tags)
 
 
 @njit(int64(int64, i64_1, i64_1, int64), cache=True, nogil=True)
@@ -156,11 +158,7 @@ def lookup(index, rows, keys, nulls, key_mask, first, secret, out):
     tags = np.empty(_BLOCK, np.uint64)
     for block in range(0, keys.shape[0], _BLOCK):
         end = min(block + _BLOCK, keys.shape[0])
-        for row in range(block, end):
-            tags[row - block] = hash_row(keys, row, 0, keys.shape[1], nulls[row], secret)
-        for row in range(block, end):  # as in `accumulate_kernels.accumulate`: overlap the cache misses
-            entry = index[tags[row - block] >> shift]
-            out[row] = np.int64(rows[np.int64(entry & _LOW32) - 1, 0] >> _S32) if entry != _ZERO else 0
+        tag_block(index, rows, keys, nulls, secret, shift, block, end, tags)
         for row in range(block, end):
             position = _find(index, rows, keys, row, nulls[row], key_mask, first, tags[row - block], shift)
             out[row] = np.int64(index[position] & _LOW32) - 1 if position >= 0 else -1
@@ -211,27 +209,21 @@ def _delete_at(index, position):
 def remove(index, rows, keys, nulls, key_mask, first, secret, free, counters, out):
     """Remove keys; their slots go to the free list and to ``out``. Returns how many were there."""
     shift = index_shift(index.shape[0])
+    tags = np.empty(_BLOCK, np.uint64)
     removed = 0
-    for row in range(keys.shape[0]):
-        position = _find(
-            index,
-            rows,
-            keys,
-            row,
-            nulls[row],
-            key_mask,
-            first,
-            hash_row(keys, row, 0, keys.shape[1], nulls[row], secret),
-            shift,
-        )
-        if position >= 0:
-            slot = np.int64(index[position] & _LOW32) - 1
-            _delete_at(index, position)
-            rows[slot, 0] &= ~LIVE
-            free[counters[1]] = slot
-            counters[1] += 1
-            out[removed] = slot
-            removed += 1
+    for block in range(0, keys.shape[0], _BLOCK):
+        end = min(block + _BLOCK, keys.shape[0])
+        tag_block(index, rows, keys, nulls, secret, shift, block, end, tags)
+        for row in range(block, end):
+            position = _find(index, rows, keys, row, nulls[row], key_mask, first, tags[row - block], shift)
+            if position >= 0:
+                slot = np.int64(index[position] & _LOW32) - 1
+                _delete_at(index, position)
+                rows[slot, 0] &= ~LIVE
+                free[counters[1]] = slot
+                counters[1] += 1
+                out[removed] = slot
+                removed += 1
     return removed
 
 
@@ -248,7 +240,6 @@ def evict(index, rows, candidates, key_mask, first, key_words, secret, expiry_wo
     rows_i = rows.view(np.int64)
     keys = np.empty((_BLOCK, key_words), np.uint64)
     tags = np.empty(_BLOCK, np.uint64)
-    warmth = _ZERO
     removed = 0
     for block in range(0, candidates.shape[0], _BLOCK):
         end = min(block + _BLOCK, candidates.shape[0])
@@ -256,9 +247,9 @@ def evict(index, rows, candidates, key_mask, first, key_words, secret, expiry_wo
             slot = candidates[number]
             for word in range(key_words):
                 keys[number - block, word] = rows[slot, first + word]
-            tags[number - block] = hash_row(keys, number - block, 0, key_words, rows[slot, 0] & key_mask, secret)
-        for number in range(block, end):  # as in `accumulate_kernels.accumulate`: overlap the cache misses
-            warmth ^= index[tags[number - block] >> shift]
+            tag = hash_row(keys, number - block, 0, key_words, rows[slot, 0] & key_mask, secret)
+            tags[number - block] = tag
+            prefetch(index, np.int64(tag >> shift))
         for number in range(block, end):
             slot, row = candidates[number], number - block
             if rows[slot, 0] & LIVE == _ZERO or rows_i[slot, expiry_word] > limit:
@@ -270,8 +261,6 @@ def evict(index, rows, candidates, key_mask, first, key_words, secret, expiry_wo
             counters[1] += 1
             out[removed] = slot
             removed += 1
-    if warmth == _NEVER:
-        counters[0] += 0  # keeps the warming loads from being optimised away
     return removed
 
 

@@ -18,7 +18,7 @@ from store_actors.engine import multimap_kernels as chain_kernels
 from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.larger_index import larger_index
 from store_actors.engine.memory import HEAP, Memory, blocks, steps
-from store_actors.engine.table import GroupTable
+from store_actors.engine.table import GroupTable, Touched
 from store_actors.engine.versions import VersionedTable
 
 __all__ = ["ROW_COLUMN", "MultimapTable", "MultiTable"]
@@ -120,11 +120,11 @@ class MultimapTable(GroupTable):
         self._enter(slots[slots_before < 0])
         return slots
 
-    def upsert(self, rows: Words, stamp: int) -> tuple[Slots, Words]:
+    def upsert(self, rows: Words, stamp: int) -> Touched:
         """Write whole rows as :meth:`GroupTable.upsert` does, and link new ones."""
-        created, before = super().upsert(rows, stamp)
-        self._enter(created)
-        return created, before
+        touched = super().upsert(rows, stamp)
+        self._enter(touched.created)
+        return touched
 
     def remove_rows(self, rows: Words) -> Slots:
         """Remove rows as :meth:`GroupTable.remove_rows` does, and unlink them."""

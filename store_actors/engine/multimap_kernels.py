@@ -7,7 +7,8 @@ from numba import njit, void
 from numba.types import Tuple, boolean, int64, uint64
 
 from store_actors.engine.hash_kernels import hash_row
-from store_actors.engine.index_kernels import _LOW32, _NEVER, _S32, _ZERO, LIVE, _delete_at, index_shift
+from store_actors.engine.index_kernels import _LOW32, _S32, _ZERO, LIVE, _delete_at, index_shift, prefetch_rows
+from store_actors.engine.machine_kernels import prefetch
 
 __all__ = ["first_n_of_each", "first_of_each", "largest_number", "link", "match", "number_keys", "unlink"]
 
@@ -50,25 +51,33 @@ def _head(index, rows, words, row, first, words_first, key_words, nulls, key_mas
     return _probe(index, rows, words, row, first, words_first, key_words, nulls, key_mask, tag, shift)
 
 
+@njit(void(u64_1, u64_2, i64_1, uint64, int64, u64_1), cache=True, nogil=True, inline="always")
+def _prefetch_heads(index, rows, links, shift, count, tags):
+    """Prefetch the rows at the home positions of tags, and what `links` has of them."""
+    prefetch_rows(index, rows, shift, count, tags)
+    for number in range(count):
+        entry = index[tags[number] >> shift]
+        if entry != _ZERO:
+            prefetch(links, np.int64(entry & _LOW32) - 1)
+
+
 @njit(
     Tuple((int64, int64))(u64_1, u64_2, i64_1, int64, i64_1, i64_1, int64, int64, uint64, u64_1, int64),
     cache=True, nogil=True,
 )  # fmt: skip
 def link(index, rows, slots, start, following, previous, first, key_words, key_mask, secret, room):
     """Put rows at the heads of their chains; stops when the index takes no new chain. Returns (rows done, new chains)."""
-    added, warmth = 0, _ZERO
+    added = 0
     shift = index_shift(index.shape[0])
     tags = np.empty(_BLOCK, np.uint64)
     for block in range(start, slots.shape[0], _BLOCK):
         end = min(block + _BLOCK, slots.shape[0])
         for number in range(block, end):
             slot = slots[number]
-            tags[number - block] = hash_row(rows, slot, first, key_words, rows[slot, 0] & key_mask, secret)
-        for number in range(block, end):  # as in `accumulate_kernels.accumulate`: overlap the cache misses
-            entry = index[tags[number - block] >> shift]
-            if entry != _ZERO:
-                head = np.int64(entry & _LOW32) - 1
-                warmth ^= rows[head, first] ^ np.uint64(previous[head])
+            tag = hash_row(rows, slot, first, key_words, rows[slot, 0] & key_mask, secret)
+            tags[number - block] = tag
+            prefetch(index, np.int64(tag >> shift))
+        _prefetch_heads(index, rows, previous, shift, end - block, tags)
         for number in range(block, end):
             slot = slots[number]
             nulls, tag = rows[slot, 0] & key_mask, tags[number - block]
@@ -85,15 +94,13 @@ def link(index, rows, slots, start, following, previous, first, key_words, key_m
                 following[slot] = -1
                 index[-1 - position] = (tag << _S32) | np.uint64(slot + 1)
                 added += 1
-    if warmth == _NEVER:
-        added += 0  # keeps the warming loads from being optimised away
     return slots.shape[0], added
 
 
 @njit(int64(u64_1, u64_2, i64_1, i64_1, i64_1, int64, int64, uint64, u64_1), cache=True, nogil=True)
 def unlink(index, rows, slots, following, previous, first, key_words, key_mask, secret):
     """Take rows, whose words are intact, out of their chains; returns how many chains ended."""
-    ended, warmth = 0, _ZERO
+    ended = 0
     shift = index_shift(index.shape[0])
     mask = np.uint64(index.shape[0] - 1)
     tags = np.empty(_BLOCK, np.uint64)
@@ -101,9 +108,9 @@ def unlink(index, rows, slots, following, previous, first, key_words, key_mask, 
         end = min(block + _BLOCK, slots.shape[0])
         for number in range(block, end):
             slot = slots[number]
-            tags[number - block] = hash_row(rows, slot, first, key_words, rows[slot, 0] & key_mask, secret)
-        for number in range(block, end):
-            warmth ^= index[tags[number - block] >> shift]
+            tag = hash_row(rows, slot, first, key_words, rows[slot, 0] & key_mask, secret)
+            tags[number - block] = tag
+            prefetch(index, np.int64(tag >> shift))
         for number in range(block, end):
             slot, tag = slots[number], tags[number - block]
             after, before = following[slot], previous[slot]
@@ -120,8 +127,6 @@ def unlink(index, rows, slots, following, previous, first, key_words, key_mask, 
             else:
                 _delete_at(index, np.int64(position))
                 ended += 1
-    if warmth == _NEVER:
-        ended += 0
     return ended
 
 
@@ -131,18 +136,16 @@ def unlink(index, rows, slots, following, previous, first, key_words, key_mask, 
 )  # fmt: skip
 def match(index, rows, keys, nulls, following, first, key_words, key_mask, secret, start, out_rows, out_slots):
     """Write the pairs (row of `keys`, slot) of equal keys; stop when a row's chain does not fit. Return (rows done, pairs)."""
-    filled, warmth = 0, _ZERO
+    filled = 0
     shift = index_shift(index.shape[0])
     tags = np.empty(_BLOCK, np.uint64)
     for block in range(start, keys.shape[0], _BLOCK):
         end = min(block + _BLOCK, keys.shape[0])
         for row in range(block, end):
-            tags[row - block] = hash_row(keys, row, 0, key_words, nulls[row], secret)
-        for row in range(block, end):  # overlap the cache misses
-            entry = index[tags[row - block] >> shift]
-            if entry != _ZERO:
-                slot = np.int64(entry & _LOW32) - 1
-                warmth ^= rows[slot, first] ^ np.uint64(following[slot])
+            tag = hash_row(keys, row, 0, key_words, nulls[row], secret)
+            tags[row - block] = tag
+            prefetch(index, np.int64(tag >> shift))
+        _prefetch_heads(index, rows, following, shift, end - block, tags)
         for row in range(block, end):
             position = _probe(
                 index, rows, keys, row, first, 0, key_words, nulls[row], key_mask, tags[row - block], shift
@@ -158,8 +161,6 @@ def match(index, rows, keys, nulls, following, first, key_words, key_mask, secre
                 out_slots[filled] = slot
                 filled += 1
                 slot = following[slot]
-    if warmth == _NEVER:
-        filled += 0
     return keys.shape[0], filled
 
 

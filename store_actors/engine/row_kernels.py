@@ -7,14 +7,13 @@ What writes stops when it is out of room, in the index or for rows, and goes on 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
-from numba.types import Tuple, int64, uint8, uint32, uint64
+from numba import njit, void
+from numba.types import Tuple, boolean, int64, uint8, uint32, uint64
 
 from store_actors.engine.hash_kernels import hash_row
 from store_actors.engine.index_kernels import (
     _BLOCK,
     _LOW32,
-    _NEVER,
     _S32,
     _ZERO,
     LIVE,
@@ -24,9 +23,9 @@ from store_actors.engine.index_kernels import (
     tag_block,
 )
 
-__all__ = ["insert", "put", "take_columns", "upsert"]
+__all__ = ["differing", "insert", "put", "take_columns", "upsert"]
 
-u8_1, u64_1, u64_2, i64_1 = uint8[::1], uint64[::1], uint64[:, ::1], int64[::1]
+u8_1, u64_1, u64_2, i64_1, bool_1 = uint8[::1], uint64[::1], uint64[:, ::1], int64[::1], boolean[::1]
 
 
 @njit(
@@ -64,15 +63,16 @@ def put(index, rows, new_rows, key_mask, first, key_words, secret, start, free, 
 
 @njit(
     Tuple((int64, int64, int64))(
-        u64_1, u64_2, u64_2, u64_2, u64_1, uint64, int64, u64_1, int64, uint32, i64_1, i64_1, int64, i64_1, u64_2, i64_1,
+        u64_1, u64_2, u64_2, u64_2, u64_1, uint64, int64, u64_1, int64, uint32, i64_1, i64_1, int64, i64_1, i64_1, u64_2,
+        i64_1,
     ),
     cache=True, nogil=True,
 )  # fmt: skip
 def upsert(
     index, rows, new_rows, keys, nulls, key_mask, first, secret, start, stamp, free, counters, spare_entries, created,
-    undo_rows, progress,
+    undo_slots, undo_rows, progress,
 ):  # fmt: skip
-    """Write whole rows ``start..`` under `stamp`, keeping what they overwrite unless that has the same stamp.
+    """Write whole rows ``start..`` under `stamp`, keeping what they overwrite (and where) unless that has the same stamp.
 
     ``progress`` is (created, undone) so far in this call. Stops early when a new key finds no free slot or no room in
     the index. Of rows with the same key the last one stays.
@@ -88,17 +88,17 @@ def upsert(
     added = np.int64(0)
     tags = np.empty(_BLOCK, np.uint64)
     stamp_word = np.uint64(stamp) << _S32
-    warmth = _ZERO
     block = start
     while block < total:
         end = min(block + _BLOCK, total)
-        warmth ^= tag_block(index, rows, keys, nulls, secret, shift, block, end, tags)
+        tag_block(index, rows, keys, nulls, secret, shift, block, end, tags)
         for row in range(block, end):
             tag = tags[row - block]
             position = _find(index, rows, keys, row, nulls[row], key_mask, first, tag, shift)
             if position >= 0:
                 slot = np.int64(index[position] & _LOW32) - 1
                 if rows[slot, 0] >> _S32 != np.uint64(stamp):
+                    undo_slots[n_undone] = slot
                     for word in range(rows.shape[1]):
                         undo_rows[n_undone, word] = rows[slot, word]
                     n_undone += 1
@@ -114,8 +114,6 @@ def upsert(
                 rows[slot, word] = new_rows[row, word]
             rows[slot, 0] = (new_rows[row, 0] & _LOW32) | LIVE | stamp_word
         block = end
-    if warmth == _NEVER:
-        counters[0] += 0  # keeps the warming loads from being optimised away
     return total, n_created, n_undone
 
 
@@ -143,11 +141,10 @@ def insert(
     added = np.int64(0)
     tags = np.empty(_BLOCK, np.uint64)
     stamp_word = np.uint64(stamp) << _S32
-    warmth = _ZERO
     block = start
     while block < total:
         end = min(block + _BLOCK, total)
-        warmth ^= tag_block(index, rows, keys, nulls, secret, shift, block, end, tags)
+        tag_block(index, rows, keys, nulls, secret, shift, block, end, tags)
         for row in range(block, end):
             tag = tags[row - block]
             position = _find(index, rows, keys, row, nulls[row], key_mask, first, tag, shift)
@@ -165,8 +162,6 @@ def insert(
             sources[made] = row
             made += 1
         block = end
-    if warmth == _NEVER:
-        counters[0] += 0  # keeps the warming loads from being optimised away
     return total, made
 
 
@@ -183,3 +178,13 @@ def take_columns(rows, chosen, begin, end, words, out, count):
                 out[word, count] = rows[slot, word]
             count += 1
     return count
+
+
+@njit(void(u64_2, u64_2, uint64, bool_1), cache=True, nogil=True)
+def differing(left, right, mask, out):
+    """Find which rows of two arrays differ; of word 0 only the bits of `mask` count."""
+    for row in range(left.shape[0]):
+        differs = (left[row, 0] ^ right[row, 0]) & mask
+        for word in range(1, left.shape[1]):
+            differs |= left[row, word] ^ right[row, word]
+        out[row] = differs != _ZERO

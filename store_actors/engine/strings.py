@@ -5,125 +5,17 @@ from __future__ import annotations
 import copy
 
 import numpy as np
-from numba import njit, void
-from numba.types import Tuple, int64, uint8, uint64
 
+from store_actors.engine import string_kernels
 from store_actors.engine.arrays import Bytes, Slots, Words
-from store_actors.engine.hash_kernels import STRING_SECRETS, hash_string, secret_words
-from store_actors.engine.index_kernels import index_shift
+from store_actors.engine.hash_kernels import STRING_SECRETS, secret_words
 from store_actors.engine.larger_index import larger_index
 from store_actors.engine.memory import HEAP, Memory, steps
 
 __all__ = ["StringPool"]
 
-_LOW32 = np.uint64(0xFFFFFFFF)
-_S32 = np.uint64(32)
-_ONE = np.uint64(1)
-_ZERO = np.uint64(0)
 #: From this size on, in bytes, an arena grows by half: at most a third of it is spare.
 _LARGE = 1 << 26
-u64_1 = uint64[::1]
-i64_1 = int64[::1]
-u8_1 = uint8[::1]
-
-
-@njit(
-    Tuple((int64, uint64, uint64))(u8_1, int64, int64, u64_1, u64_1, u8_1, i64_1),
-    cache=True,
-    nogil=True,
-    inline="always",
-)
-def _look_up(data, begin, end, secret, index, arena, offsets):
-    """Look for the string ``data[begin:end]``.
-
-    Returns
-    -------
-    tuple
-        (its id, or -1; place in the index where it is, or where it belongs; its tag)
-    """
-    shift = index_shift(index.shape[0])
-    mask = np.uint64(index.shape[0] - 1)
-    tag = hash_string(data, begin, end, secret)
-    bucket = tag >> shift
-    while index[bucket] != _ZERO:
-        if index[bucket] >> _S32 == tag:
-            candidate = np.int64(index[bucket] & _LOW32) - 1
-            length = offsets[candidate + 1] - offsets[candidate]
-            if length == end - begin:
-                same = True
-                for step in range(length):
-                    if arena[offsets[candidate] + step] != data[begin + step]:
-                        same = False
-                        break
-                if same:
-                    return candidate, bucket, tag
-        bucket = (bucket + _ONE) & mask
-    return np.int64(-1), bucket, tag
-
-
-@njit(
-    Tuple((int64, int64, int64))(u8_1, i64_1, u8_1, int64, u64_1, u64_1, u8_1, i64_1, int64, int64, int64, u64_1),
-    cache=True, nogil=True,
-)  # fmt: skip
-def _intern(data, ends, valid, start, secret, index, arena, offsets, count, used, index_room, out):
-    """Give each string its id: that of an equal string already in the arena, or the next one.
-
-    ``ends`` are the n + 1 offsets into ``data``. Stops early when the arena, the offsets or the index are full.
-
-    Returns
-    -------
-    tuple
-        (first row not done, strings in the arena, bytes in the arena)
-    """
-    room = index_room
-    for row in range(start, valid.shape[0]):
-        if valid[row] == 0:
-            out[row] = _ZERO
-            continue
-        begin, end = ends[row], ends[row + 1]
-        string_id, bucket, tag = _look_up(data, begin, end, secret, index, arena, offsets)
-        if string_id < 0:
-            if room <= 0 or count + 1 >= offsets.shape[0] or used + (end - begin) > arena.shape[0]:
-                return row, count, used
-            for position in range(begin, end):
-                arena[used] = data[position]
-                used += 1
-            index[bucket] = (tag << _S32) | np.uint64(count + 1)
-            string_id = count
-            count += 1
-            offsets[count] = used
-            room -= 1
-        out[row] = np.uint64(string_id)
-    return valid.shape[0], count, used
-
-
-@njit(void(u8_1, i64_1, u8_1, u64_1, u64_1, u8_1, i64_1, u64_1), cache=True, nogil=True)
-def _find(data, ends, valid, secret, index, arena, offsets, out):
-    """Give each string its id, if it has one already; else one that no string ever has."""
-    for row in range(valid.shape[0]):
-        if valid[row] == 0:
-            out[row] = _ZERO
-            continue
-        string_id, _, _ = _look_up(data, ends[row], ends[row + 1], secret, index, arena, offsets)
-        out[row] = np.uint64(string_id)
-
-
-@njit(void(i64_1, i64_1, u8_1, i64_1), cache=True, nogil=True)
-def _measure(offsets, ids, valid, out):
-    """Add the bytes of strings to ``out``."""
-    for row in range(ids.shape[0]):
-        if valid[row] != 0:
-            out[row] += offsets[ids[row] + 1] - offsets[ids[row]]
-
-
-@njit(void(u8_1, i64_1, i64_1, u8_1, i64_1, u8_1), cache=True, nogil=True)
-def _gather(arena, offsets, ids, valid, ends, out):
-    """Copy strings out to where ``ends`` (n + 1) says."""
-    for row in range(ids.shape[0]):
-        if valid[row] != 0:
-            begin, target = offsets[ids[row]], ends[row]
-            for step in range(offsets[ids[row] + 1] - begin):
-                out[target + step] = arena[begin + step]
 
 
 class StringPool:
@@ -168,7 +60,7 @@ class StringPool:
         while row < len(valid):
             room = len(self._index) // 2 - self.count
             end = row + self.memory.step(len(valid) - row)
-            row, self.count, self._used = _intern(
+            row, self.count, self._used = string_kernels.intern(
                 data, ends, valid[:end], row, self._secret, self._index, self.arena, self.offsets, self.count, self._used, room, out
             )  # fmt: skip
             if row < end:
@@ -187,7 +79,9 @@ class StringPool:
         out = np.empty(len(valid), np.uint64)
         for piece in steps(self.memory, len(valid)):
             bounds = ends[piece.start : piece.stop + 1]
-            _find(data, bounds, valid[piece], self._secret, self._index, self.arena, self.offsets, out[piece])
+            string_kernels.find(
+                data, bounds, valid[piece], self._secret, self._index, self.arena, self.offsets, out[piece]
+            )
         return out
 
     @property
@@ -217,7 +111,7 @@ class StringPool:
     def measure(self, ids: Slots, valid: Bytes, out: Slots) -> None:
         """Add the bytes of the values with these ids to `out`; nothing where ``valid`` is 0."""
         for piece in steps(self.memory, len(ids)):
-            _measure(self.offsets, ids[piece], valid[piece], out[piece])
+            string_kernels.measure(self.offsets, ids[piece], valid[piece], out[piece])
 
     def _double_index(self) -> None:
         self._index = larger_index(self.memory, self._index, 2 * len(self._index))
@@ -237,7 +131,7 @@ class StringPool:
         """Data of :meth:`gather`."""
         out = np.empty(int(ends[-1]), np.uint8)
         for piece in steps(self.memory, len(ids)):
-            _gather(self.arena, self.offsets, ids[piece], valid[piece], ends[piece], out)
+            string_kernels.gather(self.arena, self.offsets, ids[piece], valid[piece], ends[piece], out)
         return out
 
 

@@ -34,7 +34,7 @@ _FULL = 0.6
 
 @dataclass(slots=True)
 class Touched:
-    """The effect of folding: slots of new groups, slots of changed groups and the rows that these had before."""
+    """The effect of folding or writing rows: slots of new groups, slots of changed ones, and the rows that these had before."""
 
     created: Slots
     changed: Slots
@@ -178,19 +178,14 @@ class GroupTable(WordRows):
         self._schedule(slots)
         return slots if order is None else _put_back(slots, order)
 
-    def upsert(self, rows: Words, stamp: int) -> tuple[Slots, Words]:
-        """Write whole rows as the version that ``stamp`` (uint32) names; of rows with one key the last one stays.
-
-        Returns
-        -------
-        tuple
-            Slots of new keys, and what rows of older versions held before.
-        """
+    def upsert(self, rows: Words, stamp: int) -> Touched:
+        """Write whole rows as the version that ``stamp`` (uint32) names; of rows with one key the last one stays."""
         layout, size = self.layout, len(rows)
         keys, nulls = self.keys_of(rows)
         if (order := self._order(keys, nulls)) is not None:
             rows, keys, nulls = rows[order], keys[order], nulls[order]
-        created, before = np.empty(size, np.int64), np.empty((size, layout.row_words), np.uint64)
+        created, changed = np.empty(size, np.int64), np.empty(size, np.int64)
+        before = np.empty((size, layout.row_words), np.uint64)
         progress, row = np.zeros(2, np.int64), 0
         if self._frozen:
             self.will_change(self._slots_of(keys, nulls))
@@ -198,12 +193,12 @@ class GroupTable(WordRows):
             end = row + self.memory.step(size - row)
             row, progress[0], progress[1] = row_kernels.upsert(
                 self._index, self.rows, rows, keys[:end], nulls, layout.key_mask, layout.flag_words, self.secret, row,
-                np.uint32(stamp), self._free, self._counters, self._index_room(), created, before, progress,
+                np.uint32(stamp), self._free, self._counters, self._index_room(), created, changed, before, progress,
             )  # fmt: skip
             if row < end:
                 self._grow(size - row)
         self._schedule(created[: progress[0]])
-        return created[: progress[0]].copy(), before[: progress[1]].copy()
+        return Touched(created[: progress[0]].copy(), changed[: progress[1]].copy(), before[: progress[1]].copy())
 
     def insert(self, rows: Words, stamp: int) -> tuple[Slots, Slots]:
         """Write those whole rows whose key is not there yet, as the version that ``stamp`` (uint32) names.

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from coordinator.model.errors import InvalidRequestError, VersionNotFoundError
 from coordinator.model.schema import Field, StateSchema
+from store_actors.engine import row_kernels
 from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.expiry_queue import NEVER, ExpiryQueue
 from store_actors.engine.index_kernels import LIVE
@@ -217,6 +218,8 @@ class KeyedTable(VersionedTable):
         #: Leading words of a row that tell its key: flags and key words.
         self.key_end = layout.flag_words + layout.key_words
         self._scans: WeakSet[RowScan] = WeakSet()
+        #: Slots of keys that the pending version has created, and of those of its base that it has put; None once it has removed some.
+        self._put_slots: list[tuple[Slots, Slots]] | None = None
         #: Whether an error (memory exhausted) came in the middle of a change: what is held is of no version then.
         self.is_broken = False
         #: Who reads the table, and holds rows of its own for that: scans that were frozen, and views of older versions.
@@ -263,15 +266,18 @@ class KeyedTable(VersionedTable):
         """Write whole rows as part of a pending version; of rows with one key the last one stays."""
         self.freeze_scans()
         with self.changing():
-            slots, before = self.table.upsert(rows, step.version & 0xFFFFFFFF)
-            created = self.table.taken(slots)[:, : self.key_end].copy()
-            step.parts.append(UndoPart(created, before).kept(self.table.memory))
+            touched = self.table.upsert(rows, step.version & 0xFFFFFFFF)
+            created = self.table.taken(touched.created)[:, : self.key_end].copy()
+            step.parts.append(UndoPart(created, touched.before).kept(self.table.memory))
+            if self._put_slots is not None:
+                self._put_slots.append((touched.created, touched.changed))
             self._note_due(rows)
 
     def remove_rows(self, keys: Words, step: VersionStep) -> int:
         """Remove the rows with these keys as part of a pending version; returns how many were there."""
         self.freeze_scans()
         with self.changing():
+            self._put_slots = None
             removed = self.table.taken(self.table.remove_rows(keys))
             # Rows that this version wrote are no part of the base, or were kept when it first wrote them.
             before = removed[removed[:, 0] >> _S32 != np.uint64(step.version & 0xFFFFFFFF)]
@@ -285,27 +291,39 @@ class KeyedTable(VersionedTable):
         before = np.concatenate(
             [np.empty((0, table.layout.row_words), np.uint64), *(part.before for part in step.parts)]
         )
-        created = np.concatenate([np.empty((0, self.key_end), np.uint64), *(part.created for part in step.parts)])
-        slots, new = table.find(before), np.unique(table.find(created))
+        new, slots = self._slots_of(step, before)
+        kept = slots >= 0
+        now, then = table.taken(slots[kept]), before[kept]
+        differs = np.empty(len(now), np.bool_)
+        row_kernels.differing(now, then, _LOW32, differs)
+        return NetChange(table.taken(new), now[differs], before[~kept], len(new) + len(now))
+
+    def _slots_of(self, step: VersionStep, before: Words) -> tuple[Slots, Slots]:
+        """Slots of keys that a pending version has added to its base, and of the rows `before` of that (-1: removed)."""
+        table = self.table
+        if self._put_slots is not None:
+            created, changed = ([slots[number] for slots in self._put_slots] for number in range(2))
+            nothing = np.empty(0, np.int64)
+            return np.concatenate([nothing, *created]), np.concatenate([nothing, *changed])
+        created_keys = np.concatenate([np.empty((0, self.key_end), np.uint64), *(part.created for part in step.parts)])
+        slots, new = table.find(before), np.unique(table.find(created_keys))
         # A key of the base that was removed and put again is among both; a created one may be gone again.
         in_base = table.memory.zeros(len(table.rows), np.bool_)
         in_base[slots[slots >= 0]] = True
         new = new[new >= 0]
-        new = new[~in_base[new]]
-        kept = slots >= 0
-        now, then = table.taken(slots[kept]), before[kept]
-        differs = ((now[:, 0] ^ then[:, 0]) & _LOW32 != 0) | (now[:, 1:] != then[:, 1:]).any(axis=1)
-        return NetChange(table.taken(new), now[differs], before[~kept], len(new) + len(now))
+        return new[~in_base[new]], slots
 
     def begin(self, version: int) -> VersionStep:
         """Begin a version, as :meth:`VersionedTable.begin`; an error on the way breaks the store."""
         self.check_next(version)
         with self.changing():
+            self._put_slots = []
             return super().begin(version)
 
     def commit(self) -> int:
         """Commit the pending version, as :meth:`VersionedTable.commit`; an error on the way breaks the store."""
         with self.changing():
+            self._put_slots = None
             return super().commit()
 
     def abort(self) -> None:

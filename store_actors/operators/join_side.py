@@ -167,11 +167,12 @@ class JoinSide(MultiTable):
             words[:, self._matched.word] = rows.matched
         words[:, self._number] = np.arange(first_number, first_number + len(words)).view(np.uint64)
         assert self._step is not None
-        self._new, before = self.table.upsert(words, self._step.version & 0xFFFFFFFF)
+        touched = self.table.upsert(words, self._step.version & 0xFFFFFFFF)
+        self._new = touched.created
         key_end = self.table.layout.flag_words + self.table.layout.key_words
         created = words[:, :key_end].copy()
         created[:, 0] |= LIVE
-        self._step.parts.append(UndoPart(created, before))
+        self._step.parts.append(UndoPart(created, touched.before))
         return len(words)
 
     def mark(self, slots: Slots) -> None:

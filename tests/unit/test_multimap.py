@@ -43,9 +43,9 @@ class Model:
         slots = table.table.remove_rows(words)
         step.parts.append(UndoPart(np.empty((0, words.shape[1]), np.uint64), table.table.rows[slots].copy()))
         new = dict(zip(numbers, add, strict=True))
-        created, before = table.table.upsert(table.table.rows_of(self.batch(new)), version)
-        assert len(before) == 0
-        step.parts.append(UndoPart(table.table.rows[created].copy(), before))
+        touched = table.table.upsert(table.table.rows_of(self.batch(new)), version)
+        assert len(touched.before) == 0
+        step.parts.append(UndoPart(table.table.rows[touched.created].copy(), touched.before))
         for number in remove:
             del self.rows[number]
         self.rows |= new
