@@ -20,7 +20,6 @@ from store_actors.engine.index_kernels import (
     LIVE,
     _find,
     claim_slot,
-    index_shift,
     tag_block,
 )
 from store_actors.engine.op_code_kernels import OpCode
@@ -206,19 +205,18 @@ def accumulate(
     rows_f = rows.view(np.float64)
     values_f = values.view(np.float64)
     total = keys.shape[0]
-    shift = index_shift(index.shape[0])
     n_created, n_undone = progress[0], progress[1]
     added = np.int64(0)
-    tags = np.empty(_BLOCK, np.uint64)
+    tags, positions = np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.uint64)
     slots = np.empty(_BLOCK, np.int64)
     stamp_word = np.uint64(stamp) << _S32
     block = start
     while block < total:
         end = min(block + _BLOCK, total)
-        tag_block(index, rows, keys, nulls, secret, shift, block, end, tags)
+        tag_block(index, rows, keys, nulls, secret, block, end, tags, positions)
         for row in range(block, end):
             tag = tags[row - block]
-            position = _find(index, rows, keys, row, nulls[row], key_mask, first, tag, shift)
+            position = _find(index, rows, keys, row, nulls[row], key_mask, first, tag, positions[row - block])
             if position >= 0:
                 slot = np.int64(index[position] & _LOW32) - 1
                 if rows[slot, 0] >> _S32 != np.uint64(stamp):

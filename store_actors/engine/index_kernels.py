@@ -13,8 +13,8 @@ Row layout, ``rows[slot]``::
 A row sits in one or two cache lines, so an upsert costs two cache misses: one in the index, one in the row.
 
 Index: open addressing with linear probing over ``tag << 32 | slot + 1`` (0 is empty). The tag is a keyed hash
-(``hash_kernels.py``): every loop that looks up takes the table's ``secret``. The home position is the tag's top bits, which makes
-growth a sequential pass and lets deletion shift entries back instead of leaving tombstones.
+(``hash_kernels.py``): every loop that looks up takes the table's ``secret``. An index may have any size; home positions are in the
+order of tags, which makes growth a sequential pass and lets deletion shift entries back instead of leaving tombstones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
     "evict",
     "grow_index",
     "hash_tags",
-    "index_shift",
+    "home",
     "live_flags",
     "live_slots",
     "lookup",
@@ -54,12 +54,17 @@ _BLOCK = 256
 u8_1, u64_1, u64_2, i64_1 = uint8[::1], uint64[::1], uint64[:, ::1], int64[::1]
 
 
-@njit(uint64(int64), cache=True, nogil=True)
-def index_shift(size):
-    bits = 0
-    while (1 << bits) < size:
-        bits += 1
-    return np.uint64(32 - bits)
+@njit(uint64(uint64, u64_1), cache=True, nogil=True, inline="always")
+def home(tag, index):
+    """Return the position of the index where a tag is looked for first."""
+    return (tag * np.uint64(index.shape[0])) >> _S32
+
+
+@njit(uint64(uint64, u64_1), cache=True, nogil=True, inline="always")
+def next_position(position, index):
+    """Return the position of the index behind a position; behind the last one comes the first."""
+    position += _ONE
+    return position if position < np.uint64(index.shape[0]) else _ZERO
 
 
 @njit(boolean(u64_2, int64, u64_2, int64, uint64, uint64, int64), cache=True, nogil=True, inline="always")
@@ -75,38 +80,46 @@ def _same_key(rows, slot, keys, row, nulls, key_mask, first):
 @njit(void(u64_1, u64_1), cache=True, nogil=True)
 def grow_index(old, new):
     """Re-insert every entry of `old` into the empty, larger `new`."""
-    size = new.shape[0]
-    mask = np.uint64(size - 1)
-    shift = index_shift(size)
     for number in range(old.shape[0]):
         entry = old[number]
         if entry != _ZERO:
-            position = (entry >> _S32) >> shift
+            position = home(entry >> _S32, new)
             while new[position] != _ZERO:
-                position = (position + _ONE) & mask
+                position = next_position(position, new)
             new[position] = entry
 
 
 @njit(int64(u64_1, u64_2, u64_2, int64, uint64, uint64, int64, uint64, uint64), cache=True, nogil=True)
-def _find(index, rows, keys, row, nulls, key_mask, first, tag, shift):
-    """Return the position in the index of the row's key, or -1 - the empty position where it belongs."""
-    mask = np.uint64(index.shape[0] - 1)
-    position = tag >> shift
+def _find(index, rows, keys, row, nulls, key_mask, first, tag, position):
+    """Return the position in the index of the row's key, or -1 - the empty position where it belongs; not before `position`."""
     while True:
         entry = index[position]
         if entry == _ZERO:
             return -1 - np.int64(position)
         if entry >> _S32 == tag and _same_key(rows, np.int64(entry & _LOW32) - 1, keys, row, nulls, key_mask, first):
             return np.int64(position)
-        position = (position + _ONE) & mask
+        position = next_position(position, index)
 
 
-@njit(void(u64_1, u64_2, uint64, int64, u64_1), cache=True, nogil=True, inline="always")
-def prefetch_rows(index, rows, shift, count, tags):
-    """Prefetch the first rows at the home positions of tags, whose cache lines of the index are on their way."""
+@njit(uint64(u64_1, uint64), cache=True, nogil=True, inline="always")
+def find_tag(index, tag):
+    """Return the first position at which an entry has a tag, or the empty position behind its home."""
+    position = home(tag, index)
+    entry = index[position]
+    while entry != _ZERO and entry >> _S32 != tag:
+        position = next_position(position, index)
+        entry = index[position]
+    return position
+
+
+@njit(void(u64_1, u64_2, int64, u64_1, u64_1), cache=True, nogil=True, inline="always")
+def prefetch_rows(index, rows, count, tags, positions):
+    """Put the position of each tag (:func:`find_tag`) into ``positions``, and prefetch its row. The index is on its way already."""
     row_words = rows.shape[1]
     for number in range(count):
-        entry = index[tags[number] >> shift]
+        position = find_tag(index, tags[number])
+        positions[number] = position
+        entry = index[position]
         if entry != _ZERO:
             begin = (np.int64(entry & _LOW32) - 1) * row_words
             prefetch(rows, begin)
@@ -114,14 +127,17 @@ def prefetch_rows(index, rows, shift, count, tags):
             prefetch(rows, begin + row_words - 1)
 
 
-@njit(void(u64_1, u64_2, u64_2, u64_1, u64_1, uint64, int64, int64, u64_1), cache=True, nogil=True)
-def tag_block(index, rows, keys, nulls, secret, shift, begin, end, tags):
-    """Put the tags of the keys ``begin..end`` into ``tags``, and prefetch what the index has at their home positions."""
+@njit(void(u64_1, u64_2, u64_2, u64_1, u64_1, int64, int64, u64_1, u64_1), cache=True, nogil=True)
+def tag_block(index, rows, keys, nulls, secret, begin, end, tags, positions):
+    """Put the tags of the keys ``begin..end`` into ``tags``, where :func:`_find` begins into ``positions``, and prefetch the rows there.
+
+    The positions are right for as long as no entry is removed.
+    """
     for row in range(begin, end):
         tag = hash_row(keys, row, 0, keys.shape[1], nulls[row], secret)
         tags[row - begin] = tag
-        prefetch(index, np.int64(tag >> shift))
-    prefetch_rows(index, rows, shift, end - begin, tags)
+        prefetch(index, np.int64(home(tag, index)))
+    prefetch_rows(index, rows, end - begin, tags, positions)
 
 
 @njit(int64(int64, i64_1, i64_1, int64), cache=True, nogil=True)
@@ -154,21 +170,19 @@ def hash_tags(keys, nulls, secret, out):
 @njit(void(u64_1, u64_2, u64_2, u64_1, uint64, int64, u64_1, i64_1), cache=True, nogil=True)
 def lookup(index, rows, keys, nulls, key_mask, first, secret, out):
     """Find the slot of each key, -1 where there is none."""
-    shift = index_shift(index.shape[0])
-    tags = np.empty(_BLOCK, np.uint64)
+    tags, positions = np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.uint64)
     for block in range(0, keys.shape[0], _BLOCK):
         end = min(block + _BLOCK, keys.shape[0])
-        tag_block(index, rows, keys, nulls, secret, shift, block, end, tags)
+        tag_block(index, rows, keys, nulls, secret, block, end, tags, positions)
         for row in range(block, end):
-            position = _find(index, rows, keys, row, nulls[row], key_mask, first, tags[row - block], shift)
-            out[row] = np.int64(index[position] & _LOW32) - 1 if position >= 0 else -1
+            tag, position = tags[row - block], positions[row - block]
+            found = _find(index, rows, keys, row, nulls[row], key_mask, first, tag, position)
+            out[row] = np.int64(index[found] & _LOW32) - 1 if found >= 0 else -1
 
 
 @njit(void(u64_1, u64_2, int64, int64, uint64, int64, int64, u64_1), cache=True, nogil=True)
 def reindex(index, rows, begin, end, key_mask, first, key_words, secret):
     """Enter every live row from `begin` up to `end` into an index that has none of them, after key words were changed in the rows."""
-    shift = index_shift(index.shape[0])
-    mask = np.uint64(index.shape[0] - 1)
     keys = np.empty((1, key_words), np.uint64)
     for slot in range(begin, end):
         if rows[slot, 0] & LIVE == _ZERO:
@@ -176,27 +190,25 @@ def reindex(index, rows, begin, end, key_mask, first, key_words, secret):
         for word in range(key_words):
             keys[0, word] = rows[slot, first + word]
         tag = hash_row(keys, 0, 0, key_words, rows[slot, 0] & key_mask, secret)
-        position = tag >> shift
+        position = home(tag, index)
         while index[position] != _ZERO:
-            position = (position + _ONE) & mask
+            position = next_position(position, index)
         index[position] = (tag << _S32) | np.uint64(slot + 1)
 
 
-@njit(void(u64_1, int64), cache=True, nogil=True)
+@njit(void(u64_1, uint64), cache=True, nogil=True)
 def _delete_at(index, position):
     """Empty a position and shift the entries behind it back, so that no probe ever stops short of its key."""
-    size = index.shape[0]
-    shift = index_shift(size)
     hole = position
     probe = position
     while True:
-        probe = (probe + 1) & (size - 1)
+        probe = next_position(probe, index)
         entry = index[probe]
         if entry == _ZERO:
             break
-        home = np.int64((entry >> _S32) >> shift)
+        begin = home(entry >> _S32, index)
         # The entry may move into the hole unless its home lies cyclically in (hole, probe].
-        if (hole < probe and (home <= hole or home > probe)) or (hole > probe and home <= hole and home > probe):
+        if (hole < probe and (begin <= hole or begin > probe)) or (hole > probe and begin <= hole and begin > probe):
             index[hole] = entry
             hole = probe
     index[hole] = _ZERO
@@ -208,17 +220,18 @@ def _delete_at(index, position):
 )  # fmt: skip
 def remove(index, rows, keys, nulls, key_mask, first, secret, free, counters, out):
     """Remove keys; their slots go to the free list and to ``out``. Returns how many were there."""
-    shift = index_shift(index.shape[0])
-    tags = np.empty(_BLOCK, np.uint64)
+    tags, positions = np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.uint64)
     removed = 0
     for block in range(0, keys.shape[0], _BLOCK):
         end = min(block + _BLOCK, keys.shape[0])
-        tag_block(index, rows, keys, nulls, secret, shift, block, end, tags)
+        tag_block(index, rows, keys, nulls, secret, block, end, tags, positions)
         for row in range(block, end):
-            position = _find(index, rows, keys, row, nulls[row], key_mask, first, tags[row - block], shift)
+            # Its place may have changed: entries move back where others are removed.
+            tag = tags[row - block]
+            position = _find(index, rows, keys, row, nulls[row], key_mask, first, tag, home(tag, index))
             if position >= 0:
                 slot = np.int64(index[position] & _LOW32) - 1
-                _delete_at(index, position)
+                _delete_at(index, np.uint64(position))
                 rows[slot, 0] &= ~LIVE
                 free[counters[1]] = slot
                 counters[1] += 1
@@ -236,7 +249,6 @@ def evict(index, rows, candidates, key_mask, first, key_words, secret, expiry_wo
 
     Their rows keep their content until reused. Returns how many.
     """
-    shift = index_shift(index.shape[0])
     rows_i = rows.view(np.int64)
     keys = np.empty((_BLOCK, key_words), np.uint64)
     tags = np.empty(_BLOCK, np.uint64)
@@ -249,13 +261,14 @@ def evict(index, rows, candidates, key_mask, first, key_words, secret, expiry_wo
                 keys[number - block, word] = rows[slot, first + word]
             tag = hash_row(keys, number - block, 0, key_words, rows[slot, 0] & key_mask, secret)
             tags[number - block] = tag
-            prefetch(index, np.int64(tag >> shift))
+            prefetch(index, np.int64(home(tag, index)))
         for number in range(block, end):
             slot, row = candidates[number], number - block
             if rows[slot, 0] & LIVE == _ZERO or rows_i[slot, expiry_word] > limit:
                 continue
-            position = _find(index, rows, keys, row, rows[slot, 0] & key_mask, key_mask, first, tags[row], shift)
-            _delete_at(index, position)
+            tag = tags[row]
+            position = _find(index, rows, keys, row, rows[slot, 0] & key_mask, key_mask, first, tag, home(tag, index))
+            _delete_at(index, np.uint64(position))
             rows[slot, 0] &= ~LIVE
             free[counters[1]] = slot
             counters[1] += 1

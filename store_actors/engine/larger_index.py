@@ -1,4 +1,4 @@
-"""Growth of a hash index, in any memory."""
+"""Sizes of hash indexes, and their growth, in any memory."""
 
 from __future__ import annotations
 
@@ -8,13 +8,29 @@ from store_actors.engine.arrays import Words
 from store_actors.engine.index_kernels import grow_index
 from store_actors.engine.memory import Memory, blocks
 
-__all__ = ["larger_index"]
+__all__ = ["index_room", "larger_index", "new_index"]
+
+#: How full an index may be: beyond that linear probing gets slow.
+_FULL = 0.8
+#: An index doubles below this size. Then it grows by a quarter: it is 0.72 full on average, and each entry was moved four times.
+_LARGE = 1 << 16
 
 
-def larger_index(memory: Memory, index: Words, size: int) -> Words:
-    """Return an index of `size` buckets, a power of two, with all entries of a smaller one."""
-    larger = memory.zeros(size, np.uint64)
-    # In order on both sides: the home of an entry is its tag's top bits.
+def index_room(index: Words) -> int:
+    """Return the number of keys that an index takes."""
+    return int(len(index) * _FULL)
+
+
+def new_index(memory: Memory, keys: int) -> Words:
+    """Return an empty index for so many keys."""
+    return memory.zeros(int(keys / _FULL) + 2, np.uint64)
+
+
+def larger_index(memory: Memory, index: Words, keys: int) -> Words:
+    """Return an index for more keys than a full one takes, for `keys` at least, with all of its entries."""
+    room = index_room(index)
+    larger = new_index(memory, max(keys, room + (room if len(index) < _LARGE else room // 4)))
+    # In order on both sides: home positions are in the order of tags.
     for block in blocks(memory, index):
         grow_index(index[block], larger)
     return larger

@@ -16,7 +16,7 @@ import pyarrow as pa
 from coordinator.model.schema import ROW_COLUMN, StateSchema
 from store_actors.engine import multimap_kernels as chain_kernels
 from store_actors.engine.arrays import Slots, Words
-from store_actors.engine.larger_index import larger_index
+from store_actors.engine.larger_index import index_room, larger_index, new_index
 from store_actors.engine.memory import HEAP, Memory, blocks, steps
 from store_actors.engine.table import GroupTable, Touched
 from store_actors.engine.versions import VersionedTable
@@ -41,7 +41,7 @@ class MultimapTable(GroupTable):
         layout = self.layout
         self._chain_words = layout.key_words - 1
         self._chain_mask = layout.chain_mask
-        self._heads: Words = memory.zeros(1 << 9, np.uint64)
+        self._heads: Words = new_index(memory, capacity)
         self._chains = 0
         self._next: Slots = memory.zeros(capacity, np.int64)
         self._previous: Slots = memory.zeros(capacity, np.int64)
@@ -49,7 +49,7 @@ class MultimapTable(GroupTable):
     @property
     def nbytes(self) -> int:
         """Memory of the table and its chains, in bytes."""
-        return super().nbytes + self._heads.nbytes + self._next.nbytes + self._previous.nbytes
+        return super().nbytes + self._heads.nbytes + 16 * len(self.used_rows())
 
     # -- looking --------------------------------------------------------------------------------------------------
 
@@ -155,11 +155,11 @@ class MultimapTable(GroupTable):
             end = done + self.memory.step(len(slots) - done)
             done, added = chain_kernels.link(
                 self._heads, self.rows, slots[:end], done, self._next, self._previous, self.layout.flag_words,
-                self._chain_words, self._chain_mask, self.secret, int(len(self._heads) * 0.6) - self._chains,
+                self._chain_words, self._chain_mask, self.secret, index_room(self._heads) - self._chains,
             )  # fmt: skip
             self._chains += added
             if done < end:
-                self._heads = larger_index(self.memory, self._heads, 2 * len(self._heads))
+                self._heads = larger_index(self.memory, self._heads, self._chains + 1)
 
     def largest_number(self, largest: Slots) -> None:
         """Raise ``largest[0]`` to the largest number of a row, if that is larger."""

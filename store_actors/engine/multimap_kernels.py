@@ -7,12 +7,20 @@ from numba import njit, void
 from numba.types import Tuple, boolean, int64, uint64
 
 from store_actors.engine.hash_kernels import hash_row
-from store_actors.engine.index_kernels import _LOW32, _S32, _ZERO, LIVE, _delete_at, index_shift, prefetch_rows
+from store_actors.engine.index_kernels import (
+    _LOW32,
+    _S32,
+    _ZERO,
+    LIVE,
+    _delete_at,
+    home,
+    next_position,
+    prefetch_rows,
+)
 from store_actors.engine.machine_kernels import prefetch
 
 __all__ = ["first_n_of_each", "first_of_each", "largest_number", "link", "match", "number_keys", "unlink"]
 
-_ONE = np.uint64(1)
 _BLOCK = 256
 
 u64_1, u64_2, i64_1 = uint64[::1], uint64[:, ::1], int64[::1]
@@ -29,10 +37,8 @@ def _same(rows, slot, words, row, first, words_first, key_words, nulls, key_mask
 
 
 @njit(int64(u64_1, u64_2, u64_2, int64, int64, int64, int64, uint64, uint64, uint64, uint64), cache=True, nogil=True)
-def _probe(index, rows, words, row, first, words_first, key_words, nulls, key_mask, tag, shift):
-    """Return the position in the index of a key's chain, or -1 - the empty position where it belongs."""
-    mask = np.uint64(index.shape[0] - 1)
-    position = tag >> shift
+def _probe(index, rows, words, row, first, words_first, key_words, nulls, key_mask, tag, position):
+    """Return the position in the index of a key's chain, or -1 - the empty position where it belongs; not before `position`."""
     while True:
         entry = index[position]
         if entry == _ZERO:
@@ -41,22 +47,15 @@ def _probe(index, rows, words, row, first, words_first, key_words, nulls, key_ma
             rows, np.int64(entry & _LOW32) - 1, words, row, first, words_first, key_words, nulls, key_mask
         ):
             return np.int64(position)
-        position = (position + _ONE) & mask
+        position = next_position(position, index)
 
 
-@njit(int64(u64_1, u64_2, u64_2, int64, int64, int64, int64, uint64, uint64, uint64), cache=True, nogil=True)
-def _head(index, rows, words, row, first, words_first, key_words, nulls, key_mask, tag):
-    """Return the result of :func:`_probe`, for a loop that looks up few keys."""
-    shift = index_shift(index.shape[0])
-    return _probe(index, rows, words, row, first, words_first, key_words, nulls, key_mask, tag, shift)
-
-
-@njit(void(u64_1, u64_2, i64_1, uint64, int64, u64_1), cache=True, nogil=True, inline="always")
-def _prefetch_heads(index, rows, links, shift, count, tags):
-    """Prefetch the rows at the home positions of tags, and what `links` has of them."""
-    prefetch_rows(index, rows, shift, count, tags)
+@njit(void(u64_1, u64_2, i64_1, int64, u64_1, u64_1), cache=True, nogil=True, inline="always")
+def _prefetch_heads(index, rows, links, count, tags, positions):
+    """Prefetch rows as :func:`prefetch_rows` does, and what `links` has of them."""
+    prefetch_rows(index, rows, count, tags, positions)
     for number in range(count):
-        entry = index[tags[number] >> shift]
+        entry = index[positions[number]]
         if entry != _ZERO:
             prefetch(links, np.int64(entry & _LOW32) - 1)
 
@@ -68,20 +67,20 @@ def _prefetch_heads(index, rows, links, shift, count, tags):
 def link(index, rows, slots, start, following, previous, first, key_words, key_mask, secret, room):
     """Put rows at the heads of their chains; stops when the index takes no new chain. Returns (rows done, new chains)."""
     added = 0
-    shift = index_shift(index.shape[0])
-    tags = np.empty(_BLOCK, np.uint64)
+    tags, positions = np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.uint64)
     for block in range(start, slots.shape[0], _BLOCK):
         end = min(block + _BLOCK, slots.shape[0])
         for number in range(block, end):
             slot = slots[number]
             tag = hash_row(rows, slot, first, key_words, rows[slot, 0] & key_mask, secret)
             tags[number - block] = tag
-            prefetch(index, np.int64(tag >> shift))
-        _prefetch_heads(index, rows, previous, shift, end - block, tags)
+            prefetch(index, np.int64(home(tag, index)))
+        _prefetch_heads(index, rows, previous, end - block, tags, positions)
         for number in range(block, end):
             slot = slots[number]
             nulls, tag = rows[slot, 0] & key_mask, tags[number - block]
-            position = _probe(index, rows, rows, slot, first, first, key_words, nulls, key_mask, tag, shift)
+            begin = positions[number - block]
+            position = _probe(index, rows, rows, slot, first, first, key_words, nulls, key_mask, tag, begin)
             previous[slot] = -1
             if position >= 0:
                 head = np.int64(index[position] & _LOW32) - 1
@@ -101,8 +100,6 @@ def link(index, rows, slots, start, following, previous, first, key_words, key_m
 def unlink(index, rows, slots, following, previous, first, key_words, key_mask, secret):
     """Take rows, whose words are intact, out of their chains; returns how many chains ended."""
     ended = 0
-    shift = index_shift(index.shape[0])
-    mask = np.uint64(index.shape[0] - 1)
     tags = np.empty(_BLOCK, np.uint64)
     for block in range(0, slots.shape[0], _BLOCK):
         end = min(block + _BLOCK, slots.shape[0])
@@ -110,7 +107,7 @@ def unlink(index, rows, slots, following, previous, first, key_words, key_mask, 
             slot = slots[number]
             tag = hash_row(rows, slot, first, key_words, rows[slot, 0] & key_mask, secret)
             tags[number - block] = tag
-            prefetch(index, np.int64(tag >> shift))
+            prefetch(index, np.int64(home(tag, index)))
         for number in range(block, end):
             slot, tag = slots[number], tags[number - block]
             after, before = following[slot], previous[slot]
@@ -119,13 +116,13 @@ def unlink(index, rows, slots, following, previous, first, key_words, key_mask, 
             if before >= 0:
                 following[before] = after
                 continue
-            position = tag >> shift
+            position = home(tag, index)
             while np.int64(index[position] & _LOW32) - 1 != slot:
-                position = (position + _ONE) & mask
+                position = next_position(position, index)
             if after >= 0:
                 index[position] = (tag << _S32) | np.uint64(after + 1)
             else:
-                _delete_at(index, np.int64(position))
+                _delete_at(index, position)
                 ended += 1
     return ended
 
@@ -137,19 +134,17 @@ def unlink(index, rows, slots, following, previous, first, key_words, key_mask, 
 def match(index, rows, keys, nulls, following, first, key_words, key_mask, secret, start, out_rows, out_slots):
     """Write the pairs (row of `keys`, slot) of equal keys; stop when a row's chain does not fit. Return (rows done, pairs)."""
     filled = 0
-    shift = index_shift(index.shape[0])
-    tags = np.empty(_BLOCK, np.uint64)
+    tags, positions = np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.uint64)
     for block in range(start, keys.shape[0], _BLOCK):
         end = min(block + _BLOCK, keys.shape[0])
         for row in range(block, end):
             tag = hash_row(keys, row, 0, key_words, nulls[row], secret)
             tags[row - block] = tag
-            prefetch(index, np.int64(tag >> shift))
-        _prefetch_heads(index, rows, following, shift, end - block, tags)
+            prefetch(index, np.int64(home(tag, index)))
+        _prefetch_heads(index, rows, following, end - block, tags, positions)
         for row in range(block, end):
-            position = _probe(
-                index, rows, keys, row, first, 0, key_words, nulls[row], key_mask, tags[row - block], shift
-            )
+            tag, begin = tags[row - block], positions[row - block]
+            position = _probe(index, rows, keys, row, first, 0, key_words, nulls[row], key_mask, tag, begin)
             if position < 0:
                 continue
             before = filled
@@ -174,7 +169,7 @@ def largest_number(rows, word, largest):
 
 @njit(int64(u64_2, int64, int64, uint64, u64_1, u64_1, i64_1, i64_1), cache=True, nogil=True)
 def number_keys(words, first, key_words, key_mask, secret, index, ids, firsts):
-    """Number the distinct keys of rows from 0, as they come, with an empty ``index`` of at least twice as many places.
+    """Number the distinct keys of rows from 0, as they come, with an empty ``index`` that has room for all.
 
     ``ids`` gets the number of each row's key, ``firsts`` the first row of each key. Returns how many keys there are.
     """
@@ -182,7 +177,8 @@ def number_keys(words, first, key_words, key_mask, secret, index, ids, firsts):
     for row in range(words.shape[0]):
         nulls = words[row, 0] & key_mask
         tag = hash_row(words, row, first, key_words, nulls, secret)
-        position = _head(index, words, words, row, first, first, key_words, nulls, key_mask, tag)
+        begin = home(tag, index)
+        position = _probe(index, words, words, row, first, first, key_words, nulls, key_mask, tag, begin)
         if position >= 0:
             ids[row] = ids[np.int64(index[position] & _LOW32) - 1]
         else:

@@ -6,6 +6,8 @@ import numpy as np
 
 from store_actors.engine import index_kernels, row_kernels
 from store_actors.engine.arrays import Slots, Words
+from store_actors.engine.larger_index import new_index
+from store_actors.engine.memory import HEAP
 from store_actors.engine.table import GroupTable
 
 __all__ = ["PrefixMatch"]
@@ -40,7 +42,7 @@ class PrefixMatch:
         width += len(nulls)
         self._secret = table.secret
         masked = np.ascontiguousarray(prefixes[:, self.words] & self._bits)
-        self._index = np.zeros(1 << (len(masked) * 2).bit_length(), np.uint64)
+        self._index = new_index(HEAP, len(masked))
         self._stored = np.empty((len(masked) + 1, 1 + width), np.uint64)
         nothing_free, counters, slots = (
             np.empty(0, np.int64),

@@ -19,7 +19,7 @@ from store_actors.engine.index_kernels import (
     LIVE,
     _find,
     claim_slot,
-    index_shift,
+    home,
     tag_block,
 )
 
@@ -37,7 +37,6 @@ def put(index, rows, new_rows, key_mask, first, key_words, secret, start, free, 
 
     Stops when out of room; returns the first row not stored.
     """
-    shift = index_shift(index.shape[0])
     keys = np.empty((1, key_words), np.uint64)
     added = np.int64(0)
     for row in range(start, new_rows.shape[0]):
@@ -45,7 +44,7 @@ def put(index, rows, new_rows, key_mask, first, key_words, secret, start, free, 
         for word in range(key_words):
             keys[0, word] = new_rows[row, first + word]
         tag = hash_row(keys, 0, 0, key_words, nulls, secret)
-        position = _find(index, rows, keys, 0, nulls, key_mask, first, tag, shift)
+        position = _find(index, rows, keys, 0, nulls, key_mask, first, tag, home(tag, index))
         if position >= 0:
             slot = np.int64(index[position] & _LOW32) - 1
         else:
@@ -83,18 +82,17 @@ def upsert(
         (first row not written, created, undone)
     """
     total = keys.shape[0]
-    shift = index_shift(index.shape[0])
     n_created, n_undone = progress[0], progress[1]
     added = np.int64(0)
-    tags = np.empty(_BLOCK, np.uint64)
+    tags, positions = np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.uint64)
     stamp_word = np.uint64(stamp) << _S32
     block = start
     while block < total:
         end = min(block + _BLOCK, total)
-        tag_block(index, rows, keys, nulls, secret, shift, block, end, tags)
+        tag_block(index, rows, keys, nulls, secret, block, end, tags, positions)
         for row in range(block, end):
             tag = tags[row - block]
-            position = _find(index, rows, keys, row, nulls[row], key_mask, first, tag, shift)
+            position = _find(index, rows, keys, row, nulls[row], key_mask, first, tag, positions[row - block])
             if position >= 0:
                 slot = np.int64(index[position] & _LOW32) - 1
                 if rows[slot, 0] >> _S32 != np.uint64(stamp):
@@ -137,17 +135,16 @@ def insert(
         (first row not looked at, created)
     """
     total = keys.shape[0]
-    shift = index_shift(index.shape[0])
     added = np.int64(0)
-    tags = np.empty(_BLOCK, np.uint64)
+    tags, positions = np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.uint64)
     stamp_word = np.uint64(stamp) << _S32
     block = start
     while block < total:
         end = min(block + _BLOCK, total)
-        tag_block(index, rows, keys, nulls, secret, shift, block, end, tags)
+        tag_block(index, rows, keys, nulls, secret, block, end, tags, positions)
         for row in range(block, end):
             tag = tags[row - block]
-            position = _find(index, rows, keys, row, nulls[row], key_mask, first, tag, shift)
+            position = _find(index, rows, keys, row, nulls[row], key_mask, first, tag, positions[row - block])
             if position >= 0:
                 continue
             slot = claim_slot(rows.shape[0], free, counters, spare_entries - added)

@@ -7,34 +7,34 @@ from numba import njit, void
 from numba.types import Tuple, int64, uint8, uint64
 
 from store_actors.engine.hash_kernels import hash_string
-from store_actors.engine.index_kernels import index_shift
+from store_actors.engine.index_kernels import find_tag, home, next_position
 from store_actors.engine.machine_kernels import copy_bytes, prefetch, same_bytes
 
 __all__ = ["find", "gather", "intern", "measure"]
 
 _LOW32 = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
-_ONE = np.uint64(1)
 _ZERO = np.uint64(0)
 #: Strings whose cache lines are loaded at once.
 _BLOCK = 128
 u64_1, i64_1, u8_1 = uint64[::1], int64[::1], uint8[::1]
 
 
-@njit(void(u8_1, i64_1, int64, int64, u64_1, u64_1, u8_1, i64_1, u64_1), cache=True, nogil=True)
-def _tag_block(data, ends, first, last, secret, index, arena, offsets, tags):
-    """Put the tags of the strings ``first..last`` into ``tags``, and prefetch what a look-up of each looks at."""
-    shift = index_shift(index.shape[0])
+@njit(void(u8_1, i64_1, int64, int64, u64_1, u64_1, u8_1, i64_1, u64_1, u64_1), cache=True, nogil=True)
+def _tag_block(data, ends, first, last, secret, index, arena, offsets, tags, buckets):
+    """Put the tags of the strings ``first..last`` into ``tags``, where a look-up of each begins into ``buckets``, and prefetch the rest."""
     for row in range(first, last):
         tag = hash_string(data, ends[row], ends[row + 1], secret)
         tags[row - first] = tag
-        prefetch(index, np.int64(tag >> shift))
+        prefetch(index, np.int64(home(tag, index)))
     for row in range(first, last):
-        entry = index[tags[row - first] >> shift]
+        bucket = find_tag(index, tags[row - first])
+        buckets[row - first] = bucket
+        entry = index[bucket]
         if entry != _ZERO:
             prefetch(offsets, np.int64(entry & _LOW32) - 1)
     for row in range(first, last):
-        entry = index[tags[row - first] >> shift]
+        entry = index[buckets[row - first]]
         if entry != _ZERO:
             candidate = np.int64(entry & _LOW32) - 1
             begin, end = offsets[candidate], offsets[candidate + 1]
@@ -43,25 +43,24 @@ def _tag_block(data, ends, first, last, secret, index, arena, offsets, tags):
 
 
 @njit(
-    Tuple((int64, uint64))(u8_1, int64, int64, uint64, u64_1, u8_1, i64_1), cache=True, nogil=True, inline="always"
+    Tuple((int64, uint64))(u8_1, int64, int64, uint64, uint64, u64_1, u8_1, i64_1),
+    cache=True, nogil=True, inline="always",
 )  # fmt: skip
-def _look_up(data, begin, end, tag, index, arena, offsets):
-    """Look for the string ``data[begin:end]``, which has a tag.
+def _look_up(data, begin, end, tag, bucket, index, arena, offsets):
+    """Look for the string ``data[begin:end]``, which has a tag, in the index from a place on.
 
     Returns
     -------
     tuple
         (its id, or -1; place in the index where it is, or where it belongs)
     """
-    mask = np.uint64(index.shape[0] - 1)
-    bucket = tag >> index_shift(index.shape[0])
     while index[bucket] != _ZERO:
         if index[bucket] >> _S32 == tag:
             candidate = np.int64(index[bucket] & _LOW32) - 1
             stored, length = offsets[candidate], offsets[candidate + 1] - offsets[candidate]
             if length == end - begin and same_bytes(arena, stored, data, begin, length):
                 return candidate, bucket
-        bucket = (bucket + _ONE) & mask
+        bucket = next_position(bucket, index)
     return np.int64(-1), bucket
 
 
@@ -80,16 +79,16 @@ def intern(data, ends, valid, start, secret, index, arena, offsets, count, used,
         (first row not done, strings in the arena, bytes in the arena)
     """
     room = index_room
-    tags = np.empty(_BLOCK, np.uint64)
+    tags, buckets = np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.uint64)
     for block in range(start, valid.shape[0], _BLOCK):
         stop = min(block + _BLOCK, valid.shape[0])
-        _tag_block(data, ends, block, stop, secret, index, arena, offsets, tags)
+        _tag_block(data, ends, block, stop, secret, index, arena, offsets, tags, buckets)
         for row in range(block, stop):
             if valid[row] == 0:
                 out[row] = _ZERO
                 continue
             begin, end, tag = ends[row], ends[row + 1], tags[row - block]
-            string_id, bucket = _look_up(data, begin, end, tag, index, arena, offsets)
+            string_id, bucket = _look_up(data, begin, end, tag, buckets[row - block], index, arena, offsets)
             if string_id < 0:
                 if room <= 0 or count + 1 >= offsets.shape[0] or used + (end - begin) > arena.shape[0]:
                     return row, count, used
@@ -107,15 +106,16 @@ def intern(data, ends, valid, start, secret, index, arena, offsets, count, used,
 @njit(void(u8_1, i64_1, u8_1, u64_1, u64_1, u8_1, i64_1, u64_1), cache=True, nogil=True)
 def find(data, ends, valid, secret, index, arena, offsets, out):
     """Give each string its id, if it has one already; else one that no string ever has."""
-    tags = np.empty(_BLOCK, np.uint64)
+    tags, buckets = np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.uint64)
     for block in range(0, valid.shape[0], _BLOCK):
         stop = min(block + _BLOCK, valid.shape[0])
-        _tag_block(data, ends, block, stop, secret, index, arena, offsets, tags)
+        _tag_block(data, ends, block, stop, secret, index, arena, offsets, tags, buckets)
         for row in range(block, stop):
             if valid[row] == 0:
                 out[row] = _ZERO
                 continue
-            string_id, _ = _look_up(data, ends[row], ends[row + 1], tags[row - block], index, arena, offsets)
+            tag, bucket = tags[row - block], buckets[row - block]
+            string_id, _ = _look_up(data, ends[row], ends[row + 1], tag, bucket, index, arena, offsets)
             out[row] = np.uint64(string_id)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from store_actors.engine import string_kernels
 from store_actors.engine.arrays import Bytes, Slots, Words
 from store_actors.engine.hash_kernels import STRING_SECRETS, secret_words
-from store_actors.engine.larger_index import larger_index
+from store_actors.engine.larger_index import index_room, larger_index, new_index
 from store_actors.engine.memory import HEAP, Memory, steps
 
 __all__ = ["StringPool"]
@@ -38,7 +38,7 @@ class StringPool:
         self.arena: Bytes = memory.zeros(1 << 12, np.uint8)
         #: ``offsets[i] : offsets[i + 1]`` are the bytes of value ``i``.
         self.offsets: Slots = memory.zeros(1 << 8, np.int64)
-        self._index: Words = memory.zeros(1 << 9, np.uint64)
+        self._index: Words = new_index(memory, 1 << 8)
         self.count = 0
         self._used = 0
         #: Bytes of the longest value that it ever had.
@@ -48,8 +48,8 @@ class StringPool:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the pool, in bytes."""
-        return self.arena.nbytes + self.offsets.nbytes + self._index.nbytes
+        """Memory of the pool, in bytes. Room to grow is not used yet, and takes none."""
+        return self._used + 8 * self.count + self._index.nbytes
 
     def ids(self, data: Bytes, ends: Slots, valid: Bytes) -> Words:
         """Ids of n values given as Arrow data and n + 1 offsets; 0 where ``valid`` is 0."""
@@ -58,7 +58,7 @@ class StringPool:
         out = np.empty(len(valid), np.uint64)
         row, before = 0, self.count
         while row < len(valid):
-            room = len(self._index) // 2 - self.count
+            room = index_room(self._index) - self.count
             end = row + self.memory.step(len(valid) - row)
             row, self.count, self._used = string_kernels.intern(
                 data, ends, valid[:end], row, self._secret, self._index, self.arena, self.offsets, self.count, self._used, room, out
@@ -90,8 +90,8 @@ class StringPool:
         return self._used
 
     def _grow(self, needed: int) -> None:
-        if self.count * 2 >= len(self._index):
-            self._double_index()
+        if self.count >= index_room(self._index):
+            self._index = larger_index(self.memory, self._index, self.count + 1)
         if self.count + 2 >= len(self.offsets):
             spare = _spare(self.offsets.nbytes) // 8
             self.offsets = self.memory.larger(self.offsets, self.count + 1, len(self.offsets) + spare)
@@ -105,16 +105,13 @@ class StringPool:
             self.offsets = self.memory.larger(self.offsets, self.count + 1, count + 2)
         if size > len(self.arena):
             self.arena = self.memory.larger(self.arena, self._used, size)
-        while count * 2 >= len(self._index):
-            self._double_index()
+        if count > index_room(self._index):
+            self._index = larger_index(self.memory, self._index, count)
 
     def measure(self, ids: Slots, valid: Bytes, out: Slots) -> None:
         """Add the bytes of the values with these ids to `out`; nothing where ``valid`` is 0."""
         for piece in steps(self.memory, len(ids)):
             string_kernels.measure(self.offsets, ids[piece], valid[piece], out[piece])
-
-    def _double_index(self) -> None:
-        self._index = larger_index(self.memory, self._index, 2 * len(self._index))
 
     def gather(self, ids: Slots, valid: Bytes) -> tuple[Slots, Bytes]:
         """Offsets (n + 1, in 64 bits) and data of the values with these ids; nothing where ``valid`` is 0."""

@@ -16,7 +16,7 @@ from store_actors.engine.arrays import Bytes, Slots, Words
 from store_actors.engine.expiry_queue import ExpiryQueue
 from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.hash_kernels import row_secrets, secret_words
-from store_actors.engine.larger_index import larger_index
+from store_actors.engine.larger_index import index_room, larger_index, new_index
 from store_actors.engine.layout import Feed
 from store_actors.engine.memory import HEAP, Memory, blocks, steps
 from store_actors.engine.sketches import opened
@@ -28,8 +28,6 @@ __all__ = ["GroupTable", "Touched"]
 _UNDO_BYTES = 1 << 27
 #: Fewest keys that are put in order first, where that pays.
 _SORTED = 1 << 10
-#: How full an index may be: beyond that linear probing gets slow.
-_FULL = 0.6
 
 
 @dataclass(slots=True)
@@ -72,7 +70,7 @@ class GroupTable(WordRows):
         #: Secret that the hashes of keys are keyed by.
         self.secret: Words = secret_words(seed, "rows", row_secrets(self.layout.key_words))
         self.rows: Words = memory.zeros((capacity, self.layout.row_words), np.uint64)
-        self._index: Words = memory.zeros(1 << (capacity * 2).bit_length(), np.uint64)
+        self._index: Words = new_index(memory, capacity)
         self._free: Slots = memory.zeros(1 << 8, np.int64)
         #: Slots ever used, free slots among them.
         self._counters: Slots = np.zeros(2, np.int64)
@@ -86,10 +84,10 @@ class GroupTable(WordRows):
 
     @property
     def nbytes(self) -> int:
-        """Memory of the table, in bytes."""
-        beside = self._index.nbytes + self._free.nbytes + self._expiry_queue.nbytes
+        """Memory of the table, in bytes. Room to grow is not used yet, and takes none."""
+        beside = self._index.nbytes + 8 * int(self._counters[1]) + self._expiry_queue.nbytes
         beside += sum(reader.nbytes for reader in list(self._frozen))
-        return self.rows.nbytes + self.pool.nbytes + self.lists.nbytes + beside
+        return self.used_rows().nbytes + self.pool.nbytes + self.lists.nbytes + beside
 
     # -- in -------------------------------------------------------------------------------------------------------
 
@@ -427,20 +425,19 @@ class GroupTable(WordRows):
         rows = room["rows"]
         if rows > len(self.rows):
             self.rows = self.memory.larger(self.rows, int(self._counters[0]), rows)
-        size = 1 << int(rows / _FULL).bit_length()
-        if size > len(self._index):
-            self._index = larger_index(self.memory, self._index, size)
+        if rows > index_room(self._index):
+            self._index = larger_index(self.memory, self._index, rows)
         self.pool.reserve(room["texts"], room["text_bytes"])
         self.lists.reserve(room["list_words"])
 
     def _index_room(self) -> int:
         """Return the number of keys that the index takes before it has to grow."""
-        return int(len(self._index) * _FULL) - len(self)
+        return index_room(self._index) - len(self)
 
     def _grow(self, remaining: int) -> None:
         """Grow for at least one more key; for `remaining` (rows of the batch that are left) as far as doubling goes."""
         if self._index_room() <= 0:
-            self._index = larger_index(self.memory, self._index, 2 * len(self._index))
+            self._index = larger_index(self.memory, self._index, len(self) + 1)
         used, capacity = int(self._counters[0]), len(self.rows)
         if used == capacity and self._counters[1] == 0:
             # Half more, not double, once large: at most a third of a big shard's rows are spare.

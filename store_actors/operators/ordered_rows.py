@@ -10,6 +10,7 @@ from coordinator.model.schema import StateSchema
 from store_actors.engine import multimap_kernels as chain_kernels
 from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.index_kernels import LIVE
+from store_actors.engine.larger_index import new_index
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.ordering import RowOrder
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, UPDATED_AND_REMOVED, VersionedTable
@@ -56,7 +57,7 @@ class OrderedRows(VersionedTable):
         """Return the number of each row's partition, and the first row of each partition."""
         layout, size = self.table.layout, len(words)
         ids, firsts = np.empty(size, np.int64), np.empty(size, np.int64)
-        index = np.zeros(1 << (2 * size + 256).bit_length(), np.uint64)
+        index = new_index(HEAP, size)
         count = chain_kernels.number_keys(
             words,
             layout.flag_words,

@@ -50,8 +50,7 @@ def chosen(start: int) -> Words:
 def probes(index: Words) -> int:
     """Return the number of slots that are probed to find every entry of an index."""
     entries = np.flatnonzero(index)
-    bits = len(index).bit_length() - 1
-    home = ((index[entries] >> np.uint64(32)) >> np.uint64(32 - bits)).astype(np.int64)
+    home = (((index[entries] >> np.uint64(32)) * np.uint64(len(index))) >> np.uint64(32)).astype(np.int64)
     return int(((entries - home) % len(index) + 1).sum())
 
 
