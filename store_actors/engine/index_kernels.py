@@ -129,7 +129,7 @@ def prefetch_rows(index, rows, count, tags, positions):
 
 @njit(void(u64_1, u64_2, u64_2, u64_1, u64_1, int64, int64, u64_1, u64_1), cache=True, nogil=True)
 def tag_block(index, rows, keys, nulls, secret, begin, end, tags, positions):
-    """Put the tags of the keys ``begin..end`` into ``tags``, where :func:`_find` begins into ``positions``, and prefetch the rows there.
+    """Put the tags of the keys ``begin..end`` into ``tags``, where :func:`_find` begins into ``positions``, and prefetch the rows.
 
     The positions are right for as long as no entry is removed.
     """

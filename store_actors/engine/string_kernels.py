@@ -22,7 +22,7 @@ u64_1, i64_1, u8_1 = uint64[::1], int64[::1], uint8[::1]
 
 @njit(void(u8_1, i64_1, int64, int64, u64_1, u64_1, u8_1, i64_1, u64_1, u64_1), cache=True, nogil=True)
 def _tag_block(data, ends, first, last, secret, index, arena, offsets, tags, buckets):
-    """Put the tags of the strings ``first..last`` into ``tags``, where a look-up of each begins into ``buckets``, and prefetch the rest."""
+    """Put the tags of the strings ``first..last`` into ``tags``, where look-ups begin into ``buckets``, and prefetch the rest."""
     for row in range(first, last):
         tag = hash_string(data, ends[row], ends[row + 1], secret)
         tags[row - first] = tag
