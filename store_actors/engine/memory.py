@@ -8,6 +8,7 @@ needs for itself is no part of the state, and is NumPy's anyway.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -19,6 +20,7 @@ __all__ = ["HEAP", "Memory", "blocks", "steps"]
 
 #: Bytes of an array that are as much as one place of a step, when they are looked at one after the other.
 _PIECE_OF_A_STEP = 1 << 16
+_CACHE_LINE = 64
 Item = TypeVar("Item", bound=np.generic)
 Shape = int | tuple[int, ...]
 
@@ -70,11 +72,15 @@ class _Heap:
     is_slow_at_random = False
 
     def zeros(self, shape: Shape, dtype: type[Item]) -> npt.NDArray[Item]:
-        return np.zeros(shape, dtype)
+        # NumPy's arrays begin anywhere: rows of a cache line, or of half of one, would lie in two.
+        size = prod((shape,) if isinstance(shape, int) else shape) * np.dtype(dtype).itemsize
+        memory = np.zeros(size + _CACHE_LINE, np.uint8)
+        begin = -memory.ctypes.data % _CACHE_LINE
+        return memory[begin : begin + size].view(dtype).reshape(shape)
 
     def larger(self, array: npt.NDArray[Item], used: int, length: int) -> npt.NDArray[Item]:
         # What is spare is not touched, so that it takes no memory yet.
-        larger = np.zeros((length, *array.shape[1:]), array.dtype)
+        larger = self.zeros((length, *array.shape[1:]), array.dtype.type)
         larger[:used] = array[:used]
         return larger
 

@@ -22,8 +22,12 @@ from store_actors.engine.index_kernels import (
     home,
     tag_block,
 )
+from store_actors.engine.machine_kernels import prefetch
 
-__all__ = ["differing", "insert", "put", "take_columns", "upsert"]
+__all__ = ["differing", "gather", "insert", "put", "take_columns", "upsert"]
+
+#: Rows that are on their way to the cache.
+_AHEAD = 24
 
 u8_1, u64_1, u64_2, i64_1, bool_1 = uint8[::1], uint64[::1], uint64[:, ::1], int64[::1], boolean[::1]
 
@@ -177,11 +181,32 @@ def take_columns(rows, chosen, begin, end, words, out, count):
     return count
 
 
-@njit(void(u64_2, u64_2, uint64, bool_1), cache=True, nogil=True)
-def differing(left, right, mask, out):
-    """Find which rows of two arrays differ; of word 0 only the bits of `mask` count."""
-    for row in range(left.shape[0]):
-        differs = (left[row, 0] ^ right[row, 0]) & mask
-        for word in range(1, left.shape[1]):
-            differs |= left[row, word] ^ right[row, word]
-        out[row] = differs != _ZERO
+@njit(void(u64_2, i64_1, int64), cache=True, nogil=True, inline="always")
+def _prefetch_ahead(rows, slots, number):
+    """Prefetch the row that is looked at some rows after that of a number."""
+    at = max(slots[min(number + _AHEAD, slots.shape[0] - 1)], 0) * rows.shape[1]
+    prefetch(rows, at)
+    prefetch(rows, at + rows.shape[1] - 1)
+
+
+@njit(void(u64_2, i64_1, int64, int64, u64_2), cache=True, nogil=True)
+def gather(rows, slots, begin, end, out):
+    """Copy the rows at the slots ``begin..end``, a line of ``out`` for each word; zeros for slot -1."""
+    for number in range(begin, end):
+        _prefetch_ahead(rows, slots, number)
+        slot, is_row = max(slots[number], 0), slots[number] >= 0
+        for word in range(rows.shape[1]):
+            value = rows[slot, word]
+            out[word, number] = value if is_row else _ZERO
+
+
+@njit(void(u64_2, i64_1, u64_2, uint64, bool_1), cache=True, nogil=True)
+def differing(rows, slots, before, mask, out):
+    """Find which of the rows at some slots are other ones than before; of word 0 only the bits of `mask` count. Slot -1 is no row."""
+    for number in range(slots.shape[0]):
+        _prefetch_ahead(rows, slots, number)
+        slot = max(slots[number], 0)
+        differs = (rows[slot, 0] ^ before[number, 0]) & mask
+        for word in range(1, rows.shape[1]):
+            differs |= rows[slot, word] ^ before[number, word]
+        out[number] = differs != _ZERO and slots[number] >= 0

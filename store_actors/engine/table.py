@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 from weakref import WeakSet
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from coordinator.model.schema import StateSchema
 from store_actors.engine import accumulate_kernels, index_kernels, row_kernels
-from store_actors.engine.arrays import Bytes, Slots, Words
+from store_actors.engine.arrays import Bytes, Mask, Slots, Words
 from store_actors.engine.expiry_queue import ExpiryQueue
 from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.hash_kernels import row_secrets, secret_words
@@ -28,6 +30,7 @@ __all__ = ["GroupTable", "Touched"]
 _UNDO_BYTES = 1 << 27
 #: Fewest keys that are put in order first, where that pays.
 _SORTED = 1 << 10
+Item = TypeVar("Item", bound=np.generic)
 
 
 @dataclass(slots=True)
@@ -41,6 +44,11 @@ class Touched:
     @classmethod
     def nothing(cls, row_words: int) -> Touched:
         return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, row_words), np.uint64))
+
+    @classmethod
+    def of(cls, created: Slots, changed: Slots, before: Words, progress: Slots) -> Touched:
+        """The used parts of arrays that were made for a batch in which every row is a group of its own."""
+        return cls(_used(created, progress[0]), _used(changed, progress[1]), _used(before, progress[1]))
 
     def joined(self, later: Touched) -> Touched:
         if not len(self.created) and not len(self.changed):
@@ -124,8 +132,7 @@ class GroupTable(WordRows):
         if batch.feed.lists:
             slots = self._slots_of(batch.keys, batch.nulls)
             self.extend(batch.feed, self.rows, slots, batch.values, batch.valid, batch.elements)
-        # Copies of the used part: the buffers were sized for a batch in which every row is a group of its own.
-        return Touched(created[: progress[0]].copy(), changed[: progress[1]].copy(), before[: progress[1]].copy())
+        return Touched.of(created, changed, before, progress)
 
     def extend(
         self, feed: Feed, rows: Words, targets: Slots, values: Words, valid: Bytes, elements: Words | None = None
@@ -196,7 +203,7 @@ class GroupTable(WordRows):
             if row < end:
                 self._grow(size - row)
         self._schedule(created[: progress[0]])
-        return Touched(created[: progress[0]].copy(), changed[: progress[1]].copy(), before[: progress[1]].copy())
+        return Touched.of(created, changed, before, progress)
 
     def insert(self, rows: Words, stamp: int) -> tuple[Slots, Slots]:
         """Write those whole rows whose key is not there yet, as the version that ``stamp`` (uint32) names.
@@ -319,6 +326,20 @@ class GroupTable(WordRows):
         out = np.empty((len(slots), self.layout.row_words), np.uint64)
         for piece in steps(self.memory, len(slots)):
             out[piece] = np.take(self.rows, slots[piece], axis=0)
+        return out
+
+    def columns(self, slots: Slots) -> Words:
+        """Return copies of the rows at these slots (zeros for slot -1); copies of the same word are adjacent in memory."""
+        out = np.empty((self.layout.row_words, len(slots)), np.uint64)
+        for piece in steps(self.memory, len(slots)):
+            row_kernels.gather(self.rows, slots, piece.start, piece.stop, out)
+        return out.T
+
+    def differing(self, slots: Slots, before: Words, mask: np.uint64) -> Mask:
+        """Return which of the rows at these slots are other ones than `before`; of word 0 only the bits of `mask` count."""
+        out = np.empty(len(slots), np.bool_)
+        for piece in steps(self.memory, len(slots)):
+            row_kernels.differing(self.rows, slots[piece], before[piece], mask, out[piece])
         return out
 
     def taken_columns(self, chosen: Bytes, span: slice, words: Slots) -> Words:
@@ -448,6 +469,12 @@ class GroupTable(WordRows):
         needed = int(self._counters[1]) + more
         if needed > len(self._free):
             self._free = self.memory.larger(self._free, int(self._counters[1]), max(needed, 2 * len(self._free)))
+
+
+def _used(array: npt.NDArray[Item], count: int) -> npt.NDArray[Item]:
+    """Return the first lines of an array; as a copy if the others, which it would hold, are many."""
+    used = array[:count]
+    return used if 4 * count >= 3 * len(array) else used.copy()
 
 
 def _put_back(slots: Slots, order: Slots) -> Slots:

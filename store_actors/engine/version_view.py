@@ -143,13 +143,13 @@ class VersionView:
         overlay = self._overlay_for(*self._table.keys_of(keys), self._table.layout.key_mask)
         slots = self._table.find(keys)
         is_found = slots >= 0
-        rows = self._table.taken(np.where(is_found, slots, 0))
+        rows = self._table.columns(slots)
         if len(overlay):
             hidden = overlay.find(keys)
             changed = hidden >= 0
             rows[changed] = overlay.rows[hidden[changed]]
             is_found[changed] = rows[changed, 0] >> _S32 == 0
-        rows[~is_found] = 0
+            rows[~is_found] = 0
         return rows, is_found
 
     def rows_of_chains(self, keys: Words, nulls: Words) -> tuple[Slots, Words]:

@@ -143,6 +143,7 @@ class WordRows:
     def rows_of(self, batch: pa.RecordBatch, fields: tuple[FieldSlot, ...] | None = None) -> Words:
         """Rows as words of a batch in ``row_schema`` (a delta or a snapshot), or of only some of its fields."""
         rows = np.zeros((batch.num_rows, self.layout.row_words), np.uint64)
+        flags_of_all = np.zeros(self.layout.row_words, np.uint64)
         for slot in (*self.layout.keys, *self.layout.state) if fields is None else fields:
             column = batch.column(slot.name)
             valid = validity(column)
@@ -157,8 +158,13 @@ class WordRows:
                 words[0] = _never_expiring(words[0], valid)
             for number, word in enumerate(words):
                 rows[:, slot.word + number] = word
-            flagged = valid == 0 if slot.is_key else valid == 1
-            rows[:, slot.flag_word] |= flagged.astype(np.uint64) * np.uint64(slot.flag)
+            if column.null_count:
+                flagged = valid == 0 if slot.is_key else valid == 1
+                rows[:, slot.flag_word] |= flagged.astype(np.uint64) * np.uint64(slot.flag)
+            elif not slot.is_key:
+                flags_of_all[slot.flag_word] |= np.uint64(slot.flag)
+        for flag_word in np.flatnonzero(flags_of_all):
+            rows[:, flag_word] |= flags_of_all[flag_word]
         return rows
 
     def rows_of_table(self, rows: pa.Table, fields: tuple[FieldSlot, ...] | None = None) -> Words:

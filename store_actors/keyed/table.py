@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 
 from coordinator.model.errors import InvalidRequestError, VersionNotFoundError
 from coordinator.model.schema import Field, StateSchema
-from store_actors.engine import row_kernels
 from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.expiry_queue import NEVER, ExpiryQueue
 from store_actors.engine.index_kernels import LIVE
@@ -105,23 +104,23 @@ class RowScan(Iterator[pa.RecordBatch]):
 
 @dataclass(frozen=True, slots=True)
 class NetChange:
-    """The net change of a version against its base: new rows, changed rows with their new words, removed ones with their last.
+    """The net change of a version against its base.
 
     Attributes
     ----------
+    rows
+        New rows, then changed ones with their new words, then removed ones with their last.
+    added, changed, removed
+        How many of each.
     rows_updated
         Keys that were put and are there, also those with the words that they had.
     """
 
-    added: Words
-    changed: Words
-    removed: Words
+    rows: Words
+    added: int
+    changed: int
+    removed: int
     rows_updated: int
-
-    @property
-    def rows(self) -> Words:
-        """All of them, in this order."""
-        return np.concatenate([self.added, self.changed, self.removed])
 
 
 class HoldsRows(Protocol):
@@ -218,8 +217,10 @@ class KeyedTable(VersionedTable):
         #: Leading words of a row that tell its key: flags and key words.
         self.key_end = layout.flag_words + layout.key_words
         self._scans: WeakSet[RowScan] = WeakSet()
-        #: Slots of keys that the pending version has created, and of those of its base that it has put; None once it has removed some.
-        self._put_slots: list[tuple[Slots, Slots]] | None = None
+        #: Slots of keys that each change of the pending version has created, and of those of its base that it has put (-1: removed);
+        #: None once it has both put and removed some.
+        self._written: list[tuple[Slots, Slots]] | None = None
+        self._last_change = ""
         #: Whether an error (memory exhausted) came in the middle of a change: what is held is of no version then.
         self.is_broken = False
         #: Who reads the table, and holds rows of its own for that: scans that were frozen, and views of older versions.
@@ -269,43 +270,48 @@ class KeyedTable(VersionedTable):
             touched = self.table.upsert(rows, step.version & 0xFFFFFFFF)
             created = self.table.taken(touched.created)[:, : self.key_end].copy()
             step.parts.append(UndoPart(created, touched.before).kept(self.table.memory))
-            if self._put_slots is not None:
-                self._put_slots.append((touched.created, touched.changed))
+            self._note("put", touched.created, touched.changed)
             self._note_due(rows)
 
     def remove_rows(self, keys: Words, step: VersionStep) -> int:
         """Remove the rows with these keys as part of a pending version; returns how many were there."""
         self.freeze_scans()
         with self.changing():
-            self._put_slots = None
             removed = self.table.taken(self.table.remove_rows(keys))
             # Rows that this version wrote are no part of the base, or were kept when it first wrote them.
             before = removed[removed[:, 0] >> _S32 != np.uint64(step.version & 0xFFFFFFFF)]
             before[:, 0] |= LIVE
             step.parts.append(UndoPart(np.empty((0, self.key_end), np.uint64), before).kept(self.table.memory))
+            self._note("removal", np.empty(0, np.int64), np.full(len(before), -1))
         return len(removed)
+
+    def _note(self, change: str, created: Slots, changed: Slots) -> None:
+        """Note what a change of the pending version wrote, for as long as all of its changes are of one kind."""
+        if self._written and change != self._last_change:
+            self._written = None
+        elif self._written is not None:
+            self._written.append((created, changed))
+            self._last_change = change
 
     def net_change(self, step: VersionStep) -> NetChange:
         """Return what a pending version changes."""
         table = self.table
-        before = np.concatenate(
-            [np.empty((0, table.layout.row_words), np.uint64), *(part.before for part in step.parts)]
-        )
+        before = _joined([part.before for part in step.parts], table.layout.row_words)
         new, slots = self._slots_of(step, before)
-        kept = slots >= 0
-        now, then = table.taken(slots[kept]), before[kept]
-        differs = np.empty(len(now), np.bool_)
-        row_kernels.differing(now, then, _LOW32, differs)
-        return NetChange(table.taken(new), now[differs], before[~kept], len(new) + len(now))
+        changed, removed = slots[table.differing(slots, before, _LOW32)], before[slots < 0]
+        rows = table.columns(np.concatenate([new, changed]))
+        if len(removed):
+            rows = np.concatenate([rows, removed])
+        return NetChange(rows, len(new), len(changed), len(removed), len(new) + len(slots) - len(removed))
 
     def _slots_of(self, step: VersionStep, before: Words) -> tuple[Slots, Slots]:
         """Slots of keys that a pending version has added to its base, and of the rows `before` of that (-1: removed)."""
         table = self.table
-        if self._put_slots is not None:
-            created, changed = ([slots[number] for slots in self._put_slots] for number in range(2))
+        if self._written is not None:
+            created, changed = ([slots[number] for slots in self._written] for number in range(2))
             nothing = np.empty(0, np.int64)
             return np.concatenate([nothing, *created]), np.concatenate([nothing, *changed])
-        created_keys = np.concatenate([np.empty((0, self.key_end), np.uint64), *(part.created for part in step.parts)])
+        created_keys = _joined([part.created for part in step.parts], self.key_end)
         slots, new = table.find(before), np.unique(table.find(created_keys))
         # A key of the base that was removed and put again is among both; a created one may be gone again.
         in_base = table.memory.zeros(len(table.rows), np.bool_)
@@ -317,13 +323,13 @@ class KeyedTable(VersionedTable):
         """Begin a version, as :meth:`VersionedTable.begin`; an error on the way breaks the store."""
         self.check_next(version)
         with self.changing():
-            self._put_slots = []
+            self._written = []
             return super().begin(version)
 
     def commit(self) -> int:
         """Commit the pending version, as :meth:`VersionedTable.commit`; an error on the way breaks the store."""
         with self.changing():
-            self._put_slots = None
+            self._written = None
             return super().commit()
 
     def abort(self) -> None:
@@ -404,3 +410,8 @@ class KeyedTable(VersionedTable):
         if self._compaction.is_due(self.table):
             self.freeze_scans()
             self._compaction.run(self)
+
+
+def _joined(parts: list[Words], words: int) -> Words:
+    """Return the rows of all parts, which have so many words."""
+    return parts[0] if len(parts) == 1 else np.concatenate([np.empty((0, words), np.uint64), *parts])

@@ -177,7 +177,7 @@ class UpdateHandle(Reads):
         """
         self._require("updates")
         net = self._store.net_change(self._step)
-        kinds = np.repeat(np.arange(3, dtype=np.int8), [len(net.added), len(net.changed), len(net.removed)])
+        kinds = np.repeat(np.arange(3, dtype=np.int8), [net.added, net.changed, net.removed])
         names = pa.DictionaryArray.from_arrays(kinds, pa.array([ADDED, CHANGED, GONE])).cast(pa.string())
         return self._store.table.decode(net.rows).append_column(CHANGE_COLUMN, names)
 
@@ -185,7 +185,7 @@ class UpdateHandle(Reads):
         if self._change is not None:
             return self._change.rows_updated, self._change.rows_removed
         net = self._store.net_change(self._step)
-        return net.rows_updated, len(net.removed)
+        return net.rows_updated, net.removed
 
     # -- ends -----------------------------------------------------------------------------------------------------
 
@@ -212,13 +212,13 @@ class UpdateHandle(Reads):
             self._step.watermark_ms = watermark_ms
         net = self._store.net_change(self._step)
         kinds = np.full(len(net.rows), UPDATED, np.int8)
-        kinds[len(net.rows) - len(net.removed) :] = REMOVED
+        kinds[len(net.rows) - net.removed :] = REMOVED
         self._change = Change(
             version=self.next_version,
             base_version=self.version,
             delta=self._store.table.decode(net.rows).append_column(CHANGE_COLUMN, pa.array(kinds)),
             rows_updated=net.rows_updated,
-            rows_removed=len(net.removed),
+            rows_removed=net.removed,
             rows_in=self._rows_in if rows_in is None else rows_in,
             rows_late=rows_late,
             watermark_ms=self._step.watermark_ms,

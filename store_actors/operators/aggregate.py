@@ -118,20 +118,21 @@ class AggregateShard(VersionedTable):
         self, touched: Touched, watermark_ms: int, version: int, rows_in: int, rows_late: int
     ) -> tuple[Change, UndoPart]:
         """Close groups; return the batch's change, and the undo of it."""
-        table = self.table
-        created = table.taken(touched.created)
+        table, layout = self.table, self.table.layout
+        slots = np.concatenate([touched.created, touched.changed])
+        rows = table.columns(slots)
+        created = rows[: len(touched.created), : layout.flag_words + layout.key_words].copy()
         evicted = table.evict(watermark_ms * 1000)
         removed = table.taken(evicted)
         removed[:, 0] |= LIVE
         just_touched = (removed[:, 0] >> np.uint64(32)) == np.uint64(version & 0xFFFFFFFF)
-        slots = np.concatenate([touched.created, touched.changed])
         if len(evicted):
-            slots = slots[(table.rows[slots, 0] & LIVE) != 0]
-        rows = table.taken(slots)
-        if len(evicted):
-            rows = np.concatenate([rows, removed])
+            rows = np.concatenate([rows[(table.rows[slots, 0] & LIVE) != 0], removed])
         kinds = np.concatenate(
-            [np.zeros(len(slots), np.int8), np.where(just_touched, UPDATED_AND_REMOVED, REMOVED).astype(np.int8)]
+            [
+                np.zeros(len(rows) - len(evicted), np.int8),
+                np.where(just_touched, UPDATED_AND_REMOVED, REMOVED).astype(np.int8),
+            ]
         )
         change = Change(
             version=version,
