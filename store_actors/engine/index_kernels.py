@@ -79,14 +79,25 @@ def _same_key(rows, slot, keys, row, nulls, key_mask, first):
 
 @njit(void(u64_1, u64_1), cache=True, nogil=True)
 def grow_index(old, new):
-    """Re-insert every entry of `old` into the empty, larger `new`."""
+    """Re-insert every entry of `old` into the larger `new`.
+
+    They come in about the order of their homes, so most belong right behind the one before: the positions ``run .. after`` are full.
+    """
+    size = np.uint64(new.shape[0])
+    run, after = _ZERO, _ZERO
     for number in range(old.shape[0]):
         entry = old[number]
         if entry != _ZERO:
-            position = home(entry >> _S32, new)
+            begin = home(entry >> _S32, new)
+            position = after if begin >= run and begin < after else begin
+            position = position if position < size else _ZERO
             while new[position] != _ZERO:
                 position = next_position(position, new)
             new[position] = entry
+            # The first entries may be those for which there was no place at the end.
+            if position >= after and position - after < size >> _ONE:
+                run = run if position == after else position
+                after = position + _ONE
 
 
 @njit(int64(u64_1, u64_2, u64_2, int64, uint64, uint64, int64, uint64, uint64), cache=True, nogil=True)

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from coordinator.model.errors import InvalidRequestError, VersionNotFoundError
 from coordinator.model.schema import Field, StateSchema
-from store_actors.engine.arrays import Slots, Words
+from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.expiry_queue import NEVER, ExpiryQueue
 from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.layout import FieldSlot
@@ -279,7 +279,7 @@ class KeyedTable(VersionedTable):
         with self.changing():
             removed = self.table.taken(self.table.remove_rows(keys))
             # Rows that this version wrote are no part of the base, or were kept when it first wrote them.
-            before = removed[removed[:, 0] >> _S32 != np.uint64(step.version & 0xFFFFFFFF)]
+            before = _chosen(removed, removed[:, 0] >> _S32 != np.uint64(step.version & 0xFFFFFFFF))
             before[:, 0] |= LIVE
             step.parts.append(UndoPart(np.empty((0, self.key_end), np.uint64), before).kept(self.table.memory))
             self._note("removal", np.empty(0, np.int64), np.full(len(before), -1))
@@ -298,7 +298,7 @@ class KeyedTable(VersionedTable):
         table = self.table
         before = _joined([part.before for part in step.parts], table.layout.row_words)
         new, slots = self._slots_of(step, before)
-        changed, removed = slots[table.differing(slots, before, _LOW32)], before[slots < 0]
+        changed, removed = slots[table.differing(slots, before, _LOW32)], _chosen(before, slots < 0)
         rows = table.columns(np.concatenate([new, changed]))
         if len(removed):
             rows = np.concatenate([rows, removed])
@@ -410,6 +410,11 @@ class KeyedTable(VersionedTable):
         if self._compaction.is_due(self.table):
             self.freeze_scans()
             self._compaction.run(self)
+
+
+def _chosen(rows: Words, mask: Mask) -> Words:
+    """Return some of the rows; they are not copied if that is all."""
+    return rows if mask.all() else rows[mask]
 
 
 def _joined(parts: list[Words], words: int) -> Words:

@@ -13,6 +13,7 @@ from coordinator.model.schema import ROW_COLUMN, Accumulator, Field, StateSchema
 from coordinator.runtime.runtime import Runtime
 from store_actors.engine import hash_kernels
 from store_actors.engine.arrays import Words
+from store_actors.engine.index_kernels import grow_index
 from store_actors.engine.multimap import MultimapTable
 from store_actors.engine.strings import StringPool
 from store_actors.engine.table import GroupTable
@@ -192,3 +193,28 @@ def test_a_store_actor_holds_its_shards_under_its_seed() -> None:
     stores = KeyedStores(Partitions(keyed_fleet.objects, keyed_fleet.coordinator, StoreMetrics(), runtime))
     stores.open_update(keyed_fleet.request(0))
     assert [partition.stores["default"]._table.table.seed for _, partition in stores.partitions.cache.items()] == [7]
+
+
+def reached(index: Words) -> bool:
+    """Whether no place between the home of an entry and the entry is empty."""
+    entries = np.flatnonzero(index)
+    homes = (((index[entries] >> np.uint64(32)) * np.uint64(len(index))) >> np.uint64(32)).astype(np.int64)
+    places = np.where(entries < homes, entries + len(index), entries)
+    full = np.concatenate([[0], np.cumsum(np.tile(index != 0, 2))])
+    return bool((full[places + 1] - full[homes] == places + 1 - homes).all())
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 2**32 - 1) | st.integers(2**32 - 2**24, 2**32 - 1), min_size=1), st.integers(1, 50))
+def test_every_entry_is_reached_from_its_home_after_growth(tags: list[int], more: int) -> None:
+    entries = np.array([tag << 32 | slot + 1 for slot, tag in enumerate(tags)], np.uint64)
+    index = np.zeros(len(tags) + 1, np.uint64)
+    for entry in entries:
+        grow_index(np.array([entry]), index)
+    larger, in_pieces = np.zeros(len(index) + more, np.uint64), np.zeros(len(index) + more, np.uint64)
+    grow_index(index, larger)
+    for piece in np.array_split(index, 3):
+        grow_index(piece, in_pieces)
+    for grown in (index, larger, in_pieces):
+        assert reached(grown)
+        assert np.array_equal(np.sort(grown[grown != 0]), np.sort(entries))
