@@ -1,8 +1,9 @@
 """Batches that Spark's tasks hand over to the store actor of their node, over a unix socket, without a Python worker of Spark's.
 
-A task sends a request (JSON with its length), its pickled function, the rows of its shards as an Arrow stream, and the number of rows
-of each shard. The answer is an Arrow stream of the rows that the shards emit, or the text of an error (``HandOver.java`` is the task's
-side). The function is the one that Spark's plan has for a Python worker; here it calls this process's shards directly.
+A task sends a request (JSON with its length), its pickled function, the rows of its shards, and the number of rows of each shard. The
+answer has the rows that the shards emit, or the text of an error (``HandOver.java`` is the task's side). Rows are an Arrow stream; or,
+where all of their types allow it, they are in Spark's own format (:mod:`store_actors.unsafe_rows`), after an Arrow stream that only has
+their schema. The function is the one that Spark's plan has for a Python worker; here it calls this process's shards directly.
 
 The socket is in a folder that only this user can enter, so a function that is unpickled comes from a process of the same user. A file
 beside it says which process answers. Tasks find by a ping (a request of no bytes) over a second connection that the process hangs, and
@@ -23,6 +24,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol, cast
 
@@ -30,6 +32,7 @@ import pyarrow as pa
 
 from coordinator.model.names import fleet_id_of
 from coordinator.runtime.runtime import Runtime
+from store_actors import unsafe_rows
 from store_actors.direct_calls import accept_each
 from store_actors.local_calls import LocalActors
 
@@ -38,7 +41,7 @@ __all__ = ["HandOverServer", "HandedOver", "address_of", "hand_over_server", "so
 log = logging.getLogger(__name__)
 
 #: What follows in an answer: rows, nothing, or the text of an error. After rows there is another of these.
-_ROWS, _DONE, _FAILED = b"\0", b"\1", b"\2"
+_ROWS, _DONE, _FAILED, _UNSAFE_ROWS = b"\0", b"\1", b"\2", b"\3"
 _LENGTH = struct.Struct(">i")
 #: Bytes of a socket's path at most, and of its end: the checksum of a node and the process's id.
 _PATH_BYTES, _END_BYTES = 107, 16
@@ -184,6 +187,9 @@ class HandOverServer:
         function = _unpickled(_read(source, request["function_bytes"]))
         task.settimeout(_ROWS_S)
         rows = pa.ipc.open_stream(source).read_all()
+        if request["unsafe_rows"]:
+            # The last column is the route.
+            rows = pa.Table.from_batches(unsafe_rows.read_blocks(source, rows.schema, 1), rows.schema)
         shards = request["shards"]
         counts = struct.unpack(f">{len(shards)}q", _read(source, 8 * len(shards)))
         # A batch may take long, and so may the task with its results.
@@ -192,11 +198,18 @@ class HandOverServer:
         emitted = function.handed_over(work, self._actors)
         if (first := next(emitted, None)) is None:
             return
+        # An error ends the rows, too; the task sees by the byte after them that there should be more.
+        if request["unsafe_results"] and unsafe_rows.are_supported(first.schema):
+            sink.write(_UNSAFE_ROWS)
+            try:
+                for batch in chain([first], emitted):
+                    unsafe_rows.write_blocks(batch, sink)
+            finally:
+                unsafe_rows.write_end(sink)
+            return
         sink.write(_ROWS)
-        # An error ends the stream, too; the task sees by the byte after it that there should be more.
         with pa.ipc.new_stream(sink, first.schema) as answer:
-            answer.write_batch(first)
-            for batch in emitted:
+            for batch in chain([first], emitted):
                 answer.write_batch(batch)
 
 

@@ -17,10 +17,15 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
     private static final int ROWS = 0;
     private static final int DONE = 1;
     private static final int FAILED = 2;
+    private static final int UNSAFE_ROWS = 3;
     /** Rows and bytes of a record batch at most; the last row may exceed the bytes. */
     private static final int MOST_ROWS = 1 << 16;
     private static final long MOST_BYTES = 16L << 20;
     private static final int BUFFER_BYTES = 1 << 18;
+    /** Where the bytes of an array begin. */
+    private static final long ARRAY = org.apache.spark.unsafe.Platform.BYTE_ARRAY_OFFSET;
+    /** Rows of more bytes are copied by a call. */
+    private static final int SMALL_ROW = 64;
     /** Bytes of a request at most that is sent again. */
     private static final int KEPT_BYTES = 1 << 22;
     /** How long a task waits for a store actor that is started again, as a Python worker does. */
@@ -41,6 +46,16 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
     private final String timeZone;
 
     private scala.collection.Iterator input;
+    /** The row that is given out next. */
+    private InternalRow next;
+    /** Rows in Spark's own format (store_actors/unsafe_rows.py): a block of them, and where the next one begins. */
+    private byte[] block;
+    private int blockEnd;
+    private int position;
+    private UnsafeRow unsafeRow;
+    /** The size of a row without strings; 0 if each has one of its own. */
+    private int rowBytes;
+    /** Rows as Arrow has them. */
     private scala.collection.Iterator output;
     private org.apache.spark.sql.catalyst.expressions.UnsafeProjection projection;
     private org.apache.arrow.vector.ipc.ArrowStreamReader reader;
@@ -85,17 +100,72 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         allocator.close();
     }
 
-    protected void processNext() throws java.io.IOException {
+    /** Rows are given out one by one, without the list that other stages put them in. */
+    public boolean hasNext() throws java.io.IOException {
+        if (next == null) {
+            next = read();
+        }
+        return next != null;
+    }
+
+    public InternalRow next() {
+        InternalRow row = next;
+        next = null;
+        return row;
+    }
+
+    protected void processNext() {
+    }
+
+    /** Returns the next row that the shards emit; null after the last one. */
+    private InternalRow read() throws java.io.IOException {
         if (connection == null) {
-            if (answered() == ROWS) {
+            int answer = answered();
+            if (answer == UNSAFE_ROWS) {
+                unsafeRow = new UnsafeRow(outputType.length());
+                rowBytes = hasTexts(outputType)
+                    ? 0 : UnsafeRow.calculateBitSetWidthInBytes(outputType.length()) + 8 * outputType.length();
+            } else if (answer == ROWS) {
                 reader = new org.apache.arrow.vector.ipc.ArrowStreamReader(connection, allocator);
                 projection = org.apache.spark.sql.catalyst.expressions.UnsafeProjection.create(outputType);
             }
         }
+        return unsafeRow != null ? readUnsafe() : readArrow();
+    }
+
+    private InternalRow readUnsafe() throws java.io.IOException {
+        if (position == blockEnd && !readBlock()) {
+            // An error ends the rows, too.
+            connection.next();
+            unsafeRow = null;
+            return null;
+        }
+        int size = rowBytes;
+        if (size == 0) {
+            size = (int) org.apache.spark.unsafe.Platform.getLong(block, ARRAY + position);
+            position += 8;
+        }
+        unsafeRow.pointTo(block, ARRAY + position, size);
+        position += size;
+        return unsafeRow;
+    }
+
+    private boolean readBlock() throws java.io.IOException {
+        java.nio.ByteBuffer length = java.nio.ByteBuffer.allocate(4);
+        connection.fill(length);
+        blockEnd = length.getInt(0);
+        position = 0;
+        if (block == null || block.length < blockEnd) {
+            block = new byte[blockEnd];
+        }
+        connection.fill(java.nio.ByteBuffer.wrap(block, 0, blockEnd));
+        return blockEnd > 0;
+    }
+
+    private InternalRow readArrow() throws java.io.IOException {
         while (reader != null) {
             if (output != null && output.hasNext()) {
-                append(projection.apply((InternalRow) output.next()));
-                return;
+                return projection.apply((InternalRow) output.next());
             }
             if (reader.loadNextBatch()) {
                 output = rows(reader.getVectorSchemaRoot());
@@ -106,6 +176,39 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
                 reader = null;
             }
         }
+        return null;
+    }
+
+    /** Whether a row of these columns can be sent as Spark has it in memory. */
+    private static boolean isUnsafe(org.apache.spark.sql.types.StructType type) {
+        for (int i = 0; i < type.length(); i++) {
+            org.apache.spark.sql.types.DataType column = type.apply(i).dataType();
+            boolean isWord = column instanceof org.apache.spark.sql.types.DecimalType
+                ? ((org.apache.spark.sql.types.DecimalType) column).precision() <= 18
+                : column instanceof org.apache.spark.sql.types.BooleanType || column instanceof org.apache.spark.sql.types.ByteType
+                    || column instanceof org.apache.spark.sql.types.ShortType || column instanceof org.apache.spark.sql.types.IntegerType
+                    || column instanceof org.apache.spark.sql.types.LongType || column instanceof org.apache.spark.sql.types.FloatType
+                    || column instanceof org.apache.spark.sql.types.DoubleType || column instanceof org.apache.spark.sql.types.DateType
+                    || column instanceof org.apache.spark.sql.types.TimestampType
+                    || column instanceof org.apache.spark.sql.types.TimestampNTZType;
+            if (!isWord && !isText(column)) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    private static boolean isText(org.apache.spark.sql.types.DataType column) {
+        return column instanceof org.apache.spark.sql.types.StringType || column instanceof org.apache.spark.sql.types.BinaryType;
+    }
+
+    private static boolean hasTexts(org.apache.spark.sql.types.StructType type) {
+        for (int i = 0; i < type.length(); i++) {
+            if (isText(type.apply(i).dataType())) {
+                return true;
+            }
+        }
+        return false;
     }
 
     private scala.collection.Iterator rows(org.apache.arrow.vector.VectorSchemaRoot root) {
@@ -118,7 +221,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
             new org.apache.spark.sql.vectorized.ColumnarBatch(columns, root.getRowCount()).rowIterator());
     }
 
-    /** Sends everything, again if the store actor is lost and a request is small, and returns what follows in the answer: ROWS or DONE. */
+    /** Sends everything, again if the store actor is lost and a request is small, and returns what follows in the answer: rows or DONE. */
     private int answered() throws java.io.IOException {
         Request request = new Request();
         writeRequest(request);
@@ -143,7 +246,8 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         int[] ids = shards[partitionIndex];
         String executor = host() + ":" + java.lang.management.ManagementFactory.getRuntimeMXBean().getPid();
         byte[] text = ("{\"batch\": " + batch + ", \"attempt\": " + context.taskAttemptId() + ", \"executor\": \"" + executor
-            + "\", \"function_bytes\": " + function.length + ", \"shards\": " + java.util.Arrays.toString(ids) + "}")
+            + "\", \"function_bytes\": " + function.length + ", \"unsafe_rows\": " + isUnsafe(inputType) + ", \"unsafe_results\": "
+            + isUnsafe(outputType) + ", \"shards\": " + java.util.Arrays.toString(ids) + "}")
             .getBytes(java.nio.charset.StandardCharsets.UTF_8);
         request.write(java.nio.ByteBuffer.allocate(4).putInt(0, text.length));
         request.write(java.nio.ByteBuffer.wrap(text));
@@ -215,45 +319,118 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         }
     }
 
-    /** Writes the rows as an Arrow stream, and counts those of each shard. The route is the last column, which is not written. */
+    /** Writes the rows, and counts those of each shard. */
     private void writeRows(Request request, int[] ids, long[] counts) throws java.io.IOException {
         org.apache.arrow.vector.VectorSchemaRoot root = org.apache.arrow.vector.VectorSchemaRoot.create(
             org.apache.spark.sql.util.ArrowUtils.toArrowSchema(inputType, timeZone, true, false), allocator);
         try {
-            org.apache.spark.sql.execution.arrow.ArrowWriter rows = org.apache.spark.sql.execution.arrow.ArrowWriter.create(root);
             org.apache.arrow.vector.ipc.ArrowStreamWriter stream = new org.apache.arrow.vector.ipc.ArrowStreamWriter(root, null, request);
             stream.start();
-            int shard = -1;
-            int route = 0;
-            int pending = 0;
-            long bytes = 0;
-            int routeColumn = inputType.length();
-            while (input.hasNext()) {
-                UnsafeRow row = (UnsafeRow) input.next();
-                int rowRoute = row.getInt(routeColumn);
-                while (shard < 0 || rowRoute != route) {
-                    shard++;
-                    route = routes[ids[shard]];
-                }
-                counts[shard]++;
-                rows.write(row);
-                pending++;
-                bytes += row.getSizeInBytes();
-                if (pending == MOST_ROWS || bytes >= MOST_BYTES) {
-                    rows.finish();
-                    stream.writeBatch();
-                    rows.reset();
-                    pending = 0;
-                    bytes = 0;
-                }
+            Shard shard = new Shard(ids, counts);
+            if (isUnsafe(inputType)) {
+                stream.end();
+                writeUnsafe(request, shard);
+            } else {
+                writeArrow(root, stream, shard);
+                stream.end();
             }
-            if (pending > 0) {
-                rows.finish();
-                stream.writeBatch();
-            }
-            stream.end();
         } finally {
             root.close();
+        }
+    }
+
+    private void writeArrow(
+        org.apache.arrow.vector.VectorSchemaRoot root, org.apache.arrow.vector.ipc.ArrowStreamWriter stream, Shard shard) throws java.io.IOException {
+        org.apache.spark.sql.execution.arrow.ArrowWriter rows = org.apache.spark.sql.execution.arrow.ArrowWriter.create(root);
+        int pending = 0;
+        long bytes = 0;
+        while (input.hasNext()) {
+            UnsafeRow row = (UnsafeRow) input.next();
+            shard.count(row);
+            rows.write(row);
+            pending++;
+            bytes += row.getSizeInBytes();
+            if (pending == MOST_ROWS || bytes >= MOST_BYTES) {
+                rows.finish();
+                stream.writeBatch();
+                rows.reset();
+                pending = 0;
+                bytes = 0;
+            }
+        }
+        if (pending > 0) {
+            rows.finish();
+            stream.writeBatch();
+        }
+    }
+
+    /** Writes the rows as they are (store_actors/unsafe_rows.py reads them). */
+    private void writeUnsafe(Request request, Shard shard) throws java.io.IOException {
+        boolean hasSizes = hasTexts(inputType);
+        byte[] rows = new byte[BUFFER_BYTES];
+        int used = 0;
+        while (input.hasNext()) {
+            UnsafeRow row = (UnsafeRow) input.next();
+            shard.count(row);
+            int size = row.getSizeInBytes();
+            if (size > rows.length - used - 8) {
+                writeBlock(request, rows, used);
+                used = 0;
+                if (size > rows.length - 8) {
+                    rows = new byte[size + 8];
+                }
+            }
+            if (hasSizes) {
+                org.apache.spark.unsafe.Platform.putLong(rows, ARRAY + used, size);
+                used += 8;
+            }
+            copy(row, size, rows, used);
+            used += size;
+        }
+        writeBlock(request, rows, used);
+        if (used > 0) {
+            writeBlock(request, rows, 0);
+        }
+    }
+
+    private static void writeBlock(Request request, byte[] rows, int used) throws java.io.IOException {
+        request.write(java.nio.ByteBuffer.allocate(4).putInt(0, used));
+        request.write(java.nio.ByteBuffer.wrap(rows, 0, used));
+    }
+
+    private static void copy(UnsafeRow row, int size, byte[] target, int at) {
+        Object from = row.getBaseObject();
+        long begin = row.getBaseOffset();
+        if (size > SMALL_ROW) {
+            org.apache.spark.unsafe.Platform.copyMemory(from, begin, target, ARRAY + at, size);
+        } else {
+            for (int i = 0; i < size; i += 8) {
+                org.apache.spark.unsafe.Platform.putLong(
+                    target, ARRAY + at + i, org.apache.spark.unsafe.Platform.getLong(from, begin + i));
+            }
+        }
+    }
+
+    /** Counts the rows of each shard of a task, which come one shard after another. The route is the last column. */
+    private final class Shard {
+        private final int[] ids;
+        private final long[] counts;
+        private final int routeColumn = inputType.length();
+        private int number = -1;
+        private int route;
+
+        Shard(int[] ids, long[] counts) {
+            this.ids = ids;
+            this.counts = counts;
+        }
+
+        void count(UnsafeRow row) {
+            int rowRoute = row.getInt(routeColumn);
+            while (number < 0 || rowRoute != route) {
+                number++;
+                route = routes[ids[number]];
+            }
+            counts[number]++;
         }
     }
 
@@ -384,7 +561,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
             }
         }
 
-        /** Returns what follows in the answer: ROWS or DONE. */
+        /** Returns what follows in the answer: rows or DONE. */
         int next() throws java.io.IOException {
             java.nio.ByteBuffer one = java.nio.ByteBuffer.allocate(1);
             read(one);
@@ -428,6 +605,12 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
             target.put(received.array(), received.position(), size);
             received.position(received.position() + size);
             return size;
+        }
+
+        void fill(java.nio.ByteBuffer target) throws java.io.IOException {
+            while (target.hasRemaining()) {
+                read(target);
+            }
         }
 
         private int receive(java.nio.ByteBuffer target) throws java.io.IOException {

@@ -12,7 +12,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.types import boolean, int64, uint8, uint64
 
-__all__ = ["copy_bytes", "load_word", "prefetch", "same_bytes", "upper_product"]
+__all__ = ["copy_bytes", "load_word", "prefetch", "same_bytes", "store_word", "upper_product"]
 
 _BIT, _BYTE, _INT, _WORD, _WIDE = (cgutils.ir.IntType(bits) for bits in (1, 8, 32, 64, 128))
 _WORD_BYTES = 8
@@ -62,7 +62,9 @@ def load_word(typing_context, array, position):
 
 
 @intrinsic
-def _store_word(typing_context, array, position, word):
+def store_word(typing_context, array, position, word):
+    """Write a word to eight bytes of a byte array, as :func:`load_word` reads them."""
+
     def generate(context, builder, signature, arguments):
         array_value, position_value, word_value = arguments
         pointer = _pointer(context, builder, signature.args[0], array_value, position_value)
@@ -97,5 +99,5 @@ def copy_bytes(source, begin, length, target, at):
     else:
         last = length - _WORD_BYTES
         for step in range(0, last, _WORD_BYTES):
-            _store_word(target, at + step, load_word(source, begin + step))
-        _store_word(target, at + last, load_word(source, begin + last))
+            store_word(target, at + step, load_word(source, begin + step))
+        store_word(target, at + last, load_word(source, begin + last))

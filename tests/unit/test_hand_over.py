@@ -20,12 +20,14 @@ import pytest
 from pyspark import cloudpickle
 
 from coordinator.runtime.runtime import Runtime
-from store_actors import hand_over
+from store_actors import hand_over, unsafe_rows
 from store_actors.hand_over import HandedOver, HandOverServer, address_of, hand_over_server, sockets_of
 from store_actors.local_calls import LocalActors
 
 ROWS = pa.table({"v": [1, 2, 3, 4]})
 HOST = "10.0.0.1"
+#: Whether rows are in Spark's own format, or are an Arrow stream.
+FORMATS = pytest.mark.parametrize("unsafe", [False, True], ids=["arrow", "unsafe rows"])
 
 
 class Doubles:
@@ -57,16 +59,24 @@ def server(path: str) -> HandOverServer:
     return HandOverServer(path, LocalActors("store actor", None, runtime), runtime)
 
 
-def request_of(shards: list[int], counts: list[int], fails_at: int = -1) -> bytes:
+def request_of(shards: list[int], counts: list[int], fails_at: int = -1, unsafe: bool = False) -> bytes:
     # As PySpark has it in a plan: pickled by value, with the type of its results.
     function = cloudpickle.dumps((Doubles(), None))
     batch = {"fails_at": fails_at}
-    request = {"batch": batch, "attempt": 7, "executor": "h:1", "function_bytes": len(function), "shards": shards}
+    request = {
+        "batch": batch, "attempt": 7, "executor": "h:1", "function_bytes": len(function), "unsafe_rows": unsafe,
+        "unsafe_results": unsafe, "shards": shards,
+    }  # fmt: skip
     text = json.dumps(request).encode()
-    sink = pa.BufferOutputStream()
+    sink = BytesIO()
     with pa.ipc.new_stream(sink, ROWS.schema) as stream:
-        stream.write_table(ROWS)
-    message = struct.pack(">i", len(text)) + text + function + sink.getvalue().to_pybytes()
+        if not unsafe:
+            stream.write_table(ROWS)
+    if unsafe:
+        (batch_of_rows,) = ROWS.append_column("route", pa.array([9] * len(ROWS))).to_batches()
+        unsafe_rows.write_blocks(batch_of_rows, sink)
+        unsafe_rows.write_end(sink)
+    message = struct.pack(">i", len(text)) + text + function + sink.getvalue()
     return message + struct.pack(f">{len(counts)}q", *counts)
 
 
@@ -87,13 +97,18 @@ def answer_to(path: str, message: bytes) -> bytes:
         return answer.read()
 
 
-def answered(path: str, shards: list[int], counts: list[int], fails_at: int = -1, cut: int | None = None) -> bytes:
+def answered(
+    path: str, shards: list[int], counts: list[int], fails_at: int = -1, cut: int | None = None, unsafe: bool = False
+) -> bytes:
     """Return the answer to a task, which sends everything or only the first bytes."""
-    return answer_to(path, request_of(shards, counts, fails_at)[:cut])
+    return answer_to(path, request_of(shards, counts, fails_at, unsafe)[:cut])
 
 
 def read(answer: bytes) -> tuple[list[dict[str, Any]], bytes]:
     """Return the rows of an answer, and what follows them."""
+    if answer[0] == 3:
+        blocks, schema = BytesIO(answer[1:]), pa.schema([("shard", pa.int64()), ("v", pa.int64())])
+        return pa.Table.from_batches(unsafe_rows.read_blocks(blocks, schema, 0)).to_pylist(), blocks.read()
     assert answer[0] == 0
     source = pa.BufferReader(answer[1:])
     rows = pa.ipc.open_stream(source).read_all().to_pylist()
@@ -101,33 +116,38 @@ def read(answer: bytes) -> tuple[list[dict[str, Any]], bytes]:
 
 
 @pytest.mark.usefixtures("server")
-def test_rows_of_each_shard_come_back(path: str) -> None:
-    rows, after = read(answered(path, [3, 0, 5], [1, 0, 3]))
+@FORMATS
+def test_rows_of_each_shard_come_back(path: str, unsafe: bool) -> None:
+    rows, after = read(answered(path, [3, 0, 5], [1, 0, 3], unsafe=unsafe))
     assert rows == [{"shard": 3, "v": 2}, {"shard": 5, "v": 4}, {"shard": 5, "v": 6}, {"shard": 5, "v": 8}]
     assert after == b"\1"
 
 
 @pytest.mark.usefixtures("server")
-def test_an_answer_without_rows_says_so(path: str) -> None:
-    assert answered(path, [3], [0]) == b"\1"
+@FORMATS
+def test_an_answer_without_rows_says_so(path: str, unsafe: bool) -> None:
+    assert answered(path, [3], [0], unsafe=unsafe) == b"\1"
 
 
 @pytest.mark.usefixtures("server")
-def test_an_error_is_told_by_class_and_text(path: str) -> None:
-    assert answered(path, [3, 5], [1, 3], fails_at=3) == b"\2ValueError: shard 3 refuses 1 rows"
+@FORMATS
+def test_an_error_is_told_by_class_and_text(path: str, unsafe: bool) -> None:
+    assert answered(path, [3, 5], [1, 3], fails_at=3, unsafe=unsafe) == b"\2ValueError: shard 3 refuses 1 rows"
 
 
 @pytest.mark.usefixtures("server")
-def test_an_error_after_some_rows_is_no_end_of_the_rows(path: str) -> None:
-    rows, after = read(answered(path, [3, 5], [1, 3], fails_at=5))
+@FORMATS
+def test_an_error_after_some_rows_is_no_end_of_the_rows(path: str, unsafe: bool) -> None:
+    rows, after = read(answered(path, [3, 5], [1, 3], fails_at=5, unsafe=unsafe))
     assert rows == [{"shard": 3, "v": 2}]
     assert after == b"\2ValueError: shard 5 refuses 3 rows"
 
 
 @pytest.mark.usefixtures("server")
+@FORMATS
 @pytest.mark.parametrize("cut", [0, 3, 40, -40, -1])
-def test_a_task_that_ends_in_the_middle_is_answered_by_an_error(path: str, cut: int) -> None:
-    assert answered(path, [3, 5], [1, 3], cut=cut).startswith(b"\2")
+def test_a_task_that_ends_in_the_middle_is_answered_by_an_error(path: str, cut: int, unsafe: bool) -> None:
+    assert answered(path, [3, 5], [1, 3], cut=cut, unsafe=unsafe).startswith(b"\2")
     # And the next one as ever.
     assert read(answered(path, [3], [4]))[1] == b"\1"
 
@@ -141,6 +161,7 @@ STRANGERS = {
     "other JSON": LENGTH.pack(2) + b"[]",
     "a huge function": LENGTH.pack(len(text := b'{"function_bytes": 1000000000000}')) + text,
     "a function below zero": LENGTH.pack(len(text := b'{"function_bytes": -1}')) + text,
+    "a huge block": request_of([3], [4], unsafe=True)[: -(8 + 4 + 4 * 24 + 4)] + LENGTH.pack(2**31 - 1) + b"x" * 1000,
     "huge rows": request_of([3], [4]).partition(b"\xff\xff\xff\xff")[0]
     + b"\xff\xff\xff\xff\xff\xff\xff\x7f"
     + b"x" * 1000,

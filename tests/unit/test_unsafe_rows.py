@@ -1,0 +1,113 @@
+"""Rows in Spark's binary format, from and to Arrow."""
+
+from __future__ import annotations
+
+import io
+import struct
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store_actors.unsafe_rows import are_supported, read_blocks, write_blocks, write_end
+
+_INTEGERS = {
+    pa.int8(): 7,
+    pa.int16(): 15,
+    pa.int32(): 31,
+    pa.int64(): 63,
+    pa.date32(): 20,
+    pa.timestamp("us", "UTC"): 60,
+}
+_VALUES: dict[pa.DataType, st.SearchStrategy[object]] = {
+    **{kind: st.integers(-(2**bits), 2**bits - 1) for kind, bits in _INTEGERS.items()},
+    pa.bool_(): st.booleans(),
+    pa.float32(): st.floats(width=32, allow_nan=False),
+    pa.float64(): st.floats(allow_nan=False),
+    pa.decimal128(18, 2): st.integers(1 - 10**18, 10**18 - 1).map(lambda value: Decimal(value).scaleb(-2)),
+    pa.string(): st.text(max_size=20),
+    pa.binary(): st.binary(max_size=20),
+}
+
+
+def _column(kind: pa.DataType, values: list[object]) -> pa.Array:
+    whole = pa.int32() if pa.types.is_date32(kind) else pa.int64() if pa.types.is_timestamp(kind) else kind
+    return pa.array(values, whole).cast(kind)
+
+
+@st.composite
+def _batches(draw: st.DrawFn) -> pa.RecordBatch:
+    kinds = draw(st.lists(st.sampled_from(list(_VALUES)), min_size=1, max_size=5))
+    kinds += draw(st.sampled_from([[], [pa.int64()] * 66]))
+    size = draw(st.integers(1, 20))
+    columns = [_column(kind, draw(st.lists(st.none() | _VALUES[kind], min_size=size, max_size=size))) for kind in kinds]
+    return pa.RecordBatch.from_arrays(columns, names=[f"c{number}" for number in range(len(kinds))])
+
+
+def _blocks(*batches: pa.RecordBatch) -> bytes:
+    sink = io.BytesIO()
+    for batch in batches:
+        write_blocks(batch, sink)
+    write_end(sink)
+    return sink.getvalue()
+
+
+def _table(data: bytes, schema: pa.Schema, further: int = 0) -> pa.Table:
+    source = io.BytesIO(data)
+    table = pa.Table.from_batches(read_blocks(source, schema, further), schema)
+    assert source.read() == b""
+    table.validate(full=True)
+    return table
+
+
+@given(_batches(), st.integers(0, 5))
+def test_rows_come_back(batch: pa.RecordBatch, skipped: int) -> None:
+    batch = batch.slice(min(skipped, batch.num_rows - 1))
+    assert are_supported(batch.schema)
+    assert _table(_blocks(batch, batch), batch.schema) == pa.Table.from_batches([batch, batch])
+
+
+def test_a_row_is_as_spark_has_it() -> None:
+    # As ``UnsafeProjection`` makes it of (-2 as an int, null as a string, 'four', true).
+    columns = [pa.array([-2], pa.int32()), pa.array([None], pa.string()), pa.array(["four"]), pa.array([True])]
+    batch = pa.RecordBatch.from_arrays(columns, names=["a", "b", "c", "d"])
+    row = struct.pack("<QiIQIIQ4s4x", 0b10, -2, 0, 0, 4, 40, 1, b"four")
+    assert _blocks(batch) == struct.pack(">i", 8 + len(row)) + struct.pack("<Q", len(row)) + row + bytes(4)
+
+
+def test_further_columns_are_left_out() -> None:
+    words = np.array([[0, 5, 77], [0b01, 0, 77]], np.uint64)
+    data = struct.pack(">i", words.nbytes) + words.tobytes() + bytes(4)
+    assert _table(data, pa.schema([("n", pa.int64())]), 1).column("n").to_pylist() == [5, None]
+
+
+def test_many_rows_and_large_ones_are_cut_into_blocks() -> None:
+    rows = pa.record_batch({"n": np.arange(100_000), "t": pa.array([str(n) * (n % 7) for n in range(100_000)])})
+    large = pa.record_batch({"n": [1, 2], "t": ["x" * 3_000_000, "y"]})
+    assert _table(_blocks(rows, large), rows.schema) == pa.Table.from_batches([rows, large])
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.decimal128(19, 0), pa.timestamp("ns"), pa.null()])
+def test_other_types_are_not_supported(kind: pa.DataType) -> None:
+    assert not are_supported(pa.schema([("n", pa.int64()), ("o", kind)]))
+
+
+_TEXT = pa.schema([("t", pa.string())])
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "text"),
+    [
+        (struct.pack(">i", 100) + bytes(50), EOFError, "in the middle of its rows"),
+        (struct.pack(">i", -5), ValueError, "a block of -5 bytes"),
+        (struct.pack(">iQ", 16, 0) + bytes(8), ValueError, "a size that it cannot have"),
+        (struct.pack(">i", 24) + struct.pack("<QQII", 16, 0, 100, 16), ValueError, "longer than all of them"),
+        (struct.pack(">i", 32) + struct.pack("<QQIIQ", 24, 0, 9, 24, 0), ValueError, "not inside them"),
+    ],
+)
+def test_what_are_no_rows_is_refused(data: bytes, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        _table(data, _TEXT)
