@@ -26,8 +26,6 @@ from tests.conftest import NewUri
 from tests.integration.streams import Feed, Run
 from tests.tasks import Tasks
 
-#: With every change, and not with `./run replay` only.
-BOTH_WAYS = pytest.mark.parametrize("handed_over", [False, True], ids=["in Python", "handed over"], indirect=True)
 VALUES = pa.schema([("v", pa.int64())])
 FILES = [[(number * 37 % 101,) for number in range(start, start + 3000)] for start in range(0, 24_000, 3000)]
 
@@ -74,7 +72,6 @@ def kill_in_the_middle(fleet: Fleet, name: str, pid_of: Callable[[dict[str, Any]
         pytest.param(lambda status: status["coordinator"]["pid"], id="coordinator"),
     ],
 )
-@BOTH_WAYS
 @pytest.mark.usefixtures("handed_over")
 def test_an_actor_killed_in_the_middle_of_a_batch_changes_nothing(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, pid_of: Callable[[dict[str, Any]], int]
@@ -111,7 +108,6 @@ def fail_first_attempt(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordB
         raise RuntimeError("this task fails after its commit, on purpose")
 
 
-@BOTH_WAYS
 @pytest.mark.usefixtures("handed_over")
 def test_a_task_that_fails_after_its_commit_is_not_applied_twice(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str

@@ -46,7 +46,7 @@ def progress_of(run: Run) -> Mapping[str, Any]:
     return operator
 
 
-@pytest.mark.parametrize("case_name", short_list(CASES, ["E1 windows, append", "M4 join then window"]))
+@pytest.mark.parametrize("case_name", short_list(CASES, ["E1 windows, append"]))
 def test_by_python_results_are_the_same(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case_name: str
 ) -> None:

@@ -150,6 +150,7 @@ def test_a_store_actor_that_hangs_while_it_is_sent_a_large_batch_costs_an_attemp
     assert 1 <= query.failed_tasks() <= 2  # one for each core
 
 
+@pytest.mark.replay
 def test_a_store_actor_that_is_slow_is_not_ended(query: Query, fleet: Fleet, server: Server) -> None:
     slow = server.pid
     server.give_up_sooner()

@@ -179,6 +179,7 @@ def assert_found_by_keys(view: ViewColumns, state: pa.Table) -> None:
     assert leaves.schema.types == of_state.schema.types
 
 
+@pytest.mark.replay
 def test_every_aggregate_is_shown_as_spark_emits_it(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
