@@ -68,7 +68,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "serving": ("store_actors.serving",),
     "operators": ("store_actors.operators",),
     "keyed stores": ("store_actors.keyed",),
-    "connections": ("store_actors.direct_calls", "store_actors.hand_over", "store_actors.local_calls"),
+    "connections": (
+        "store_actors.direct_calls",
+        "store_actors.hand_over",
+        "store_actors.local_calls",
+        "store_actors.unsafe_rows",
+    ),
     "messages": ("store_actors.key_queries", "store_actors.messages"),
     "spilling": ("store_actors.spilling",),
     "engine": ("store_actors.engine",),
