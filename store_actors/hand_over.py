@@ -1,9 +1,10 @@
 """Batches that Spark's tasks hand over to the store actor of their node, over a unix socket, without a Python worker of Spark's.
 
-A task sends a request (JSON with its length), its pickled function, the rows of its shards, and the number of rows of each shard. The
-answer has the rows that the shards emit, or the text of an error (``HandOver.java`` is the task's side). Rows are an Arrow stream; or,
-where all of their types allow it, they are in Spark's own format (:mod:`store_actors.unsafe_rows`), after an Arrow stream that only has
-their schema. The function is the one that Spark's plan has for a Python worker; here it calls this process's shards directly.
+A task sends a request (JSON with its length), its pickled function, and the rows of its shards, one shard after another. The answer has
+the rows that the shards emit, or the text of an error (``HandOver.java`` is the task's side). It begins as soon as some shards have
+committed: the task sends the rows of others when it has used what came. The rows of a shard are an Arrow stream; or, where all of their
+types allow it, they are in Spark's own format (:mod:`store_actors.unsafe_rows`), after an Arrow stream that only has their schema. The
+function is the one that Spark's plan has for a Python worker; here it calls this process's shards directly.
 
 The socket is in a folder that only this user can enter, so a function that is unpickled comes from a process of the same user. A file
 beside it says which process answers. Tasks find by a ping (a request of no bytes) over a second connection that the process hangs, and
@@ -97,18 +98,17 @@ class HandedOver:
         The batch as Spark's driver describes it, without the shard.
     attempt, executor
         Spark's id of the task attempt, and ``host:pid`` of its executor.
-    shards, counts
-        The task's shards, and how many rows each has.
+    shards
+        The task's shards.
     rows
-        The rows of all shards, in the order of `shards`.
+        The rows of each shard, which are received when they are asked for.
     """
 
     batch: dict[str, Any]
     attempt: int
     executor: str
     shards: Sequence[int]
-    counts: Sequence[int]
-    rows: pa.Table
+    rows: Iterator[pa.Table]
 
 
 class _Function(Protocol):
@@ -186,24 +186,20 @@ class HandOverServer:
         request = json.loads(_read(source, length))
         function = _unpickled(_read(source, request["function_bytes"]))
         task.settimeout(_ROWS_S)
-        rows = pa.ipc.open_stream(source).read_all()
-        if request["unsafe_rows"]:
-            # The last column is the route.
-            rows = pa.Table.from_batches(unsafe_rows.read_blocks(source, rows.schema, 1), rows.schema)
-        shards = request["shards"]
-        counts = struct.unpack(f">{len(shards)}q", _read(source, 8 * len(shards)))
-        # A batch may take long, and so may the task with its results.
-        task.settimeout(None)
-        work = HandedOver(request["batch"], request["attempt"], request["executor"], shards, counts, rows)
+        rows = _received(source, len(request["shards"]), request["unsafe_rows"])
+        work = HandedOver(request["batch"], request["attempt"], request["executor"], request["shards"], rows)
         emitted = function.handed_over(work, self._actors)
         if (first := next(emitted, None)) is None:
             return
+        # The task may take long with its results, before it sends more.
+        task.settimeout(None)
         # An error ends the rows, too; the task sees by the byte after them that there should be more.
         if request["unsafe_results"] and unsafe_rows.are_supported(first.schema):
             sink.write(_UNSAFE_ROWS)
             try:
                 for batch in chain([first], emitted):
                     unsafe_rows.write_blocks(batch, sink)
+                    sink.flush()
             finally:
                 unsafe_rows.write_end(sink)
             return
@@ -211,6 +207,20 @@ class HandOverServer:
         with pa.ipc.new_stream(sink, first.schema) as answer:
             for batch in chain([first], emitted):
                 answer.write_batch(batch)
+                # The task waits for the rest of what it has begun to read.
+                sink.flush()
+
+
+def _received(source: BinaryIO, shards: int, are_unsafe: bool) -> Iterator[pa.Table]:
+    """Yield the rows of each of a task's shards."""
+    if not are_unsafe:
+        for _ in range(shards):
+            yield pa.ipc.open_stream(source).read_all()
+        return
+    schema = pa.ipc.open_stream(source).read_all().schema
+    for _ in range(shards):
+        # The last column is the route.
+        yield pa.Table.from_batches(unsafe_rows.read_blocks(source, schema, 1), schema)
 
 
 def hand_over_server(address: str, actors: LocalActors, runtime: Runtime) -> None:

@@ -5,8 +5,9 @@
  * The body of a class as Spark's own code generation writes them: executors get this text, and compile it as they compile the stages of a
  * query. Janino has neither lambdas nor usable generics, nor static methods of interfaces.
  *
+ * A task sends the rows of one shard after another, and gives out results as they come: it sends only while there are none. So neither side
+ * has all rows of a large task. What is sent is kept while it is small, and sent again to a store actor that was lost before it answered.
  * A task waits as long as the store actor's process answers pings; one that hangs (stopped, deadlocked) is ended, and Ray starts it again.
- * What a task has sent is kept while it is small, and sent again to a store actor that was lost before it answered.
  */
 public Object generate(Object[] references) {
     return new HandOver(references);
@@ -45,9 +46,21 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
     private final org.apache.spark.sql.types.StructType outputType;
     private final String timeZone;
 
+    /** The task's shards. */
+    private int[] ids;
     private scala.collection.Iterator input;
+    private Request request;
+    private Rows rows;
+    private Connection connection;
+    private org.apache.arrow.memory.BufferAllocator allocator;
+    private TaskContext context;
+    /** Until when another store actor is waited for; 0 if none was lost. */
+    private long until;
+
     /** The row that is given out next. */
     private InternalRow next;
+    private boolean isAnswered;
+    private boolean isOver;
     /** Rows in Spark's own format (store_actors/unsafe_rows.py): a block of them, and where the next one begins. */
     private byte[] block;
     private int blockEnd;
@@ -56,12 +69,9 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
     /** The size of a row without strings; 0 if each has one of its own. */
     private int rowBytes;
     /** Rows as Arrow has them. */
+    private org.apache.arrow.vector.ipc.ArrowStreamReader reader;
     private scala.collection.Iterator output;
     private org.apache.spark.sql.catalyst.expressions.UnsafeProjection projection;
-    private org.apache.arrow.vector.ipc.ArrowStreamReader reader;
-    private Connection connection;
-    private org.apache.arrow.memory.BufferAllocator allocator;
-    private TaskContext context;
 
     HandOver(Object[] references) {
         sockets = (String) references[0];
@@ -76,6 +86,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
 
     public void init(int index, scala.collection.Iterator[] inputs) {
         partitionIndex = index;
+        ids = shards[index];
         input = inputs[0];
         allocator = org.apache.spark.sql.util.ArrowUtils.rootAllocator().newChildAllocator("statefleet", 0L, Long.MAX_VALUE);
         context = TaskContext.get();
@@ -93,6 +104,9 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
             }
             if (reader != null) {
                 reader.close(false);
+            }
+            if (rows != null) {
+                rows.close();
             }
         } catch (java.io.IOException error) {
             throw new RuntimeException(error);
@@ -119,35 +133,84 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
 
     /** Returns the next row that the shards emit; null after the last one. */
     private InternalRow read() throws java.io.IOException {
-        if (connection == null) {
-            int answer = answered();
-            if (answer == UNSAFE_ROWS) {
+        if (request == null) {
+            begin();
+        }
+        while (true) {
+            InternalRow row = nextOfBlock();
+            if (row != null || isOver) {
+                return row;
+            }
+            try {
+                if (connection == null) {
+                    connection = connected();
+                }
+                if (request.isSent() || connection.hasArrived()) {
+                    readMore();
+                } else {
+                    request.sendMore();
+                }
+            } catch (Lost error) {
+                sendAgain(error);
+            }
+        }
+    }
+
+    /** Writes what a small request has before anything is sent. */
+    private void begin() throws java.io.IOException {
+        request = new Request();
+        writeHead();
+        rows = isUnsafe(inputType) ? (Rows) new UnsafeRows() : new ArrowRows();
+        while (request.isKept() && !request.isWritten) {
+            request.writeMore();
+        }
+    }
+
+    /** Begins again with another store actor, if nothing came of this one and everything is still here. */
+    private void sendAgain(Lost error) throws java.io.IOException {
+        until = until == 0L ? deadline() : until;
+        if (!request.isKept() || isAnswered || System.nanoTime() > until) {
+            throw error;
+        }
+        connection.close();
+        connection = null;
+        request.rewind();
+        pause();
+    }
+
+    private InternalRow nextOfBlock() {
+        if (position < blockEnd) {
+            int size = rowBytes;
+            if (size == 0) {
+                size = (int) org.apache.spark.unsafe.Platform.getLong(block, ARRAY + position);
+                position += 8;
+            }
+            unsafeRow.pointTo(block, ARRAY + position, size);
+            position += size;
+            return unsafeRow;
+        }
+        return output != null && output.hasNext() ? projection.apply((InternalRow) output.next()) : null;
+    }
+
+    /** Reads a block, or a record batch, of results. The store actor has written all of it when it has written some of it. */
+    private void readMore() throws java.io.IOException {
+        if (!isAnswered) {
+            int kind = connection.next();
+            isAnswered = true;
+            isOver = kind == DONE;
+            if (kind == UNSAFE_ROWS) {
                 unsafeRow = new UnsafeRow(outputType.length());
                 rowBytes = hasTexts(outputType)
                     ? 0 : UnsafeRow.calculateBitSetWidthInBytes(outputType.length()) + 8 * outputType.length();
-            } else if (answer == ROWS) {
+            } else if (kind == ROWS) {
                 reader = new org.apache.arrow.vector.ipc.ArrowStreamReader(connection, allocator);
                 projection = org.apache.spark.sql.catalyst.expressions.UnsafeProjection.create(outputType);
             }
-        }
-        return unsafeRow != null ? readUnsafe() : readArrow();
-    }
-
-    private InternalRow readUnsafe() throws java.io.IOException {
-        if (position == blockEnd && !readBlock()) {
-            // An error ends the rows, too.
+        } else if (unsafeRow != null ? !readBlock() : !readBatch()) {
+            // An error ends the rows, too, and a stream that was cut looks like one that has ended.
             connection.next();
-            unsafeRow = null;
-            return null;
+            isOver = true;
         }
-        int size = rowBytes;
-        if (size == 0) {
-            size = (int) org.apache.spark.unsafe.Platform.getLong(block, ARRAY + position);
-            position += 8;
-        }
-        unsafeRow.pointTo(block, ARRAY + position, size);
-        position += size;
-        return unsafeRow;
     }
 
     private boolean readBlock() throws java.io.IOException {
@@ -162,21 +225,20 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         return blockEnd > 0;
     }
 
-    private InternalRow readArrow() throws java.io.IOException {
-        while (reader != null) {
-            if (output != null && output.hasNext()) {
-                return projection.apply((InternalRow) output.next());
-            }
-            if (reader.loadNextBatch()) {
-                output = rows(reader.getVectorSchemaRoot());
-            } else {
-                // A stream that was cut looks like one that has ended.
-                connection.next();
-                reader.close(false);
-                reader = null;
-            }
+    private boolean readBatch() throws java.io.IOException {
+        boolean isRead = reader.loadNextBatch();
+        output = isRead ? rowsOf(reader.getVectorSchemaRoot()) : null;
+        return isRead;
+    }
+
+    private static scala.collection.Iterator rowsOf(org.apache.arrow.vector.VectorSchemaRoot root) {
+        java.util.List vectors = root.getFieldVectors();
+        org.apache.spark.sql.vectorized.ColumnVector[] columns = new org.apache.spark.sql.vectorized.ColumnVector[vectors.size()];
+        for (int i = 0; i < columns.length; i++) {
+            columns[i] = new org.apache.spark.sql.vectorized.ArrowColumnVector((org.apache.arrow.vector.ValueVector) vectors.get(i));
         }
-        return null;
+        return scala.collection.JavaConverters.asScalaIterator(
+            new org.apache.spark.sql.vectorized.ColumnarBatch(columns, root.getRowCount()).rowIterator());
     }
 
     /** Whether a row of these columns can be sent as Spark has it in memory. */
@@ -221,29 +283,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
             new org.apache.spark.sql.vectorized.ColumnarBatch(columns, root.getRowCount()).rowIterator());
     }
 
-    /** Sends everything, again if the store actor is lost and a request is small, and returns what follows in the answer: rows or DONE. */
-    private int answered() throws java.io.IOException {
-        Request request = new Request();
-        writeRequest(request);
-        long until = 0L;
-        while (true) {
-            try {
-                request.send();
-                return connection.next();
-            } catch (Lost error) {
-                until = until == 0L ? deadline() : until;
-                if (!request.isKept || System.nanoTime() > until) {
-                    throw error;
-                }
-                connection.close();
-                connection = null;
-            }
-            pause();
-        }
-    }
-
-    private void writeRequest(Request request) throws java.io.IOException {
-        int[] ids = shards[partitionIndex];
+    private void writeHead() throws java.io.IOException {
         String executor = host() + ":" + java.lang.management.ManagementFactory.getRuntimeMXBean().getPid();
         byte[] text = ("{\"batch\": " + batch + ", \"attempt\": " + context.taskAttemptId() + ", \"executor\": \"" + executor
             + "\", \"function_bytes\": " + function.length + ", \"unsafe_rows\": " + isUnsafe(inputType) + ", \"unsafe_results\": "
@@ -252,11 +292,6 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         request.write(java.nio.ByteBuffer.allocate(4).putInt(0, text.length));
         request.write(java.nio.ByteBuffer.wrap(text));
         request.write(java.nio.ByteBuffer.wrap(function));
-        long[] counts = new long[ids.length];
-        writeRows(request, ids, counts);
-        java.nio.ByteBuffer numbers = java.nio.ByteBuffer.allocate(8 * counts.length);
-        numbers.asLongBuffer().put(counts);
-        request.write(numbers);
     }
 
     private static String host() {
@@ -319,83 +354,93 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         }
     }
 
-    /** Writes the rows, and counts those of each shard. */
-    private void writeRows(Request request, int[] ids, long[] counts) throws java.io.IOException {
-        org.apache.arrow.vector.VectorSchemaRoot root = org.apache.arrow.vector.VectorSchemaRoot.create(
+    /** Writes the rows of the task's shards to the request, a shard after the other. */
+    private abstract class Rows {
+        /** The route is the last column of a row. */
+        private final int routeColumn = inputType.length();
+        private int shard;
+        final org.apache.arrow.vector.VectorSchemaRoot root = org.apache.arrow.vector.VectorSchemaRoot.create(
             org.apache.spark.sql.util.ArrowUtils.toArrowSchema(inputType, timeZone, true, false), allocator);
-        try {
-            org.apache.arrow.vector.ipc.ArrowStreamWriter stream = new org.apache.arrow.vector.ipc.ArrowStreamWriter(root, null, request);
-            stream.start();
-            Shard shard = new Shard(ids, counts);
-            if (isUnsafe(inputType)) {
-                stream.end();
-                writeUnsafe(request, shard);
-            } else {
-                writeArrow(root, stream, shard);
-                stream.end();
+
+        /** Writes some rows; returns whether there may be more. */
+        boolean write() throws java.io.IOException {
+            boolean isFull = false;
+            while (!isFull && input.hasNext()) {
+                UnsafeRow row = (UnsafeRow) input.next();
+                int route = row.getInt(routeColumn);
+                while (routes[ids[shard]] != route) {
+                    endShard();
+                }
+                isFull = add(row);
             }
-        } finally {
+            if (isFull) {
+                return true;
+            }
+            while (shard < ids.length) {
+                endShard();
+            }
+            close();
+            return false;
+        }
+
+        private void endShard() throws java.io.IOException {
+            shard++;
+            end(shard == ids.length);
+        }
+
+        /** Adds a row of the shard; returns whether rows were written to the request. */
+        abstract boolean add(UnsafeRow row) throws java.io.IOException;
+
+        /** Ends the rows of a shard. */
+        abstract void end(boolean isLast) throws java.io.IOException;
+
+        void close() {
             root.close();
         }
     }
 
-    private void writeArrow(
-        org.apache.arrow.vector.VectorSchemaRoot root, org.apache.arrow.vector.ipc.ArrowStreamWriter stream, Shard shard) throws java.io.IOException {
-        org.apache.spark.sql.execution.arrow.ArrowWriter rows = org.apache.spark.sql.execution.arrow.ArrowWriter.create(root);
-        int pending = 0;
-        long bytes = 0;
-        while (input.hasNext()) {
-            UnsafeRow row = (UnsafeRow) input.next();
-            shard.count(row);
-            rows.write(row);
-            pending++;
-            bytes += row.getSizeInBytes();
-            if (pending == MOST_ROWS || bytes >= MOST_BYTES) {
-                rows.finish();
-                stream.writeBatch();
-                rows.reset();
-                pending = 0;
-                bytes = 0;
-            }
-        }
-        if (pending > 0) {
-            rows.finish();
-            stream.writeBatch();
-        }
-    }
+    /** Rows as they are (store_actors/unsafe_rows.py reads them), after a stream that only has their schema. */
+    private final class UnsafeRows extends Rows {
+        private final boolean hasSizes = hasTexts(inputType);
+        private byte[] bytes = new byte[BUFFER_BYTES];
+        private int used;
 
-    /** Writes the rows as they are (store_actors/unsafe_rows.py reads them). */
-    private void writeUnsafe(Request request, Shard shard) throws java.io.IOException {
-        boolean hasSizes = hasTexts(inputType);
-        byte[] rows = new byte[BUFFER_BYTES];
-        int used = 0;
-        while (input.hasNext()) {
-            UnsafeRow row = (UnsafeRow) input.next();
-            shard.count(row);
+        UnsafeRows() throws java.io.IOException {
+            org.apache.arrow.vector.ipc.ArrowStreamWriter stream = new org.apache.arrow.vector.ipc.ArrowStreamWriter(root, null, request);
+            stream.start();
+            stream.end();
+        }
+
+        boolean add(UnsafeRow row) throws java.io.IOException {
             int size = row.getSizeInBytes();
-            if (size > rows.length - used - 8) {
-                writeBlock(request, rows, used);
-                used = 0;
-                if (size > rows.length - 8) {
-                    rows = new byte[size + 8];
+            boolean isFull = size > bytes.length - used - 8;
+            if (isFull) {
+                writeBlock();
+                if (size > bytes.length - 8) {
+                    bytes = new byte[size + 8];
                 }
             }
             if (hasSizes) {
-                org.apache.spark.unsafe.Platform.putLong(rows, ARRAY + used, size);
+                org.apache.spark.unsafe.Platform.putLong(bytes, ARRAY + used, size);
                 used += 8;
             }
-            copy(row, size, rows, used);
+            copy(row, size, bytes, used);
             used += size;
+            return isFull;
         }
-        writeBlock(request, rows, used);
-        if (used > 0) {
-            writeBlock(request, rows, 0);
-        }
-    }
 
-    private static void writeBlock(Request request, byte[] rows, int used) throws java.io.IOException {
-        request.write(java.nio.ByteBuffer.allocate(4).putInt(0, used));
-        request.write(java.nio.ByteBuffer.wrap(rows, 0, used));
+        void end(boolean isLast) throws java.io.IOException {
+            if (used > 0) {
+                writeBlock();
+            }
+            writeBlock();
+        }
+
+        private void writeBlock() throws java.io.IOException {
+            request.write(java.nio.ByteBuffer.allocate(4).putInt(0, used));
+            request.write(java.nio.ByteBuffer.wrap(bytes, 0, used));
+            used = 0;
+        }
     }
 
     private static void copy(UnsafeRow row, int size, byte[] target, int at) {
@@ -411,26 +456,49 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         }
     }
 
-    /** Counts the rows of each shard of a task, which come one shard after another. The route is the last column. */
-    private final class Shard {
-        private final int[] ids;
-        private final long[] counts;
-        private final int routeColumn = inputType.length();
-        private int number = -1;
-        private int route;
+    /** An Arrow stream for each shard. */
+    private final class ArrowRows extends Rows {
+        private final org.apache.spark.sql.execution.arrow.ArrowWriter writer = org.apache.spark.sql.execution.arrow.ArrowWriter.create(root);
+        private org.apache.arrow.vector.ipc.ArrowStreamWriter stream;
+        private int pending;
+        private long bytes;
 
-        Shard(int[] ids, long[] counts) {
-            this.ids = ids;
-            this.counts = counts;
+        ArrowRows() throws java.io.IOException {
+            begin();
         }
 
-        void count(UnsafeRow row) {
-            int rowRoute = row.getInt(routeColumn);
-            while (number < 0 || rowRoute != route) {
-                number++;
-                route = routes[ids[number]];
+        private void begin() throws java.io.IOException {
+            stream = new org.apache.arrow.vector.ipc.ArrowStreamWriter(root, null, request);
+            stream.start();
+        }
+
+        boolean add(UnsafeRow row) throws java.io.IOException {
+            writer.write(row);
+            pending++;
+            bytes += row.getSizeInBytes();
+            boolean isFull = pending == MOST_ROWS || bytes >= MOST_BYTES;
+            if (isFull) {
+                writeBatch();
             }
-            counts[number]++;
+            return isFull;
+        }
+
+        void end(boolean isLast) throws java.io.IOException {
+            if (pending > 0) {
+                writeBatch();
+            }
+            stream.end();
+            if (!isLast) {
+                begin();
+            }
+        }
+
+        private void writeBatch() throws java.io.IOException {
+            writer.finish();
+            stream.writeBatch();
+            writer.reset();
+            pending = 0;
+            bytes = 0;
         }
     }
 
@@ -442,44 +510,54 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         }
     }
 
-    /** What a task sends: kept to its end while it is small. */
+    /** What a task sends: all of it while it is small, and then what is written but not sent yet. */
     private final class Request implements java.nio.channels.WritableByteChannel {
         private java.nio.ByteBuffer bytes = java.nio.ByteBuffer.allocate(BUFFER_BYTES);
-        boolean isKept = true;
+        /** How many of the bytes are sent. */
+        private int sent;
+        private boolean isCut;
+        boolean isWritten;
 
-        public int write(java.nio.ByteBuffer source) throws java.io.IOException {
+        public int write(java.nio.ByteBuffer source) {
             int size = source.remaining();
-            while (source.hasRemaining()) {
-                if (!bytes.hasRemaining()) {
-                    makeRoom();
-                }
-                int end = source.limit();
-                source.limit(Math.min(end, source.position() + bytes.remaining()));
-                bytes.put(source);
-                source.limit(end);
+            if (size > bytes.remaining()) {
+                bytes.flip();
+                bytes = java.nio.ByteBuffer.allocate(Math.max(4 * bytes.capacity(), bytes.limit() + size)).put(bytes);
             }
+            bytes.put(source);
             return size;
         }
 
-        private void makeRoom() throws java.io.IOException {
-            if (bytes.capacity() < KEPT_BYTES) {
-                bytes.flip();
-                bytes = java.nio.ByteBuffer.allocate(4 * bytes.capacity()).put(bytes);
-            } else {
-                send();
-                isKept = false;
-                bytes.clear();
-            }
+        /** Whether it can be sent again. */
+        boolean isKept() {
+            return !isCut && bytes.position() <= KEPT_BYTES;
         }
 
-        /** Sends what is here. */
-        void send() throws java.io.IOException {
-            if (connection == null) {
-                connection = connected();
+        boolean isSent() {
+            return isWritten && sent == bytes.position();
+        }
+
+        void rewind() {
+            sent = 0;
+        }
+
+        void writeMore() throws java.io.IOException {
+            isWritten = !rows.write();
+        }
+
+        /** Sends what the other side takes at once; if that is nothing, waits until it takes something, or something comes. */
+        void sendMore() throws java.io.IOException {
+            if (sent == bytes.position()) {
+                bytes = isCut ? (java.nio.ByteBuffer) bytes.clear() : java.nio.ByteBuffer.allocate(2 * BUFFER_BYTES);
+                isCut = true;
+                sent = 0;
+                writeMore();
             }
             java.nio.ByteBuffer all = (java.nio.ByteBuffer) bytes.duplicate();
             all.flip();
+            all.position(sent);
             connection.send(all);
+            sent = all.position();
         }
 
         public boolean isOpen() {
@@ -540,25 +618,40 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
             throw new java.net.ConnectException("too many connections wait to be taken");
         }
 
+        /** Sends what the other side takes at once; if that is nothing, waits until it takes something, or something comes. */
         void send(java.nio.ByteBuffer bytes) throws java.io.IOException {
-            int end = bytes.limit();
-            while (bytes.position() < end) {
-                // Java copies what it writes, and keeps the memory.
-                bytes.limit(Math.min(end, bytes.position() + BUFFER_BYTES));
-                int sent = 0;
-                try {
-                    sent = channel.write(bytes);
-                } catch (java.nio.channels.ClosedChannelException error) {
-                    throw error;
-                } catch (java.io.IOException error) {
-                    // It may have said why it did not want all.
-                    next();
+            // Java copies what it writes, and keeps the memory.
+            bytes.limit(Math.min(bytes.limit(), bytes.position() + BUFFER_BYTES));
+            if (!bytes.hasRemaining()) {
+                return;
+            }
+            int size = 0;
+            try {
+                size = channel.write(bytes);
+            } catch (java.nio.channels.ClosedChannelException error) {
+                throw error;
+            } catch (java.io.IOException error) {
+                // It may have said why it did not want all.
+                if (!hasArrived()) {
                     throw new Lost("was lost in the middle of a batch", error);
                 }
-                if (sent == 0) {
-                    await(java.nio.channels.SelectionKey.OP_WRITE);
+            }
+            if (size == 0) {
+                await(java.nio.channels.SelectionKey.OP_WRITE | java.nio.channels.SelectionKey.OP_READ);
+            }
+        }
+
+        /** Whether something came. */
+        boolean hasArrived() throws java.io.IOException {
+            if (!received.hasRemaining()) {
+                received.clear();
+                int size = receivedNow(received);
+                received.flip();
+                if (size < 0) {
+                    throw new Lost("was lost in the middle of a batch", null);
                 }
             }
+            return received.hasRemaining();
         }
 
         /** Returns what follows in the answer: rows or DONE. */
@@ -614,19 +707,22 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         }
 
         private int receive(java.nio.ByteBuffer target) throws java.io.IOException {
-            while (true) {
-                int size = 0;
-                try {
-                    size = channel.read(target);
-                } catch (java.nio.channels.ClosedChannelException error) {
-                    throw error;
-                } catch (java.io.IOException error) {
-                    throw new Lost("was lost in the middle of a batch", error);
-                }
-                if (size != 0) {
-                    return size;
-                }
+            int size = receivedNow(target);
+            while (size == 0) {
                 await(java.nio.channels.SelectionKey.OP_READ);
+                size = receivedNow(target);
+            }
+            return size;
+        }
+
+        /** Receives what is there; returns its size, or -1 at the end of the connection. */
+        private int receivedNow(java.nio.ByteBuffer target) throws java.io.IOException {
+            try {
+                return channel.read(target);
+            } catch (java.nio.channels.ClosedChannelException error) {
+                throw error;
+            } catch (java.io.IOException error) {
+                throw new Lost("was lost in the middle of a batch", error);
             }
         }
 

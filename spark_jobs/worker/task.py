@@ -58,22 +58,18 @@ class StateTask:
         actors
             The fleet's actors, as the store actor's process sees them.
         """
-        first, *others = self._works(work)
-        return self._emitted(_store_actors_client(self.address, actors), first, others)
+        works = self._works(work)
+        return self._emitted(_store_actors_client(self.address, actors), next(works), works)
 
     def _works(self, work: HandedOver) -> Iterator[ShardWork]:
-        inputs = [
-            _InputColumns.of(number, schema, work.rows) for number, schema in enumerate(self.schema.input_schemas())
-        ]
-        begin = 0
-        for shard, count in zip(work.shards, work.counts, strict=True):
+        for shard, rows in zip(work.shards, work.rows, strict=True):
+            inputs = (
+                _InputColumns.of(number, schema, rows).table(rows)
+                for number, schema in enumerate(self.schema.input_schemas())
+            )
             header = BatchHeader(**work.batch, shard=shard)
             task = _task_of(self.metadata, header, work.attempt, work.executor)
-            rows = work.rows.slice(begin, count)
-            yield ShardWork(
-                task, ShardInput(tuple(columns.table(rows) for columns in inputs), _rows_read(rows)), {}, header
-            )
-            begin += count
+            yield ShardWork(task, ShardInput(tuple(inputs), _rows_read(rows)), {}, header)
 
     def _emitted(self, client: FleetClient, first: ShardWork, others: Iterable[ShardWork]) -> Iterator[pa.RecordBatch]:
         assert first.header is not None

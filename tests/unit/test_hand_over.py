@@ -15,7 +15,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark import cloudpickle
 
@@ -34,14 +36,13 @@ class Doubles:
     """A function whose shards emit twice the values they get, a batch each."""
 
     def handed_over(self, work: HandedOver, actors: LocalActors) -> Iterator[pa.RecordBatch]:
-        begin = 0
-        for shard, count in zip(work.shards, work.counts, strict=True):
-            values = work.rows["v"].slice(begin, count).to_pylist()
-            begin += count
+        for shard, rows in zip(work.shards, work.rows, strict=True):
             if shard == work.batch["fails_at"]:
-                raise ValueError(f"shard {shard} refuses {count} rows")
-            if values:
-                yield pa.record_batch([[shard] * count, [2 * value for value in values]], names=["shard", "v"])
+                raise ValueError(f"shard {shard} refuses {len(rows)} rows")
+            if len(rows):
+                yield pa.record_batch(
+                    [[shard] * len(rows), pc.multiply(rows["v"], 2).combine_chunks()], names=["shard", "v"]
+                )
 
 
 @pytest.fixture
@@ -60,6 +61,11 @@ def server(path: str) -> HandOverServer:
 
 
 def request_of(shards: list[int], counts: list[int], fails_at: int = -1, unsafe: bool = False) -> bytes:
+    return b"".join(parts_of(shards, counts, fails_at, unsafe))
+
+
+def parts_of(shards: list[int], counts: list[int], fails_at: int = -1, unsafe: bool = False) -> list[bytes]:
+    """Return what a task sends before its rows, and the rows of each shard."""
     # As PySpark has it in a plan: pickled by value, with the type of its results.
     function = cloudpickle.dumps((Doubles(), None))
     batch = {"fails_at": fails_at}
@@ -68,16 +74,25 @@ def request_of(shards: list[int], counts: list[int], fails_at: int = -1, unsafe:
         "unsafe_results": unsafe, "shards": shards,
     }  # fmt: skip
     text = json.dumps(request).encode()
+    head = struct.pack(">i", len(text)) + text + function + (stream_of(ROWS.slice(0, 0)) if unsafe else b"")
+    ends = np.cumsum(counts)
+    of_shards = [ROWS.slice(end - count, count) for end, count in zip(ends, counts, strict=True)]
+    return [head, *(blocks_of(rows) if unsafe else stream_of(rows) for rows in of_shards)]
+
+
+def stream_of(rows: pa.Table) -> bytes:
     sink = BytesIO()
-    with pa.ipc.new_stream(sink, ROWS.schema) as stream:
-        if not unsafe:
-            stream.write_table(ROWS)
-    if unsafe:
-        (batch_of_rows,) = ROWS.append_column("route", pa.array([9] * len(ROWS))).to_batches()
-        unsafe_rows.write_blocks(batch_of_rows, sink)
-        unsafe_rows.write_end(sink)
-    message = struct.pack(">i", len(text)) + text + function + sink.getvalue()
-    return message + struct.pack(f">{len(counts)}q", *counts)
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_table(rows)
+    return sink.getvalue()
+
+
+def blocks_of(rows: pa.Table) -> bytes:
+    sink = BytesIO()
+    for batch in rows.append_column("route", pa.array([9] * len(rows))).to_batches():
+        unsafe_rows.write_blocks(batch, sink)
+    unsafe_rows.write_end(sink)
+    return sink.getvalue()
 
 
 def connected(path: str) -> socket.socket:
@@ -145,9 +160,33 @@ def test_an_error_after_some_rows_is_no_end_of_the_rows(path: str, unsafe: bool)
 
 @pytest.mark.usefixtures("server")
 @FORMATS
+def test_what_a_shard_emits_comes_before_the_rows_of_the_next_one_are_sent(path: str, unsafe: bool) -> None:
+    head, first, second = parts_of([3, 5], [1, 3], unsafe=unsafe)
+    with connected(path) as task, task.makefile("rb") as source:
+        task.settimeout(10)
+        task.sendall(head + first)
+        answer = source.read(1)
+        if unsafe:
+            answer += source.read(4 + 24)
+        else:
+            stream = pa.ipc.open_stream(source)
+            assert stream.read_next_batch().to_pylist() == [{"shard": 3, "v": 2}]
+        task.sendall(second)
+        if unsafe:
+            assert read(answer + source.read())[0] == [{"shard": 3, "v": 2}, *({"shard": 5, "v": v} for v in (4, 6, 8))]
+        else:
+            assert stream.read_next_batch()["v"].to_pylist() == [4, 6, 8]
+
+
+@pytest.mark.usefixtures("server")
+@FORMATS
 @pytest.mark.parametrize("cut", [0, 3, 40, -40, -1])
 def test_a_task_that_ends_in_the_middle_is_answered_by_an_error(path: str, cut: int, unsafe: bool) -> None:
-    assert answered(path, [3, 5], [1, 3], cut=cut, unsafe=unsafe).startswith(b"\2")
+    answer = answered(path, [3, 5], [1, 3], cut=cut, unsafe=unsafe)
+    if answer[0] != 2:
+        rows, answer = read(answer)
+        assert rows == [{"shard": 3, "v": 2}]
+    assert answer.startswith(b"\2")
     # And the next one as ever.
     assert read(answered(path, [3], [4]))[1] == b"\1"
 
@@ -161,7 +200,7 @@ STRANGERS = {
     "other JSON": LENGTH.pack(2) + b"[]",
     "a huge function": LENGTH.pack(len(text := b'{"function_bytes": 1000000000000}')) + text,
     "a function below zero": LENGTH.pack(len(text := b'{"function_bytes": -1}')) + text,
-    "a huge block": request_of([3], [4], unsafe=True)[: -(8 + 4 + 4 * 24 + 4)] + LENGTH.pack(2**31 - 1) + b"x" * 1000,
+    "a huge block": request_of([3], [4], unsafe=True)[: -(4 + 4 * 24 + 4)] + LENGTH.pack(2**31 - 1) + b"x" * 1000,
     "huge rows": request_of([3], [4]).partition(b"\xff\xff\xff\xff")[0]
     + b"\xff\xff\xff\xff\xff\xff\xff\x7f"
     + b"x" * 1000,
