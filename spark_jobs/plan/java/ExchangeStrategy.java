@@ -20,13 +20,15 @@ import scala.collection.Seq;
 /** Plans the exchange of a fleet's operator as a StatefulExchangeExec, for as many shards as the batch has. */
 class ExchangeStrategy extends SparkStrategy {
     public Seq apply(LogicalPlan plan) {
-        HandedOver operator = HandedOver.of(plan, SparkSession.active());
+        // Names of results need no stage of their own.
+        LogicalPlan node = HandedOver.isRenamed(plan) ? ((Project) plan).child() : plan;
+        HandedOver operator = HandedOver.of(node, SparkSession.active());
         if (operator != null) {
             int shards = shards(operator.exchange, operator.facts);
             Partitioning partitioning = new HashPartitioning(operator.exchange.partitionExpressions(), shards);
             SparkPlan rows = operator.routed(planLater(operator.rows(shards)), shards);
             SparkPlan exchange = exchange(operator.exchange, partitioning, rows);
-            return Lists.seq(Arrays.asList(new Object[] {HandOverExec.of(plan, exchange)}));
+            return Lists.seq(Arrays.asList(new Object[] {HandOverExec.of(node, plan.output(), exchange)}));
         }
         if (plan instanceof RepartitionByExpression) {
             RepartitionByExpression repartition = (RepartitionByExpression) plan;

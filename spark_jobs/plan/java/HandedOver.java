@@ -106,6 +106,21 @@ class HandedOver {
         return node.getClass().getSimpleName().endsWith("MapInArrow");
     }
 
+    /** Whether a plan is only other names for an operator's columns. */
+    static boolean isRenamed(LogicalPlan plan) {
+        if (!(plan instanceof Project) || !isMapped(((Project) plan).child())) {
+            return false;
+        }
+        Seq names = ((Project) plan).projectList();
+        Seq columns = ((Project) plan).child().output();
+        boolean same = names.size() == columns.size();
+        for (int i = 0; same && i < columns.size(); i++) {
+            Object column = names.apply(i) instanceof Alias ? ((Alias) names.apply(i)).child() : names.apply(i);
+            same = column instanceof Attribute && ((Attribute) column).exprId().equals(((Attribute) columns.apply(i)).exprId());
+        }
+        return same;
+    }
+
     /** Returns the plan below some projections. */
     private static LogicalPlan projected(LogicalPlan plan) {
         return plan instanceof Project ? projected(((Project) plan).child()) : plan;

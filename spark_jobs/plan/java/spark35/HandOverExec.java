@@ -17,9 +17,9 @@ public class HandOverExec extends PythonMapInArrowExec {
         super(function, output, child, isBarrier);
     }
 
-    static SparkPlan of(LogicalPlan tasks, SparkPlan exchange) {
+    static SparkPlan of(LogicalPlan tasks, Seq output, SparkPlan exchange) {
         PythonMapInArrow node = (PythonMapInArrow) tasks;
-        return new HandOverExec(node.functionExpr(), node.output(), exchange, false);
+        return new HandOverExec(node.functionExpr(), output, exchange, false);
     }
 
     /** Returns generated code as the factory of a stage's iterators takes it. */

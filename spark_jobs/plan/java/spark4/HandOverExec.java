@@ -18,9 +18,9 @@ public class HandOverExec extends MapInArrowExec {
         super(function, output, child, isBarrier, profile);
     }
 
-    static SparkPlan of(LogicalPlan tasks, SparkPlan exchange) {
+    static SparkPlan of(LogicalPlan tasks, Seq output, SparkPlan exchange) {
         MapInArrow node = (MapInArrow) tasks;
-        return new HandOverExec(node.functionExpr(), node.output(), exchange, false, node.profile());
+        return new HandOverExec(node.functionExpr(), output, exchange, false, node.profile());
     }
 
     /** Returns generated code as the factory of a stage's iterators takes it. */
