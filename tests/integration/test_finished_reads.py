@@ -189,6 +189,7 @@ def test_what_spark_has_finished_is_seen_by_the_next_read(
         spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "true")
 
 
+@pytest.mark.replay
 def test_rows_that_were_asked_for_before_a_rescale_are_all_there_after_it(
     spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, name: str
 ) -> None:
@@ -213,7 +214,13 @@ def test_rows_that_were_asked_for_before_a_rescale_are_all_there_after_it(
         assert sorted(map(tuple, changed_rows[names].itertuples(index=False))) == changed
 
 
-@pytest.mark.parametrize("batches", [16, pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(3000)])])
+@pytest.mark.parametrize(
+    "batches",
+    [
+        pytest.param(16, marks=pytest.mark.replay),
+        pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(3000)]),
+    ],
+)
 def test_programs_that_follow_a_state_hear_of_each_finished_version_once(
     spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, name: str, batches: int
 ) -> None:

@@ -430,7 +430,6 @@ PROGRAMS: dict[str, Callable[[Guide], Any]] = {
     )
 } | {f"ads joined: {how}": ads_joined(how) for how in ("inner", "left_outer", "right_outer", "full_outer", "left_semi")}
 SHORT = [
-    "word count of a socket",
     "words sorted in complete mode",
     "windows with a watermark in the usual mode",
     "upserts of updated windows",

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from spark_jobs.fleet import Fleet
@@ -161,3 +161,26 @@ def test_an_error_of_the_store_actor_is_that_of_the_query(
                 run.wait()
         finally:
             run.stop()
+
+
+def test_a_large_batch_counts_as_a_whole_where_its_sink_reads_a_row(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    # A task sends the rows of its last shards when the results of the first ones were used; here nobody uses them.
+    feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.int64()), ("s", pa.string())]))
+    grouped = fleet.stateful(feed.stream(), name=name, shards=6).groupBy("k")
+    read: dict[int, list[Row]] = {}
+
+    def act(batch: DataFrame, batch_id: int) -> None:
+        read[batch_id] = batch.take(1) if batch_id == 1 else batch.select("k", "n").collect()
+
+    writer = grouped.agg(F.count("*").alias("n"), F.max("s")).writeStream.outputMode("update").foreachBatch(act)
+    query = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
+    try:
+        for text in ("", "x" * 1200, "y"):
+            feed.add([(key, text) for key in range(24_000)][: None if text else 10])
+            query.processAllAvailable()
+        assert [len(rows) for rows in read.values()] == [10, 1, 24_000]
+        assert all(row["n"] == (3 if row["k"] < 10 else 2) for row in read[2])
+    finally:
+        query.stop()
