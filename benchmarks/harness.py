@@ -370,7 +370,7 @@ def print_ratios(ratios: Sequence[Mapping[str, Any]], label: str) -> None:
     for row in ratios:
         target = f"  target {row['target']}  {marks[row['met']]}" if "target" in row else ""
         value = f"{'>' if row['is_lower_bound'] else ' '}{row['value']:7.2f}"
-        print(f"  {row[label]!s:<10} {row['ratio']:<28} {value}{target}")
+        print(f"  {row[label]!s:<16} {row['ratio']:<28} {value}{target}")
 
 
 def report_json(options: argparse.Namespace, **document: Any) -> None:

@@ -46,7 +46,7 @@ from benchmarks.harness import (
     write_rows,
 )
 from benchmarks.nexmark.query import FleetOperators
-from benchmarks.workloads import WORKLOADS, Profile, Workload
+from benchmarks.workloads import WORKLOADS, Workload
 from spark_jobs.fleet import Fleet, connect
 
 __all__ = ["Plan", "compare", "steps_of"]
@@ -198,7 +198,8 @@ def _fleet_of(root: Path) -> Iterator[Fleet]:
 
 
 def _workload(name: str, options: argparse.Namespace) -> Workload:
-    return WORKLOADS[name](options.active_keys if name == Profile.name else options.rows, options.state)
+    kind = WORKLOADS[name]
+    return kind(kind.rows_a_key * options.active_keys or options.rows, options.state)
 
 
 def _say(text: str) -> None:
@@ -235,17 +236,17 @@ def _report(results: dict[str, dict[str, dict[str, Any]]]) -> None:
         f"\n{fairness()} Spark's stores close state by the watermark of the batch before, so they hold a batch more.\n"
     )
     print(
-        f"{'operator':<9} {'variant':<17} {'median':>8} {'(min .. max) s a batch':<24} {'state rows':>11} {'rows out':>10}"
+        f"{'operator':<16} {'variant':<17} {'median':>8} {'(min .. max) s a batch':<24} {'state rows':>11} {'rows out':>10}"
     )
     for operator, variants in results.items():
         for name, row in variants.items():
             if "failure" in row:
-                print(f"{operator:<9} {name:<17} {row['failure'].splitlines()[0][:90]}")
+                print(f"{operator:<16} {name:<17} {row['failure'].splitlines()[0][:90]}")
                 continue
             span = f"({row['min_s']:.2f} .. {row['max_s']:.2f})"
             state_rows = "" if row["state_rows"] is None else f"{row['state_rows']:,}"
             emitted = f"{sum(row['rows_out']) // len(row['rows_out']):,}"
-            print(f"{operator:<9} {name:<17} {row['median_s']:8.3f} {span:<24} {state_rows:>11} {emitted:>10}")
+            print(f"{operator:<16} {name:<17} {row['median_s']:8.3f} {span:<24} {state_rows:>11} {emitted:>10}")
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -253,12 +254,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--only",
         type=some_of("operator", WORKLOADS),
-        default=list(WORKLOADS),
-        help=f"some of {','.join(WORKLOADS)} (default: all)",
+        default=[name for name, workload in WORKLOADS.items() if not workload.missing],
+        help=f"some of {','.join(WORKLOADS)} (default: all that the installed Spark has)",
     )
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows a batch (%(default)s)")
     parser.add_argument("--state", type=int, default=3_000_000, help="rows in the state, about (%(default)s)")
-    parser.add_argument("--active-keys", type=int, default=20_000, help="keys a batch of the profile (%(default)s)")
+    parser.add_argument("--active-keys", type=int, default=20_000, help="keys a batch of profiles (%(default)s)")
     parser.add_argument("--batches", type=int, default=5, help="measured batches of each variant (%(default)s)")
     parser.add_argument("--warmup", type=int, default=2, help="batches before them that do not count (%(default)s)")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds that a batch may take (%(default)s)")
@@ -273,6 +274,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if min(options.rows, options.state, options.active_keys, options.batches) < 1:
         parser.error("rows, state, active keys and batches are at least 1")
+    for name in options.only:
+        if WORKLOADS[name].missing:
+            parser.error(f"{name}: {WORKLOADS[name].missing}")
     return options
 
 
@@ -285,7 +289,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with session("statefleet-operators", options, SMALL_SPLITS) as (spark, root):
         for workload in workloads:
             print(f"{workload.name}: {workload.rows:,} rows a batch, {options.shards} partitions", flush=True)
-            sides = (*workload.forms, *also, *options.stores, PLAIN)
+            stores = [store for store in options.stores if store in workload.stores]
+            sides = (*workload.forms, *also, *stores, PLAIN)
             plan = Plan(sides, options.shards, options.warmup, options.batches, options.limit)
             results[workload.name] = compare(spark, workload, plan, root / workload.name)
     ratios = [

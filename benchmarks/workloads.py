@@ -18,14 +18,16 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from benchmarks.harness import FLEET, PLAIN, Target, shuffled
+from benchmarks.harness import FLEET, PLAIN, SPARK_STORES, Target, shuffled
 from benchmarks.nexmark.query import Operators
 from benchmarks.uuids import uuids
 from spark_jobs.functions.state_batch import StateBatch
+from spark_jobs.plan.spark_version import SPARK
+from spark_jobs.transform.processor import StatefulProcessor
 
 __all__ = [
     "RATE",
@@ -34,7 +36,12 @@ __all__ = [
     "Counts",
     "Deduplicate",
     "Join",
+    "Processor",
+    "ProcessorInPandas",
+    "ProcessorOfTenRows",
     "Profile",
+    "RunningProfile",
+    "RunningProfileInPandas",
     "Session",
     "TextCounts",
     "Top",
@@ -106,6 +113,12 @@ class Workload(ABC):
         What `state` counts.
     forms
         Variants on the fleet: :data:`FLEET`, and variants that only the fleet has.
+    stores
+        Spark's stores that can run it.
+    missing
+        Why the installed Spark cannot be compared with, as a sentence; empty if it can.
+    rows_a_key
+        Rows of each key of a batch, if the size of a batch is given as its keys; 0 if it is given as its rows.
     fill
         Number of rows before the measured ones.
     """
@@ -118,6 +131,9 @@ class Workload(ABC):
     full_size: ClassVar[tuple[int, int]] = (1_000_000, 3_000_000)
     state_unit: ClassVar[str] = "of state"
     forms: ClassVar[tuple[str, ...]] = (FLEET,)
+    stores: ClassVar[tuple[str, ...]] = tuple(SPARK_STORES)
+    missing: ClassVar[str] = ""
+    rows_a_key: ClassVar[int] = 0
 
     def __init__(self, rows: int, state: int) -> None:
         self.rows, self.state = rows, state
@@ -374,11 +390,15 @@ class Top(Workload):
         return largest.select("row.*")
 
 
+#: Columns of a profile, and of its state.
+_PROFILE, _STATE = "user BIGINT, n BIGINT, mean DOUBLE, largest DOUBLE", "n BIGINT, total DOUBLE, largest DOUBLE"
+
+
 class Profile(Workload):
     """A running profile of each user, by a user's function: in pandas, a key at a time, on all sides, and in Arrow on the fleet.
 
-    A batch has `rows` users, of three times as many, with one row each: PySpark 3.5's own worker fails with today's pyarrow if a
-    key has several rows. The first batches fill the state.
+    A batch has a third of all users, with `rows_a_key` rows each, which is one here: PySpark 3.5's own worker fails with today's
+    pyarrow if a key has several rows. The first batches fill the state.
     """
 
     name = "profile"
@@ -388,6 +408,7 @@ class Profile(Workload):
     ARROW: ClassVar[str] = "statefleet-arrow"
     forms = (FLEET, ARROW)
     full_size = 20_000, 0
+    rows_a_key = 1
     targets = (
         Target("hdfs", FLEET, 3.0),
         Target("rocksdb", FLEET, 3.0),
@@ -398,18 +419,17 @@ class Profile(Workload):
     )
 
     def table(self, begin: int, end: int) -> pa.Table:
-        random = self._random(begin)
-        users = random.permutation(3 * (end - begin))[: end - begin].astype(np.int64)
-        return pa.table({"user": users, "amount": random.random(end - begin)})
+        random, n = self._random(begin), -(-(end - begin) // self.rows_a_key)
+        users = np.tile(random.permutation(3 * n)[:n].astype(np.int64), self.rows_a_key)
+        return pa.table({"user": users[: end - begin], "amount": random.random(end - begin)})
 
     def query(self, ops: Operators, source: DataFrame, form: str) -> DataFrame:
         users = ops(source, "profile", "update").groupBy("user")
-        columns, state = "user BIGINT, n BIGINT, mean DOUBLE, largest DOUBLE", "n BIGINT, total DOUBLE, largest DOUBLE"
         timeouts = GroupStateTimeout.NoTimeout
         if form == self.ARROW:
-            in_arrow: DataFrame = users.applyInArrowWithState(_profiles, columns, state, "update", timeouts)
+            in_arrow: DataFrame = users.applyInArrowWithState(_profiles, _PROFILE, _STATE, "update", timeouts)
             return in_arrow
-        in_pandas: DataFrame = users.applyInPandasWithState(_profile, columns, state, "update", timeouts)
+        in_pandas: DataFrame = users.applyInPandasWithState(_profile, _PROFILE, _STATE, "update", timeouts)
         return in_pandas
 
 
@@ -435,6 +455,87 @@ def _profiles(keys: pa.Table, rows: pa.Table, state: StateBatch) -> pa.Table:
     return keys.append_column("n", n).append_column("mean", mean).append_column("largest", largest)
 
 
+class Processor(Profile):
+    """The running profile by a processor of ``transformWithState``: one class, which extends PySpark's own, on both sides."""
+
+    name = "processor"
+    forms = (FLEET,)
+    #: Spark's operator needs column families, which only this store has.
+    stores = ("rocksdb",)
+    missing = (
+        "" if SPARK.PROCESSOR_CLASSES else "Spark 3.5 has no transformWithState to compare with; this needs Spark 4"
+    )
+    targets = Target("rocksdb", FLEET, 2.0), Target(FLEET, PLAIN)
+
+    def query(self, ops: Operators, source: DataFrame, form: str) -> DataFrame:
+        users = ops(source, "profile", "update").groupBy("user")
+        result: DataFrame = users.transformWithState(RunningProfile(), _PROFILE, "update", "None")
+        return result
+
+
+class ProcessorOfTenRows(Processor):
+    """The same with ten rows a key, which have more of a batch in what both sides do: rows to Python, and the user's loop."""
+
+    name = "processor-ten"
+    full_size = 200_000, 0
+    rows_a_key = 10
+    targets = Target("rocksdb", FLEET), Target(FLEET, PLAIN)
+
+
+class ProcessorInPandas(Processor):
+    """The same by ``transformWithStateInPandas``, with one row a key again."""
+
+    name = "processor-pandas"
+
+    def query(self, ops: Operators, source: DataFrame, form: str) -> DataFrame:
+        users = ops(source, "profile", "update").groupBy("user")
+        result: DataFrame = users.transformWithStateInPandas(RunningProfileInPandas(), _PROFILE, "update", "None")
+        return result
+
+
+#: PySpark's class where it has one, which is of the fleet's, too.
+_BASE: Any = SPARK.PROCESSOR_CLASSES[0] if SPARK.PROCESSOR_CLASSES else StatefulProcessor
+
+
+class RunningProfile(_BASE):  # type: ignore[misc]
+    """A processor that updates the profile of a user, in Rows."""
+
+    def init(self, handle: Any) -> None:
+        self.profile = handle.getValueState("profile", _STATE)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        n, total, largest = self.profile.get() or (0, 0.0, 0.0)
+        for row in rows:
+            n, total, largest = n + 1, total + row.amount, max(largest, row.amount)
+        self.profile.update((n, total, largest))
+        yield Row(user=key[0], n=n, mean=total / n, largest=largest)
+
+
+class RunningProfileInPandas(RunningProfile):
+    """A processor that updates the profile of a user, in pandas."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        n, total, largest = self.profile.get() or (0, 0.0, 0.0)
+        for pdf in rows:
+            amounts = pdf["amount"].to_numpy()
+            n, total, largest = n + len(amounts), total + float(amounts.sum()), max(largest, float(amounts.max()))
+        self.profile.update((n, total, largest))
+        yield pd.DataFrame({"user": [key[0]], "n": [n], "mean": [total / n], "largest": [largest]})
+
+
 WORKLOADS: dict[str, type[Workload]] = {
-    workload.name: workload for workload in (Counts, TextCounts, Window, Session, Deduplicate, Join, Top, Profile)
+    workload.name: workload
+    for workload in (
+        Counts,
+        TextCounts,
+        Window,
+        Session,
+        Deduplicate,
+        Join,
+        Top,
+        Profile,
+        Processor,
+        ProcessorOfTenRows,
+        ProcessorInPandas,
+    )
 }
