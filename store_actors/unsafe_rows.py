@@ -21,7 +21,7 @@ import pyarrow as pa
 from store_actors.engine import unsafe_row_kernels as kernels
 from store_actors.engine.arrays import Bytes, Slots, Words
 from store_actors.engine.nested import is_text
-from store_actors.engine.words import validity
+from store_actors.engine.words import text_buffers, validity
 
 __all__ = ["are_supported", "read_blocks", "write_blocks", "write_end"]
 
@@ -162,7 +162,7 @@ def _encoded(batch: pa.RecordBatch) -> npt.NDArray[np.generic]:
         place, (word, bit) = flag_words + number, divmod(number, _WORD_BITS)
         valid = validity(column)
         if is_text(column.type):
-            data, ends = _text_buffers(column)
+            data, ends = text_buffers(column)
             lengths = np.diff(ends) * valid
             words[:, place] = tails.astype(np.uint64) << _S32 | lengths.astype(np.uint64)
             tails += -(-lengths // 8) * 8
@@ -173,16 +173,6 @@ def _encoded(batch: pa.RecordBatch) -> npt.NDArray[np.generic]:
             words[valid == 0, place] = 0
             words[:, word] |= (valid == 0).astype(np.uint64) << np.uint64(bit)
     return _with_texts(words, tails, texts) if texts else words
-
-
-def _text_buffers(column: pa.Array) -> tuple[Bytes, Slots]:
-    """Return the bytes of a column's strings, and n + 1 offsets."""
-    _, offsets, data = column.buffers()
-    ends = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1].astype(np.int64)
-    if data is None or ends[0] == ends[-1]:
-        return np.zeros(1, np.uint8), ends - ends[0]
-    # A copy, as Arrow's arrays are read-only.
-    return np.array(np.frombuffer(data, np.uint8)[int(ends[0]) : int(ends[-1])]), ends - ends[0]
 
 
 def _put_values(column: pa.Array, words: Words, place: int) -> None:

@@ -273,16 +273,6 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         return false;
     }
 
-    private scala.collection.Iterator rows(org.apache.arrow.vector.VectorSchemaRoot root) {
-        java.util.List vectors = root.getFieldVectors();
-        org.apache.spark.sql.vectorized.ColumnVector[] columns = new org.apache.spark.sql.vectorized.ColumnVector[vectors.size()];
-        for (int i = 0; i < columns.length; i++) {
-            columns[i] = new org.apache.spark.sql.vectorized.ArrowColumnVector((org.apache.arrow.vector.ValueVector) vectors.get(i));
-        }
-        return scala.collection.JavaConverters.asScalaIterator(
-            new org.apache.spark.sql.vectorized.ColumnarBatch(columns, root.getRowCount()).rowIterator());
-    }
-
     private void writeHead() throws java.io.IOException {
         String executor = host() + ":" + java.lang.management.ManagementFactory.getRuntimeMXBean().getPid();
         byte[] text = ("{\"batch\": " + batch + ", \"attempt\": " + context.taskAttemptId() + ", \"executor\": \"" + executor

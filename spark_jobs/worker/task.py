@@ -62,14 +62,16 @@ class StateTask:
         return self._emitted(_store_actors_client(self.address, actors), next(works), works)
 
     def _works(self, work: HandedOver) -> Iterator[ShardWork]:
+        inputs: list[_InputColumns] = []
         for shard, rows in zip(work.shards, work.rows, strict=True):
-            inputs = (
-                _InputColumns.of(number, schema, rows).table(rows)
-                for number, schema in enumerate(self.schema.input_schemas())
-            )
+            # The rows of all shards have the same columns.
+            inputs = inputs or [
+                _InputColumns.of(number, schema, rows) for number, schema in enumerate(self.schema.input_schemas())
+            ]
             header = BatchHeader(**work.batch, shard=shard)
             task = _task_of(self.metadata, header, work.attempt, work.executor)
-            yield ShardWork(task, ShardInput(tuple(inputs), _rows_read(rows)), {}, header)
+            tables = tuple(columns.table(rows) for columns in inputs)
+            yield ShardWork(task, ShardInput(tables, _rows_read(rows)), {}, header)
 
     def _emitted(self, client: FleetClient, first: ShardWork, others: Iterable[ShardWork]) -> Iterator[pa.RecordBatch]:
         assert first.header is not None

@@ -225,6 +225,15 @@ def _delete_at(index, position):
     index[hole] = _ZERO
 
 
+@njit(void(u64_1, u64_2, int64, int64, i64_1, i64_1), cache=True, nogil=True, inline="always")
+def _release(index, rows, position, slot, free, counters):
+    """Empty a row's position in the index, and put its slot on the free list; its words stay."""
+    _delete_at(index, np.uint64(position))
+    rows[slot, 0] &= ~LIVE
+    free[counters[1]] = slot
+    counters[1] += 1
+
+
 @njit(
     int64(u64_1, u64_2, u64_2, u64_1, uint64, int64, u64_1, i64_1, i64_1, i64_1),
     cache=True, nogil=True,
@@ -242,10 +251,7 @@ def remove(index, rows, keys, nulls, key_mask, first, secret, free, counters, ou
             position = _find(index, rows, keys, row, nulls[row], key_mask, first, tag, home(tag, index))
             if position >= 0:
                 slot = np.int64(index[position] & _LOW32) - 1
-                _delete_at(index, np.uint64(position))
-                rows[slot, 0] &= ~LIVE
-                free[counters[1]] = slot
-                counters[1] += 1
+                _release(index, rows, position, slot, free, counters)
                 out[removed] = slot
                 removed += 1
     return removed
@@ -279,10 +285,7 @@ def evict(index, rows, candidates, key_mask, first, key_words, secret, expiry_wo
                 continue
             tag = tags[row]
             position = _find(index, rows, keys, row, rows[slot, 0] & key_mask, key_mask, first, tag, home(tag, index))
-            _delete_at(index, np.uint64(position))
-            rows[slot, 0] &= ~LIVE
-            free[counters[1]] = slot
-            counters[1] += 1
+            _release(index, rows, position, slot, free, counters)
             out[removed] = slot
             removed += 1
     return removed

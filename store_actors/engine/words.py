@@ -27,7 +27,7 @@ from store_actors.engine.layout import words_of
 from store_actors.engine.nested import encode_nested, is_text
 from store_actors.engine.strings import StringPool
 
-__all__ = ["check_countable", "decode_column", "encode_column", "validity"]
+__all__ = ["check_countable", "decode_column", "encode_column", "text_buffers", "validity"]
 
 #: Arrow counts the bytes of a column of strings, and the elements of one of lists, in 32 bits.
 _MOST = 2**31 - 1
@@ -87,9 +87,8 @@ def encode_column(array: pa.Array, pool: StringPool, valid: Bytes, out: list[Wor
     out.append(array.to_numpy(zero_copy_only=False).view(np.uint64))
 
 
-def _encode_strings(array: pa.Array, pool: StringPool, valid: Bytes) -> Words:
-    if len(array) == 0:
-        return np.empty(0, np.uint64)
+def text_buffers(array: pa.Array) -> tuple[Bytes, Slots]:
+    """Return the bytes of the strings or binaries of an array that is not empty, and n + 1 offsets into them."""
     _, offsets, data = array.buffers()
     ends = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
     begin, end = int(ends[0]), int(ends[-1])
@@ -97,7 +96,11 @@ def _encode_strings(array: pa.Array, pool: StringPool, valid: Bytes) -> Words:
     content = (
         np.zeros(1, np.uint8) if data is None or end == begin else np.array(np.frombuffer(data, np.uint8)[begin:end])
     )
-    return pool.ids(content, ends - begin, valid)
+    return content, ends - begin
+
+
+def _encode_strings(array: pa.Array, pool: StringPool, valid: Bytes) -> Words:
+    return pool.ids(*text_buffers(array), valid) if len(array) else np.empty(0, np.uint64)
 
 
 def decode_column(data_type: pa.DataType, words: tuple[Slots, ...], valid: Bytes, pool: StringPool) -> pa.Array:
