@@ -15,9 +15,11 @@ from coordinator.ledger.batch_stats import BatchResult
 from coordinator.ledger.rescaling import BatchShards
 from coordinator.model.errors import StateMismatchError, StateStoreError
 from coordinator.model.identities import TaskIdentity
+from coordinator.model.names import store_actor_number
 from coordinator.service.calls import RayActors
 from coordinator.service.client import CoordinatorClient
 from coordinator.service.deploy import coordinator_name
+from coordinator.service.placement_service import Placement
 from spark_jobs.finished_batches import FinishedBatches
 from spark_jobs.nodes.executor_nodes import ExecutorNodes
 from spark_jobs.nodes.live_migration import LiveMigration
@@ -107,7 +109,8 @@ class DriverCalls:
         -------
         str
             JSON. ``start`` and ``begin``: why the query is ``refused``, or null. ``begin``: the batch's ``shards`` and
-            ``first_partition``. ``place`` and ``settle``: ``hosts``, one for each shard, null for a shard that may run anywhere.
+            ``first_partition``. ``place`` and ``settle``: ``places``, for each shard the host and the number of its
+            store actor, null for a shard that may run anywhere.
             ``settle``: also ``missing``, the shards that have not committed the batch, the ``next`` batch's shards, and stats, by the
             names of ``StatefulExchangeExec.java``.
         """
@@ -124,7 +127,7 @@ class DriverCalls:
                 self._end_run(batch["run_id"])
                 return json.dumps({})
             if batch["asked"] == "place":
-                return json.dumps({"hosts": self._place(batch)})
+                return json.dumps({"places": self._place(batch)})
             return json.dumps(self._settle(batch))
         except BaseException:
             # Logged here, as Py4J shows a Python error badly on the JVM's side.
@@ -190,7 +193,7 @@ class DriverCalls:
                 fleet.finished.end(run_id)
                 fleet.coordinator.deactivate_instances(run_id)
 
-    def _place(self, batch: Mapping[str, Any]) -> Sequence[str | None]:
+    def _place(self, batch: Mapping[str, Any]) -> list[tuple[str, int] | None]:
         operator = batch["operator"]
         fleet, executors = self._fleets[operator["uri"]], batch["executors"]
         if executors["present"] < executors["asked"]:
@@ -212,7 +215,7 @@ class DriverCalls:
                 fleet.options.policy,
             )
             fleet.migration.begin(placements.moves)
-            return fleet.nodes.hosts(placements.nodes)
+            return _places(placements)
         except (StateStoreError, RayError) as error:  # without preferred hosts a batch is slower, and still correct
             log.warning(
                 "the shards of %s are not placed, and its tasks run anywhere until executors change: %s: %s",
@@ -231,9 +234,16 @@ class DriverCalls:
             watch.batch_ended()
         return {
             **_stats(result, batch["shards"]),
-            "hosts": fleet.nodes.hosts(placements.nodes),
+            "places": _places(placements),
             "next": {"shards": next_shards.num_shards, "first_partition": next_shards.first_partition},
         }
+
+
+def _places(placement: Placement) -> list[tuple[str, int] | None]:
+    """Return for each shard the host of its store actor and the actor's number there."""
+    return [
+        None if holder is None else (holder.host, store_actor_number(holder.actor_name)) for holder in placement.holders
+    ]
 
 
 def _shards(batch: Mapping[str, Any]) -> BatchShards:

@@ -21,7 +21,7 @@ from coordinator.model.load_plans import InstancePlans
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.memory_options import MemoryOptions
 from coordinator.model.metric_table import Sample
-from coordinator.model.names import store_actor_name
+from coordinator.model.names import store_actor_number
 from coordinator.model.schema import StateSchema
 from coordinator.runtime.logs import about, log_to_stderr
 from coordinator.runtime.runtime import Runtime, freeze_imports
@@ -425,9 +425,9 @@ class StoreActor(StoreProcess):
         runtime.threads.start(self._tell_metrics, "statefleet-metrics")
         self._direct = _direct_answers(self._found_few, runtime)
         sockets = sockets_of(session_folder(), uri)
-        # A node's tasks hand over to its first store actor.
-        if sockets is not None and actor_name == store_actor_name(uri, location.node_id):
-            hand_over_server(address_of(sockets, location.host), LocalActors(actor_name, self, runtime), runtime)
+        if sockets is not None:
+            address = address_of(sockets, location.host, store_actor_number(actor_name))
+            hand_over_server(address, LocalActors(actor_name, self, runtime), runtime)
         fields = {"actor": actor_name, "node": location.node_id}
         log.info("store actor of %s started on %s", uri, location.host, extra=fields)
 

@@ -44,8 +44,8 @@ log = logging.getLogger(__name__)
 #: What follows in an answer: rows, nothing, or the text of an error. After rows there is another of these.
 _ROWS, _DONE, _FAILED, _UNSAFE_ROWS = b"\0", b"\1", b"\2", b"\3"
 _LENGTH = struct.Struct(">i")
-#: Bytes of a socket's path at most, and of its end: the checksum of a node and the process's id.
-_PATH_BYTES, _END_BYTES = 107, 16
+#: Bytes of a socket's path at most, and of its end: the checksum of a node, the number of the store actor and the process's id.
+_PATH_BYTES, _END_BYTES = 107, 20
 _BUFFER_BYTES = 1 << 18
 #: Bytes of a request and of a function at most; both grow with what a query has of shards and columns, and have some kilobytes.
 _MOST_BYTES = 16 << 20
@@ -71,14 +71,15 @@ def sockets_of(session_folder: str, uri: str) -> str | None:
     return prefix if len(prefix.encode()) + _END_BYTES <= _PATH_BYTES else None
 
 
-def address_of(sockets: str, host: str) -> str:
-    """Return the path of the file that says which process is a node's store actor, and when it counts as hung.
+def address_of(sockets: str, host: str, number: int = 0) -> str:
+    """Return the path of the file that says which process is a store actor of a node, and when it counts as hung.
 
     The process's socket has its path followed by the process's id, so nobody ends one process for the silence of another. The file has
     the id, the start of the process as the kernel counts it ("-" if it does not say), and the seconds without an answer to a ping.
     """
     # Nodes can be on one machine. A checksum is short, whatever the address.
-    return f"{sockets}{zlib.crc32(host.encode()):08x}"
+    address = f"{sockets}{zlib.crc32(host.encode()):08x}"
+    return f"{address}-{number}" if number else address
 
 
 def _process_start() -> str:

@@ -24,6 +24,9 @@ PACKAGES = ("coordinator", "spark_jobs", "statefleet", "store_actors")
 #: characters leave room in the 255 of a file system.
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
+#: The end of a store actor's name, if it is not the first of its node.
+_NUMBER = re.compile(r"-[0-9a-f]{12}-(\d+)$")
+
 
 def fleet_id_of(uri: str) -> str:
     """Return the short id of the fleet of a normalised URI: part of its actors' names."""
@@ -39,6 +42,12 @@ def store_actor_name(uri: str, node_id: str, number: int = 0) -> str:
     """Return the name of a fleet's store actor on a node: the first one, or the one of a number."""
     name = f"{store_actors_prefix(uri)}{node_id[:12]}"
     return name if number == 0 else f"{name}-{number}"
+
+
+def store_actor_number(name: str) -> int:
+    """Return the number that a store actor has on its node, from its name."""
+    number = _NUMBER.search(name)
+    return 0 if number is None else int(number[1])
 
 
 def dashboard_name(uri: str) -> str:

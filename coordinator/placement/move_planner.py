@@ -337,20 +337,20 @@ class MovePlanner:
         restarted = _live(choice.location, fleet)
         return None if restarted is None else Choice(restarted, "the store actor of its node started again")
 
-    def nodes(
+    def holders(
         self, state_name: str, partitions: range, assigned: Mapping[int, ActorLocation], fleet: FleetView
-    ) -> tuple[str | None, ...]:
-        """Return the Ray node of each shard at its next lease; None for one that goes to the node that asks for it."""
+    ) -> tuple[ActorLocation | None, ...]:
+        """Return the store actor of each shard at its next lease; None for one that goes to the node that asks for it."""
 
-        def node(partition_id: int) -> str | None:
+        def holder_of(partition_id: int) -> ActorLocation | None:
             holder = assigned.get(partition_id)
             choice = self.planned(state_name, partition_id, fleet) or self._promoted(
                 state_name, partition_id, holder, fleet
             )
             location = holder if choice is None else choice.location
-            return location.node_id if location is not None and fleet.is_alive(location) else None
+            return location if location is not None and fleet.is_alive(location) else None
 
-        return tuple(map(node, partitions))
+        return tuple(map(holder_of, partitions))
 
     # -- standbys -------------------------------------------------------------------------------------------------
 

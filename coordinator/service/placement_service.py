@@ -31,13 +31,13 @@ class Placement:
 
     Attributes
     ----------
-    nodes
-        Ray node of each shard at its next lease; None for one that goes to the node that asks for it.
+    holders
+        Store actor of each shard at its next lease; None for one that goes to the node that asks for it.
     moves
         Moves to carry out while batches go on, so that shards are where the policy wants them.
     """
 
-    nodes: tuple[str | None, ...]
+    holders: tuple[ActorLocation | None, ...]
     moves: tuple[PlannedMove, ...]
 
 
@@ -97,7 +97,7 @@ class PlacementService:
         moves = self.planner.plan(
             state_name, query_id, partitions, slots, assigned, self._fleet, standbys, inherited, chosen
         )
-        return Placement(self.planner.nodes(state_name, partitions, assigned, self._fleet), moves)
+        return Placement(self.planner.holders(state_name, partitions, assigned, self._fleet), moves)
 
     def next_batch(self, ledger: StateLedger, partitions: range, *, is_whole: bool) -> Placement:
         """Return where the tasks of the next batch should run, and what is to be moved meanwhile.
@@ -110,14 +110,14 @@ class PlacementService:
         name, assigned = ledger.state_name, _of(ledger.assigned(), partitions)
         if is_whole:
             self.planner.batch_ended(name)
-        nodes = self.planner.nodes(name, partitions, assigned, self._fleet)
+        holders = self.planner.holders(name, partitions, assigned, self._fleet)
         try:
             moves = self.planner.repairs(name, ledger.query_id, partitions, assigned, self._fleet)
         except InvalidRequestError as error:
             # A batch is not to fail because shards are not spread well.
             log.warning("the shards of %s stay where they are: %s", name, error, extra={"state": name})
             moves = ()
-        return Placement(nodes, moves)
+        return Placement(holders, moves)
 
     async def explain(self, state_name: str, shard: int) -> PlacementExplanation:
         """Return why a shard is where it is: its newest moves, and where its tasks ran."""

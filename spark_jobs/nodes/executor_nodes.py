@@ -6,7 +6,7 @@ RayDP starts an executor under the address of its Ray node, so Spark's scheduler
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import ray
@@ -93,12 +93,6 @@ class ExecutorNodes:
         """Return how many of a node's cores each of its store actors counts for; they get shards accordingly."""
         actors = min(self._per_node or actors_for(cores), max(1, cores))
         return [cores // actors + (number < cores % actors) for number in range(actors)]
-
-    def hosts(self, nodes: Sequence[str | None]) -> list[str | None]:
-        """Return the address of each node; None for an unknown node."""
-        if any(node is not None and node not in self._hosts for node in nodes):
-            self._refresh()
-        return [None if node is None else self._hosts.get(node) for node in nodes]
 
     def _refresh(self) -> None:
         self._hosts = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coordinator.model.names import store_actors_prefix
+from coordinator.model.names import store_actor_number, store_actors_prefix
 from statefleet.commands.options import Address, AsJson, Name, Uri, chosen_states, find
 from statefleet.commands.output import (
     ago_text,
@@ -111,9 +111,8 @@ def _named(report: dict[str, Any], actor_name: str | None) -> str | None:
     if actor_name is None:
         return None
     hosts = {actor["actor_name"]: actor["host"] for actor in report["store_actors"]}
-    number = _id(report, actor_name).partition("-")[2] or "0"
     # The store actor of a shard may be gone since an earlier coordinator.
-    return f"{hosts[actor_name]}#{number}" if actor_name in hosts else _id(report, actor_name)
+    return f"{hosts[actor_name]}#{store_actor_number(actor_name)}" if actor_name in hosts else _id(report, actor_name)
 
 
 def _id(report: dict[str, Any], actor_name: str) -> str:

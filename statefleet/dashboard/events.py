@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from coordinator.model.names import store_actor_number
 from coordinator.model.text import size_text
 
 __all__ = ["Event", "EventKind", "Seen", "events_between"]
 
 #: End of the first part of an error's text, before its values.
 _VALUES = re.compile(r" \(|; |, ")
-#: Number of a store actor on its node, at the end of its name; the first one has none.
-_NUMBER = re.compile(r"-(\d+)$")
 #: Prefix of the names of a fleet's store actors.
 _OF_FLEET = re.compile(r"^statefleet-store-[0-9a-f]+-")
 
@@ -159,13 +158,12 @@ def _short(name: str | None, actors: Mapping[str, Mapping[str, Any]]) -> str:
         return "nobody"
     short = _OF_FLEET.sub("", name)
     host = actors.get(name, {}).get("host")
-    number = _NUMBER.search(short)
     return (
         f"store-{short}"
         if host is None and short != name
         else short
         if host is None
-        else f"{host}#{number[1] if number else 0}"
+        else f"{host}#{store_actor_number(name)}"
     )
 
 

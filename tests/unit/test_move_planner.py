@@ -232,10 +232,10 @@ def test_a_lost_store_actors_shards_go_to_their_standbys(is_planned: bool) -> No
     harness.dead.add(harness.store_actors["b"].instance_id)
     if is_planned:
         assert harness.plan("a", "c", standbys=1) == ()
-    nodes = harness.planner.nodes("s", range(SHARDS), harness.assigned, harness)  # type: ignore[arg-type]
+    holders = harness.planner.holders("s", range(SHARDS), harness.assigned, harness)  # type: ignore[arg-type]
     after = harness.run_batch("a")
     assert after == [standby if was == "b" else was for was, (standby,) in zip(before, standbys, strict=True)]
-    assert list(nodes) == [harness.store_actors[name].node_id for name in after], "tasks are sent there at once"
+    assert list(holders) == [harness.store_actors[name] for name in after], "tasks are sent there at once"
     if is_planned:
         counts = sorted(after.count(name) for name in "ac")
         assert (harness.repairs() == ()) == (counts == [3, 3])

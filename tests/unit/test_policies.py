@@ -78,8 +78,8 @@ def plan(
 
 
 def planned(planner: MovePlanner, current: Mapping[int, ActorLocation]) -> list[str]:
-    nodes = planner.nodes("s", range(SHARDS), current, LiveFleet("abc"))  # type: ignore[arg-type]
-    return [str(node).removeprefix("node-") for node in nodes]
+    holders = planner.holders("s", range(SHARDS), current, LiveFleet("abc"))  # type: ignore[arg-type]
+    return ["nobody" if holder is None else holder.node_id.removeprefix("node-") for holder in holders]
 
 
 def test_stay_spreads_new_shards_and_moves_none_to_a_node_that_joins() -> None:

@@ -48,7 +48,7 @@ class RescaleHarness:
             await self.commit(run, batch, partition)
         result, placement, next_shards = await self.coordinator.batch_result(task(run, batch), shards)
         assert result.missing == ()
-        assert len(placement.nodes) == shards.num_shards
+        assert len(placement.holders) == shards.num_shards
         return next_shards
 
 

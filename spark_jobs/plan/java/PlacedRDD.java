@@ -35,7 +35,7 @@ public class PlacedRDD extends PartitionerAwareUnionRDD {
     }
 
     public Seq getPreferredLocations(Partition split) {
-        return preferred(context(), ShardHosts.host(state, shards[split.index()]));
+        return preferred(context(), ShardPlaces.host(state, shards[split.index()]));
     }
 
     /** Returns the locations that a task prefers: the host, or none if it is null. */
@@ -60,7 +60,7 @@ public class PlacedRDD extends PartitionerAwareUnionRDD {
 
 /**
  * Groups shards into tasks where there are more shards than cores: a task then has the commits of all its shards under way at once, and
- * waits for the object store once. A group has shards of one host only, and a host has as many groups as it has cores for.
+ * waits for the object store once. A group has shards of one store actor only, and a host has as many groups as it has cores for.
  */
 class TaskGroups {
     private final ArrayList groups = new ArrayList();
@@ -74,19 +74,36 @@ class TaskGroups {
         // A shard whose host has no executor may run anywhere.
         HashMap byHost = new HashMap();
         for (int i = 0; i < shards.length; i++) {
-            String host = ShardHosts.host(state, shards[i]);
+            String host = ShardPlaces.host(state, shards[i]);
             host = host != null && cores.has(host) ? host : null;
-            ArrayList there = (ArrayList) byHost.get(host);
-            if (there == null) {
-                there = new ArrayList();
-                byHost.put(host, there);
-            }
-            there.add(Integer.valueOf(i));
+            Integer actor = Integer.valueOf(host == null ? 0 : ShardPlaces.actor(state, shards[i]));
+            list(map(byHost, host), actor).add(Integer.valueOf(i));
         }
         for (Object host : byHost.keySet()) {
             int tasks = host == null ? all : Math.max(1, cores.get((String) host).asInt() / each);
-            add((String) host, (ArrayList) byHost.get(host), tasks);
+            HashMap byActor = (HashMap) byHost.get(host);
+            for (Object indices : byActor.values()) {
+                add((String) host, (ArrayList) indices, Math.max(1, tasks / byActor.size()));
+            }
         }
+    }
+
+    private static HashMap map(HashMap maps, Object key) {
+        HashMap found = (HashMap) maps.get(key);
+        if (found == null) {
+            found = new HashMap();
+            maps.put(key, found);
+        }
+        return found;
+    }
+
+    private static ArrayList list(HashMap lists, Object key) {
+        ArrayList found = (ArrayList) lists.get(key);
+        if (found == null) {
+            found = new ArrayList();
+            lists.put(key, found);
+        }
+        return found;
     }
 
     private void add(String host, ArrayList indices, int tasks) {

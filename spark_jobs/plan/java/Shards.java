@@ -80,42 +80,53 @@ class Shards {
 }
 
 /**
- * The hosts that have the shards of a state, as the coordinator said at the end of the batch before. A host is null for a shard that may
- * run anywhere.
+ * Where the shards of a state are, as the coordinator said at the end of the batch before: a host and the number of a store actor there.
+ * A place is null for a shard that may run anywhere.
  */
-class ShardHosts {
+class ShardPlaces {
     private static final ConcurrentHashMap BY_STATE = new ConcurrentHashMap();
 
     private final String runId;
     private final String executors;
-    private final List hosts;
+    private final List places;
 
-    private ShardHosts(String runId, String executors, List hosts) {
+    private ShardPlaces(String runId, String executors, List places) {
         this.runId = runId;
         this.executors = executors;
-        this.hosts = hosts;
+        this.places = places;
     }
 
-    static void put(String state, String runId, String executors, List hosts) {
-        BY_STATE.put(state, new ShardHosts(runId, executors, hosts));
+    static void put(String state, String runId, String executors, List places) {
+        BY_STATE.put(state, new ShardPlaces(runId, executors, places));
     }
 
-    /** Keeps new hosts of a state; the run and its executors stay. */
-    static void renew(String state, List hosts) {
-        ShardHosts before = (ShardHosts) BY_STATE.get(state);
+    /** Keeps new places of a state; the run and its executors stay. */
+    static void renew(String state, List places) {
+        ShardPlaces before = (ShardPlaces) BY_STATE.get(state);
         if (before != null) {
-            BY_STATE.put(state, new ShardHosts(before.runId, before.executors, hosts));
+            BY_STATE.put(state, new ShardPlaces(before.runId, before.executors, places));
         }
     }
 
     /** Whether the shards of a state were placed for a run and for these executors. */
     static boolean arePlaced(String state, String runId, String executors) {
-        ShardHosts known = (ShardHosts) BY_STATE.get(state);
+        ShardPlaces known = (ShardPlaces) BY_STATE.get(state);
         return known != null && known.runId.equals(runId) && known.executors.equals(executors);
     }
 
     static String host(String state, int shard) {
-        ShardHosts known = (ShardHosts) BY_STATE.get(state);
-        return known == null || shard >= known.hosts.size() ? null : (String) known.hosts.get(shard);
+        List place = place(state, shard);
+        return place == null ? null : (String) place.get(0);
+    }
+
+    /** Returns the number of a shard's store actor on its host; that of the first for a shard that may run anywhere. */
+    static int actor(String state, int shard) {
+        List place = place(state, shard);
+        return place == null ? 0 : ((Number) place.get(1)).intValue();
+    }
+
+    private static List place(String state, int shard) {
+        ShardPlaces known = (ShardPlaces) BY_STATE.get(state);
+        return known == null || shard >= known.places.size() ? null : (List) known.places.get(shard);
     }
 }

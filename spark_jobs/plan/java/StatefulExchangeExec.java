@@ -208,6 +208,15 @@ public class StatefulExchangeExec extends VersionedExchange {
         return shardsOfTasks;
     }
 
+    /** Returns the number of the store actor, on its node, that has the shards of each task. */
+    int[] actorsOfTasks() {
+        int[] actors = new int[shardsOfTasks.length];
+        for (int i = 0; i < actors.length; i++) {
+            actors[i] = ShardPlaces.actor(stateId(), shardsOfTasks[i][0]);
+        }
+        return actors;
+    }
+
     int[] routes() {
         return Shards.routes(shards());
     }
@@ -294,10 +303,10 @@ public class StatefulExchangeExec extends VersionedExchange {
         // Shards of another layout are placed again.
         String runId = execution.runId().toString() + "/" + firstPartition();
         String present = executors.toString();
-        if (!ShardHosts.arePlaced(state, runId, present)) {
+        if (!ShardPlaces.arePlaced(state, runId, present)) {
             ObjectNode message = request("place");
             message.set("executors", executors);
-            ShardHosts.put(state, runId, present, (List) Driver.ask(message).get("hosts"));
+            ShardPlaces.put(state, runId, present, (List) Driver.ask(message).get("places"));
         }
         return executors.get("cores");
     }
@@ -418,7 +427,7 @@ public class StatefulExchangeExec extends VersionedExchange {
     /** Returns the shards that lack the batch, and keeps the stats of the others for getProgress. */
     private int[] askMissing() {
         batchStats = Driver.ask(request("settle"));
-        ShardHosts.renew(stateId(), (List) batchStats.get("hosts"));
+        ShardPlaces.renew(stateId(), (List) batchStats.get("places"));
         Shards.putNext(stateId(), execution, (Map) batchStats.get("next"));
         long read = ((Number) ((Map) batchStats.get("custom")).get("rowsRead")).longValue();
         LastBatch.put(stateId(), read, count(batchStats, "rows_updated"));
