@@ -14,8 +14,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from coordinator.model.names import store_actor_number
-from coordinator.service.calls import NAMESPACE
+from coordinator.service.calls import NAMESPACE, session_folder
 from spark_jobs.fleet import Fleet, connect
+from store_actors.hand_over import address_of, sockets_of
 from tests.conftest import NewUri
 from tests.integration.streams import Feed, Run
 from tests.integration.waiting import wait_for
@@ -91,3 +92,12 @@ def test_a_paused_store_actor_holds_up_its_own_shards_only(counting: Counting, w
         wait_for(lambda: counting.versions(other) == {2}, 15)
         assert counting.versions(held) == {1}
     counting.finish(2)
+
+
+def test_rows_reach_shards_whose_store_actor_tasks_do_not_find(counting: Counting, wide: Fleet) -> None:
+    """Tasks that run on another node than planned, as one that has fewer store actors; its first one passes rows on."""
+    counting.batch(1)
+    sockets = sockets_of(session_folder(), wide.uri)
+    assert sockets is not None
+    Path(address_of(sockets, ray.util.get_node_ip_address(), 1)).unlink()  # type: ignore[no-untyped-call]
+    counting.batch(2)
