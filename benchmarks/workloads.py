@@ -35,6 +35,7 @@ __all__ = [
     "WORKLOADS",
     "Counts",
     "Deduplicate",
+    "HotCounts",
     "Join",
     "Processor",
     "ProcessorInPandas",
@@ -208,6 +209,17 @@ class Counts(Workload):
 
     def query(self, ops: Operators, source: DataFrame, form: str) -> DataFrame:
         return aggregate(ops(source, self.name, "update"))
+
+
+class HotCounts(Counts):
+    """The same where half of a batch's rows have one key."""
+
+    name = "hot"
+    targets = Target("hdfs", FLEET), Target("rocksdb", FLEET), Target(FLEET, PLAIN)
+
+    def _numbers(self, begin: int, end: int) -> Numbers:
+        numbers = super()._numbers(begin, end)
+        return numbers if begin < self.fill else np.where(np.arange(begin, end) % 2, numbers, 0)
 
 
 class TextCounts(Counts):
@@ -527,6 +539,7 @@ WORKLOADS: dict[str, type[Workload]] = {
     workload.name: workload
     for workload in (
         Counts,
+        HotCounts,
         TextCounts,
         Window,
         Session,

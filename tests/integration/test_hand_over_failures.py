@@ -147,7 +147,9 @@ def test_a_store_actor_that_hangs_while_it_is_sent_a_large_batch_costs_an_attemp
         query.add(40_000, "x" * 1000)
         query.check()
     assert server.pid != victim
-    assert 1 <= query.failed_tasks() <= 2  # one for each core
+    # Of two tasks, one for each core. The socket of a process that was ended can be connected to until its memory is freed, so a second
+    # attempt may be lost, too; to a third it is closed.
+    assert 1 <= query.failed_tasks() <= 4
 
 
 @pytest.mark.replay
