@@ -14,7 +14,7 @@ import argparse
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ from benchmarks.harness import (
     write_rows,
 )
 from benchmarks.nexmark.query import FleetOperators
+from benchmarks.processor_time import ProcessorTimes
 from benchmarks.workloads import WORKLOADS, Workload
 from spark_jobs.fleet import Fleet, connect
 
@@ -93,6 +94,8 @@ class _Comparison:
         A folder of its own.
     report
         Takes a line of text after each batch of all sides.
+    times
+        Counts the processor time of measured batches.
     """
 
     def __init__(
@@ -103,7 +106,9 @@ class _Comparison:
         plan: Plan,
         root: Path,
         report: Callable[[str], None],
+        times: ProcessorTimes | None,
     ) -> None:
+        self._times = times
         self._spark, self._fleet, self._workload, self._plan, self._root = spark, fleet, workload, plan, root
         self._report = report
         self._files = root / "files"
@@ -159,7 +164,8 @@ class _Comparison:
         limit_s = self._plan.limit_s * (2 if phase == _FILL else 1)
         try:
             if phase == _BATCH:
-                variant.measure(file, limit_s)
+                with nullcontext() if self._times is None else self._times.of(variant.name):
+                    variant.measure(file, limit_s)
             else:
                 variant.fill_s.append(variant.run(file, limit_s))
         except DidNotFinish as error:
@@ -207,7 +213,12 @@ def _say(text: str) -> None:
 
 
 def compare(
-    spark: SparkSession, workload: Workload, plan: Plan, root: Path, report: Callable[[str], None] = _say
+    spark: SparkSession,
+    workload: Workload,
+    plan: Plan,
+    root: Path,
+    report: Callable[[str], None] = _say,
+    times: ProcessorTimes | None = None,
 ) -> Results:
     """Run a workload on all sides of a plan, and return their figures; `root` is a folder of its own, which is deleted.
 
@@ -215,10 +226,12 @@ def compare(
     ----------
     report
         Takes a line of text after each batch of all sides (:func:`steps_of`).
+    times
+        Counts the processor time of measured batches.
     """
     try:
         with _fleet_of(root) as fleet:
-            return _Comparison(spark, fleet, workload, plan, root, report).run()
+            return _Comparison(spark, fleet, workload, plan, root, report, times).run()
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
@@ -269,6 +282,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=list(SPARK_STORES),
         help=f"Spark's stores to compare with: some of {','.join(SPARK_STORES)} (default: all; the last is by far the slowest)",
     )
+    parser.add_argument(
+        "--processor-time", action="store_true", help="also count the seconds of cores by process and stage"
+    )
     add_workers(parser)
     add_options(parser, executor_memory="6g")
     options = parser.parse_args(argv)
@@ -292,7 +308,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             stores = [store for store in options.stores if store in workload.stores]
             sides = (*workload.forms, *also, *stores, PLAIN)
             plan = Plan(sides, options.shards, options.warmup, options.batches, options.limit)
-            results[workload.name] = compare(spark, workload, plan, root / workload.name)
+            times = ProcessorTimes(spark) if options.processor_time else None
+            results[workload.name] = compare(spark, workload, plan, root / workload.name, times=times)
+            if times is not None:
+                print(times.report(), flush=True)
     ratios = [
         ratio
         for workload in workloads
