@@ -90,7 +90,6 @@ class Query:
         self.name, self.shards, self.actors = name, shards, present
         self.query_id, self.run_id = str(uuid.uuid4()), str(uuid.uuid4())
         self._metadata = metadata_of(name, self.query_id, shards)
-        self._nodes = {actor.node_id: actor for actor in present}
         #: Store actor of the node on which Spark runs the task of each shard.
         self._where = [present[partition % len(present)] for partition in range(shards)]
         self._grants: dict[int, LeaseGrant] = {}
@@ -105,7 +104,7 @@ class Query:
             await self._coordinator.report_store_actor(actor)
         slots = [ActorSlot(actor, _CORES) for actor in self.actors]
         placement = await self._coordinator.place_shards(self.name, self.query_id, BatchShards(0, self.shards), slots)
-        self._where = [self._nodes[node] for node in placement.nodes if node is not None]
+        self._where = [holder for holder in placement.holders if holder is not None]
 
     def leases(self, batch: int) -> Iterator[Awaitable[None]]:
         """Return each task's request for its lease."""
@@ -152,7 +151,7 @@ class Query:
         result, placement, _ = await self._coordinator.batch_result(self.task_of(0, batch), BatchShards(0, self.shards))
         if result.missing:
             raise AssertionError(f"{len(result.missing)} shards have not committed batch {batch}")
-        self._where = [self._nodes[node] for node in placement.nodes if node is not None]
+        self._where = [holder for holder in placement.holders if holder is not None]
 
     def reassigned(self) -> Iterator[Awaitable[object]]:
         """Return the requests that store actors make in each round of maintenance."""

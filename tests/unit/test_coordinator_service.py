@@ -242,8 +242,8 @@ def test_a_drain_survives_the_coordinator_until_it_is_undone() -> None:
     async def spread_over(coordinator: Coordinator) -> list[ActorSlot]:
         slots = [ActorSlot(actor(name), 1) for name in "abc"]
         await coordinator.place_shards("other", "query", BatchShards(0, 3), slots)
-        nodes = (await coordinator.place_shards("other", "query", BatchShards(0, 3), slots)).nodes
-        return [slot for slot in slots if slot.location.node_id in nodes]
+        holders = (await coordinator.place_shards("other", "query", BatchShards(0, 3), slots)).holders
+        return [slot for slot in slots if slot.location in holders]
 
     asyncio.run(scenario())
 

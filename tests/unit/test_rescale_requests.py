@@ -126,7 +126,7 @@ async def test_shards_are_reported_by_number_and_old_shards_are_unloaded_once_th
     for name in "ab":
         await harness.coordinator.report_store_actor(actor(name))
     placed = await harness.coordinator.place_shards("clicks", "query", shards, slots)
-    assert sorted(filter(None, placed.nodes)) == ["node-a", "node-a", "node-b", "node-b"]
+    assert sorted(holder.node_id for holder in placed.holders if holder) == ["node-a", "node-a", "node-b", "node-b"]
     assert placed.moves == ()
     for partition in (2, 3, 4):
         await harness.commit("run-2", 1, partition)
