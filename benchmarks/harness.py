@@ -34,6 +34,7 @@ from spark_jobs.session.spark_session import start_session, stop_session
 __all__ = [
     "AT_ONCE",
     "FLEET",
+    "ONE_BATCH",
     "PLAIN",
     "POLLING",
     "SMALL_SPLITS",
@@ -55,6 +56,7 @@ __all__ = [
     "report_json",
     "scratch",
     "session",
+    "settings_of",
     "shuffled",
     "some_of",
     "summary",
@@ -77,6 +79,8 @@ SPARK_STORES = {
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     },
 }
+#: Spark evicts state by the watermark of the batch before: in a steady stream that is one batch an input, as on the fleet.
+ONE_BATCH = {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}
 #: Settings with which Spark reads each row group of a file of :func:`write_rows` in a task of its own.
 SMALL_SPLITS = {"spark.sql.files.maxPartitionBytes": "4m", "spark.sql.files.openCostInBytes": "0"}
 #: How often Spark lists the folder of a query that waits, and its default. Queries that wait for their turn must not keep cores busy.
@@ -160,12 +164,7 @@ def session(
     task_slots
         Task slots of the executor; by default one for each core.
     """
-    # Spark evicts state by the watermark of the batch before: in a steady stream that is one batch an input, as on the fleet.
-    settings = {
-        "spark.sql.shuffle.partitions": str(options.shards),
-        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-        **(configs or {}),
-    }
+    settings = {"spark.sql.shuffle.partitions": str(options.shards), **ONE_BATCH, **(configs or {})}
     slots = task_slots or cores()
     spark = start_session(app_name, executor_cores=slots, executor_memory=options.executor_memory, configs=settings)
     # Some of the queries measure unbounded state, on every side.
@@ -186,9 +185,14 @@ def fairness() -> str:
     )
 
 
+def settings_of(side: str, shards: int) -> dict[str, str]:
+    """Return the configuration of Spark with which a query of a side starts."""
+    return {"spark.sql.shuffle.partitions": str(shards), POLLING: _SELDOM, **SPARK_STORES.get(side, {})}
+
+
 def use_side(spark: SparkSession, side: str, shards: int) -> None:
     """Have the next query be one of a side: a query keeps the settings of its start."""
-    settings = {"spark.sql.shuffle.partitions": str(shards), POLLING: _SELDOM, **SPARK_STORES.get(side, {})}
+    settings = settings_of(side, shards)
     if side == WORKERS:
         settings[HAND_OVER] = "false"
     else:

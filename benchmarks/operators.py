@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,13 +50,15 @@ from benchmarks.processor_time import ProcessorTimes
 from benchmarks.workloads import WORKLOADS, Workload
 from spark_jobs.fleet import Fleet, connect
 
-__all__ = ["Plan", "compare", "steps_of"]
+__all__ = ["Plan", "Results", "compare", "steps_of"]
 
 #: The purpose of a batch: to build up state, to warm up, or to be measured.
 _FILL, _WARM_UP, _BATCH = "fill", "warm-up", "batch"
 
 #: Results of the sides of a comparison, by their name.
 Results = dict[str, dict[str, Any]]
+#: Starts a variant in the folder of its comparison.
+StartOther = Callable[[Path], Variant]
 
 
 # -- one operator -----------------------------------------------------------------------------------------------------
@@ -96,6 +98,8 @@ class _Comparison:
         Takes a line of text after each batch of all sides.
     times
         Counts the processor time of measured batches.
+    others
+        Start further variants.
     """
 
     def __init__(
@@ -107,6 +111,7 @@ class _Comparison:
         root: Path,
         report: Callable[[str], None],
         times: ProcessorTimes | None,
+        others: Iterable[StartOther],
     ) -> None:
         self._times = times
         self._spark, self._fleet, self._workload, self._plan, self._root = spark, fleet, workload, plan, root
@@ -116,6 +121,7 @@ class _Comparison:
         #: Names of the states of each variant on the fleet.
         self._states: dict[str, list[str]] = {}
         self._variants = [self._start(name) for name in plan.sides]
+        self._variants += [start(root) for start in others]
 
     def _start(self, name: str) -> Variant:
         workload = self._workload
@@ -219,6 +225,7 @@ def compare(
     root: Path,
     report: Callable[[str], None] = _say,
     times: ProcessorTimes | None = None,
+    others: Iterable[StartOther] = (),
 ) -> Results:
     """Run a workload on all sides of a plan, and return their figures; `root` is a folder of its own, which is deleted.
 
@@ -228,10 +235,12 @@ def compare(
         Takes a line of text after each batch of all sides (:func:`steps_of`).
     times
         Counts the processor time of measured batches.
+    others
+        Start further variants of the workload, each with the folder (:meth:`Variant.input_folder`).
     """
     try:
         with _fleet_of(root) as fleet:
-            return _Comparison(spark, fleet, workload, plan, root, report, times).run()
+            return _Comparison(spark, fleet, workload, plan, root, report, times, others).run()
     finally:
         shutil.rmtree(root, ignore_errors=True)
 

@@ -18,9 +18,10 @@ __all__ = ["ProcessorTimes"]
 _KINDS = (
     ("ray::StoreActor", "store actors"),
     ("ray::Coordinator", "coordinator"),
-    ("statefleet.worker_daemon", "Python workers"),
     ("org.apache.spark.deploy.SparkSubmit", "driver, JVM"),
     ("io.ray.runtime.runner.worker", "executor, JVM"),
+    # Among Spark's settings in the driver's command, too.
+    ("statefleet.worker_daemon", "Python workers"),
 )
 _OTHERS = "Ray and others"
 

@@ -214,7 +214,7 @@ class Counts(Workload):
 class HotCounts(Counts):
     """The same where half of a batch's rows have one key."""
 
-    name = "hot"
+    name = "hot-key"
     targets = Target("hdfs", FLEET), Target("rocksdb", FLEET), Target(FLEET, PLAIN)
 
     def _numbers(self, begin: int, end: int) -> Numbers:

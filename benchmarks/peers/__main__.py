@@ -17,33 +17,31 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.harness import (
     FLEET,
+    ONE_BATCH,
     PLAIN,
-    POLLING,
     SMALL_SPLITS,
     SPARK_STORES,
     Target,
     Variant,
     add_options,
     cores,
-    in_turn,
     print_ratios,
     ratios_of,
     report_json,
     session,
+    settings_of,
     summary,
-    use_side,
-    write_rows,
 )
-from benchmarks.nexmark.query import FleetOperators
+from benchmarks.operators import Plan, Results, compare
 from benchmarks.workloads import Counts
-from spark_jobs.fleet import connect
 from spark_jobs.session.java import choose_java_home
 
 _HERE = Path(__file__).parent
@@ -51,41 +49,17 @@ _HERE = Path(__file__).parent
 _PAIRS = 3
 
 
-@dataclass
-class _OtherSpark:
-    """The query on a store of another Spark, in a process of its own.
+class _OtherQuery:
+    """The query on another Spark, in a process of its own, as far as :class:`~benchmarks.harness.Variant` uses a query.
 
-    Attributes
+    Parameters
     ----------
-    name
-        Release and store, once the process runs.
-    batch_s
-        Seconds of the measured batches.
+    command
+        Runs ``spark_counts.py``.
     """
 
-    python: str
-    store: str
-    folder: Path
-    shards: int
-    memory: str
-    name: str = ""
-    batch_s: list[float] = field(default_factory=list)
-
-    def __enter__(self) -> _OtherSpark:
-        settings = {
-            "spark.driver.memory": self.memory,
-            "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-            POLLING: "100ms",
-            **SMALL_SPLITS,
-            **SPARK_STORES[self.store],
-        }
-        command = [
-            self.python,
-            str(_HERE / "spark_counts.py"),
-            str(self.folder),
-            str(self.shards),
-            json.dumps(settings),
-        ]
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -94,30 +68,45 @@ class _OtherSpark:
             text=True,
             env=_environment(),
         )
-        self.name = f"spark {self._answer()} {self.store}"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.communicate()
+        #: Release of its Spark.
+        self.release = self._answer()
+        self.recentProgress: list[dict[str, Any]] = []
 
     def _answer(self) -> str:
         assert self._process.stdout is not None
         answer = self._process.stdout.readline().strip()
         if not answer:
-            raise SystemExit(
-                f"{self.python} ended with {self._process.wait()}; run {_HERE / 'spark_counts.py'} by hand"
-            )
+            raise _ended(self._command, self._process.wait())
         return answer
 
-    def run(self, file: Path) -> float:
-        """Give the query another file, and return the seconds of its batch."""
+    def processAllAvailable(self) -> None:
+        """Wait until all input is processed."""
         assert self._process.stdin is not None
-        print(file, file=self._process.stdin, flush=True)
-        return float(self._answer())
+        print(file=self._process.stdin, flush=True)
+        self.recentProgress = json.loads(self._answer())
 
-    def measure(self, file: Path) -> None:
-        """Run a measured batch."""
-        self.batch_s.append(self.run(file))
+    def stop(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+
+def _ended(command: Sequence[str], code: int) -> SystemExit:
+    return SystemExit(f"{command[0]} ended with {code}; run {command[1]} by hand")
+
+
+def _start(store: str, options: argparse.Namespace, root: Path) -> Variant:
+    """Start the query on a store of the other Spark."""
+    settings = {
+        "spark.driver.memory": options.executor_memory,
+        **ONE_BATCH,
+        **SMALL_SPLITS,
+        **settings_of(store, options.shards),
+    }
+    source = Variant.input_folder(root, store)
+    query = _OtherQuery(
+        [options.spark, str(_HERE / "spark_counts.py"), str(source), str(root / store), json.dumps(settings)]
+    )
+    return Variant(f"spark {query.release} {store}", source, cast(StreamingQuery, query))
 
 
 def _environment() -> dict[str, str]:
@@ -129,33 +118,12 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _in_batches(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+def _in_batches(options: argparse.Namespace) -> Results:
     """Return the figures of the fleet, of the plain shuffle, and of the stores of another Spark, if there is one."""
-    workload = Counts(options.rows, options.state)
-    with session("statefleet-peers", options, SMALL_SPLITS) as (spark, root), ExitStack() as processes:
-        fleet = connect(f"file://{root}/fleet")
-        processes.callback(fleet.shutdown)
-        sides: list[Variant | _OtherSpark] = []
-        for name in (FLEET, PLAIN):
-            use_side(spark, name, options.shards)
-            source = spark.readStream.schema(workload.columns).option("maxFilesPerTrigger", 1)
-            frame = source.parquet(str(Variant.input_folder(root, name)))
-            ops = FleetOperators(fleet, name, options.shards)
-            result = workload.plain(frame, options.shards) if name == PLAIN else workload.query(ops, frame, name)
-            sides.append(Variant.start(name, root, result, workload.mode))
-        for store in SPARK_STORES if options.spark else ():
-            other = _OtherSpark(options.spark, store, root / store, options.shards, options.executor_memory)
-            sides.append(processes.enter_context(other))
-        for number, rows in enumerate(workload.filling()):
-            file = write_rows(root / f"fill-{number}.parquet", rows)
-            print(f"fill {number}: ", *(f"{side.name} {side.run(file):.2f} s" for side in sides), flush=True)
-        for number in range(-options.warmup, options.batches):
-            file = write_rows(root / f"batch-{number}.parquet", workload.batch(number + options.warmup))
-            for side in in_turn(sides, number + options.warmup):
-                side.run(file) if number < 0 else side.measure(file)
-            if number >= 0:
-                print(f"batch {number}: ", *(f"{side.name} {side.batch_s[-1]:.2f} s" for side in sides), flush=True)
-        return {side.name: summary(side.batch_s) for side in sides}
+    plan = Plan((FLEET, PLAIN), options.shards, options.warmup, options.batches)
+    others = [partial(_start, store, options) for store in SPARK_STORES] if options.spark else []
+    with session("statefleet-peers", options, SMALL_SPLITS) as (spark, root):
+        return compare(spark, Counts(options.rows, options.state), plan, root / "counts", others=others)
 
 
 def _flink(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
@@ -165,8 +133,9 @@ def _flink(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     seconds = []
     with tempfile.TemporaryDirectory(prefix="statefleet-bench-", dir=options.folder) as folder:
         numbers = (options.state, cores(), options.checkpoint_s, *sizes)
+        command = [options.flink, str(_HERE / "flink_counts.py"), folder, *map(str, numbers)]
         process = subprocess.Popen(
-            [options.flink, str(_HERE / "flink_counts.py"), folder, *map(str, numbers)],
+            command,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -178,9 +147,7 @@ def _flink(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
             seconds.append(float(line))
             print(f"{name}: {rows:,} rows in {seconds[-1]:.1f} s", flush=True)
         if process.wait() or len(seconds) < len(sizes):
-            raise SystemExit(
-                f"{options.flink} ended with {process.returncode}; run {_HERE / 'flink_counts.py'} by hand"
-            )
+            raise _ended(command, process.returncode)
     return name, summary([(seconds[at + 1] - seconds[at]) / batches for at in range(0, len(sizes), 2)])
 
 

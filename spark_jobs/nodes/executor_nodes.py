@@ -41,7 +41,6 @@ class ExecutorNodes:
         self._address = address
         self._per_node = per_node
         self._actors = RayActors()
-        self._hosts: dict[str, str] = {}
 
     def slots(self, executors: Mapping[str, int]) -> list[ActorSlot]:
         """Return the store actors of the nodes that have executors; start them where there are none.
@@ -85,14 +84,11 @@ class ExecutorNodes:
         )
 
     def _nodes_by_host(self) -> dict[str, str]:
-        self._refresh()
+        hosts = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]
         # Spark cannot distinguish Ray nodes of the same address; the first is used for all.
-        return {host: node for node, host in sorted(self._hosts.items(), reverse=True)}
+        return {host: node for node, host in sorted(hosts.items(), reverse=True)}
 
     def _shares(self, cores: int) -> list[int]:
         """Return how many of a node's cores each of its store actors counts for; they get shards accordingly."""
         actors = min(self._per_node or actors_for(cores), max(1, cores))
         return [cores // actors + (number < cores % actors) for number in range(actors)]
-
-    def _refresh(self) -> None:
-        self._hosts = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]

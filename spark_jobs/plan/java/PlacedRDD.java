@@ -77,7 +77,8 @@ class TaskGroups {
             String host = ShardPlaces.host(state, shards[i]);
             host = host != null && cores.has(host) ? host : null;
             Integer actor = Integer.valueOf(host == null ? 0 : ShardPlaces.actor(state, shards[i]));
-            list(map(byHost, host), actor).add(Integer.valueOf(i));
+            HashMap byActor = (HashMap) value(byHost, host, new HashMap());
+            ((ArrayList) value(byActor, actor, new ArrayList())).add(Integer.valueOf(i));
         }
         for (Object host : byHost.keySet()) {
             int tasks = host == null ? all : Math.max(1, cores.get((String) host).asInt() / each);
@@ -88,22 +89,10 @@ class TaskGroups {
         }
     }
 
-    private static HashMap map(HashMap maps, Object key) {
-        HashMap found = (HashMap) maps.get(key);
-        if (found == null) {
-            found = new HashMap();
-            maps.put(key, found);
-        }
-        return found;
-    }
-
-    private static ArrayList list(HashMap lists, Object key) {
-        ArrayList found = (ArrayList) lists.get(key);
-        if (found == null) {
-            found = new ArrayList();
-            lists.put(key, found);
-        }
-        return found;
+    /** Returns the value of a key, which is this one if it has none yet. */
+    private static Object value(HashMap values, Object key, Object made) {
+        Object before = values.putIfAbsent(key, made);
+        return before == null ? made : before;
     }
 
     private void add(String host, ArrayList indices, int tasks) {
