@@ -122,8 +122,8 @@ def _settings() -> Iterator[str]:
         "it starts; state and results are the same. Python workers are needed for functions of the user's and for "
         "`closing='early'`, and in batches after one with two rows a group or more for aggregations that Spark's generated "
         "code cannot combine before the shuffle (lists, sketches, texts). `query.explain()` shows `HandOver`, or why not, "
-        "and the metric `handedOver` in a query's progress is 1 or 0. A store actor that dies before it answers, or hangs and "
-        "is restarted, costs a task with more than 4 MB of rows an attempt (`spark.task.maxFailures`)."
+        "and the metric `handedOver` in a query's progress is 1 or 0. A store actor that dies or hangs "
+        "after it took more than 4 MB of a task's rows costs that task an attempt (`spark.task.maxFailures`)."
     )
     yield fill(hand_over, 136, break_on_hyphens=False)
 

@@ -1,10 +1,12 @@
 """Batches that Spark's tasks hand over to the store actor of their node, over a unix socket, without a Python worker of Spark's.
 
-A task sends a request (JSON with its length), its pickled function, and the rows of its shards, one shard after another. The answer has
-the rows that the shards emit, or the text of an error (``HandOver.java`` is the task's side). It begins as soon as some shards have
-committed: the task sends the rows of others when it has used what came. The rows of a shard are an Arrow stream; or, where all of their
-types allow it, they are in Spark's own format (:mod:`store_actors.unsafe_rows`), after an Arrow stream that only has their schema. The
-function is the one that Spark's plan has for a Python worker; here it calls this process's shards directly.
+A task sends a request (JSON with its length), its pickled function, and the rows of its shards, one shard after another
+(``HandOver.java`` is the task's side). A byte tells it that its connection was taken: the socket of a process that hangs, or is being
+ended, takes what the kernel has room for. Then follows the answer, which has the rows that the shards emit, or the text of an error. It
+begins as soon as some shards have committed: the task sends the rows of others when it has used what came. The rows of a shard are an
+Arrow stream; or, where all of their types allow it, they are in Spark's own format (:mod:`store_actors.unsafe_rows`), after an Arrow
+stream that only has their schema. The function is the one that Spark's plan has for a Python worker; here it calls this process's
+shards directly.
 
 The socket is in a folder that only this user can enter, so a function that is unpickled comes from a process of the same user. A file
 beside it says which process answers. Tasks find by a ping (a request of no bytes) over a second connection that the process hangs, and
@@ -41,8 +43,8 @@ __all__ = ["HandOverServer", "HandedOver", "address_of", "hand_over_server", "so
 
 log = logging.getLogger(__name__)
 
-#: What follows in an answer: rows, nothing, or the text of an error. After rows there is another of these.
-_ROWS, _DONE, _FAILED, _UNSAFE_ROWS = b"\0", b"\1", b"\2", b"\3"
+#: What follows: rows, nothing, or the text of an error (after rows there is another of these); and that a connection was taken.
+_ROWS, _DONE, _FAILED, _UNSAFE_ROWS, _TAKEN = b"\0", b"\1", b"\2", b"\3", b"\4"
 _LENGTH = struct.Struct(">i")
 #: Bytes of a socket's path at most, and of its end: the checksum of a node, the number of the store actor and the process's id.
 _PATH_BYTES, _END_BYTES = 107, 20
@@ -170,6 +172,7 @@ class HandOverServer:
     def _serve(self, task: socket.socket) -> None:
         try:
             task.settimeout(_REQUEST_S)
+            task.sendall(_TAKEN)
             with task, _file(task, "rb") as source, _file(task, "wb") as sink:
                 try:
                     (length,) = _LENGTH.unpack(_read(source, _LENGTH.size))

@@ -6,7 +6,8 @@
  * query. Janino has neither lambdas nor usable generics, nor static methods of interfaces.
  *
  * A task sends the rows of one shard after another, and gives out results as they come: it sends only while there are none. So neither side
- * has all rows of a large task. What is sent is kept while it is small, and sent again to a store actor that was lost before it answered.
+ * has all rows of a large task. The first megabytes are kept, and sent again to the next store actor if one was lost before it answered; a
+ * task sends more only to one that has taken its connection, as the sockets of a process that hangs or is being ended take some, too.
  * A task waits as long as the store actor's process answers pings; one that hangs (stopped, deadlocked) is ended, and Ray starts it again.
  */
 public Object generate(Object[] references) {
@@ -19,6 +20,8 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
     private static final int DONE = 1;
     private static final int FAILED = 2;
     private static final int UNSAFE_ROWS = 3;
+    /** Comes before the answer, once the store actor has taken the connection. */
+    private static final int TAKEN = 4;
     /** Rows and bytes of a record batch at most; the last row may exceed the bytes. */
     private static final int MOST_ROWS = 1 << 16;
     private static final long MOST_BYTES = 16L << 20;
@@ -27,7 +30,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
     private static final long ARRAY = org.apache.spark.unsafe.Platform.BYTE_ARRAY_OFFSET;
     /** Rows of more bytes are copied by a call. */
     private static final int SMALL_ROW = 64;
-    /** Bytes of a request at most that is sent again. */
+    /** Bytes of a request after which it is no longer kept, to be sent again. */
     private static final int KEPT_BYTES = 1 << 22;
     /** How long a task waits for a store actor that is started again, as a Python worker does. */
     private static final long DEADLINE_S = 120L;
@@ -160,12 +163,12 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         }
     }
 
-    /** Writes what a small request has before anything is sent. */
+    /** Writes what is kept before anything is sent. */
     private void begin() throws java.io.IOException {
         request = new Request();
         writeHead();
         rows = isUnsafe(inputType) ? (Rows) new UnsafeRows() : new ArrowRows();
-        while (request.isKept() && !request.isWritten) {
+        while (request.isSmall() && !request.isWritten) {
             request.writeMore();
         }
     }
@@ -200,6 +203,10 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
     private void readMore() throws java.io.IOException {
         if (!isAnswered) {
             int kind = connection.next();
+            if (kind == TAKEN) {
+                connection.isTaken = true;
+                return;
+            }
             isAnswered = true;
             isOver = kind == DONE;
             if (kind == UNSAFE_ROWS) {
@@ -507,7 +514,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         }
     }
 
-    /** What a task sends: all of it while it is small, and then what is written but not sent yet. */
+    /** What a task sends: all of it while it is kept, and then what is written but not sent yet. */
     private final class Request implements java.nio.channels.WritableByteChannel {
         private java.nio.ByteBuffer bytes = java.nio.ByteBuffer.allocate(BUFFER_BYTES);
         /** How many of the bytes are sent. */
@@ -527,7 +534,11 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
 
         /** Whether it can be sent again. */
         boolean isKept() {
-            return !isCut && bytes.position() <= KEPT_BYTES;
+            return !isCut;
+        }
+
+        boolean isSmall() {
+            return bytes.position() <= KEPT_BYTES;
         }
 
         boolean isSent() {
@@ -545,6 +556,10 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         /** Sends what the other side takes at once; if that is nothing, waits until it takes something, or something comes. */
         void sendMore() throws java.io.IOException {
             if (sent == bytes.position()) {
+                if (!connection.isTaken) {
+                    connection.await(java.nio.channels.SelectionKey.OP_READ);
+                    return;
+                }
                 bytes = isCut ? (java.nio.ByteBuffer) bytes.clear() : java.nio.ByteBuffer.allocate(2 * BUFFER_BYTES);
                 isCut = true;
                 sent = 0;
@@ -577,6 +592,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         private java.nio.channels.Selector selector;
         private java.nio.channels.SelectionKey key;
         private final java.nio.ByteBuffer received = java.nio.ByteBuffer.allocate(BUFFER_BYTES);
+        boolean isTaken;
 
         Connection(String address) throws java.io.IOException {
             this.address = address;
@@ -724,7 +740,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         }
 
         /** Waits until something can be sent or received, as long as the process answers pings. */
-        private void await(int operation) throws java.io.IOException {
+        void await(int operation) throws java.io.IOException {
             key.interestOps(operation);
             for (int quietS = 1; !isReady(); quietS++) {
                 if (4 * quietS >= hungAfterS) {

@@ -11,6 +11,7 @@ from ray.exceptions import RayActorError
 from coordinator.model.errors import SetupError
 from coordinator.model.names import dashboard_name
 from coordinator.runtime.extras import import_extra
+from coordinator.runtime.retry import Retry
 from coordinator.runtime.runtime import MachineClock
 from coordinator.service.calls import Actors, unwrapped
 from coordinator.service.deploy import options_on_head
@@ -20,9 +21,8 @@ __all__ = ["dashboard_url"]
 
 log = logging.getLogger(__name__)
 
-#: Number of tries while a dashboard ends or restarts, and the pause between two, in seconds.
-_ATTEMPTS = 10
-_PAUSE_S = 0.5
+#: How long a dashboard that ends or restarts is waited for, in seconds: a process of Ray's takes tens of them on a busy machine.
+_DEADLINE_S = 60.0
 
 
 def dashboard_url(actors: Actors, uri: str, options: DashboardOptions | None = None) -> str:
@@ -38,7 +38,8 @@ def dashboard_url(actors: Actors, uri: str, options: DashboardOptions | None = N
     SetupError, InvalidRequestError
         Nothing can be served there, or the token is not valid.
     """
-    for attempt in range(_ATTEMPTS):
+    retry = Retry(MachineClock(), _DEADLINE_S, first_pause_s=0.1, longest_pause_s=1.0)
+    while True:
         try:
             handle = actors.find(dashboard_name(uri))
             if (
@@ -53,16 +54,16 @@ def dashboard_url(actors: Actors, uri: str, options: DashboardOptions | None = N
             url: str = unwrapped(actors, handle, handle.url.remote())
         except RayActorError as error:
             # A dashboard that is ending still had its name, or the actor restarts.
-            log.info("the dashboard is asked again (%d): %s", attempt + 1, error)
-            MachineClock().sleep(_PAUSE_S)
-            last = error
+            log.info("the dashboard is asked again: %s", error)
+            if retry.is_over:
+                raise SetupError(
+                    "the dashboard does not start; the fleet goes on without; see its log (`ray list actors`), then ask again",
+                    uri=uri,
+                    cause=error,
+                ) from error
+            retry.pause()
         else:
             return url
-    raise SetupError(
-        "the dashboard does not start; the fleet goes on without; see its log (`ray list actors`), then ask again",
-        uri=uri,
-        cause=last,
-    ) from last
 
 
 def _deploy(uri: str, options: DashboardOptions) -> Any:

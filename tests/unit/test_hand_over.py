@@ -96,8 +96,12 @@ def blocks_of(rows: pa.Table) -> bytes:
 
 
 def connected(path: str) -> socket.socket:
+    """Return a connection that the server has taken."""
     task = socket.socket(socket.AF_UNIX)
+    task.settimeout(10)
     task.connect(f"{path}.{os.getpid()}")
+    assert task.recv(1) == b"\4"
+    task.settimeout(None)
     return task
 
 
