@@ -180,11 +180,15 @@ def test_a_store_actor_that_hangs_before_it_takes_a_large_batch_costs_no_attempt
 def test_a_store_actor_that_is_lost_in_the_middle_of_a_large_batch_costs_an_attempt(
     query: Query, server: Server
 ) -> None:
+    now = server.address.read_text()
+
     def end_in_the_middle(task: socket.socket) -> None:
         task.sendall(b"\4")
         left = 6 << 20  # more than a task keeps
         while left > 0 and (received := task.recv(1 << 20)):
             left -= len(received)
+        # The next attempt finds the store actor again.
+        server.address.write_text(now)
 
     with server.replaced(end_in_the_middle) as taken:
         query.add(40_000, "x" * 1000)
