@@ -25,13 +25,13 @@ from tests.simulation.world import Outcome, run_seed
 FIRST_SEED = {
     "the age of a commit is told by two clocks": 93,
     "keyed stores in memory are used under another epoch": 193,
-    "a standby applies a commit to whatever it has": 15,
+    "a standby applies a commit to whatever it has": 48,
     "keyed stores in memory are used without a look at their lineage": 449,
     "memory is used without a look at its lineage": 39,
     "memory is used under another epoch": 107,
-    "files of the shards that others were made of are deleted": 52,
+    "files of the shards that others were made of are deleted": 80,
     "files of failed commits are deleted": 130,
-    "a copy is gone on from whatever its history": 11,
+    "a copy is gone on from whatever its history": 76,
     "parts of a checkpoint go while some of their records count": 10,
     "ages are measured by a clock that stands still while the machine sleeps": 107,
     "a snapshot of what was rolled back to is taken for the newest version": 8,
@@ -41,6 +41,7 @@ FIRST_SEED = {
     "a reader believes whatever it knew": 8,
     "runs of a dropped state may go on": 11,
     "versions of a dropped state are read as empty ones": 2,
+    "parts that a checkpoint names are cleaned away": 10,
 }
 
 
@@ -56,23 +57,23 @@ def test_a_seed_is_a_schedule() -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_hundred_schedules_keep_every_batch_exactly_once() -> None:
+def test_sixty_schedules_keep_every_batch_exactly_once() -> None:
     totals = Totals()
-    for totals in run_many(range(100)):
+    for totals in run_many(range(60)):
         if totals.failed:
             pytest.fail(next(iter(totals.failed.values())))
-    assert totals.schedules == 100
+    assert totals.schedules == 60
     kinds = {kind.partition(".")[0] for kind in totals.faults}
     assert kinds >= {"kill", "message", "pause", "second_driver", "storage", "zombie"}
 
 
 def test_every_read_beside_the_batches_is_one_finished_version() -> None:
     faults: Counter[str] = Counter()
-    for seed in range(25):
+    for seed in range(15):
         outcome = run_seed(seed, keyed=False, reads=True, moves=seed % 3 == 1, harsh=seed % 3 == 2)
         assert outcome.error is None, outcome.report()
         faults += outcome.faults
-    assert faults["read"] > 180
+    assert faults["read"] > 100
 
 
 def test_reads_beside_moves_and_rescales_are_of_the_shards_that_they_began_with() -> None:
