@@ -26,6 +26,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
     private static final int MOST_ROWS = 1 << 16;
     private static final long MOST_BYTES = 16L << 20;
     private static final int BUFFER_BYTES = 1 << 18;
+    private static final int LENGTH_BYTES = 4;
     /** Where the bytes of an array begin. */
     private static final long ARRAY = org.apache.spark.unsafe.Platform.BYTE_ARRAY_OFFSET;
     /** Rows of more bytes are copied by a call. */
@@ -225,7 +226,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
     }
 
     private boolean readBlock() throws java.io.IOException {
-        java.nio.ByteBuffer length = java.nio.ByteBuffer.allocate(4);
+        java.nio.ByteBuffer length = java.nio.ByteBuffer.allocate(LENGTH_BYTES);
         connection.fill(length);
         blockEnd = length.getInt(0);
         position = 0;
@@ -290,7 +291,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
             + "\", \"function_bytes\": " + function.length + ", \"unsafe_rows\": " + isUnsafe(inputType) + ", \"unsafe_results\": "
             + isUnsafe(outputType) + ", \"shards\": " + java.util.Arrays.toString(ids) + "}")
             .getBytes(java.nio.charset.StandardCharsets.UTF_8);
-        request.write(java.nio.ByteBuffer.allocate(4).putInt(0, text.length));
+        request.write(java.nio.ByteBuffer.allocate(LENGTH_BYTES).putInt(0, text.length));
         request.write(java.nio.ByteBuffer.wrap(text));
         request.write(java.nio.ByteBuffer.wrap(function));
     }
@@ -406,8 +407,9 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
     /** Rows as they are (store_actors/unsafe_rows.py reads them), after a stream that only has their schema. */
     private final class UnsafeRows extends Rows {
         private final boolean hasSizes = hasTexts(inputType);
+        /** A block after its length, which is part of the request once it is full. */
         private byte[] bytes = new byte[BUFFER_BYTES];
-        private int used;
+        private int used = LENGTH_BYTES;
 
         UnsafeRows() throws java.io.IOException {
             org.apache.arrow.vector.ipc.ArrowStreamWriter stream = new org.apache.arrow.vector.ipc.ArrowStreamWriter(root, null, request);
@@ -419,10 +421,9 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
             int size = row.getSizeInBytes();
             boolean isFull = size > bytes.length - used - 8;
             if (isFull) {
-                writeBlock();
-                if (size > bytes.length - 8) {
-                    bytes = new byte[size + 8];
-                }
+                request.add((java.nio.ByteBuffer) java.nio.ByteBuffer.wrap(bytes).putInt(0, used - LENGTH_BYTES).position(used));
+                bytes = size > BUFFER_BYTES - LENGTH_BYTES - 8 ? new byte[LENGTH_BYTES + 8 + size] : request.unused().array();
+                used = LENGTH_BYTES;
             }
             if (hasSizes) {
                 org.apache.spark.unsafe.Platform.putLong(bytes, ARRAY + used, size);
@@ -433,17 +434,13 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
             return isFull;
         }
 
+        /** Writes what the shard has left, and a block without rows. */
         void end(boolean isLast) throws java.io.IOException {
-            if (used > 0) {
-                writeBlock();
+            if (used > LENGTH_BYTES) {
+                request.write(java.nio.ByteBuffer.wrap(bytes, 0, used).putInt(0, used - LENGTH_BYTES));
+                used = LENGTH_BYTES;
             }
-            writeBlock();
-        }
-
-        private void writeBlock() throws java.io.IOException {
-            request.write(java.nio.ByteBuffer.allocate(4).putInt(0, used));
-            request.write(java.nio.ByteBuffer.wrap(bytes, 0, used));
-            used = 0;
+            request.write(java.nio.ByteBuffer.allocate(LENGTH_BYTES));
         }
     }
 
@@ -516,20 +513,45 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
 
     /** What a task sends: all of it while it is kept, and then what is written but not sent yet. */
     private final class Request implements java.nio.channels.WritableByteChannel {
-        private java.nio.ByteBuffer bytes = java.nio.ByteBuffer.allocate(BUFFER_BYTES);
-        /** How many of the bytes are sent. */
+        /** Buffers, whose positions are the ends of what they have. */
+        private final java.util.ArrayList blocks = new java.util.ArrayList();
+        private final java.util.ArrayList unused = new java.util.ArrayList();
+        private long size;
+        /** The block of which bytes are sent next, and how many of them are sent. */
+        private int current;
         private int sent;
         private boolean isCut;
         boolean isWritten;
 
         public int write(java.nio.ByteBuffer source) {
-            int size = source.remaining();
-            if (size > bytes.remaining()) {
-                bytes.flip();
-                bytes = java.nio.ByteBuffer.allocate(Math.max(4 * bytes.capacity(), bytes.limit() + size)).put(bytes);
+            int all = source.remaining();
+            size += all;
+            while (source.hasRemaining()) {
+                if (blocks.isEmpty() || !block(blocks.size() - 1).hasRemaining()) {
+                    blocks.add(unused());
+                }
+                java.nio.ByteBuffer last = block(blocks.size() - 1);
+                java.nio.ByteBuffer piece = (java.nio.ByteBuffer) source.duplicate();
+                piece.limit(piece.position() + Math.min(last.remaining(), piece.remaining()));
+                last.put(piece);
+                source.position(piece.position());
             }
-            bytes.put(source);
-            return size;
+            return all;
+        }
+
+        /** Adds a block, whose bytes are no longer its writer's. */
+        void add(java.nio.ByteBuffer block) {
+            size += block.position();
+            blocks.add(block);
+        }
+
+        /** Returns a buffer for a block. */
+        java.nio.ByteBuffer unused() {
+            return unused.isEmpty() ? java.nio.ByteBuffer.allocate(BUFFER_BYTES) : (java.nio.ByteBuffer) unused.remove(unused.size() - 1);
+        }
+
+        private java.nio.ByteBuffer block(int number) {
+            return (java.nio.ByteBuffer) blocks.get(number);
         }
 
         /** Whether it can be sent again. */
@@ -538,14 +560,19 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         }
 
         boolean isSmall() {
-            return bytes.position() <= KEPT_BYTES;
+            return size <= KEPT_BYTES;
+        }
+
+        private boolean areBlocksSent() {
+            return current == blocks.size() - 1 && sent == block(current).position();
         }
 
         boolean isSent() {
-            return isWritten && sent == bytes.position();
+            return isWritten && areBlocksSent();
         }
 
         void rewind() {
+            current = 0;
             sent = 0;
         }
 
@@ -555,21 +582,34 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
 
         /** Sends what the other side takes at once; if that is nothing, waits until it takes something, or something comes. */
         void sendMore() throws java.io.IOException {
-            if (sent == bytes.position()) {
+            if (areBlocksSent()) {
                 if (!connection.isTaken) {
                     connection.await(java.nio.channels.SelectionKey.OP_READ);
                     return;
                 }
-                bytes = isCut ? (java.nio.ByteBuffer) bytes.clear() : java.nio.ByteBuffer.allocate(2 * BUFFER_BYTES);
-                isCut = true;
-                sent = 0;
+                forget();
                 writeMore();
+            } else if (sent == block(current).position()) {
+                current++;
+                sent = 0;
             }
-            java.nio.ByteBuffer all = (java.nio.ByteBuffer) bytes.duplicate();
-            all.flip();
-            all.position(sent);
-            connection.send(all);
-            sent = all.position();
+            java.nio.ByteBuffer bytes = (java.nio.ByteBuffer) block(current).duplicate();
+            bytes.flip();
+            bytes.position(sent);
+            connection.send(bytes);
+            sent = bytes.position();
+        }
+
+        /** Drops all blocks; their buffers are used again. */
+        private void forget() {
+            isCut = true;
+            for (int i = 0; i < blocks.size(); i++) {
+                if (block(i).capacity() == BUFFER_BYTES) {
+                    unused.add(block(i).clear());
+                }
+            }
+            blocks.clear();
+            rewind();
         }
 
         public boolean isOpen() {
@@ -770,7 +810,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
                 }
                 ping = opened();
                 // A request of no bytes.
-                ping.write(java.nio.ByteBuffer.allocate(4));
+                ping.write(java.nio.ByteBuffer.allocate(LENGTH_BYTES));
             } catch (Lost error) {
                 throw error;
             } catch (java.nio.channels.ClosedByInterruptException error) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -184,3 +185,30 @@ def test_a_large_batch_counts_as_a_whole_where_its_sink_reads_a_row(
         assert all(row["n"] == (3 if row["k"] < 10 else 2) for row in read[2])
     finally:
         query.stop()
+
+
+@pytest.mark.parametrize("of_rows", ["as Spark has them", "in Arrow"])
+def test_rows_of_any_size_arrive_as_they_are(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, of_rows: str
+) -> None:
+    # Larger than the blocks of what a task sends, and of all of what it keeps.
+    sizes = [number * 7919 % 3000 for number in range(2000)] + [0, 1 << 18, (1 << 18) - 40, 5 << 20, 1, 3 << 18] * 2
+    texts = [(key, chr(97 + key % 26) * size) for key, size in enumerate(sizes)]
+    feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.int64()), ("s", pa.string())]))
+    frame = feed.stream()
+    if of_rows == "in Arrow":
+        frame = frame.withColumn("s", F.array("s"))
+    largest = fleet.stateful(frame, name=name, shards=3).groupBy("k").agg(F.max("s").alias("s"))
+    if of_rows == "in Arrow":
+        largest = largest.select("k", F.col("s")[0].alias("s"))
+    run = Run(largest.select("k", F.md5("s").alias("s")), "update", tmp_path / "ck")
+    try:
+        # Python takes the first batch, of which nothing is known.
+        feed.add([(-1, "")])
+        assert len(run.take()) == 1
+        feed.add(texts)
+        expected = {key: hashlib.md5(text.encode()).hexdigest() for key, text in texts}
+        assert {row["k"]: row["s"] for row in run.take()} == expected
+        assert progress_of(run)["customMetrics"]["handedOver"] == 1
+    finally:
+        run.stop()
