@@ -392,6 +392,7 @@ def test_eight_times_the_limit_is_held_changed_and_stored_below_it(tmp_path: Pat
     assert not list((tmp_path / "spill").iterdir())
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux reports the peak memory of a process")
 def test_more_than_the_limit_is_loaded_below_it(tmp_path: Path) -> None:
@@ -402,6 +403,7 @@ def test_more_than_the_limit_is_loaded_below_it(tmp_path: Path) -> None:
     assert figures["peak"] <= LIMIT
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_process_without_room_refuses_and_goes_on_with_more(tmp_path: Path) -> None:
     figures, before = ran("full", tmp_path, 1)
