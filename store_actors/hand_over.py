@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 #: What follows: rows, nothing, or the text of an error (after rows there is another of these); and that a connection was taken.
 _ROWS, _DONE, _FAILED, _UNSAFE_ROWS, _TAKEN = b"\0", b"\1", b"\2", b"\3", b"\4"
 _LENGTH = struct.Struct(">i")
+#: Raised with each change of what is sent (``HandOver.java`` has the same): a task and a store actor of two releases do not talk.
+_FORMAT = 1
 #: Bytes of a socket's path at most, and of its end: the checksum of a node, the number of the store actor and the process's id.
 _PATH_BYTES, _END_BYTES = 107, 20
 _BUFFER_BYTES = 1 << 18
@@ -77,7 +79,8 @@ def address_of(sockets: str, host: str, number: int = 0) -> str:
     """Return the path of the file that says which process is a store actor of a node, and when it counts as hung.
 
     The process's socket has its path followed by the process's id, so nobody ends one process for the silence of another. The file has
-    the id, the start of the process as the kernel counts it ("-" if it does not say), and the seconds without an answer to a ping.
+    the id, the start of the process as the kernel counts it ("-" if it does not say), the seconds without an answer to a ping, and the
+    number of the format in which the process talks.
     """
     # Nodes can be on one machine. A checksum is short, whatever the address.
     address = f"{sockets}{zlib.crc32(host.encode()):08x}"
@@ -151,7 +154,7 @@ class HandOverServer:
             self._listening.listen(_WAITING)
             # Tasks see it when the socket can be connected to.
             unseen = Path(f"{address}.new")
-            unseen.write_text(f"{os.getpid()} {_process_start()} {math.ceil(actors.hung_after_s)}")
+            unseen.write_text(f"{os.getpid()} {_process_start()} {math.ceil(actors.hung_after_s)} {_FORMAT}")
             unseen.replace(address)
         except BaseException:
             self._listening.close()

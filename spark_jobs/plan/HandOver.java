@@ -15,6 +15,8 @@ public Object generate(Object[] references) {
 }
 
 final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator {
+    /** Raised with each change of what is sent. */
+    private static final String FORMAT = "1";
     /** What follows in an answer (store_actors/hand_over.py). */
     private static final int ROWS = 0;
     private static final int DONE = 1;
@@ -638,6 +640,11 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
             this.address = address;
             process = processNow();
             String[] facts = process.split(" ");
+            if (facts.length < 4 || !facts[3].equals(FORMAT)) {
+                throw new IllegalStateException("the fleet was started by another release of Statefleet than this query, and the two cannot "
+                    + "talk; nothing of this batch was lost; use the release that started it, or stop its queries and run `statefleet "
+                    + "stop` with that one, and start the queries with this [socket=`" + address + "`]");
+            }
             pid = Long.parseLong(facts[0]);
             start = facts[1];
             hungAfterS = Integer.parseInt(facts[2]);

@@ -52,9 +52,15 @@ class Server:
     def pid(self) -> int:
         return int(self.address.read_text().split()[0])
 
+    def replace(self, facts: str) -> None:
+        """Write what tasks read, at once."""
+        unseen = self.address.with_name("unseen")
+        unseen.write_text(facts)
+        unseen.replace(self.address)
+
     def give_up_sooner(self) -> None:
-        pid, start, _ = self.address.read_text().split()
-        self.address.write_text(f"{pid} {start} {HUNG_AFTER_S}")
+        pid, start, _, its_format = self.address.read_text().split()
+        self.replace(f"{pid} {start} {HUNG_AFTER_S} {its_format}")
 
     def connections(self) -> int:
         """Return how many connections it has taken, or has to take."""
@@ -83,11 +89,11 @@ class Server:
                         served.set()
 
             threading.Thread(target=serve_each, daemon=True).start()
-            self.address.write_text(f"{os.getpid()} - {HUNG_AFTER_S}")
+            self.replace(f"{os.getpid()} - {HUNG_AFTER_S} {kept.split()[3]}")
             try:
                 yield served
             finally:
-                self.address.write_text(kept)
+                self.replace(kept)
                 listening.shutdown(socket.SHUT_RDWR)
                 os.unlink(path)
 
@@ -188,7 +194,7 @@ def test_a_store_actor_that_is_lost_in_the_middle_of_a_large_batch_costs_an_atte
         while left > 0 and (received := task.recv(1 << 20)):
             left -= len(received)
         # The next attempt finds the store actor again.
-        server.address.write_text(now)
+        server.replace(now)
 
     with server.replaced(end_in_the_middle) as taken:
         query.add(40_000, "x" * 1000)
@@ -318,6 +324,19 @@ def test_a_folder_in_which_nothing_can_be_written_is_named(
             run.wait()
     finally:
         run.stop()
+
+
+@pytest.mark.parametrize("facts", ["{0} {1} {2}", "{0} {1} {2} 0"])
+def test_a_store_actor_of_another_release_is_named(query: Query, server: Server, facts: str) -> None:
+    """Also of one that wrote no format."""
+    kept = server.address.read_text()
+    server.replace(facts.format(*kept.split()))
+    try:
+        query.add()
+        with pytest.raises(StreamingQueryException, match="was started by another release of Statefleet"):
+            query.run.wait()
+    finally:
+        server.replace(kept)
 
 
 def test_strangers_are_refused_beside_a_batch(query: Query, server: Server) -> None:

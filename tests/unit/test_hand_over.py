@@ -257,7 +257,7 @@ def test_a_ping_is_answered_while_tasks_wait(path: str) -> None:
 
 @pytest.mark.usefixtures("server")
 def test_tasks_are_told_which_process_answers_them(path: str) -> None:
-    pid, start, hung_after_s = Path(path).read_text().split()
+    pid, start, hung_after_s, _ = Path(path).read_text().split()
     assert int(pid) == os.getpid()
     assert start == Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
     assert hung_after_s == "20"
