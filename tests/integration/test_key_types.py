@@ -117,7 +117,7 @@ CASES: dict[str, tuple[Query, str]] = {
 }
 
 
-@pytest.mark.parametrize("case_name", short_list(CASES, {"grouped by arrays", "grouped by 40 columns"}))
+@pytest.mark.parametrize("case_name", short_list(CASES, {"grouped by arrays"}))
 def test_keys_and_rows_are_as_sparks(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case_name: str
 ) -> None:
