@@ -175,8 +175,8 @@ class HandOverServer:
     def _serve(self, task: socket.socket) -> None:
         try:
             task.settimeout(_REQUEST_S)
-            task.sendall(_TAKEN)
             with task, _file(task, "rb") as source, _file(task, "wb") as sink:
+                task.sendall(_TAKEN)
                 try:
                     (length,) = _LENGTH.unpack(_read(source, _LENGTH.size))
                     if length:

@@ -179,7 +179,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
     /** Begins again with another store actor, if nothing came of this one and everything is still here. */
     private void sendAgain(Lost error) throws java.io.IOException {
         until = until == 0L ? deadline() : until;
-        if (!request.isKept() || isAnswered || System.nanoTime() > until) {
+        if (!request.isKept || isAnswered || System.nanoTime() > until) {
             throw error;
         }
         connection.close();
@@ -522,7 +522,8 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         /** The block of which bytes are sent next, and how many of them are sent. */
         private int current;
         private int sent;
-        private boolean isCut;
+        /** Whether all blocks are still here, and can be sent again. */
+        boolean isKept = true;
         boolean isWritten;
 
         public int write(java.nio.ByteBuffer source) {
@@ -554,11 +555,6 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
 
         private java.nio.ByteBuffer block(int number) {
             return (java.nio.ByteBuffer) blocks.get(number);
-        }
-
-        /** Whether it can be sent again. */
-        boolean isKept() {
-            return !isCut;
         }
 
         boolean isSmall() {
@@ -604,7 +600,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
 
         /** Drops all blocks; their buffers are used again. */
         private void forget() {
-            isCut = true;
+            isKept = false;
             for (int i = 0; i < blocks.size(); i++) {
                 if (block(i).capacity() == BUFFER_BYTES) {
                     unused.add(block(i).clear());

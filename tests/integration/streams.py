@@ -18,7 +18,7 @@ _numbers = itertools.count()
 _FIRST_S = 1_700_000_000
 
 
-def short_list(cases: Iterable[str], kept: Container[str]) -> list[Any]:
+def short_list(cases: Iterable[Any], kept: Container[Any]) -> list[Any]:
     """Return a test's parameters: the `kept` cases run with every change, the others only with `./run replay`."""
     return [case if case in kept else pytest.param(case, marks=pytest.mark.replay) for case in cases]
 

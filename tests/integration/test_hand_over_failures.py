@@ -52,7 +52,7 @@ class Server:
     def pid(self) -> int:
         return int(self.address.read_text().split()[0])
 
-    def replace(self, facts: str) -> None:
+    def write(self, facts: str) -> None:
         """Write what tasks read, at once."""
         unseen = self.address.with_name("unseen")
         unseen.write_text(facts)
@@ -60,7 +60,7 @@ class Server:
 
     def give_up_sooner(self) -> None:
         pid, start, _, its_format = self.address.read_text().split()
-        self.replace(f"{pid} {start} {HUNG_AFTER_S} {its_format}")
+        self.write(f"{pid} {start} {HUNG_AFTER_S} {its_format}")
 
     def connections(self) -> int:
         """Return how many connections it has taken, or has to take."""
@@ -89,11 +89,11 @@ class Server:
                         served.set()
 
             threading.Thread(target=serve_each, daemon=True).start()
-            self.replace(f"{os.getpid()} - {HUNG_AFTER_S} {kept.split()[3]}")
+            self.write(f"{os.getpid()} - {HUNG_AFTER_S} {kept.split()[3]}")
             try:
                 yield served
             finally:
-                self.replace(kept)
+                self.write(kept)
                 listening.shutdown(socket.SHUT_RDWR)
                 os.unlink(path)
 
@@ -194,11 +194,11 @@ def test_a_store_actor_that_is_lost_in_the_middle_of_a_large_batch_costs_an_atte
         while left > 0 and (received := task.recv(1 << 20)):
             left -= len(received)
         # The next attempt finds the store actor again.
-        server.replace(now)
+        server.write(now)
 
     with server.replaced(end_in_the_middle) as taken:
         query.add(40_000, "x" * 1000)
-        wait_for(lambda: taken.is_set())
+        wait_for(taken.is_set)
     query.check()
     # Of two tasks, one for each core.
     assert 1 <= query.failed_tasks() <= 2
@@ -330,13 +330,13 @@ def test_a_folder_in_which_nothing_can_be_written_is_named(
 def test_a_store_actor_of_another_release_is_named(query: Query, server: Server, facts: str) -> None:
     """Also of one that wrote no format."""
     kept = server.address.read_text()
-    server.replace(facts.format(*kept.split()))
+    server.write(facts.format(*kept.split()))
     try:
         query.add()
         with pytest.raises(StreamingQueryException, match="was started by another release of Statefleet"):
             query.run.wait()
     finally:
-        server.replace(kept)
+        server.write(kept)
 
 
 def test_strangers_are_refused_beside_a_batch(query: Query, server: Server) -> None:

@@ -14,7 +14,7 @@ from spark_jobs.fleet import Fleet
 from spark_jobs.plan.spark_version import SPARK
 from tests.integration.case_systems import Inputs, System, on_spark
 from tests.integration.operator_cases import Case, Operators, seconds
-from tests.integration.streams import Run
+from tests.integration.streams import Run, short_list
 
 COLUMNS = {"a": "k string, t timestamp, x int", "b": "k2 string, u timestamp, y int"}
 NEAR = "u between t - interval 10 seconds and t + interval 10 seconds"
@@ -147,10 +147,7 @@ KEEPS_MORE = ("windows of what a right outer join may lack", "an outer join's fi
 SHORT_LIST = "groups", "one side of a self join"
 
 
-@pytest.mark.parametrize(
-    "which",
-    [pytest.param(which, marks=[] if which in SHORT_LIST else [pytest.mark.replay]) for which in QUERIES],
-)
+@pytest.mark.parametrize("which", short_list(QUERIES, SHORT_LIST))
 def test_filters_after_an_operator_leave_the_rows_in_the_batches_that_spark_has_them_in(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, which: str
 ) -> None:
