@@ -14,7 +14,10 @@ __all__ = [
     "dashboard_name",
     "fleet_id_of",
     "is_state_name",
+    "store_actor_id",
     "store_actor_name",
+    "store_actor_number",
+    "store_actor_text",
     "store_actors_prefix",
 ]
 
@@ -24,6 +27,8 @@ PACKAGES = ("coordinator", "spark_jobs", "statefleet", "store_actors")
 #: characters leave room in the 255 of a file system.
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
+#: The begin of a store actor's name, before its id.
+_OF_FLEET = re.compile(r"^statefleet-store-[0-9a-f]+-")
 #: The end of a store actor's name, if it is not the first of its node.
 _NUMBER = re.compile(r"-[0-9a-f]{12}-(\d+)$")
 
@@ -48,6 +53,16 @@ def store_actor_number(name: str) -> int:
     """Return the number that a store actor has on its node, from its name."""
     number = _NUMBER.search(name)
     return 0 if number is None else int(number[1])
+
+
+def store_actor_id(name: str) -> str:
+    """Return a store actor's name without the prefix of its fleet: the beginning of its Ray node's id, and its number."""
+    return _OF_FLEET.sub("", name)
+
+
+def store_actor_text(name: str, host: str | None) -> str:
+    """Return a store actor as users see it: the address of its node and its number there, or its id if the address is not known."""
+    return store_actor_id(name) if host is None else f"{host}#{store_actor_number(name)}"
 
 
 def dashboard_name(uri: str) -> str:

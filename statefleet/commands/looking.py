@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coordinator.model.names import store_actor_number, store_actors_prefix
+from coordinator.model.names import store_actor_id, store_actor_text
 from statefleet.commands.options import Address, AsJson, Name, Uri, chosen_states, find
 from statefleet.commands.output import (
     ago_text,
@@ -106,24 +106,24 @@ def _print_slow(queries: list[dict[str, Any]]) -> None:
         print_text(f"{ago_text(batch['at_ms'])}: {batch['text']}")
 
 
-def _named(report: dict[str, Any], actor_name: str | None) -> str | None:
-    """Return a store actor as users see it: the address of its node, and its number there."""
+def _actor_text(report: dict[str, Any], actor_name: str | None) -> str | None:
+    """Return a store actor of a shard as users see it. It may be gone since an earlier coordinator."""
     if actor_name is None:
         return None
     hosts = {actor["actor_name"]: actor["host"] for actor in report["store_actors"]}
-    # The store actor of a shard may be gone since an earlier coordinator.
-    return f"{hosts[actor_name]}#{store_actor_number(actor_name)}" if actor_name in hosts else _id(report, actor_name)
-
-
-def _id(report: dict[str, Any], actor_name: str) -> str:
-    """Return a store actor's name without the prefix of its fleet: the beginning of its Ray node's id, and its number."""
-    return actor_name.removeprefix(store_actors_prefix(report["uri"]))
+    return store_actor_text(actor_name, hosts.get(actor_name))
 
 
 def _actor_row(report: dict[str, Any], actor: dict[str, Any]) -> tuple[object, ...]:
     sizes = (size_cell(actor[name]) for name in ("resident_bytes", "memory_limit", "spilled_bytes"))
     name = actor["actor_name"]
-    return _named(report, name), _id(report, name), str(actor["pid"]), *sizes, "alive" if actor["alive"] else "lost"
+    return (
+        _actor_text(report, name),
+        store_actor_id(name),
+        str(actor["pid"]),
+        *sizes,
+        "alive" if actor["alive"] else "lost",
+    )
 
 
 def queries(uri: Uri, name: Name = None, address: Address = "auto", as_json: AsJson = False) -> None:
@@ -171,7 +171,7 @@ def shards(uri: Uri, name: Name = None, address: Address = "auto", as_json: AsJs
             (
                 row["state"],
                 str(row["partition_id"]),
-                _named(report, row["actor_name"]),
+                _actor_text(report, row["actor_name"]),
                 row["executor"],
                 str(row["version"]),
                 None if row["epoch"] is None else str(row["epoch"]),
@@ -202,7 +202,7 @@ def metrics(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> Non
         values = [of_actor.get(counter) for of_actor in counters.values()]
         of_each = [counters[name].get(counter) for name in names]
         rows.append((counter, *(_counter(counter, value) for value in (_sum(values), *of_each))))
-    print_table(("counter", f"all {len(counters)}", *(_named(report, name) or name for name in names)), rows)
+    print_table(("counter", f"all {len(counters)}", *(_actor_text(report, name) or name for name in names)), rows)
 
 
 def _sum(values: list[Any]) -> Any:

@@ -8,15 +8,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from coordinator.model.names import store_actor_number
+from coordinator.model.names import store_actor_text
 from coordinator.model.text import size_text
 
 __all__ = ["Event", "EventKind", "Seen", "events_between"]
 
 #: End of the first part of an error's text, before its values.
 _VALUES = re.compile(r" \(|; |, ")
-#: Prefix of the names of a fleet's store actors.
-_OF_FLEET = re.compile(r"^statefleet-store-[0-9a-f]+-")
 
 
 class EventKind(StrEnum):
@@ -119,7 +117,7 @@ def _of_actors(before: Seen, after: Seen, now_ms: int) -> Iterator[Event]:
     kind = EventKind.ACTOR
     for name, actor in after.actors.items():
         previous = before.actors.get(name)
-        subject = f"store actor {_short(name, after.actors)}"
+        subject = f"store actor {_actor_text(name, after.actors)}"
         if previous is None:
             yield Event(now_ms, kind, f"{subject} started")
         elif previous["alive"] and not actor["alive"]:
@@ -152,19 +150,9 @@ def _of_overdue_batches(before: Seen, after: Seen, now_ms: int) -> Iterator[Even
             yield Event(now_ms, EventKind.SLOW, batch["text"], name, is_bad=True)
 
 
-def _short(name: str | None, actors: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a store actor as users see it: the address of its node, and its number there."""
-    if name is None:
-        return "nobody"
-    short = _OF_FLEET.sub("", name)
-    host = actors.get(name, {}).get("host")
-    return (
-        f"store-{short}"
-        if host is None and short != name
-        else short
-        if host is None
-        else f"{host}#{store_actor_number(name)}"
-    )
+def _actor_text(name: str | None, actors: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a store actor of a move as users see it."""
+    return "nobody" if name is None else store_actor_text(name, actors.get(name, {}).get("host"))
 
 
 def _of_query(
@@ -223,16 +211,16 @@ def _identity(move: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _moved(name: str, shard: int, move: Mapping[str, Any], before: Seen, now_ms: int) -> Event:
     if move["error"]:
-        stays, goes = (_short(move[end], before.actors) for end in ("from", "to"))
+        stays, goes = (_actor_text(move[end], before.actors) for end in ("from", "to"))
         text = f"stays at {stays}, was to go to {goes} ({move['reason']}): {move['error']}"
         return Event(now_ms, EventKind.MOVE, text, name, shard, is_bad=True, cause=f"{name}: {text}")
     source = before.actors.get(move["from"] or "")
     # The store actor that had the shard was lost by then, or is another incarnation of the same name.
     was_lost = source is not None and (not source["alive"] or move["from"] == move["to"])
     kind = EventKind.RECOVERY if was_lost else EventKind.MOVE
-    way = f"{_short(move['from'], before.actors)} → {_short(move['to'], before.actors)}"
+    way = f"{_actor_text(move['from'], before.actors)} → {_actor_text(move['to'], before.actors)}"
     if move["from"] == move["to"]:
-        way = f"read again by the next life of {_short(move['to'], before.actors)}"
+        way = f"read again by the next life of {_actor_text(move['to'], before.actors)}"
     text = f"{way} at version {move['version']}: {move['reason']}"
     if move["moved_bytes"] is not None:
         text += f"; {size_text(move['moved_bytes'])} from memory in {move['moved_ms']} ms"

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from numba import int64, njit, uint8, void
 
 from store_actors.engine.arrays import Bytes, Slots
+from store_actors.engine.machine_kernels import copy_bytes
 from store_actors.engine.part_kind_kernels import PartKind
 
 __all__ = ["decode_nested", "encode_nested", "is_text", "nested_keys", "parts_of"]
@@ -37,11 +38,9 @@ def is_text(data_type: pa.DataType) -> bool:
 
 @njit(void(u8_1, i64_1, i64_1, u8_1, i64_1), cache=True, nogil=True)
 def _copy(source, begins, sizes, target, target_begins):  # type: ignore[no-untyped-def]
-    """Copy ``sizes[i]`` bytes from ``source[begins[i]]`` to ``target[places[i]]``."""
+    """Copy ``sizes[i]`` bytes from ``source[begins[i]]`` to ``target[target_begins[i]]``."""
     for row in range(sizes.shape[0]):
-        begin, target_begin = begins[row], target_begins[row]
-        for step in range(sizes[row]):
-            target[target_begin + step] = source[begin + step]
+        copy_bytes(source, begins[row], sizes[row], target, target_begins[row])
 
 
 def _begins(sizes: Slots) -> Slots:
