@@ -4,7 +4,7 @@ A task sends a request (JSON with its length), its pickled function, and the row
 (``HandOver.java`` is the task's side). A byte tells it that its connection was taken: the socket of a process that hangs, or is being
 ended, takes what the kernel has room for. Then follows the answer, which has the rows that the shards emit, or the text of an error. It
 begins as soon as some shards have committed: the task sends the rows of others when it has used what came. The rows of a shard are an
-Arrow stream; or, where all of their types allow it, they are in Spark's own format (:mod:`store_actors.unsafe_rows`), after an Arrow
+Arrow stream, and a byte that shows that it is whole; or, where all of their types allow it, they are in Spark's own format (:mod:`store_actors.unsafe_rows`), after an Arrow
 stream that only has their schema. The function is the one that Spark's plan has for a Python worker; here it calls this process's
 shards directly.
 
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 _ROWS, _DONE, _FAILED, _UNSAFE_ROWS, _TAKEN = b"\0", b"\1", b"\2", b"\3", b"\4"
 _LENGTH = struct.Struct(">i")
 #: Raised with each change of what is sent (``HandOver.java`` has the same): a task and a store actor of two releases do not talk.
-_FORMAT = 1
+_FORMAT = 2
 #: Bytes of a socket's path at most, and of its end: the checksum of a node, the number of the store actor and the process's id.
 _PATH_BYTES, _END_BYTES = 107, 20
 _BUFFER_BYTES = 1 << 18
@@ -222,9 +222,15 @@ def _received(source: BinaryIO, shards: int, are_unsafe: bool) -> Iterator[pa.Ta
     """Yield the rows of each of a task's shards."""
     if not are_unsafe:
         for _ in range(shards):
-            yield pa.ipc.open_stream(source).read_all()
+            rows = pa.ipc.open_stream(source).read_all()
+            # A stream that was cut between two of its batches looks like one that has ended.
+            if _read(source, 1) != _DONE:
+                raise ValueError("these are no rows: something else follows a shard's Arrow stream")
+            yield rows
         return
     schema = pa.ipc.open_stream(source).read_all().schema
+    if not schema.names:
+        raise ValueError("these are no rows: they have no columns, so nothing says how many there are")
     for _ in range(shards):
         # The last column is the route.
         yield pa.Table.from_batches(unsafe_rows.read_blocks(source, schema, 1), schema)

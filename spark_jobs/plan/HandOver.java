@@ -16,8 +16,8 @@ public Object generate(Object[] references) {
 
 final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator {
     /** Raised with each change of what is sent. */
-    private static final String FORMAT = "1";
-    /** What follows in an answer (store_actors/hand_over.py). */
+    private static final String FORMAT = "2";
+    /** What follows in an answer (store_actors/hand_over.py); DONE also follows the Arrow rows of a shard. */
     private static final int ROWS = 0;
     private static final int DONE = 1;
     private static final int FAILED = 2;
@@ -491,6 +491,8 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
                 writeBatch();
             }
             stream.end();
+            // A stream that was cut between two of its batches looks like one that has ended.
+            request.write(java.nio.ByteBuffer.wrap(new byte[] {(byte) DONE}));
             if (!isLast) {
                 begin();
             }

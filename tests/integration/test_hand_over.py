@@ -99,6 +99,22 @@ def test_python_aggregates_what_sparks_own_buffers_cannot(
         run.stop()
 
 
+def test_rows_that_are_only_counted_are_counted_after_a_batch_of_one(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", ROWS)
+    run = Run(fleet.stateful(feed.stream(), name=name, shards=2).groupBy().count(), "update", tmp_path / "ck")
+    try:
+        # No group repeats in a batch of one row, and rows that only have to be counted have no columns to be sent.
+        for rows, total in ((1, 1), (5, 6), (1, 7), (1, 8), (3, 11)):
+            feed.add([("a", 1)] * rows)
+            assert [tuple(row) for row in run.take()] == [(total,)]
+            assert progress_of(run)["customMetrics"]["rowsRead"] == rows
+            assert progress_of(run)["customMetrics"]["handedOver"] == 1
+    finally:
+        run.stop()
+
+
 def test_two_operators_with_the_same_rows_are_two(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
     feed = Feed(spark, tmp_path / "in", ROWS)
     rows = feed.stream()

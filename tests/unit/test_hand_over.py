@@ -66,6 +66,14 @@ def request_of(shards: list[int], counts: list[int], fails_at: int = -1, unsafe:
 
 def parts_of(shards: list[int], counts: list[int], fails_at: int = -1, unsafe: bool = False) -> list[bytes]:
     """Return what a task sends before its rows, and the rows of each shard."""
+    ends = np.cumsum(counts)
+    of_shards = [ROWS.slice(end - count, count) for end, count in zip(ends, counts, strict=True)]
+    rows_of = blocks_of if unsafe else whole_stream_of
+    return [head_of(shards, fails_at, unsafe), *map(rows_of, of_shards)]
+
+
+def head_of(shards: list[int], fails_at: int = -1, unsafe: bool = False, columns: pa.Schema = ROWS.schema) -> bytes:
+    """Return what a task sends before its rows."""
     # As PySpark has it in a plan: pickled by value, with the type of its results.
     function = cloudpickle.dumps((Doubles(), None))
     batch = {"fails_at": fails_at}
@@ -74,10 +82,7 @@ def parts_of(shards: list[int], counts: list[int], fails_at: int = -1, unsafe: b
         "unsafe_results": unsafe, "shards": shards,
     }  # fmt: skip
     text = json.dumps(request).encode()
-    head = struct.pack(">i", len(text)) + text + function + (stream_of(ROWS.slice(0, 0)) if unsafe else b"")
-    ends = np.cumsum(counts)
-    of_shards = [ROWS.slice(end - count, count) for end, count in zip(ends, counts, strict=True)]
-    return [head, *(blocks_of(rows) if unsafe else stream_of(rows) for rows in of_shards)]
+    return struct.pack(">i", len(text)) + text + function + (stream_of(columns.empty_table()) if unsafe else b"")
 
 
 def stream_of(rows: pa.Table) -> bytes:
@@ -87,12 +92,21 @@ def stream_of(rows: pa.Table) -> bytes:
     return sink.getvalue()
 
 
+def whole_stream_of(rows: pa.Table) -> bytes:
+    """Return an Arrow stream, and what shows that it was not cut."""
+    return stream_of(rows) + b"\1"
+
+
 def blocks_of(rows: pa.Table) -> bytes:
     sink = BytesIO()
-    for batch in rows.append_column("route", pa.array([9] * len(rows))).to_batches():
+    for batch in with_routes(rows).to_batches():
         unsafe_rows.write_blocks(batch, sink)
     unsafe_rows.write_end(sink)
     return sink.getvalue()
+
+
+def with_routes(rows: pa.Table) -> pa.Table:
+    return rows.append_column("route", pa.array([9] * len(rows)))
 
 
 def connected(path: str) -> socket.socket:
@@ -193,6 +207,26 @@ def test_a_task_that_ends_in_the_middle_is_answered_by_an_error(path: str, cut: 
     assert answer.startswith(b"\2")
     # And the next one as ever.
     assert read(answered(path, [3], [4]))[1] == b"\1"
+
+
+@pytest.mark.usefixtures("server")
+@FORMATS
+def test_rows_that_end_between_two_batches_reach_no_shard(path: str, unsafe: bool) -> None:
+    # As a task ends that is killed, or that cannot fetch its next rows.
+    sent = BytesIO(head_of([3], unsafe=unsafe))
+    sent.seek(0, os.SEEK_END)
+    if unsafe:
+        unsafe_rows.write_blocks(with_routes(ROWS).to_batches()[0], sent)
+    else:
+        # Not closed.
+        pa.ipc.new_stream(sent, ROWS.schema).write_table(ROWS)
+    assert answer_to(path, sent.getvalue()).startswith(b"\2EOFError: the task ended in the middle of its r")
+
+
+@pytest.mark.usefixtures("server")
+def test_rows_without_columns_are_refused(path: str) -> None:
+    message = head_of([3], unsafe=True, columns=pa.schema([])) + blocks_of(ROWS)
+    assert b"they have no columns" in answer_to(path, message)
 
 
 LENGTH = struct.Struct(">i")

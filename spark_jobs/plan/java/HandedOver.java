@@ -75,10 +75,13 @@ class HandedOver {
         }
         ArrayList inputs = new ArrayList();
         collect(exchange.child(), inputs);
-        if (facts.get("accumulators").isNull() || !LastBatch.repeats(Route.stateId(facts))) {
+        LogicalPlan first = (LogicalPlan) inputs.get(0);
+        // Rows without columns, which are only counted, have nothing that could be sent.
+        boolean hasColumns = !values(first).isEmpty();
+        if (hasColumns && (facts.get("accumulators").isNull() || !LastBatch.repeats(Route.stateId(facts)))) {
             return new HandedOver(exchange, facts, inputs, null);
         }
-        PartialAggregation partial = PartialAggregation.of(facts, ((LogicalPlan) inputs.get(0)).output());
+        PartialAggregation partial = PartialAggregation.of(facts, first.output());
         // Python's map side aggregates what Spark cannot.
         return partial == null ? null : new HandedOver(exchange, facts, inputs, partial);
     }
