@@ -4,9 +4,9 @@ A task sends a request (JSON with its length), its pickled function, and the row
 (``HandOver.java`` is the task's side). A byte tells it that its connection was taken: the socket of a process that hangs, or is being
 ended, takes what the kernel has room for. Then follows the answer, which has the rows that the shards emit, or the text of an error. It
 begins as soon as some shards have committed: the task sends the rows of others when it has used what came. The rows of a shard are an
-Arrow stream, and a byte that shows that it is whole; or, where all of their types allow it, they are in Spark's own format (:mod:`store_actors.unsafe_rows`), after an Arrow
-stream that only has their schema. The function is the one that Spark's plan has for a Python worker; here it calls this process's
-shards directly.
+Arrow stream, and a byte that shows that it is whole; or, where all of their types allow it, they are in Spark's own format
+(:mod:`store_actors.unsafe_rows`), after an Arrow stream that only has their schema. The function is the one that Spark's plan has for a
+Python worker; here it calls this process's shards directly.
 
 The socket is in a folder that only this user can enter, so a function that is unpickled comes from a process of the same user. A file
 beside it says which process answers. Tasks find by a ping (a request of no bytes) over a second connection that the process hangs, and

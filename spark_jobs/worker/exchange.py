@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EVENT_TIME_COLUMN",
+    "END",
     "EXCHANGE_SCHEMA",
     "HASH_COLUMN",
     "HEADER",
@@ -59,6 +60,8 @@ KEEP_COLUMN = "__keep"
 
 #: Source of the row that has a :class:`~spark_jobs.worker.batch.BatchHeader` for its chunk.
 HEADER = -3
+#: Source of the row after the last one of a shard.
+END = -4
 
 ROUTE_COLUMN = "__route"
 #: The rows that are shuffled: the route, and either a chunk (an IPC record batch, its number of input rows, the index of its schema
@@ -285,17 +288,25 @@ def unpack(batches: Iterable[pa.RecordBatch], schema: StateSchema, piece_bytes: 
     Parameters
     ----------
     batches
-        The rows that a partition of the exchange received, in :data:`EXCHANGE_SCHEMA` without the route.
+        The rows that a partition of the exchange received, in :data:`EXCHANGE_SCHEMA` without the route. In a streaming query the first
+        is a header, and the last an end.
     schema
         The operator's schema.
     piece_bytes
         Bytes of a piece of the result: Arrow counts the strings of lists in 32 bits, so larger tables have several pieces.
+
+    Raises
+    ------
+    EOFError
+        The rows of a batch end in the middle: the task was killed, or could not fetch the next ones. What Spark sends a worker ends
+        alike then.
     """
     schemas = schema.input_schemas()
     chunks: list[list[pa.RecordBatch]] = [[] for _ in schemas]
     rows_read = 0
     observed: dict[int, int] = {}
     header: BatchHeader | None = None
+    is_whole = False
     for batch in batches:
         rows_read += pc.sum(batch.column("rows_read")).as_py() or 0
         facts = (batch.column(name).to_pylist() for name in ("input", "source", "watermark_ms"))
@@ -304,8 +315,15 @@ def unpack(batches: Iterable[pa.RecordBatch], schema: StateSchema, piece_bytes: 
                 observed[source] = max(watermark_ms, observed.get(source, watermark_ms))
             if source == HEADER:
                 header = BatchHeader.of_json(chunk.as_py())
+            elif source == END:
+                is_whole = True
             elif chunk.is_valid:
                 chunks[number].append(pa.ipc.read_record_batch(chunk.as_buffer(), schemas[number]))
+    if header is not None and not is_whole:
+        raise EOFError(
+            f"the rows of shard {header.shard} ended in the middle of batch {header.batch_id}; nothing of them was committed, and "
+            "Spark's next attempt of the task sends all of them"
+        )
     # Few pieces each, so that the store actor is sent a few large buffers.
     tables = tuple(
         pa.Table.from_batches(pieces.batches(pa.Table.from_batches(of_input, kind), piece_bytes), kind)
@@ -320,7 +338,7 @@ def unpack_shards(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> Ite
     Parameters
     ----------
     batches
-        The rows that a task of the exchange received: for each of its shards a header, then rows as for :func:`unpack`.
+        The rows that a task of the exchange received: for each of its shards a header, the rows, and an end.
     """
     of_shard: list[pa.RecordBatch] = []
     for batch in batches:

@@ -17,6 +17,7 @@ from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateS
 from spark_jobs.worker import exchange
 from spark_jobs.worker.batch import BatchHeader
 from spark_jobs.worker.exchange import (
+    END,
     HASH_COLUMN,
     HEADER,
     ROUTE_COLUMN,
@@ -96,23 +97,36 @@ def test_every_shard_learns_the_watermark_that_all_tasks_together_saw() -> None:
     assert [task.watermarks_ms for task in shuffle(TIMED, [[batch_of([row], [None])]], 5)] == [{}] * 5
 
 
-def header_batch(header: BatchHeader) -> pa.RecordBatch:
+def marker_batch(source: int, chunk: bytes | None = None) -> pa.RecordBatch:
     return pa.record_batch(
         {
             "rows_read": pa.array([0], pa.int64()),
             "input": pa.array([0], pa.int8()),
-            "source": pa.array([HEADER], pa.int16()),
+            "source": pa.array([source], pa.int16()),
             "watermark_ms": pa.nulls(1, pa.int64()),
-            "chunk": pa.array([json.dumps(asdict(header)).encode()]),
+            "chunk": pa.array([chunk], pa.binary()),
         }
     )
 
 
+def header_batch(header: BatchHeader) -> pa.RecordBatch:
+    return marker_batch(HEADER, json.dumps(asdict(header)).encode())
+
+
 def test_the_first_row_of_a_partition_has_the_batchs_header() -> None:
     header = BatchHeader("query", "run", 3, 1, late_ms=5, evict_ms=7, time_ms=9, former_time_ms=8)
-    received = unpack([header_batch(header)], KEYED)
+    received = unpack([header_batch(header), marker_batch(END)], KEYED)
     assert (received.header, received.rows.rows_read) == (header, 0)
     assert unpack([], KEYED).header is None
+
+
+def test_rows_of_a_task_that_was_killed_are_not_taken_for_all_of_them() -> None:
+    first, second = (BatchHeader("query", "run", 3, shard, 5, 7, 9, 8) for shard in (1, 2))
+    sent = [header_batch(first), marker_batch(END), header_batch(second)]
+    whole = unpack_shards(sent, KEYED)
+    assert next(whole).header == first
+    with pytest.raises(EOFError, match="the rows of shard 2 ended in the middle of batch 3"):
+        next(whole)
 
 
 @settings(deadline=None)
@@ -129,7 +143,9 @@ def test_a_task_separates_its_shards_wherever_arrow_batches_end(size: int, dice:
                 promote_options="permissive",
             )
     order = dice.sample(range(4), 4)
-    task = pa.concat_tables([of_shards[shard] for shard in order]).combine_chunks()
+    end = pa.Table.from_batches([marker_batch(END)])
+    ended = [table for shard in order for table in (of_shards[shard], end)]
+    task = pa.concat_tables(ended, promote_options="permissive").combine_chunks()
     received = list(unpack_shards(task.to_batches(max_chunksize=size), KEYED))
     assert [part.header for part in received] == [HEADERS[shard] for shard in order]
     separate = shuffle(KEYED, [[batch_of(rows[:20]), batch_of(rows[20:])]], 4)

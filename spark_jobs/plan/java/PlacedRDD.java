@@ -168,12 +168,12 @@ public class GroupedShardsRDD extends CoalescedRDD {
 }
 
 /** One row for each partition, partitioned as the exchange is. */
-public class HeaderRDD extends ParallelCollectionRDD {
+public class MarkerRDD extends ParallelCollectionRDD {
     private final transient Partitioner like;
     private final transient Seq rows;
     private final transient ClassTag tag;
 
-    HeaderRDD(SparkContext context, Seq rows, int count, ClassTag tag, Partitioner like) {
+    MarkerRDD(SparkContext context, Seq rows, int count, ClassTag tag, Partitioner like) {
         super(context, rows, count, new scala.collection.immutable.HashMap(), tag);
         this.rows = rows;
         this.tag = tag;

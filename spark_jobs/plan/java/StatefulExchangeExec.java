@@ -5,6 +5,7 @@ import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collections;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -40,13 +41,15 @@ import scala.reflect.ClassTag;
  * The exchange in front of an operator.
  *
  * The first row of each shard is a header for the operator's task: query, run, batch and shard, and Spark's watermarks of this operator and
- * batch. Spark runs batches without data for it, and its progress has the operator's stats. Once Spark is done with a batch, and before its
+ * batch. The last one shows that the rows are whole: Spark ends what it sends a Python worker alike where its task was killed, or could not
+ * fetch the next rows. Spark runs batches without data for it, and its progress has the operator's stats. Once Spark is done with a batch, and before its
  * commit log has the batch, shards that no task of the batch ran for (a sink that read only some rows) are run here. Once the commit log has
  * the batch, it is reported to the driver's Python, and readers see it.
  */
 public class StatefulExchangeExec extends VersionedExchange {
-    /** The value of the `source` column in a header row. */
+    /** The values of the `source` column in the first and the last row of a shard. */
     static final short HEADER = -3;
+    static final short END = -4;
 
     private transient IncrementalExecution execution;
     private transient JsonNode facts;
@@ -279,15 +282,16 @@ public class StatefulExchangeExec extends VersionedExchange {
         message.put("is_temporary", CurrentQuery.isTemporary(CurrentQuery.query(sparkContext(), session())));
         batch = message.toString();
         ClassTag tag = ClassTag$.MODULE$.apply(InternalRow.class);
-        ArrayList both = new ArrayList();
-        // Tasks that hand rows over know the batch and their shards.
+        ArrayList parts = new ArrayList();
+        parts.add(shuffled);
+        // Tasks that hand rows over know the batch and their shards, and when they have sent all.
         if (hasChunks()) {
-            both.add(new HeaderRDD(
-                sparkContext(), headers(message, chosen), chosen.length, tag, (Partitioner) shuffled.partitioner().get()));
+            Partitioner like = (Partitioner) shuffled.partitioner().get();
+            parts.add(0, new MarkerRDD(sparkContext(), headers(message, chosen), chosen.length, tag, like));
+            parts.add(new MarkerRDD(sparkContext(), ends(chosen.length), chosen.length, tag, like));
         }
-        both.add(shuffled);
         JsonNode cores = place();
-        RDD placed = new PlacedRDD(sparkContext(), Lists.seq(both), tag, stateId(), chosen);
+        RDD placed = new PlacedRDD(sparkContext(), Lists.seq(parts), tag, stateId(), chosen);
         if (!facts().get("together").asBoolean()) {
             return placed;
         }
@@ -348,13 +352,18 @@ public class StatefulExchangeExec extends VersionedExchange {
         UnsafeProjection projection = UnsafeProjection.create(schema());
         for (int i = 0; i < chosen.length; i++) {
             message.put("shard", chosen[i]);
-            rows.add(projection.apply(header(message.toString())).copy());
+            rows.add(projection.apply(marker(HEADER, message.toString().getBytes(StandardCharsets.UTF_8))).copy());
         }
         return Lists.seq(rows);
     }
 
-    /** Returns a row of the exchange that has only a header for its task. */
-    private InternalRow header(String message) {
+    /** Returns the last row of each shard. */
+    private Seq ends(int shards) {
+        return Lists.seq(Collections.nCopies(shards, UnsafeProjection.create(schema()).apply(marker(END, null)).copy()));
+    }
+
+    /** Returns a row of the exchange that has no rows of the batch. */
+    private InternalRow marker(short source, byte[] chunk) {
         Seq columns = output();
         Object[] values = new Object[columns.size()];
         for (int i = 0; i < values.length; i++) {
@@ -366,9 +375,9 @@ public class StatefulExchangeExec extends VersionedExchange {
             } else if (name.equals("input")) {
                 values[i] = Byte.valueOf((byte) 0);
             } else if (name.equals("source")) {
-                values[i] = Short.valueOf(HEADER);
+                values[i] = Short.valueOf(source);
             } else if (name.equals("chunk")) {
-                values[i] = message.getBytes(StandardCharsets.UTF_8);
+                values[i] = chunk;
             }
         }
         return new GenericInternalRow(values);
