@@ -36,7 +36,7 @@ SHARD_COLUMN = "__shard"
 PRESENT_COLUMN = "__present"
 #: Number of the store that a row belongs to, for operators with several; its columns are in :func:`row_column`.
 STORE_COLUMN = "__store"
-#: The report of a task: a shard, and its number of rows.
+#: The report of a task: a shard, and the number of rows that this attempt had.
 IMPORTED_SCHEMA = pa.schema([pa.field("shard", pa.int32()), pa.field("rows", pa.int64())])
 #: Bytes of rows that a task gathers before it sends them.
 _PIECE_BYTES = 32 << 20
@@ -62,9 +62,10 @@ class ImportTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for task, rows in _of_shard(batches, self.task):
-            pieces = _pieces(_numbered(rows, self.schema))
-            counted = fleet_client(self.address).import_rows(task, self.metadata, self.schema, pieces, self.watermarks)
-            yield _report(task, counted.state_rows)
+            numbering = _Numbering(self.schema)
+            pieces = _pieces(numbering.numbered(rows))
+            fleet_client(self.address).import_rows(task, self.metadata, self.schema, pieces, self.watermarks)
+            yield _report(task, numbering.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +126,24 @@ def _report(task: TaskIdentity, rows: int) -> pa.RecordBatch:
     return pa.record_batch([[task.partition_id], [rows]], schema=IMPORTED_SCHEMA)
 
 
-def _numbered(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> Iterator[pa.RecordBatch]:
-    """Yield rows as a shard stores them, with one numbering for all."""
-    rows = 0
-    for batch in batches:
-        yield as_state(batch, schema, rows)
-        rows += batch.num_rows
+@dataclass(slots=True)
+class _Numbering:
+    """One numbering for all rows of a shard.
+
+    Attributes
+    ----------
+    rows
+        Number of rows so far.
+    """
+
+    schema: StateSchema
+    rows: int = 0
+
+    def numbered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield rows as a shard stores them."""
+        for batch in batches:
+            yield as_state(batch, self.schema, self.rows)
+            self.rows += batch.num_rows
 
 
 def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -166,12 +166,27 @@ class Importer:
         """Write rows as the first version of each state, and return their numbers by name."""
         run_id = f"import-{uuid.uuid4().hex}"
         try:
-            return {
+            counts = {
                 state.metadata.state_name: self._write(state, rows, batch, run_id)
                 for state, rows in zip(states, frames, strict=True)
             }
         finally:
             self._coordinator.deactivate_instances(run_id)
+        for name, count in counts.items():
+            self._check_whole(name, count)
+        return counts
+
+    def _check_whole(self, name: str, count: int) -> None:
+        """Check that the commits that count have all rows: what Spark sends a killed task's worker ends as if there were no more."""
+        imported = self._coordinator.list_versions(name, 1)[0].state_rows
+        if imported != count:
+            raise StateMismatchError(
+                "the import has other rows than the state, as a task of it was killed in the middle; no query can use what there is of "
+                "the state, and there is no new checkpoint; import again with the same names",
+                state=name,
+                rows=count,
+                imported_rows=imported,
+            )
 
     def _states_of(self, frame: DataFrame) -> list[PlannedState]:
         """Return the states of the operators of a query, the last operator first, as Spark numbers its own."""

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from coordinator.model.errors import CorruptStateError, InvalidRequestError, StateMismatchError, StateStoreError
+from coordinator.service.client import CoordinatorClient
 from spark_jobs.fleet import Fleet
 from spark_jobs.plan.spark_version import SPARK
 from statefleet.migration.checkpoint import NewCheckpoint, SparkCheckpoint
@@ -198,6 +199,11 @@ def test_what_was_exported_is_imported_and_what_does_not_fit_leaves_nothing(
             fleet.import_table(query, rows, checkpoint=str(checkpoint))
     assert not checkpoint.exists()
     assert fleet._coordinator.describe_state(copy) is None
+    # As after a task that was killed in the middle.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CoordinatorClient, "list_versions", _one_row_less(CoordinatorClient.list_versions))
+        with pytest.raises(StateMismatchError, match=r"import again.*rows=`3` imported_rows=`2`"):
+            fleet.import_table(frame, table, checkpoint=str(checkpoint))
     assert fleet.import_table(frame, table, checkpoint=str(checkpoint)).rows == {copy: 3}
     assert same(fleet.state(copy)) == same(fleet.state(name))
     more = events(("a", 4, 5), ("c", 5, 6))
@@ -208,6 +214,16 @@ def test_what_was_exported_is_imported_and_what_does_not_fit_leaves_nothing(
     assert same(fleet.state(copy)) == same(fleet.state(name))
     # Complete: nothing more is done.
     assert fleet.import_table(frame, table, checkpoint=str(checkpoint)).rows == {copy: 4}
+
+
+def _one_row_less(list_versions: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a coordinator's answer of which a row of the newest version is missing."""
+
+    def answer(*args: Any) -> Any:
+        newest, *others = list_versions(*args)
+        return (replace(newest, state_rows=newest.state_rows - 1), *others)
+
+    return answer
 
 
 def same(state: Any) -> list[str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 
 from coordinator.ledger.read_views import WantedView, finished, read_view
 from coordinator.model.commits import CommitEntry
@@ -16,7 +18,9 @@ from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
-from spark_jobs.worker.import_task import as_state
+from spark_jobs.worker import import_task
+from spark_jobs.worker.fleet_client import FleetAddress
+from spark_jobs.worker.import_task import PRESENT_COLUMN, SHARD_COLUMN, ImportTask, as_state
 from store_actors.messages import ApplyRequest
 from store_actors.operators.join_schema import join_schema
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, counts, rows
@@ -51,6 +55,50 @@ def test_an_import_is_repeated_by_its_own_run_and_by_another_one() -> None:
     by_other_run = imported(fleet, run="import-2")
     assert by_other_run.attempt_id != first.attempt_id
     assert [delta.attempt_id for delta in fleet.coordinator.plan(sys.maxsize).deltas] == [by_other_run.attempt_id]
+    assert fleet.apply(7, "a", "run-1") == {"a": 6}
+
+
+class StoreClient:
+    """A task's client of a store in this process."""
+
+    def __init__(self, fleet: AggregationFleet) -> None:
+        self._fleet = fleet
+
+    def import_rows(
+        self,
+        task: TaskIdentity,
+        metadata: StateMetadata,
+        schema: StateSchema,
+        pieces: Iterable[pa.Table],
+        at: Watermarks,
+    ) -> CommitEntry:
+        grant = self._fleet.coordinator.lease(task, "a")
+        request = ApplyRequest(task, grant.lease, grant.base_version, schema, at)
+        return self._fleet.store.import_rows(request, pa.concat_tables(pieces))
+
+
+def test_a_task_reports_the_rows_it_had_and_not_those_of_an_attempt_that_was_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = AggregationFleet()
+    monkeypatch.setattr(import_task, "fleet_client", lambda address: StoreClient(fleet))
+    monkeypatch.setattr(TaskContext, "_taskContext", TaskContext._getOrCreate())
+    first = TaskIdentity("s", "query", "import-1", 6, 0, 0, "executor", batch_time_ms=60, is_import=True)
+    metadata = StateMetadata("s", "query", 1, "update", SCHEMA)
+    batches = [
+        pa.record_batch({SHARD_COLUMN: [0], PRESENT_COLUMN: [True], "v": [value], "n": [number]})
+        for value, number in zip(*STATE.to_pydict().values(), strict=True)
+    ]
+
+    def task(run: str) -> ImportTask:
+        return ImportTask(SCHEMA, metadata, FleetAddress("", ""), replace(first, run_id=run), Watermarks(40, 40))
+
+    # Spark ends what it sends a killed task's worker in the middle, and tries the task again. The first commit of a run counts.
+    for attempt, (run, size, state_rows) in enumerate((("import-1", 1, 1), ("import-1", 2, 1), ("import-2", 2, 2))):
+        TaskContext._getOrCreate()._taskAttemptId = attempt
+        (report,) = task(run)(batches[:size])
+        assert report.to_pylist() == [{"shard": 0, "rows": size}]
+        assert fleet.coordinator.plan(sys.maxsize).deltas[-1].state_rows == state_rows
     assert fleet.apply(7, "a", "run-1") == {"a": 6}
 
 
