@@ -27,8 +27,10 @@ PACKAGES = ("coordinator", "spark_jobs", "statefleet", "store_actors")
 #: characters leave room in the 255 of a file system.
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
-#: The begin of a store actor's name, before its id.
-_OF_FLEET = re.compile(r"^statefleet-store-[0-9a-f]+-")
+#: The begin of a store actor's name, before the id of its fleet.
+_STORE = "statefleet-store-"
+#: The same, and the id of the fleet.
+_OF_FLEET = re.compile(rf"^{_STORE}[0-9a-f]+-")
 #: The end of a store actor's name, if it is not the first of its node.
 _NUMBER = re.compile(r"-[0-9a-f]{12}-(\d+)$")
 
@@ -40,7 +42,7 @@ def fleet_id_of(uri: str) -> str:
 
 def store_actors_prefix(uri: str) -> str:
     """Return the prefix of the names of the store actors of a normalised URI."""
-    return f"statefleet-store-{fleet_id_of(uri)}-"
+    return f"{_STORE}{fleet_id_of(uri)}-"
 
 
 def store_actor_name(uri: str, node_id: str, number: int = 0) -> str:

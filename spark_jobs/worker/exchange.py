@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from store_actors.engine.table import GroupTable
 
 __all__ = [
-    "EVENT_TIME_COLUMN",
     "END",
+    "EVENT_TIME_COLUMN",
     "EXCHANGE_SCHEMA",
     "HASH_COLUMN",
     "HEADER",

@@ -32,7 +32,14 @@ STATE = pa.table({"v": ["a", "b"], "n": [5, 7]}, schema=SCHEMA.row_schema())
 
 def imported(fleet: AggregationFleet, table: pa.Table = STATE, *, batch: int = 6, run: str = "import-1") -> CommitEntry:
     """Import a shard as the result of a batch."""
-    task = TaskIdentity("s", "query", run, batch, 0, 0, "executor", batch_time_ms=60, is_import=True)
+    return imported_by(fleet, task_of(batch, run), table)
+
+
+def task_of(batch: int, run: str) -> TaskIdentity:
+    return TaskIdentity("s", "query", run, batch, 0, 0, "executor", batch_time_ms=60, is_import=True)
+
+
+def imported_by(fleet: AggregationFleet, task: TaskIdentity, table: pa.Table) -> CommitEntry:
     grant = fleet.coordinator.lease(task, "a")
     request = ApplyRequest(task, grant.lease, grant.base_version, SCHEMA, Watermarks(40, 40))
     return fleet.store.import_rows(request, table)
@@ -72,9 +79,8 @@ class StoreClient:
         pieces: Iterable[pa.Table],
         at: Watermarks,
     ) -> CommitEntry:
-        grant = self._fleet.coordinator.lease(task, "a")
-        request = ApplyRequest(task, grant.lease, grant.base_version, schema, at)
-        return self._fleet.store.import_rows(request, pa.concat_tables(pieces))
+        assert (schema, at) == (SCHEMA, Watermarks(40, 40))
+        return imported_by(self._fleet, task, pa.concat_tables(pieces))
 
 
 def test_a_task_reports_the_rows_it_had_and_not_those_of_an_attempt_that_was_killed(
@@ -83,7 +89,6 @@ def test_a_task_reports_the_rows_it_had_and_not_those_of_an_attempt_that_was_kil
     fleet = AggregationFleet()
     monkeypatch.setattr(import_task, "fleet_client", lambda address: StoreClient(fleet))
     monkeypatch.setattr(TaskContext, "_taskContext", TaskContext._getOrCreate())
-    first = TaskIdentity("s", "query", "import-1", 6, 0, 0, "executor", batch_time_ms=60, is_import=True)
     metadata = StateMetadata("s", "query", 1, "update", SCHEMA)
     batches = [
         pa.record_batch({SHARD_COLUMN: [0], PRESENT_COLUMN: [True], "v": [value], "n": [number]})
@@ -91,7 +96,7 @@ def test_a_task_reports_the_rows_it_had_and_not_those_of_an_attempt_that_was_kil
     ]
 
     def task(run: str) -> ImportTask:
-        return ImportTask(SCHEMA, metadata, FleetAddress("", ""), replace(first, run_id=run), Watermarks(40, 40))
+        return ImportTask(SCHEMA, metadata, FleetAddress("", ""), task_of(6, run), Watermarks(40, 40))
 
     # Spark ends what it sends a killed task's worker in the middle, and tries the task again. The first commit of a run counts.
     for attempt, (run, size, state_rows) in enumerate((("import-1", 1, 1), ("import-1", 2, 1), ("import-2", 2, 2))):

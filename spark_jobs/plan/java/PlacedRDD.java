@@ -173,8 +173,8 @@ public class MarkerRDD extends ParallelCollectionRDD {
     private final transient Seq rows;
     private final transient ClassTag tag;
 
-    MarkerRDD(SparkContext context, Seq rows, int count, ClassTag tag, Partitioner like) {
-        super(context, rows, count, new scala.collection.immutable.HashMap(), tag);
+    MarkerRDD(SparkContext context, Seq rows, ClassTag tag, Partitioner like) {
+        super(context, rows, rows.size(), new scala.collection.immutable.HashMap(), tag);
         this.rows = rows;
         this.tag = tag;
         this.like = like;

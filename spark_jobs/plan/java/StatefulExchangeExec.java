@@ -42,9 +42,11 @@ import scala.reflect.ClassTag;
  *
  * The first row of each shard is a header for the operator's task: query, run, batch and shard, and Spark's watermarks of this operator and
  * batch. The last one shows that the rows are whole: Spark ends what it sends a Python worker alike where its task was killed, or could not
- * fetch the next rows. Spark runs batches without data for it, and its progress has the operator's stats. Once Spark is done with a batch, and before its
- * commit log has the batch, shards that no task of the batch ran for (a sink that read only some rows) are run here. Once the commit log has
- * the batch, it is reported to the driver's Python, and readers see it.
+ * fetch the next rows.
+ *
+ * Spark runs batches without data for the operator, and its progress has the operator's stats. Once Spark is done with a batch, and before
+ * its commit log has the batch, shards that no task of the batch ran for (a sink that read only some rows) are run here. Once the commit log
+ * has the batch, it is reported to the driver's Python, and readers see it.
  */
 public class StatefulExchangeExec extends VersionedExchange {
     /** The values of the `source` column in the first and the last row of a shard. */
@@ -287,8 +289,10 @@ public class StatefulExchangeExec extends VersionedExchange {
         // Tasks that hand rows over know the batch and their shards, and when they have sent all.
         if (hasChunks()) {
             Partitioner like = (Partitioner) shuffled.partitioner().get();
-            parts.add(0, new MarkerRDD(sparkContext(), headers(message, chosen), chosen.length, tag, like));
-            parts.add(new MarkerRDD(sparkContext(), ends(chosen.length), chosen.length, tag, like));
+            UnsafeProjection projection = UnsafeProjection.create(schema());
+            parts.add(0, new MarkerRDD(sparkContext(), headers(message, chosen, projection), tag, like));
+            Seq ends = Lists.seq(Collections.nCopies(chosen.length, marker(END, null, projection)));
+            parts.add(new MarkerRDD(sparkContext(), ends, tag, like));
         }
         JsonNode cores = place();
         RDD placed = new PlacedRDD(sparkContext(), Lists.seq(parts), tag, stateId(), chosen);
@@ -347,23 +351,17 @@ public class StatefulExchangeExec extends VersionedExchange {
     }
 
     /** Returns a header for the task of each shard. */
-    private Seq headers(ObjectNode message, int[] chosen) {
+    private Seq headers(ObjectNode message, int[] chosen, UnsafeProjection projection) {
         ArrayList rows = new ArrayList();
-        UnsafeProjection projection = UnsafeProjection.create(schema());
         for (int i = 0; i < chosen.length; i++) {
             message.put("shard", chosen[i]);
-            rows.add(projection.apply(marker(HEADER, message.toString().getBytes(StandardCharsets.UTF_8))).copy());
+            rows.add(marker(HEADER, message.toString().getBytes(StandardCharsets.UTF_8), projection));
         }
         return Lists.seq(rows);
     }
 
-    /** Returns the last row of each shard. */
-    private Seq ends(int shards) {
-        return Lists.seq(Collections.nCopies(shards, UnsafeProjection.create(schema()).apply(marker(END, null)).copy()));
-    }
-
     /** Returns a row of the exchange that has no rows of the batch. */
-    private InternalRow marker(short source, byte[] chunk) {
+    private InternalRow marker(short source, byte[] chunk, UnsafeProjection projection) {
         Seq columns = output();
         Object[] values = new Object[columns.size()];
         for (int i = 0; i < values.length; i++) {
@@ -380,7 +378,7 @@ public class StatefulExchangeExec extends VersionedExchange {
                 values[i] = chunk;
             }
         }
-        return new GenericInternalRow(values);
+        return projection.apply(new GenericInternalRow(values)).copy();
     }
 
     /** Returns a request about this operator and batch, with the batch's shards. */
