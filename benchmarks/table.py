@@ -34,6 +34,7 @@ _FIGURES = {
     "get_ns": "get, ns a row",
     "remove_ns": "remove, ns a row",
     "fold_ns": "count and sum, ns a row",
+    "table_ns": "upsert in a hash table that does nothing else, ns a row",
     "bytes_a_key": "memory, bytes a key",
     "loaded_rows_per_s": "loaded from files, rows a second",
 }

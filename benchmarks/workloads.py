@@ -191,7 +191,7 @@ class Counts(Workload):
     columns = SCHEMA
     mode = "update"
     keys = ("key",)
-    targets = (Target("hdfs", FLEET, 3.0), Target("rocksdb", FLEET, 8.0), Target(FLEET, PLAIN, 2.0, is_least=False))
+    targets = (Target("hdfs", FLEET, 5.0), Target("rocksdb", FLEET, 8.0), Target(FLEET, PLAIN, 2.0, is_least=False))
     full_size = 1_000_000, 5_000_000
     state_unit = "keys"
 
@@ -249,7 +249,7 @@ class Window(Workload):
     columns = "key BIGINT, ts TIMESTAMP, amount BIGINT"
     mode = "update"
     keys = ("key", "window")
-    targets = _promised(3.0, 10.0)
+    targets = _promised(4.0, 10.0)
 
     def __init__(self, rows: int, state: int) -> None:
         super().__init__(rows, state)
@@ -288,7 +288,7 @@ class Session(Workload):
     columns = "user BIGINT, ts TIMESTAMP, amount BIGINT"
     mode = "append"
     keys = ("user",)
-    targets = _promised(3.0, 10.0)
+    targets = _promised(7.0, 10.0)
 
     def __init__(self, rows: int, state: int) -> None:
         super().__init__(rows, state)
@@ -345,7 +345,7 @@ class Join(Workload):
     columns = "side TINYINT, key BIGINT, ts TIMESTAMP, amount BIGINT"
     mode = "append"
     keys = ("key",)
-    targets = _promised(3.0, 10.0)
+    targets = _promised(6.0, 10.0)
 
     def __init__(self, rows: int, state: int) -> None:
         super().__init__(rows, state)
@@ -424,8 +424,8 @@ class Profile(Workload):
     targets = (
         Target("hdfs", FLEET, 3.0),
         Target("rocksdb", FLEET, 3.0),
-        Target("hdfs", ARROW, 50.0),
-        Target("rocksdb", ARROW, 50.0),
+        Target("hdfs", ARROW, 20.0),
+        Target("rocksdb", ARROW, 20.0),
         Target(FLEET, PLAIN),
         Target(ARROW, PLAIN),
     )

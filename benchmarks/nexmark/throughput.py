@@ -14,7 +14,7 @@ import functools
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -163,10 +163,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         fleet = connect(f"file://{root}/fleet")
         runs = Runs(**{item.name: getattr(options, item.name) for item in fields(Runs)})
         runs.write(root / "events")
+        run = functools.partial(measure, spark, fleet, root=root, report=functools.partial(print, flush=True))
+        print("warm-up, which does not count: the JVMs compile what is Spark's own", flush=True)
+        run(replace(QUERIES[options.queries[0]], name="warm-up"), replace(runs, rounds=1))
         results = {}
         for name in options.queries:
             print(name, flush=True)
-            results[name] = measure(spark, fleet, QUERIES[name], runs, root, functools.partial(print, flush=True))
+            results[name] = run(QUERIES[name], runs)
         fleet.shutdown()
     targets = [Target(name, FLEET) for name in SPARK_STORES]
     ratios = [row for name, result in results.items() for row in ratios_of(result, targets, query=name)]
