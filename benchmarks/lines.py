@@ -285,6 +285,5 @@ QUICK: Sequence[Line] = (
         lambda: Counts(1_000, 50_000), "small", "small batches",
         (Target(FLEET, PLAIN, 4.0, is_least=False),), batches=7,
     ),
-    _quickly(lambda: Deduplicate(50_000, 150_000), "dedup", "dropDuplicates", (Target(HDFS, FLEET, 0.6),)),
     _quickly(lambda: Join(50_000, 150_000), "join", "stream-stream join", (Target(HDFS, FLEET, 0.8),)),
 )  # fmt: skip

@@ -158,6 +158,7 @@ raise SystemExit(main(["status", "file://{tmp_path}/fleet"]))
     assert "no Ray cluster answers" in ended.stderr
 
 
+@pytest.mark.replay
 def test_a_session_that_is_not_on_ray_is_refused_before_anything_else(fleet: sf.Fleet, tmp_path: Path) -> None:
     """Another program connects to this fleet, with a session of Spark's own on threads."""
     program = f"""

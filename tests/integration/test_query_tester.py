@@ -53,6 +53,7 @@ def incarnations(fleet: Fleet) -> set[str]:
     return {actor["instance_id"] for actor in fleet.status()["store_actors"] if actor["alive"]}
 
 
+@pytest.mark.replay
 def test_a_query_that_is_right_passes_while_its_store_actors_are_killed(tester: QueryTester, fleet: Fleet) -> None:
     before = incarnations(fleet)
     tester.check(totals, CLICKS, BATCHES, outputMode="update", write=replace, read=read)

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.fleet import Fleet, connect
 from tests.integration.case_systems import Inputs, System, configured, on_spark
+from tests.integration.streams import short_list
 from tests.integration.version_states import VERSION_CASES, VersionCase, unpack
 
 DATA = Path(__file__).parents[1] / "data"
@@ -21,11 +22,7 @@ HERE = f"spark-{pyspark.__version__.rpartition('.')[0]}"
 #: Going on with the same version is what other tests are about.
 MADE_BY = [pytest.param(version, marks=[pytest.mark.replay] if version == HERE else []) for version in VERSIONS]
 FEW = ("windows", "join", "function")
-IMPORTED = [
-    pytest.param(name, marks=[] if name in FEW else [pytest.mark.replay])
-    for name, case in VERSION_CASES.items()
-    if case.spark
-]
+IMPORTED = [name for name, case in VERSION_CASES.items() if case.spark]
 
 
 @pytest.fixture(scope="module", params=MADE_BY)
@@ -64,7 +61,7 @@ def goes_on(spark: SparkSession, states: VersionCase, checkpoint: Path, folder: 
             assert oracle is None or repr(batches) == repr(oracle.take())
 
 
-@pytest.mark.parametrize("name", VERSION_CASES)
+@pytest.mark.parametrize("name", short_list(VERSION_CASES, FEW))
 def test_a_query_goes_on_with_another_version(
     spark: SparkSession, earlier: tuple[Fleet, Path], name: str, tmp_path: Path
 ) -> None:
@@ -74,7 +71,7 @@ def test_a_query_goes_on_with_another_version(
         goes_on(spark, states, folder / "checkpoints" / name, tmp_path)
 
 
-@pytest.mark.parametrize("case_name", IMPORTED)
+@pytest.mark.parametrize("case_name", short_list(IMPORTED, FEW))
 @pytest.mark.parametrize("version", MADE_BY)
 def test_a_checkpoint_of_another_version_is_imported(
     spark: SparkSession, fleet: Fleet, name: str, version: str, case_name: str, tmp_path: Path

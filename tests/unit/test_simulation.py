@@ -42,6 +42,10 @@ FIRST_SEED = {
     "runs of a dropped state may go on": 11,
     "versions of a dropped state are read as empty ones": 2,
     "parts that a checkpoint names are cleaned away": 10,
+    "runs that were replaced may come back": 1,
+    "a schema counts without a commit in it": 3,
+    "records of parts are read in another order than the log's": 6,
+    "a scan is read by other shards than it was made of": 2,
 }
 
 
