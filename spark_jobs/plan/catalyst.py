@@ -10,16 +10,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property, reduce
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
+from pyspark.errors import PySparkValueError
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import Column
 from pyspark.sql.types import DataType, _parse_datatype_json_string
 
+from coordinator.model.errors import InvalidRequestError
 from spark_jobs.plan.spark_version import SPARK, class_name
 
 __all__ = [
@@ -120,7 +123,24 @@ class Expression:
 
     @property
     def type(self) -> DataType:
-        return _parse_datatype_json_string(self._java.dataType().json())
+        """Its type.
+
+        Raises
+        ------
+        InvalidRequestError
+            If PySpark has no such type, as for intervals of months, days and microseconds at once.
+        """
+        # PySpark 3.5 has no class for it, and no version a type of Arrow's.
+        with suppress(PySparkValueError):
+            data_type = _parse_datatype_json_string(self._java.dataType().json())
+            if data_type.typeName() != "interval":
+                return data_type
+        raise InvalidRequestError(
+            "PySpark has no type for values that the operator would keep; select the column away before the operator, or cast it to a "
+            "string; of an interval, make one of days and time, or of years and months (make_dt_interval, make_ym_interval)",
+            column=self.sql,
+            type=self.type_sql,
+        )
 
     @property
     def type_sql(self) -> str:

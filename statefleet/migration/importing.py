@@ -178,7 +178,7 @@ class Importer:
 
     def _check_whole(self, name: str, count: int) -> None:
         """Check that the commits that count have all rows: what Spark sends a killed task's worker ends as if there were no more."""
-        imported = self._coordinator.list_versions(name, 1)[0].state_rows
+        imported = self._newest_rows(name)
         if imported != count:
             raise StateMismatchError(
                 "the import has other rows than the state, as a task of it was killed in the middle; no query can use what there is of "
@@ -236,6 +236,10 @@ class Importer:
                 state=name,
                 checkpoint=new.folder.uri,
             )
+        return self._newest_rows(name)
+
+    def _newest_rows(self, name: str) -> int:
+        """Return the number of rows of a state's newest version."""
         return self._coordinator.list_versions(name, 1)[0].state_rows
 
     def _write(self, state: PlannedState, rows: DataFrame, batch: _Batch, run_id: str) -> int:

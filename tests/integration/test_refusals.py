@@ -74,6 +74,10 @@ def with_vectors(rows: DataFrame) -> DataFrame:
     return rows.withColumn("v", array_to_vector(F.array(F.col("x").cast("double"))))
 
 
+def with_intervals(rows: DataFrame) -> DataFrame:
+    return rows.withColumn("v", F.make_interval(F.lit(0), F.col("x").cast("int")))
+
+
 MODES = {
     "an unknown mode": Refusal(
         lambda op, i: op(i["a"]).groupBy("k").count(), "one of update, append, complete", "upsert"
@@ -239,6 +243,17 @@ TYPES = {
             "joined rows": lambda op, i: op(with_vectors(i["at"])).join(i["bt"], F.expr("x = y and t = u")),
             "the newest rows": lambda op, i: op(with_vectors(i["at"]), "update").keepLast("k", "t"),
             "a function's keys": lambda op, i: in_pandas(op(with_vectors(i["at"])).groupBy("v"), "append"),
+        }.items()
+    },
+    **{
+        f"an interval of months and time: {subject}": Refusal(
+            build,
+            "no type for values that the operator would keep.*make_dt_interval.*column=`v` type=`INTERVAL`",
+        )
+        for subject, build in {
+            "distinct rows": lambda op, i: op(with_intervals(i["a"])).dropDuplicates(["k"]),
+            "groups": lambda op, i: op(with_intervals(i["a"]), "update").groupBy("k").agg(F.first("v").cast("string")),
+            "joined rows": lambda op, i: op(with_intervals(i["at"])).join(i["bt"], F.expr("x = y and t = u")),
         }.items()
     },
     **{
