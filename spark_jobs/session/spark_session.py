@@ -266,7 +266,7 @@ def _jvm_stderr_without_notes() -> Iterator[None]:
 def _cluster_settings(num_executors: int) -> dict[str, str]:
     """Return settings for long queries on this cluster: for several nodes, a known head, and nodes with stores (``cluster.yaml``)."""
     resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    several = len([name for name in resources if name.startswith("node:") and name != HEAD_RESOURCE]) > 1
+    several = sum(node["Alive"] for node in ray.nodes()) > 1  # type: ignore[no-untyped-call]
     settings = _values(CLUSTER_SETTINGS) if several else {}
     if resources.get(STORE_RESOURCE, 0) >= num_executors:
         settings |= _values(STORE_SETTINGS)
