@@ -130,7 +130,7 @@ class Expression:
         InvalidRequestError
             If PySpark has no such type, as for intervals of months, days and microseconds at once.
         """
-        # PySpark 3.5 has no class for it, and no version a type of Arrow's.
+        # For such an interval PySpark 3.5 has no class. PySpark 4 has one, but no type of Arrow's.
         with suppress(PySparkValueError):
             data_type = _parse_datatype_json_string(self._java.dataType().json())
             if data_type.typeName() != "interval":
