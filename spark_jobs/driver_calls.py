@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ray
@@ -100,6 +100,7 @@ class DriverCalls:
             route column), and ``query_id``, ``run_id``, ``batch_id``, ``time_ms`` and ``former_time_ms`` of the batch. ``begin``
             has the number of ``shards`` that the query was built with; ``place`` and ``settle`` have the batch's number, and the
             ``first_partition``. ``place`` has ``executors``: ``cores`` by host, how many are ``present`` and were ``asked`` for.
+            ``settle`` has the numbers of rows that tasks ``sent`` to each shard, if they handed them over.
             ``finished`` has the ``run_id`` and ``batch_id``, the ``states`` of the query by fleet, and whether their logs must have
             it ``at_once``; ``ended`` has only the ``run_id``. ``start`` has the ``query_id``, null for a new query, whether the
             query ``has_checkpoint`` that a later start finds, and its ``operators``: ``uri``, ``state`` and, where it is the
@@ -111,8 +112,9 @@ class DriverCalls:
             JSON. ``start`` and ``begin``: why the query is ``refused``, or null. ``begin``: the batch's ``shards`` and
             ``first_partition``. ``place`` and ``settle``: ``places``, for each shard the host and the number of its
             store actor, null for a shard that may run anywhere.
-            ``settle``: also ``missing``, the shards that have not committed the batch, the ``next`` batch's shards, and stats, by the
-            names of ``StatefulExchangeExec.java``.
+            ``settle``: also ``missing``, the shards that have not committed the batch, or whose rows no task counted; the ``next``
+            batch's shards; and stats, by the names of ``StatefulExchangeExec.java``. Or only why the batch is ``refused``: shards
+            committed other numbers of rows than tasks sent them.
         """
         try:
             batch = json.loads(message)
@@ -229,11 +231,16 @@ class DriverCalls:
         operator = batch["operator"]
         fleet = self._fleets[operator["uri"]]
         result, placements, next_shards = fleet.coordinator.batch_result(_task(batch), _shards(batch))
+        sent = {int(shard): counts for shard, counts in batch["sent"].items()} if "sent" in batch else None
+        if sent and (unlike := result.unlike(sent)):
+            return {"refused": _unlike_text(batch, unlike)}
         fleet.migration.begin(placements.moves)
         for watch in self._watches.values():
             watch.batch_ended()
+        uncounted = [] if sent is None else [shard for shard in result.rows_of if shard not in sent]
         return {
             **_stats(result, batch["shards"]),
+            "missing": [*result.missing, *uncounted],
             "places": _places(placements),
             "next": {"shards": next_shards.num_shards, "first_partition": next_shards.first_partition},
         }
@@ -265,9 +272,21 @@ def _task(batch: Mapping[str, Any]) -> TaskIdentity:
     )
 
 
+def _unlike_text(batch: Mapping[str, Any], unlike: Mapping[int, tuple[Collection[int], int]]) -> str:
+    shards = ", ".join(
+        f"{shard}: {' or '.join(map(str, sorted(set(counts))))} sent, {rows} committed"
+        for shard, (counts, rows) in unlike.items()
+    )
+    return (
+        "shards of a stateful operator committed other numbers of rows than Spark's tasks sent them; Spark's commit log does not "
+        "count the batch, and the state is as the batch before left it; restart the query, which runs the batch again, and report "
+        f"this with the logs of the store actors [state=`{batch['operator']['state']}`, batch_id=`{batch['batch_id']}`, "
+        f"shards=`{shards}`]"
+    )
+
+
 def _stats(result: BatchResult, shards: int) -> dict[str, Any]:
     return {
-        "missing": list(result.missing),
         "rows_total": result.rows_total,
         "rows_updated": result.rows_updated,
         "rows_removed": result.rows_removed,

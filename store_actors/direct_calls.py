@@ -27,7 +27,7 @@ from queue import SimpleQueue
 
 from coordinator.runtime.runtime import Clock, Runtime
 
-__all__ = ["DirectAddress", "DirectMessages", "DirectServer", "accept_each", "connect"]
+__all__ = ["DirectAddress", "DirectMessages", "DirectServer", "accept_each", "connect", "end_listening"]
 
 log = logging.getLogger(__name__)
 
@@ -202,7 +202,7 @@ class DirectMessages:
 
 
 def accept_each(listening: socket.socket, take: Callable[[socket.socket], None], clock: Clock, failure: str) -> None:
-    """Pass each connection of a listening socket to `take`, for ever. One that cannot be taken is closed.
+    """Pass each connection of a listening socket to `take`, until :func:`end_listening`. One that cannot be taken is closed.
 
     Parameters
     ----------
@@ -218,8 +218,16 @@ def accept_each(listening: socket.socket, take: Callable[[socket.socket], None],
                 connection.close()
                 raise
         except (OSError, RuntimeError):  # no file, or no thread, for it
+            if listening.fileno() < 0:
+                return
             log.exception(failure)
             clock.sleep(_PAUSE_S)
+
+
+def end_listening(listening: socket.socket) -> None:
+    """Close a socket, and end the thread that takes its connections; those that were taken stay."""
+    with socket.socket(fileno=listening.detach()) as closing, suppress(OSError):
+        closing.shutdown(socket.SHUT_RDWR)
 
 
 def _code(key: bytes, number: int, content: bytes) -> bytes:

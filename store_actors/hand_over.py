@@ -1,27 +1,30 @@
 """Batches that Spark's tasks hand over to the store actor of their node, over a unix socket, without a Python worker of Spark's.
 
-A task sends a request (JSON with its length), its pickled function, and the rows of its shards, one shard after another
-(``HandOver.java`` is the task's side). A byte tells it that its connection was taken: the socket of a process that hangs, or is being
-ended, takes what the kernel has room for. Then follows the answer, which has the rows that the shards emit, or the text of an error. It
-begins as soon as some shards have committed: the task sends the rows of others when it has used what came. The rows of a shard are an
-Arrow stream, and a byte that shows that it is whole; or, where all of their types allow it, they are in Spark's own format
-(:mod:`store_actors.unsafe_rows`), after an Arrow stream that only has their schema. The function is the one that Spark's plan has for a
-Python worker; here it calls this process's shards directly.
+A task sends random bytes, and gets the proof that this process has the secret in its file (``HandOver.java`` is the task's side). It
+then sends a request (JSON after its length), its pickled function, and the rows of its shards, one shard after another, and no more.
+The answer has the rows that the shards emit, and how many rows and bytes they are; or the text of an error. It begins as soon as some
+shards have committed: the task sends the rows of others when it has used what came. The rows of a shard are an Arrow stream; or, where
+all of their types allow it, they are in Spark's own format (:mod:`store_actors.unsafe_rows`), after an Arrow stream that only has
+their schema. After them the task says which shard it was, how many rows it had and in how many bytes. A shard gets its rows only if
+all of that is so. The function is the one that Spark's plan has for a Python worker; here it calls this process's shards directly.
 
-The socket is in a folder that only this user can enter, so a function that is unpickled comes from a process of the same user. A file
-beside it says which process answers. Tasks find by a ping (a request of no bytes) over a second connection that the process hangs, and
-end it; Ray starts it again.
+Ray's folder, in which the socket's is, can be written by all users of the machine: each may put a folder of his own in the place of
+this one. So both sides look who is there. The folder has to be this user's alone. The store actor takes connections of processes of
+its own user only, as the kernel knows them, before it reads a byte. Tasks read the file in a folder that they have looked at, and send
+nothing to a process that does not have its secret.
 """
 
 from __future__ import annotations
 
+import base64
+import hmac
 import io
 import json
 import logging
-import math
 import os
 import pickle
 import socket
+import stat
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -36,18 +39,24 @@ import pyarrow as pa
 from coordinator.model.names import fleet_id_of
 from coordinator.runtime.runtime import Runtime
 from store_actors import unsafe_rows
-from store_actors.direct_calls import accept_each
+from store_actors.direct_calls import accept_each, end_listening
 from store_actors.local_calls import LocalActors
 
 __all__ = ["HandOverServer", "HandedOver", "address_of", "hand_over_server", "sockets_of"]
 
 log = logging.getLogger(__name__)
 
-#: What follows: rows, nothing, or the text of an error (after rows there is another of these); and that a connection was taken.
-_ROWS, _DONE, _FAILED, _UNSAFE_ROWS, _TAKEN = b"\0", b"\1", b"\2", b"\3", b"\4"
+#: What follows: rows, the end of the answer, or the text of an error; after rows there is another of these.
+_ROWS, _DONE, _FAILED, _UNSAFE_ROWS = b"\0", b"\1", b"\2", b"\3"
 _LENGTH = struct.Struct(">i")
+#: The end of a shard's rows: the shard, and how many rows and bytes they are. And that of an answer: its rows and bytes.
+_SHARD_END, _ANSWER_END = struct.Struct(">iqq"), struct.Struct(">qq")
+#: Process, user and group of the other side of a connection, as Linux has them.
+_CREDENTIALS = struct.Struct("3i")
+#: Bytes of the secret, and of what a task sends for its proof.
+_SECRET_BYTES = 32
 #: Raised with each change of what is sent (``HandOver.java`` has the same): a task and a store actor of two releases do not talk.
-_FORMAT = 2
+_FORMAT = 3
 #: Bytes of a socket's path at most, and of its end: the checksum of a node, the number of the store actor and the process's id.
 _PATH_BYTES, _END_BYTES = 107, 20
 _BUFFER_BYTES = 1 << 18
@@ -55,11 +64,11 @@ _BUFFER_BYTES = 1 << 18
 _MOST_BYTES = 16 << 20
 #: Bytes that are read at once: what a length says is only reserved as it arrives.
 _PIECE_BYTES = 32 << 20
-#: Connections that wait to be taken: two for each of a node's tasks.
+#: Connections that wait to be taken.
 _WAITING = 1024
 #: Seconds that a task may be silent before its rows, and among them: they may come from far away.
 _REQUEST_S, _ROWS_S = 30.0, 600.0
-#: Seconds until a server that could not be started is tried again.
+#: Seconds until a server that could not be started is tried again, and after which it is looked whether tasks still find it.
 _AGAIN_S = 5.0
 
 
@@ -76,22 +85,14 @@ def sockets_of(session_folder: str, uri: str) -> str | None:
 
 
 def address_of(sockets: str, host: str, number: int = 0) -> str:
-    """Return the path of the file that says which process is a store actor of a node, and when it counts as hung.
+    """Return the path of the file by which tasks find a store actor of a node.
 
-    The process's socket has its path followed by the process's id, so nobody ends one process for the silence of another. The file has
-    the id, the start of the process as the kernel counts it ("-" if it does not say), the seconds without an answer to a ping, and the
-    number of the format in which the process talks.
+    The file has the id of the process, whose socket has the same path followed by that id; the number of the format in which the
+    process talks; and the secret that it proves to have.
     """
     # Nodes can be on one machine. A checksum is short, whatever the address.
     address = f"{sockets}{zlib.crc32(host.encode()):08x}"
     return f"{address}-{number}" if number else address
-
-
-def _process_start() -> str:
-    try:
-        return Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:  # not Linux
-        return "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,33 +142,59 @@ class HandOverServer:
     def __init__(self, address: str, actors: LocalActors, runtime: Runtime) -> None:
         self._actors = actors
         self._start_thread, self._clock = runtime.threads.start, runtime.clock
-        folder = Path(address).parent
-        folder.mkdir(mode=0o700, exist_ok=True)
-        facts = folder.stat()
-        if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
-            raise PermissionError(f"other users can enter {folder}")
-        path = Path(f"{address}.{os.getpid()}")
-        path.unlink(missing_ok=True)
-        self._listening = socket.socket(socket.AF_UNIX)
-        try:
-            self._listening.bind(str(path))
-            self._listening.listen(_WAITING)
-            # Tasks see it when the socket can be connected to.
-            unseen = Path(f"{address}.new")
-            unseen.write_text(f"{os.getpid()} {_process_start()} {math.ceil(actors.hung_after_s)} {_FORMAT}")
-            unseen.replace(address)
-        except BaseException:
-            self._listening.close()
-            raise
-        for left in folder.glob(f"{Path(address).name}.*"):
-            if left != path:
-                left.unlink(missing_ok=True)
-        self._start_thread(self._accept, "statefleet-hand-over")
+        self._address, self._path = Path(address), Path(f"{address}.{os.getpid()}")
+        self._secret = os.urandom(_SECRET_BYTES)
+        self._facts = f"{os.getpid()} {_FORMAT} {base64.b64encode(self._secret).decode()}"
+        self._listening = self._published()
 
-    def _accept(self) -> None:
-        accept_each(
-            self._listening, self._take, self._clock, "a task that hands rows over was not taken; Spark tries again"
+    def _published(self) -> socket.socket:
+        """Return a socket that tasks find."""
+        _make_private(self._address.parent)
+        self._path.unlink(missing_ok=True)
+        listening = socket.socket(socket.AF_UNIX)
+        try:
+            listening.bind(str(self._path))
+            listening.listen(_WAITING)
+            # Tasks see it when the socket can be connected to.
+            unseen = Path(f"{self._address}.new")
+            unseen.unlink(missing_ok=True)
+            with open(os.open(unseen, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(self._facts)
+            unseen.replace(self._address)
+        except BaseException:
+            listening.close()
+            raise
+        for left in self._address.parent.glob(f"{self._address.name}.*"):
+            if left != self._path:
+                left.unlink(missing_ok=True)
+        self._start_thread(partial(self._accept, listening), "statefleet-hand-over")
+        return listening
+
+    def publish_again(self) -> None:
+        """Have tasks find the socket again if someone has deleted it, its file or their folder, or put another folder there.
+
+        Raises
+        ------
+        OSError
+            The folder is not this user's alone, or cannot be made or written.
+        """
+        _make_private(self._address.parent)
+        try:
+            # A later process of this store actor has the file: this one was given up.
+            if self._address.read_text() != self._facts or self._path.exists():
+                return
+        except FileNotFoundError:
+            pass
+        # Tasks that are connected stay so.
+        before, self._listening = self._listening, self._published()
+        end_listening(before)
+        log.warning(
+            "what tasks find this process by was deleted; it is there again, and nothing was lost [socket=`%s`]",
+            self._address,
         )
+
+    def _accept(self, listening: socket.socket) -> None:
+        accept_each(listening, self._take, self._clock, "a task that hands rows over was not taken; Spark tries again")
 
     def _take(self, task: socket.socket) -> None:
         self._start_thread(partial(self._serve, task), "statefleet-hand-over-task")
@@ -175,13 +202,22 @@ class HandOverServer:
     def _serve(self, task: socket.socket) -> None:
         try:
             task.settimeout(_REQUEST_S)
-            with task, _file(task, "rb") as source, _file(task, "wb") as sink:
-                task.sendall(_TAKEN)
+            with task, _file(task, "rb") as source, _file(task, "wb") as buffered:
+                _, user, _ = _CREDENTIALS.unpack(
+                    task.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+                )
+                if user != os.geteuid():
+                    log.warning("a process of another user was refused [uid=`%d` socket=`%s`]", user, self._path)
+                    return
+                challenge = source.read(_SECRET_BYTES)
+                if len(challenge) < _SECRET_BYTES:
+                    return
+                sink = _Counting(buffered)
+                sink.write(hmac.digest(self._secret, challenge, "sha256"))
+                sink.flush()
                 try:
-                    (length,) = _LENGTH.unpack(_read(source, _LENGTH.size))
-                    if length:
-                        self._answer(task, cast(BinaryIO, _Pieces(source)), length, sink)
-                    sink.write(_DONE)
+                    rows, size = self._answer(task, _Pieces(source), sink)
+                    sink.write(_DONE + _ANSWER_END.pack(rows, size))
                 except Exception as error:
                     # The task raises it, and Spark shows it.
                     log.debug("a batch that was handed over failed", exc_info=True)
@@ -189,95 +225,177 @@ class HandOverServer:
         except OSError:
             log.debug("a task ended before it had its answer", exc_info=True)
 
-    def _answer(self, task: socket.socket, source: BinaryIO, length: int, sink: BinaryIO) -> None:
-        request = json.loads(_read(source, length))
+    def _answer(self, task: socket.socket, source: _Pieces, sink: _Counting) -> tuple[int, int]:
+        """Write the rows that a task's shards emit; return how many rows and bytes they are."""
+        request = json.loads(_read(source, *_LENGTH.unpack(_read(source, _LENGTH.size))))
         function = _unpickled(_read(source, request["function_bytes"]))
         task.settimeout(_ROWS_S)
-        rows = _received(source, len(request["shards"]), request["unsafe_rows"])
+        rows = _received(source, request["shards"], request["unsafe_rows"])
         work = HandedOver(request["batch"], request["attempt"], request["executor"], request["shards"], rows)
-        emitted = function.handed_over(work, self._actors)
+        emitted = _counted(function.handed_over(work, self._actors), counts := [0])
         if (first := next(emitted, None)) is None:
-            return
+            _check_end(rows)
+            return 0, 0
         # The task may take long with its results, before it sends more.
         task.settimeout(None)
         # An error ends the rows, too; the task sees by the byte after them that there should be more.
         if request["unsafe_results"] and unsafe_rows.are_supported(first.schema):
             sink.write(_UNSAFE_ROWS)
+            begin = sink.size
             try:
                 for batch in chain([first], emitted):
-                    unsafe_rows.write_blocks(batch, sink)
+                    unsafe_rows.write_blocks(batch, cast(BinaryIO, sink))
                     sink.flush()
             finally:
-                unsafe_rows.write_end(sink)
-            return
-        sink.write(_ROWS)
-        with pa.ipc.new_stream(sink, first.schema) as answer:
-            for batch in chain([first], emitted):
-                answer.write_batch(batch)
-                # The task waits for the rest of what it has begun to read.
-                sink.flush()
+                unsafe_rows.write_end(cast(BinaryIO, sink))
+        else:
+            sink.write(_ROWS)
+            begin = sink.size
+            with pa.ipc.new_stream(sink, first.schema) as answer:
+                for batch in chain([first], emitted):
+                    answer.write_batch(batch)
+                    # The task waits for the rest of what it has begun to read.
+                    sink.flush()
+        _check_end(rows)
+        return counts[0], sink.size - begin
 
 
-def _received(source: BinaryIO, shards: int, are_unsafe: bool) -> Iterator[pa.Table]:
-    """Yield the rows of each of a task's shards."""
-    if not are_unsafe:
-        for _ in range(shards):
+def _make_private(folder: Path) -> None:
+    """Make a folder if there is none.
+
+    Raises
+    ------
+    PermissionError
+        It is not this user's alone.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    # A link may lead to a folder of this user's that others have chosen.
+    facts = folder.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+        raise PermissionError(
+            f"{folder} is not this user's alone: its owner is {facts.st_uid}, and its mode {stat.filemode(facts.st_mode)}; remove it, "
+            "upon which it is made again"
+        )
+
+
+def _received(source: _Pieces, shards: Sequence[int], are_unsafe: bool) -> Iterator[pa.Table]:
+    """Yield the rows of each of a task's shards, once it is sure that these are all."""
+    schema = None
+    if are_unsafe:
+        schema = pa.ipc.open_stream(source).read_all().schema
+        if not schema.names:
+            raise ValueError("these are no rows: they have no columns, so nothing says how many there are")
+    for number, shard in enumerate(shards):
+        begin = source.size
+        if schema is None:
             rows = pa.ipc.open_stream(source).read_all()
-            # A stream that was cut between two of its batches looks like one that has ended.
-            if _read(source, 1) != _DONE:
-                raise ValueError("these are no rows: something else follows a shard's Arrow stream")
-            yield rows
-        return
-    schema = pa.ipc.open_stream(source).read_all().schema
-    if not schema.names:
-        raise ValueError("these are no rows: they have no columns, so nothing says how many there are")
-    for _ in range(shards):
-        # The last column is the route.
-        yield pa.Table.from_batches(unsafe_rows.read_blocks(source, schema, 1), schema)
+        else:
+            # The last column is the route.
+            rows = pa.Table.from_batches(unsafe_rows.read_blocks(cast(BinaryIO, source), schema, 1), schema)
+        came = shard, rows.num_rows, source.size - begin
+        sent = _SHARD_END.unpack(_read(source, _SHARD_END.size))
+        if came != sent:
+            raise ValueError(
+                "these are not the rows that the task sent, and none of the shard count: (shard, rows, bytes) that were sent are "
+                f"{sent}, and {came} came"
+            )
+        if number == len(shards) - 1 and source.read(1):
+            raise ValueError(
+                f"these are not the rows that the task sent: something follows those of shard {shard}, its last one"
+            )
+        yield rows
+
+
+def _counted(batches: Iterator[pa.RecordBatch], counts: list[int]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        counts[0] += batch.num_rows
+        yield batch
+
+
+def _check_end(rows: Iterator[pa.Table]) -> None:
+    if next(rows, None) is not None:
+        raise ValueError("the operator left rows of the task's shards unread")
 
 
 def hand_over_server(address: str, actors: LocalActors, runtime: Runtime) -> None:
-    """Start the server of a process; it is tried again while its folder cannot be made or written, such as on a full disk."""
+    """Start the server of a process, and see to it that tasks find it: on a full disk, and after someone cleared the folder away."""
 
-    def start() -> None:
-        told = False
+    def serve() -> None:
+        server: HandOverServer | None = None
+        told = ""
         while True:
             try:
-                HandOverServer(address, actors, runtime)
-            except OSError:
-                if not told:
+                if server is None:
+                    server = HandOverServer(address, actors, runtime)
+                else:
+                    server.publish_again()
+                told = ""
+            except OSError as error:
+                if told != str(error):
                     log.exception(
                         "Spark's tasks cannot hand rows over to this process; it is tried again [socket=`%s`]", address
                     )
-                told = True
-                runtime.clock.sleep(_AGAIN_S)
-            else:
-                return
+                told = str(error)
+            runtime.clock.sleep(_AGAIN_S)
 
-    runtime.threads.start(start, "statefleet-hand-over-start")
+    runtime.threads.start(serve, "statefleet-hand-over-address")
 
 
 class _Pieces(io.RawIOBase):
-    """What a task sends. However much is asked for, no more is reserved than has arrived, and one piece."""
+    """What a task sends. However much is asked for, no more is reserved than has arrived, and one piece.
+
+    Attributes
+    ----------
+    size
+        Bytes that were read.
+    """
 
     def __init__(self, source: BinaryIO) -> None:
         self._source = source
+        self.size = 0
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1) -> bytes:
         data = self._source.read(min(size, _PIECE_BYTES))
-        if len(data) < _PIECE_BYTES:
-            return data
-        pieces, left = [data], size - len(data)
-        while left and (data := self._source.read(min(left, _PIECE_BYTES))):
-            pieces.append(data)
-            left -= len(data)
-        return b"".join(pieces)
+        if len(data) == _PIECE_BYTES:
+            pieces, left = [data], size - len(data)
+            while left and (data := self._source.read(min(left, _PIECE_BYTES))):
+                pieces.append(data)
+                left -= len(data)
+            data = b"".join(pieces)
+        self.size += len(data)
+        return data
 
 
-def _read(source: BinaryIO, size: int) -> bytes:
+class _Counting(io.RawIOBase):
+    """What a task is sent.
+
+    Attributes
+    ----------
+    size
+        Bytes that were written.
+    """
+
+    def __init__(self, sink: BinaryIO) -> None:
+        self._sink = sink
+        self.size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def flush(self) -> None:
+        self._sink.flush()
+
+    def write(self, data: Any) -> int:
+        self._sink.write(data)
+        size = memoryview(data).nbytes
+        self.size += size
+        return size
+
+
+def _read(source: _Pieces, size: int) -> bytes:
     """Return the next bytes of a request."""
     if not 0 <= size <= _MOST_BYTES:
         raise ValueError(f"this is no request: a part of it has {size} bytes")

@@ -35,6 +35,8 @@ _WORDS = (
 )  # fmt: skip
 #: Rows of a block that is written, at most, and bytes, unless one row is larger.
 _BLOCK_ROWS, _BLOCK_BYTES = 1 << 14, 1 << 20
+#: Bytes of a row at most: of the largest array of Java's, without what a block has besides.
+_MOST_BYTES = 2**31 - 64
 
 
 def are_supported(schema: pa.Schema) -> bool:
@@ -138,17 +140,49 @@ def _texts(block: Bytes, begins: Slots | None, words: Words) -> list[pa.Buffer]:
 
 
 def write_blocks(batch: pa.RecordBatch, sink: BinaryIO) -> None:
-    """Write rows whose columns :func:`are_supported`; blocks of other batches may follow, and then :func:`write_end`."""
-    rows = min(_BLOCK_ROWS, max(1, _BLOCK_BYTES * batch.num_rows // max(1, batch.nbytes)))
-    for begin in range(0, batch.num_rows, rows):
-        block = _encoded(batch.slice(begin, rows))
+    """Write rows whose columns :func:`are_supported`; blocks of other batches may follow, and then :func:`write_end`.
+
+    Raises
+    ------
+    ValueError
+        There are no columns, so that a block would have no bytes; or a row has 2 GiB.
+    """
+    if not batch.num_columns:
+        raise ValueError("rows without columns cannot be written: nothing would say how many there are")
+    if not batch.num_rows:
+        return
+    begin, ends = 0, np.cumsum(_row_bytes(batch))
+    while begin < batch.num_rows:
+        written = int(ends[begin - 1]) if begin else 0
+        end = int(np.searchsorted(ends, written + _BLOCK_BYTES, "right"))
+        end = min(max(end, begin + 1), begin + _BLOCK_ROWS)
+        if ends[end - 1] - written > _MOST_BYTES:
+            raise ValueError(
+                f"a row of {ends[end - 1] - written} bytes cannot be written: Spark has none of more than {_MOST_BYTES}; "
+                "what was committed is safe; make the values shorter, or emit them in several rows"
+            )
+        block = _encoded(batch.slice(begin, end - begin))
         sink.write(_LENGTH.pack(block.nbytes))
         sink.write(block.data)
+        begin = end
 
 
 def write_end(sink: BinaryIO) -> None:
     """Write what follows the last block."""
     sink.write(_LENGTH.pack(0))
+
+
+def _row_bytes(batch: pa.RecordBatch) -> Slots:
+    """Return the bytes of each row, at most."""
+    words = -(-batch.num_columns // _WORD_BITS) + batch.num_columns
+    # Each row of texts follows its size.
+    words += any(is_text(field.type) for field in batch.schema)
+    sizes = np.full(batch.num_rows, 8 * words, np.int64)
+    for column in batch.columns:
+        if is_text(column.type):
+            ends = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+            sizes += -(-np.diff(ends).astype(np.int64) // 8) * 8
+    return sizes
 
 
 def _encoded(batch: pa.RecordBatch) -> npt.NDArray[np.generic]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.model.commits import CommitEntry
@@ -108,6 +108,8 @@ class BatchResult:
     ----------
     missing
         Shards that have not committed it.
+    rows_of
+        Of each shard that has, the rows that reached it.
     updates_ms, commit_ms
         Time that all shards worked on rows, and wrote deltas.
     due_ms
@@ -115,28 +117,52 @@ class BatchResult:
     """
 
     missing: tuple[int, ...]
+    rows_of: Mapping[int, int]
     rows_total: int
     rows_updated: int
     rows_removed: int
     rows_late: int
-    rows_in: int
     memory_bytes: int
     delta_bytes: int
     updates_ms: int
     commit_ms: int
     due_ms: int | None
 
+    @property
+    def rows_in(self) -> int:
+        """Rows that reached the shards."""
+        return sum(self.rows_of.values())
+
+    def unlike(self, sent: Mapping[int, Collection[int]]) -> dict[int, tuple[Collection[int], int]]:
+        """Return the shards to which other numbers of rows were sent than they committed.
+
+        Parameters
+        ----------
+        sent
+            Of each shard, how many rows each attempt at a task sent it. A shard that is not there was committed by a lost task.
+
+        Returns
+        -------
+        dict
+            Of each such shard, the numbers that were sent, and the number that it committed.
+        """
+        return {
+            shard: (sent[shard], rows)
+            for shard, rows in self.rows_of.items()
+            if shard in sent and rows not in sent[shard]
+        }
+
     @classmethod
-    def of(cls, missing: tuple[int, ...], partitions: Sequence[Sequence[CommitEntry]]) -> BatchResult:
-        """Return the result of the partitions that have committed, each given as the commits of its stores."""
-        stats = BatchStats(partitions)
+    def of(cls, missing: tuple[int, ...], shards: Mapping[int, Sequence[CommitEntry]]) -> BatchResult:
+        """Return the result of the shards that have committed, each given as the commits of its stores."""
+        stats = BatchStats(list(shards.values()))
         return cls(
             missing,
+            rows_of={shard: max(entry.rows_in for entry in stores) for shard, stores in shards.items()},
             rows_total=stats.state_rows,
             rows_updated=stats.rows_updated,
             rows_removed=stats.rows_removed,
             rows_late=stats.rows_late,
-            rows_in=stats.rows_in,
             memory_bytes=stats.state_bytes,
             delta_bytes=stats.delta_bytes,
             updates_ms=stats.apply_ms,

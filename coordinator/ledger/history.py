@@ -130,7 +130,7 @@ class StateHistory:
 
     def batch_result(self, run_id: str, batch_id: int, layout: ShardLayout) -> BatchResult:
         """Return what a batch of a run did to the state, and which shards of a layout have not committed it."""
-        committed: list[list[CommitEntry]] = []
+        committed: dict[int, list[CommitEntry]] = {}
         missing: list[int] = []
         for shard, partition_id in enumerate(layout.partitions):
             of_shard = [
@@ -139,7 +139,7 @@ class StateHistory:
                 if chain and chain[-1].version == batch_id + 1 and chain[-1].run_id == run_id
             ]
             if of_shard:
-                committed.append(of_shard)
+                committed[shard] = of_shard
             else:
                 missing.append(shard)
         return BatchResult.of(tuple(missing), committed)

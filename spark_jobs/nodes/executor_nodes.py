@@ -6,15 +6,16 @@ RayDP starts an executor under the address of its Ray node, so Spark's scheduler
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
 
 from coordinator.model.errors import StateStoreError
 from coordinator.placement.policy import ActorSlot
-from coordinator.service.calls import RayActors, unwrapped
+from coordinator.service.calls import Actors, RayActors, unwrapped
 from spark_jobs.worker.fleet_client import FleetAddress
 from store_actors.deploy import actors_for, ensure_store_actor
 
@@ -24,6 +25,41 @@ log = logging.getLogger(__name__)
 
 #: Seconds that a store actor may take to start before it is checked for a hang.
 _START_S = 120.0
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A store actor that is pinged.
+
+    Attributes
+    ----------
+    ping
+        The ping that is not answered yet.
+    waited_s
+        How long that has been waited for.
+    has_answered
+        Whether it has answered since it was started: one that is starting answers no ping, and is no hung one.
+    """
+
+    handle: Any
+    ping: Any = None
+    waited_s: float = 0.0
+    has_answered: bool = False
+
+    def is_hung(self, actors: Actors, passed_s: float) -> bool:
+        """Return whether it has not answered for long; ping it unless it owes an answer."""
+        if self.ping is not None and actors.wait([self.ping], 0.0):
+            try:
+                actors.get(self.ping)
+                self.has_answered = True
+            except RayError:  # Ray starts it again
+                self.has_answered = False
+            self.ping = None
+        if self.ping is None:
+            self.ping, self.waited_s = self.handle.ping.remote(), 0.0
+            return False
+        self.waited_s += passed_s
+        return self.waited_s >= (actors.hung_after_s if self.has_answered else _START_S)
 
 
 class ExecutorNodes:
@@ -41,6 +77,8 @@ class ExecutorNodes:
         self._address = address
         self._per_node = per_node
         self._actors = RayActors()
+        #: The store actors that were started or found, by node and number.
+        self._watched: dict[tuple[str, int], _Watched] = {}
 
     def slots(self, executors: Mapping[str, int]) -> list[ActorSlot]:
         """Return the store actors of the nodes that have executors; start them where there are none.
@@ -77,11 +115,38 @@ class ExecutorNodes:
             if host in by_host:
                 self._ensure(by_host[host], 0)
 
+    def end_hung(self, nodes: Collection[str], passed_s: float) -> None:
+        """End store actors that have not answered a ping for long, and ping the others. Ray restarts those that were ended.
+
+        Tasks wait for as long as they are connected, and have no way to Ray. This waits for nothing.
+
+        Parameters
+        ----------
+        nodes
+            Ids of the living nodes.
+        passed_s
+            Seconds of waiting since the last call, and not of a clock, which goes on while this process or the machine is halted.
+        """
+        for key, watched in list(self._watched.items()):
+            if key[0] not in nodes:
+                del self._watched[key]
+            elif watched.is_hung(self._actors, passed_s):
+                log.warning(
+                    "the store actor of a node has not answered a ping for %.0f s; it is ended, and Ray starts it again; what it "
+                    "committed is safe, and tasks wait for it: %r",
+                    watched.waited_s,
+                    watched.handle,
+                )
+                self._actors.kill(watched.handle, restart=True)
+                self._watched[key] = _Watched(watched.handle)
+
     def _ensure(self, node: str, number: int) -> Any:
         fleet = self._address
-        return ensure_store_actor(
+        handle = ensure_store_actor(
             self._actors, fleet.uri, fleet.storage_options, fleet.maintenance, node, fleet.memory, number
         )
+        self._watched.setdefault((node, number), _Watched(handle))
+        return handle
 
     def _nodes_by_host(self) -> dict[str, str]:
         hosts = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]

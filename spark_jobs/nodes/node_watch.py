@@ -1,4 +1,5 @@
-"""Watches the nodes of a driver's fleets: it requests executors where nodes join, moves shards off nodes that end, and reports.
+"""Watches the nodes of a driver's fleets: it requests executors where nodes join, moves shards off nodes that end, ends store actors
+that hang, and reports.
 
 Neither Spark nor RayDP does that: RayDP never has more executors than it began with, and does not report to Spark which nodes Ray
 is going to end. Ray's nodes are checked every few seconds, in a thread that ends with the Spark application.
@@ -163,6 +164,9 @@ class NodeWatch:
             nodes = self._cluster.nodes()
             self._lose(nodes)
             self._start_store_actors(now_s)
+            for fleet in self._fleets():
+                if fleet.nodes is not None:
+                    fleet.nodes.end_hung(self._last_nodes, _INTERVAL_S)
             self._end_restarts()
             self._drain(nodes, now_s)
             hosts = {executor.host for executor in self._executors.present()}

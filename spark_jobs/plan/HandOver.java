@@ -6,9 +6,13 @@
  * query. Janino has neither lambdas nor usable generics, nor static methods of interfaces.
  *
  * A task sends the rows of one shard after another, and gives out results as they come: it sends only while there are none. So neither side
- * has all rows of a large task. The first megabytes are kept, and sent again to the next store actor if one was lost before it answered; a
- * task sends more only to one that has taken its connection, as the sockets of a process that hangs or is being ended take some, too.
- * A task waits as long as the store actor's process answers pings; one that hangs (stopped, deadlocked) is ended, and Ray starts it again.
+ * has all rows of a large task. The first megabytes are kept, and sent again to the next store actor if one was lost before it answered.
+ * A task waits as long as its connection is there: one whose process hangs (stopped, deadlocked) is ended by the watch of Spark's driver
+ * (spark_jobs/nodes/node_watch.py), and Ray starts it again.
+ *
+ * Both sides count: each shard's rows end with their number and bytes, and so does the answer. The driver gets the number of rows of each
+ * shard, too, and compares it with what the shard committed. And a task sends nothing before the other side has proved that it can read the
+ * file of the store actor, which is in a folder that only this user can enter: others can put a folder of their own in its place.
  */
 public Object generate(Object[] references) {
     return new HandOver(references);
@@ -16,14 +20,15 @@ public Object generate(Object[] references) {
 
 final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator {
     /** Raised with each change of what is sent. */
-    private static final String FORMAT = "2";
-    /** What follows in an answer (store_actors/hand_over.py); DONE also follows the Arrow rows of a shard. */
+    private static final int FORMAT = 3;
+    /** What follows in an answer (store_actors/hand_over.py). */
     private static final int ROWS = 0;
     private static final int DONE = 1;
     private static final int FAILED = 2;
     private static final int UNSAFE_ROWS = 3;
-    /** Comes before the answer, once the store actor has taken the connection. */
+    /** Begins the greeting of a store actor that has taken the connection, before its format and its proof. */
     private static final int TAKEN = 4;
+    private static final int PROOF_BYTES = 32;
     /** Rows and bytes of a record batch at most; the last row may exceed the bytes. */
     private static final int MOST_ROWS = 1 << 16;
     private static final long MOST_BYTES = 16L << 20;
@@ -52,6 +57,8 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
     private final org.apache.spark.sql.types.StructType inputType;
     private final org.apache.spark.sql.types.StructType outputType;
     private final String timeZone;
+    /** Collects, for the driver, pairs of a shard and the number of rows that its operator is sent. */
+    private final org.apache.spark.util.CollectionAccumulator sentRows;
 
     /** The task's shards, and the number of their store actor on its node. */
     private int[] ids;
@@ -69,6 +76,9 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
     private InternalRow next;
     private boolean isAnswered;
     private boolean isOver;
+    /** How many rows of the answer were read, and where the answer began among what came of the connection. */
+    private long answeredRows;
+    private long answerBegin;
     /** Rows in Spark's own format (store_actors/unsafe_rows.py): a block of them, and where the next one begins. */
     private byte[] block;
     private int blockEnd;
@@ -91,6 +101,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         inputType = (org.apache.spark.sql.types.StructType) references[6];
         outputType = (org.apache.spark.sql.types.StructType) references[7];
         timeZone = (String) references[8];
+        sentRows = (org.apache.spark.util.CollectionAccumulator) references[9];
     }
 
     public void init(int index, scala.collection.Iterator[] inputs) {
@@ -171,6 +182,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         request = new Request();
         writeHead();
         rows = isUnsafe(inputType) ? (Rows) new UnsafeRows() : new ArrowRows();
+        rows.begin();
         while (request.isSmall() && !request.isWritten) {
             request.writeMore();
         }
@@ -195,8 +207,12 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
                 size = (int) org.apache.spark.unsafe.Platform.getLong(block, ARRAY + position);
                 position += 8;
             }
+            if (size <= 0 || size > blockEnd - position) {
+                throw broken("a row of " + size + " bytes is among them");
+            }
             unsafeRow.pointTo(block, ARRAY + position, size);
             position += size;
+            answeredRows++;
             return unsafeRow;
         }
         return output != null && output.hasNext() ? projection.apply((InternalRow) output.next()) : null;
@@ -206,25 +222,48 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
     private void readMore() throws java.io.IOException {
         if (!isAnswered) {
             int kind = connection.next();
-            if (kind == TAKEN) {
-                connection.isTaken = true;
-                return;
-            }
             isAnswered = true;
-            isOver = kind == DONE;
-            if (kind == UNSAFE_ROWS) {
+            answerBegin = connection.consumed;
+            if (kind == DONE) {
+                finish(0L);
+            } else if (kind == UNSAFE_ROWS) {
                 unsafeRow = new UnsafeRow(outputType.length());
                 rowBytes = hasTexts(outputType)
                     ? 0 : UnsafeRow.calculateBitSetWidthInBytes(outputType.length()) + 8 * outputType.length();
             } else if (kind == ROWS) {
                 reader = new org.apache.arrow.vector.ipc.ArrowStreamReader(connection, allocator);
                 projection = org.apache.spark.sql.catalyst.expressions.UnsafeProjection.create(outputType);
+            } else {
+                throw broken("they begin with " + kind);
             }
         } else if (unsafeRow != null ? !readBlock() : !readBatch()) {
             // An error ends the rows, too, and a stream that was cut looks like one that has ended.
-            connection.next();
-            isOver = true;
+            if (connection.next() != DONE) {
+                throw broken("something else follows them");
+            }
+            finish(connection.consumed - 1L - answerBegin);
         }
+    }
+
+    /** Reads the end of an answer, after DONE, and compares it with the rows that came and their bytes. */
+    private void finish(long bytes) throws java.io.IOException {
+        java.nio.ByteBuffer end = java.nio.ByteBuffer.allocate(16);
+        connection.fill(end);
+        if (end.getLong(0) != answeredRows || end.getLong(8) != bytes) {
+            throw broken(end.getLong(0) + " rows in " + end.getLong(8) + " bytes were sent, and " + answeredRows + " in " + bytes + " came");
+        }
+        if (!request.isSent()) {
+            throw broken("they ended before all rows of the task's shards were sent");
+        }
+        if (!connection.hasEnded()) {
+            throw broken("something follows their end");
+        }
+        isOver = true;
+    }
+
+    private static IllegalStateException broken(String what) {
+        return new IllegalStateException("what the store actor of this node answered are not the rows of the task's shards: " + what
+            + "; none of them count; what the shards committed is safe, and the next attempt of this task gets their rows again");
     }
 
     private boolean readBlock() throws java.io.IOException {
@@ -232,6 +271,9 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         connection.fill(length);
         blockEnd = length.getInt(0);
         position = 0;
+        if (blockEnd < 0) {
+            throw broken("a block of " + blockEnd + " bytes is among them");
+        }
         if (block == null || block.length < blockEnd) {
             block = new byte[blockEnd];
         }
@@ -242,6 +284,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
     private boolean readBatch() throws java.io.IOException {
         boolean isRead = reader.loadNextBatch();
         output = isRead ? rowsOf(reader.getVectorSchemaRoot()) : null;
+        answeredRows += isRead ? reader.getVectorSchemaRoot().getRowCount() : 0;
         return isRead;
     }
 
@@ -302,6 +345,46 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         return org.apache.spark.SparkEnv.get().blockManager().blockManagerId().host();
     }
 
+    /**
+     * Returns what a store actor's file says. The folder is looked at as it is open, and the file is opened in it: others who can write the
+     * folder above may put one of their own in its place at any time.
+     */
+    private static String factsOf(java.nio.file.Path address) throws java.io.IOException {
+        java.nio.file.SecureDirectoryStream folder =
+            (java.nio.file.SecureDirectoryStream) java.nio.file.Files.newDirectoryStream(address.getParent());
+        try {
+            java.nio.file.attribute.PosixFileAttributes attributes = ((java.nio.file.attribute.PosixFileAttributeView)
+                folder.getFileAttributeView(java.nio.file.attribute.PosixFileAttributeView.class)).readAttributes();
+            String mode = java.nio.file.attribute.PosixFilePermissions.toString(attributes.permissions());
+            if (!attributes.owner().equals(thisUser()) || !mode.endsWith("------")) {
+                throw new IllegalStateException("the folder in which Spark's tasks find the store actor of their node is not this user's alone; "
+                    + "nothing was sent, and nothing of this batch was lost; remove it, upon which the store actor makes one within seconds, "
+                    + "then restart the query [folder=`" + address.getParent() + "` owner=`" + attributes.owner() + "` mode=`" + mode + "`]");
+            }
+            java.nio.channels.ByteChannel file = folder.newByteChannel(address.getFileName(),
+                java.util.Collections.singleton(java.nio.file.StandardOpenOption.READ), new java.nio.file.attribute.FileAttribute[0]);
+            try {
+                return new String(java.nio.channels.Channels.newInputStream(file).readAllBytes(), java.nio.charset.StandardCharsets.US_ASCII);
+            } finally {
+                file.close();
+            }
+        } finally {
+            folder.close();
+        }
+    }
+
+    /** Returns the user of this process as the kernel has it, whether or not the user has a name. */
+    private static java.nio.file.attribute.UserPrincipal thisUser() throws java.io.IOException {
+        java.util.Scanner lines = new java.util.Scanner(java.nio.file.Paths.get("/proc/self/status", new String[0]));
+        try {
+            // The real user, and the effective one.
+            lines.findWithinHorizon("\nUid:\\s+\\d+\\s+(\\d+)", 0);
+            return java.nio.file.FileSystems.getDefault().getUserPrincipalLookupService().lookupPrincipalByName(lines.match().group(1));
+        } finally {
+            lines.close();
+        }
+    }
+
     private static long deadline() {
         return System.nanoTime() + DEADLINE_S * 1000000000L;
     }
@@ -325,7 +408,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
             // Every store actor can do it. A task that runs elsewhere than planned may find fewer of them.
             String address = actor > 0 && tries % 2 == 0 && new java.io.File(holder).exists() ? holder : first;
             try {
-                return new Connection(address);
+                return new Connection(java.nio.file.Paths.get(address, new String[0]));
             } catch (java.nio.channels.ClosedByInterruptException error) {
                 throw error;
             } catch (java.io.IOException error) {
@@ -365,7 +448,13 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
     private abstract class Rows {
         /** The route is the last column of a row. */
         private final int routeColumn = inputType.length();
+        /** The column of the number of rows that a row stands for; below zero if there is none. */
+        private final int countColumn = java.util.Arrays.asList(inputType.fieldNames()).indexOf("__rows");
         private int shard;
+        /** Of the shard: rows, what they stand for, and where they begin in the request. */
+        private long rows;
+        private long rowsRead;
+        private long begin;
         final org.apache.arrow.vector.VectorSchemaRoot root = org.apache.arrow.vector.VectorSchemaRoot.create(
             org.apache.spark.sql.util.ArrowUtils.toArrowSchema(inputType, timeZone, true, false), allocator);
 
@@ -377,7 +466,13 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
                 int route = row.getInt(routeColumn);
                 while (routes[ids[shard]] != route) {
                     endShard();
+                    if (shard == ids.length) {
+                        throw new IllegalStateException("Spark's shuffle gave a task a row of a shard that is not the task's, or after that "
+                            + "shard's rows; nothing of the shard counts [shards=`" + java.util.Arrays.toString(ids) + "`]");
+                    }
                 }
+                rows++;
+                rowsRead += countColumn < 0 ? 1L : row.getLong(countColumn);
                 isFull = add(row);
             }
             if (isFull) {
@@ -390,16 +485,32 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
             return false;
         }
 
-        private void endShard() throws java.io.IOException {
-            shard++;
-            end(shard == ids.length);
+        /** Begins the first shard. */
+        void begin() throws java.io.IOException {
+            begin = request.size;
+            beginShard();
         }
+
+        private void endShard() throws java.io.IOException {
+            finishShard();
+            request.write((java.nio.ByteBuffer) java.nio.ByteBuffer.allocate(20)
+                .putInt(ids[shard]).putLong(rows).putLong(request.size - begin).flip());
+            sentRows.add(new long[] {ids[shard], rowsRead});
+            rows = 0L;
+            rowsRead = 0L;
+            shard++;
+            if (shard < ids.length) {
+                begin();
+            }
+        }
+
+        abstract void beginShard() throws java.io.IOException;
 
         /** Adds a row of the shard; returns whether rows were written to the request. */
         abstract boolean add(UnsafeRow row) throws java.io.IOException;
 
-        /** Ends the rows of a shard. */
-        abstract void end(boolean isLast) throws java.io.IOException;
+        /** Writes what is left of the shard, and the end of its rows. */
+        abstract void finishShard() throws java.io.IOException;
 
         void close() {
             root.close();
@@ -408,7 +519,8 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
 
     /** Rows as they are (store_actors/unsafe_rows.py reads them), after a stream that only has their schema. */
     private final class UnsafeRows extends Rows {
-        private final boolean hasSizes = hasTexts(inputType);
+        /** Bytes before each row: its size, where a column has texts. */
+        private final int sizeBytes = hasTexts(inputType) ? 8 : 0;
         /** A block after its length, which is part of the request once it is full. */
         private byte[] bytes = new byte[BUFFER_BYTES];
         private int used = LENGTH_BYTES;
@@ -419,26 +531,41 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
             stream.end();
         }
 
-        boolean add(UnsafeRow row) throws java.io.IOException {
+        void beginShard() {
+        }
+
+        boolean add(UnsafeRow row) {
             int size = row.getSizeInBytes();
-            boolean isFull = size > bytes.length - used - 8;
+            boolean isFull = used > LENGTH_BYTES && size > bytes.length - used - sizeBytes;
             if (isFull) {
-                request.add((java.nio.ByteBuffer) java.nio.ByteBuffer.wrap(bytes).putInt(0, used - LENGTH_BYTES).position(used));
-                bytes = size > BUFFER_BYTES - LENGTH_BYTES - 8 ? new byte[LENGTH_BYTES + 8 + size] : request.unused().array();
-                used = LENGTH_BYTES;
+                addBlock();
             }
-            if (hasSizes) {
+            if (size > bytes.length - used - sizeBytes) {
+                // A block of its own, with room for nothing else.
+                bytes = new byte[Math.addExact(size, LENGTH_BYTES + sizeBytes)];
+            }
+            if (sizeBytes > 0) {
                 org.apache.spark.unsafe.Platform.putLong(bytes, ARRAY + used, size);
-                used += 8;
+                used += sizeBytes;
             }
             copy(row, size, bytes, used);
             used += size;
             return isFull;
         }
 
-        /** Writes what the shard has left, and a block without rows. */
-        void end(boolean isLast) throws java.io.IOException {
-            if (used > LENGTH_BYTES) {
+        /** Adds the block to the request, which has its bytes from now on. */
+        private void addBlock() {
+            request.add((java.nio.ByteBuffer) java.nio.ByteBuffer.wrap(bytes).putInt(0, used - LENGTH_BYTES).position(used));
+            bytes = request.unused().array();
+            used = LENGTH_BYTES;
+        }
+
+        /** A block without rows is the end. */
+        void finishShard() {
+            if (bytes.length > BUFFER_BYTES) {
+                addBlock();
+            } else if (used > LENGTH_BYTES) {
+                // Small shards share a block of the request.
                 request.write(java.nio.ByteBuffer.wrap(bytes, 0, used).putInt(0, used - LENGTH_BYTES));
                 used = LENGTH_BYTES;
             }
@@ -466,11 +593,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         private int pending;
         private long bytes;
 
-        ArrowRows() throws java.io.IOException {
-            begin();
-        }
-
-        private void begin() throws java.io.IOException {
+        void beginShard() throws java.io.IOException {
             stream = new org.apache.arrow.vector.ipc.ArrowStreamWriter(root, null, request);
             stream.start();
         }
@@ -486,16 +609,11 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
             return isFull;
         }
 
-        void end(boolean isLast) throws java.io.IOException {
+        void finishShard() throws java.io.IOException {
             if (pending > 0) {
                 writeBatch();
             }
             stream.end();
-            // A stream that was cut between two of its batches looks like one that has ended.
-            request.write(java.nio.ByteBuffer.wrap(new byte[] {(byte) DONE}));
-            if (!isLast) {
-                begin();
-            }
         }
 
         private void writeBatch() throws java.io.IOException {
@@ -520,7 +638,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         /** Buffers, whose positions are the ends of what they have. */
         private final java.util.ArrayList blocks = new java.util.ArrayList();
         private final java.util.ArrayList unused = new java.util.ArrayList();
-        private long size;
+        long size;
         /** The block of which bytes are sent next, and how many of them are sent. */
         private int current;
         private int sent;
@@ -583,10 +701,6 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         /** Sends what the other side takes at once; if that is nothing, waits until it takes something, or something comes. */
         void sendMore() throws java.io.IOException {
             if (areBlocksSent()) {
-                if (!connection.isTaken) {
-                    connection.await(java.nio.channels.SelectionKey.OP_READ);
-                    return;
-                }
                 forget();
                 writeMore();
             } else if (sent == block(current).position()) {
@@ -598,6 +712,9 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
             bytes.position(sent);
             connection.send(bytes);
             sent = bytes.position();
+            if (isSent()) {
+                connection.endSending();
+            }
         }
 
         /** Drops all blocks; their buffers are used again. */
@@ -622,58 +739,66 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
 
     /** A connection to the store actor's process. */
     private final class Connection implements java.nio.channels.ReadableByteChannel {
-        private final String address;
-        /** The store actor's process as it was when this was made; see address_of in hand_over.py. */
-        private final String process;
-        private final long pid;
-        private final String start;
-        private final int hungAfterS;
         private final java.nio.channels.SocketChannel channel;
         private java.nio.channels.Selector selector;
         private java.nio.channels.SelectionKey key;
         private final java.nio.ByteBuffer received = java.nio.ByteBuffer.allocate(BUFFER_BYTES);
-        boolean isTaken;
+        /** Bytes that were read. */
+        long consumed;
 
-        Connection(String address) throws java.io.IOException {
-            this.address = address;
-            process = processNow();
-            String[] facts = process.split(" ");
-            if (facts.length < 4 || !facts[3].equals(FORMAT)) {
-                throw new IllegalStateException("the fleet was started by another release of Statefleet than this query, and the two cannot "
-                    + "talk; nothing of this batch was lost; use the release that started it, or stop its queries and run `statefleet "
-                    + "stop` with that one, and start the queries with this [socket=`" + address + "`]");
-            }
-            pid = Long.parseLong(facts[0]);
-            start = facts[1];
-            hungAfterS = Integer.parseInt(facts[2]);
+        /** Connects to the process that a store actor's file names; see address_of in hand_over.py. */
+        Connection(java.nio.file.Path address) throws java.io.IOException {
+            channel = java.nio.channels.SocketChannel.open(java.net.StandardProtocolFamily.UNIX);
             received.limit(0);
-            channel = opened();
+            boolean isMade = false;
             try {
+                String[] facts = factsOf(address).split(" ");
+                if (facts.length < 3 || !facts[1].equals(Integer.toString(FORMAT))) {
+                    throw new IllegalStateException("the fleet was started by another release of Statefleet than this query, and the two "
+                        + "cannot talk; nothing of this batch was lost; use the release that started it, or stop its queries and run "
+                        + "`statefleet stop` with that one, and start the queries with this [socket=`" + address + "`]");
+                }
+                channel.configureBlocking(false);
+                if (!channel.connect(java.net.UnixDomainSocketAddress.of(address + "." + facts[0]))) {
+                    throw new java.net.ConnectException("too many connections wait to be taken");
+                }
                 selector = java.nio.channels.Selector.open();
                 key = channel.register(selector, 0);
-            } catch (java.io.IOException error) {
-                close();
-                throw error;
-            }
-        }
-
-        private String processNow() throws java.io.IOException {
-            return java.nio.file.Files.readString(java.nio.file.Paths.get(address, new String[0]));
-        }
-
-        private java.nio.channels.SocketChannel opened() throws java.io.IOException {
-            java.nio.channels.SocketChannel made = java.nio.channels.SocketChannel.open(java.net.StandardProtocolFamily.UNIX);
-            try {
-                made.configureBlocking(false);
-                if (made.connect(java.net.UnixDomainSocketAddress.of(address + "." + pid))) {
-                    return made;
+                checkProof(java.util.Base64.getDecoder().decode(facts[2]), address);
+                isMade = true;
+            } finally {
+                if (!isMade) {
+                    close();
                 }
-            } catch (java.io.IOException error) {
-                made.close();
-                throw error;
             }
-            made.close();
-            throw new java.net.ConnectException("too many connections wait to be taken");
+        }
+
+        /** Raises an error unless the process proves that it has the secret. */
+        private void checkProof(byte[] secret, java.nio.file.Path address) throws java.io.IOException {
+            byte[] challenge = new byte[PROOF_BYTES];
+            new java.security.SecureRandom().nextBytes(challenge);
+            java.nio.ByteBuffer sent = java.nio.ByteBuffer.wrap(challenge);
+            while (sent.hasRemaining()) {
+                send(sent);
+            }
+            java.nio.ByteBuffer proof = java.nio.ByteBuffer.allocate(PROOF_BYTES);
+            fill(proof);
+            try {
+                javax.crypto.Mac code = javax.crypto.Mac.getInstance("HmacSHA256");
+                code.init(new javax.crypto.spec.SecretKeySpec(secret, "HmacSHA256"));
+                if (!java.security.MessageDigest.isEqual(code.doFinal(challenge), proof.array())) {
+                    throw new IllegalStateException("the process that answers in the place of this node's store actor is another one; nothing "
+                        + "was sent to it, and nothing of this batch was lost; see who owns the socket, then restart the query [socket=`"
+                        + address + "`]");
+                }
+            } catch (java.security.GeneralSecurityException error) {
+                throw new IllegalStateException(error);
+            }
+        }
+
+        /** Has the other side see that nothing follows. */
+        void endSending() throws java.io.IOException {
+            channel.shutdownOutput();
         }
 
         /** Sends what the other side takes at once; if that is nothing, waits until it takes something, or something comes. */
@@ -748,6 +873,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
                 }
                 if (isLarge) {
                     received.limit(0);
+                    consumed += size;
                     return size;
                 }
                 received.flip();
@@ -755,6 +881,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
             int size = Math.min(wanted, received.remaining());
             target.put(received.array(), received.position(), size);
             received.position(received.position() + size);
+            consumed += size;
             return size;
         }
 
@@ -784,14 +911,19 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
             }
         }
 
-        /** Waits until something can be sent or received, as long as the process answers pings. */
+        /** Whether the other side sends nothing more. */
+        boolean hasEnded() throws java.io.IOException {
+            received.compact();
+            boolean hasEnded = received.position() == 0 && receive(received) < 0;
+            received.flip();
+            return hasEnded;
+        }
+
+        /** Waits until something can be sent or received. */
         void await(int operation) throws java.io.IOException {
             key.interestOps(operation);
-            for (int quietS = 1; !isReady(); quietS++) {
-                if (4 * quietS >= hungAfterS) {
-                    lookAfter();
-                    quietS = 0;
-                }
+            while (!isReady()) {
+                // It also looks whether the task was cancelled.
             }
         }
 
@@ -804,66 +936,6 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
                 throw new java.io.InterruptedIOException();
             }
             return isReady;
-        }
-
-        /** Pings the process, and ends it if nothing comes. */
-        private void lookAfter() throws java.io.IOException {
-            java.nio.channels.SocketChannel ping = null;
-            try {
-                if (!process.equals(processNow())) {
-                    throw new Lost("was replaced in the middle of a batch", null);
-                }
-                ping = opened();
-                // A request of no bytes.
-                ping.write(java.nio.ByteBuffer.allocate(LENGTH_BYTES));
-            } catch (Lost error) {
-                throw error;
-            } catch (java.nio.channels.ClosedByInterruptException error) {
-                throw error;
-            } catch (java.io.IOException error) {
-                // It could not be asked: it has just ended, which the connection tells, or this process has too many files open.
-                if (ping != null) {
-                    ping.close();
-                }
-                return;
-            }
-            try {
-                ping.register(selector, java.nio.channels.SelectionKey.OP_READ);
-                // Seconds of waiting, not of a clock, which goes on while the machine or this process is halted.
-                for (int waitedS = 0; waitedS < hungAfterS; waitedS++) {
-                    if (isReady()) {
-                        return;
-                    }
-                }
-            } finally {
-                ping.close();
-                selector.selectNow();
-            }
-            Lost hung = new Lost("did not answer a ping for " + hungAfterS + " s in the middle of a batch; "
-                + (isEnded() ? "it was ended, and Ray starts it again" : "it could not be ended: end process " + pid), null);
-            org.slf4j.LoggerFactory.getLogger("statefleet").warn(hung.getMessage());
-            throw hung;
-        }
-
-        /** Ends the process, which another task may have ended already; its number may also be that of another one. */
-        private boolean isEnded() {
-            try {
-                Object found = java.lang.ProcessHandle.class.getMethod("of", new Class[] {Long.TYPE})
-                    .invoke(null, new Object[] {Long.valueOf(pid)});
-                return !((java.util.Optional) found).isPresent()
-                    || start.equals(startNow()) && ((java.lang.ProcessHandle) ((java.util.Optional) found).get()).destroyForcibly();
-            } catch (Exception error) {
-                return false;
-            }
-        }
-
-        private String startNow() throws java.io.IOException {
-            java.nio.file.Path facts = java.nio.file.Paths.get("/proc/" + pid + "/stat", new String[0]);
-            if (!java.nio.file.Files.exists(facts, new java.nio.file.LinkOption[0])) {
-                return "-";
-            }
-            String text = new String(java.nio.file.Files.readAllBytes(facts), java.nio.charset.StandardCharsets.ISO_8859_1);
-            return text.substring(text.lastIndexOf(')') + 2).split(" ")[19];
         }
 
         public boolean isOpen() {

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+import math
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -228,3 +231,69 @@ def test_rows_of_any_size_arrive_as_they_are(
         assert progress_of(run)["customMetrics"]["handedOver"] == 1
     finally:
         run.stop()
+
+
+#: Bytes of a text that just fits into a block that a task sends, with the block's length, the row's size, and its flags and words.
+FITS = (1 << 18) - (4 + 4) - 8 - 4 * 8  # in whole words
+REPEATED = "repeat(char(97 + k % 26), n)"
+#: Ways of the rows of a text, and texts around the bound of each.
+WAYS = {
+    "as Spark has them": ({}, REPEATED, "s", [0, FITS, FITS + 1, 3 * FITS]),
+    "in Arrow": ({}, f"array({REPEATED})", "s[0]", [1, (16 << 20) - 100, 16 << 20]),
+    "by Python": (BY_PYTHON, REPEATED, "s", [1, 32 << 10, (32 << 10) + 1, 3 << 20]),
+}
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_around_a_bound_arrive_in_any_order(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, way: str, shards: int
+) -> None:
+    conf, made, text, sizes = WAYS[way]
+    feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.int64()), ("n", pa.int64())]))
+    with configured(spark, conf):
+        rows = feed.stream().selectExpr("k", f"{made} s")
+        kept = (
+            fleet.stateful(rows, name=name, shards=shards)
+            .dropDuplicates(["k"])
+            .selectExpr("k", f"length({text})", f"md5({text})")
+        )
+        run = Run(kept, "append", tmp_path / "ck")
+        try:
+            keys = itertools.count()
+            for order in itertools.permutations(sizes):
+                batch = [(next(keys), size) for size in order]
+                feed.add(batch)
+                assert sorted(run.take()) == [
+                    (key, size, hashlib.md5(chr(97 + key % 26).encode() * size).hexdigest()) for key, size in batch
+                ]
+                assert progress_of(run)["customMetrics"]["rowsRead"] == len(batch)
+        finally:
+            run.stop()
+
+
+@pytest.mark.replay
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_of_random_sizes_are_those_of_spark(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, seed: int
+) -> None:
+    choose = random.Random(seed)
+    feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.int64()), ("n", pa.int64())]))
+    rows = feed.stream().selectExpr("k", f"{REPEATED} s")
+    stateful = fleet.stateful(rows, name=name, shards=choose.randint(1, 4))
+    with configured(spark, choose.choice([{}, BY_PYTHON])):
+        of_fleet, of_spark = (
+            Run(frame.dropDuplicates(["k"]).select("k", F.length("s"), F.md5("s")), "append", tmp_path / side)
+            for side, frame in (("ck", stateful), ("spark", rows))
+        )
+        try:
+            for _ in range(4):
+                sizes, left = [], 200 << 20
+                while left > 0:
+                    sizes.append(int(math.exp(choose.uniform(0, math.log(100 << 20)))))
+                    left -= sizes[-1]
+                feed.add([(choose.randrange(1000), size) for size in sizes])
+                assert sorted(of_fleet.take()) == sorted(of_spark.take())
+        finally:
+            of_fleet.stop()
+            of_spark.stop()

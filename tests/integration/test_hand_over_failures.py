@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import hmac
 import os
+import shutil
 import signal
 import socket
+import struct
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +29,9 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from coordinator.service.calls import session_folder
-from spark_jobs.fleet import Fleet
+from coordinator.service.client import CoordinatorClient
+from spark_jobs.fleet import _DRIVER, Fleet
+from spark_jobs.nodes.executor_nodes import ExecutorNodes
 from spark_jobs.session.settings import HAND_OVER
 from store_actors.hand_over import address_of, sockets_of
 from tests.integration.case_systems import configured
@@ -47,6 +55,7 @@ class Server:
     """The process that tasks of this node hand over to."""
 
     address: Path
+    nodes: ExecutorNodes
 
     @property
     def pid(self) -> int:
@@ -58,23 +67,23 @@ class Server:
         unseen.write_text(facts)
         unseen.replace(self.address)
 
-    def give_up_sooner(self) -> None:
-        pid, start, _, its_format = self.address.read_text().split()
-        self.write(f"{pid} {start} {HUNG_AFTER_S} {its_format}")
-
     def connections(self) -> int:
         """Return how many connections it has taken, or has to take."""
         path = f"{self.address}.{self.pid}"
         named = [line for line in Path("/proc/net/unix").read_text().splitlines() if line.endswith(f" {path}")]
         return len(named) - 1  # the socket that listens
 
-    def paused(self) -> AbstractContextManager[None]:
-        return paused(self.pid)
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        # One that has never answered may be just starting.
+        wait_for(lambda: all(watched.has_answered for watched in self.nodes._watched.values()))
+        with paused(self.pid):
+            yield
 
     @contextmanager
-    def replaced(self, serve: Callable[[socket.socket], None]) -> Iterator[threading.Event]:
+    def replaced(self, serve: Callable[[socket.socket], None], *, proves: bool = True) -> Iterator[threading.Event]:
         """Have tasks connect to this process, which serves each and ends its connection; yields an event for the first end."""
-        kept, path = self.address.read_text(), f"{self.address}.{os.getpid()}"
+        kept, path, secret = self.address.read_text(), f"{self.address}.{os.getpid()}", os.urandom(32)
         served = threading.Event()
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(path)
@@ -84,12 +93,14 @@ class Server:
                 with suppress(OSError):
                     while True:
                         task, _ = listening.accept()
-                        with task:
+                        with task, suppress(OSError):
+                            challenge = task.recv(32, socket.MSG_WAITALL)
+                            task.sendall(hmac.digest(secret if proves else bytes(32), challenge, "sha256"))
                             serve(task)
                         served.set()
 
             threading.Thread(target=serve_each, daemon=True).start()
-            self.write(f"{os.getpid()} - {HUNG_AFTER_S} {kept.split()[3]}")
+            self.write(f"{os.getpid()} {kept.split()[1]} {base64.b64encode(secret).decode()}")
             try:
                 yield served
             finally:
@@ -99,10 +110,14 @@ class Server:
 
 
 @pytest.fixture
-def server(fleet: Fleet) -> Server:
+def server(fleet: Fleet, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     sockets = sockets_of(session_folder(), fleet.uri)
     assert sockets is not None
-    return Server(Path(address_of(sockets, ray.util.get_node_ip_address())))  # type: ignore[no-untyped-call]
+    # The driver knows the fleet once it has built a query on it.
+    fleet.stateful(Feed(spark, tmp_path / "none", ROWS).stream(), name="not-started", shards=1).groupBy("k").count()
+    nodes = _DRIVER._fleets[fleet.uri].nodes
+    monkeypatch.setattr(nodes._actors, "hung_after_s", HUNG_AFTER_S)
+    return Server(Path(address_of(sockets, ray.util.get_node_ip_address())), nodes)  # type: ignore[no-untyped-call]
 
 
 class Query:
@@ -112,7 +127,8 @@ class Query:
         self.spark = spark
         self.feed = Feed(spark, folder / "in", ROWS)
         frame = fleet.stateful(self.feed.stream(), name=name, shards=4).groupBy("k")
-        self.run = Run(frame.agg(F.count("*").alias("n"), F.max("s").alias("s")), "update", folder / "ck")
+        self._frame, self._checkpoint = frame.agg(F.count("*").alias("n"), F.max("s").alias("s")), folder / "ck"
+        self.run = Run(self._frame, "update", self._checkpoint)
         self.expected: Counter[int] = Counter()
         self.keys = range(0)
 
@@ -121,6 +137,11 @@ class Query:
         self.keys = range(rows)
         self.expected.update(self.keys)
         self.feed.add([(key, text) for key in self.keys])
+
+    def again(self) -> None:
+        """Start it again after it failed."""
+        self.run.stop()
+        self.run = Run(self._frame, "update", self._checkpoint)
 
     def check(self) -> None:
         """Wait for the newest batch, and compare what it emits."""
@@ -163,7 +184,6 @@ def test_a_store_actor_that_dies_before_it_answers_costs_a_small_batch_no_attemp
 
 def test_a_store_actor_that_hangs_is_ended_and_costs_a_small_batch_no_attempt(query: Query, server: Server) -> None:
     victim = server.pid
-    server.give_up_sooner()
     with server.paused():
         query.add()
         query.check()
@@ -174,7 +194,6 @@ def test_a_store_actor_that_hangs_is_ended_and_costs_a_small_batch_no_attempt(qu
 @pytest.mark.replay
 def test_a_store_actor_that_hangs_before_it_takes_a_large_batch_costs_no_attempt(query: Query, server: Server) -> None:
     victim = server.pid
-    server.give_up_sooner()
     with server.paused():
         query.add(40_000, "x" * 1000)
         query.check()
@@ -189,7 +208,6 @@ def test_a_store_actor_that_is_lost_in_the_middle_of_a_large_batch_costs_an_atte
     now = server.address.read_text()
 
     def end_in_the_middle(task: socket.socket) -> None:
-        task.sendall(b"\4")
         left = 6 << 20  # more than a task keeps
         while left > 0 and (received := task.recv(1 << 20)):
             left -= len(received)
@@ -207,7 +225,6 @@ def test_a_store_actor_that_is_lost_in_the_middle_of_a_large_batch_costs_an_atte
 @pytest.mark.replay
 def test_a_store_actor_that_is_slow_is_not_ended(query: Query, fleet: Fleet, server: Server) -> None:
     slow = server.pid
-    server.give_up_sooner()
     # It answers pings while it waits for the coordinator.
     with paused(fleet.status()["coordinator"]["pid"]):
         query.add()
@@ -221,7 +238,6 @@ def test_a_store_actor_that_is_slow_is_not_ended(query: Query, fleet: Fleet, ser
 @pytest.mark.replay
 def test_a_store_actor_that_halts_again_and_again_is_not_ended(query: Query, server: Server) -> None:
     slow = server.pid
-    server.give_up_sooner()
     query.add()
     for _ in range(5):
         with server.paused():
@@ -326,9 +342,9 @@ def test_a_folder_in_which_nothing_can_be_written_is_named(
         run.stop()
 
 
-@pytest.mark.parametrize("facts", ["{0} {1} {2}", "{0} {1} {2} 0"])
+@pytest.mark.parametrize("facts", ["{0}", "{0} 2 {2}", "{0} 12 30 2"])
 def test_a_store_actor_of_another_release_is_named(query: Query, server: Server, facts: str) -> None:
-    """Also of one that wrote no format."""
+    """Also of one that wrote no format, or other facts."""
     kept = server.address.read_text()
     server.write(facts.format(*kept.split()))
     try:
@@ -367,3 +383,171 @@ def test_an_error_that_comes_before_all_rows_are_sent_is_told(query: Query, serv
         query.add(40_000, "x" * 1000)
         with pytest.raises(StreamingQueryException, match="ValueError: it does not suit"):
             query.run.wait()
+
+
+NO_ROWS = b"\1" + struct.pack(">qq", 0, 0)
+#: Answers that are none, of a store actor that has read all rows.
+BROKEN_ANSWERS = {
+    "a row that was not sent": b"\1" + struct.pack(">qq", 1, 0),
+    "a byte that was not sent": b"\1" + struct.pack(">qq", 0, 1),
+    "something after it": NO_ROWS + b"\1",
+    "a row of no bytes": b"\3" + struct.pack(">iQ", 8, 0) + struct.pack(">i", 0) + NO_ROWS,
+    "a row that is longer than its block": b"\3" + struct.pack(">i", 8) + struct.pack("<Q", 64) + bytes(4) + NO_ROWS,
+    "a block of less than no bytes": b"\3" + struct.pack(">i", -1) + NO_ROWS,
+    "a row that nobody counted": b"\3"
+    + struct.pack(">i", 40)
+    + struct.pack("<5Q", 32, 0, 1, 1, 32 << 32)
+    + bytes(4)
+    + NO_ROWS,
+    "another begin": b"\7" + NO_ROWS,
+    "another end": b"\3" + bytes(4) + b"\7",
+}
+
+
+def read_all(task: socket.socket) -> None:
+    while task.recv(1 << 20):
+        pass
+
+
+@pytest.mark.parametrize("answer", BROKEN_ANSWERS.values(), ids=BROKEN_ANSWERS)
+def test_an_answer_that_is_not_whole_fails_the_batch(query: Query, server: Server, answer: bytes) -> None:
+    def serve(task: socket.socket) -> None:
+        read_all(task)
+        task.sendall(answer)
+
+    with server.replaced(serve):
+        query.add()
+        with pytest.raises(StreamingQueryException, match="are not the rows of the task's shards"):
+            query.run.wait()
+    query.again()
+    query.check()
+
+
+def test_an_answer_before_all_rows_are_sent_fails_the_batch(query: Query, server: Server) -> None:
+    with server.replaced(lambda task: task.sendall(NO_ROWS)):
+        query.add(40_000, "x" * 1000)
+        with pytest.raises(StreamingQueryException, match="ended before all rows of the task's shards were sent"):
+            query.run.wait()
+    query.again()
+    query.check()
+
+
+def test_a_process_that_has_not_the_secret_gets_no_row(query: Query, server: Server) -> None:
+    """As one of another user's would be, whose folder took the place of this one after the task had read the file."""
+    received: list[bytes] = []
+    with server.replaced(lambda task: received.append(task.recv(1)), proves=False):
+        query.add()
+        with pytest.raises(
+            StreamingQueryException, match="the process that answers in the place of this node's store actor"
+        ):
+            query.run.wait()
+    assert set(received) == {b""}
+    query.again()
+    query.check()
+
+
+#: Puts a folder in the place of the fleet's, whose file names a process of the fleet's user, and listens; prints what comes.
+STRANGER = """
+import os, socket, sys
+folder, name, pid = sys.argv[1:]
+os.rename(folder, folder + "-taken")
+os.umask(0)
+os.mkdir(folder, int(sys.stdin.readline(), 8))
+with open(f"{folder}/{name}", "w") as file:
+    file.write(f"{pid} 3 AAAA")
+listening = socket.socket(socket.AF_UNIX)
+listening.bind(f"{folder}/{name}.{pid}")
+listening.listen()
+print("ready", flush=True)
+task, _ = listening.accept()
+print(task.recv(1000), flush=True)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only a superuser can be another user")
+@pytest.mark.parametrize("mode", ["777", "700"])
+def test_another_user_gets_no_row_and_has_no_process_ended(query: Query, server: Server, mode: str) -> None:
+    """Ray's folder, in which the fleet's is, can be written by everybody."""
+    folder, nobody = server.address.parent, 65534
+    command = [sys.executable, "-c", STRANGER, str(folder), server.address.name]
+    with subprocess.Popen(["sleep", "600"]) as victim:
+        with subprocess.Popen(
+            [*command, str(victim.pid)],
+            user=nobody,
+            group=nobody,
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as stranger:
+            assert stranger.stdin is not None
+            assert stranger.stdout is not None
+            stranger.stdin.write(f"{mode}\n".encode())
+            stranger.stdin.close()
+            assert stranger.stdout.readline() == b"ready\n"
+            try:
+                query.add()
+                with pytest.raises(StreamingQueryException, match="is not this user's alone; nothing was sent"):
+                    query.run.wait()
+                assert victim.poll() is None
+            finally:
+                stranger.kill()
+                assert stranger.stdout.read() == b""
+                shutil.rmtree(folder)
+                folder.with_name(f"{folder.name}-taken").rename(folder)
+        victim.kill()
+    query.again()
+    query.check()
+
+
+def test_what_tasks_find_a_store_actor_by_is_there_again_after_it_was_deleted(query: Query, server: Server) -> None:
+    before = server.address.read_text()
+    shutil.rmtree(server.address.parent)
+    query.add()
+    query.check()
+    assert server.address.read_text() == before
+    assert query.failed_tasks() == 0
+
+
+def test_a_batch_whose_shards_committed_other_rows_than_were_sent_does_not_count(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = CoordinatorClient.batch_result
+
+    def lose_a_row(client: CoordinatorClient, *asked: Any) -> Any:
+        result, *others = ask(client, *asked)
+        return replace(result, rows_of={**result.rows_of, 2: result.rows_of[2] - 1}), *others
+
+    with monkeypatch.context() as lossy:
+        lossy.setattr(CoordinatorClient, "batch_result", lose_a_row)
+        query.add()
+        with pytest.raises(StreamingQueryException, match=r"other numbers of rows.*shards=`2: \d+ sent, \d+ committed"):
+            query.run.wait()
+    # The batch is run again.
+    query.again()
+    query.check()
+
+
+def test_a_batch_whose_tasks_failed_after_their_shards_committed_is_counted(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", ROWS)
+    counts = fleet.stateful(feed.stream(), name=name, shards=4).groupBy("k").count()
+
+    def act(frame: DataFrame, batch_id: int) -> None:
+        # The tasks fail after what they read, all four times, and the program does not mind.
+        with suppress(Exception):
+            frame.select(F.raise_error(F.col("k").cast("string"))).collect()
+
+    running = (
+        counts.writeStream.outputMode("update")
+        .foreachBatch(act)
+        .option("checkpointLocation", str(tmp_path / "ck"))
+        .start()
+    )
+    try:
+        for batch in (1, 2):
+            feed.add([(key, "x") for key in range(50)])
+            running.processAllAvailable()
+            assert fleet.state(name).scan().to_pandas()["count"].tolist() == [batch] * 50
+    finally:
+        running.stop()

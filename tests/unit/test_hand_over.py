@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import hmac
 import json
 import os
+import shutil
 import socket
 import struct
+import subprocess
 import tempfile
+import threading
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
@@ -19,15 +24,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from pyspark import cloudpickle
 
 from coordinator.runtime.runtime import Runtime
 from store_actors import hand_over, unsafe_rows
 from store_actors.hand_over import HandedOver, HandOverServer, address_of, hand_over_server, sockets_of
 from store_actors.local_calls import LocalActors
+from tests.clocks import until
 
 ROWS = pa.table({"v": [1, 2, 3, 4]})
 HOST = "10.0.0.1"
+#: The answer if no shard emits a row.
+NOTHING = b"\1" + bytes(16)
 #: Whether rows are in Spark's own format, or are an Arrow stream.
 FORMATS = pytest.mark.parametrize("unsafe", [False, True], ids=["arrow", "unsafe rows"])
 
@@ -68,21 +78,29 @@ def parts_of(shards: list[int], counts: list[int], fails_at: int = -1, unsafe: b
     """Return what a task sends before its rows, and the rows of each shard."""
     ends = np.cumsum(counts)
     of_shards = [ROWS.slice(end - count, count) for end, count in zip(ends, counts, strict=True)]
-    rows_of = blocks_of if unsafe else whole_stream_of
-    return [head_of(shards, fails_at, unsafe), *map(rows_of, of_shards)]
+    return [
+        head_of(shards, fails_at, unsafe),
+        *(whole_shard(shard, rows, unsafe) for shard, rows in zip(shards, of_shards, strict=True)),
+    ]
 
 
-def head_of(shards: list[int], fails_at: int = -1, unsafe: bool = False, columns: pa.Schema = ROWS.schema) -> bytes:
+def head_of(
+    shards: list[int],
+    fails_at: int = -1,
+    unsafe: bool = False,
+    columns: pa.Schema = ROWS.schema,
+    function: Any = None,
+    unsafe_results: bool | None = None,
+) -> bytes:
     """Return what a task sends before its rows."""
     # As PySpark has it in a plan: pickled by value, with the type of its results.
-    function = cloudpickle.dumps((Doubles(), None))
-    batch = {"fails_at": fails_at}
+    pickled = cloudpickle.dumps((function or Doubles(), None))
     request = {
-        "batch": batch, "attempt": 7, "executor": "h:1", "function_bytes": len(function), "unsafe_rows": unsafe,
-        "unsafe_results": unsafe, "shards": shards,
+        "batch": {"fails_at": fails_at}, "attempt": 7, "executor": "h:1", "function_bytes": len(pickled), "unsafe_rows": unsafe,
+        "unsafe_results": unsafe if unsafe_results is None else unsafe_results, "shards": shards,
     }  # fmt: skip
     text = json.dumps(request).encode()
-    return struct.pack(">i", len(text)) + text + function + (stream_of(columns.empty_table()) if unsafe else b"")
+    return struct.pack(">i", len(text)) + text + pickled + (stream_of(columns.empty_table()) if unsafe else b"")
 
 
 def stream_of(rows: pa.Table) -> bytes:
@@ -92,9 +110,10 @@ def stream_of(rows: pa.Table) -> bytes:
     return sink.getvalue()
 
 
-def whole_stream_of(rows: pa.Table) -> bytes:
-    """Return an Arrow stream, and what shows that it was not cut."""
-    return stream_of(rows) + b"\1"
+def whole_shard(shard: int, rows: pa.Table, unsafe: bool) -> bytes:
+    """Return the rows of a shard, and their end."""
+    content = blocks_of(rows) if unsafe else stream_of(rows)
+    return content + struct.pack(">iqq", shard, len(rows), len(content))
 
 
 def blocks_of(rows: pa.Table) -> bytes:
@@ -110,24 +129,33 @@ def with_routes(rows: pa.Table) -> pa.Table:
 
 
 def connected(path: str) -> socket.socket:
-    """Return a connection that the server has taken."""
+    """Return a connection whose server has proved who it is."""
     task = socket.socket(socket.AF_UNIX)
     task.settimeout(10)
-    task.connect(f"{path}.{os.getpid()}")
-    assert task.recv(1) == b"\4"
+    pid, _, secret = Path(path).read_text().split()
+    task.connect(f"{path}.{pid}")
+    task.sendall(challenge := os.urandom(32))
+    assert task.recv(32) == hmac.digest(base64.b64decode(secret), challenge, "sha256")
     task.settimeout(None)
     return task
 
 
 def answer_to(path: str, message: bytes) -> bytes:
     """Return the answer to a task that sends nothing else."""
-    with connected(path) as task, task.makefile("rb") as answer:
+
+    def send() -> None:
         # The server may have read enough.
-        with suppress(BrokenPipeError):
-            task.sendall(message)
         with suppress(OSError):
+            task.sendall(message)
             task.shutdown(socket.SHUT_WR)
-        return answer.read()
+
+    with connected(path) as task, task.makefile("rb") as answer:
+        sending = threading.Thread(target=send)
+        sending.start()
+        try:
+            return answer.read()
+        finally:
+            sending.join()
 
 
 def answered(
@@ -138,14 +166,24 @@ def answered(
 
 
 def read(answer: bytes) -> tuple[list[dict[str, Any]], bytes]:
-    """Return the rows of an answer, and what follows them."""
-    if answer[0] == 3:
-        blocks, schema = BytesIO(answer[1:]), pa.schema([("shard", pa.int64()), ("v", pa.int64())])
-        return pa.Table.from_batches(unsafe_rows.read_blocks(blocks, schema, 0)).to_pylist(), blocks.read()
-    assert answer[0] == 0
+    """Return the rows of an answer of :class:`Doubles`, and what follows them."""
+    rows, after = table_of(answer, pa.schema([("shard", pa.int64()), ("v", pa.int64())]))
+    return rows.to_pylist(), after
+
+
+def table_of(answer: bytes, schema: pa.Schema) -> tuple[pa.Table, bytes]:
+    """Return the rows of an answer, and what follows them; at its end have to be the numbers of its rows and bytes."""
     source = pa.BufferReader(answer[1:])
-    rows = pa.ipc.open_stream(source).read_all().to_pylist()
-    return rows, source.read()
+    if answer[0] == 3:
+        rows = pa.Table.from_batches(unsafe_rows.read_blocks(source, schema, 0), schema)
+    else:
+        assert answer[0] == 0, answer[:200]
+        rows = pa.ipc.open_stream(source).read_all()
+    size, after = source.tell(), source.read()
+    if after[:1] == b"\1":
+        assert struct.unpack(">qq", after[1:]) == (len(rows), size)
+        after = after[:1]
+    return rows, after
 
 
 @pytest.mark.usefixtures("server")
@@ -159,7 +197,7 @@ def test_rows_of_each_shard_come_back(path: str, unsafe: bool) -> None:
 @pytest.mark.usefixtures("server")
 @FORMATS
 def test_an_answer_without_rows_says_so(path: str, unsafe: bool) -> None:
-    assert answered(path, [3], [0], unsafe=unsafe) == b"\1"
+    assert answered(path, [3], [0], unsafe=unsafe) == NOTHING
 
 
 @pytest.mark.usefixtures("server")
@@ -190,6 +228,7 @@ def test_what_a_shard_emits_comes_before_the_rows_of_the_next_one_are_sent(path:
             stream = pa.ipc.open_stream(source)
             assert stream.read_next_batch().to_pylist() == [{"shard": 3, "v": 2}]
         task.sendall(second)
+        task.shutdown(socket.SHUT_WR)
         if unsafe:
             assert read(answer + source.read())[0] == [{"shard": 3, "v": 2}, *({"shard": 5, "v": v} for v in (4, 6, 8))]
         else:
@@ -223,6 +262,97 @@ def test_rows_that_end_between_two_batches_reach_no_shard(path: str, unsafe: boo
     assert answer_to(path, sent.getvalue()).startswith(b"\2EOFError: the task ended in the middle of its r")
 
 
+def end_of(shard: int, rows: int, size: int) -> bytes:
+    return struct.pack(">iqq", shard, rows, size)
+
+
+#: What a task of the shards 3 and 5 sends in place of the end of one of them, by the end as it should be, and what the error says.
+OTHER_ENDS = {
+    "a row too few": (lambda shard, rows, size: end_of(shard, rows + 1, size), "that were sent are"),
+    "a row too many": (lambda shard, rows, size: end_of(shard, rows - 1, size), "that were sent are"),
+    "a byte too few": (lambda shard, rows, size: end_of(shard, rows, size + 1), "that were sent are"),
+    "a byte too many": (lambda shard, rows, size: end_of(shard, rows, size - 1), "that were sent are"),
+    "another shard": (lambda shard, rows, size: end_of(shard + 1, rows, size), "that were sent are"),
+    "no end": (lambda shard, rows, size: b"", "e"),
+    "something after it": (lambda shard, rows, size: end_of(shard, rows, size) + b"\0", ""),
+    "the end twice": (lambda shard, rows, size: 2 * end_of(shard, rows, size), ""),
+}
+
+
+@pytest.mark.usefixtures("server")
+@FORMATS
+@pytest.mark.parametrize("number", [0, 1], ids=["first shard", "last shard"])
+@pytest.mark.parametrize(("other", "said"), OTHER_ENDS.values(), ids=OTHER_ENDS)
+def test_a_shard_whose_rows_are_not_those_that_were_sent_gets_none(
+    path: str, other: Callable[[int, int, int], bytes], said: str, number: int, unsafe: bool
+) -> None:
+    head, *shards = parts_of([3, 5], [1, 3], unsafe=unsafe)
+    content = shards[number][:-20]
+    shards[number] = content + other((3, 5)[number], (1, 3)[number], len(content))
+    answer = answer_to(path, head + b"".join(shards))
+    if number or answer[0] != 2:
+        # Something after the first shard's end would be the begin of the second one's rows.
+        rows, answer = read(answer)
+        assert rows == [{"shard": 3, "v": 2}]
+    assert answer.startswith(b"\2")
+    assert said in answer.decode()
+
+
+class Echoes:
+    """A function whose shards emit the rows that they get."""
+
+    def handed_over(self, work: HandedOver, actors: LocalActors) -> Iterator[pa.RecordBatch]:
+        for rows in work.rows:
+            yield from rows.to_batches()
+
+
+#: Texts for rows around the size of a block that a store actor writes, and many times it.
+SIZES = [0, 1, *(unsafe_rows._BLOCK_BYTES - 24 + more for more in (-1, 0, 1)), 3 * unsafe_rows._BLOCK_BYTES + 5]
+
+
+@pytest.mark.usefixtures("server")
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.permutations(SIZES).flatmap(lambda all_: st.integers(0, 6).map(lambda n: all_[:n])), min_size=1, max_size=3
+    ),
+    st.booleans(),
+    st.booleans(),
+)
+def test_rows_of_any_size_come_back_in_any_order(
+    path: str, shards: list[list[int]], unsafe: bool, unsafe_results: bool
+) -> None:
+    schema = pa.schema([("k", pa.int64()), ("s", pa.string())])
+    tables = [
+        pa.table([list(range(len(sizes))), [chr(97 + size % 26) * size for size in sizes]], schema=schema)
+        for sizes in shards
+    ]
+    head = head_of(
+        list(range(len(tables))), unsafe=unsafe, columns=schema, function=Echoes(), unsafe_results=unsafe_results
+    )
+    answer = answer_to(path, head + b"".join(whole_shard(shard, rows, unsafe) for shard, rows in enumerate(tables)))
+    expected = pa.concat_tables(tables)
+    if len(expected):
+        assert table_of(answer, schema) == (expected, b"\1")
+    else:
+        assert answer == NOTHING
+
+
+@pytest.mark.usefixtures("server")
+def test_rows_that_an_operator_leaves_unread_are_an_error(path: str) -> None:
+    head = head_of([3, 5], function=TakesOne())
+    message = head + b"".join(parts_of([3, 5], [1, 3])[1:])
+    assert b"left rows of the task's shards unread" in answer_to(path, message)
+
+
+class TakesOne:
+    """A function that reads the rows of its first shard only."""
+
+    def handed_over(self, work: HandedOver, actors: LocalActors) -> Iterator[pa.RecordBatch]:
+        next(work.rows)
+        yield from ()
+
+
 @pytest.mark.usefixtures("server")
 def test_rows_without_columns_are_refused(path: str) -> None:
     message = head_of([3], unsafe=True, columns=pa.schema([])) + blocks_of(ROWS)
@@ -238,7 +368,7 @@ STRANGERS = {
     "other JSON": LENGTH.pack(2) + b"[]",
     "a huge function": LENGTH.pack(len(text := b'{"function_bytes": 1000000000000}')) + text,
     "a function below zero": LENGTH.pack(len(text := b'{"function_bytes": -1}')) + text,
-    "a huge block": request_of([3], [4], unsafe=True)[: -(4 + 4 * 24 + 4)] + LENGTH.pack(2**31 - 1) + b"x" * 1000,
+    "a huge block": request_of([3], [4], unsafe=True)[: -(4 + 4 * 24 + 4 + 20)] + LENGTH.pack(2**31 - 1) + b"x" * 1000,
     "huge rows": request_of([3], [4]).partition(b"\xff\xff\xff\xff")[0]
     + b"\xff\xff\xff\xff\xff\xff\xff\x7f"
     + b"x" * 1000,
@@ -278,35 +408,15 @@ def test_strangers_that_are_silent_are_cut_and_hold_nobody_up(path: str, monkeyp
             assert answer.read() == b"\2TimeoutError: timed out"
 
 
-@pytest.mark.usefixtures("server")
-def test_a_ping_is_answered_while_tasks_wait(path: str) -> None:
-    with connected(path) as waiting:
-        waiting.sendall(request_of([3], [4])[:-8])
-        for _ in range(3):
-            with connected(path) as ping:
-                ping.sendall(LENGTH.pack(0))
-                ping.settimeout(10)
-                assert ping.recv(2) == b"\1"
-
-
-@pytest.mark.usefixtures("server")
-def test_tasks_are_told_which_process_answers_them(path: str) -> None:
-    pid, start, hung_after_s, _ = Path(path).read_text().split()
-    assert int(pid) == os.getpid()
-    assert start == Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
-    assert hung_after_s == "20"
-    assert {file.name for file in Path(path).parent.iterdir()} == {Path(path).name, f"{Path(path).name}.{pid}"}
-
-
 def test_what_earlier_processes_left_is_replaced(path: str, server: HandOverServer) -> None:
     # One of them had the id of this process.
     others = Path(f"{path}.1"), Path(f"{path[:-1]}x.1")
     for file in others:
         file.touch()
-    Path(path).write_text("1 1 20")
+    Path(path).write_text("1 1 x")
     runtime = Runtime()
     HandOverServer(path, LocalActors("store actor", None, runtime), runtime)
-    assert answered(path, [3], [0]) == b"\1"
+    assert answered(path, [3], [0]) == NOTHING
     assert Path(path).read_text().split()[0] == str(os.getpid())
     # Another fleet's are not touched.
     assert [file.exists() for file in others] == [False, True]
@@ -324,17 +434,109 @@ def test_a_server_that_cannot_start_is_tried_again(
     folder.unlink()
     while not Path(path).exists():
         time.sleep(0.01)
-    assert answered(path, [3], [0]) == b"\1"
+    assert answered(path, [3], [0]) == NOTHING
     assert len([record for record in caplog.records if "cannot hand rows over" in record.message]) == 1
 
 
-def test_a_folder_that_others_can_enter_is_refused(path: str) -> None:
-    folder = Path(path).parent
+def another_mode(folder: Path) -> None:
     folder.mkdir()
     folder.chmod(0o755)
+
+
+def a_link(folder: Path) -> None:
+    elsewhere = folder.with_name("elsewhere")
+    elsewhere.mkdir(mode=0o700)
+    folder.symlink_to(elsewhere)
+
+
+def another_owner(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    os.chown(folder, NOBODY, NOBODY)
+
+
+def a_file(folder: Path) -> None:
+    folder.touch(mode=0o600)
+
+
+NOBODY = 65534
+#: What only a superuser can try: being another user.
+AS_ANOTHER_USER = pytest.mark.skipif(os.geteuid() != 0, reason="only a superuser can be another user")
+OTHERS = [another_mode, a_link, pytest.param(another_owner, marks=AS_ANOTHER_USER), a_file]
+
+
+@pytest.mark.parametrize("made", OTHERS)
+def test_a_folder_that_is_not_this_users_alone_is_refused(path: str, made: Callable[[Path], None]) -> None:
+    made(Path(path).parent)
     runtime = Runtime()
-    with pytest.raises(PermissionError, match="other users can enter"):
+    with pytest.raises(OSError, match=r"is not this user's alone|File exists"):
         HandOverServer(path, LocalActors("store actor", None, runtime), runtime)
+    assert not list(Path(path).parent.parent.glob("*/*"))
+
+
+@AS_ANOTHER_USER
+def test_a_process_of_another_user_is_told_nothing(
+    path: str, server: HandOverServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    # As if all folders and the socket let him in.
+    for folder in Path(path).parent, Path(path).parent.parent:
+        folder.chmod(0o755)
+    socket_path = Path(f"{path}.{os.getpid()}")
+    socket_path.chmod(0o777)
+    program = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); "
+        "s.sendall(bytes(1000)); print(s.recv(1000))"
+    )
+    ran = subprocess.run(
+        ["/usr/bin/env", "python3", "-c", program, str(socket_path)],
+        user=NOBODY,
+        group=NOBODY,
+        capture_output=True,
+        check=False,
+    )
+    assert (ran.returncode == 0 and ran.stdout.strip() == b"b''") or b"ConnectionResetError" in ran.stderr
+    assert f"a process of another user was refused [uid=`{NOBODY}`" in caplog.text
+    assert answered(path, [3], [0]) == NOTHING
+
+
+def without_its_file(path: Path) -> None:
+    path.unlink()
+
+
+def without_its_socket(path: Path) -> None:
+    Path(f"{path}.{os.getpid()}").unlink()
+
+
+def without_its_folder(path: Path) -> None:
+    shutil.rmtree(path.parent)
+
+
+@pytest.mark.parametrize("missing", [without_its_file, without_its_socket, without_its_folder])
+def test_what_was_deleted_is_made_again(path: str, server: HandOverServer, missing: Callable[[Path], None]) -> None:
+    # As what clears folders of temporary files by age does.
+    threads = sum(thread.name == "statefleet-hand-over" for thread in threading.enumerate())
+    with connected(path) as before:
+        missing(Path(path))
+        server.publish_again()
+        # The thread of the socket that is gone ends.
+        until(lambda: sum(thread.name == "statefleet-hand-over" for thread in threading.enumerate()) == threads)
+        assert answered(path, [3], [0]) == NOTHING
+        # A task that was connected goes on.
+        before.sendall(request_of([3], [0]))
+        before.shutdown(socket.SHUT_WR)
+        assert before.makefile("rb").read() == NOTHING
+
+
+def test_nothing_is_made_again_that_is_there_or_is_a_later_processs(path: str, server: HandOverServer) -> None:
+    first = Path(path).stat()
+    server.publish_again()
+    assert Path(path).stat() == first
+    runtime = Runtime()
+    later = HandOverServer(path, LocalActors("store actor", None, runtime), runtime)
+    facts = Path(path).read_text()
+    server.publish_again()
+    assert Path(path).read_text() == facts
+    later.publish_again()
+    assert answered(path, [3], [0]) == NOTHING
 
 
 @pytest.mark.usefixtures("server")

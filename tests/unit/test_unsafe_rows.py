@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import struct
 from decimal import Decimal
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store_actors.unsafe_rows import are_supported, read_blocks, write_blocks, write_end
+from store_actors.unsafe_rows import _BLOCK_BYTES, are_supported, read_blocks, write_blocks, write_end
 
 _INTEGERS = {
     pa.int8(): 7,
@@ -88,6 +89,29 @@ def test_many_rows_and_large_ones_are_cut_into_blocks() -> None:
     rows = pa.record_batch({"n": np.arange(100_000), "t": pa.array([str(n) * (n % 7) for n in range(100_000)])})
     large = pa.record_batch({"n": [1, 2], "t": ["x" * 3_000_000, "y"]})
     assert _table(_blocks(rows, large), rows.schema) == pa.Table.from_batches([rows, large])
+
+
+@pytest.mark.parametrize(
+    "order", list(itertools.permutations([0, _BLOCK_BYTES - 24, _BLOCK_BYTES - 23, 3 * _BLOCK_BYTES]))
+)
+def test_a_block_has_one_row_or_no_more_than_its_bytes(order: tuple[int, ...]) -> None:
+    # With many small rows before a few large ones, the mean says nothing of either.
+    texts = ["y"] * 20_000 + ["x" * size for size in order]
+    batch = pa.record_batch({"t": texts})
+    data, rows = _blocks(batch), 0
+    source = io.BytesIO(data)
+    while size := struct.unpack(">i", source.read(4))[0]:
+        block = source.read(size)
+        table = _table(struct.pack(">i", size) + block + bytes(4), batch.schema)
+        assert size <= _BLOCK_BYTES or len(table) == 1
+        rows += len(table)
+    assert rows == len(texts)
+    assert _table(data, batch.schema) == pa.Table.from_batches([batch])
+
+
+def test_rows_without_columns_are_not_written() -> None:
+    with pytest.raises(ValueError, match="without columns"):
+        write_blocks(pa.RecordBatch.from_struct_array(pa.array([{}, {}], pa.struct([]))), io.BytesIO())
 
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.decimal128(19, 0), pa.timestamp("ns"), pa.null()])

@@ -234,7 +234,8 @@ class HandedOver {
         RDD rows = exchange.execute();
         Object[] references = new Object[] {
             exchange.facts().get("sockets").asText(), pickled(((PythonUDF) function).func()), exchange.batch(), exchange.shardsOfTasks(),
-            exchange.actorsOfTasks(), exchange.routes(), withoutLast(exchange.schema()), node.schema(), node.conf().sessionLocalTimeZone()
+            exchange.actorsOfTasks(), exchange.routes(), withoutLast(exchange.schema()), node.schema(), node.conf().sessionLocalTimeZone(),
+            exchange.sentRows()
         };
         CodeAndComment text = new CodeAndComment(
             code, (scala.collection.immutable.Map) scala.collection.immutable.Map$.MODULE$.empty());

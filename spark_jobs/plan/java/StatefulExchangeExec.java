@@ -30,6 +30,7 @@ import org.apache.spark.sql.execution.streaming.StatefulOperatorStateInfo;
 import org.apache.spark.sql.execution.streaming.StreamExecution;
 import org.apache.spark.sql.streaming.StateOperatorProgress;
 import org.apache.spark.status.api.v1.ExecutorSummary;
+import org.apache.spark.util.CollectionAccumulator;
 import scala.Function1;
 import scala.Option;
 import scala.Some;
@@ -64,6 +65,8 @@ public class StatefulExchangeExec extends VersionedExchange {
     /** The batch as tasks that hand rows over tell it to the store actors, and the shards of each task. */
     private transient String batch;
     private transient int[][] shardsOfTasks;
+    /** Pairs of a shard and the number of rows that a task sent it, also of tasks that did so again. */
+    private transient CollectionAccumulator sentRows;
     private transient RDD mapTasks;
     private transient long evictMs;
 
@@ -220,6 +223,13 @@ public class StatefulExchangeExec extends VersionedExchange {
             actors[i] = ShardPlaces.actor(stateId(), shardsOfTasks[i][0]);
         }
         return actors;
+    }
+
+    CollectionAccumulator sentRows() {
+        if (sentRows == null) {
+            sentRows = sparkContext().collectionAccumulator();
+        }
+        return sentRows;
     }
 
     int[] routes() {
@@ -423,17 +433,28 @@ public class StatefulExchangeExec extends VersionedExchange {
             missing = askMissing();
             if (missing.length > 0) {
                 throw new IllegalStateException(
-                    "shards of a stateful operator did not commit the batch though their tasks were run to their end; Spark's commit "
-                        + "log does not count the batch, and a restart repeats it [state=`" + facts().get("state").asText() + "`, batch_id=`"
+                    "shards of a stateful operator did not commit the batch, or nobody counted their rows, though their tasks were run to "
+                        + "their end; Spark's commit log does not count the batch, and a restart repeats it [state=`"
+                        + facts().get("state").asText() + "`, batch_id=`"
                         + execution.currentBatchId() + "`, shards=`" + Arrays.toString(missing) + "`]");
             }
         }
         settled = true;
     }
 
-    /** Returns the shards that lack the batch, and keeps the stats of the others for getProgress. */
+    /** Returns the shards that lack the batch, or whose rows no task counted, and keeps the stats of the others for getProgress. */
     private int[] askMissing() {
-        batchStats = Driver.ask(request("settle"));
+        ObjectNode message = request("settle");
+        if (!hasChunks()) {
+            ObjectNode sent = message.putObject("sent");
+            for (Object pair : sentRows().value()) {
+                sent.withArray(Long.toString(((long[]) pair)[0])).add(((long[]) pair)[1]);
+            }
+        }
+        batchStats = Driver.ask(message);
+        if (batchStats.get("refused") != null) {
+            throw new IllegalStateException((String) batchStats.get("refused"));
+        }
         ShardPlaces.renew(stateId(), (List) batchStats.get("places"));
         Shards.putNext(stateId(), execution, (Map) batchStats.get("next"));
         long read = ((Number) ((Map) batchStats.get("custom")).get("rowsRead")).longValue();
