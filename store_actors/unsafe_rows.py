@@ -21,6 +21,7 @@ import pyarrow as pa
 from store_actors.engine import unsafe_row_kernels as kernels
 from store_actors.engine.arrays import Bytes, Slots, Words
 from store_actors.engine.nested import is_text
+from store_actors.engine.pieces import cut
 from store_actors.engine.words import text_buffers, validity
 
 __all__ = ["are_supported", "read_blocks", "write_blocks", "write_end"]
@@ -33,8 +34,8 @@ _LONG_DIGITS = 18
 _WORDS = (
     pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.date32(),
 )  # fmt: skip
-#: Rows of a block that is written, at most, and bytes, unless one row is larger.
-_BLOCK_ROWS, _BLOCK_BYTES = 1 << 14, 1 << 20
+#: Bytes of a block that is written, at most, unless one row is larger.
+_BLOCK_BYTES = 1 << 20
 #: Bytes of a row at most: of the largest array of Java's, without what a block has besides.
 _MOST_BYTES = 2**31 - 64
 
@@ -149,22 +150,16 @@ def write_blocks(batch: pa.RecordBatch, sink: BinaryIO) -> None:
     """
     if not batch.num_columns:
         raise ValueError("rows without columns cannot be written: nothing would say how many there are")
-    if not batch.num_rows:
-        return
-    begin, ends = 0, np.cumsum(_row_bytes(batch))
-    while begin < batch.num_rows:
-        written = int(ends[begin - 1]) if begin else 0
-        end = int(np.searchsorted(ends, written + _BLOCK_BYTES, "right"))
-        end = min(max(end, begin + 1), begin + _BLOCK_ROWS)
-        if ends[end - 1] - written > _MOST_BYTES:
+    for rows in cut(sizes := _row_bytes(batch), _BLOCK_BYTES):
+        if (size := int(sizes[rows].sum())) > _MOST_BYTES:
             raise ValueError(
-                f"a row of {ends[end - 1] - written} bytes cannot be written: Spark has none of more than {_MOST_BYTES}; "
-                "what was committed is safe; make the values shorter, or emit them in several rows"
+                f"a row of {size} bytes cannot be written: Spark has none of more than {_MOST_BYTES}; what was committed is safe; "
+                "make the values shorter, or emit them in several rows"
             )
-        block = _encoded(batch.slice(begin, end - begin))
-        sink.write(_LENGTH.pack(block.nbytes))
-        sink.write(block.data)
-        begin = end
+        if size:
+            block = _encoded(batch.slice(rows.start, rows.stop - rows.start))
+            sink.write(_LENGTH.pack(block.nbytes))
+            sink.write(block.data)
 
 
 def write_end(sink: BinaryIO) -> None:

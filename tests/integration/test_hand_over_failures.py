@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from store_actors.hand_over import address_of, sockets_of
 from tests.integration.case_systems import configured
 from tests.integration.streams import Feed, Run
 from tests.integration.waiting import wait_for
-from tests.processes import paused
+from tests.processes import AS_NOBODY, end_process, paused
 
 ROWS = pa.schema([("k", pa.int64()), ("s", pa.string())])
 #: Seconds without an answer to a ping after which these tests' store actors count as hung; the product's are five times as many.
@@ -447,16 +447,15 @@ def test_a_process_that_has_not_the_secret_gets_no_row(query: Query, server: Ser
 
 
 #: Puts a folder in the place of the fleet's, whose file names a process of the fleet's user, and listens; prints what comes.
-STRANGER = """
-import os, socket, sys
+STRANGER = f"""{AS_NOBODY}
 folder, name, pid = sys.argv[1:]
 os.rename(folder, folder + "-taken")
 os.umask(0)
 os.mkdir(folder, int(sys.stdin.readline(), 8))
-with open(f"{folder}/{name}", "w") as file:
-    file.write(f"{pid} 3 AAAA")
+with open(f"{{folder}}/{{name}}", "w") as file:
+    file.write(f"{{pid}} 3 AAAA")
 listening = socket.socket(socket.AF_UNIX)
-listening.bind(f"{folder}/{name}.{pid}")
+listening.bind(f"{{folder}}/{{name}}.{{pid}}")
 listening.listen()
 print("ready", flush=True)
 task, _ = listening.accept()
@@ -468,33 +467,26 @@ print(task.recv(1000), flush=True)
 @pytest.mark.parametrize("mode", ["777", "700"])
 def test_another_user_gets_no_row_and_has_no_process_ended(query: Query, server: Server, mode: str) -> None:
     """Ray's folder, in which the fleet's is, can be written by everybody."""
-    folder, nobody = server.address.parent, 65534
+    folder = server.address.parent
     command = [sys.executable, "-c", STRANGER, str(folder), server.address.name]
-    with subprocess.Popen(["sleep", "600"]) as victim:
-        with subprocess.Popen(
-            [*command, str(victim.pid)],
-            user=nobody,
-            group=nobody,
-            cwd="/",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        ) as stranger:
-            assert stranger.stdin is not None
-            assert stranger.stdout is not None
-            stranger.stdin.write(f"{mode}\n".encode())
-            stranger.stdin.close()
-            assert stranger.stdout.readline() == b"ready\n"
-            try:
-                query.add()
-                with pytest.raises(StreamingQueryException, match="is not this user's alone; nothing was sent"):
-                    query.run.wait()
-                assert victim.poll() is None
-            finally:
-                stranger.kill()
-                assert stranger.stdout.read() == b""
-                shutil.rmtree(folder)
-                folder.with_name(f"{folder.name}-taken").rename(folder)
-        victim.kill()
+    with ExitStack() as ended:
+        victim = subprocess.Popen(["sleep", "600"])
+        ended.callback(end_process, victim, 10)
+        stranger = subprocess.Popen([*command, str(victim.pid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        ended.callback(end_process, stranger, 10)
+        assert stranger.stdin is not None
+        assert stranger.stdout is not None
+        stranger.stdin.write(f"{mode}\n".encode())
+        stranger.stdin.close()
+        assert stranger.stdout.readline() == b"ready\n"
+        ended.callback(folder.with_name(f"{folder.name}-taken").rename, folder)
+        ended.callback(shutil.rmtree, folder)
+        query.add()
+        with pytest.raises(StreamingQueryException, match="is not this user's alone; nothing was sent"):
+            query.run.wait()
+        assert victim.poll() is None
+        end_process(stranger, 10)
+        assert stranger.stdout.read() == b""
     query.again()
     query.check()
 

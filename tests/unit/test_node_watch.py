@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import RayActorError
 
 from coordinator.model.errors import InvalidRequestError
 from coordinator.telemetry.drivers import DriverReport, ExecutorState
 from spark_jobs.driver_reports import DriverReports
+from spark_jobs.nodes.executor_nodes import ExecutorNodes
 from spark_jobs.nodes.executor_slots import ExecutorSlots
 from spark_jobs.nodes.node_watch import NodeWatch, WatchedFleet
 from spark_jobs.nodes.ray_nodes import RayNode, RestartingExecutor
@@ -111,6 +113,10 @@ class FakeCluster:
 
     def start(self, hosts: Sequence[str]) -> None:
         self.calls.append(("start", *hosts))
+
+    def end_hung(self, nodes: Collection[str], passed_s: float) -> None:
+        assert set(nodes) == set(self.alive.values())
+        assert passed_s > 0
 
     def request(self, count: int) -> None:
         self.calls.append(("ask", count))
@@ -400,3 +406,93 @@ def test_one_fleet_that_has_no_other_node_does_not_keep_the_others_there() -> No
     cluster.look(4)
     cluster.watch.batch_ended()
     assert cluster.calls == [("end", "1")]
+
+
+# -- store actors that hang ---------------------------------------------------------------------------------------------
+
+
+class PingedActors:
+    """Store actors of one node each, which answer pings, hang, or are being started again by Ray."""
+
+    hung_after_s = 20.0
+
+    def __init__(self) -> None:
+        self.hangs: set[str] = set()
+        self.starts: set[str] = set()
+        self.ended: list[str] = []
+
+    def handle(self, name: str) -> Any:
+        return SimpleNamespace(ping=SimpleNamespace(remote=lambda: name))
+
+    def wait(self, references: Sequence[str], timeout_s: float) -> bool:
+        assert timeout_s == 0
+        return references[0] not in self.hangs
+
+    def get(self, reference: str) -> None:
+        if reference in self.starts:
+            raise RayActorError
+
+    def kill(self, handle: Any, *, restart: bool) -> None:
+        assert restart
+        self.ended.append(handle.ping.remote())
+
+
+@pytest.fixture
+def pinged(monkeypatch: pytest.MonkeyPatch) -> tuple[ExecutorNodes, PingedActors]:
+    actors = PingedActors()
+    monkeypatch.setattr("spark_jobs.nodes.executor_nodes.ensure_store_actor", lambda *asked: actors.handle(asked[4]))
+    nodes = ExecutorNodes(SimpleNamespace(uri="", storage_options=None, maintenance=None, memory=None), None)  # type: ignore[arg-type]
+    nodes._actors = actors  # type: ignore[assignment]
+    for node in "ab":
+        nodes._ensure(node, 0)
+    return nodes, actors
+
+
+def looked(nodes: ExecutorNodes, times: int, alive: str = "ab") -> None:
+    for _ in range(times):
+        nodes.end_hung(alive, 2.0)
+
+
+def test_a_store_actor_that_owes_an_answer_for_long_is_ended_once(pinged: tuple[ExecutorNodes, PingedActors]) -> None:
+    nodes, actors = pinged
+    looked(nodes, 100)
+    actors.hangs.add("a")
+    # A ping is on its way, and is waited for from then on.
+    looked(nodes, 9)
+    assert actors.ended == []
+    looked(nodes, 1)
+    assert actors.ended == ["a"]
+    # It is being started, which may take longer.
+    looked(nodes, 59)
+    assert actors.ended == ["a"]
+    looked(nodes, 2)
+    assert actors.ended == ["a", "a"]
+
+
+def test_a_store_actor_that_answers_between_two_halts_is_not_ended(pinged: tuple[ExecutorNodes, PingedActors]) -> None:
+    nodes, actors = pinged
+    looked(nodes, 2)
+    for _ in range(5):
+        actors.hangs.add("a")
+        looked(nodes, 9)
+        actors.hangs.clear()
+        looked(nodes, 1)
+    assert actors.ended == []
+
+
+def test_one_that_ray_restarts_has_the_time_to_start(pinged: tuple[ExecutorNodes, PingedActors]) -> None:
+    nodes, actors = pinged
+    looked(nodes, 2)
+    actors.starts.add("a")
+    looked(nodes, 5)
+    actors.hangs.add("a")
+    looked(nodes, 59)
+    assert actors.ended == []
+
+
+def test_store_actors_of_lost_nodes_are_pinged_no_more(pinged: tuple[ExecutorNodes, PingedActors]) -> None:
+    nodes, actors = pinged
+    looked(nodes, 2)
+    actors.hangs |= {"a", "b"}
+    looked(nodes, 100, alive="a")
+    assert set(actors.ended) == {"a"}

@@ -84,6 +84,19 @@ def test_the_result_of_a_batch_names_missing_shards_and_adds_up_the_others() -> 
     assert query.ledger.batch_result("run-2", 1, ShardLayout(SHARDS)).missing == (0, 1, 2)
 
 
+def test_shards_that_committed_other_rows_than_were_sent_are_told() -> None:
+    query = LedgerQuery()
+    query.run(0, [0, 1, 2])
+    result = query.ledger.batch_result("run-1", 0, ShardLayout(SHARDS))
+    rows = result.rows_of[0]
+    assert set(result.rows_of) == {0, 1, 2}
+    assert result.rows_in == sum(result.rows_of.values())
+    # Attempts at a task may have counted different rows, if the rows are not the same each time; one of them committed.
+    assert result.unlike({0: [rows], 1: [0, rows], 2: [rows, rows]}) == {}
+    # Nobody counted those of shard 1: it is not known to be wrong.
+    assert result.unlike({0: [rows - 1], 2: [0, rows + 1]}) == {0: ([rows - 1], rows), 2: ([0, rows + 1], rows)}
+
+
 def test_rows_that_each_store_of_a_partition_reports_are_counted_once() -> None:
     """A function with several stores reports all rows of its batch with each of them; rows of state are each store's own."""
     query = LedgerQuery()
