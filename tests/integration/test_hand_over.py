@@ -272,6 +272,35 @@ def test_rows_around_a_bound_arrive_in_any_order(
             run.stop()
 
 
+#: Rows of a batch that a task writes in Arrow.
+BATCH_ROWS = 1 << 16
+
+
+@pytest.mark.parametrize("way", short_list(["as Spark has them", "in Arrow"], ["in Arrow"]))
+def test_rows_around_a_number_arrive_whichever_shard_has_them(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, way: str
+) -> None:
+    _, made, _, _ = WAYS[way]
+    feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.int64()), ("n", pa.int64())]))
+    kept = fleet.stateful(feed.stream().selectExpr("k", f"{made} s"), name=name, shards=2).dropDuplicates(["k"])
+    emitted: list[Row] = []
+    writer = kept.writeStream.foreachBatch(
+        lambda batch, _: emitted.append(batch.selectExpr("count(*)", "sum(k)").first())
+    )
+    query = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
+    keys = spark.range(1 << 20).selectExpr("id", "pmod(hash(id), 2) shard").toPandas()
+    of_shard = [keys["id"][keys["shard"] == shard].tolist() for shard in (0, 1)]
+    try:
+        for counts in itertools.product((0, BATCH_ROWS, BATCH_ROWS + 1), repeat=2):
+            batch = [of_shard[shard].pop() for shard in (0, 1) for _ in range(counts[shard])]
+            feed.add([(key, 0) for key in batch])
+            query.processAllAvailable()
+            assert emitted == ([(len(batch), sum(batch))] if batch else [(0, None)])
+            emitted.clear()
+    finally:
+        query.stop()
+
+
 @pytest.mark.replay
 @pytest.mark.parametrize("seed", range(4))
 def test_rows_of_random_sizes_are_those_of_spark(

@@ -27,6 +27,14 @@ from store_actors.operators.top_schema import top_schema
 #: Bytes of a piece in these tests, and the number of texts.
 LIMIT, COUNT = 5000, 60
 TEXTS = [f"{number:02}" + "x" * 400 for number in range(COUNT)]
+#: The places of texts that no piece has room for.
+LARGE = {"none": (), "first": (0,), "last": (COUNT - 1,), "middle": (30, 31), "many": range(0, COUNT, 7)}
+
+
+@pytest.fixture(params=LARGE.values(), ids=LARGE)
+def texts(request: pytest.FixtureRequest) -> list[str]:
+    """Texts in their order, some of them longer than a piece."""
+    return [text + "y" * LIMIT if number in request.param else text for number, text in enumerate(TEXTS)]
 
 
 @settings(deadline=None)
@@ -86,11 +94,11 @@ SUMS = StateSchema(
 )
 
 
-def test_an_aggregation_emits_its_groups_in_pieces() -> None:
+def test_an_aggregation_emits_its_groups_in_pieces(texts: list[str]) -> None:
     shard = small(AggregateShard(SUMS))
-    change = shard.apply(raw(SUMS, k=TEXTS * 2, v=TEXTS[::-1] * 2), 0, 1)
+    change = shard.apply(raw(SUMS, k=texts * 2, v=texts[::-1] * 2), 0, 1)
     shard.commit()
-    expected = {(key, value, (value, value)) for key, value in zip(TEXTS, TEXTS[::-1], strict=True)}
+    expected = {(key, value, (value, value)) for key, value in zip(texts, texts[::-1], strict=True)}
     reloaded = small(AggregateShard(SUMS))
     reloaded.load(change.delta, 1, 0)
     for table in (change.delta, shard.snapshot(), reloaded.snapshot()):
@@ -98,24 +106,24 @@ def test_an_aggregation_emits_its_groups_in_pieces() -> None:
         assert {(row["k"], row["a0_max"], tuple(row["a1_values"])) for row in table.to_pylist()} == expected
     partial = ShardInput((SUMS.raw_schema().empty_table(), shard.snapshot()), 1)
     assert shard.apply(partial, 0, 2).delta.num_rows == COUNT
-    assert {tuple(row["a1_values"]) for row in shard.snapshot().to_pylist()} == {(text,) * 4 for text in TEXTS}
+    assert {tuple(row["a1_values"]) for row in shard.snapshot().to_pylist()} == {(text,) * 4 for text in texts}
 
 
-def test_a_deduplication_emits_its_first_rows_in_pieces() -> None:
+def test_a_deduplication_emits_its_first_rows_in_pieces(texts: list[str]) -> None:
     schema = StateSchema(
         (Field("k", "string"), Field("t", "timestamp")), (Field("c0", "string"),), (), "t", 0, "append",
         operator=OperatorKind.DEDUPLICATE, options={"late_us": 0},
     )  # fmt: skip
     shard = small(DeduplicateShard(schema))
     times = np.arange(1, COUNT + 1).astype("datetime64[s]")
-    rows = raw(schema, k=TEXTS, t=times, c0=TEXTS[::-1])
+    rows = raw(schema, k=texts, t=times, c0=texts[::-1])
     twice = ShardInput((pa.concat_tables([rows.raw, rows.raw]),), 2 * COUNT)
     change = shard.apply(twice, 0, 1)
     shard.commit()
     in_pieces(change.delta, "k")
     output = shard.output(change.delta)
     assert list(zip(output["k"].to_pylist(), output["c0"].to_pylist(), strict=True)) == [
-        *zip(TEXTS, TEXTS[::-1], strict=True)
+        *zip(texts, texts[::-1], strict=True)
     ]
     closed = shard.apply(raw(schema, k=[], t=np.array([], "datetime64[s]"), c0=[]), 10**6, 2)
     in_pieces(closed.delta, "k")
@@ -123,31 +131,31 @@ def test_a_deduplication_emits_its_first_rows_in_pieces() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_first_rows_come_in_pieces(n: int) -> None:
+def test_first_rows_come_in_pieces(texts: list[str], n: int) -> None:
     order = [{"column": "v", "descending": True, "nulls_first": False}]
     schema = top_schema((Field("k", "string"),), (Field("v", "string"),), n, order)
     shard = small(top_shard(schema))
-    change = shard.apply(raw(schema, k=TEXTS * 2, v=TEXTS + TEXTS[::-1]), 0, 1)
+    change = shard.apply(raw(schema, k=texts * 2, v=texts + texts[::-1]), 0, 1)
     shard.commit()
     in_pieces(change.delta, "k", "v")
-    largest = {key: max(key, value) for key, value in zip(TEXTS, TEXTS[::-1], strict=True)}
+    largest = {key: max(key, value) for key, value in zip(texts, texts[::-1], strict=True)}
     rows_of_key = Counter(key for key in change.delta["k"].to_pylist())
-    assert rows_of_key == dict.fromkeys(TEXTS, n)
+    assert rows_of_key == dict.fromkeys(texts, n)
     assert {(row["k"], row["v"]) for row in shard.snapshot().to_pylist()} >= set(largest.items())
 
 
 @pytest.mark.parametrize("condition", [False, True])
-def test_a_join_meets_and_emits_in_pieces(condition: bool) -> None:
+def test_a_join_meets_and_emits_in_pieces(texts: list[str], condition: bool) -> None:
     options: dict[str, Any] = {"join_type": "full_outer"}
     if condition:
         options["condition"] = {"op": ">=", "args": [{"op": "column", "name": "l0"}, {"op": "column", "name": "r0"}]}
     schema = join_schema((Field("k0", "string"),), (Field("l0", "string"),), (Field("r0", "string"),), options)
     shard = small(JoinShard(schema))
-    sides = [pa.table({"k0": ["k"] * COUNT, name: TEXTS}) for name in ("l0", "r0")]
+    sides = [pa.table({"k0": ["k"] * COUNT, name: texts}) for name in ("l0", "r0")]
     change = shard.apply(ShardInput(tuple(sides), 2 * COUNT), 0, 1)
     shard.commit()
     in_pieces(change.emitted, "l0", "r0")
-    expected = {(left, right) for left in TEXTS for right in TEXTS if not condition or left >= right}
+    expected = {(left, right) for left in texts for right in texts if not condition or left >= right}
     assert set(zip(*(change.emitted[name].to_pylist() for name in ("l0", "r0")), strict=True)) == expected
     reloaded = small(JoinShard(schema))
     reloaded.load(change.delta, 1, 0)
@@ -155,12 +163,12 @@ def test_a_join_meets_and_emits_in_pieces(condition: bool) -> None:
     assert len(reloaded) == 2 * COUNT
 
 
-def test_a_keyed_store_is_read_in_pieces() -> None:
+def test_a_keyed_store_is_read_in_pieces(texts: list[str]) -> None:
     shard = KeyedShard((Field("k", "string"),), (Field("v", "string"), Field("at", "int64")), "at")
     small_table = shard._table.table
     small_table.piece_bytes = LIMIT
     handle = shard.begin(0)
-    rows = pa.table({"k": TEXTS, "v": TEXTS[::-1], "at": range(COUNT)})
+    rows = pa.table({"k": texts, "v": texts[::-1], "at": range(COUNT)})
     handle.put(rows)
     expected = {row["k"]: row["v"] for row in rows.to_pylist()}
     tables = [handle.updates(), handle.due(COUNT), handle.multi_get(rows.select(["k"])), handle.prepare().delta]
@@ -169,8 +177,8 @@ def test_a_keyed_store_is_read_in_pieces() -> None:
     for table in tables:
         in_pieces(table, "v")
         assert {row["k"]: row["v"] for row in table.to_pylist()} == expected
-    assert tables[-1]["k"].to_pylist() == TEXTS
-    assert shard.read().range_scan("k", TEXTS[3], TEXTS[9]).read_all()["k"].to_pylist() == TEXTS[3:9]
+    assert tables[-1]["k"].to_pylist() == texts
+    assert shard.read().range_scan("k", texts[3], texts[9]).read_all()["k"].to_pylist() == texts[3:9]
     handle = shard.begin(1)
-    assert handle.remove_where(lambda batch: pa.array([key < TEXTS[20] for key in batch["k"].to_pylist()])) == 20
+    assert handle.remove_where(lambda batch: pa.array([key < texts[20] for key in batch["k"].to_pylist()])) == 20
     assert handle.multi_get(rows.select(["k"]))["__found"].to_pylist() == [False] * 20 + [True] * (COUNT - 20)
