@@ -5,12 +5,14 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import re
+from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
 
 __all__ = ["Access", "is_loopback"]
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 #: Host names by which a browser on this machine reaches the server, with any port, since ``ssh -L`` may forward another one.
 _LOOPBACK_NAMES = re.compile(r"(?:127\.0\.0\.1|localhost|\[::1\])(?::\d{1,5})?", re.IGNORECASE)
@@ -32,6 +34,7 @@ _WRONG_HOST = (
     "under localhost.\n"
 )
 _WRONG_ORIGIN = "This request comes from another page; nothing was looked up.\n"
+_WRONG_EXPECT = "This dashboard knows `Expect: 100-continue` only.\n"
 _NO_TOKEN = "A token is needed here. `statefleet dashboard URI` prints the address with it.\n"
 
 
@@ -64,16 +67,15 @@ class Access:
         self._cookie_name = f"statefleet_{_derived(token, 'name')[:16]}"
         self._cookie_value = _derived(token, "value")
 
-    def middleware(self) -> Middleware:
-        """Return the middleware that checks every request."""
+    def guarding(self, handler: Handler) -> Handler:
+        """Return a handler that checks every request before the given one sees it."""
 
-        @web.middleware
-        async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        async def check(request: web.BaseRequest) -> web.StreamResponse:
             return await self._answer(request, handler)
 
         return check
 
-    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _answer(self, request: web.BaseRequest, handler: Handler) -> web.StreamResponse:
         answer: web.StreamResponse | None = self._refused(request)
         if answer is None:
             answer = self._let_in(request)
@@ -92,7 +94,7 @@ class Access:
         """Headers of a response that is sent piece by piece."""
         return {**_HEADERS, "Cache-Control": "no-store"}
 
-    def _refused(self, request: web.Request) -> web.Response | None:
+    def _refused(self, request: web.BaseRequest) -> web.Response | None:
         hosts = request.headers.getall("Host", [])
         host = hosts[0] if len(hosts) == 1 else ""
         if self._only_loopback_names and _LOOPBACK_NAMES.fullmatch(host) is None:
@@ -102,9 +104,11 @@ class Access:
         # A link to the page may be on any site; the other paths are for the page only.
         if request.path != "/" and not _is_of_this_page(request, host):
             return web.Response(status=403, text=_WRONG_ORIGIN)
+        if request.headers.get("Expect", "100-continue").lower() != "100-continue":
+            return web.Response(status=417, text=_WRONG_EXPECT)
         return None
 
-    def _knows_token(self, request: web.Request) -> bool:
+    def _knows_token(self, request: web.BaseRequest) -> bool:
         assert self._token is not None
         header = request.headers.get("Authorization", "")
         tokens = [header.removeprefix(_SCHEME) if header.startswith(_SCHEME) else ""]
@@ -113,7 +117,7 @@ class Access:
         cookie = request.cookies.get(self._cookie_name, "")
         return _is_equal(cookie, self._cookie_value) or any(_is_equal(text, self._token) for text in tokens)
 
-    def _let_in(self, request: web.Request) -> web.Response | None:
+    def _let_in(self, request: web.BaseRequest) -> web.Response | None:
         """Return a redirect that moves the token from the address into a cookie, since histories and logs keep addresses."""
         if self._token is None or request.path != "/" or _QUERY not in request.query:
             return None
@@ -131,12 +135,16 @@ def _derived(token: str | None, purpose: str) -> str:
 
 def _is_equal(text: str, expected: str) -> bool:
     """Whether two texts are equal, in a time that does not depend on where they differ."""
-    return hmac.compare_digest(text.encode(), expected.encode())
+    # Bytes of a header that are no UTF-8 are surrogates here.
+    return hmac.compare_digest(text.encode(errors="surrogatepass"), expected.encode())
 
 
-def _is_of_this_page(request: web.Request, host: str) -> bool:
+def _is_of_this_page(request: web.BaseRequest, host: str) -> bool:
     if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
         return False
     origin = request.headers.get("Origin")
-    # Only the host is compared: a proxy that terminates TLS in front of this server uses plain HTTP.
-    return origin is None or urlsplit(origin).netloc.lower() == host.lower()
+    try:
+        # Only the host is compared: a proxy that terminates TLS in front of this server uses plain HTTP.
+        return origin is None or urlsplit(origin).netloc.lower() == host.lower()
+    except ValueError:
+        return False

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from coordinator.model.errors import InvalidRequestError, StateStoreError
 from statefleet.dashboard.access import Access
@@ -22,6 +23,10 @@ from statefleet.dashboard.watching import Watching
 __all__ = ["Server"]
 
 log = logging.getLogger(__name__)
+_NO_HTTP = (HttpProcessingError, web.RequestPayloadError)
+_http_log = logging.getLogger(f"{__name__}.http")
+# aiohttp logs a stack trace of each request that is no HTTP, with which anybody could fill the disk.
+_http_log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], _NO_HTTP)))
 
 _STATIC = Path(__file__).with_name("static")
 _TYPES = {
@@ -77,7 +82,7 @@ class Server:
         fallback
             Whether a free port is used if this one is taken.
         """
-        app = web.Application(middlewares=[self._access.middleware()], client_max_size=_MOST_BYTES)
+        app = web.Application(client_max_size=_MOST_BYTES)
         app.add_routes(
             [
                 web.get("/api/stream", self._stream),
@@ -89,8 +94,11 @@ class Server:
                 web.get("/{file:.*}", self._file),
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(app, access_log=None, logger=_http_log, shutdown_timeout=1.0)
         await self._runner.setup()
+        assert self._runner.server is not None, "it is there after setup"
+        # Before aiohttp looks at the request's path and headers, and not as a middleware, which comes after that.
+        self._runner.server.request_handler = self._access.guarding(self._runner.server.request_handler)
         # The socket is bound first, so that a port that is taken is an error before anything is served.
         bound = await asyncio.to_thread(_bound, host, port, fallback)
         await web.SockSite(self._runner, bound).start()
@@ -170,7 +178,8 @@ class Server:
             key, versions = body["key"], body.get("versions", _VERSIONS)
             if not isinstance(key, dict) or not isinstance(versions, int):
                 raise TypeError(key)
-        except (ValueError, TypeError, KeyError, AttributeError):
+        # LookupError also for an unknown charset; a body that is not what its Content-Encoding says is a RequestPayloadError.
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, web.RequestPayloadError):
             return _error(400, InvalidRequestError('a look-up is {"key": {column: value}, "versions": number}'))
         return await self._answer(lambda look_ups: look_ups.look_up(name, part, key, versions))
 

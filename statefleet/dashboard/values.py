@@ -84,7 +84,7 @@ def typed_value(value: Any, kind: pa.DataType, column: str) -> Any:
     """
     try:
         return _typed(value, kind)
-    except (ValueError, TypeError, KeyError, InvalidOperation) as error:
+    except (ValueError, TypeError, KeyError, InvalidOperation, RecursionError) as error:
         example = _example(kind)
         raise InvalidRequestError(
             "this is no value of the column's type; nothing was looked up",

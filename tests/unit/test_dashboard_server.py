@@ -147,6 +147,81 @@ def test_other_pages_may_not_look_anything_up(url: str, headers: dict[str, str])
     assert ask(url, "/", {"Sec-Fetch-Site": "cross-site"})[0] == 200, "a link to the page may be anywhere"
 
 
+#: Values of headers and parts of paths that a stranger can send.
+ODD = [
+    b"\xff", b"Bearer \xff", b"Bearer \xed\xa0\x80", b"http://[", b"http://[::1", b"http://a]b", "http://\u2100".encode(), b"x" * 9000,
+    b"%ff", b"%ED%A0%80", b"%zz", b"%", "\u00e9\u2603".encode(), b'"', b'a="\\377"', b"statefleet_x=\xff", b"1;2;=,", b"\x7f", b"",
+    b"*", b"application/json; charset=nonsense", b"application/json; charset=base64", b"application/json; charset=\xff",
+    b"application/json",
+]  # fmt: skip
+HEADERS = [
+    b"Authorization", b"Origin", b"Host", b"Cookie", b"Sec-Fetch-Site", b"Content-Type", b"Content-Encoding", b"Expect", b"Upgrade",
+    b"Accept", b"Accept-Encoding", b"Range", b"If-None-Match", b"Transfer-Encoding",
+]  # fmt: skip
+BODIES = [
+    b"", b"{", b"\xff", b"[]", b"null", b"[" * 5000, b'{"key": {"a": "\\ud800"}}', b'{"key": {"\\ud800": 1}}',
+    b'{"key": {}, "versions": 1e999}',
+    b'{"key": {}, "versions": ' + b"9" * 5000 + b"}", b'{"key": NaN}', b'{"key":' * 900 + b"1" + b"}" * 900, b"x" * 70_000,
+]  # fmt: skip
+
+
+def odd_requests() -> Iterator[bytes]:
+    """Yield requests with one odd thing each."""
+
+    def request(line: bytes, *headers: tuple[bytes, bytes], body: bytes = b"") -> bytes:
+        fields = {b"Host": b"127.0.0.1", b"Connection": b"close", b"Content-Length": str(len(body)).encode()}
+        lines = [line, *(name + b": " + value for name, value in {**fields, **dict(headers)}.items())]
+        return b"\r\n".join([*lines, b"", body])
+
+    look_up = b"POST /api/states/query-00/look-up HTTP/1.1"
+    for odd in ODD:
+        for name in HEADERS:
+            yield request(b"GET /main.js HTTP/1.1", (name, odd))
+            yield request(look_up, (b"Content-Type", b"application/json"), (name, odd), body=b'{"key": {}}')
+        for path in (
+            b"",
+            b"?token=",
+            b"api/shards/",
+            b"api/shards/q/",
+            b"api/states/q?part=",
+            b"api/states/q/rows?limit=",
+        ):
+            yield request(b"GET /" + path + odd + b" HTTP/1.1")
+        yield request(odd + b" / HTTP/1.1")
+    for body in BODIES:
+        yield request(look_up, (b"Content-Type", b"application/json"), body=body)
+
+
+def first_bytes(url: str, request: bytes) -> bytes:
+    """Return the head of what is answered to a request."""
+    host, _, port = url.removeprefix("http://").rstrip("/").partition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(request)
+        answer = b""
+        while b"\r\n\r\n" not in answer and (received := connection.recv(65536)):
+            answer += received
+    return answer.partition(b"\r\n\r\n")[0]
+
+
+@pytest.mark.parametrize("needs_token", [False, True])
+def test_whatever_a_stranger_sends_is_refused_or_answered_without_a_stack_trace(
+    url: str, locked: str, needs_token: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    statuses = set()
+    for request in odd_requests():
+        head = first_bytes(locked if needs_token else url, request)
+        version, status = head[:12].split()
+        # HTTP/1.0 is aiohttp's own answer to what it cannot parse, before it is a request.
+        assert status != b"500", request
+        assert version == b"HTTP/1.0" or b"X-Content-Type-Options: nosniff" in head, request
+        statuses.add((version, int(status)))
+    # A line in the log for each request would fill the disk.
+    assert not [record for record in caplog.records if record.exc_info]
+    assert (b"HTTP/1.0", 400) in statuses
+    seen = {status for version, status in statuses if version == b"HTTP/1.1"}
+    assert seen == {401} if needs_token else seen >= {200, 400, 403, 404, 413, 417, 421}
+
+
 def test_only_the_loopback_answers(url: str) -> None:
     port = int(url.rstrip("/").rpartition(":")[2])
     for address in {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)} | {
@@ -406,7 +481,8 @@ def test_typed_text_becomes_a_value_of_the_column(typed: Any, kind: pa.DataType,
     ("typed", "kind"),
     [("x", pa.int64()), ("", pa.int64()), ("1.5", pa.int64()), ("x", pa.float64()), ("maybe", pa.bool_()), ("x", pa.decimal128(5)),
      ("0xzz", pa.binary()), ("today", pa.date32()), ("x", pa.timestamp("us")), ("{}", WINDOW), ("x", WINDOW),
-     ("[", pa.list_(pa.int8())), ("7", pa.list_(pa.int64())), (7, pa.string()), ({"a": 1}, pa.string()), ("[]", WINDOW)],
+     ("[", pa.list_(pa.int8())), ("7", pa.list_(pa.int64())), (7, pa.string()), ({"a": 1}, pa.string()), ("[]", WINDOW),
+     ("[" * 100_000, pa.list_(pa.int64()))],
 )  # fmt: skip
 def test_text_that_is_no_value_is_refused_with_the_type(typed: Any, kind: pa.DataType) -> None:
     with pytest.raises(InvalidRequestError, match="no value of the column's type"):
