@@ -9,10 +9,10 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import types as T
 
-from coordinator.model.errors import InvalidRequestError
 from spark_jobs.functions.group_plan import GroupFunction, build_group_state
 from spark_jobs.functions.state_batch import BatchFunction
 from spark_jobs.operators.aggregate import build_plan
+from spark_jobs.plan.spark_errors import InvalidArgumentError, InvalidTypeError, RefusedQueryError
 from spark_jobs.streaming_frame import missing_attribute
 from spark_jobs.target import Target
 from spark_jobs.transform.plan import Transformation, build_transform
@@ -51,10 +51,10 @@ class StatefulGroupedData:
     def agg(self, *exprs: Any) -> DataFrame:
         """Aggregate by Columns, or by a dict from column name to function name."""
         if not exprs:
-            raise InvalidRequestError("agg needs at least one aggregate")
+            raise InvalidArgumentError("agg needs at least one aggregate")
         by_name = len(exprs) == 1 and isinstance(exprs[0], dict)
         if not by_name and not all(isinstance(expression, Column) for expression in exprs):
-            raise InvalidRequestError("agg takes Columns, such as F.sum('amount'), or one dict of names to functions")
+            raise InvalidTypeError("agg takes Columns, such as F.sum('amount'), or one dict of names to functions")
         return self._aggregate(self._grouped.agg(*exprs))
 
     def count(self) -> DataFrame:
@@ -87,7 +87,7 @@ class StatefulGroupedData:
         InvalidRequestError
             Always; the error says what to use instead.
         """
-        raise InvalidRequestError(
+        raise RefusedQueryError(
             "pivot is not supported on streaming DataFrames, as in Spark (which has it in append mode only, with values); name an "
             "aggregate for each value, as F.expr(\"sum(amount) FILTER (WHERE kind = 'a') AS a\")",
             column=pivot_col,

@@ -8,11 +8,11 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from coordinator.model.errors import InvalidRequestError
 from spark_jobs.grouped import StatefulGroupedData
 from spark_jobs.operators.deduplicate import build_deduplicate, build_limit
 from spark_jobs.operators.join import build_join
 from spark_jobs.operators.top import ColumnLike, build_top
+from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.streaming_frame import StreamingFrame
 from spark_jobs.target import Target
 
@@ -37,7 +37,7 @@ class StatefulDataFrame(StreamingFrame):
 
     def __init__(self, df: DataFrame, target: Target) -> None:
         if not df.isStreaming:
-            raise InvalidRequestError(
+            raise RefusedQueryError(
                 "the fleet holds the state of streaming queries; read with spark.readStream, or use df.groupBy for a batch",
                 state=target.name,
             )
@@ -164,7 +164,7 @@ class StatefulDataFrame(StreamingFrame):
 
     def _frame_of(self, argument: Any) -> Any:
         if isinstance(argument, StatefulDataFrame) and argument._target != self._target:
-            raise InvalidRequestError(
+            raise RefusedQueryError(
                 "an operator has one state, and these two frames name two; give this one the DataFrame that the other one was made "
                 "of, or give both the same name and options",
                 state=self._target.name,

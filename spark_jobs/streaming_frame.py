@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from pyspark.sql import DataFrame
 
+from spark_jobs.plan.spark_errors import MissingAttributeError
 from spark_jobs.session.spark_connect import check_classic
 
 __all__ = ["StreamingFrame", "missing_attribute"]
@@ -157,9 +158,11 @@ class NaFunctions:
 
 def missing_attribute(
     owner: object, name: str, spark_class: type, reasons: Mapping[str, str], otherwise: str
-) -> AttributeError:
+) -> MissingAttributeError:
     """Return the error for a missing attribute; with the reason, if Spark's own class has it."""
     text = f"{type(owner).__name__!r} object has no attribute {name!r}"
     if name in reasons or hasattr(spark_class, name):
         text += f": {reasons.get(name, otherwise)}"
-    return AttributeError(text, name=name, obj=owner)
+    error = MissingAttributeError(text)
+    error.name, error.obj = name, owner
+    return error

@@ -11,6 +11,7 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.names import check_state_name
 from spark_jobs.plan.logical import analysed
 from spark_jobs.plan.operator_plan import OperatorPlan, QueryModes
+from spark_jobs.plan.spark_errors import InvalidArgumentError, RefusedQueryError
 from spark_jobs.plan.streaming_rules import refused_modes
 from spark_jobs.plan.timing import OUTPUT_MODES, query_modes
 
@@ -54,7 +55,7 @@ class Target:
         # Case does not matter, as in Spark.
         mode = self.output_mode.lower() if isinstance(self.output_mode, str) else self.output_mode
         if mode is not None and mode not in OUTPUT_MODES:
-            raise InvalidRequestError(
+            raise InvalidArgumentError(
                 f"the output mode is one of {', '.join(OUTPUT_MODES)}", state=self.name, outputMode=self.output_mode
             )
         if self.shards is not None and (type(self.shards) is not int or not 1 <= self.shards <= _MAX_SHARDS):
@@ -98,7 +99,7 @@ class Target:
         # Checked last, as errors of the fleet itself say how to fix the query.
         needed = possible if self.output_mode is None else (self.output_mode,)
         if reasons.keys() >= {*needed}:
-            raise InvalidRequestError(
+            raise RefusedQueryError(
                 "Spark does not run this query with an operator of its own, so neither does the fleet; nothing was started: "
                 + by_spark[plan.schema.output_mode],
                 state=self.name,

@@ -6,6 +6,7 @@ import logging
 import os
 import pwd
 import socket
+import traceback
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import ray
 from ray._common.utils import get_ray_address_file
 from ray._private import ray_constants, services
+from ray._private.node import Node
 from ray._raylet import AuthenticationMode, GcsClient, get_authentication_mode  # type: ignore[attr-defined]
 from ray.exceptions import AuthenticationError, RpcError
 
@@ -104,8 +106,20 @@ def init_ray(**options: Any) -> None:
     ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = False
     try:
         ray.init(**options, **_QUIET)  # type: ignore[arg-type]
+    except BaseException as error:
+        _end_failed_start(error)
+        raise
     finally:
         ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = packages_for_uv
+
+
+def _end_failed_start(error: BaseException) -> None:
+    """End the processes of a Ray that did not start: Ray forgets them, so only the frames of the error know their node."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        node = frame.f_locals.get("self")
+        if isinstance(node, Node):
+            node.kill_all_processes(check_alive=False, wait=True)
+    ray.shutdown()
 
 
 def join_cluster(address: str, *, node_ip: str | None = None) -> None:

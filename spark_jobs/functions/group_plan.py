@@ -10,7 +10,6 @@ from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupStateTimeout
 
-from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.functions.group_task import KEY_INDEX, ArrowCalls, Calls, GroupStateProgram, GroupView
@@ -19,6 +18,7 @@ from spark_jobs.functions.groups import EXISTS, TIMEOUT, StateColumns
 from spark_jobs.functions.user_state_task import UserStateTask
 from spark_jobs.plan.keys import Key
 from spark_jobs.plan.operator_plan import ReduceTask
+from spark_jobs.plan.spark_errors import InvalidArgumentError, InvalidTypeError
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.plan.view_components import ViewComponent, column
 from spark_jobs.worker.fleet_client import FleetAddress
@@ -99,9 +99,9 @@ def build_group_state(grouped: GroupedData, definition: GroupFunction, stateful_
     """
     mode = function_mode(definition.output_mode, stateful_mode)
     if not callable(definition.function):
-        raise InvalidRequestError("the function is called for each key", given=type(definition.function).__name__)
+        raise InvalidTypeError("the function is called for each key", given=type(definition.function).__name__)
     if definition.timeout_conf not in _TIMEOUTS:
-        raise InvalidRequestError(f"timeoutConf is one of {', '.join(_TIMEOUTS)}", timeoutConf=definition.timeout_conf)
+        raise InvalidArgumentError(f"timeoutConf is one of {', '.join(_TIMEOUTS)}", timeoutConf=definition.timeout_conf)
     output, state = struct_type(definition.output, "outputStructType"), struct_type(definition.state, "stateStructType")
     columns = StateColumns(SPARK.arrow_schema(state))
     given_rows = GroupedInput.of(

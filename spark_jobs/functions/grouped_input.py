@@ -11,7 +11,6 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.types import _parse_datatype_string
 
-from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import Field
 from coordinator.model.type_names import payload_type
 from spark_jobs.functions.group_task import GroupView
@@ -20,6 +19,7 @@ from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import event_time, event_time_column
 from spark_jobs.plan.keys import Key, key_of, leaf_field
 from spark_jobs.plan.logical import analysed
+from spark_jobs.plan.spark_errors import InvalidArgumentError, InvalidTypeError, RefusedQueryError
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.plan.state_types import REMEDIES
 from spark_jobs.plan.storable import has_duplicate_names, is_changed
@@ -78,15 +78,15 @@ class GroupedInput:
         node = analysed(counted)
         key_names = counted.columns[:-1]
         if node.kind != "Aggregate" or not key_names:
-            raise InvalidRequestError("group by the columns of a key first; for one state of everything, by a constant")
+            raise RefusedQueryError("group by the columns of a key first; for one state of everything, by a constant")
         if len(node.grouping) > len(key_names):
             # It groups by the number of the grouping set as well, which is no column.
-            raise InvalidRequestError(
+            raise RefusedQueryError(
                 "a function has one state for each key: group by the columns of a key; rollup and cube are for agg"
             )
         if any(expression.is_session for expression in node.grouping):
             # Spark does not have such a column here.
-            raise InvalidRequestError(
+            raise RefusedQueryError(
                 "a function's keys are no session windows, which change as rows come; keep the session in the function's state, and "
                 "end it by a timeout"
             )
@@ -127,21 +127,21 @@ def struct_type(definition: T.DataType | str, subject: str) -> T.StructType:
     """
     kind = _parse_datatype_string(definition) if isinstance(definition, str) else definition
     if not isinstance(kind, T.StructType) or not kind.fields:
-        raise InvalidRequestError(f"{subject} is a struct of at least one column", got=definition)
+        raise InvalidTypeError(f"{subject} is a struct of at least one column", got=definition)
     if len(set(kind.names)) < len(kind.names):
-        raise InvalidRequestError(f"columns of {subject} have distinct names", columns=kind.names)
+        raise RefusedQueryError(f"columns of {subject} have distinct names", columns=kind.names)
     for item in kind.fields:
         _check_values(item.dataType, f"{subject}: {item.name}")
         try:
             SPARK.arrow_type(item.dataType)
         except (TypeError, ValueError) as error:
-            raise InvalidRequestError(
+            raise RefusedQueryError(
                 f"{subject} has a column of a type that Arrow does not carry; cast it",
                 column=item.name,
                 type=item.dataType.simpleString(),
             ) from error
         if has_duplicate_names(item.dataType):
-            raise InvalidRequestError(
+            raise RefusedQueryError(
                 f"{subject} has a struct with fields of one name; give them names of their own",
                 column=item.name,
                 type=item.dataType.simpleString(),
@@ -185,7 +185,7 @@ def _check_values(kind: T.DataType, subject: str) -> None:
         for field in kind.fields:
             _check_values(field.dataType, subject)
     elif kind.typeName() in REMEDIES:
-        raise InvalidRequestError(
+        raise RefusedQueryError(
             f"values of this type do not go to or from a function with state; {REMEDIES[kind.typeName()]}",
             column=subject,
             type=kind.simpleString(),
@@ -195,28 +195,26 @@ def _check_values(kind: T.DataType, subject: str) -> None:
 def _check_names(key_names: Sequence[str], attributes: Sequence[Expression], reserved: Sequence[str]) -> None:
     names = [attribute.name for attribute in attributes]
     if len(set(names)) < len(names):
-        raise InvalidRequestError(
-            "columns of one name cannot be told apart by the function; rename them", columns=names
-        )
+        raise RefusedQueryError("columns of one name cannot be told apart by the function; rename them", columns=names)
     for attribute in attributes:
         _check_values(attribute.type, attribute.name)
         if has_duplicate_names(attribute.type):
-            raise InvalidRequestError(
+            raise RefusedQueryError(
                 "fields of one name cannot be told apart by the function; give them names of their own, or select those that it needs",
                 column=attribute.name,
                 type=attribute.type.simpleString(),
             )
     for name in set(reserved) & set(names):
-        raise InvalidRequestError(f"the function is given its rows with a column {name} of its own; rename yours")
+        raise RefusedQueryError(f"the function is given its rows with a column {name} of its own; rename yours")
     if len(set(key_names)) < len(key_names):
-        raise InvalidRequestError("grouping columns have distinct names; use alias", columns=list(key_names))
+        raise RefusedQueryError("grouping columns have distinct names; use alias", columns=list(key_names))
 
 
 def _late_time(attributes: Sequence[Expression]) -> Column:
     """Return the event time of a row (of a window, its end), in microseconds: the first column with a watermark, as in Spark."""
     marked = next((attribute for attribute in attributes if attribute.watermark_delay_ms is not None), None)
     if marked is None:
-        raise InvalidRequestError(
+        raise RefusedQueryError(
             "event-time timeouts need a watermark, and its column among those that reach the function; call withWatermark "
             "before fleet.stateful"
         )
@@ -233,11 +231,11 @@ def function_mode(output_mode: str, stateful_mode: str | None) -> str:
     InvalidRequestError
         The mode is neither append nor update, or the two differ.
     """
-    mode = output_mode.lower()
+    mode = str(output_mode).lower()
     if mode not in ("append", "update"):
-        raise InvalidRequestError("the output mode of a function is append or update", outputMode=output_mode)
+        raise InvalidArgumentError("the output mode of a function is append or update", outputMode=output_mode)
     if stateful_mode not in (None, mode):
-        raise InvalidRequestError(
+        raise InvalidArgumentError(
             "the output modes of fleet.stateful and of its function differ", stateful=stateful_mode, function=mode
         )
     return mode

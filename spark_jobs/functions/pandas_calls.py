@@ -15,11 +15,11 @@ import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupState
 
-from coordinator.model.errors import InvalidRequestError
 from spark_jobs.functions.frames import PandasForm
 from spark_jobs.functions.groups import Groups
 from spark_jobs.functions.state_batch import NO_TIMEOUT, StateBatch
 from spark_jobs.functions.values import to_arrow, to_python
+from spark_jobs.plan.spark_errors import StateCallError
 
 __all__ = ["PandasCalls", "PandasFunction"]
 
@@ -74,7 +74,7 @@ class PandasCalls:
             rows = [tuple(result._value) if result._updated else empty for result in results]
             for row in rows:
                 if len(row) != len(self.state):
-                    raise InvalidRequestError(
+                    raise StateCallError(
                         "the state was updated with another number of values than it has columns",
                         columns=self.state.names,
                         values=len(row),

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from coordinator.model.errors import InvalidRequestError
+from spark_jobs.plan.spark_errors import StateCallError
 
 __all__ = ["Raw", "RowValues", "to_arrow", "to_python"]
 
@@ -127,7 +127,7 @@ class RowValues:
         """
         values = self._ordered(user_values)
         if values is None or len(values) != len(self._types):
-            raise InvalidRequestError(
+            raise StateCallError(
                 f"{self._what} takes a tuple with one value for each of its columns; nothing was changed",
                 columns=self.kind.names,
                 got=user_values,
@@ -137,14 +137,14 @@ class RowValues:
                 values = tuple([to_arrow(value, kind) for value, kind in zip(values, self._types, strict=True)])
             fitting = [_fits(value, kind) for value, kind in zip(values, self._types, strict=True)]
         except (AttributeError, TypeError, ValueError, KeyError) as error:
-            raise InvalidRequestError(
+            raise StateCallError(
                 f"{self._what} has columns of other types ({error}); nothing was changed",
                 type=self.kind.simpleString(),
                 got=user_values,
             ) from error
         if not all(fitting):
             item = self.kind.fields[fitting.index(False)]
-            raise InvalidRequestError(
+            raise StateCallError(
                 f"{self._what} was given a value that does not fit its column, and would have become another one; nothing was changed; "
                 "cast it",
                 column=item.name,
@@ -161,7 +161,7 @@ class RowValues:
         if sorted(names) == self._names and len(set(names)) == len(names):
             return tuple([user_values[names.index(name)] for name in self.kind.names])
         if self._needs_names:
-            raise InvalidRequestError(
+            raise StateCallError(
                 f"{self._what} was given a Row whose fields are not its columns; nothing was changed; name them as the columns, or "
                 "give a tuple in their order",
                 columns=self.kind.names,
@@ -190,7 +190,7 @@ class RowValues:
         try:
             return pa.array(values, kind)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise InvalidRequestError(
+            raise StateCallError(
                 f"{self._what} was given a value that does not fit its column ({error}); the batch changed nothing; cast it",
                 column=name,
                 type=kind,

@@ -9,12 +9,12 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import AccumulatorKind
 from spark_jobs.operators import counted_functions, sketch_functions
 from spark_jobs.operators.accumulator_parts import Part, Use, doubles
 from spark_jobs.operators.fingerprint import fingerprint_of
 from spark_jobs.plan.aggregate_functions import AggregateExpression, AggregateFunction
+from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.state_types import list_field, state_field
 from spark_jobs.plan.storable import check_compared, stored, stored_type
 
@@ -51,21 +51,21 @@ def parts_of(spark: SparkSession, aggregate: AggregateExpression) -> tuple[Part,
     """
     text, function = aggregate.sql, aggregate.function
     if aggregate.is_distinct:
-        raise InvalidRequestError(
+        raise RefusedQueryError(
             "Distinct aggregations are not supported on streaming DataFrames, as in Spark; consider using approx_count_distinct() "
             "instead, or group by the column as well and count the groups in a query over the results",
             aggregate=text,
         )
     supported = FUNCTIONS.get(function.kind)
     if supported is None:
-        raise InvalidRequestError(
+        raise RefusedQueryError(
             f"this aggregate is not held by the fleet yet; it holds {', '.join(supported_functions())}; "
             + _REMEDIES.get(function.kind, "use one of these, or Spark's own groupBy for this query"),
             aggregate=text,
             function=function.sql_name,
         )
     if function.added_option:
-        raise InvalidRequestError(
+        raise RefusedQueryError(
             f"the fleet does not have {function.added_option} of this aggregate; leave it out, or use Spark's own groupBy",
             aggregate=text,
             function=function.sql_name,

@@ -16,7 +16,6 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import Accumulator, StateSchema
 from spark_jobs.operators.accumulator_parts import Part
 from spark_jobs.operators.accumulators import FUNCTIONS, emitted_result, parts_of
@@ -24,9 +23,10 @@ from spark_jobs.operators.session_windows import Session
 from spark_jobs.operators.view_aggregates import aggregation_view
 from spark_jobs.plan.aggregate_functions import AggregateExpression
 from spark_jobs.plan.catalyst import Expression
-from spark_jobs.plan.event_time import event_time, event_time_column
+from spark_jobs.plan.event_time import event_time, event_time_column, several_event_times
 from spark_jobs.plan.keys import Key, key_of, leaf_field
 from spark_jobs.plan.logical import Plan, analysed, empty_frame, projected, resolved
+from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.state_types import spark_field
 from spark_jobs.plan.storable import restored, stored_type
 from spark_jobs.worker.exchange import HASH_COLUMN, KEEP_COLUMN
@@ -185,7 +185,7 @@ def build_plan(aggregated: DataFrame, output_mode: str | None) -> AggregatePlan:
     """
     node = analysed(aggregated)
     if node.kind != "Aggregate":
-        raise InvalidRequestError(
+        raise RefusedQueryError(
             "the fleet runs plain aggregations of groups; this one becomes something else in Spark; aggregate first, and put what "
             "goes beyond that into a select on the result",
             operator=node.kind,
@@ -196,9 +196,11 @@ def build_plan(aggregated: DataFrame, output_mode: str | None) -> AggregatePlan:
     for output in outputs:
         builder.collect(output, grouping.expressions)
     refused = grouping.refused_modes()
+    if several := several_event_times(grouping.expressions, aggregated.sparkSession):
+        refused |= {"append": several, "update": several}
     mode = output_mode or ("append" if "update" in refused else "update")
     if output_mode in refused:
-        raise InvalidRequestError(refused[output_mode])
+        raise RefusedQueryError(refused[output_mode])
     inputs = [*([] if grouping.session is None else grouping.session.inputs()), *builder.inputs]
     prepared = _prepared(node.child, grouping, inputs)
     schema = _schema(prepared, grouping, [name for name, _ in inputs], tuple(builder.accumulators), mode)
@@ -246,7 +248,7 @@ class _Grouping:
         expressions = tuple(node.grouping)
         session = Session.among(expressions)
         if session is not None and node.child.kind == "Expand":
-            raise InvalidRequestError(
+            raise RefusedQueryError(
                 "session windows are not rolled up (Spark fails in the first batch of such a query); group by them, and once more "
                 "without the columns that are to be left out"
             )

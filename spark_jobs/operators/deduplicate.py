@@ -9,14 +9,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 from spark_jobs.plan.catalyst import Expression
-from spark_jobs.plan.event_time import event_time, event_time_column, watermark_time
+from spark_jobs.plan.event_time import event_time, event_time_column, several_event_times, watermark_time
 from spark_jobs.plan.keys import Key, key_of, leaf_field
 from spark_jobs.plan.logical import analysed
 from spark_jobs.plan.operator_plan import check_output_mode
 from spark_jobs.plan.row_columns import ProjectedPlan, RowColumns
+from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.plan.storable import is_changed
 from spark_jobs.plan.view_components import ViewComponent, column
@@ -42,14 +42,16 @@ def build_deduplicate(marked: DataFrame, output_mode: str, *, within_watermark: 
     check_output_mode(name, output_mode, ("append", "update"))
     node = analysed(marked)
     if not node.keys:
-        raise InvalidRequestError(
+        raise RefusedQueryError(
             f"{name} of no columns is nothing that Spark runs on a stream; leave the columns out for all of them, or use limit(1) for "
             "the first row"
         )
     attributes = node.child.output
+    if several := several_event_times(attributes, marked.sparkSession):
+        raise RefusedQueryError(several)
     delay_ms, time = event_time(attributes)
     if within_watermark and (delay_ms is None or time is None):
-        raise InvalidRequestError(
+        raise RefusedQueryError(
             "dropDuplicatesWithinWatermark needs a watermark; call withWatermark on the event-time column first"
         )
     normalised = SPARK.NORMALISES_DUPLICATES

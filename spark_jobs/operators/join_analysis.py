@@ -8,10 +8,10 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from coordinator.model.errors import InvalidRequestError
 from spark_jobs.plan.catalyst import Expression, conjunction
 from spark_jobs.plan.join_rules import check_join, equi_join, pushed_down, state_watermarks_ms, with_condition
 from spark_jobs.plan.logical import Plan, analysed
+from spark_jobs.plan.spark_errors import RefusedQueryError
 from store_actors.operators.join_schema import JoinType
 
 __all__ = ["JoinNode", "analysed_join", "lags_ms"]
@@ -92,7 +92,7 @@ def analysed_join(joined: DataFrame) -> JoinNode:
     pushed = pushed_down(join)
     equal = equi_join(pushed)
     if equal is None:
-        raise InvalidRequestError(
+        raise RefusedQueryError(
             "a join of two streams needs an equality between columns of both sides, as in Spark; add one to the condition",
             join=sql,
         )
@@ -112,14 +112,14 @@ def analysed_join(joined: DataFrame) -> JoinNode:
 def _check(join: Plan, sql: str) -> None:
     """Refuse a join that Spark does not run."""
     if sql not in _TYPES:
-        raise InvalidRequestError(
+        raise RefusedQueryError(
             "Spark has inner, left outer, right outer, full outer and left semi joins of two streams; use one of these",
             join=sql,
         )
     try:
         check_join(join, _of_event_time(join, join.join_condition, needs_both=False))
     except AnalysisException as error:
-        raise InvalidRequestError(
+        raise RefusedQueryError(
             "Spark does not run this join of two streams; an outer or semi join needs event time with a watermark among its equal "
             "keys, or a watermark on the side that may lack a match (the right one of a left outer or left semi join) and a "
             "condition that bounds the other side's rows by it",
@@ -206,7 +206,7 @@ def lags_ms(spark: SparkSession, node: JoinNode) -> tuple[int | None, int | None
         ends = [watermarks[side] for watermarks in kept]
         side_lags = {None if end is None else probe - end for probe, end in zip(_PROBES, ends, strict=True)}
         if len(side_lags) > 1:
-            raise InvalidRequestError(
+            raise RefusedQueryError(
                 "the times of this join's condition are not a fixed time apart; compare them with intervals added or subtracted"
             )
         lags.append(side_lags.pop())

@@ -13,6 +13,7 @@ from coordinator.model.type_names import string_to_type
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.expression_trees import Node, NotExpressibleError, TreeWriter
 from spark_jobs.plan.logical import Plan
+from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.state_types import state_field
 from store_actors.operators.join_condition import PairCondition
 
@@ -81,7 +82,7 @@ def split_condition(
             for computed, size in zip(split.computed, before, strict=True):
                 del computed[size:]
             if not is_inner:
-                raise InvalidRequestError(
+                raise RefusedQueryError(
                     "the fleet cannot evaluate a part of this join's condition on pairs of rows, and after an outer or semi join "
                     "it would be too late; write it with comparisons, and/or/not and + - * over expressions of one side each",
                     part=conjunct.sql,

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql import Column
 
-from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import ROW_COLUMN, Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.keys import Key, KeyTree
+from spark_jobs.plan.spark_errors import RefusedQueryError
 
 __all__ = ["Session"]
 
@@ -37,7 +37,7 @@ class Session:
         if window is None:
             return None
         if len(grouping) < 2:
-            raise InvalidRequestError(
+            raise RefusedQueryError(
                 "a session window needs at least one more grouping column, as in Spark; group by what the sessions are of"
             )
         return cls(window)

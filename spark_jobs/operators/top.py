@@ -10,7 +10,6 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from coordinator.model.errors import InvalidRequestError
 from coordinator.model.nested_types import is_nested
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import event_time, event_time_column
@@ -18,6 +17,7 @@ from spark_jobs.plan.keys import key_of, leaf_field
 from spark_jobs.plan.logical import Plan, analysed
 from spark_jobs.plan.operator_plan import check_output_mode
 from spark_jobs.plan.row_columns import ProjectedPlan, Result, RowColumns
+from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.view_components import ViewComponent, column
 from spark_jobs.worker.exchange import HASH_COLUMN
 from store_actors.operators.top_schema import RANK_COLUMN, top_schema
@@ -48,7 +48,7 @@ def build_top(
     """
     check_output_mode("topN" if rank else "keepLast", output_mode, ("update",))
     if not order_by:
-        raise InvalidRequestError("name at least one column to order by")
+        raise RefusedQueryError("name at least one column to order by")
     expressions, child = _partition(df, partition_by)
     keys = [key_of(expression, f"k{index}") for index, expression in enumerate(expressions)]
     attributes = analysed(df).output
@@ -102,9 +102,7 @@ def _partition(df: DataFrame, partition_by: Sequence[ColumnLike]) -> tuple[list[
     node = analysed(df.groupBy(*partition_by).agg(F.count(F.lit(1))))
     expressions = node.grouping
     if any(expression.is_session for expression in expressions):
-        raise InvalidRequestError(
-            "rows are not partitioned by session windows, which change as rows come; use F.window"
-        )
+        raise RefusedQueryError("rows are not partitioned by session windows, which change as rows come; use F.window")
     return expressions, node.child
 
 
@@ -121,7 +119,7 @@ def _order(
     for index, item in enumerate(node.sorting):
         key = key_of(item.expression, f"o{index}", normalised=False)
         if len(key.leaves) != 1 or is_nested(key.leaves[0].type):
-            raise InvalidRequestError(
+            raise RefusedQueryError(
                 "rows are ordered by simple columns; name the fields of a struct, or the elements of an array",
                 column=item.sql,
             )

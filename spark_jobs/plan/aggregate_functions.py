@@ -11,8 +11,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from coordinator.model.errors import InvalidRequestError
 from spark_jobs.plan.catalyst import CATALYST, Expression, java_class, optional, scala_list, scala_seq
+from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.spark_version import SPARK
 
 __all__ = ["AggregateExpression", "AggregateFunction", "CountMinTable", "Registers", "nearest_biases"]
@@ -142,7 +142,7 @@ class AggregateFunction(Expression):
         try:
             return int(self._java.lgConfigK())
         except PySparkException as error:
-            raise InvalidRequestError(str(error), aggregate=self.sql) from error
+            raise RefusedQueryError(str(error), aggregate=self.sql) from error
 
     @property
     def may_differ(self) -> bool:

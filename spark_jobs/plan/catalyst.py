@@ -22,7 +22,7 @@ from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import Column
 from pyspark.sql.types import DataType, _parse_datatype_json_string
 
-from coordinator.model.errors import InvalidRequestError
+from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.spark_version import SPARK, class_name
 
 __all__ = [
@@ -135,7 +135,7 @@ class Expression:
             data_type = _parse_datatype_json_string(self._java.dataType().json())
             if data_type.typeName() != "interval":
                 return data_type
-        raise InvalidRequestError(
+        raise RefusedQueryError(
             "PySpark has no type for values that the operator would keep; select the column away before the operator, or cast it to a "
             "string; of an interval, make one of days and time, or of years and months (make_dt_interval, make_ym_interval)",
             column=self.sql,

@@ -11,8 +11,9 @@ plan, so a filter that Spark moves below the watermark is allowed.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,10 +21,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import EventTime
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.logical import Plan, analysed
+from spark_jobs.plan.spark_errors import RefusedQueryError
+from spark_jobs.plan.stateful_exchange import compiled_entry
 from spark_jobs.worker.exchange import EVENT_TIME_COLUMN, ROUTE_COLUMN
 
 __all__ = [
@@ -34,12 +36,15 @@ __all__ = [
     "event_time_column",
     "event_time_rules",
     "operators_of",
+    "several_event_times",
     "state_of_task",
     "used_of",
     "watermark_time",
 ]
 
 _WATERMARK = "EventTimeWatermark"
+#: With it off, Spark takes the first of several columns of event time.
+_ALLOWS_MULTIPLE = "spark.sql.streaming.statefulOperator.allowMultiple"
 _POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 #: Nodes that pass on every row of their only child.
 _TRANSPARENT = frozenset({"Project", "SubqueryAlias", "Repartition", "RepartitionByExpression", "Expand"})
@@ -49,7 +54,7 @@ _ROW_BY_ROW = frozenset({"Project", "SubqueryAlias", "Filter", "Generate", "Expa
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """An operator of the fleet as others see it: its facts are written into the plan, where the operators that it feeds find them.
+    """An operator of the fleet as others see it: the plan has a name of its facts, by which the operators that it feeds find them.
 
     Attributes
     ----------
@@ -103,9 +108,15 @@ class Upstream:
     by_python: str | None = None
     accumulators: Sequence[Mapping[str, Any]] | None = None
 
-    def route_column(self) -> str:
-        """Return the name of the column by which the operator's exchange is partitioned; ``Route.java`` parses it."""
-        return f"{ROUTE_COLUMN}:{json.dumps(asdict(self))}"
+    def route_column(self, spark: SparkSession) -> str:
+        """Return the name of the column by which the operator's exchange is partitioned, under which its facts are kept.
+
+        The facts are not in the plan, as users see the plan in errors.
+        """
+        facts = json.dumps(asdict(self))
+        name = f"{ROUTE_COLUMN}:{self.state}:{hashlib.sha256(facts.encode()).hexdigest()[:8]}"
+        compiled_entry(spark).keepFacts(name, facts)
+        return name
 
     @classmethod
     def of_plan(cls, node: Plan) -> Upstream | None:
@@ -115,7 +126,7 @@ class Upstream:
         for expression in node.partitioning:
             name = expression.name if expression.is_attribute else ""
             if name.startswith(f"{ROUTE_COLUMN}:"):
-                facts = json.loads(name.partition(":")[2])
+                facts = json.loads(compiled_entry(node.spark).factsOf(name))
                 return cls(**{**facts, "sources": tuple(facts["sources"])})
         return None
 
@@ -162,7 +173,7 @@ def _branch(frame: DataFrame) -> Branch:
     upstream = tuple(_operators_below(plan))
     marks = _count(plan)
     if marks > 1 or (marks and upstream):
-        raise InvalidRequestError(
+        raise RefusedQueryError(
             "several watermarks meet below this operator in a join of Spark's own, and an operator that closes early must know each; "
             "leave closing out, join the streams with fleet.stateful(..).join, or call withWatermark once, on the result"
         )
@@ -171,7 +182,7 @@ def _branch(frame: DataFrame) -> Branch:
     node = plan.optimised()
     while node.kind != _WATERMARK:
         if not _passes_all_rows(node):
-            raise InvalidRequestError(
+            raise RefusedQueryError(
                 "something between withWatermark and an operator that closes early can change which rows the watermark counts; leave "
                 "closing out, or call withWatermark after it, as the last step before fleet.stateful",
                 operator=node.node_name,
@@ -277,6 +288,18 @@ def event_time(attributes: Sequence[Expression]) -> tuple[int | None, Column | N
         return marked[0][1], None
     attribute, delay = times[0]
     return delay, attribute.column().cast("timestamp")
+
+
+def several_event_times(expressions: Iterable[Expression], spark: SparkSession) -> str | None:
+    """Return why an operator with these columns cannot run: Spark cannot tell by which one rows are late; None if it can."""
+    marked = {expression.id: expression.name for expression in expressions if expression.watermark_delay_ms is not None}
+    if len(marked) < 2 or spark.conf.get(_ALLOWS_MULTIPLE, "true") != "true":
+        return None
+    return (
+        "the operator has several columns of event time with a watermark, and Spark ends such a query in its first batch (More than "
+        "one event time columns are available); keep one, and make the others expressions, such as ts + interval 0 seconds: "
+        + ", ".join(marked.values())
+    )
 
 
 def watermark_time(attribute: Expression) -> Column:

@@ -9,10 +9,10 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from coordinator.model.errors import InvalidRequestError
 from coordinator.model.nested_types import is_nested
 from coordinator.model.schema import Field
 from spark_jobs.plan.catalyst import Expression
+from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.state_types import state_field
 from spark_jobs.plan.storable import check_compared, has_map, is_changed, restored, stored, stored_type
 
@@ -95,7 +95,7 @@ def key_of(expression: Expression, path: str, *, normalised: bool = True, compar
     if compared:
         check_compared(expression.type, expression.sql)
         if has_map(expression.type):
-            raise InvalidRequestError(
+            raise RefusedQueryError(
                 "maps are no keys: two that are equal may have their entries in another order; use "
                 "array_sort(map_entries(..)) of the map instead",
                 column=expression.sql,

@@ -31,6 +31,11 @@ class Plan:
     _java: Any
     _spark: SparkSession
 
+    @property
+    def spark(self) -> SparkSession:
+        """Its session."""
+        return self._spark
+
     def frame(self) -> DataFrame:
         """Return the DataFrame of an analysed plan."""
         dataset = java_class("org.apache.spark.sql.Dataset")

@@ -10,12 +10,12 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.plan.bounds import warn_if_unbounded
 from spark_jobs.plan.event_time import Branch, Upstream, branches_of, event_time_rules
 from spark_jobs.plan.logical import Plan, analysed
+from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.timing import output_lag_ms, query_modes, runs_again
 from spark_jobs.worker.exchange import EVENT_TIME_COLUMN
 from spark_jobs.worker.fleet_client import FleetAddress
@@ -168,7 +168,7 @@ class RoutedOperator:
         below = _check_below(plan.inputs, state)
         for operator in below:
             if operator.uri != uri:
-                raise InvalidRequestError(
+                raise RefusedQueryError(
                     "the stateful operators of a query live in one fleet; connect to the same one for all of them",
                     state=state,
                     other_state=operator.state,
@@ -183,7 +183,7 @@ class RoutedOperator:
         flat = [branch for of_input in branches for branch in of_input]
         for frame, of_input in zip(plan.inputs, branches, strict=True):
             if EVENT_TIME_COLUMN not in frame.columns and any(branch.delay_ms is not None for branch in of_input):
-                raise InvalidRequestError(
+                raise RefusedQueryError(
                     "the column that withWatermark named is gone before the stateful operator, which needs it to move the "
                     "watermark; keep it in the select",
                     state=state,
@@ -260,7 +260,7 @@ def check_output_mode(operator: str, output_mode: str, supported: Sequence[str])
         The mode is not supported; the error names those that are.
     """
     if output_mode not in supported:
-        raise InvalidRequestError(
+        raise RefusedQueryError(
             f"{operator} has no {output_mode} mode; leave outputMode out, or use {' or '.join(supported)} mode",
             outputMode=output_mode,
         )
@@ -274,12 +274,12 @@ def _check_below(inputs: Sequence[DataFrame], state: str) -> list[Upstream]:
         for operator, exchange in _operators_below(analysed(frame), state):
             # A DataFrame may be an input twice, as in a self join: it is the same operator, which commits each batch once.
             if operator.state == state or not exchange.has_result_of(exchanges.setdefault(operator.state, exchange)):
-                raise InvalidRequestError(
+                raise RefusedQueryError(
                     "two stateful operators of a query have the same name, and would share one state; give each a name of its own",
                     state=operator.state,
                 )
             if not operator.appends:
-                raise InvalidRequestError(
+                raise RefusedQueryError(
                     "an operator that emits a row again when it changes cannot feed another stateful operator, which would count it "
                     "twice; use append mode below, or write its results to a sink and read them in a second query",
                     state=operator.state,
@@ -298,7 +298,7 @@ def _operators_below(plan: Plan, state: str) -> Iterator[tuple[Upstream, Plan]]:
         return
     may_change = plan.kind == "Aggregate" or (plan.kind in _OF_A_FUNCTION and plan.output_mode != "Append")
     if may_change and plan.is_streaming:
-        raise InvalidRequestError(
+        raise RefusedQueryError(
             "a stateful operator of Spark's own stands below this one, which would count its rows again whenever they change; make "
             "that one an operator of the fleet in append mode (fleet.stateful), or write its results to a sink and read them in a "
             "second query",

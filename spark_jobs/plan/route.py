@@ -36,8 +36,8 @@ def route_plan(operator: RoutedOperator, metadata: StateMetadata, address: Fleet
             inputs.append(
                 branch.frame.mapInArrow(ExchangeTask(schema, num_shards, marked, number, metadata.state_name), kind)
             )
-    # Operators that this one feeds find its facts in the name of the column.
-    route = operator.upstream.route_column()
+    # Operators that this one feeds find its facts by the name of the column.
+    route = operator.upstream.route_column(inputs[0].sparkSession)
     chunks = reduce(DataFrame.unionAll, inputs).withColumnRenamed(ROUTE_COLUMN, route)
     is_marked = operator.upstream.mode in (None, "complete")
     if is_marked and "append" in operator.upstream.modes:

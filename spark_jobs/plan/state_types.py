@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import Field
 from coordinator.model.type_names import (
     bins_type,
@@ -20,6 +19,7 @@ from coordinator.model.type_names import (
     type_to_string,
     words_type,
 )
+from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.storable import check_compared
 
 __all__ = [
@@ -126,7 +126,7 @@ def _type_name(data_type: T.DataType, subject: str, *, nested: bool = False) -> 
         return f"decimal({data_type.precision},{data_type.scale})"
     name = _NAMES.get(type(data_type))
     if name is None:
-        raise InvalidRequestError(
+        raise RefusedQueryError(
             "a fleet's state holds numbers, decimals, strings, binaries, booleans, dates, timestamps and intervals, as keys and values "
             "of rows also arrays, maps and structs of these; " + _remedy(data_type),
             column=subject,
@@ -161,7 +161,7 @@ def _nested_name(data_type: T.ArrayType | T.MapType | T.StructType, subject: str
             nested_field("key", data_type.keyType).with_nullable(False), nested_field("value", data_type.valueType)
         )
     elif not data_type.fields:
-        raise InvalidRequestError("a struct without fields holds nothing; leave it out", column=subject)
+        raise RefusedQueryError("a struct without fields holds nothing; leave it out", column=subject)
     else:
         kind = pa.struct([nested_field(inner.name, inner.dataType) for inner in data_type.fields])
     return type_to_string(kind)

@@ -20,7 +20,7 @@ from spark_jobs.plan.catalyst import CATALYST, WATERMARK_KEY, java_class
 from spark_jobs.plan.logical import Plan
 from spark_jobs.plan.spark_version import SPARK, executor_code, with_moved_classes
 
-__all__ = ["install", "joined_source", "marked_as_aggregation", "with_event_time", "with_sparks_own"]
+__all__ = ["compiled_entry", "install", "joined_source", "marked_as_aggregation", "with_event_time", "with_sparks_own"]
 
 _SOURCES = Path(__file__).with_name("java")
 _PACKAGE = "statefleet.spark"
@@ -56,7 +56,7 @@ def install(spark: SparkSession, driver: Callable[[str], str]) -> None:
     """
     try:
         gateway = spark.sparkContext._gateway
-        sessions = _compiled(gateway)
+        sessions = compiled_entry(spark)
         if not sessions.isInstalled(spark._jsparkSession):
             ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
             sessions.install(spark._jsparkSession, _Driver(driver), executor_code("HandOver.java"))
@@ -67,6 +67,11 @@ def install(spark: SparkSession, driver: Callable[[str], str]) -> None:
             spark=spark.version,
             cause=str(error).partition("\n")[0],
         ) from error
+
+
+def compiled_entry(spark: SparkSession) -> Any:
+    """Return the entry of the compiled classes (``Sessions.java``), of which a JVM has one."""
+    return _compiled(spark.sparkContext._gateway)
 
 
 @cache

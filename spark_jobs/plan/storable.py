@@ -15,8 +15,8 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from coordinator.model.errors import InvalidRequestError
 from spark_jobs.plan.catalyst import Expression
+from spark_jobs.plan.spark_errors import RefusedQueryError
 
 __all__ = [
     "check_compared",
@@ -69,7 +69,7 @@ def check_compared(kind: T.DataType, subject: str) -> None:
     """
     collation = collation_of(kind)
     if collation is not None:
-        raise InvalidRequestError(
+        raise RefusedQueryError(
             "strings of this collation may be equal although their bytes differ, and the fleet compares, groups and hashes strings by "
             "their bytes; use collate(.., 'UTF8_BINARY'), or a column that is the same for equal strings, such as lower(..)",
             column=subject,

@@ -43,9 +43,18 @@ def runs_again(schema: StateSchema) -> str:
 
 
 def query_modes(schema: StateSchema) -> tuple[str, ...]:
-    """Return the output modes of a query whose last operator this is: append and update are equal if emitted rows are final."""
-    final = (OperatorKind.DEDUPLICATE, OperatorKind.JOIN, OperatorKind.LIMIT, OperatorKind.PARTITIONS)
-    return ("append", "update") if schema.operator in final else (schema.output_mode,)
+    """Return the output modes of a query whose last operator this is: append and update are equal if emitted rows are final.
+
+    Of a processor's rows only the processor knows whether they are: as in Spark, its own mode does not bind the query.
+    """
+    either = (
+        OperatorKind.DEDUPLICATE,
+        OperatorKind.JOIN,
+        OperatorKind.LIMIT,
+        OperatorKind.PARTITIONS,
+        OperatorKind.TRANSFORM,
+    )
+    return ("append", "update") if schema.operator in either else (schema.output_mode,)
 
 
 def output_lag_ms(schema: StateSchema) -> int:

@@ -47,6 +47,9 @@ log = logging.getLogger(__name__)
 #: loopback by itself.
 _LOOPBACK = "127.0.0.9" if sys.platform == "linux" else None
 
+#: How often a local Ray is started: on a machine with much else to do its agent may miss the deadline that Ray has for it.
+_STARTS = 2
+
 _started_ray = False
 
 
@@ -114,20 +117,28 @@ def ensure_ray(*, ray_address: str | None = None, num_cpus: int | None = None) -
         join_cluster(address)
         return
     with spark_environment():
-        try:
-            init_ray(
-                # Without it Ray would join any cluster that was started on this machine, which may be too small.
-                address="local",
-                num_cpus=num_cpus or _local_cpus(None),
-                include_dashboard=False,
-                _node_ip_address=_LOOPBACK,
-            )
-        except Exception as error:  # Ray's own start-up raises errors of many classes, often a bare Exception
-            raise SetupError(
-                "Ray could not be started on this machine; nothing was started; `statefleet doctor` checks memory, disks and ports, "
-                "and Ray's logs are in /tmp/ray/session_latest/logs",
-                cause=" ".join(str(error).split())[:500] or type(error).__name__,
-            ) from error
+        for attempt in range(_STARTS):
+            try:
+                init_ray(
+                    # Without it Ray would join any cluster that was started on this machine, which may be too small.
+                    address="local",
+                    num_cpus=num_cpus or _local_cpus(None),
+                    include_dashboard=False,
+                    _node_ip_address=_LOOPBACK,
+                )
+                break
+            except Exception as error:  # Ray's own start-up raises errors of many classes, often a bare Exception
+                cause = " ".join(str(error).split())[:500] or type(error).__name__
+                if attempt + 1 < _STARTS:
+                    log.warning(
+                        "Ray did not start on this machine, perhaps as it was slow; it is started again: %s", cause
+                    )
+                    continue
+                raise SetupError(
+                    "Ray could not be started on this machine; its processes were ended; `statefleet doctor` checks memory, disks and "
+                    "ports, and Ray's logs are in /tmp/ray/session_latest/logs",
+                    cause=cause,
+                ) from error
     _started_ray = True
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from coordinator.model.errors import InvalidRequestError
 from spark_jobs.functions.group_task import FOUND
 from spark_jobs.functions.groups import Numbers, single_chunk
 from spark_jobs.functions.values import Raw
+from spark_jobs.plan.spark_errors import StateCallError
 from spark_jobs.transform.variables import EXPIRY, PLACE, Variable
 from spark_jobs.worker.state_store import StateStore
 
@@ -85,8 +85,13 @@ class Block:
         """Have no current key."""
         self._index = -1
 
-    def here(self) -> int:
+    def here(self, failing: str = "") -> int:
         """Return the index of the current key.
+
+        Parameters
+        ----------
+        failing
+            How PySpark's error about the call begins, by which its own tests know it; empty where nobody goes by it.
 
         Raises
         ------
@@ -94,7 +99,7 @@ class Block:
             There is no current key: the processor is in ``init`` or ``close``.
         """
         if self._index < 0:
-            raise InvalidRequestError(
+            raise StateCallError(
                 "state and timers belong to a key: use them in handleInputRows, handleExpiredTimer and handleInitialState only"
             )
         return self._index
@@ -103,9 +108,10 @@ class Block:
 class DeletedBlock(Block):
     """The block of a variable that the processor has deleted."""
 
-    def here(self) -> int:
+    def here(self, failing: str = "") -> int:
         """Raise an error: the variable was deleted."""
-        raise InvalidRequestError("the processor has deleted this state variable in init; it cannot be used")
+        prefix = f"{failing}: " if failing else ""
+        raise StateCallError(f"{prefix}the processor has deleted this state variable in init; it cannot be used")
 
 
 class VariableStore:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
+from pyspark.errors import ParseException
 from pyspark.sql import types as T
 from pyspark.sql.types import _parse_datatype_string
 
 from coordinator.model.errors import InvalidRequestError
 from spark_jobs.functions.grouped_input import struct_type
+from spark_jobs.plan.spark_errors import StateCallError
 from spark_jobs.transform.block import Block
 from spark_jobs.transform.states import ListState, MapState, ValueState
 from spark_jobs.transform.timers import Timers
@@ -104,9 +106,9 @@ class StatefulProcessorHandle:
     ) -> Variable:
         self._require_init(f"get{kind.value.capitalize()}State")
         if name in self._states:
-            raise InvalidRequestError("two state variables of a processor have this name; rename one", variable=name)
+            raise StateCallError("two state variables of a processor have this name; rename one", variable=name)
         if name in self._deleted:
-            raise InvalidRequestError(
+            raise StateCallError(
                 "init deletes this state variable, and it is run for each batch; delete it in one run of the query, and ask for it in "
                 "the next one",
                 variable=name,
@@ -121,12 +123,12 @@ class StatefulProcessorHandle:
         )
 
     def _struct(self, schema: T.StructType | str, subject: str) -> T.StructType:
-        if not isinstance(schema, str):
-            return struct_type(schema, subject)
         try:
-            return struct_type(self._schemas[schema], subject)
+            return struct_type(self._schemas[schema] if isinstance(schema, str) else schema, subject)
+        except (InvalidRequestError, ParseException) as error:
+            raise StateCallError(f"a state variable needs the type of its values: {error}") from error
         except KeyError:
-            raise InvalidRequestError(
+            raise StateCallError(
                 "init asks for a schema that it did not ask for when the query was built; it must ask for the same ones each time",
                 schema=schema,
             ) from None
@@ -137,7 +139,7 @@ class StatefulProcessorHandle:
 
     def _require_init(self, operation: str) -> None:
         if not self._is_open:
-            raise InvalidRequestError("state variables are asked for and deleted in init only", operation=operation)
+            raise StateCallError("state variables are asked for and deleted in init only", operation=operation)
 
     # -- timers ---------------------------------------------------------------------------------------------------
 
@@ -175,7 +177,7 @@ class StatefulProcessorHandle:
 
     def _checked_timers(self, operation: str) -> Timers:
         if self._time_mode is TimeMode.NONE:
-            raise InvalidRequestError(
+            raise StateCallError(
                 "there are no timers with timeMode None; use ProcessingTime or EventTime", operation=operation
             )
         return self._timers

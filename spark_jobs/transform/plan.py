@@ -11,13 +11,13 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.functions.grouped_input import GroupedInput, function_mode, pandas_settings, struct_type
 from spark_jobs.functions.user_state_task import UserStateTask
 from spark_jobs.plan.logical import quoted
 from spark_jobs.plan.operator_plan import ReduceTask
+from spark_jobs.plan.spark_errors import InvalidTypeError, RefusedQueryError, UnpicklableError
 from spark_jobs.session.spark_connect import check_classic
 from spark_jobs.transform.block import Block
 from spark_jobs.transform.handle import ParsedSchemas, StatefulProcessorHandle
@@ -215,14 +215,14 @@ def pickled_processor(processor: StatefulProcessor) -> bytes:
         It does not extend ``StatefulProcessor``, or cannot be pickled.
     """
     if not isinstance(processor, StatefulProcessor):
-        raise InvalidRequestError(
+        raise InvalidTypeError(
             "statefulProcessor is an object of a class that extends statefleet.StatefulProcessor, or with Spark 4 PySpark's own",
             got=type(processor).__name__,
         )
     try:
         pickled: bytes = cloudpickle.dumps(processor)  # type: ignore[attr-defined, no-untyped-call]
     except Exception as error:
-        raise InvalidRequestError(
+        raise UnpicklableError(
             f"the processor cannot be pickled ({error}), as it must to reach the workers; make what cannot be in init",
             processor=type(processor).__name__,
         ) from error
@@ -249,17 +249,17 @@ def check_event_time(name: str, output: T.StructType, mode: str, delay_ms: int |
     if not name:
         return
     if name not in output.names or not isinstance(output[name].dataType, T.TimestampType):
-        raise InvalidRequestError(
+        raise RefusedQueryError(
             "eventTimeColumnName is a timestamp column of outputStructType",
             eventTimeColumnName=name,
             columns=output.simpleString(),
         )
     if delay_ms is None:
-        raise InvalidRequestError(
+        raise RefusedQueryError(
             "eventTimeColumnName needs a watermark: call withWatermark before fleet.stateful", eventTimeColumnName=name
         )
     if mode != "append":
-        raise InvalidRequestError(
+        raise RefusedQueryError(
             "operators follow one whose rows stand: use outputMode Append with eventTimeColumnName", outputMode=mode
         )
 
@@ -278,14 +278,14 @@ def _initial(definition: Transformation, output: T.StructType, rows: GroupedInpu
     grouped = definition.initial
     check_classic(grouped)
     if not isinstance(grouped, GroupedData) or grouped._df.isStreaming:
-        raise InvalidRequestError(
+        raise InvalidTypeError(
             "initialState is a batch DataFrame grouped by the same columns: initial.groupBy(...)",
             got=type(grouped).__name__,
         )
     initial = GroupedInput.of(grouped, late_times=False)
     types = [[(field.name, field.type) for field in grouped_rows.keys] for grouped_rows in (rows, initial)]
     if types[0] != types[1]:
-        raise InvalidRequestError(
+        raise RefusedQueryError(
             "the initial state is grouped by columns of other types than the stream; cast them",
             stream=rows.key_type.simpleString(),
             initialState=initial.key_type.simpleString(),

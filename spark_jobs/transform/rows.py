@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from coordinator.model.errors import InvalidRequestError
 from spark_jobs.functions.groups import Groups
 from spark_jobs.functions.values import Raw, RowValues
+from spark_jobs.plan.spark_errors import StateCallError
 from spark_jobs.plan.spark_version import SPARK
 
 __all__ = ["RowForm", "Rows"]
@@ -82,7 +82,7 @@ class RowForm:
     def checked(self, emitted: Any) -> Iterator[Raw]:
         """Yield the rows that a processor returned; refuse anything else."""
         if not isinstance(emitted, Iterable) or isinstance(emitted, str | bytes | T.Row | dict):
-            raise InvalidRequestError(
+            raise StateCallError(
                 "a processor returns an iterator of Rows; yield them, or return a list", got=type(emitted).__name__
             )
         for row in emitted:

@@ -7,13 +7,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.model.errors import InvalidRequestError
 from spark_jobs.functions.values import Raw
+from spark_jobs.plan.spark_errors import StateCallError
 from spark_jobs.transform.block import Block, DeletedBlock, VariableStore
 from spark_jobs.transform.elements import ElementChanges, ElementState, Head
 from spark_jobs.transform.variables import Variable
 
 __all__ = ["ListState", "MapState", "ValueState"]
+
+#: PySpark says so of lists, too.
+_CHECKING = "Error checking value state exists"
 
 
 class ValueState:
@@ -30,7 +33,7 @@ class ValueState:
 
     def exists(self) -> bool:
         """Whether there is a value."""
-        return self._raw() is not None
+        return self._raw(_CHECKING) is not None
 
     def get(self) -> tuple[Any, ...] | None:
         """Return the value; None if there is none."""
@@ -52,8 +55,8 @@ class ValueState:
         """Remove the value, if there is one."""
         self._changed[self._block.here()] = None
 
-    def _raw(self) -> Raw | None:
-        index = self._block.here()
+    def _raw(self, failing: str = "") -> Raw | None:
+        index = self._block.here(failing)
         if index in self._changed:
             return self._changed[index]
         if self._stored is None:
@@ -103,7 +106,7 @@ class ListState(ElementState):
 
     def exists(self) -> bool:
         """Whether the list has elements."""
-        index = self._block.here()
+        index = self._block.here(_CHECKING)
         change = self._changed.get(index)
         if change is not None and (change.added or change.replaces):
             return bool(change.added)
@@ -157,7 +160,7 @@ class ListState(ElementState):
     def _checked(self, elements: Iterable[tuple[Any, ...]]) -> list[Raw]:
         rows = [self._rows.raw(element) for element in elements]
         if not rows:
-            raise InvalidRequestError(
+            raise StateCallError(
                 "a list is not set to, or appended, nothing; use clear to remove it", variable=self._variable.name
             )
         return rows
@@ -214,7 +217,7 @@ class MapState(ElementState):
 
     def exists(self) -> bool:
         """Whether the map has entries."""
-        return bool(self._map().values)
+        return bool(self._map("Error checking map state exists").values)
 
     def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Return the value under a key; None if there is none."""
@@ -275,8 +278,8 @@ class MapState(ElementState):
     def _key(self, key: tuple[Any, ...]) -> Raw:
         return _findable(self._keys.raw(key))
 
-    def _map(self) -> _Map:
-        index = self._block.here()
+    def _map(self, failing: str = "") -> _Map:
+        index = self._block.here(failing)
         if index not in self._maps:
             elements, head = self._read(), self._head(index)
             keys = [_findable(key) for key in elements.user_keys[index]]

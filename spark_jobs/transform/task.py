@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import Field, StateSchema
 from spark_jobs.functions.group_task import GroupView
 from spark_jobs.functions.groups import Groups
 from spark_jobs.functions.user_state_task import ProgramClient, UserBatch
+from spark_jobs.plan.spark_errors import StateCallError
 from spark_jobs.transform.block import Block
 from spark_jobs.transform.handle import StatefulProcessorHandle
 from spark_jobs.transform.processor import StatefulProcessor, TimerValues
@@ -107,7 +107,7 @@ class ProcessorProgram:
 
     def _check(self, handle: StatefulProcessorHandle) -> None:
         if handle.variables != self.variables:
-            raise InvalidRequestError(
+            raise StateCallError(
                 "init asks for other state variables than it did when the query was built; it must ask for the same ones each time",
                 built=[variable.name for variable in self.variables],
                 now=[variable.name for variable in handle.variables],
@@ -164,7 +164,7 @@ class _OpenProcessor:
             times = table.column(event_time).cast(pa.int64())
             earliest_us = pc.min(times).as_py()
             if earliest_us is not None and earliest_us <= watermark_ms * 1000:
-                raise InvalidRequestError(
+                raise StateCallError(
                     "the processor emitted a row whose event time is not after the watermark, by which the operators that follow go; "
                     "nothing was committed; emit later times, or leave late rows out",
                     column=event_time,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import DEFAULT_STORE
 from spark_jobs.functions.groups import key_codes
+from spark_jobs.plan.spark_errors import StateCallError
 from spark_jobs.transform.block import Block
 from spark_jobs.transform.variables import DUE, TIMER
 
@@ -44,7 +44,7 @@ class Timers:
     def _change(self, time_ms: int, *, exists: bool) -> None:
         index = self._block.here()
         if not -_FURTHEST_MS <= time_ms <= _FURTHEST_MS:
-            raise InvalidRequestError("a timer's time is in milliseconds since the epoch", expiryTimestampMs=time_ms)
+            raise StateCallError("a timer's time is in milliseconds since the epoch", expiryTimestampMs=time_ms)
         self._changed.setdefault(index, {})[int(time_ms)] = exists
 
     def times(self) -> list[int]:

@@ -25,7 +25,6 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import DEFAULT_STORE
 from coordinator.model.names import check_store_name
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field
@@ -33,6 +32,7 @@ from spark_jobs.functions.group_task import GroupView
 from spark_jobs.functions.groups import StateColumns
 from spark_jobs.functions.values import RowValues
 from spark_jobs.plan.expression_trees import Node
+from spark_jobs.plan.spark_errors import InvalidArgumentError, StateCallError
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.plan.storable import check_compared
 from spark_jobs.plan.view_components import ViewComponent, column
@@ -87,7 +87,7 @@ class TimeMode(StrEnum):
         try:
             return cls(name.lower())
         except (AttributeError, ValueError):
-            raise InvalidRequestError("timeMode is one of None, ProcessingTime, EventTime", timeMode=name) from None
+            raise InvalidArgumentError("timeMode is one of None, ProcessingTime, EventTime", timeMode=name) from None
 
 
 class VariableKind(StrEnum):
@@ -140,9 +140,9 @@ class Variable:
         # 0 also means no time to live, as in Spark.
         ttl = ttl_ms or None
         if ttl is not None and not 0 < ttl < _LARGEST_TTL_MS:
-            raise InvalidRequestError("a time to live is a positive number of ms", variable=name, ttlDurationMs=ttl_ms)
+            raise StateCallError("a time to live is a positive number of ms", variable=name, ttlDurationMs=ttl_ms)
         if ttl is not None and time_mode is not TimeMode.PROCESSING_TIME:
-            raise InvalidRequestError(
+            raise StateCallError(
                 "a time to live is one of processing time; use timeMode ProcessingTime, or leave ttlDurationMs out",
                 variable=name,
                 timeMode=time_mode.value,
@@ -150,7 +150,7 @@ class Variable:
         for item in () if user_key is None else user_key.fields:
             check_compared(item.dataType, f"{name}.{item.name}")
             if isinstance(item.dataType, T.ArrayType | T.MapType | T.StructType):
-                raise InvalidRequestError(
+                raise StateCallError(
                     "keys of a map are of atomic types; take the fields that you need out of it",
                     variable=name,
                     column=item.name,

@@ -4,6 +4,7 @@ import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.concurrent.ConcurrentHashMap;
 import org.apache.spark.sql.catalyst.expressions.Alias;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
 import org.apache.spark.sql.catalyst.expressions.ExprId;
@@ -15,10 +16,22 @@ import scala.Option;
 import scala.collection.JavaConverters;
 import scala.collection.Seq;
 
-/** The facts of an operator that stand in the name of its route column (spark_jobs/plan/event_time.py writes it). */
+/**
+ * The facts of an operator, by the name of its route column (spark_jobs/plan/event_time.py). A plan has only the name, which Spark shows to
+ * users. All plans of a JVM, in whatever session, are built by the Python that kept the facts in it.
+ */
 class Route {
     static final String PREFIX = "__route:";
     static final ObjectMapper JSON = new ObjectMapper();
+    private static final ConcurrentHashMap FACTS = new ConcurrentHashMap();
+
+    static void keep(String name, String facts) {
+        try {
+            FACTS.put(name, JSON.readTree(facts));
+        } catch (java.io.IOException error) {
+            throw new IllegalStateException("the facts of an operator are no JSON: " + facts, error);
+        }
+    }
 
     static String nameIn(Seq expressions) {
         if (expressions.size() == 1 && expressions.apply(0) instanceof Attribute) {
@@ -34,11 +47,11 @@ class Route {
     }
 
     static JsonNode facts(String name) {
-        try {
-            return JSON.readTree(name.substring(PREFIX.length()));
-        } catch (java.io.IOException error) {
-            throw new IllegalStateException("a route column without facts: " + name, error);
+        JsonNode facts = (JsonNode) FACTS.get(name);
+        if (facts == null) {
+            throw new IllegalStateException("a route column without facts: " + name);
         }
+        return facts;
     }
 }
 

@@ -44,6 +44,15 @@ public class Sessions {
         return holds(session.experimental().extraStrategies(), ExchangeStrategy.class);
     }
 
+    /** Keeps the facts of an operator, in JSON, under the name of its route column. */
+    public void keepFacts(String name, String facts) {
+        Route.keep(name, facts);
+    }
+
+    public String factsOf(String name) {
+        return Route.facts(name).toString();
+    }
+
     private static boolean holds(Seq seq, Class kind) {
         for (int i = 0; i < seq.size(); i++) {
             if (seq.apply(i).getClass() == kind) {
