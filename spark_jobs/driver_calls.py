@@ -25,6 +25,7 @@ from spark_jobs.nodes.executor_nodes import ExecutorNodes
 from spark_jobs.nodes.live_migration import LiveMigration
 from spark_jobs.nodes.node_watch import NodeWatch, WatchedFleet
 from spark_jobs.plan.executors import Executors
+from spark_jobs.plan.route import requested_state
 from spark_jobs.worker.fleet_client import FleetAddress
 
 __all__ = ["DriverCalls", "PlacementOptions"]
@@ -103,8 +104,9 @@ class DriverCalls:
             ``settle`` has the numbers of rows that tasks ``sent`` to each shard, if they handed them over.
             ``finished`` has the ``run_id`` and ``batch_id``, the ``states`` of the query by fleet, and whether their logs must have
             it ``at_once``; ``ended`` has only the ``run_id``. ``start`` has the ``query_id``, null for a new query, whether the
-            query ``has_checkpoint`` that a later start finds, and its ``operators``: ``uri``, ``state`` and, where it is the
-            query's, output ``mode``. ``start`` and ``begin`` also have the ids of queries that are ``active``.
+            query ``has_checkpoint`` that a later start finds, its ``first_batch`` by the checkpoint, and its ``operators``: ``uri``,
+            ``state``, ``route`` column and, where it is the query's, output ``mode``. ``start`` and ``begin`` also have the ids of
+            queries that are ``active``.
 
         Returns
         -------
@@ -159,6 +161,8 @@ class DriverCalls:
             coordinator = self._fleets[operator["uri"]].coordinator
             try:
                 coordinator.check_start(operator["state"], query["query_id"] or "", operator["mode"])
+                # When it was built, its first batch was not known, which may be one before the state took its present types.
+                coordinator.check_state(requested_state(operator["route"], operator["mode"]), query["first_batch"])
             except StateMismatchError as error:
                 if query["has_checkpoint"]:
                     return str(error)

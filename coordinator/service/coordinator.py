@@ -170,10 +170,10 @@ class Coordinator:
         created = writer.metadata
         return None if created is None else await writer.read(lambda ledger: ledger.described(created))
 
-    async def check_state(self, metadata: StateMetadata) -> None:
+    async def check_state(self, metadata: StateMetadata, batch_id: int | None = None) -> None:
         """Refuse a query that does not fit an existing state; see :meth:`Leasing.check`."""
         await self._states.notice_deleted(metadata.state_name)
-        await self._leasing.check(metadata, self._instances.has)
+        await self._leasing.check(metadata, batch_id, self._instances.has)
 
     async def check_start(self, state_name: str, query_id: str, output_mode: str | None) -> None:
         """Refuse a query that is to start on a state that is not its own; see :meth:`Leasing.check_start`."""

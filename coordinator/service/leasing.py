@@ -103,11 +103,18 @@ class Leasing:
                 extra={"state": state_name},
             )
 
-    async def check(self, metadata: StateMetadata, is_active: Callable[[StateLedger], bool]) -> None:
+    async def check(
+        self, metadata: StateMetadata, batch_id: int | None, is_active: Callable[[StateLedger], bool]
+    ) -> None:
         """Refuse a query that does not fit an existing state (StateMismatchError), before it starts.
 
-        A state that begins empty with the query fits any query (:meth:`check_start`). Only the query's tasks know its first batch: the
-        one after the newest version that every shard has, or that batch again. The query may fit either.
+        A state that begins empty with the query fits any query (:meth:`check_start`).
+
+        Parameters
+        ----------
+        batch_id
+            The query's first batch, by its checkpoint: the one after the newest version that every shard has, or that batch again.
+            None before the query is started: then it may fit either.
         """
         writer = await self._writer_of(metadata.state_name)
         created = writer.metadata
@@ -118,11 +125,13 @@ class Leasing:
             if ledger.ends_with_its_run and not is_active(ledger):
                 return None
             newest = ledger.committed_version(ledger.layouts.newest(first_layout(created)))
-            schemas = (ledger.committed_schema(created, version) for version in (newest, max(0, newest - 1)))
-            return fitting(schemas, created, metadata)
+            versions = [newest, max(0, newest - 1)]
+            if batch_id is not None:
+                versions = versions[:1] if batch_id >= newest else versions[1:]
+            return fitting((ledger.committed_schema(created, version) for version in versions), created, metadata)
 
         existing = await writer.read(look)
-        if existing is not None:
+        if existing is not None and batch_id is None:
             begun, dropped = changes(existing, metadata.schema)
             if begun or dropped:
                 # A renamed column is another column: the log shows it to users who did not mean that.

@@ -16,7 +16,7 @@ from coordinator.model.type_names import payload_type
 from spark_jobs.functions.group_task import GroupView
 from spark_jobs.functions.user_state_task import EVENT_TIME_FIELD
 from spark_jobs.plan.catalyst import Expression
-from spark_jobs.plan.event_time import event_time, event_time_column
+from spark_jobs.plan.event_time import event_time, event_time_column, several_event_times
 from spark_jobs.plan.keys import Key, key_of, leaf_field
 from spark_jobs.plan.logical import analysed
 from spark_jobs.plan.spark_errors import InvalidArgumentError, InvalidTypeError, RefusedQueryError
@@ -93,6 +93,8 @@ class GroupedInput:
         below = node.child
         ids = {attribute.id for attribute in analysed(df).output}
         attributes = [attribute for attribute in below.output if attribute.id in ids]
+        if several := several_event_times(attributes, df.sparkSession):
+            raise RefusedQueryError(several)
         keys = [key_of(expression, f"k{index}") for index, expression in enumerate(node.grouping)]
         _check_names(key_names, attributes, reserved)
         payload = _Payload.of(attributes, keys)

@@ -22,6 +22,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from coordinator.model.schema import EventTime
+from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.logical import Plan, analysed
 from spark_jobs.plan.spark_errors import RefusedQueryError
@@ -108,13 +109,14 @@ class Upstream:
     by_python: str | None = None
     accumulators: Sequence[Mapping[str, Any]] | None = None
 
-    def route_column(self, spark: SparkSession) -> str:
+    def route_column(self, spark: SparkSession, requested: StateMetadata) -> str:
         """Return the name of the column by which the operator's exchange is partitioned, under which its facts are kept.
 
-        The facts are not in the plan, as users see the plan in errors.
+        The facts are not in the plan, as users see the plan in errors. An operator that asks for another state has another name.
         """
         facts = json.dumps(asdict(self))
-        name = f"{ROUTE_COLUMN}:{self.state}:{hashlib.sha256(facts.encode()).hexdigest()[:8]}"
+        digest = hashlib.sha256(f"{facts}{requested.to_json()}".encode()).hexdigest()
+        name = f"{ROUTE_COLUMN}:{self.state}:{digest[:16]}"
         compiled_entry(spark).keepFacts(name, facts)
         return name
 

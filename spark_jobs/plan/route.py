@@ -18,9 +18,28 @@ from spark_jobs.plan.operator_plan import ReduceTask, RoutedOperator, SparksOwn,
 from spark_jobs.plan.stateful_exchange import marked_as_aggregation, with_event_time, with_sparks_own
 from spark_jobs.worker.exchange import EXCHANGE_SCHEMA, ROUTE_COLUMN, ExchangeTask
 from spark_jobs.worker.fleet_client import FleetAddress
-from spark_jobs.worker.task import StateTask
+from spark_jobs.worker.task import StateTask, in_output_mode
 
-__all__ = ["route_plan"]
+__all__ = ["requested_state", "route_plan"]
+
+#: By the name of an operator's route column, the state as the program asks for it.
+_REQUESTED: dict[str, StateMetadata] = {}
+
+
+def requested_state(route: str, query_mode: str | None) -> StateMetadata:
+    """Return the state that an operator of a plan asks for.
+
+    Parameters
+    ----------
+    route
+        Name of its route column.
+    query_mode
+        The query's output mode, for an operator that has no mode of its own.
+    """
+    requested = _REQUESTED[route]
+    if query_mode is None or requested.schema is None:
+        return requested
+    return in_output_mode(requested, requested.schema.in_output_mode(query_mode))
 
 
 def route_plan(operator: RoutedOperator, metadata: StateMetadata, address: FleetAddress) -> DataFrame:
@@ -37,7 +56,8 @@ def route_plan(operator: RoutedOperator, metadata: StateMetadata, address: Fleet
                 branch.frame.mapInArrow(ExchangeTask(schema, num_shards, marked, number, metadata.state_name), kind)
             )
     # Operators that this one feeds find its facts by the name of the column.
-    route = operator.upstream.route_column(inputs[0].sparkSession)
+    route = operator.upstream.route_column(inputs[0].sparkSession, metadata)
+    _REQUESTED[route] = metadata
     chunks = reduce(DataFrame.unionAll, inputs).withColumnRenamed(ROUTE_COLUMN, route)
     is_marked = operator.upstream.mode in (None, "complete")
     if is_marked and "append" in operator.upstream.modes:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -50,6 +52,42 @@ def test_nothing_of_a_local_session_listens_on_the_network_but_rays_own_ports(
     outward = {address for address in addresses if not (address.is_loopback or address.is_unspecified)}
     assert any(address.is_loopback for address in addresses)
     assert outward == set()
+
+
+#: Starts a local Ray, and prints the processes of this program before each attempt.
+_ATTEMPTS = """
+import json, psutil, ray
+from spark_jobs.session import spark_session
+start, processes = ray.init, []
+def init(**options):
+    processes.append([process.name() for process in psutil.Process().children(recursive=True)])
+    return start(**options)
+ray.init = init
+spark_session.ensure_ray(num_cpus=1)
+print(json.dumps({"processes": processes, "runs": ray.is_initialized()}))
+spark_session.stop_session()
+"""
+#: Ends the first agent of a Ray where it begins.
+_NO_FIRST_AGENT = """
+import os, sys
+if any(argument.endswith("agent.py") for argument in sys.orig_argv) and not os.path.exists(os.environ["FIRST_AGENT"]):
+    open(os.environ["FIRST_AGENT"], "w").close()
+    os._exit(1)
+"""
+
+
+@pytest.mark.replay
+def test_a_ray_that_did_not_start_is_ended_and_started_once_more(tmp_path: Path) -> None:
+    """Ray gives up when its agent is not there in time, and leaves its other processes running."""
+    (tmp_path / "sitecustomize.py").write_text(_NO_FIRST_AGENT)
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    environment = {**os.environ, "PYTHONPATH": path, "FIRST_AGENT": str(tmp_path / "first")}
+    environment.pop("RAY_ADDRESS", None)
+    done = subprocess.run(
+        [sys.executable, "-c", _ATTEMPTS], env=environment, capture_output=True, text=True, timeout=600, check=True
+    )
+    assert "it is started again" in done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {"processes": [[], []], "runs": True}
 
 
 def _session() -> list[psutil.Process]:

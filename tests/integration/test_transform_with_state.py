@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
@@ -277,6 +278,27 @@ def test_a_task_that_fails_and_is_repeated_counts_once(query: ProcessorQuery, tm
     rows = [(key, 1) for key in "abcdef"]
     assert query.batches(failing(), rows, rows) == [[(key, str(n)) for key in "abcdef"] for n in (1, 2)]
     assert flag.exists()
+
+
+def test_a_type_that_does_not_fit_is_refused_by_start_where_the_batch_before_had_another(query: ProcessorQuery) -> None:
+    """When it is built, the state's last batch may be one to repeat, and then the types before it would count."""
+
+    def with_type(kind: str) -> StatefulProcessor:
+        class Typed(StatefulProcessor):
+            def init(self, handle: Any) -> None:
+                self.state = handle.getValueState("state", f"n {kind}")
+
+            def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+                self.state.update((1,))
+                yield Row(id=key[0], out=kind)
+
+        return Typed()
+
+    assert query.batches(with_type("int"), [("a", 1)]) == [[("a", "int")]]
+    assert query.batches(with_type("bigint"), [("a", 1)]) == [[("a", "bigint")]]
+    with pytest.raises(AnalysisException, match="state: n cannot become int32, it is int64"):
+        query.start(with_type("int"))
+    assert query.batches(with_type("bigint"), [("a", 1)]) == [[("a", "bigint")]]
 
 
 def test_what_cannot_be_is_refused_when_the_query_is_built(

@@ -596,6 +596,10 @@ def test_a_query_that_is_taken_back_is_not_refused_before_it_starts() -> None:
         await batch(coordinator, "run-2", 1, second, (1,))
         # The batch may have to be repeated: its run has not reported since.
         await coordinator.check_state(with_two_shards(first))
+        # Once the query starts, its checkpoint tells which it is.
+        await coordinator.check_state(with_two_shards(first), 1)
+        with pytest.raises(StateMismatchError, match="cannot become int32"):
+            await coordinator.check_state(with_two_shards(first), 2)
         await batch(coordinator, "run-2", 2, second, (0, 1))
         with pytest.raises(StateMismatchError, match="cannot become int32"):
             await coordinator.check_state(with_two_shards(first))

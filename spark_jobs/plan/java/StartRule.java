@@ -6,6 +6,8 @@ import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HashMap;
+import org.apache.hadoop.fs.FileStatus;
+import org.apache.hadoop.fs.FileSystem;
 import org.apache.hadoop.fs.Path;
 import org.apache.spark.sql.AnalysisException;
 import org.apache.spark.sql.SparkSession;
@@ -80,11 +82,13 @@ class StartRule extends Rule {
 
     /** An operator of the fleet, and whether no other operator stands above it. */
     private static class Operator {
+        final String route;
         final JsonNode facts;
         final boolean isLast;
 
-        Operator(JsonNode facts, boolean isLast) {
-            this.facts = facts;
+        Operator(String route, boolean isLast) {
+            this.route = route;
+            this.facts = Route.facts(route);
             this.isLast = isLast;
         }
     }
@@ -99,7 +103,7 @@ class StartRule extends Rule {
                 LogicalPlan same = (LogicalPlan) seen.get(state);
                 if (same == null) {
                     seen.put(state, node);
-                    operators.add(new Operator(facts, isLast));
+                    operators.add(new Operator(name, isLast));
                 } else if (!same.sameResult(node)) {
                     // An operator that is in the plan twice, as in a self join, runs once.
                     return facts;
@@ -172,6 +176,7 @@ class StartRule extends Rule {
         String folder = checkpoint(query);
         message.put("query_id", folder == null ? null : queryId(folder, query));
         message.put("has_checkpoint", folder != null);
+        message.put("first_batch", folder == null ? Long.valueOf(0L) : firstBatch(folder, query));
         Driver.putActive(message, session);
         ArrayNode states = message.putArray("operators");
         for (Object each : operators) {
@@ -179,6 +184,7 @@ class StartRule extends Rule {
             ObjectNode state = states.addObject();
             state.set("uri", facts.get("uri"));
             state.set("state", facts.get("state"));
+            state.put("route", ((Operator) each).route);
             // Only where the operator has the query's mode: a mode of its own was compared when it was built.
             state.put("mode", facts.get("mode").isNull() ? mode : null);
         }
@@ -201,6 +207,24 @@ class StartRule extends Rule {
     private static String queryId(String folder, WriteToStreamStatement query) {
         Option found = StreamMetadata$.MODULE$.read(new Path(new Path(folder), "metadata"), query.hadoopConf());
         return found.isDefined() ? ((StreamMetadata) found.get()).id() : null;
+    }
+
+    /** Returns the number of the first batch that a query runs: the one after the last in its commit log; null if that cannot be listed. */
+    private static Long firstBatch(String folder, WriteToStreamStatement query) {
+        long first = 0;
+        try {
+            Path commits = new Path(folder, "commits");
+            FileSystem files = commits.getFileSystem(query.hadoopConf());
+            if (files.exists(commits)) {
+                for (FileStatus file : files.listStatus(commits)) {
+                    String name = file.getPath().getName();
+                    first = name.matches("[0-9]+") ? Math.max(first, Long.parseLong(name) + 1) : first;
+                }
+            }
+        } catch (java.io.IOException error) {
+            return null;
+        }
+        return Long.valueOf(first);
     }
 
     private static void refuse(String text, JsonNode facts) {

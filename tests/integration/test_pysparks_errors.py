@@ -1,0 +1,292 @@
+"""What a program catches of PySpark's it also catches here: each call is made wrongly in PySpark, and in the same way in the fleet.
+
+The table of docs/operators.md names the classes.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from pickle import PicklingError
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import (
+    AnalysisException,
+    IllegalArgumentException,
+    ParseException,
+    PySparkException,
+    PySparkRuntimeError,
+    PySparkTypeError,
+    StreamingQueryException,
+)
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.state import GroupStateTimeout
+
+from coordinator.model.errors import InvalidRequestError
+from spark_jobs.fleet import Fleet
+from spark_jobs.plan.spark_version import SPARK
+from tests.integration.case_systems import ROCKSDB, configured
+from tests.integration.processor_cases import StatefulProcessor, counter
+from tests.integration.spark_checks import check_as_spark_does
+from tests.integration.streams import Feed, Run
+
+pytestmark = pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
+IS_SPARK_4 = bool(SPARK.PROCESSOR_CLASSES)
+#: Makes a DataFrame one of the fleet; or leaves it Spark's.
+Operators = Callable[[DataFrame], Any]
+Streams = dict[str, DataFrame]
+
+
+def in_pandas(grouped: Any, *, function: Any = lambda *_: (), **changed: Any) -> Any:
+    arguments = {
+        "outputStructType": "k string",
+        "stateStructType": "n long",
+        "outputMode": "append",
+        "timeoutConf": GroupStateTimeout.NoTimeout,
+        **changed,
+    }
+    return grouped.applyInPandasWithState(function, **arguments)
+
+
+def transformed(grouped: Any, *, processor: Any = None, **changed: Any) -> Any:
+    arguments = {"outputStructType": "id string, out string", "outputMode": "append", "timeMode": "None", **changed}
+    return grouped.transformWithStateInPandas(processor or counter(in_pandas=True), **arguments)
+
+
+def unpicklable(spark: SparkSession) -> StatefulProcessor:
+    processor = counter(in_pandas=True)
+    processor.session = spark.sparkContext
+    return processor
+
+
+#: By the class that PySpark documents: calls on a DataFrame or a frame of the fleet. ``!mode`` at the end is the query's output mode.
+WRONG: dict[type[Exception], dict[str, Callable[[Operators, Streams], Any]]] = {
+    AnalysisException: {
+        "group by no column": lambda op, i: op(i["a"]).groupBy("nope").count(),
+        "aggregate no column": lambda op, i: op(i["a"]).groupBy("k").agg(F.sum("nope")),
+        "no such function": lambda op, i: op(i["a"]).groupBy("k").agg({"x": "nope"}),
+        "no aggregate": lambda op, i: op(i["a"]).groupBy("k").agg(F.col("x")),
+        "distinct aggregate": lambda op, i: op(i["a"]).groupBy("k").agg(F.countDistinct("x")),
+        "pivot": lambda op, i: op(i["a"]).groupBy("k").pivot("x", [1]).count(),
+        "append without a watermark": lambda op, i: op(i["a"]).groupBy("k").count(),
+        "duplicates of no column": lambda op, i: op(i["a"]).dropDuplicates(["nope"]),
+        "duplicates within no watermark": lambda op, i: op(i["a"]).dropDuplicatesWithinWatermark(["k"]),
+        "all duplicates !complete": lambda op, i: op(i["a"]).dropDuplicates(["k"]),
+        "watermark of no column": lambda op, i: op(i["a"]).withWatermark("nope", "1 second").distinct(),
+        "join on no column": lambda op, i: op(i["at"]).join(i["bt"], "nope"),
+        "left join without a watermark": lambda op, i: op(i["a"]).join(i["b"], F.expr("k = l"), "left"),
+        "anti join": lambda op, i: op(i["at"]).join(i["bt"], F.expr("k = l"), "left_anti"),
+        "limit of less than nothing": lambda op, i: op(i["a"]).limit(-1),
+        "sort": lambda op, i: op(i["a"]).orderBy("k"),
+        "describe": lambda op, i: op(i["a"]).describe(),
+        "intersect": lambda op, i: op(i["a"]).intersect(i["a"]),
+        "collect": lambda op, i: op(i["a"]).collect(),
+        "no such column": lambda op, i: op(i["a"])["nope"],
+        "timeouts without a watermark": lambda op, i: in_pandas(
+            op(i["a"]).groupBy("k"), timeoutConf=GroupStateTimeout.EventTimeTimeout
+        ),
+    },
+    ParseException: {
+        "type of a function's output": lambda op, i: in_pandas(op(i["a"]).groupBy("k"), outputStructType="k nope"),
+        "type of a function's state": lambda op, i: in_pandas(op(i["a"]).groupBy("k"), stateStructType="n nope"),
+    },
+    IllegalArgumentException: {
+        "mode of a function": lambda op, i: in_pandas(op(i["a"]).groupBy("k"), outputMode="nope"),
+        "complete mode of a function": lambda op, i: in_pandas(op(i["a"]).groupBy("k"), outputMode="complete"),
+    },
+    PySparkTypeError: {
+        "group by a number": lambda op, i: op(i["a"]).groupBy(1.5).count(),
+        "duplicates of a text": lambda op, i: op(i["a"]).dropDuplicates("k"),
+        "no delay": lambda op, i: op(i["a"]).withWatermark("t", None).distinct(),
+        "output that is no struct": lambda op, i: in_pandas(op(i["a"]).groupBy("k"), outputStructType="int"),
+        "output that is no type": lambda op, i: in_pandas(op(i["a"]).groupBy("k"), outputStructType=5),
+    },
+    # PySpark 4 raises a PySparkAttributeError.
+    AttributeError: {"no such method": lambda op, i: op(i["a"]).nope},
+    TypeError: {"no function": lambda op, i: in_pandas(op(i["a"]).groupBy("k"), function=5)},
+}
+WRONG_PROCESSORS: dict[type[Exception], dict[str, Callable[[Operators, Streams], Any]]] = {
+    AnalysisException: {
+        "event time without a watermark": lambda op, i: transformed(
+            op(i["a"]).groupBy("k"), outputStructType="t timestamp", timeMode="EventTime", eventTimeColumnName="t"
+        ),
+        "processors of all !complete": lambda op, i: transformed(op(i["a"]).groupBy("k")),
+    },
+    ParseException: {
+        "type of a processor's output": lambda op, i: transformed(op(i["a"]).groupBy("k"), outputStructType="k nope")
+    },
+    IllegalArgumentException: {
+        "mode of a processor": lambda op, i: transformed(op(i["a"]).groupBy("k"), outputMode="nope"),
+        "time mode": lambda op, i: transformed(op(i["a"]).groupBy("k"), timeMode="nope"),
+    },
+    PySparkTypeError: {
+        "no output of a processor": lambda op, i: transformed(op(i["a"]).groupBy("k"), outputStructType=None)
+    },
+    PicklingError: {
+        "processor with a session": lambda op, i: transformed(
+            op(i["a"]).groupBy("k"), processor=unpicklable(i["a"].sparkSession)
+        )
+    },
+}
+
+
+@pytest.fixture
+def streams(spark: SparkSession) -> Streams:
+    rate = spark.readStream.format("rate").load()
+    a = rate.selectExpr("cast(value as string) k", "timestamp t", "value x")
+    b = rate.selectExpr("cast(value as string) l", "timestamp u", "value y")
+    return {"a": a, "b": b, "at": a.withWatermark("t", "5 seconds"), "bt": b.withWatermark("u", "5 seconds")}
+
+
+def listed(wrong: dict[type[Exception], dict[str, Any]]) -> list[Any]:
+    return [pytest.param(kind, call, label, id=label) for kind, calls in wrong.items() for label, call in calls.items()]
+
+
+@pytest.mark.parametrize(("kind", "call", "label"), [*listed(WRONG), *listed(WRONG_PROCESSORS)])
+def test_a_query_that_pyspark_refuses_is_refused_by_an_error_of_the_same_class(
+    spark: SparkSession, fleet: Fleet, streams: Streams, name: str, kind: type[Exception], call: Any, label: str
+) -> None:
+    mode = label.partition("!")[2] or "append"
+
+    def attempt(operators: Operators) -> None:
+        result = call(operators, streams)
+        if isinstance(result, DataFrame):
+            check_as_spark_does(spark, result, mode)
+
+    if IS_SPARK_4 or label not in {label for calls in WRONG_PROCESSORS.values() for label in calls}:
+        with pytest.raises(kind) as theirs:
+            attempt(lambda frame: frame)
+        # PySpark's public class, which this error's own class extends.
+        kind = next(
+            base for base in type(theirs.value).__mro__ if base.__module__ != "pyspark.errors.exceptions.captured"
+        )
+    with pytest.raises(kind):
+        attempt(lambda frame: fleet.stateful(frame, name=name, outputMode=mode if "!" in label else None))
+
+
+#: Calls of a processor, which PySpark refuses by a PySparkRuntimeError; other wrong calls hang its worker or end it.
+WRONG_CALLS: dict[str, Callable[[Any], Any]] = {
+    "exists of a value": lambda p: p.value.exists(),
+    "get of a value": lambda p: p.value.get(),
+    "update of a value": lambda p: p.value.update((1,)),
+    "clear of a value": lambda p: p.value.clear(),
+    "exists of a list": lambda p: p.list.exists(),
+    "put of a list": lambda p: p.list.put([(1,)]),
+    "append to a list": lambda p: p.list.appendValue((1,)),
+    "exists of a map": lambda p: p.map.exists(),
+    "value of a map": lambda p: p.map.getValue(("a",)),
+    "update of a map": lambda p: p.map.updateValue(("a",), (1,)),
+    "value state after init": lambda p: p.handle.getValueState("late", "n int"),
+    "list state after init": lambda p: p.handle.getListState("late", "n int"),
+    "map state after init": lambda p: p.handle.getMapState("late", "k string", "n int"),
+    "deletion after init": lambda p: p.handle.deleteIfExists("late"),
+    "timer without timers": lambda p: p.handle.registerTimer(5),
+    "no timer to delete": lambda p: p.handle.deleteTimer(5),
+}
+
+
+def calling() -> StatefulProcessor:
+    """Return a processor that deletes its variables, makes each wrong call, and emits what caught the error."""
+    calls, caught = WRONG_CALLS, PySparkRuntimeError
+
+    class Calling(StatefulProcessor):
+        def init(self, handle: Any) -> None:
+            self.handle = handle
+            self.value, self.list = handle.getValueState("v", "n int"), handle.getListState("l", "n int")
+            self.map = handle.getMapState("m", "k string", "n int")
+            for state in "vlm":
+                handle.deleteIfExists(state)
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+            for label, call in calls.items():
+                try:
+                    call(self)
+                    outcome = "no error"
+                except caught as error:
+                    text = str(error)
+                    outcome = text.partition(": ")[0] if label.startswith("exists") else "caught"
+                yield Row(id=label, out=outcome)
+
+        def close(self) -> None:
+            pass
+
+    return Calling()
+
+
+@pytest.mark.parametrize(
+    "is_fleets", [True, pytest.param(False, marks=pytest.mark.skipif(not IS_SPARK_4, reason="3.5 has none"))]
+)
+def test_a_processor_catches_what_it_catches_in_pyspark(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, is_fleets: bool
+) -> None:
+    feed = Feed(spark, tmp_path / "in", pa.schema([("id", pa.string())]))
+    feed.add([("a",)])
+    frame = fleet.stateful(feed.stream(), name=name, shards=2) if is_fleets else feed.stream()
+    query = frame.groupBy("id").transformWithState(calling(), "id string, out string", "update", "None")
+    with configured(spark, {} if is_fleets else ROCKSDB):
+        run = Run(query, "update", tmp_path / "checkpoint")
+        try:
+            outcomes = {row.id: row.out for row in run.take()}
+        finally:
+            run.stop()
+    checking = "Error checking {} state exists"
+    expected = dict.fromkeys(WRONG_CALLS, "caught")
+    expected |= {
+        f"exists of a {kind}": checking.format("map" if kind == "map" else "value") for kind in ("value", "list", "map")
+    }
+    assert outcomes == expected
+
+
+@pytest.mark.parametrize("mode", ["append", "update"])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda rows: rows.groupBy(F.window("t", "10 seconds"), "t").count(),
+        lambda rows: rows.groupBy(F.window("t", "10 seconds"), F.col("t").alias("at")).count(),
+        lambda rows: rows.withColumn("at", F.col("t")).dropDuplicates(["k"]),
+        lambda rows: rows.withColumn("at", F.col("t")).dropDuplicatesWithinWatermark(["k"]),
+    ],
+)
+def test_several_event_times_end_sparks_query_and_are_refused_when_the_fleets_is_built(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, mode: str, build: Callable[[Any], DataFrame]
+) -> None:
+    feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.string()), ("t", pa.timestamp("us", "UTC"))]))
+    feed.add([("a", dt.datetime(2024, 1, 1, tzinfo=dt.UTC))])
+    rows = feed.stream().withWatermark("t", "1 second")
+    run = Run(build(rows), mode, tmp_path / "checkpoint")
+    with pytest.raises(StreamingQueryException, match="More than one event time columns are available"):
+        run.wait()
+    with pytest.raises(AnalysisException, match="several columns of event time") as refused:
+        build(fleet.stateful(rows, name=name, outputMode=mode))
+    assert isinstance(refused.value, InvalidRequestError)
+    # What the error advises runs.
+    advised = rows.groupBy(F.window("t", "10 seconds"), F.expr("t + interval 0 seconds").alias("at"))
+    assert advised.count().isStreaming
+    fleet.stateful(rows, name=name, outputMode=mode).groupBy(
+        F.window("t", "10 seconds"), F.expr("t + interval 0 seconds").alias("at")
+    ).count()
+
+
+def test_an_error_of_a_query_shows_its_plan_without_the_facts_of_operators(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.string())]))
+    feed.add([("no number",)])
+    rows = feed.stream().select(F.assert_true(F.lit(False), F.lit("stop")).alias("e"), "k")
+    query = fleet.stateful(rows, name=name, shards=2, outputMode="update").groupBy("k").agg(F.count("e"), F.sum("k"))
+    run = Run(query, "update", tmp_path / "checkpoint")
+    with pytest.raises(StreamingQueryException) as failed:
+        run.wait()
+    text = str(failed.value)
+    assert f"__route:{name}:" in text, "the plan is shown"
+    assert not any(fact in text for fact in ('"uri"', "accumulators", "late_columns"))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in WRONG if issubclass(kind, PySparkException)])
+def test_the_documentation_names_the_classes(kind: type[Exception]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operators.md").read_text()
+    assert f"`{kind.__name__}`" in page
