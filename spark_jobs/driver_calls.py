@@ -97,7 +97,7 @@ class DriverCalls:
         Parameters
         ----------
         message
-            JSON: ``asked`` (``start``, ``begin``, ``place``, ``settle``, ``finished`` or ``ended``), ``operator`` (the facts in the
+            JSON: ``asked`` (``start``, ``begin``, ``place``, ``settle``, ``finished`` or ``ended``), ``operator`` (the facts of its
             route column), and ``query_id``, ``run_id``, ``batch_id``, ``time_ms`` and ``former_time_ms`` of the batch. ``begin``
             has the number of ``shards`` that the query was built with; ``place`` and ``settle`` have the batch's number, and the
             ``first_partition``. ``place`` has ``executors``: ``cores`` by host, how many are ``present`` and were ``asked`` for.

@@ -237,7 +237,7 @@ def function_mode(output_mode: str, stateful_mode: str | None) -> str:
     if mode not in ("append", "update"):
         raise InvalidArgumentError("the output mode of a function is append or update", outputMode=output_mode)
     if stateful_mode not in (None, mode):
-        raise InvalidArgumentError(
+        raise RefusedQueryError(
             "the output modes of fleet.stateful and of its function differ", stateful=stateful_mode, function=mode
         )
     return mode

@@ -168,8 +168,8 @@ def test_a_query_that_pyspark_refuses_is_refused_by_an_error_of_the_same_class(
         attempt(lambda frame: fleet.stateful(frame, name=name, outputMode=mode if "!" in label else None))
 
 
-#: Calls of a processor, which PySpark refuses by a PySparkRuntimeError; other wrong calls hang its worker or end it.
-WRONG_CALLS: dict[str, Callable[[Any], Any]] = {
+#: Calls of a processor on variables that it deleted, which PySpark refuses by a PySparkRuntimeError.
+ON_DELETED: dict[str, Callable[[Any], Any]] = {
     "exists of a value": lambda p: p.value.exists(),
     "get of a value": lambda p: p.value.get(),
     "update of a value": lambda p: p.value.update((1,)),
@@ -180,6 +180,9 @@ WRONG_CALLS: dict[str, Callable[[Any], Any]] = {
     "exists of a map": lambda p: p.map.exists(),
     "value of a map": lambda p: p.map.getValue(("a",)),
     "update of a map": lambda p: p.map.updateValue(("a",), (1,)),
+}
+#: Wrong calls after which PySpark's worker loses its connection, so a program cannot catch them there.
+WRONG_CALLS: dict[str, Callable[[Any], Any]] = {
     "value state after init": lambda p: p.handle.getValueState("late", "n int"),
     "list state after init": lambda p: p.handle.getListState("late", "n int"),
     "map state after init": lambda p: p.handle.getMapState("late", "k string", "n int"),
@@ -189,9 +192,9 @@ WRONG_CALLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def calling() -> StatefulProcessor:
+def calling(calls: dict[str, Callable[[Any], Any]]) -> StatefulProcessor:
     """Return a processor that deletes its variables, makes each wrong call, and emits what caught the error."""
-    calls, caught = WRONG_CALLS, PySparkRuntimeError
+    caught = PySparkRuntimeError
 
     class Calling(StatefulProcessor):
         def init(self, handle: Any) -> None:
@@ -226,7 +229,8 @@ def test_a_processor_catches_what_it_catches_in_pyspark(
     feed = Feed(spark, tmp_path / "in", pa.schema([("id", pa.string())]))
     feed.add([("a",)])
     frame = fleet.stateful(feed.stream(), name=name, shards=2) if is_fleets else feed.stream()
-    query = frame.groupBy("id").transformWithState(calling(), "id string, out string", "update", "None")
+    calls = {**ON_DELETED, **WRONG_CALLS} if is_fleets else ON_DELETED
+    query = frame.groupBy("id").transformWithState(calling(calls), "id string, out string", "update", "None")
     with configured(spark, {} if is_fleets else ROCKSDB):
         run = Run(query, "update", tmp_path / "checkpoint")
         try:
@@ -245,23 +249,24 @@ def test_a_processor_catches_what_it_catches_in_pyspark(
 @pytest.mark.parametrize(
     "build",
     [
-        lambda rows: rows.groupBy(F.window("t", "10 seconds"), "t").count(),
-        lambda rows: rows.groupBy(F.window("t", "10 seconds"), F.col("t").alias("at")).count(),
-        lambda rows: rows.withColumn("at", F.col("t")).dropDuplicates(["k"]),
-        lambda rows: rows.withColumn("at", F.col("t")).dropDuplicatesWithinWatermark(["k"]),
+        lambda rows, mode: rows.groupBy(F.window("t", "10 seconds"), "t").count(),
+        lambda rows, mode: rows.groupBy(F.window("t", "10 seconds"), F.col("t").alias("at")).count(),
+        lambda rows, mode: rows.withColumn("at", F.col("t")).dropDuplicates(["k"]),
+        lambda rows, mode: rows.withColumn("at", F.col("t")).dropDuplicatesWithinWatermark(["k"]),
+        lambda rows, mode: in_pandas(rows.withColumn("at", F.col("t")).groupBy("k"), outputMode=mode),
     ],
 )
 def test_several_event_times_end_sparks_query_and_are_refused_when_the_fleets_is_built(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, mode: str, build: Callable[[Any], DataFrame]
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, mode: str, build: Callable[[Any, str], DataFrame]
 ) -> None:
     feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.string()), ("t", pa.timestamp("us", "UTC"))]))
     feed.add([("a", dt.datetime(2024, 1, 1, tzinfo=dt.UTC))])
     rows = feed.stream().withWatermark("t", "1 second")
-    run = Run(build(rows), mode, tmp_path / "checkpoint")
+    run = Run(build(rows, mode), mode, tmp_path / "checkpoint")
     with pytest.raises(StreamingQueryException, match="More than one event time columns are available"):
         run.wait()
     with pytest.raises(AnalysisException, match="several columns of event time") as refused:
-        build(fleet.stateful(rows, name=name, outputMode=mode))
+        build(fleet.stateful(rows, name=name, outputMode=mode), mode)
     assert isinstance(refused.value, InvalidRequestError)
     # What the error advises runs.
     advised = rows.groupBy(F.window("t", "10 seconds"), F.expr("t + interval 0 seconds").alias("at"))
