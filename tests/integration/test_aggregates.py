@@ -378,7 +378,7 @@ OUT_OF_TYPE = {
     "sum(v)": (pa.decimal128(38, 4), [HUGE, LEAST, HUGE, LEAST, Decimal("5.1234"), Decimal("-2.5")]),
     "try_sum(v)": (pa.decimal128(38, 4), [HUGE, HUGE, LEAST, LEAST, Decimal("5.1234"), Decimal("-2.5")]),
     "try_avg(v)": (pa.int64(), [MOST, MOST, -MOST, -MOST, 1, 7]),
-    "avg(v)": (pa.int64(), [MOST, -MOST, MOST, -MOST, 1, 7]),
+    "avg(v)": (pa.int64(), [MOST, MOST, -MOST, -MOST, 1, 7]),
 }
 
 

@@ -296,7 +296,7 @@ def test_a_type_that_does_not_fit_is_refused_by_start_where_the_batch_before_had
 
     assert query.batches(with_type("int"), [("a", 1)]) == [[("a", "int")]]
     assert query.batches(with_type("bigint"), [("a", 1)]) == [[("a", "bigint")]]
-    with pytest.raises(AnalysisException, match="state: n cannot become int32, it is int64"):
+    with pytest.raises(AnalysisException, match="n cannot become int32, it is int64"):
         query.start(with_type("int"))
     assert query.batches(with_type("bigint"), [("a", 1)]) == [[("a", "bigint")]]
 
