@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from coordinator.model.errors import InvalidRequestError, StateMismatchError
 from spark_jobs.fleet import Fleet
 from spark_jobs.plan.spark_version import SPARK
-from tests.integration.case_systems import ROCKSDB, Inputs, compare_case
+from tests.integration.case_systems import ROCKSDB, Inputs, compare_case, configured
 from tests.integration.processor_cases import (
     CASES,
     OUTPUT,
@@ -342,6 +342,29 @@ def test_what_cannot_be_is_refused_when_the_query_is_built(
     }.items():
         with pytest.raises(InvalidRequestError, match=message):
             build(*arguments)
+
+
+@pytest.mark.parametrize(("own", "mode"), [("update", "append"), ("append", "update")])
+def test_a_processors_own_mode_does_not_bind_its_query_as_in_spark_4(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, own: str, mode: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", ROWS)
+    feed.add([("a", 1), ("a", 2), ("b", 3)])
+    frames = {"fleet": fleet.stateful(feed.stream(), name=name, shards=2)}
+    if SPARK.PROCESSOR_CLASSES:
+        frames["spark"] = feed.stream()
+    for which, frame in frames.items():
+        counts = frame.groupBy("id").transformWithState(counter(False), OUTPUT, own, "None")
+        # Files take rows that stand only, as a query in append mode promises them.
+        sink = "parquet" if mode == "append" else "memory"
+        writer = counts.writeStream.outputMode(mode).format(sink).queryName(f"{which}_{mode}")
+        writer = writer.option("path", str(tmp_path / which)) if mode == "append" else writer
+        with configured(spark, ROCKSDB if which == "spark" else {}):
+            query = writer.option("checkpointLocation", str(tmp_path / f"{which}-ck")).start()
+            query.processAllAvailable()
+            query.stop()
+        rows = spark.read.parquet(str(tmp_path / which)) if mode == "append" else spark.table(f"{which}_{mode}")
+        assert sorted(map(tuple, rows.collect())) == [("a", "2"), ("b", "1")]
 
 
 @pytest.mark.replay
