@@ -113,20 +113,23 @@ class StatefulProcessorHandle:
                 "the next one",
                 variable=name,
             )
-        return Variable.declared(
-            name,
-            kind,
-            self._struct(schema, f"schema of {name}"),
-            ttl_ms,
-            self._time_mode,
-            None if user_key is None else self._struct(user_key, f"userKeySchema of {name}"),
-        )
+        try:
+            return Variable.declared(
+                name,
+                kind,
+                self._struct(schema, f"schema of {name}"),
+                ttl_ms,
+                self._time_mode,
+                None if user_key is None else self._struct(user_key, f"userKeySchema of {name}"),
+            )
+        except StateCallError:
+            raise
+        except (InvalidRequestError, ParseException) as error:
+            raise StateCallError(f"a state variable cannot be as it was asked for: {error}", variable=name) from error
 
     def _struct(self, schema: T.StructType | str, subject: str) -> T.StructType:
         try:
             return struct_type(self._schemas[schema] if isinstance(schema, str) else schema, subject)
-        except (InvalidRequestError, ParseException) as error:
-            raise StateCallError(f"a state variable needs the type of its values: {error}") from error
         except KeyError:
             raise StateCallError(
                 "init asks for a schema that it did not ask for when the query was built; it must ask for the same ones each time",
