@@ -44,7 +44,7 @@ class HandedOver {
     static volatile String code;
 
     final RepartitionByExpression exchange;
-    /** The facts of the operator, in the name of the exchange's column. */
+    /** The facts of the operator, by the name of the exchange's column. */
     final JsonNode facts;
     /** The rows of each input that Python's map side reads. */
     private final ArrayList inputs;

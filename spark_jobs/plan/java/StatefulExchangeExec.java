@@ -74,7 +74,7 @@ public class StatefulExchangeExec extends VersionedExchange {
         super(partitioning, child, origin, advisory);
     }
 
-    /** Returns the facts in the route column's name; null in a canonical form, which is compared and never run. */
+    /** Returns the facts of the route column; null in a canonical form, which is compared and never run. */
     JsonNode facts() {
         if (facts == null) {
             // Not from the partitioning, which for one shard has no column.
