@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from coordinator.model.errors import StorageUnavailableError
+from coordinator.model.errors import CorruptStateError, StorageUnavailableError
 from spark_jobs.plan.catalyst import java_class
 
 __all__ = ["HadoopFolder", "write_query_id"]
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 def _storage_errors(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Decorate a method to raise StorageUnavailableError where it fails in the JVM."""
+    """Decorate a method to raise StorageUnavailableError where it fails in the JVM, CorruptStateError if a file is damaged."""
 
     @wraps(method)
     def wrapped(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -28,6 +28,14 @@ def _storage_errors(method: Callable[Arguments, Result]) -> Callable[Arguments, 
             return method(*args, **kwargs)
         except Py4JJavaError as error:
             folder = args[0]
+            if error.java_exception.getClass().getSimpleName() == "ChecksumException":
+                raise CorruptStateError(
+                    "a file of a checkpoint is not the one that the checksum beside it (.NAME.crc) is of: one of them is damaged, or "
+                    "was replaced without the other; what is there of a new checkpoint is used by no query; restore both from a "
+                    "backup, and repeat what you did",
+                    folder=getattr(folder, "uri", folder),
+                    cause=error.java_exception.toString(),
+                ) from error
             raise StorageUnavailableError(
                 "a checkpoint's folder cannot be read or written; what is there of a new one is used by no query; see that Spark can "
                 "read and write it, and repeat what you did",
@@ -40,7 +48,10 @@ def _storage_errors(method: Callable[Arguments, Result]) -> Callable[Arguments, 
 
 @dataclass(frozen=True, eq=False)
 class HadoopFolder:
-    """A folder; names are relative to it. All methods raise StorageUnavailableError if the file system fails."""
+    """A folder; names are relative to it.
+
+    All methods raise StorageUnavailableError if the file system fails, CorruptStateError if a file is not that of its checksum.
+    """
 
     spark: SparkSession
     _path: Any

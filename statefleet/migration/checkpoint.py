@@ -77,7 +77,10 @@ class SparkCheckpoint:
                 "the query that is to be moved",
                 **facts,
             )
-        query_id = str(json.loads(folder.read("metadata"))["id"])
+        try:
+            query_id = str(json.loads(folder.read("metadata"))["id"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged(folder, "metadata") from error
         if any(str(query.id) == query_id for query in spark.streams.active):
             raise InvalidRequestError(
                 "the query of this checkpoint is running; nothing was written; stop it first",
@@ -86,9 +89,15 @@ class SparkCheckpoint:
             )
         committed = folder.numbers("commits")
         if not committed:
+            planned = folder.numbers("offsets")
+            # A batch is planned when the one before is committed.
             raise InvalidRequestError(
-                "no batch of this checkpoint is committed, so it has no state; nothing was written; start the query of the fleet "
-                "with a new checkpoint",
+                "the checkpoint has no log of committed batches (commits), though batches were: Spark before 2.2 wrote none, or it "
+                "was not copied; nothing was written; copy the checkpoint again, or let the old query run a batch on this version of "
+                "Spark, which begins the log, and import again"
+                if len(planned) > 1 or any(number > 0 for number in planned)
+                else "no batch of this checkpoint is committed, so it has no state; nothing was written; start the query of the "
+                "fleet with a new checkpoint",
                 **facts,
             )
         batch_id = committed[-1]
@@ -208,6 +217,11 @@ class SparkOperator:
                 unexpected=sorted(set(present) - set(range(partitions))),
             )
         return partitions
+
+    def has_files(self, store: str) -> bool:
+        """Whether the first partition has files of a store."""
+        names = self.checkpoint.folder.names(f"state/{self.number}/0/{'' if store == SPARK_DEFAULT_STORE else store}")
+        return any(name[0].isdecimal() for name in names)
 
     @property
     def folder(self) -> str:

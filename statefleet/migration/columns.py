@@ -25,18 +25,21 @@ def store_of(operator: SparkOperator, name: str = SPARK_DEFAULT_STORE, *, has_ke
     Raises
     ------
     StateMismatchError
-        The operator has no store of that name, or Spark did not write its schema.
+        The operator has no store of that name, or Spark did not write down what it holds.
     CorruptStateError
         Partitions of the store are missing.
     """
     store = operator.store(name, has_keys=has_keys)
     if store is None:
+        reason = "the checkpoint's operator is another one than the query's; nothing was written; import it for the query that it is of"
+        if operator.has_files(name):
+            reason = (
+                "Spark did not write down what the checkpoint's state holds: Spark before 3.1 never did, and later ones do not if told "
+                "so (spark.sql.streaming.stateStore.stateSchemaCheck); nothing was written; let the old query run a batch on this "
+                "version of Spark, with that setting on, which writes it down, and import again"
+            )
         raise StateMismatchError(
-            "the checkpoint's operator is another one than the query's, or Spark was told not to write down what its state holds "
-            "(spark.sql.streaming.stateStore.stateSchemaCheck); nothing was written; import it for the query that it is of",
-            checkpoint=operator.checkpoint.folder.uri,
-            operator=operator.number,
-            store=name,
+            reason, checkpoint=operator.checkpoint.folder.uri, operator=operator.number, store=name
         )
     return store
 

@@ -7,6 +7,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupStateTimeout
 
+from coordinator.model.errors import StateMismatchError
 from spark_jobs.functions.group_plan import GroupStatePlan
 from spark_jobs.functions.groups import EXISTS, TIMEOUT
 from spark_jobs.functions.state_batch import FURTHEST_MS, NO_TIMEOUT
@@ -23,15 +24,22 @@ def function_rows(plan: GroupStatePlan, operator: SparkOperator) -> DataFrame:
     Raises
     ------
     StateMismatchError
-        The operator is another one, or has other keys, or state of another type.
+        The operator is another one, or has other keys, or state of another type or format.
     """
     store = store_of(operator)
+    if store.schema.values.names[: len(plan.state.names)] == plan.state.names:
+        raise StateMismatchError(
+            "the checkpoint's function began with Spark before 2.4, which kept its state in another format (1) than later ones, and "
+            "that is not imported; nothing was written; begin with a new checkpoint, or give the state as rows to fleet.import_table",
+            checkpoint=operator.checkpoint.folder.uri,
+            operator=operator.number,
+        )
     keys = [key.expression for key in plan.keys]
     check_types(operator, "grouping columns", store.schema.keys, [(key_name(key), key.type) for key in keys])
     timeout_columns: list[tuple[str | None, T.DataType]] = [("timeoutTimestamp", T.LongType())]
     if plan.timeout_conf == GroupStateTimeout.NoTimeout:
         timeout_columns = []
-    check_types(operator, "state", store.schema.values, [("groupState", plan.state), *timeout_columns])
+    check_types(operator, "state columns", store.schema.values, [("groupState", plan.state), *timeout_columns])
     columns = [
         *named_columns("key", [(key.type, key.nullable) for key in keys]),
         T.StructField("state", plan.state),

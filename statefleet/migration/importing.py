@@ -111,10 +111,11 @@ class Importer:
         from_nothing: Sequence[str],
     ) -> Imported:
         """Import a checkpoint; see :meth:`Fleet.import_checkpoint <spark_jobs.fleet.Fleet.import_checkpoint>`."""
+        planned = self._states_of(frame)
         spark = frame.sparkSession
         old = SparkCheckpoint.open(spark, source)
         new = NewCheckpoint.of(spark, checkpoint, f"{old.query_id} batch {old.batch_id}")
-        states = _all_without(self._states_of(frame), from_nothing)
+        states = _all_without(planned, from_nothing)
         numbers = _numbers(states, old, operators)
         names = [state.metadata.state_name for state in states]
         if new.is_whole:
@@ -141,8 +142,8 @@ class Importer:
 
     def import_table(self, frame: DataFrame, table: DataFrame, checkpoint: str) -> Imported:
         """Import a table; see :meth:`Fleet.import_table <spark_jobs.fleet.Fleet.import_table>`."""
-        spark = frame.sparkSession
         states = self._states_of(frame)
+        spark = frame.sparkSession
         if len(states) > 1 or table.isStreaming:
             raise InvalidRequestError(
                 "a table is imported for a query with one stateful operator, and is no stream; nothing was written",
@@ -190,10 +191,12 @@ class Importer:
 
     def _states_of(self, frame: DataFrame) -> list[PlannedState]:
         """Return the states of the operators of a query, the last operator first, as Spark numbers its own."""
-        operators = operators_of(analysed(frame))
+        # By its type: a stateful frame, which has no operator yet, passes for a DataFrame.
+        operators = operators_of(analysed(frame)) if issubclass(type(frame), DataFrame) else []
         if not operators:
             raise InvalidRequestError(
-                "the DataFrame has no stateful operator of a fleet; give the one that fleet.stateful(..).groupBy(..) or the like gave"
+                "the DataFrame has no stateful operator of a fleet; nothing was written; give the one that an operator gave, such as "
+                "fleet.stateful(..).groupBy(..).agg(..)"
             )
         return [self._state(operator) for operator in operators]
 

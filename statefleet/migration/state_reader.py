@@ -93,9 +93,10 @@ def _reading(operator: SparkOperator) -> Iterator[None]:
         yield
     except JOB_FAILURES as error:
         raise CorruptStateError(
-            "Spark cannot read what the checkpoint says of the operator's state: it is damaged, or that of another operator than the "
-            "query's; nothing was written; copy the checkpoint again or restore it from a backup, or build the query as the one was "
-            "that made it",
+            "Spark cannot read what the checkpoint says of the operator's state: it is damaged, or was written by a development "
+            "version of Spark, or moved since (of a processor Spark notes full paths), or is that of another operator than the "
+            "query's; nothing was written; put the checkpoint back to where it was, restore it from a backup, or build the query as "
+            "the one was that made it",
             folder=operator.folder,
             cause=error,
         ) from error

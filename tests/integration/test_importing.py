@@ -21,7 +21,7 @@ from coordinator.service.client import CoordinatorClient
 from spark_jobs.fleet import Fleet
 from spark_jobs.plan.spark_version import SPARK
 from statefleet.migration.checkpoint import NewCheckpoint, SparkCheckpoint
-from tests.integration.case_systems import ALL_CASES, CHANGELOGS, FORMAT_2, ROCKSDB
+from tests.integration.case_systems import ALL_CASES, CHANGELOGS, FORMAT_2, ROCKSDB, configured
 from tests.integration.join_cases import JOIN_CASES
 from tests.integration.moved_queries import moved, swap
 from tests.integration.operator_cases import RESTART, Case, Step
@@ -300,6 +300,9 @@ def test_what_does_not_fit_a_checkpoint_is_refused_before_anything_is_written(
     refused(stateful().dropDuplicates(["k"]), "values of the query")
     refused(stateful().topN(3, ["k"], ["v"]), "is not imported")
     refused(stateful().limit(3), "columns of the query")
+    refused(stateful().join(feed.stream(), "k"), "operator is another one")
+    refused(stateful(), "no stateful operator of a fleet; nothing was written")
+    refused(stateful().groupBy("k"), "no stateful operator of a fleet; nothing was written")
     refused(stateful().groupBy("k").count(), "no checkpoint", tmp_path / "in")
     (broken,) = (old / "state" / "0" / "1").glob("1.delta")
     broken.write_bytes(broken.read_bytes()[:10])
@@ -339,6 +342,11 @@ DAMAGES: Mapping[str, tuple[Callable[[Path], object], str]] = {
     "no offsets": (lambda old: (old / "offsets/0").unlink(), "missing, empty or damaged.*offsets/0"),
     "empty offsets": (lambda old: overwrite(old / "offsets/0"), "missing, empty or damaged.*offsets/0"),
     "an empty commit": (lambda old: overwrite(old / "commits/0"), "missing, empty or damaged.*commits/0"),
+    "empty metadata": (lambda old: overwrite(old / "metadata"), "missing, empty or damaged.*metadata"),
+    "offsets of another checksum": (
+        lambda old: (old / "offsets/0").write_text("v1\n"),
+        r"checksum beside it.*restore both.*offsets/0",
+    ),
 }
 
 
@@ -373,6 +381,66 @@ def test_a_checkpoint_that_is_not_whole_is_refused_before_anything_is_written(
     assert fleet._coordinator.describe_state(name) is None
     swap_newest(old)
     assert fleet.import_checkpoint(str(old), frame, checkpoint=str(new)).rows == {name: 8}
+
+
+def describe(old: Path, keys: str, values: str) -> None:
+    """Describe an operator's state as Spark 3.1 did: each as DataOutput.writeUTF writes a text."""
+    file = old / "state/0/0/_metadata/schema"
+    (file.parent / ".schema.crc").unlink()
+    file.write_bytes(b"".join(len(text).to_bytes(2, "big") + text.encode() for text in ("v1", keys, values)))
+
+
+def test_keys_that_spark_before_331_described_as_its_input_are_imported(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed, old, new = Feed(spark, tmp_path / "in", EVENTS), tmp_path / "old", tmp_path / "new"
+    feed.add(events(("a", 1, 1), ("b", 2, 2), (None, 3, 3)))
+
+    def seen() -> DataFrame:
+        return feed.stream().dropDuplicates(["k"])
+
+    def imported(source: Path) -> Mapping[str, int]:
+        frame = fleet.stateful(feed.stream(), name=name, shards=2).dropDuplicates(["k"])
+        return fleet.import_checkpoint(str(source), frame, checkpoint=str(new)).rows
+
+    counted = tmp_path / "counted"
+    # The values have the keys as well, as an input has.
+    with configured(spark, {"spark.sql.streaming.aggregation.stateFormatVersion": "1"}):
+        Run(feed.stream().groupBy("k").count(), "update", counted, available_now=True).wait()
+    with pytest.raises(StateStoreError, match=r"(?s)not finished.*is of another operator"):
+        imported(counted)
+    Run(seen(), "append", old, available_now=True).wait()
+    describe(old, spark.createDataFrame([], "k string").schema.json(), feed.stream().schema.json())
+    assert imported(old) == {name: 3}
+    feed.add(events(("a", 4, 4), ("c", 5, 5), (None, 6, 6)))
+    for frame, checkpoint in ((seen(), old), (fleet.stateful(feed.stream(), name=name).dropDuplicates(["k"]), new)):
+        run = Run(frame, "append", checkpoint)
+        assert [row.k for row in run.take()] == ["c"]
+        run.stop()
+
+
+def test_what_spark_did_not_write_down_it_writes_with_another_batch(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed, old, new = Feed(spark, tmp_path / "in", EVENTS), tmp_path / "old", tmp_path / "new"
+
+    def run_a_batch() -> None:
+        feed.add(events(("a", 1, 1), ("b", 2, 2)))
+        Run(feed.stream().groupBy("k").count(), "update", old, available_now=True).wait()
+
+    run_a_batch()
+    run_a_batch()
+    frame = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").count()
+    # As of Spark 3.0, then as of Spark 2.1.
+    shutil.rmtree(old / "state/0/0/_metadata")
+    with pytest.raises(StateMismatchError, match=r"Spark before 3\.1.*run a batch on this version of Spark"):
+        fleet.import_checkpoint(str(old), frame, checkpoint=str(new))
+    shutil.rmtree(old / "commits")
+    with pytest.raises(InvalidRequestError, match=r"no log of committed batches.*run a batch on this version"):
+        fleet.import_checkpoint(str(old), frame, checkpoint=str(new))
+    run_a_batch()
+    assert fleet.import_checkpoint(str(old), frame, checkpoint=str(new)).rows == {name: 2}
+    assert sorted(row["count"] for row in fleet.state(name).scan().to_arrow().to_pylist()) == [3, 3]
 
 
 def test_the_one_partition_of_an_operator_without_keys_is_all_of_it(
