@@ -38,13 +38,14 @@ class Jar(NamedTuple):
     artifact: str
     version: str
     sha256: str
+    classifier: str = ""
 
     @classmethod
     def parse(cls, line: str) -> Jar:
-        """Read ``group:artifact:version SHA-256``."""
+        """Read ``group:artifact:version SHA-256``, or ``group:artifact:version:classifier SHA-256``."""
         coordinate, sha256 = line.split()
-        group, artifact, version = coordinate.split(":")
-        return cls(group, artifact, version, sha256)
+        group, artifact, version, *classifier = coordinate.split(":")
+        return cls(group, artifact, version, sha256, *classifier)
 
     @property
     def coordinate(self) -> str:
@@ -54,7 +55,7 @@ class Jar(NamedTuple):
     @property
     def file_name(self) -> str:
         """Name of its file."""
-        return f"{self.artifact}-{self.version}.jar"
+        return f"{'-'.join(filter(None, (self.artifact, self.version, self.classifier)))}.jar"
 
 
 @cache
@@ -165,15 +166,22 @@ def _has_content(file: Path, jar: Jar) -> bool:
         return hashlib.file_digest(content, "sha256").hexdigest() == jar.sha256
 
 
+def _artifact(jar: Jar) -> str:
+    """Return how Ivy names the file of a jar that is not the main one of its version."""
+    if not jar.classifier:
+        return ""
+    return f'<artifact name={quoteattr(jar.artifact)} type="jar" ext="jar" m:classifier={quoteattr(jar.classifier)}/>'
+
+
 def _download(jars: Collection[Jar], folder: Path, ivy_settings: str | None) -> None:
     dependencies = "".join(
         f"<dependency org={quoteattr(jar.group)} name={quoteattr(jar.artifact)} rev={quoteattr(jar.version)} "
-        'transitive="false" conf="default->master"/>'
+        f'transitive="false" conf="default->master">{_artifact(jar)}</dependency>'
         for jar in jars
     )
     module = folder / "ivy.xml"
     module.write_text(
-        '<ivy-module version="2.0"><info organisation="statefleet" module="connectors"/>'
+        '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven"><info organisation="statefleet" module="connectors"/>'
         f"<dependencies>{dependencies}</dependencies></ivy-module>"
     )
     (ivy,) = Path(pyspark.__file__).parent.glob("jars/ivy-*.jar")
@@ -189,7 +197,7 @@ def _download(jars: Collection[Jar], folder: Path, ivy_settings: str | None) -> 
         "-cache",
         folder / "cache",
     ]
-    command += ["-types", "jar", "bundle", "-retrieve", folder / "[artifact]-[revision].[ext]"]
+    command += ["-types", "jar", "bundle", "-retrieve", folder / "[artifact]-[revision](-[classifier]).[ext]"]
     if ivy_settings is not None:
         command += ["-settings", ivy_settings]
     try:

@@ -114,6 +114,12 @@ def test_lists_of_settings_are_joined_and_the_users_come_first() -> None:
     }
 
 
+def test_a_jar_beside_the_main_one_of_its_version_has_a_name_of_its_own() -> None:
+    jars = [Jar.parse(f"org.example:tool:1.0{classifier} {JAR.sha256}") for classifier in ("", ":tests")]
+    assert [jar.file_name for jar in jars] == ["tool-1.0.jar", "tool-1.0-tests.jar"]
+    assert {jar.coordinate for jar in jars} == {"org.example:tool:1.0"}
+
+
 def test_every_listed_jar_has_a_coordinate_and_a_sha256() -> None:
     file = Path(connectors.__file__).with_name("connectors.toml")
     for connector in tomllib.loads(file.read_text()).values():
