@@ -172,9 +172,12 @@ class OpenStates:
         return self._resting
 
     async def of_query(self, query_id: str) -> list[LedgerWriter]:
-        """Return the writers of the states of a query, as far as they are known; resting ones are opened."""
+        """Return the writers of the states of a query, as far as they are known and can be read; resting ones are opened."""
         for name in [name for name, state in self._resting.items() if state.query_id == query_id]:
-            await self.writer(name)
+            try:
+                await self.writer(name)
+            except (CorruptStateError, NewerFormatError) as error:
+                log.warning("a state cannot be read: %s", error, extra={"state": name})
         return [
             writer
             for writer in self._writers.values()

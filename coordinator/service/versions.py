@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from coordinator.ledger.branches import Branch
 from coordinator.ledger.read_views import ReadView, ViewId, WantedView, cut_of, newest_readable, read_view
@@ -14,13 +14,15 @@ from coordinator.ledger.state_ledger import StateLedger
 from coordinator.ledger.version_stats import VersionStats, version_stats
 from coordinator.log.ledger_writer import RECENT_S, LedgerWriter
 from coordinator.log.open_states import OpenStates
-from coordinator.model.errors import InvalidRequestError
+from coordinator.model.errors import CorruptStateError, InvalidRequestError, NewerFormatError, StateReplacedError
 from coordinator.model.identities import PYTHON_QUERY_ID, StateStoreId
 from coordinator.model.leases import ShardLocation
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.service.branching import Branching
 
 __all__ = ["Versions"]
+
+log = logging.getLogger(__name__)
 
 
 class Versions:
@@ -129,17 +131,23 @@ class Versions:
         if query_id in ("", PYTHON_QUERY_ID):
             return []
 
-        def look(created: StateMetadata, ledger: StateLedger) -> int:
-            return newest_readable(ledger, created, is_committed=is_committed)
+        async def newest(sibling: LedgerWriter, created: StateMetadata) -> Iterable[int]:
+            def look(ledger: StateLedger) -> int:
+                return newest_readable(ledger, created, is_committed=is_committed)
+
+            try:
+                return (await sibling.read(look, max_age_s=RECENT_S),)
+            except (CorruptStateError, NewerFormatError, StateReplacedError) as error:
+                # It has no version to read, and keeps none of the other state from being read.
+                log.warning("a state cannot be read: %s", error, extra={"state": created.state_name})
+                return ()
 
         beside = [
-            (sibling, created)
+            newest(sibling, created)
             for sibling in await self._states.of_query(query_id)
             if sibling is not writer and (created := sibling.metadata) is not None
         ]
-        return await asyncio.gather(
-            *(sibling.read(partial(look, created), max_age_s=RECENT_S) for sibling, created in beside)
-        )
+        return [version for versions in await asyncio.gather(*beside) for version in versions]
 
     async def locate(self, state_name: str, shard: int, version: int | None = None) -> ShardLocation:
         """Return where a shard is, and its newest committed version.

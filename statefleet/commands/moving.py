@@ -10,7 +10,7 @@ import typer
 
 from coordinator.model.errors import InvalidRequestError, StateStoreError
 from coordinator.model.text import size_text
-from statefleet.commands.options import Address, AsJson, DryRun, Name, State, Uri, Version, chosen_states, find
+from statefleet.commands.options import Address, AsJson, DryRun, Name, State, Uri, Version, find, readable_states
 from statefleet.commands.output import print_json, print_table, print_text, progress
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def rebalance(
 ) -> None:
     """Spread shards evenly over the nodes."""
     coordinator = find(uri, address)
-    moves = coordinator.plan_rebalance(chosen_states(coordinator.load_all_states(), name))
+    moves = coordinator.plan_rebalance(readable_states(coordinator, name))
     _carry_out(coordinator, moves, "shards are spread evenly", dry_run=dry_run, as_json=as_json)
 
 

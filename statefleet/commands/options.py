@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coordinator.model.errors import InvalidRequestError, SetupError, StateStoreError
+from statefleet.commands.output import print_text
 
 if TYPE_CHECKING:
     from coordinator.service.client import CoordinatorClient
@@ -31,6 +32,7 @@ __all__ = [
     "column_names",
     "find",
     "open_states",
+    "readable_states",
 ]
 
 #: How long completing a state's name may take, in seconds.
@@ -132,6 +134,21 @@ def chosen_states(states: list[str], name: str | None) -> list[str]:
             raise InvalidRequestError("there is no state at this URI; see that it is the one that queries use")
         raise InvalidRequestError("the fleet has no such state", name=name, states=", ".join(states))
     return chosen
+
+
+def readable_states(coordinator: CoordinatorClient, name: str | None) -> list[str]:
+    """Return all states that can be read, after the others were named on the standard error; or only the one of a name.
+
+    Raises
+    ------
+    InvalidRequestError
+        There is no such state.
+    """
+    chosen = chosen_states(coordinator.load_all_states(), name)
+    unreadable = {state["name"]: state["error"] for state in coordinator.status()["unreadable"] if name is None}
+    for state, error in unreadable.items():
+        print_text(f"{state} cannot be read, and is left out: {error}", aside=True)
+    return [state for state in chosen if state not in unreadable]
 
 
 def column_names(text: str | None) -> list[str] | None:

@@ -10,7 +10,7 @@ import typer
 
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.text import size_text
-from statefleet.commands.options import Address, AsJson, DryRun, Name, State, Uri, chosen_states, find
+from statefleet.commands.options import Address, AsJson, DryRun, Name, State, Uri, chosen_states, find, readable_states
 from statefleet.commands.output import print_json, print_table, print_text, progress
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def gc(
 ) -> None:
     """Let old versions go, delete needless files."""
     coordinator = find(uri, address)
-    chosen = chosen_states(coordinator.load_all_states(), name)
+    chosen = readable_states(coordinator, name)
     cleaned: dict[str, dict[str, Any]] = {}
     with progress("cleaning states", len(chosen)) as show:
         for state in chosen:

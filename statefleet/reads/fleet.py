@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -11,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from coordinator.ledger.read_views import WantedView
-from coordinator.model.errors import InvalidRequestError, SetupError
+from coordinator.model.errors import CorruptStateError, InvalidRequestError, NewerFormatError, SetupError
 from coordinator.model.names import check_state_name
 from coordinator.runtime.runtime import Runtime
 from coordinator.service.calls import RayActors
@@ -28,6 +29,8 @@ from statefleet.reads.state import LiveState
 from statefleet.reads.stored import StoredSource
 
 __all__ = ["LiveFleet", "attach"]
+
+log = logging.getLogger(__name__)
 
 _SCANNERS = 8
 _CONSISTENCIES = MappingProxyType(
@@ -123,7 +126,7 @@ class LiveFleet:
         self._reads: dict[tuple[str, bool], ShardReads] = {}
 
     def states(self) -> list[str]:
-        """Return the names of all states."""
+        """Return the names of all states, also of those that cannot be read: reading one is an error that says why."""
         return self._source.names()
 
     def state(self, name: str, part: str = "", *, consistency: str = "finished") -> LiveState:
@@ -160,6 +163,8 @@ class LiveFleet:
     def state_metadata(self, name: str | None = None, version: int | None = None) -> pa.Table:
         """Return the stores, shards and readable batches of states, as Spark's ``state-metadata`` reader does.
 
+        Of all states, those that cannot be read are left out, and logged.
+
         Parameters
         ----------
         name
@@ -181,9 +186,16 @@ class LiveFleet:
         """
         if version is not None and name is None:
             raise InvalidRequestError("versions are of one state; name it", version=version)
-        names = self.states() if name is None else [name]
-        views = (self._source.view(state, WantedView(version), None) for state in names)
-        rows = [row for view in views if view is not None for row in metadata_of(view)]
+        rows = list[dict[str, Any]]()
+        for state in self.states() if name is None else [name]:
+            try:
+                view = self._source.view(state, WantedView(version), None)
+            except (CorruptStateError, NewerFormatError) as error:
+                if name is not None:
+                    raise
+                log.warning("a state cannot be read, and is left out: %s", error, extra={"state": state})
+            else:
+                rows += [] if view is None else metadata_of(view)
         return pa.Table.from_pylist(rows, STATE_METADATA)
 
     def sql(self, query: str, *, consistency: str = "finished") -> pa.Table:

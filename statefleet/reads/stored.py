@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ from coordinator.ledger.read_views import ReadView, ViewId, WantedView, cut_of, 
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.ledger.version_stats import VersionStats, version_stats
 from coordinator.log.manifest_log import ManifestLog
-from coordinator.model.errors import InvalidRequestError, StateStoreError
+from coordinator.model.errors import CorruptStateError, InvalidRequestError, NewerFormatError, StateStoreError
 from coordinator.model.identities import PYTHON_QUERY_ID, ActorLocation, StateStoreId
 from coordinator.model.load_plans import LoadPlans
 from coordinator.model.names import is_state_name
@@ -28,6 +29,8 @@ from store_actors.serving.stored_rows import StoredRows
 from store_actors.spilling.store_memory import UnlimitedMemory
 
 __all__ = ["StoredSource"]
+
+log = logging.getLogger(__name__)
 
 
 class StoredSource:
@@ -50,7 +53,15 @@ class StoredSource:
         self._reads = Reads(stored, None, self, runtime)
 
     def names(self) -> list[str]:
-        return [name for name in self._objects.folders() if is_state_name(name) and self._metadata(name) is not None]
+        """Return the names of all states; one that cannot be read is among them, and is logged: it is an error when it is read."""
+        return [name for name in self._objects.folders() if is_state_name(name) and self._exists(name)]
+
+    def _exists(self, name: str) -> bool:
+        try:
+            return self._metadata(name) is not None
+        except (CorruptStateError, NewerFormatError) as error:
+            log.warning("a state cannot be read: %s", error, extra={"state": name})
+            return True
 
     def view(self, name: str, view_request: WantedView, cached: ViewId | None) -> ReadView | None:
         ledger, created = self._ledger(name), self._created(name)
@@ -92,10 +103,13 @@ class StoredSource:
         return self._known[name]
 
     def _siblings(self, name: str, query_id: str) -> Iterator[tuple[StateLedger, StateMetadata]]:
-        """Yield the ledger and the metadata of the other states of a state's query."""
+        """Yield the ledger and the metadata of the other states of a state's query, as far as they can be read."""
         for sibling in self.names() if query_id not in ("", PYTHON_QUERY_ID) else ():
-            if sibling != name and (ledger := self._ledger(sibling)).query_id == query_id:
-                yield ledger, self._created(sibling)
+            try:
+                if sibling != name and (ledger := self._ledger(sibling)).query_id == query_id:
+                    yield ledger, self._created(sibling)
+            except (CorruptStateError, NewerFormatError) as error:
+                log.warning("a state cannot be read: %s", error, extra={"state": sibling})
 
     def load_plans(self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]) -> LoadPlans:
         """Return the files that make a version of some of a partition's stores."""

@@ -117,25 +117,23 @@ class StateCheck:
 
 
 def state_names(objects: ObjectStore) -> list[str]:
-    """Return the names of the states, also of those whose metadata are missing; other folders are left out."""
-    return [
-        name
-        for name in objects.folders()
-        if is_state_name(name) and (objects.list(f"{name}/manifest") or ManifestLog(objects, name, "").load_metadata())
-        and not _is_remainder(objects, name)
-    ]  # fmt: skip
+    """Return the names of the states, also of those whose metadata are missing or damaged; other folders are left out."""
+    return [name for name in objects.folders() if is_state_name(name) and _is_state(objects, name)]
 
 
-def _is_remainder(objects: ObjectStore, name: str) -> bool:
-    """Whether a folder has nothing but the remaining files of a dropped state or a deleted branch."""
+def _is_state(objects: ObjectStore, name: str) -> bool:
+    """Whether a folder has more than the remaining files of a dropped state or a deleted branch."""
     log = ManifestLog(objects, name, "")
     try:
-        metadata, ledger = log.load_metadata(), log.load()
+        metadata = log.load_metadata()
+        if metadata is None and not objects.list(f"{name}/manifest"):
+            return False
+        ledger = log.load()
     except (CorruptStateError, NewerFormatError):
-        return False
+        return True
     if metadata is None:
-        return not ledger.has_versions() and not ledger.run_id and ledger.origin is None
-    return ledger.is_dropped and metadata.state_id == (ledger.dropped_metadata or {}).get("state_id", "")
+        return ledger.has_versions() or bool(ledger.run_id) or ledger.origin is not None
+    return not ledger.is_dropped or metadata.state_id != (ledger.dropped_metadata or {}).get("state_id", "")
 
 
 def files_of(objects: ObjectStore, name: str) -> StateFiles:

@@ -22,11 +22,11 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from coordinator.model.errors import InvalidRequestError
+from coordinator.model.errors import CorruptStateError, InvalidRequestError
 from coordinator.model.names import store_actors_prefix
 from coordinator.service.dropping import DroppedState
 from statefleet.cli import app, main
-from statefleet.commands import looking, upkeep
+from statefleet.commands import looking, moving, upkeep
 from statefleet.commands.output import WIDTH, ago_text, print_json, print_records, print_table, progress, time_text
 from statefleet.commands.reading import _value
 from tests.unit.stored_states import STORED
@@ -87,6 +87,34 @@ def test_every_command_has_help_with_its_options() -> None:
 def test_the_version_is_printed() -> None:
     output = CliRunner().invoke(app, ["--version"])
     assert (output.exit_code, output.output) == (0, f"statefleet {version('statefleet')}, Python {python_version()}\n")
+
+
+def test_a_state_that_cannot_be_read_is_named_and_the_others_are_cleaned_and_balanced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Coordinator:
+        def load_all_states(self) -> list[str]:
+            return ["bad", "clicks"]
+
+        def status(self) -> dict[str, Any]:
+            return {"unreadable": [{"name": "bad", "error": "its metadata.json is missing"}]}
+
+        def clean(self, state: str, *, dry_run: bool) -> dict[str, Any]:
+            return dict(zip(("floors", "files"), ([], self.plan_rebalance([state])), strict=True))
+
+        def plan_rebalance(self, states: list[str]) -> list[Any]:
+            if "bad" in states:
+                raise CorruptStateError("its metadata.json is missing")
+            return []
+
+    for module in (upkeep, moving):
+        monkeypatch.setattr(module, "find", lambda uri, address: Coordinator())
+    for command in (["gc"], ["rebalance"]):
+        result = CommandResult(capsys, [*command, "file:///x", "--json"])
+        assert (result.code, "bad cannot be read, and is left out: its metadata.json" in result.err) == (0, True)
+        assert result.json == ({"clicks": {"floors": [], "files": []}} if command == ["gc"] else [])
+        named = CommandResult(capsys, [*command, "file:///x", "--name", "bad"])
+        assert (named.code, "metadata.json is missing" in named.err) == (1, True)
 
 
 def test_a_state_is_dropped_only_with_yes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,12 +19,15 @@ from coordinator.model.errors import CorruptStateError, InvalidRequestError, New
 from coordinator.model.file_format import FORMAT
 from coordinator.model.identities import StateStoreId
 from coordinator.model.load_plans import LoadPlan
+from coordinator.storage.memory import MemoryObjectStore
+from coordinator.storage.uris import open_object_store
 from statefleet.reads.fleet import attach
-from statefleet.reads.verify import check_files, files_of
+from statefleet.reads.verify import check_files, files_of, state_names
 from store_actors.engine.versions import Change
 from store_actors.serving.files import decode_file, encode_delta, identity_in_state
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet
-from tests.unit.checkpointed_state import checkpointing, write_state
+from tests.unit.checkpointed_state import checkpointing, write_files, write_state
+from tests.unit.running_fleet import RunningFleet, RunningQuery
 
 
 @pytest.fixture
@@ -46,6 +49,60 @@ def test_a_file_of_a_later_format_is_refused_by_name(folder: Path, kind: str, fi
     file.write_bytes(seal({**unseal(file.read_bytes()), field: FORMAT + 1, "unheard": "of"}))
     with pytest.raises(NewerFormatError, match=f"later release.*{file.name}.*format=`{FORMAT + 1}`"):
         attach(f"file://{folder}", offline=True).state("s").versions()
+
+
+def _copied_by_hand(folder: Path) -> None:
+    shutil.rmtree(folder / "bad")
+    shutil.copytree(folder / "s", folder / "bad")
+
+
+def _cut_metadata(folder: Path) -> None:
+    file = folder / "bad/metadata.json"
+    file.write_bytes(file.read_bytes()[:20])
+
+
+def _without_a_record(folder: Path) -> None:
+    sorted((folder / "bad/manifest").iterdir())[-2].unlink()
+
+
+def _of_a_later_format(folder: Path) -> None:
+    file = folder / "bad/metadata.json"
+    file.write_bytes(seal({**unseal(file.read_bytes()), "format_version": FORMAT + 1}))
+
+
+def _nothing_but_cut_metadata(folder: Path) -> None:
+    shutil.rmtree(folder / "bad/manifest")
+    _cut_metadata(folder)
+
+
+@pytest.mark.parametrize(
+    "damage", [_copied_by_hand, _cut_metadata, _without_a_record, _of_a_later_format, _nothing_but_cut_metadata]
+)
+def test_a_state_that_cannot_be_read_keeps_no_other_from_being_read(
+    tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    running = RunningFleet(MemoryObjectStore())
+    # Of one query, whose states are read as of one version.
+    queries = [RunningQuery(running, name, "query", "run-1") for name in ("s", "bad")]
+    for query in queries * 3:
+        query.next_batch("a")
+    running.stop()
+    write_files(running.objects, tmp_path)
+    expected = attach(f"file://{tmp_path}", offline=True).state("s").scan().to_arrow().to_pylist()
+    assert expected
+    damage(tmp_path)
+    fleet = attach(f"file://{tmp_path}", offline=True)
+    assert fleet.state("s").scan().to_arrow().to_pylist() == expected
+    assert fleet.sql("select * from s").num_rows == len(expected)
+    assert sorted(fleet.states()) == ["bad", "s"]
+    assert set(fleet.state_metadata()["stateName"].to_pylist()) == {"s"}
+    assert {record.state for record in caplog.records} == {"bad"}
+    for look in (lambda: fleet.state("bad").version, lambda: fleet.state_metadata("bad")):
+        with pytest.raises((CorruptStateError, NewerFormatError), match="bad/"):
+            look()
+    objects = open_object_store(f"file://{tmp_path}")
+    checks = [check_files(objects, files_of(objects, name), lambda size: None) for name in state_names(objects)]
+    assert {check.name: bool(check.damages) for check in checks} == {"bad": True, "s": False}
 
 
 def test_a_delta_of_a_later_format_is_refused_by_name() -> None:
