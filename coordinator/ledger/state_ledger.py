@@ -129,7 +129,7 @@ class StateLedger(LedgerState):
         if self.has_versions() and self.query_id not in (query_id, ""):
             raise StateMismatchError(
                 "the state belongs to another query (each checkpoint is a query of its own); start with the checkpoint "
-                "that the state was made with, or use another name",
+                "that the state was made with, or use another name; if that query is gone for good, `statefleet drop` frees the name",
                 state=self.state_name,
                 owner_query_id=self.query_id,
                 query_id=query_id,

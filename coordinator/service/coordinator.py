@@ -166,6 +166,7 @@ class Coordinator:
 
     async def describe_state(self, state_name: str) -> StateMetadata | None:
         """Return a state's metadata with its newest schema; None if there is no such state."""
+        await self._states.notice_deleted(state_name)
         writer = await self._writer_of(state_name)
         created = writer.metadata
         return None if created is None else await writer.read(lambda ledger: ledger.described(created))
@@ -177,6 +178,7 @@ class Coordinator:
 
     async def check_start(self, state_name: str, query_id: str, output_mode: str | None) -> None:
         """Refuse a query that is to start on a state that is not its own; see :meth:`Leasing.check_start`."""
+        await self._states.notice_deleted(state_name)
         await self._leasing.check_start(state_name, query_id, output_mode, self._instances.has)
 
     async def attach_and_lease(self, task: TaskIdentity, metadata: StateMetadata, local: ActorLocation) -> LeaseGrant:
@@ -406,8 +408,10 @@ class Coordinator:
     async def reassigned(self, state_name: str, actor_name: str, partition_ids: Sequence[int]) -> list[int]:
         """Return the partitions, of those asked for, that the store actor of this name should not have in memory.
 
-        They are leased to another store actor, are shards no more, or their query ended a while ago. It takes one look at the log.
+        They are leased to another store actor, are shards no more, or their query ended a while ago; or the state's folder was deleted.
+        It takes one look at the log, and one at the metadata.
         """
+        await self._states.notice_deleted(state_name)
         writer = await self._writer_of(state_name)
         if writer.metadata is None:
             return list(partition_ids)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from coordinator.model.commits import CommitEntry, SnapshotEntry, StoredFile
-from coordinator.model.errors import FencedError, StorageUnavailableError
+from coordinator.model.errors import FencedError, StateReplacedError, StorageUnavailableError
 from coordinator.model.identities import StateStoreId
 from coordinator.model.leases import Lease
 from coordinator.model.schema import StateSchema
@@ -221,7 +221,13 @@ class Commits:
             # No record names these files.
             self._discard([file_entry.file for file_entry in stored])
             raise
-        if not self._coordinator.add_snapshot(store_id.state_name, snapshot):
+        try:
+            is_accepted = self._coordinator.add_snapshot(store_id.state_name, snapshot)
+        except StateReplacedError:
+            # The folder was deleted or replaced since the coordinator was asked where the shard is.
+            self._discard(snapshot.files)
+            raise
+        if not is_accepted:
             self._discard(snapshot.files)
             return False
         self._metrics.snapshots_written += 1

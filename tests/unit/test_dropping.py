@@ -162,6 +162,25 @@ def test_a_folder_that_was_deleted_by_hand_is_noticed_and_nothing_is_written_int
     run(scenario)
 
 
+@pytest.mark.parametrize("is_built", [True, False])
+def test_a_query_of_another_checkpoint_begins_where_a_folder_was_deleted_by_hand(is_built: bool) -> None:
+    async def scenario(service: ServiceHarness, objects: MemoryObjectStore) -> None:
+        await service.commit("run-1", 0)
+        await service.end("run-1")
+        with pytest.raises(StateMismatchError, match=r"belongs to another query.*`statefleet drop` frees the name"):
+            await service.coordinator.check_start("s", "", "update")
+        for info in objects.list("s"):
+            objects.delete(info.path)
+        if is_built:
+            assert await service.coordinator.describe_state("s") is None
+        else:
+            await service.coordinator.check_start("s", "", "append")
+        await service.commit("run-2", 0, query="another")
+        assert await service.version() == 1
+
+    run(scenario)
+
+
 def test_a_folder_that_was_deleted_under_a_running_query_is_reported_at_once_and_nothing_is_written_into_it() -> None:
     async def scenario(service: ServiceHarness, objects: MemoryObjectStore) -> None:
         await service.commit("run-1", 0)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from coordinator.ledger.read_views import WantedView
 from coordinator.model.errors import (
     CorruptStateError,
     FencedError,
@@ -150,6 +151,54 @@ def test_another_state_of_the_name_is_neither_written_to_nor_read_for_the_first(
     assert sorted(emitted) == sorted(other_query.next_batch("b"))
     assert versions(fleet.objects) == versions(other_fleet.objects)
     assert named_by_verify(fleet.objects, [STATE]) == set()
+
+
+def test_maintenance_writes_nothing_into_a_folder_that_was_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet, query, _ = fleet_with_backups("a", 5)
+    written, store = list[str](), fleet.objects.put
+    put(MemoryObjectStore(), fleet)
+    monkeypatch.setattr(fleet.objects, "put", lambda path, data: (written.append(path), store(path, data)))
+    for _ in range(3):
+        fleet.shards.partitions.maintain(1)
+    assert written == []
+    with pytest.raises(StateStoreError):
+        query.next_batch("a")
+    assert fleet.objects.list(STATE) == []
+
+
+def test_maintenance_leaves_nothing_in_a_folder_that_is_replaced_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet, _, backups = fleet_with_backups("a", 5)
+    ask = fleet.reassigned
+    monkeypatch.setattr(fleet, "reassigned", lambda *of: (ask(*of), put(backups[4], fleet))[0])
+    fleet.shards.partitions.maintain(1)
+    assert {info.path for info in fleet.objects.list(STATE)} == {info.path for info in backups[4].list(STATE)}
+
+
+@pytest.mark.parametrize("is_resting", [False, True])
+@pytest.mark.parametrize("damage", ["deleted", "damaged"])
+def test_a_state_whose_folder_is_gone_or_damaged_keeps_no_other_of_its_query_from_being_read(
+    damage: str, is_resting: bool
+) -> None:
+    fleet = RunningFleet(MemoryObjectStore())
+    queries = [RunningQuery(fleet, name, "query", "run-1") for name in (STATE, "beside")]
+    for query in queries * 3:
+        query.next_batch("a")
+
+    def version() -> int:
+        view = fleet.do(fleet.coordinator.read_view(STATE, WantedView(None, False), None))
+        return view.version
+
+    assert version() == 3
+    if is_resting:
+        (details,) = (query for query in fleet.do(fleet.coordinator.status())["queries"] if query["name"] == "beside")
+        fleet.clock.later_s += 1000
+        assert fleet.coordinator._states.rest("beside", details, "stamp")
+    records = [info.path for info in fleet.objects.list("beside") if "/manifest/" in info.path]
+    for path in records if damage == "deleted" else ():
+        fleet.objects.delete(path)
+    fleet.objects.put(f"beside/manifest/{len(records) + 1:020d}.json", b"{")
+    fleet.clock.later_s += 5
+    assert [version() for _ in range(2)] == [3, 3]
 
 
 def test_shards_that_were_made_of_the_replaced_files_are_made_again() -> None:
