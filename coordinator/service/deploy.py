@@ -238,11 +238,10 @@ def _knock(address: str) -> None:
     AuthenticationError
         The cluster asks for a token that this process does not have.
     """
-    gcs_address = address
-    if address == "auto":
-        gcs_address = services.get_ray_address_from_environment("auto", None)
-        if not os.environ.get("RAY_ADDRESS"):
-            _check_owner(gcs_address)
+    is_found = address == "auto" and not os.environ.get("RAY_ADDRESS")
+    gcs_address = services.get_ray_address_from_environment("auto", None) if address == "auto" else address
+    if is_found:
+        _check_owner(gcs_address)
     host, _, port = gcs_address.rpartition(":")
     if not (host and port.isdigit()):
         return
@@ -250,7 +249,7 @@ def _knock(address: str) -> None:
         # With TLS, the check would need a certificate.
         if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
             _check_http2(connected)
-    if address == "auto" and get_authentication_mode() != AuthenticationMode.TOKEN:
+    if is_found and get_authentication_mode() != AuthenticationMode.TOKEN:
         # Ray takes the token that it finds on this machine, once it joins.
         return
     with native_notes_kept():

@@ -115,10 +115,15 @@ def test_an_address_without_a_usable_ray_is_refused_at_once(address: str, messag
     assert message in failed.stderr
 
 
-def test_a_cluster_that_wants_a_token_is_reported_at_once_and_in_one_line(fleet: sf.Fleet) -> None:
+@pytest.mark.parametrize("named_by", ["--address", "RAY_ADDRESS"])
+def test_a_cluster_that_wants_a_token_is_reported_at_once_and_in_one_line(fleet: sf.Fleet, named_by: str) -> None:
     address = ray.get_runtime_context().gcs_address
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
-    command = [sys.executable, "-m", "statefleet.cli", "status", fleet.uri, "--address", address]
+    environment = {name: value for name, value in os.environ.items() if name not in ("RAY_AUTH_MODE", "RAY_ADDRESS")}
+    command = [sys.executable, "-m", "statefleet.cli", "status", fleet.uri]
+    if named_by == "RAY_ADDRESS":
+        environment["RAY_ADDRESS"] = address
+    else:
+        command += ["--address", address]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     assert (ended.returncode, ended.stdout) == (1, "")
     (line,) = ended.stderr.splitlines()
