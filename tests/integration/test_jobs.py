@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs import client_traffic, page_hits, vendor_ratings
+from spark_jobs import page_hits
 from spark_jobs.fleet import Fleet
 from spark_jobs.jobs.access_log import parse_log
 from spark_jobs.jobs.console import keep_newest
@@ -79,12 +79,11 @@ def log_folder(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("job", [page_hits.JOB, client_traffic.JOB], ids=lambda job: job.name)
-def test_access_log_jobs_equal_a_batch_and_keep_malformed_lines(
-    spark: SparkSession, fleet: Fleet, log_folder: Path, tmp_path: Path, name: str, job: InputJob
+def test_a_job_equals_a_batch_and_keeps_malformed_lines(
+    spark: SparkSession, fleet: Fleet, log_folder: Path, tmp_path: Path, name: str
 ) -> None:
     batch = parse_log(spark.read.text(str(log_folder)))
-    malformed = run_and_compare(spark, fleet, job, batch, log_folder, tmp_path / "job", name)
+    malformed = run_and_compare(spark, fleet, page_hits.JOB, batch, log_folder, tmp_path / "job", name)
     assert malformed == 2 + 3 + 4
     kept = spark.read.parquet(str(tmp_path / "job" / "malformed")).collect()
     assert {row["raw"] for row in kept} == set(BAD)
@@ -92,10 +91,7 @@ def test_access_log_jobs_equal_a_batch_and_keep_malformed_lines(
 
 
 @pytest.mark.skipif(not (DATA / "web_access.log").exists(), reason="the real access log is not here")
-@pytest.mark.parametrize("job", [page_hits.JOB, client_traffic.JOB], ids=lambda job: job.name)
-def test_access_log_jobs_on_the_real_log(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, job: InputJob
-) -> None:
+def test_a_job_on_a_real_log(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
     source = tmp_path / "logs"
     source.mkdir()
     lines = (DATA / "web_access.log").read_text().splitlines(keepends=True)
@@ -104,7 +100,7 @@ def test_access_log_jobs_on_the_real_log(
     batch = parse_log(spark.read.text(str(source)))
     assert batch.count() == 10_000
     # One of them was cut off in its agent, and counts.
-    assert run_and_compare(spark, fleet, job, batch, source, tmp_path / "job", name) == 0
+    assert run_and_compare(spark, fleet, page_hits.JOB, batch, source, tmp_path / "job", name) == 0
 
 
 def test_results_keep_both_hours_of_the_night_that_clocks_go_back(
@@ -121,40 +117,3 @@ def test_results_keep_both_hours_of_the_night_that_clocks_go_back(
         time.tzset()
     hours = pq.read_table(tmp_path / "results.parquet").column("hour").to_pylist()
     assert hours == [dt.datetime(2025, 10, 26, hour, 30, tzinfo=dt.UTC) for hour in (0, 1)]
-
-
-def read_reviews(spark: SparkSession, source: Path) -> Any:
-    reader = spark.read.schema(vendor_ratings._COLUMNS).option("header", True)
-    return vendor_ratings.parse(reader.option("columnNameOfCorruptRecord", "raw").csv(str(source)))
-
-
-def test_vendor_ratings_equal_a_batch_and_keep_malformed_rows(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    source = tmp_path / "reviews"
-    source.mkdir()
-    header = "reviewerId,vendorId,rating,date\n"
-    good = "".join(f"{n},{n % 6},{n % 5 + 1},2006-04-{n % 28 + 1:02d} 17:08\n" for n in range(300))
-    bad = "1,x,5,2006-04-07 17:08\n1,2,five,2006-04-07 17:08\n1,2,9,2006-04-07 17:08\n1,2,5,yesterday\n1,2\n"
-    bad += "1,2,5d,2006-04-07 17:08\n1,2.7,5,2006-04-07 17:08\n,2,5,2006-04-07 17:08\n1,2,5,2006-04-07 17:08,6\n"
-    (source / "a.csv").write_text(header + good)
-    (source / "b.csv").write_text(header + good + bad)
-    malformed = run_and_compare(
-        spark, fleet, vendor_ratings.JOB, read_reviews(spark, source), source, tmp_path / "job", name
-    )
-    assert malformed == 9
-    kept = {row["raw"]: row["reason"] for row in spark.read.parquet(str(tmp_path / "job" / "malformed")).collect()}
-    assert set(kept) == set(bad.splitlines())
-    assert kept["1,2.7,5,2006-04-07 17:08"] == "vendor is not a number"
-    assert kept[",2,5,2006-04-07 17:08"] == "reviewer is missing"
-
-
-@pytest.mark.replay
-@pytest.mark.skipif(not (DATA / "reviews.csv.bz2").exists(), reason="the real reviews are not here")
-def test_vendor_ratings_on_the_real_reviews(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
-    source = tmp_path / "reviews"
-    source.mkdir()
-    (source / "reviews.csv.bz2").write_bytes((DATA / "reviews.csv.bz2").read_bytes())
-    batch = read_reviews(spark, source)
-    assert batch.count() == 578_805
-    run_and_compare(spark, fleet, vendor_ratings.JOB, batch, source, tmp_path / "job", name)

@@ -20,8 +20,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "jobs": (
         "spark_jobs.quickstart",
         "spark_jobs.page_hits",
-        "spark_jobs.client_traffic",
-        "spark_jobs.vendor_ratings",
     ),
     "what jobs share": ("spark_jobs.jobs",),
     "the API": (
