@@ -29,6 +29,8 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
     /** Begins the greeting of a store actor that has taken the connection, before its format and its proof. */
     private static final int TAKEN = 4;
     private static final int PROOF_BYTES = 32;
+    /** Seconds of silence for the proof; a store actor that hangs is ended sooner. */
+    private static final int PROOF_S = 40;
     /** Rows and bytes of a record batch at most; the last row may exceed the bytes. */
     private static final int MOST_ROWS = 1 << 16;
     private static final long MOST_BYTES = 16L << 20;
@@ -743,6 +745,8 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         private java.nio.channels.Selector selector;
         private java.nio.channels.SelectionKey key;
         private final java.nio.ByteBuffer received = java.nio.ByteBuffer.allocate(BUFFER_BYTES);
+        /** Whether the process has proved who it is: a stranger's, which nobody ends, could have a task wait for ever. */
+        private boolean isProved;
         /** Bytes that were read. */
         long consumed;
 
@@ -791,6 +795,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
                         + "was sent to it, and nothing of this batch was lost; see who owns the socket, then restart the query [socket=`"
                         + address + "`]");
                 }
+                isProved = true;
             } catch (java.security.GeneralSecurityException error) {
                 throw new IllegalStateException(error);
             }
@@ -922,8 +927,11 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         /** Waits until something can be sent or received. */
         void await(int operation) throws java.io.IOException {
             key.interestOps(operation);
-            while (!isReady()) {
-                // It also looks whether the task was cancelled.
+            // It also looks whether the task was cancelled.
+            for (int quietS = 1; !isReady(); quietS++) {
+                if (!isProved && quietS >= PROOF_S) {
+                    throw new Lost("did not say who it is in " + PROOF_S + " s", null);
+                }
             }
         }
 

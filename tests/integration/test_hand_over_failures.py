@@ -81,7 +81,9 @@ class Server:
             yield
 
     @contextmanager
-    def replaced(self, serve: Callable[[socket.socket], None], *, proves: bool = True) -> Iterator[threading.Event]:
+    def replaced(
+        self, serve: Callable[[socket.socket], None], *, proves: bool = True, greets: bool = True
+    ) -> Iterator[threading.Event]:
         """Have tasks connect to this process, which serves each and ends its connection; yields an event for the first end."""
         kept, path, secret = self.address.read_text(), f"{self.address}.{os.getpid()}", os.urandom(32)
         served = threading.Event()
@@ -95,7 +97,8 @@ class Server:
                         task, _ = listening.accept()
                         with task, suppress(OSError):
                             challenge = task.recv(32, socket.MSG_WAITALL)
-                            task.sendall(hmac.digest(secret if proves else bytes(32), challenge, "sha256"))
+                            if greets:
+                                task.sendall(hmac.digest(secret if proves else bytes(32), challenge, "sha256"))
                             serve(task)
                         served.set()
 
@@ -444,6 +447,17 @@ def test_a_process_that_has_not_the_secret_gets_no_row(query: Query, server: Ser
     assert set(received) == {b""}
     query.again()
     query.check()
+
+
+@pytest.mark.replay
+def test_a_process_that_keeps_silent_holds_no_task_up_for_ever(query: Query, server: Server) -> None:
+    """As one of another user's may, whom nobody ends."""
+    with server.replaced(lambda task: time.sleep(600), greets=False):
+        query.add()
+        wait_for(lambda: server.connections() > 0)
+    # The store actor is found again.
+    query.check()
+    assert query.failed_tasks() == 0
 
 
 #: Puts a folder in the place of the fleet's, whose file names a process of the fleet's user, and listens; prints what comes.
