@@ -283,7 +283,9 @@ def _unlike_text(batch: Mapping[str, Any], unlike: Mapping[int, tuple[Collection
     )
     return (
         "shards of a stateful operator committed other numbers of rows than Spark's tasks sent them; Spark's commit log does not "
-        "count the batch, and the state is as the batch before left it; restart the query, which runs the batch again, and report "
+        "count the batch, and the state is as the batch before left it; restart the query, which runs the batch again. If the rows "
+        "before the operator are others each time they are computed (rand, a nondeterministic function) and an executor was lost, "
+        "that is the reason, and Spark's results are not defined: write such rows to a table first. If not, please report "
         f"this with the logs of the store actors [state=`{batch['operator']['state']}`, batch_id=`{batch['batch_id']}`, "
         f"shards=`{shards}`]"
     )

@@ -424,10 +424,8 @@ class StoreActor(StoreProcess):
         self._export = MetricExport(uri)
         runtime.threads.start(self._tell_metrics, "statefleet-metrics")
         self._direct = _direct_answers(self._found_few, runtime)
-        sockets = sockets_of(session_folder(), uri)
-        if sockets is not None:
-            address = address_of(sockets, location.host, store_actor_number(actor_name))
-            hand_over_server(address, LocalActors(actor_name, self, runtime), runtime)
+        address = address_of(sockets_of(session_folder(), uri), location.host, store_actor_number(actor_name))
+        hand_over_server(address, LocalActors(actor_name, self, runtime), runtime)
         fields = {"actor": actor_name, "node": location.node_id}
         log.info("store actor of %s started on %s", uri, location.host, extra=fields)
 

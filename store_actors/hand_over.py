@@ -8,10 +8,10 @@ all of their types allow it, they are in Spark's own format (:mod:`store_actors.
 their schema. After them the task says which shard it was, how many rows it had and in how many bytes. A shard gets its rows only if
 all of that is so. The function is the one that Spark's plan has for a Python worker; here it calls this process's shards directly.
 
-Ray's folder, in which the socket's is, can be written by all users of the machine: each may put a folder of his own in the place of
-this one. So both sides look who is there. The folder has to be this user's alone. The store actor takes connections of processes of
-its own user only, as the kernel knows them, before it reads a byte. Tasks read the file in a folder that they have looked at, and send
-nothing to a process that does not have its secret.
+The socket is in a folder below /tmp that is this user's alone. Others can put a folder of their own there before there is one, and
+where /tmp lacks the sticky bit at any time. So both sides look who is there. The store actor takes connections of processes of its own
+user only, as the kernel knows them, before it reads a byte. Tasks look at the folder as they have it open, read the file in that, and
+send nothing to a process that does not have its secret.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import stat
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain
@@ -57,8 +58,8 @@ _CREDENTIALS = struct.Struct("3i")
 _SECRET_BYTES = 32
 #: Raised with each change of what is sent (``HandOver.java`` has the same): a task and a store actor of two releases do not talk.
 _FORMAT = 3
-#: Bytes of a socket's path at most, and of its end: the checksum of a node, the number of the store actor and the process's id.
-_PATH_BYTES, _END_BYTES = 107, 20
+#: Bytes of a store actor's file, at most.
+_FACTS_BYTES = 100
 _BUFFER_BYTES = 1 << 18
 #: Bytes of a request and of a function at most; both grow with what a query has of shards and columns, and have some kilobytes.
 _MOST_BYTES = 16 << 20
@@ -72,16 +73,17 @@ _REQUEST_S, _ROWS_S = 30.0, 600.0
 _AGAIN_S = 5.0
 
 
-def sockets_of(session_folder: str, uri: str) -> str | None:
-    """Return how the paths of a fleet's sockets begin, on each node; None if they would be too long.
+def sockets_of(session_folder: str, uri: str) -> str:
+    """Return how the paths of a fleet's sockets begin, on each node.
+
+    Not in Ray's folder of the session, where every user of the machine may rename what others have.
 
     Parameters
     ----------
     session_folder
         Ray's folder of the session, which has the same path on each node.
     """
-    prefix = f"{session_folder}/statefleet-{os.getuid()}/{fleet_id_of(uri)}-"
-    return prefix if len(prefix.encode()) + _END_BYTES <= _PATH_BYTES else None
+    return f"/tmp/statefleet-{os.getuid()}/{zlib.crc32(session_folder.encode()):08x}-{fleet_id_of(uri)}-"
 
 
 def address_of(sockets: str, host: str, number: int = 0) -> str:
@@ -155,6 +157,7 @@ class HandOverServer:
         try:
             listening.bind(str(self._path))
             listening.listen(_WAITING)
+            self._start_thread(partial(self._accept, listening), "statefleet-hand-over")
             # Tasks see it when the socket can be connected to.
             unseen = Path(f"{self._address}.new")
             unseen.unlink(missing_ok=True)
@@ -162,13 +165,21 @@ class HandOverServer:
                 file.write(self._facts)
             unseen.replace(self._address)
         except BaseException:
-            listening.close()
+            end_listening(listening)
             raise
-        for left in self._address.parent.glob(f"{self._address.name}.*"):
-            if left != self._path:
-                left.unlink(missing_ok=True)
-        self._start_thread(partial(self._accept, listening), "statefleet-hand-over")
+        self._remove_left()
         return listening
+
+    def _remove_left(self) -> None:
+        """Remove what processes left that have ended, also of other fleets and sessions."""
+        for left in self._address.parent.glob("*.*"):
+            address, _, pid = str(left).rpartition(".")
+            is_earlier = address == str(self._address) and left != self._path
+            if is_earlier or (pid.isdigit() and not Path(f"/proc/{pid}").exists()):
+                with suppress(OSError):
+                    left.unlink()
+                    if not is_earlier and _read_facts(Path(address)).startswith(f"{pid} "):
+                        Path(address).unlink()
 
     def publish_again(self) -> None:
         """Have tasks find the socket again if someone has deleted it, its file or their folder, or put another folder there.
@@ -181,7 +192,7 @@ class HandOverServer:
         _make_private(self._address.parent)
         try:
             # A later process of this store actor has the file: this one was given up.
-            if self._address.read_text() != self._facts or self._path.exists():
+            if _read_facts(self._address) != self._facts or self._is_reached():
                 return
         except FileNotFoundError:
             pass
@@ -192,6 +203,18 @@ class HandOverServer:
             "what tasks find this process by was deleted; it is there again, and nothing was lost [socket=`%s`]",
             self._address,
         )
+
+    def _is_reached(self) -> bool:
+        """Whether the socket is there, and this process listens on it."""
+        with socket.socket(socket.AF_UNIX) as task:
+            task.setblocking(False)
+            try:
+                task.connect(str(self._path))
+            except BlockingIOError:  # many wait
+                return True
+            except OSError:
+                return False
+            return True
 
     def _accept(self, listening: socket.socket) -> None:
         accept_each(listening, self._take, self._clock, "a task that hands rows over was not taken; Spark tries again")
@@ -278,6 +301,15 @@ def _make_private(folder: Path) -> None:
         )
 
 
+def _read_facts(address: Path) -> str:
+    """Return what a store actor's file says; in a stranger's folder it may be anything."""
+    descriptor = os.open(address, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        return os.read(descriptor, _FACTS_BYTES).decode(errors="replace")
+    finally:
+        os.close(descriptor)
+
+
 def _received(source: _Pieces, shards: Sequence[int], are_unsafe: bool) -> Iterator[pa.Table]:
     """Yield the rows of each of a task's shards, once it is sure that these are all."""
     schema = None
@@ -330,7 +362,7 @@ def hand_over_server(address: str, actors: LocalActors, runtime: Runtime) -> Non
                 else:
                     server.publish_again()
                 told = ""
-            except OSError as error:
+            except Exception as error:  # nobody else gets the error of a thread
                 if told != str(error):
                     log.exception(
                         "Spark's tasks cannot hand rows over to this process; it is tried again [socket=`%s`]", address

@@ -408,10 +408,8 @@ class Coordinator:
     async def reassigned(self, state_name: str, actor_name: str, partition_ids: Sequence[int]) -> list[int]:
         """Return the partitions, of those asked for, that the store actor of this name should not have in memory.
 
-        They are leased to another store actor, are shards no more, or their query ended a while ago; or the state's folder was deleted.
-        It takes one look at the log, and one at the metadata.
+        They are leased to another store actor, are shards no more, or their query ended a while ago. It takes one look at the log.
         """
-        await self._states.notice_deleted(state_name)
         writer = await self._writer_of(state_name)
         if writer.metadata is None:
             return list(partition_ids)

@@ -29,8 +29,8 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
     /** Begins the greeting of a store actor that has taken the connection, before its format and its proof. */
     private static final int TAKEN = 4;
     private static final int PROOF_BYTES = 32;
-    /** Seconds of silence for the proof; a store actor that hangs is ended sooner. */
-    private static final int PROOF_S = 40;
+    /** Seconds until a process has to have proved who it is; a store actor that hangs is ended sooner. */
+    private static final long PROOF_S = 40L;
     /** Rows and bytes of a record batch at most; the last row may exceed the bytes. */
     private static final int MOST_ROWS = 1 << 16;
     private static final long MOST_BYTES = 16L << 20;
@@ -352,6 +352,12 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
      * folder above may put one of their own in its place at any time.
      */
     private static String factsOf(java.nio.file.Path address) throws java.io.IOException {
+        // To open something else may wait for ever.
+        if (java.nio.file.Files.exists(address.getParent(), new java.nio.file.LinkOption[] {java.nio.file.LinkOption.NOFOLLOW_LINKS})
+                && !java.nio.file.Files.isDirectory(
+                    address.getParent(), new java.nio.file.LinkOption[] {java.nio.file.LinkOption.NOFOLLOW_LINKS})) {
+            throw notPrivate(address.getParent(), "it is no folder");
+        }
         java.nio.file.SecureDirectoryStream folder =
             (java.nio.file.SecureDirectoryStream) java.nio.file.Files.newDirectoryStream(address.getParent());
         try {
@@ -359,9 +365,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
                 folder.getFileAttributeView(java.nio.file.attribute.PosixFileAttributeView.class)).readAttributes();
             String mode = java.nio.file.attribute.PosixFilePermissions.toString(attributes.permissions());
             if (!attributes.owner().equals(thisUser()) || !mode.endsWith("------")) {
-                throw new IllegalStateException("the folder in which Spark's tasks find the store actor of their node is not this user's alone; "
-                    + "nothing was sent, and nothing of this batch was lost; remove it, upon which the store actor makes one within seconds, "
-                    + "then restart the query [folder=`" + address.getParent() + "` owner=`" + attributes.owner() + "` mode=`" + mode + "`]");
+                throw notPrivate(address.getParent(), "owner " + attributes.owner() + ", mode " + mode);
             }
             java.nio.channels.ByteChannel file = folder.newByteChannel(address.getFileName(),
                 java.util.Collections.singleton(java.nio.file.StandardOpenOption.READ), new java.nio.file.attribute.FileAttribute[0]);
@@ -373,6 +377,12 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         } finally {
             folder.close();
         }
+    }
+
+    private static IllegalStateException notPrivate(java.nio.file.Path folder, String why) {
+        return new IllegalStateException("the folder in which Spark's tasks find the store actor of their node is not this user's alone; "
+            + "nothing was sent, and nothing of this batch was lost; remove it, upon which the store actor makes one within seconds, then "
+            + "restart the query [folder=`" + folder + "`: " + why + "]");
     }
 
     /** Returns the user of this process as the kernel has it, whether or not the user has a name. */
@@ -436,8 +446,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
             written = java.io.File.createTempFile("statefleet", null, folder);
             java.nio.file.Files.write(written.toPath(), new byte[BUFFER_BYTES], new java.nio.file.OpenOption[0]);
         } catch (java.io.IOException error) {
-            throw new java.io.IOException("nothing can be written in Ray's folder of this session, where Spark's tasks find the store actor of "
-                + "their node: " + error.getMessage() + "; nothing of this batch was lost; make room there, or set "
+            throw new java.io.IOException("nothing can be written where Spark's tasks find the store actor of their node: " + error.getMessage() + "; nothing of this batch was lost; make room there, or set "
                 + "spark.statefleet.handOver to false, then restart the query [folder=`" + folder + "`]", error);
         } finally {
             if (written != null) {
@@ -747,6 +756,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         private final java.nio.ByteBuffer received = java.nio.ByteBuffer.allocate(BUFFER_BYTES);
         /** Whether the process has proved who it is: a stranger's, which nobody ends, could have a task wait for ever. */
         private boolean isProved;
+        private final long proofUntil = System.nanoTime() + PROOF_S * 1000000000L;
         /** Bytes that were read. */
         long consumed;
 
@@ -928,11 +938,11 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         void await(int operation) throws java.io.IOException {
             key.interestOps(operation);
             // It also looks whether the task was cancelled.
-            for (int quietS = 1; !isReady(); quietS++) {
-                if (!isProved && quietS >= PROOF_S) {
+            do {
+                if (!isProved && System.nanoTime() > proofUntil) {
                     throw new Lost("did not say who it is in " + PROOF_S + " s", null);
                 }
-            }
+            } while (!isReady());
         }
 
         /** Waits for a second at most; returns whether something happened. */

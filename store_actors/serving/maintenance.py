@@ -51,11 +51,10 @@ class PartitionMaintenance:
 
         If one partition fails, the error is logged and counted, and the other partitions are maintained as usual.
         """
-        reassigned, known = self._reassigned()
+        reassigned = self._reassigned()
         for store_id, partition in self._cache.items():
             try:
-                # A state that the coordinator does not answer for may be deleted: nothing is written into its folder.
-                if self._cache.is_pinned(store_id) or store_id.state_name not in known:
+                if self._cache.is_pinned(store_id):
                     continue
                 if store_id in reassigned:
                     self._evict(partition)
@@ -71,13 +70,13 @@ class PartitionMaintenance:
             else:
                 self._metrics.maintenance_succeeded(store_id.path())
 
-    def _reassigned(self) -> tuple[set[StateStoreId], set[str]]:
-        """Return the partitions in memory that the coordinator has reassigned, and the states for which it answered, each by itself."""
+    def _reassigned(self) -> set[StateStoreId]:
+        """Return the partitions in memory that the coordinator has reassigned; there is one request for each state."""
         by_state: dict[str, list[StateStoreId]] = {}
         for store_id, partition in self._cache.items():
             if partition.lineage.is_loaded:
                 by_state.setdefault(store_id.state_name, []).append(store_id)
-        reassigned, known = set[StateStoreId](), set[str]()
+        reassigned: set[StateStoreId] = set()
         for name, store_ids in by_state.items():
             try:
                 reassigned.update(self._coordinator.reassigned(name, store_ids))
@@ -89,9 +88,8 @@ class PartitionMaintenance:
                     extra={"state": name},
                 )
             else:
-                known.add(name)
                 self._metrics.maintenance_succeeded(name)
-        return reassigned, known
+        return reassigned
 
     def _evict(self, partition: Partition) -> None:
         """Evict a reassigned partition. If its lock is in use, possibly for long, leave it to a later round."""

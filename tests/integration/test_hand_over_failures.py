@@ -115,7 +115,6 @@ class Server:
 @pytest.fixture
 def server(fleet: Fleet, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     sockets = sockets_of(session_folder(), fleet.uri)
-    assert sockets is not None
     # The driver knows the fleet once it has built a query on it.
     fleet.stateful(Feed(spark, tmp_path / "none", ROWS).stream(), name="not-started", shards=1).groupBy("k").count()
     nodes = _DRIVER._fleets[fleet.uri].nodes
@@ -333,13 +332,14 @@ def test_a_folder_in_which_nothing_can_be_written_is_named(
 ) -> None:
     folder = tmp_path / "full"
     folder.touch()  # also a superuser can write no file in it
-    monkeypatch.setattr("spark_jobs.fleet.session_folder", lambda: str(folder))
-    monkeypatch.setattr("store_actors.hand_over._PATH_BYTES", 1000)
+    monkeypatch.setattr("spark_jobs.fleet.sockets_of", lambda *of: f"{folder}/sockets/")
     feed = Feed(spark, tmp_path / "in", ROWS)
     run = Run(fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").count(), "update", tmp_path / "ck")
     try:
         feed.add([(1, "x")])
-        with pytest.raises(StreamingQueryException, match=rf"nothing can be written in Ray's folder.*{folder}"):
+        with pytest.raises(
+            StreamingQueryException, match=rf"nothing can be written where Spark's tasks find.*{folder}"
+        ):
             run.wait()
     finally:
         run.stop()
@@ -463,9 +463,13 @@ def test_a_process_that_keeps_silent_holds_no_task_up_for_ever(query: Query, ser
 #: Puts a folder in the place of the fleet's, whose file names a process of the fleet's user, and listens; prints what comes.
 STRANGER = f"""{AS_NOBODY}
 folder, name, pid = sys.argv[1:]
-os.rename(folder, folder + "-taken")
 os.umask(0)
-os.mkdir(folder, int(sys.stdin.readline(), 8))
+made = sys.stdin.readline().strip()
+if made == "fifo":
+    os.mkfifo(folder)
+    print("ready", flush=True)
+    sys.stdin.read()
+os.mkdir(folder, int(made, 8))
 with open(f"{{folder}}/{{name}}", "w") as file:
     file.write(f"{{pid}} 3 AAAA")
 listening = socket.socket(socket.AF_UNIX)
@@ -478,9 +482,9 @@ print(task.recv(1000), flush=True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only a superuser can be another user")
-@pytest.mark.parametrize("mode", ["777", "700"])
-def test_another_user_gets_no_row_and_has_no_process_ended(query: Query, server: Server, mode: str) -> None:
-    """Ray's folder, in which the fleet's is, can be written by everybody."""
+@pytest.mark.parametrize("made", ["777", "700", "fifo"])
+def test_another_user_gets_no_row_and_has_no_process_ended(query: Query, server: Server, made: str) -> None:
+    """Whoever is the first to have a folder of that name in /tmp, or gets rid of the fleet's where there is no sticky bit."""
     folder = server.address.parent
     command = [sys.executable, "-c", STRANGER, str(folder), server.address.name]
     with ExitStack() as ended:
@@ -490,11 +494,12 @@ def test_another_user_gets_no_row_and_has_no_process_ended(query: Query, server:
         ended.callback(end_process, stranger, 10)
         assert stranger.stdin is not None
         assert stranger.stdout is not None
-        stranger.stdin.write(f"{mode}\n".encode())
-        stranger.stdin.close()
+        kept = folder.rename(folder.with_name(f"{folder.name}-taken"))
+        ended.callback(kept.rename, folder)
+        ended.callback(lambda: folder.unlink() if made == "fifo" else shutil.rmtree(folder))
+        stranger.stdin.write(f"{made}\n".encode())
+        stranger.stdin.flush()
         assert stranger.stdout.readline() == b"ready\n"
-        ended.callback(folder.with_name(f"{folder.name}-taken").rename, folder)
-        ended.callback(shutil.rmtree, folder)
         query.add()
         with pytest.raises(StreamingQueryException, match="is not this user's alone; nothing was sent"):
             query.run.wait()

@@ -61,9 +61,7 @@ class Doubles:
 def path() -> Iterator[str]:
     # Paths of sockets are short, and those of tests' folders are not.
     with tempfile.TemporaryDirectory() as folder:
-        sockets = sockets_of(folder, "file:///fleet")
-        assert sockets is not None
-        yield address_of(sockets, HOST)
+        yield address_of(f"{folder}/statefleet/fleet-", HOST)
 
 
 @pytest.fixture
@@ -521,6 +519,52 @@ def test_what_was_deleted_is_made_again(path: str, server: HandOverServer, missi
         assert before.makefile("rb").read() == NOTHING
 
 
+@pytest.mark.parametrize(
+    "made",
+    [os.mkfifo, lambda path: Path(path).symlink_to("/dev/zero"), lambda path: Path(path).write_bytes(b"\xff" * 50)],
+)
+def test_what_others_put_in_the_place_of_the_file_is_left(
+    path: str, server: HandOverServer, made: Callable[[str], None]
+) -> None:
+    Path(path).unlink()
+    made(path)
+    with suppress(OSError):
+        server.publish_again()
+    Path(path).unlink()
+    server.publish_again()
+    assert answered(path, [3], [0]) == NOTHING
+
+
+def test_a_socket_that_nobody_listens_on_is_made_again(path: str, server: HandOverServer) -> None:
+    socket_path = Path(f"{path}.{os.getpid()}")
+    socket_path.unlink()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(socket_path))
+    server.publish_again()
+    assert answered(path, [3], [0]) == NOTHING
+
+
+def test_what_processes_left_that_have_ended_is_removed(path: str) -> None:
+    folder = Path(path).parent
+    folder.mkdir(mode=0o700)
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    kept = [folder / "other", folder / f"other.{os.getppid()}", folder / "stray.x"]
+    for file in kept[1:]:
+        file.mkdir()
+    kept[0].write_text(f"{os.getppid()} 3 x")
+    left = [folder / "gone", folder / f"gone.{ended.pid}", folder / f"other.{ended.pid}"]
+    left[0].write_text(f"{ended.pid} 3 x")
+    for file in left[1:]:
+        file.touch()
+    (folder / f"{Path(path).name}.stray").mkdir()
+    runtime = Runtime()
+    HandOverServer(path, LocalActors("store actor", None, runtime), runtime)
+    assert answered(path, [3], [0]) == NOTHING
+    assert [file.exists() for file in kept] == [True] * 3
+    assert [file.exists() for file in left] == [False] * 3
+
+
 def test_nothing_is_made_again_that_is_there_or_is_a_later_processs(path: str, server: HandOverServer) -> None:
     first = Path(path).stat()
     server.publish_again()
@@ -541,9 +585,10 @@ def test_only_this_user_can_enter_the_folder(path: str) -> None:
     assert facts.st_mode & 0o777 == 0o700
 
 
-def test_a_path_that_a_socket_cannot_have_is_none() -> None:
-    assert sockets_of("/" + "x" * 100, "file:///fleet") is None
-    longest = sockets_of("/" + "x" * 60, "file:///fleet")
-    assert longest is not None
+def test_a_socket_can_have_the_path_of_each_store_actor() -> None:
+    sockets = sockets_of("/" + "x" * 100, "file:///fleet")
+    assert sockets.startswith(f"/tmp/statefleet-{os.getuid()}/")
     # The greatest id of a process of Linux is below 2**22.
-    assert len(f"{address_of(longest, '2001:0db8:85a3:0000:0000:8a2e:0370:7334')}.{2**22}".encode()) <= 107
+    assert len(f"{address_of(sockets, '2001:0db8:85a3:0000:0000:8a2e:0370:7334', 99)}.{2**22}".encode()) <= 107
+    # Sessions of Ray on one machine may have the same fleet, and the same address.
+    assert sockets != sockets_of("/other", "file:///fleet") != sockets_of("/other", "file:///other")
