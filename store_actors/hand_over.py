@@ -58,6 +58,8 @@ _CREDENTIALS = struct.Struct("3i")
 _SECRET_BYTES = 32
 #: Raised with each change of what is sent (``HandOver.java`` has the same): a task and a store actor of two releases do not talk.
 _FORMAT = 3
+#: How the folders of sockets begin; each user has one for each session of Ray.
+_FOLDERS = "/tmp/statefleet-"
 #: Bytes of a store actor's file, at most.
 _FACTS_BYTES = 100
 _BUFFER_BYTES = 1 << 18
@@ -83,7 +85,7 @@ def sockets_of(session_folder: str, uri: str) -> str:
     session_folder
         Ray's folder of the session, which has the same path on each node.
     """
-    return f"/tmp/statefleet-{os.getuid()}/{zlib.crc32(session_folder.encode()):08x}-{fleet_id_of(uri)}-"
+    return f"{_FOLDERS}{os.getuid()}-{zlib.crc32(session_folder.encode()):08x}/{fleet_id_of(uri)}-"
 
 
 def address_of(sockets: str, host: str, number: int = 0) -> str:
@@ -171,15 +173,20 @@ class HandOverServer:
         return listening
 
     def _remove_left(self) -> None:
-        """Remove what processes left that have ended, also of other fleets and sessions."""
-        for left in self._address.parent.glob("*.*"):
-            address, _, pid = str(left).rpartition(".")
-            is_earlier = address == str(self._address) and left != self._path
-            if is_earlier or (pid.isdigit() and not Path(f"/proc/{pid}").exists()):
-                with suppress(OSError):
-                    left.unlink()
-                    if not is_earlier and _read_facts(Path(address)).startswith(f"{pid} "):
-                        Path(address).unlink()
+        """Remove what processes left that have ended."""
+        for folder in self._address.parent.parent.glob(f"{self._address.parent.name.rpartition('-')[0]}-*"):
+            if not _is_private(folder):
+                continue
+            for left in folder.glob("*.*"):
+                address, _, pid = str(left).rpartition(".")
+                is_earlier = address == str(self._address) and left != self._path
+                if is_earlier or (pid.isdigit() and not Path(f"/proc/{pid}").exists()):
+                    with suppress(OSError):
+                        left.unlink()
+                        if not is_earlier and _read_facts(Path(address)).startswith(f"{pid} "):
+                            Path(address).unlink()
+            with suppress(OSError):  # others are in it
+                folder.rmdir()
 
     def publish_again(self) -> None:
         """Have tasks find the socket again if someone has deleted it, its file or their folder, or put another folder there.
@@ -292,13 +299,18 @@ def _make_private(folder: Path) -> None:
         It is not this user's alone.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
-    # A link may lead to a folder of this user's that others have chosen.
-    facts = folder.lstat()
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+    if not _is_private(folder):
+        facts = folder.lstat()
         raise PermissionError(
             f"{folder} is not this user's alone: its owner is {facts.st_uid}, and its mode {stat.filemode(facts.st_mode)}; remove it, "
             "upon which it is made again"
         )
+
+
+def _is_private(folder: Path) -> bool:
+    # A link may lead to a folder of this user's that others have chosen.
+    facts = folder.lstat()
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and not facts.st_mode & 0o077
 
 
 def _read_facts(address: Path) -> str:

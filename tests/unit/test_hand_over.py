@@ -61,7 +61,7 @@ class Doubles:
 def path() -> Iterator[str]:
     # Paths of sockets are short, and those of tests' folders are not.
     with tempfile.TemporaryDirectory() as folder:
-        yield address_of(f"{folder}/statefleet/fleet-", HOST)
+        yield address_of(f"{folder}/statefleet-0-session/fleet-", HOST)
 
 
 @pytest.fixture
@@ -558,11 +558,18 @@ def test_what_processes_left_that_have_ended_is_removed(path: str) -> None:
     for file in left[1:]:
         file.touch()
     (folder / f"{Path(path).name}.stray").mkdir()
+    # Of other sessions: one that has ended, one that others can enter, and one that runs.
+    others = [folder.with_name(f"statefleet-0-{name}") for name in ("ended", "foreign", "runs")]
+    for other, mode, pid in zip(others, (0o700, 0o755, 0o700), (ended.pid, ended.pid, os.getpid()), strict=True):
+        other.mkdir()
+        other.chmod(mode)
+        (other / f"x.{pid}").touch()
     runtime = Runtime()
     HandOverServer(path, LocalActors("store actor", None, runtime), runtime)
     assert answered(path, [3], [0]) == NOTHING
     assert [file.exists() for file in kept] == [True] * 3
     assert [file.exists() for file in left] == [False] * 3
+    assert [other.exists() for other in others] == [False, True, True]
 
 
 def test_nothing_is_made_again_that_is_there_or_is_a_later_processs(path: str, server: HandOverServer) -> None:
@@ -587,7 +594,7 @@ def test_only_this_user_can_enter_the_folder(path: str) -> None:
 
 def test_a_socket_can_have_the_path_of_each_store_actor() -> None:
     sockets = sockets_of("/" + "x" * 100, "file:///fleet")
-    assert sockets.startswith(f"/tmp/statefleet-{os.getuid()}/")
+    assert sockets.startswith(f"/tmp/statefleet-{os.getuid()}-")
     # The greatest id of a process of Linux is below 2**22.
     assert len(f"{address_of(sockets, '2001:0db8:85a3:0000:0000:8a2e:0370:7334', 99)}.{2**22}".encode()) <= 107
     # Sessions of Ray on one machine may have the same fleet, and the same address.
