@@ -446,8 +446,9 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
             written = java.io.File.createTempFile("statefleet", null, folder);
             java.nio.file.Files.write(written.toPath(), new byte[BUFFER_BYTES], new java.nio.file.OpenOption[0]);
         } catch (java.io.IOException error) {
-            throw new java.io.IOException("nothing can be written where Spark's tasks find the store actor of their node: " + error.getMessage() + "; nothing of this batch was lost; make room there, or set "
-                + "spark.statefleet.handOver to false, then restart the query [folder=`" + folder + "`]", error);
+            throw new java.io.IOException("nothing can be written where Spark's tasks find the store actor of their node: "
+                + error.getMessage() + "; nothing of this batch was lost; make room there, or set spark.statefleet.handOver to false, "
+                + "then restart the query [folder=`" + folder + "`]", error);
         } finally {
             if (written != null) {
                 written.delete();
