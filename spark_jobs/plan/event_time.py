@@ -116,7 +116,9 @@ class Upstream:
         """
         facts = json.dumps(asdict(self))
         digest = hashlib.sha256(f"{facts}{requested.to_json()}".encode()).hexdigest()
-        name = f"{ROUTE_COLUMN}:{self.state}:{digest[:16]}"
+        # What explain() shows has to say why tasks do not hand rows over.
+        why = f": {self.by_python}" if self.by_python else ""
+        name = f"{ROUTE_COLUMN}:{self.state}:{digest[:16]}{why}"
         compiled_entry(spark).keepFacts(name, facts)
         return name
 
