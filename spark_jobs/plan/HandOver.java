@@ -26,8 +26,6 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
     private static final int DONE = 1;
     private static final int FAILED = 2;
     private static final int UNSAFE_ROWS = 3;
-    /** Begins the greeting of a store actor that has taken the connection, before its format and its proof. */
-    private static final int TAKEN = 4;
     private static final int PROOF_BYTES = 32;
     /** Seconds until a process has to have proved who it is; a store actor that hangs is ended sooner. */
     private static final long PROOF_S = 40L;
@@ -353,9 +351,8 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
      */
     private static String factsOf(java.nio.file.Path address) throws java.io.IOException {
         // To open something else may wait for ever.
-        if (java.nio.file.Files.exists(address.getParent(), new java.nio.file.LinkOption[] {java.nio.file.LinkOption.NOFOLLOW_LINKS})
-                && !java.nio.file.Files.isDirectory(
-                    address.getParent(), new java.nio.file.LinkOption[] {java.nio.file.LinkOption.NOFOLLOW_LINKS})) {
+        if (!java.nio.file.Files.readAttributes(address.getParent(), java.nio.file.attribute.BasicFileAttributes.class,
+                new java.nio.file.LinkOption[] {java.nio.file.LinkOption.NOFOLLOW_LINKS}).isDirectory()) {
             throw notPrivate(address.getParent(), "it is no folder");
         }
         java.nio.file.SecureDirectoryStream folder =
