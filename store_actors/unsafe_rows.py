@@ -150,16 +150,17 @@ def write_blocks(batch: pa.RecordBatch, sink: BinaryIO) -> None:
     """
     if not batch.num_columns:
         raise ValueError("rows without columns cannot be written: nothing would say how many there are")
+    if not batch.num_rows:
+        return
     for rows in cut(sizes := _row_bytes(batch), _BLOCK_BYTES):
         if (size := int(sizes[rows].sum())) > _MOST_BYTES:
             raise ValueError(
                 f"a row of {size} bytes cannot be written: Spark has none of more than {_MOST_BYTES}; what was committed is safe; "
                 "make the values shorter, or emit them in several rows"
             )
-        if size:
-            block = _encoded(batch.slice(rows.start, rows.stop - rows.start))
-            sink.write(_LENGTH.pack(block.nbytes))
-            sink.write(block.data)
+        block = _encoded(batch.slice(rows.start, rows.stop - rows.start))
+        sink.write(_LENGTH.pack(block.nbytes))
+        sink.write(block.data)
 
 
 def write_end(sink: BinaryIO) -> None:
@@ -168,7 +169,7 @@ def write_end(sink: BinaryIO) -> None:
 
 
 def _row_bytes(batch: pa.RecordBatch) -> Slots:
-    """Return the bytes of each row, at most."""
+    """Return the bytes of each row of a batch that is not empty, at most."""
     words = -(-batch.num_columns // _WORD_BITS) + batch.num_columns
     # Each row of texts follows its size.
     words += any(is_text(field.type) for field in batch.schema)

@@ -109,6 +109,15 @@ def test_a_block_has_one_row_or_no_more_than_its_bytes(order: tuple[int, ...]) -
     assert _table(data, batch.schema) == pa.Table.from_batches([batch])
 
 
+@pytest.mark.parametrize("has_offsets", [False, True])
+def test_a_batch_without_rows_is_no_block(has_offsets: bool) -> None:
+    # Arrow need not have offsets of no texts. A block of no bytes would be the end.
+    texts = pa.Array.from_buffers(pa.string(), 0, [None, pa.py_buffer(b"") if has_offsets else None, pa.py_buffer(b"")])
+    sink = io.BytesIO()
+    write_blocks(pa.RecordBatch.from_arrays([texts], ["t"]), sink)
+    assert sink.getvalue() == b""
+
+
 def test_rows_without_columns_are_not_written() -> None:
     with pytest.raises(ValueError, match="without columns"):
         write_blocks(pa.RecordBatch.from_struct_array(pa.array([{}, {}], pa.struct([]))), io.BytesIO())
