@@ -218,8 +218,11 @@ class SparkOperator:
             )
         return partitions
 
-    def has_files(self, store: str) -> bool:
-        """Whether the first partition has files of a store."""
+    def is_undescribed(self, store: str) -> bool:
+        """Whether a store has files in the first partition, and nothing says what they hold."""
+        # Where Spark describes the variables of a processor, all stores of which are in one.
+        if "_stateSchema" in self.checkpoint.folder.names(f"state/{self.number}"):
+            return False
         names = self.checkpoint.folder.names(f"state/{self.number}/0/{'' if store == SPARK_DEFAULT_STORE else store}")
         return any(name[0].isdecimal() for name in names)
 

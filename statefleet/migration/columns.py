@@ -32,7 +32,7 @@ def store_of(operator: SparkOperator, name: str = SPARK_DEFAULT_STORE, *, has_ke
     store = operator.store(name, has_keys=has_keys)
     if store is None:
         reason = "the checkpoint's operator is another one than the query's; nothing was written; import it for the query that it is of"
-        if operator.has_files(name):
+        if operator.is_undescribed(name):
             reason = (
                 "Spark did not write down what the checkpoint's state holds: Spark before 3.1 never did, and later ones do not if told "
                 "so (spark.sql.streaming.stateStore.stateSchemaCheck); nothing was written; let the old query run a batch on this "
