@@ -28,6 +28,7 @@ __all__ = [
     "ImportTask",
     "StoresImportTask",
     "as_state",
+    "in_pieces",
     "row_column",
 ]
 
@@ -63,7 +64,7 @@ class ImportTask:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for task, rows in _of_shard(batches, self.task):
             numbering = _Numbering(self.schema)
-            pieces = _pieces(numbering.numbered(rows))
+            pieces = in_pieces(numbering.numbered(rows))
             fleet_client(self.address).import_rows(task, self.metadata, self.schema, pieces, self.watermarks)
             yield _report(task, numbering.rows)
 
@@ -91,7 +92,7 @@ class StoresImportTask:
         for task, rows in _of_shard(batches, self.task):
             count = 0
             with fleet_client(self.address).open_update(task, self.metadata, self.stores) as handle:
-                for piece in _pieces(rows):
+                for piece in in_pieces(rows):
                     for number, spec in enumerate(self.stores):
                         of_store = piece.filter(pc.equal(piece.column(STORE_COLUMN), number)).combine_chunks()
                         for batch in of_store.to_batches():
@@ -146,14 +147,16 @@ class _Numbering:
             self.rows += batch.num_rows
 
 
-def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield the rows in pieces of at least :data:`_PIECE_BYTES`, but for the last."""
+def in_pieces(batches: Iterable[pa.RecordBatch], least_bytes: int = _PIECE_BYTES) -> Iterator[pa.Table]:
+    """Yield the rows in pieces that have at least so many bytes, but for the last."""
     pending: list[pa.RecordBatch] = []
+    size = 0
     for batch in batches:
         pending.append(batch)
-        if sum(piece.nbytes for piece in pending) >= _PIECE_BYTES:
+        size += batch.nbytes
+        if size >= least_bytes:
             yield pa.Table.from_batches(pending)
-            pending = []
+            pending, size = [], 0
     if pending:
         yield pa.Table.from_batches(pending)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain, permutations
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.model.accumulator_kinds import AccumulatorKind
+from coordinator.model.identities import StateStoreId
 from coordinator.model.schema import Accumulator, Field, OperatorKind, StateSchema
+from spark_jobs.worker.import_task import in_pieces as import_pieces
 from store_actors.engine.pieces import batches, cut
-from store_actors.keyed.shard import KeyedShard
+from store_actors.keyed.shard import BATCH_ROWS, KeyedShard
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.operators.deduplicate import DeduplicateShard
@@ -23,6 +26,7 @@ from store_actors.operators.join import JoinShard
 from store_actors.operators.join_schema import join_schema
 from store_actors.operators.top import top_shard
 from store_actors.operators.top_schema import top_schema
+from store_actors.serving.files import as_snapshot, encode_snapshot, identity_in_state
 
 #: Bytes of a piece in these tests, and the number of texts.
 LIMIT, COUNT = 5000, 60
@@ -182,3 +186,53 @@ def test_a_keyed_store_is_read_in_pieces(texts: list[str]) -> None:
     handle = shard.begin(1)
     assert handle.remove_where(lambda batch: pa.array([key < texts[20] for key in batch["k"].to_pylist()])) == 20
     assert handle.multi_get(rows.select(["k"]))["__found"].to_pylist() == [False] * 20 + [True] * (COUNT - 20)
+
+
+#: Numbers of 8 bytes in a piece; in their tables there are as many, one more or less, one or none, in every order.
+NUMBERS = 100
+ORDERS = list(permutations((0, 1, NUMBERS - 1, NUMBERS, NUMBERS + 1)))
+
+
+def numbers_of(counts: Sequence[int]) -> list[pa.Table]:
+    """Return a table of each of these numbers of rows, all with other numbers."""
+    return [pa.table({"n": np.arange(count) + 1000 * place}) for place, count in enumerate(counts)]
+
+
+def test_imported_rows_are_in_pieces_of_the_least_size() -> None:
+    for counts in ORDERS:
+        tables = numbers_of(counts)
+        batches_of = (pa.record_batch(table.columns[0].chunks, ["n"]) for table in tables)
+        pieces = list(import_pieces(batches_of, least_bytes=8 * NUMBERS))
+        assert pa.concat_tables(pieces).equals(pa.concat_tables(tables))
+        assert all(piece.num_rows >= NUMBERS for piece in pieces[:-1])
+        assert all(piece.num_rows - len(piece["n"].chunks[-1]) < NUMBERS for piece in pieces)
+
+
+def test_a_snapshot_has_all_rows_in_whatever_sizes_they_come() -> None:
+    schema = StateSchema.keyed((Field("n", "int64"),), ())
+    identity = identity_in_state(StateStoreId("s", 0, 0), "a")
+    piece_bytes = as_snapshot(*numbers_of([NUMBERS]), schema).nbytes
+    for counts in ORDERS:
+        tables = [table.cast(schema.row_schema()) for table in numbers_of(counts)]
+        files = list(encode_snapshot(tables, 1, 0, schema, {}, identity, piece_bytes))
+        stored = [pa.ipc.open_file(file.data).read_all()["n"].to_pylist() for file in files]
+        assert [len(rows) for rows in stored] == [file.rows for file in files]
+        assert list(chain(*stored)) == pa.concat_tables(tables)["n"].to_pylist()
+        assert all(len(rows) >= NUMBERS for rows in stored[:-1])
+
+
+@pytest.mark.parametrize("count", [0, 1, BATCH_ROWS - 1, BATCH_ROWS, BATCH_ROWS + 1, 2 * BATCH_ROWS + 1])
+def test_a_keyed_store_is_scanned_and_cleared_around_the_rows_of_a_batch(count: int) -> None:
+    shard = KeyedShard((Field("k", "int64"),), (Field("v", "int64"),))
+    numbers = np.arange(count)
+    handle = shard.begin(0)
+    handle.put(pa.table({"k": numbers, "v": -numbers}))
+    handle.prepare()
+    handle.commit()
+    for scan in (shard.read().iterator(), shard.read().range_scan("k", 0)):
+        found = list(scan)
+        assert all(0 < batch.num_rows <= BATCH_ROWS for batch in found)
+        assert sorted(chain(*(batch["k"].to_pylist() for batch in found))) == numbers.tolist()
+    handle = shard.begin(1)
+    assert handle.remove_where(lambda batch: batch["k"].to_numpy() % 2 == 0) == (count + 1) // 2
+    assert sorted(handle.iterator().read_all()["k"].to_pylist()) == numbers[1::2].tolist()
