@@ -56,6 +56,11 @@ def served(probe: FleetProbe, port: int = 0, token: str | None = None) -> Iterat
     async def stop() -> None:
         await watching.stop()
         await server.stop()
+        # Connections that browsers left open: a task that is collected later would log an error in the middle of something else.
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
     try:
         yield asyncio.run_coroutine_threadsafe(start(), loop).result(10)

@@ -196,7 +196,6 @@ class Fleet:
         name: str,
         outputMode: str | None = None,
         shards: int | None = None,
-        closing: str = "spark",
     ) -> StatefulDataFrame:
         """Return a streaming DataFrame whose next stateful operator keeps its state in the fleet.
 
@@ -213,10 +212,6 @@ class Fleet:
         shards
             Number of shards. By default that of the existing state, else the cluster's parallelism, and at least four. A state that
             exists with another number is rescaled with the first batch of the query; see :meth:`rescale`.
-        closing
-            The watermark by which groups are closed and state is removed. ``spark``: that of the batches before, as in Spark, which
-            runs a batch without data to close groups. ``early``: that which includes the batch, so results come one batch earlier;
-            rows that Spark would still accept are then late (docs/operators.md).
 
         Returns
         -------
@@ -235,7 +230,7 @@ class Fleet:
 
         def run_plan(plan: OperatorPlan, modes: QueryModes) -> DataFrame:
             existing = self._coordinator.describe_state(name)
-            operator = RoutedOperator.of(plan, name, self.uri, existing, modes=modes, closes_early=closing == "early")
+            operator = RoutedOperator.of(plan, name, self.uri, modes=modes)
             num_shards = shards if operator.schema.keys else 1  # a single global group has a single shard
             viewed = operator.schema
             sockets = None if operator.upstream.by_python else sockets_of(session_folder(), self.uri)
@@ -253,7 +248,7 @@ class Fleet:
             query_mode_schema = operator.schema if modes.mode is None else None
             return self.attach(df, name, operator.schema.output_mode, viewed, num_shards, route, query_mode_schema)
 
-        return StatefulDataFrame(df, Target(name, outputMode, shards, closing, run_plan))
+        return StatefulDataFrame(df, Target(name, outputMode, shards, run_plan))
 
     def _collected(
         self, operator: RoutedOperator, metadata: StateMetadata, existing: StateMetadata | None

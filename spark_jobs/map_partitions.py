@@ -141,7 +141,7 @@ def map_partitions_with_state_store(
     specs = store_specs(keys, values, stores)
 
     plan = _plan(df, function, schema, specs, list(partition_by))
-    operator = RoutedOperator.of(plan, name, fleet.uri, None)
+    operator = RoutedOperator.of(plan, name, fleet.uri)
     return fleet.attach(
         df, name, "keyed", None, shards, lambda metadata, address: route_plan(operator, metadata, address)
     )

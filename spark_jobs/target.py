@@ -31,8 +31,6 @@ class Target:
         None for the operator's default.
     shards
         None if the fleet chooses.
-    closing
-        The watermark by which state is removed: ``spark`` or ``early``.
     run_plan
         Function that gives an operator its state, and returns its results.
     """
@@ -40,7 +38,6 @@ class Target:
     name: str
     output_mode: str | None
     shards: int | None
-    closing: str
     run_plan: Callable[[OperatorPlan, QueryModes], DataFrame] = field(compare=False, repr=False)
 
     def checked(self) -> Target:
@@ -49,7 +46,7 @@ class Target:
         Raises
         ------
         InvalidRequestError
-            The name, the output mode, the number of shards or the closing is not valid.
+            The name, the output mode or the number of shards is not valid.
         """
         check_state_name(self.name)
         # Case does not matter, as in Spark.
@@ -64,8 +61,6 @@ class Target:
                 state=self.name,
                 shards=self.shards,
             )
-        if self.closing not in ("spark", "early"):
-            raise InvalidRequestError("closing is spark or early", state=self.name, closing=self.closing)
         return replace(self, output_mode=mode)
 
     def mode(self, default: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import cast
 
 import pyarrow as pa
@@ -11,7 +12,10 @@ from coordinator.model.schema import StateSchema
 from store_actors.operators.make_shard import OperatorShard
 from store_actors.serving.operator_shards import OperatorShards
 
-__all__ = ["stored_rows"]
+__all__ = ["STORED", "stored_rows"]
+
+#: The folder of a fleet with two states, ``clicks`` and ``profiles``, in the format of this release.
+STORED = Path(__file__).parent / "data" / "state"
 
 
 def stored_rows(shards: OperatorShards, store_id: StateStoreId, version: int, schema: StateSchema) -> pa.Table:

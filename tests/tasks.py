@@ -72,7 +72,7 @@ class Tasks:
         self, batch_id: int, values: list[int], *, run_id: str = "run-1", attempt: int = 0, query_id: str = "query"
     ) -> list[dict[str, int]]:
         task = self.identity(batch_id, run_id, attempt, query_id)
-        (emitted,) = self.client.apply_all([ShardWork(task, shard_input(values), {})], self.metadata(query_id), SCHEMA)
+        (emitted,) = self.client.apply_all([ShardWork(task, shard_input(values))], self.metadata(query_id), SCHEMA)
         return sorted(emitted.to_pylist(), key=lambda row: row["v"])
 
     def chain(self) -> list[Any]:

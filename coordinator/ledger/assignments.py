@@ -40,7 +40,7 @@ class Assignments:
         return {partition: assignment.location for partition, assignment in self._present.items()}
 
     def moves(self, partition_id: int) -> tuple[ShardMove, ...]:
-        """Return the newest moves of a shard, oldest first, but those of early releases, which gave no reasons."""
+        """Return the newest moves of a shard, oldest first."""
         return self._moves.get(partition_id, ())
 
     def renew(self, epoch: int) -> None:
@@ -86,7 +86,7 @@ class Assignments:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Assignments:
-        """Return the assignments of a checkpoint; checkpoints of early releases have no moves."""
+        """Return the assignments of a checkpoint."""
         assignments = cls()
         assignments._present = {
             int(key): Assignment(value["epoch"], ActorLocation(**value["location"]))

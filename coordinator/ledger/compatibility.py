@@ -179,9 +179,7 @@ def continued(existing: Sequence[Accumulator], requested: Sequence[Accumulator])
     """
     if not _have_meanings(existing) or not _have_meanings(requested):
         if list(map(_layout, existing)) != list(map(_layout, requested)):
-            raise ValueError(
-                "the state does not say what its aggregates mean (an early version made it), so they are fixed"
-            )
+            raise ValueError("the state does not say what its columns mean, so they are fixed")
         return list(range(len(requested)))
     indices = _matched(list(map(_identity, existing)), list(map(_identity, requested)))
     for item, index in zip(requested, indices, strict=True):
@@ -286,7 +284,7 @@ def _part_text(schema: StateSchema | None, part: str) -> str:
         case "accumulators":
             return _accumulators_text(schema.accumulators)
         case "options":
-            return str(schema.all_options())
+            return str(schema.options)
         case _:
             return str(schema.expiry_key)
 

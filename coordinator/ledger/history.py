@@ -21,7 +21,6 @@ from coordinator.model.identities import DEFAULT_STORE, ShardKey
 from coordinator.model.load_plans import LoadPlan, LoadPlans, Origin, Parent
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.model.watermarks import Watermarks
 
 __all__ = ["RetainedFiles", "StateHistory", "newest_entry"]
 
@@ -143,25 +142,6 @@ class StateHistory:
             else:
                 missing.append(shard)
         return BatchResult.of(tuple(missing), committed)
-
-    def batch_watermarks(self, run_id: str, batch_id: int) -> Watermarks:
-        """Return the watermarks of this operator with a batch included, for operators that it feeds; each shard has the same.
-
-        Raises
-        ------
-        InvalidRequestError
-            The run has not committed the batch here.
-        """
-        for chain in self._chains.values():
-            entry = newest_entry(chain, batch_id + 1)
-            if entry is not None and (entry.run_id, entry.version) == (run_id, batch_id + 1):
-                return entry.watermarks
-        raise InvalidRequestError(
-            "an operator is fed by a state that has not committed this batch; nothing was changed; both must be in one query",
-            state=self.state_name,
-            run_id=run_id,
-            batch_id=batch_id,
-        )
 
     def _partition_chains(self, partition_id: int) -> list[list[CommitEntry]]:
         return [self._chains[partition_id, store_name] for store_name in self._stores.get(partition_id, ())]

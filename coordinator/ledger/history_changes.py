@@ -216,13 +216,12 @@ class ChangingHistory(StateHistory):
         records += [SnapshotAdded(SnapshotEntry.from_json(item)) for item in data["snapshots"]]
         if earlier is None:
             self._add_retained(records)
-            self._settle_siblings()
         else:
             for record in itertools.chain(earlier, records):
                 self.take(record)
         self._oldest_retained = {(partition, store): oldest for partition, store, oldest in data["floors"]}
         self._late_before = {(partition, store): late for partition, store, late in data["late_before"]}
-        self._schemas = [(epoch, StateSchema.from_json(schema)) for epoch, schema in data.get("schemas", ())]
+        self._schemas = [(epoch, StateSchema.from_json(schema)) for epoch, schema in data["schemas"]]
         self.layouts = ShardLayouts.from_json(data)
         if earlier is not None:
             self._forget_truncated()
@@ -255,12 +254,3 @@ class ChangingHistory(StateHistory):
                 del self._chains[shard]
                 self._stores[shard[0]].remove(shard[1])
         self._snapshots = {shard: items for shard, items in self._snapshots.items() if shard in self._chains}
-
-    def _settle_siblings(self) -> None:
-        """Drop commits of stores that the run which superseded them did not ask for: early releases left them in checkpoints."""
-        for partition_id in self._stores:
-            chains = self._partition_chains(partition_id)
-            if len({(chain[-1].version, chain[-1].epoch) for chain in chains}) > 1:
-                for entry in sorted((entry for chain in chains for entry in chain), key=lambda entry: entry.epoch):
-                    self._supersede_siblings(entry)
-                self._drop_snapshots_ahead(partition_id)

@@ -51,8 +51,8 @@ class LedgerState(ChangingHistory):
         self.query_id = ""
         #: Whether the query's checkpoint ends with its run.
         self.is_temporary = False
-        #: Newest version whose batch Spark is known to have finished; None of a run of an earlier release, which did not report it.
-        self.finished: int | None = None
+        #: Newest version whose batch Spark is known to have finished.
+        self.finished = 0
         #: Newest version that any shard ever had, those of layouts that never counted included.
         self._newest_seen = 0
         #: Runs that a newer run has replaced; they may not lease or commit any more.
@@ -151,7 +151,7 @@ class LedgerState(ChangingHistory):
                 self._start_run(record)
             case BatchFinished():
                 if record.run_id == self.run_id:
-                    self._raise_finished(record.batch_id + 1)
+                    self.finished = max(self.finished, record.batch_id + 1)
             case ShardsAssigned():
                 self.epoch = record.epoch
                 self.assignments.assign(record, self.newest_version(record.partition_id))
@@ -162,7 +162,7 @@ class LedgerState(ChangingHistory):
                 self.take(record)
             case Committed(entry):
                 # A batch is planned once the one before it is in Spark's commit log; what was imported was finished elsewhere.
-                self._raise_finished(entry.version if entry.is_import else entry.version - 1)
+                self.finished = max(self.finished, entry.version if entry.is_import else entry.version - 1)
                 self._newest_seen = max(self._newest_seen, entry.version)
                 self.take(record)
             case SnapshotAdded() | Truncated():
@@ -200,15 +200,11 @@ class LedgerState(ChangingHistory):
         self.run_id, self.query_id, self.epoch = record.run_id, record.query_id, record.epoch
         self.is_temporary = record.is_temporary
         # The run begins with this batch because the commit log ends before it, also if earlier runs reported more.
-        self.finished = record.batch_id if record.reports_finished else None
+        self.finished = record.batch_id
         self.assignments.renew(self.epoch)
         self.requested_rescale = None
         for layout in self.layouts.start_run(record.run_id):
             self.forget(layout.partitions)
-
-    def _raise_finished(self, version: int) -> None:
-        if self.finished is not None:
-            self.finished = max(self.finished, version)
 
     def _drop(self, record: Dropped) -> None:
         """Begin again as an empty state. Requests of runs and owners of the dropped state are refused."""
@@ -252,7 +248,8 @@ class LedgerState(ChangingHistory):
             "epoch": self.epoch,
             "run_id": self.run_id,
             "query_id": self.query_id,
-            **({} if self.finished is None else {"finished": self.finished, "newest_seen": self._newest_seen}),
+            "finished": self.finished,
+            "newest_seen": self._newest_seen,
             **({"is_temporary": True} if self.is_temporary else {}),
             "retired": sorted(self.retired),
             **self.assignments.to_json(),
@@ -273,7 +270,7 @@ class LedgerState(ChangingHistory):
         """Return the ledger of a checkpoint; `earlier` as for :meth:`load_history`."""
         ledger = cls(root)
         ledger.epoch, ledger.run_id, ledger.query_id = data["epoch"], data["run_id"], data["query_id"]
-        ledger.finished, ledger._newest_seen = data.get("finished"), data.get("newest_seen", 0)
+        ledger.finished, ledger._newest_seen = data["finished"], data["newest_seen"]
         ledger.is_temporary = data.get("is_temporary", False)
         ledger.retired = set(data["retired"])
         ledger.assignments = Assignments.from_json(data)

@@ -130,20 +130,12 @@ def committed(ledger: StateLedger, created: StateMetadata) -> int:
 
 
 def finished(ledger: StateLedger, created: StateMetadata) -> int:
-    """Return the newest version of a state whose batch Spark has finished, as far as that is known.
-
-    A run of an earlier release reported nothing. Its newest version is taken for finished, as that release did, unless a later run has
-    begun, which says itself what was finished before it.
-    """
+    """Return the newest version of a state whose batch Spark has finished, as far as that is known."""
     version = committed(ledger, created)
     if ledger.is_of_python:
         # Python programs have no batches: their commits are finished.
         return version
-    if ledger.finished is not None:
-        return min(version, ledger.finished)
-    layout = ledger.layouts.newest(first_layout(created))
-    entries = (ledger.entry_of(version, partition) for partition in layout.partitions)
-    return version if all(entry is None or entry.run_id == ledger.run_id for entry in entries) else version - 1
+    return min(version, ledger.finished)
 
 
 def newest_readable(ledger: StateLedger, created: StateMetadata, *, is_committed: bool) -> int:

@@ -85,7 +85,6 @@ class RecordKind(StrEnum):
 class RunStarted:
     """A run of the query took the state over, with its batch `batch_id`; every older run is fenced from here on.
 
-    `reports_finished` says whether there are :class:`BatchFinished` records of the run; runs of earlier releases have none.
     `is_temporary` says that the query's checkpoint goes with the run, so that no run continues it.
     """
 
@@ -93,7 +92,6 @@ class RunStarted:
     query_id: str
     batch_id: int
     epoch: int
-    reports_finished: bool = False
     is_temporary: bool = False
 
 
@@ -267,15 +265,13 @@ def record_to_json(record: Record) -> dict[str, Any]:
     """Return a record as JSON data."""
     match record:
         case RunStarted():
-            # Records of earlier releases do not have the last field.
-            fields = {name: value for name, value in asdict(record).items() if value is not False}
-            return {"kind": RecordKind.RUN_STARTED, **fields}
+            kind = RecordKind.RUN_STARTED
         case BatchFinished():
             kind = RecordKind.BATCH_FINISHED
         case SchemaChanged(run_id, epoch, schema):
             return {"kind": RecordKind.SCHEMA_CHANGED, "run_id": run_id, "epoch": epoch, "schema": schema.to_json()}
         case ShardsAssigned():
-            # Records of earlier releases have no reason, and few shards were copied beforehand.
+            # Few shards were copied beforehand.
             facts = {name: value for name, value in asdict(record).items() if value not in ("", None)}
             return {"kind": RecordKind.SHARDS_ASSIGNED, **facts}
         case MoveFailed():

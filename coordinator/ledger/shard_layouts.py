@@ -195,7 +195,7 @@ class ShardLayouts:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ShardLayouts:
-        """Return the layouts of a checkpoint; checkpoints of earlier releases have none."""
+        """Return the layouts of a checkpoint."""
         layouts, stored = cls(), data.get("generations", {})
         layouts._first_end, layouts._given = stored.get("first", 0), stored.get("given", 0)
         for item in stored.get("made", ()):

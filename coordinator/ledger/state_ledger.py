@@ -58,14 +58,11 @@ class LeaseGrant(FastPickle):
     ----------
     watermarks
         Where event time stood after that version.
-    upstream
-        Where it stands, this batch included, for each operator that feeds this one.
     """
 
     lease: Lease
     base_version: int
     watermarks: Watermarks = field(default_factory=Watermarks)
-    upstream: tuple[Watermarks, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +213,7 @@ class StateLedger(LedgerState):
         if task.run_id != self.run_id:
             self.check_not_of_the_past(task)
             epoch += 1
-            started = RunStarted(task.run_id, task.query_id, task.batch_id, epoch, reports_finished=True)
+            started = RunStarted(task.run_id, task.query_id, task.batch_id, epoch)
             records.append(replace(started, is_temporary=task.is_temporary))
         assignment = self.assignments.get(task.partition_id)
         present = self.holder(task.partition_id)
@@ -361,7 +358,7 @@ class StateLedger(LedgerState):
 
     def decide_finished(self, run_id: str, batch_id: int) -> list[Record]:
         """Write down that Spark's commit log has a batch of a run, unless the run was replaced or the log says so already."""
-        if run_id != self.run_id or (self.finished or 0) > batch_id:
+        if run_id != self.run_id or self.finished > batch_id:
             return []
         return [BatchFinished(run_id, batch_id)]
 

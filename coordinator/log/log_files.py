@@ -91,8 +91,7 @@ class LogFiles:
         data = self._read(path)
         try:
             check_place(data, {"seq": seq_of(path)}, path)
-            # Releases that know format 1 only find no ledger in later files, and so do not read a part of them as the whole.
-            folded = data["folded" if "format" in data else "ledger"]
+            folded = data["folded"]
             parts = parts_of(data)
             earlier = self._records_of(parts) if parts else None
             ledger = StateLedger.from_json(f"{self._store.uri}/{self._state_name}", folded, earlier)

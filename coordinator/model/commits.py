@@ -43,9 +43,8 @@ class CommitEntry(FastPickle):
     committed_at_ms: int
     executor: str = ""
     store_name: str = DEFAULT_STORE
-    #: The watermark for the operators that this one feeds, and each source's own watermark (:mod:`coordinator.model.watermarks`).
+    #: The watermark for the operators that this one feeds.
     output_watermark_ms: int = 0
-    source_watermarks_ms: Mapping[str, int] = field(default_factory=dict)
     #: :attr:`TaskIdentity.batch_time_ms`: tells versions of one number from different histories of a query apart.
     batch_time_ms: int | None = None
     #: Earliest time at which a row falls due by processing time; None if none does.
@@ -67,14 +66,12 @@ class CommitEntry(FastPickle):
 
     @property
     def watermarks(self) -> Watermarks:
-        return Watermarks(self.watermark_ms, self.output_watermark_ms, self.source_watermarks_ms)
+        return Watermarks(self.watermark_ms, self.output_watermark_ms)
 
     def to_json(self) -> dict[str, Any]:
         # Not by asdict(), which copies every value, and takes longer than all else that is done for a commit.
         data = {name: getattr(self, name) for name in _RECORDED}
-        data["source_watermarks_ms"] = dict(self.source_watermarks_ms)
         for name, default in _OPTIONAL.items():
-            # Records of states without such times have the same bytes as in earlier releases.
             if data[name] is default:
                 del data[name]
         return data
@@ -91,9 +88,8 @@ class CommitEntry(FastPickle):
         """
         for name in _SHARED_TEXTS:
             object.__setattr__(self, name, sys.intern(getattr(self, name)))
-        for name in _SHARED_MAPPINGS:
-            if not getattr(self, name):
-                object.__setattr__(self, name, _NOTHING)
+        if not self.failures:
+            object.__setattr__(self, "failures", _NOTHING)
         return self
 
 
@@ -111,11 +107,10 @@ class PartitionCommit(FastPickle):
     is_piggybacked: bool = False
 
 
-#: The mapping of commits without sources of their own, or without failures; it is never changed.
+#: The mapping of commits without failures; it is never changed.
 _NOTHING: Mapping[str, int] = {}
 #: Fields whose values many commits have alike.
 _SHARED_TEXTS = ("run_id", "executor", "store_name")
-_SHARED_MAPPINGS = ("source_watermarks_ms", "failures")
 
 
 #: Fields that are not in a commit's record; those that are, in their order; and those that only some records have, with their defaults.

@@ -13,12 +13,12 @@ from coordinator.model.errors import CorruptStateError, NewerFormatError
 
 __all__ = ["FORMAT", "check_format", "check_place"]
 
-#: Format of the files that this release writes. Files of format 1 have fewer of these fields; those that they have are compared.
-FORMAT = 2
+#: Format of the files that this release reads and writes.
+FORMAT = 3
 
 
 def check_format(facts: Mapping[str, Any], file: str, field: str = "format") -> None:
-    """Refuse a file of a later release, without a look at its other fields.
+    """Refuse a file of another format, without a look at its other fields.
 
     Parameters
     ----------
@@ -27,15 +27,26 @@ def check_format(facts: Mapping[str, Any], file: str, field: str = "format") -> 
     file
         Its path.
     field
-        Name of the field with its format; a file without it is of format 1.
+        Name of the field with its format.
 
     Raises
     ------
     NewerFormatError
-        This release does not know the format.
+        A later release wrote it.
+    CorruptStateError
+        It has no format, or one from before the first release.
     """
     number = facts.get(field, 1)
-    if not isinstance(number, int) or number > FORMAT:
+    if isinstance(number, int) and number < FORMAT:
+        raise CorruptStateError(
+            "a file is not in a format that this release reads: Statefleet wrote it before its first release, or something else did; "
+            "nothing was read of it and nothing was changed; go on with the commit that wrote it, or begin the state anew under "
+            "another name",
+            file=file,
+            format=number,
+            known=FORMAT,
+        )
+    if number != FORMAT:
         raise NewerFormatError(
             "a file was written by a later release of Statefleet, in a format that this one does not know; nothing was read of it and "
             "nothing was changed; use that release, or a newer one, for this state",

@@ -21,13 +21,11 @@ from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.errors import NewerFormatError
 from coordinator.model.identities import FastPickle
 from coordinator.model.type_names import spark_type, string_to_type
-from coordinator.model.watermarks import Watermarks
 
 __all__ = [
     "ROW_COLUMN",
     "Accumulator",
     "AccumulatorKind",
-    "EventTime",
     "Field",
     "OperatorKind",
     "StateSchema",
@@ -105,7 +103,7 @@ class Accumulator(FastPickle):
         What else that depends on (JSON values).
     meaning, cast
         What it accumulates, and what the query casts that to: how a changed query finds its state
-        (:mod:`coordinator.ledger.compatibility`). Empty in files from before these were written.
+        (:mod:`coordinator.ledger.compatibility`). Empty for columns of a keyed store.
     """
 
     kind: AccumulatorKind
@@ -119,47 +117,6 @@ class Accumulator(FastPickle):
     @property
     def emitted(self) -> tuple[Field, ...]:
         return self.result or self.state
-
-
-@dataclass(frozen=True, slots=True)
-class EventTime(FastPickle):
-    """The source of an operator's event time, beyond a delay. In JSON its fields stand among the operator's options.
-
-    Attributes
-    ----------
-    sources
-        Names of the operator's own sources, by number.
-    upstream
-        States of the operators that feed it.
-    upstream_sources
-        Sources of those.
-    policy
-        Spark's rule for several sources: ``min`` or ``max``.
-    """
-
-    sources: tuple[str, ...] = ()
-    upstream: tuple[str, ...] = ()
-    upstream_sources: tuple[str, ...] = ()
-    policy: str = "min"
-
-    @classmethod
-    def of_json(cls, options: Mapping[str, Any]) -> EventTime | None:
-        """Return the event time in the options of a schema; None if they have none."""
-        if "sources" not in options:
-            return None
-
-        def names(key: str) -> tuple[str, ...]:
-            return tuple(options.get(key, ()))
-
-        return cls(names("sources"), names("upstream"), names("upstream_sources"), options.get("policy", "min"))
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "sources": list(self.sources),
-            "upstream": list(self.upstream),
-            "upstream_sources": list(self.upstream_sources),
-            "policy": self.policy,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +142,9 @@ class StateSchema(FastPickle):
         What is done with the state.
     options
         What else the operator needs to know (JSON values); see the operator's module.
-    event_time
-        What moves its event time; None if that is one source without a name, or none.
     shown
-        What a reader is shown of the rows, as JSON (:mod:`store_actors.operators.view_columns`); empty in states from before there
-        was any. It makes no two schemas differ: a result that is renamed leaves the state as it is.
+        What a reader is shown of the rows, as JSON (:mod:`store_actors.operators.view_columns`); empty where a state has
+        none. It makes no two schemas differ: a result that is renamed leaves the state as it is.
     source
         The JSON that the schema was read from, in this process; None if it was not read from any. Releases differ in which fields they
         write, and a schema that is read and written again keeps its bytes.
@@ -203,7 +158,6 @@ class StateSchema(FastPickle):
     output_mode: str
     operator: OperatorKind = OperatorKind.AGGREGATE
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    event_time: EventTime | None = None
     shown: Mapping[str, Any] = field(default_factory=dict, compare=False)
     source: Mapping[str, Any] | None = field(default=None, init=False, compare=False, repr=False)
 
@@ -242,29 +196,6 @@ class StateSchema(FastPickle):
         """Return keys and accumulators: a partially aggregated row, a row of state, a row of output."""
         return pa.schema([item.arrow() for item in (*self.keys, *self.state_fields)])
 
-    def watermarks_after(
-        self, base: Watermarks, observed: Mapping[int, int], upstream: Sequence[Watermarks] = ()
-    ) -> Watermarks:
-        """Return the watermarks with a batch included.
-
-        Parameters
-        ----------
-        base
-            The watermarks before the batch.
-        observed
-            Own watermark, in milliseconds, of each of the operator's own sources (by number) that the batch had rows of.
-        upstream
-            Of the operators that feed this one.
-        """
-        rules = self.event_time or EventTime(() if self.delay_ms is None else ("0",))
-        return base.after(
-            {rules.sources[number]: watermark_ms for number, watermark_ms in observed.items()},
-            upstream,
-            sources=[*rules.sources, *rules.upstream_sources],
-            policy=rules.policy,
-            is_fed_directly=bool(rules.sources),
-        )
-
     def spark_schema(self) -> dict[str, Any]:
         """Return :meth:`row_schema` as Spark writes it (``StructType.json()``)."""
         return {"type": "struct", "fields": [item.spark_json() for item in (*self.keys, *self.state_fields)]}
@@ -301,19 +232,11 @@ class StateSchema(FastPickle):
         data["keys"] = tuple(map(_shallow, self.keys))
         data["inputs"] = tuple(map(_shallow, self.inputs))
         data["accumulators"] = tuple(map(_described, self.accumulators))
-        del data["event_time"]
         del data["source"]
         if not self.shown:
             del data["shown"]
-        data["options"] = self.all_options()
+        data["options"] = copy.deepcopy(dict(self.options))
         return data
-
-    def all_options(self) -> dict[str, Any]:
-        """Return the options as JSON has them: a copy, with the fields of the event time."""
-        options = copy.deepcopy(dict(self.options))
-        if self.event_time is not None:
-            options.update(self.event_time.to_json())
-        return options
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StateSchema:
@@ -330,7 +253,6 @@ class StateSchema(FastPickle):
         def fields(items: Sequence[dict[str, Any]]) -> tuple[Field, ...]:
             return tuple(Field(**item) for item in items)
 
-        options = data.get("options", {})
         schema = cls(
             keys=fields(data["keys"]),
             inputs=fields(data["inputs"]),
@@ -350,16 +272,11 @@ class StateSchema(FastPickle):
             delay_ms=data["delay_ms"],
             output_mode=data["output_mode"],
             operator=_kind(OperatorKind, data.get("operator", OperatorKind.AGGREGATE)),
-            options={name: value for name, value in options.items() if name not in _EVENT_TIME_KEYS},
-            event_time=EventTime.of_json(options),
+            options=data.get("options", {}),
             shown=data.get("shown", {}),
         )
         object.__setattr__(schema, "source", data)
         return schema
-
-
-#: Options in JSON that are fields of :class:`EventTime`.
-_EVENT_TIME_KEYS = frozenset(EventTime().to_json())
 
 
 def _kind(kinds: type[_Kind], name: str) -> _Kind:
@@ -374,7 +291,7 @@ def _kind(kinds: type[_Kind], name: str) -> _Kind:
 
 
 def _described(accumulator: Accumulator) -> dict[str, Any]:
-    """Return an accumulator as JSON data. Empty fields that few accumulators have are left out, as in earlier releases."""
+    """Return an accumulator as JSON data. Empty fields that few accumulators have are left out."""
     data = _shallow(accumulator)
     for part in ("state", "result"):
         data[part] = tuple(map(_shallow, data[part]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from coordinator.model.file_format import FORMAT
 from coordinator.model.identities import FastPickle
 from coordinator.model.schema import StateSchema
 
@@ -25,8 +26,8 @@ class StateMetadata(FastPickle):
     output_mode: str
     schema: StateSchema | None = None
     #: Format of the file (:mod:`coordinator.model.file_format`).
-    format_version: int = field(default=1, compare=False)
-    #: Id that no other state has, also none of the same name; empty in format 1.
+    format_version: int = field(default=FORMAT, compare=False)
+    #: Id that no other state has, also none of the same name; empty until the file is written.
     state_id: str = field(default="", compare=False)
     #: Ids of the states of this name that are no more, whose records the log may still have.
     former_ids: tuple[str, ...] = field(default=(), compare=False)

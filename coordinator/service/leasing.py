@@ -41,12 +41,6 @@ def log_rescale(state_name: str, layout: ShardLayout) -> None:
     )
 
 
-def _upstream(metadata: StateMetadata) -> tuple[str, ...]:
-    """Return the names of the states whose operators feed a state's operator."""
-    event_time = None if metadata.schema is None else metadata.schema.event_time
-    return () if event_time is None else event_time.upstream
-
-
 class Leasing:
     """Gives leases of the states of a fleet.
 
@@ -238,10 +232,6 @@ class Leasing:
                 records.insert(0, StateBegun(created.to_json()))
             return records, (grant, is_new, previous)
 
-        upstream = [
-            await (await self._writer_of(name)).read(lambda ledger: ledger.batch_watermarks(task.run_id, task.batch_id))
-            for name in _upstream(metadata)
-        ]
         if task.is_of_python:
             # Partitions of Python programs have no batches in common, so none waits for the end of a batch.
             self._placing.batch_ended(task.state_name)
@@ -249,7 +239,7 @@ class Leasing:
         if not task.is_of_python:
             self._placing.count(task.state_name, task.partition_id, local, previous, grant.lease.location)
         lease = replace(grant.lease, standbys=self._standbys(task.state_name, task.partition_id, grant.lease.location))
-        return replace(grant, lease=lease, upstream=tuple(upstream)), is_new, previous
+        return replace(grant, lease=lease), is_new, previous
 
     def _standbys(self, state_name: str, partition_id: int, holder: ActorLocation) -> tuple[str, ...]:
         standbys = self._placing.standbys(state_name, partition_id, holder, self._fleet)
@@ -260,12 +250,11 @@ class Leasing:
     ) -> LeaseGrant | None:
         """Return the lease of the batch after a partition's commits, which are about to be accepted, if it is known by now.
 
-        It is not known if the shard is to go to another store actor, or if another operator feeds this one, whose watermark of
-        that batch is yet to come. Partitions of Python programs have no next batch of their run.
+        It is not known if the shard is to go to another store actor. Partitions of Python programs have no next batch of their run.
         """
         entry = entries[0]
         assignment = ledger.assignments.get(entry.partition_id)
-        if assignment is None or _upstream(created) or ledger.query_id == PYTHON_QUERY_ID:
+        if assignment is None or ledger.query_id == PYTHON_QUERY_ID:
             return None
         holder = assignment.location
         # A coordinator that has just started learns from commits which store actors are alive, as from requests for leases.

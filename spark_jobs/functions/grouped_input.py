@@ -16,7 +16,7 @@ from coordinator.model.type_names import payload_type
 from spark_jobs.functions.group_task import GroupView
 from spark_jobs.functions.user_state_task import EVENT_TIME_FIELD
 from spark_jobs.plan.catalyst import Expression
-from spark_jobs.plan.event_time import event_time, event_time_column, several_event_times
+from spark_jobs.plan.event_time import several_event_times, watermark_delay_ms
 from spark_jobs.plan.keys import Key, key_of, leaf_field
 from spark_jobs.plan.logical import analysed
 from spark_jobs.plan.spark_errors import InvalidArgumentError, InvalidTypeError, RefusedQueryError
@@ -35,7 +35,7 @@ class GroupedInput:
     Attributes
     ----------
     frame
-        Rows with key leaves, payload, hash, and event time if there is any.
+        Rows with key leaves, payload and hash.
     keys, inputs
         Columns of the operator's schema.
     view
@@ -98,13 +98,12 @@ class GroupedInput:
         keys = [key_of(expression, f"k{index}") for index, expression in enumerate(node.grouping)]
         _check_names(key_names, attributes, reserved)
         payload = _Payload.of(attributes, keys)
-        delay_ms, time = event_time(attributes)
         if late_times:
             payload.selected.append(_late_time(attributes).alias(EVENT_TIME_FIELD.name))
             payload.fields.append(EVENT_TIME_FIELD)
         leaves = [column.alias(leaf.name) for key in keys for leaf, column in zip(key.leaves, key.columns, strict=True)]
         hashed = F.hash(*(column for key in keys for column in key.columns)).alias(HASH_COLUMN)
-        selected = [*leaves, *payload.selected, *event_time_column(time), hashed]
+        selected = [*leaves, *payload.selected, hashed]
         prepared = below.frame().select(*selected)
         types = {item.name: item for item in prepared.schema.fields}
         return cls(
@@ -114,7 +113,7 @@ class GroupedInput:
             GroupView(tuple(zip(key_names, (key.tree for key in keys), strict=True)), tuple(payload.names)),
             T.StructType(counted.schema.fields[:-1]),
             df.schema,
-            delay_ms,
+            watermark_delay_ms(attributes),
             tuple(keys),
         )
 

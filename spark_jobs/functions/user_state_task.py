@@ -19,7 +19,7 @@ from coordinator.model.identities import TaskIdentity
 from coordinator.model.load_plans import LoadPlan
 from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
-from spark_jobs.worker.batch import EventTimes, event_times
+from spark_jobs.worker.batch import BatchHeader, EventTimes, event_times
 from spark_jobs.worker.exchange import Received, unpack
 from spark_jobs.worker.fleet_client import FleetAddress, fleet_client
 from spark_jobs.worker.state_store import StateStore
@@ -149,7 +149,7 @@ class UserStateTask:
         with self.program.opened(client, task, self.schema) as program:
             store, grant = client.open_granted(task, self.metadata, program.stores)
             with store:
-                times = _times(self.schema, grant, received)
+                times = _times(grant, received.header)
                 on_time = _rows_on_time(rows, times.late_ms) if self.drops_late_rows else rows
                 batch = UserBatch(on_time, times, task.batch_time_ms or 0, grant.base_version, received.header.shard)
                 emitted = program.run(store, batch)
@@ -158,9 +158,9 @@ class UserStateTask:
         return emitted
 
 
-def _times(schema: StateSchema, grant: LeaseGrant, received: Received) -> EventTimes:
+def _times(grant: LeaseGrant, header: BatchHeader) -> EventTimes:
     """Return the watermarks of a batch; rows that a program emits later are newer than the operator's own watermark."""
-    times = event_times(schema, grant, received.header, received.watermarks_ms)
+    times = event_times(grant, header.late_ms, header.evict_ms)
     after = times.after
     return replace(times, after=replace(after, output_ms=max(after.output_ms, after.input_ms)))
 

@@ -23,13 +23,13 @@ from spark_jobs.operators.session_windows import Session
 from spark_jobs.operators.view_aggregates import aggregation_view
 from spark_jobs.plan.aggregate_functions import AggregateExpression
 from spark_jobs.plan.catalyst import Expression
-from spark_jobs.plan.event_time import event_time, event_time_column, several_event_times
+from spark_jobs.plan.event_time import several_event_times, watermark_delay_ms
 from spark_jobs.plan.keys import Key, key_of, leaf_field
 from spark_jobs.plan.logical import Plan, analysed, empty_frame, projected, resolved
 from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.state_types import spark_field
 from spark_jobs.plan.storable import restored, stored_type
-from spark_jobs.worker.exchange import HASH_COLUMN, KEEP_COLUMN
+from spark_jobs.worker.exchange import HASH_COLUMN
 
 __all__ = ["AggregatePlan", "build_plan"]
 
@@ -49,7 +49,7 @@ class AggregatePlan:
     Attributes
     ----------
     prepared
-        Key leaves and inputs, named as in `schema`, the hash of the keys and (with a watermark) the event time.
+        Key leaves and inputs, named as in `schema`, and the hash of the keys.
     schema
         The state's schema.
     appends
@@ -233,15 +233,14 @@ class _Grouping:
         Keys of the exchange and the state: all but a session.
     session
         The session window, if there is one.
-    delay_ms, time
-        The delay of the watermark, and the event time of a row; None if there is none.
+    delay_ms
+        The delay of the watermark; None if there is none.
     """
 
     expressions: tuple[Expression, ...]
     keys: tuple[Key, ...]
     session: Session | None
     delay_ms: int | None
-    time: Column | None
 
     @classmethod
     def of(cls, node: Plan) -> _Grouping:
@@ -257,7 +256,7 @@ class _Grouping:
             for number, expression in enumerate(expressions)
             if session is None or not expression.matches(session.window)
         )
-        return cls(expressions, keys, session, *event_time(node.child.output))
+        return cls(expressions, keys, session, watermark_delay_ms(node.child.output))
 
     @property
     def result_keys(self) -> tuple[Key, ...]:
@@ -288,16 +287,11 @@ class _Grouping:
 
 
 def _prepared(rows: Plan, grouping: _Grouping, inputs: Sequence[tuple[str, Column]]) -> DataFrame:
-    """Return the rows to shuffle: key leaves, inputs, event time, and the hash of the keys."""
+    """Return the rows to shuffle: key leaves, inputs, and the hash of the keys."""
     columns = [
         column.alias(leaf.name) for key in grouping.keys for leaf, column in zip(key.leaves, key.columns, strict=True)
     ]
     columns += [column.alias(name) for name, column in inputs]
-    columns += event_time_column(grouping.time)
-    if grouping.session is not None and rows.kind == "Filter":
-        # Spark drops rows without a time or a positive gap after its watermark node, so they still move the watermark.
-        columns.append(rows.condition.column().alias(KEEP_COLUMN))
-        rows = rows.child
     hashed = [column for key in grouping.keys for column in key.columns]
     return rows.frame().select(*columns, (F.hash(*hashed) if hashed else F.lit(0)).alias(HASH_COLUMN))
 

@@ -11,7 +11,7 @@ from pyspark.sql import types as T
 
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 from spark_jobs.plan.catalyst import Expression
-from spark_jobs.plan.event_time import event_time, event_time_column, several_event_times, watermark_time
+from spark_jobs.plan.event_time import event_time, several_event_times, watermark_delay_ms, watermark_time
 from spark_jobs.plan.keys import Key, key_of, leaf_field
 from spark_jobs.plan.logical import analysed
 from spark_jobs.plan.operator_plan import check_output_mode
@@ -49,7 +49,7 @@ def build_deduplicate(marked: DataFrame, output_mode: str, *, within_watermark: 
     attributes = node.child.output
     if several := several_event_times(attributes, marked.sparkSession):
         raise RefusedQueryError(several)
-    delay_ms, time = event_time(attributes)
+    delay_ms, time = watermark_delay_ms(attributes), event_time(attributes)
     if within_watermark and (delay_ms is None or time is None):
         raise RefusedQueryError(
             "dropDuplicatesWithinWatermark needs a watermark; call withWatermark on the event-time column first"
@@ -73,7 +73,7 @@ def build_deduplicate(marked: DataFrame, output_mode: str, *, within_watermark: 
     if late is not None:
         selected.append(watermark_time(late).alias(_LATE.name))
     hashed = F.hash(*(value for key in keys for value in key.columns)).alias(HASH_COLUMN)
-    prepared = node.child.frame().select(*selected, *event_time_column(time), hashed)
+    prepared = node.child.frame().select(*selected, hashed)
     types = {item.name: item for item in prepared.schema.fields}
     component = ViewComponent.of_keys(keys, attributes)
     if within_watermark:
@@ -122,9 +122,8 @@ def build_limit(df: DataFrame, count: int, output_mode: str) -> ProjectedPlan:
     """
     check_output_mode("limit", output_mode, ("append",))
     attributes = analysed(df.limit(count)).output
-    delay_ms, time = event_time(attributes)
     rows = RowColumns.passing(attributes, (), "c")
-    prepared = df.select(*rows.selected, *event_time_column(time), F.lit(0).alias(HASH_COLUMN))
+    prepared = df.select(*rows.selected, F.lit(0).alias(HASH_COLUMN))
     types = {item.name: item for item in prepared.schema.fields}
     component = ViewComponent()
     component.extra(_COUNT.name, column(_COUNT.name))
@@ -133,7 +132,7 @@ def build_limit(df: DataFrame, count: int, output_mode: str) -> ProjectedPlan:
         inputs=rows.fields,
         accumulators=(Accumulator(AccumulatorKind.VALUE, (), (_COUNT,)),),
         expiry_key=None,
-        delay_ms=delay_ms,
+        delay_ms=watermark_delay_ms(attributes),
         output_mode="append",
         operator=OperatorKind.LIMIT,
         options={"n": count},

@@ -21,13 +21,13 @@ from spark_jobs.operators.join_analysis import JoinNode, analysed_join, lags_ms
 from spark_jobs.operators.join_condition import JoinCondition, split_condition
 from spark_jobs.operators.join_keys import JoinKeys, join_keys
 from spark_jobs.plan.catalyst import Expression
-from spark_jobs.plan.event_time import event_time, event_time_column, watermark_time
+from spark_jobs.plan.event_time import watermark_time
 from spark_jobs.plan.keys import leaf_field
 from spark_jobs.plan.logical import Plan, projected, resolved
 from spark_jobs.plan.operator_plan import check_output_mode
 from spark_jobs.plan.row_columns import RowColumns
 from spark_jobs.plan.view_components import ViewComponent, column
-from spark_jobs.worker.exchange import HASH_COLUMN, KEEP_COLUMN
+from spark_jobs.worker.exchange import HASH_COLUMN
 from store_actors.operators.join_schema import MATCHED_COLUMN, SIDE_COLUMN, JoinType, join_schema
 
 __all__ = ["JoinPlan", "JoinedSide", "build_join"]
@@ -218,27 +218,14 @@ def _prepared(node: JoinNode, side: int, keys: JoinKeys, columns: list[Column]) 
     plan = node.sides[side]
     key_columns = keys.columns[side]
     leaves = [column.alias(leaf.name) for leaf, column in zip(keys.leaves, key_columns, strict=True)]
-    _, time = event_time(plan.output)
     frame = plan.frame()
-    kept: list[Expression] = []
     for conjunct in node.filters[side]:
-        if _is_of_event_time(conjunct):
-            kept.append(conjunct)
-        else:
-            frame = frame.where(conjunct.column())
-    # Spark leaves a filter of event time above the watermark node, so rows that it drops still move the watermark.
-    keep = [F.coalesce(_all(kept), F.lit(False)).alias(KEEP_COLUMN)] if kept else []
-    return frame.select(*leaves, *columns, *keep, *event_time_column(time), F.hash(*key_columns).alias(HASH_COLUMN))
+        frame = frame.where(conjunct.column())
+    return frame.select(*leaves, *columns, F.hash(*key_columns).alias(HASH_COLUMN))
 
 
 def _all(conditions: Sequence[Expression]) -> Column:
     return reduce(Column.__and__, (condition.column() for condition in conditions))
-
-
-def _is_of_event_time(condition: Expression) -> bool:
-    return condition.kind != "IsNotNull" and any(
-        attribute.watermark_delay_ms is not None for attribute in condition.references
-    )
 
 
 # -- the plan ---------------------------------------------------------------------------------------------------------

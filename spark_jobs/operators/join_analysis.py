@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import types as T
 
 from spark_jobs.plan.catalyst import Expression, conjunction
 from spark_jobs.plan.join_rules import check_join, equi_join, pushed_down, state_watermarks_ms, with_condition
@@ -101,7 +100,7 @@ def analysed_join(joined: DataFrame) -> JoinNode:
         analysed=top,
         join=join,
         outputs=tuple(outputs),
-        sides=(_with_event_time(plans[0]), _with_event_time(plans[1])),
+        sides=(plans[0], plans[1]),
         filters=(filters[0], filters[1]),
         keys=equal.keys,
         rest=equal.rest,
@@ -165,27 +164,6 @@ def _unfiltered(plan: Plan) -> tuple[Plan, list[Expression]]:
             conjuncts += plan.condition.conjuncts()
         plan = plan.child
     return plan, conjuncts
-
-
-def _with_event_time(plan: Plan) -> Plan:
-    """Return a plan that passes on the column that its ``withWatermark`` names."""
-    if plan.kind in ("SubqueryAlias", "Filter"):
-        return plan.with_children([_with_event_time(plan.child)])
-    if plan.kind != "Project":
-        return plan
-    child = _with_event_time(plan.child)
-    listed = plan.projected
-    ids = {expression.id for expression in listed}
-    hidden = [
-        attribute
-        for attribute in child.output
-        if attribute.watermark_delay_ms is not None and _is_time(attribute) and attribute.id not in ids
-    ]
-    return child.project([*listed, *hidden]) if hidden else plan
-
-
-def _is_time(attribute: Expression) -> bool:
-    return not isinstance(attribute.type, T.StructType)
 
 
 def lags_ms(spark: SparkSession, node: JoinNode) -> tuple[int | None, int | None]:

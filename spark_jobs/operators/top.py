@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 
 from coordinator.model.nested_types import is_nested
 from spark_jobs.plan.catalyst import Expression
-from spark_jobs.plan.event_time import event_time, event_time_column
+from spark_jobs.plan.event_time import watermark_delay_ms
 from spark_jobs.plan.keys import key_of, leaf_field
 from spark_jobs.plan.logical import Plan, analysed
 from spark_jobs.plan.operator_plan import check_output_mode
@@ -55,13 +55,12 @@ def build_top(
     rows = RowColumns.stored(attributes, keys, "c")
     fields, columns, order = _order(df, order_by, attributes, rows)
     leaves = [value.alias(leaf.name) for key in keys for leaf, value in zip(key.leaves, key.columns, strict=True)]
-    delay_ms, time = event_time(attributes)
+    delay_ms = watermark_delay_ms(attributes)
     hashed = [value for key in keys for value in key.columns]
     prepared = child.frame().select(
         *leaves,
         *rows.selected,
         *columns,
-        *event_time_column(time),
         (F.hash(*hashed) if hashed else F.lit(0)).alias(HASH_COLUMN),
     )
     types = {item.name: item for item in prepared.schema.fields}

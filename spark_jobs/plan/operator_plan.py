@@ -1,9 +1,9 @@
-"""A stateful operator on its way into a streaming plan: the protocol of its kind, and the sources of its rows."""
+"""A stateful operator on its way into a streaming plan: the protocol of its kind."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -13,11 +13,10 @@ from pyspark.sql.types import StructType
 from coordinator.model.schema import OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.plan.bounds import warn_if_unbounded
-from spark_jobs.plan.event_time import Branch, Upstream, branches_of, event_time_rules
+from spark_jobs.plan.event_time import Upstream
 from spark_jobs.plan.logical import Plan, analysed
 from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.timing import output_lag_ms, query_modes, runs_again
-from spark_jobs.worker.exchange import EVENT_TIME_COLUMN
 from spark_jobs.worker.fleet_client import FleetAddress
 from store_actors.operators.operator_names import operator_name
 
@@ -43,11 +42,11 @@ class OperatorPlan(Protocol):
 
     @property
     def inputs(self) -> tuple[DataFrame, ...]:
-        """For each of the schema's ``input_schemas`` that is read, its columns, the hash of the keys, and any event time."""
+        """For each of the schema's ``input_schemas`` that is read, its columns, and the hash of the keys."""
 
     @property
     def schema(self) -> StateSchema:
-        """The operator's schema, as yet without the sources of its event time."""
+        """The operator's schema."""
 
     @property
     def appends(self) -> bool:
@@ -127,11 +126,10 @@ class SparksOwn(Protocol):
 
 @dataclass(frozen=True)
 class RoutedOperator:
-    """An operator with its name, its watermark rules and the branches of each input."""
+    """An operator with its schema, and as the operators that it feeds see it."""
 
     plan: OperatorPlan
     schema: StateSchema
-    branches: tuple[tuple[Branch, ...], ...]
     upstream: Upstream
 
     @classmethod
@@ -140,25 +138,20 @@ class RoutedOperator:
         plan: OperatorPlan,
         state: str,
         uri: str,
-        existing: StateMetadata | None,
         *,
         modes: QueryModes | None = None,
-        closes_early: bool = False,
     ) -> RoutedOperator:
-        """Find the branches of an operator's inputs. A state that exists keeps its policy for several watermarks.
+        """Return an operator with a name.
 
         Parameters
         ----------
         modes
             By default the modes of an operator with a mode of its own.
-        closes_early
-            Whether it follows the watermark that includes the batch, and not Spark's.
 
         Raises
         ------
         InvalidRequestError
-            An operator below emits rows that are not final; or this one closes early and the fleet could not follow its watermark
-            exactly.
+            An operator below emits rows that are not final, or lives in another fleet.
 
         Warns
         -----
@@ -174,50 +167,14 @@ class RoutedOperator:
                     other_state=operator.state,
                     other_fleet=operator.uri,
                 )
-        if not closes_early:
-            # Spark computes the watermark, so rows need no event time.
-            frames = tuple((Branch(frame.drop(EVENT_TIME_COLUMN), None, ()),) for frame in plan.inputs)
-            moves = plan.schema.delay_ms is not None
-            return cls._named(plan, plan.schema, frames, state, uri, (), modes=modes, moves=moves)
-        branches = tuple(tuple(branches_of(frame)) for frame in plan.inputs)
-        flat = [branch for of_input in branches for branch in of_input]
-        for frame, of_input in zip(plan.inputs, branches, strict=True):
-            if EVENT_TIME_COLUMN not in frame.columns and any(branch.delay_ms is not None for branch in of_input):
-                raise RefusedQueryError(
-                    "the column that withWatermark named is gone before the stateful operator, which needs it to move the "
-                    "watermark; keep it in the select",
-                    state=state,
-                )
-        rules = event_time_rules(plan.inputs[0].sparkSession, state, flat)
-        previous = None if existing is None or existing.schema is None else existing.schema.event_time
-        if previous is not None:
-            rules = replace(rules, policy=previous.policy)
-        sources = (*rules.sources, *rules.upstream_sources)
-        moves = bool(rules.sources) or any(operator.has_watermark for branch in flat for operator in branch.upstream)
-        schema = replace(plan.schema, event_time=rules)
-        return cls._named(plan, schema, branches, state, uri, sources, modes=modes, moves=moves)
-
-    @classmethod
-    def _named(
-        cls,
-        plan: OperatorPlan,
-        schema: StateSchema,
-        branches: tuple[tuple[Branch, ...], ...],
-        state: str,
-        uri: str,
-        sources: tuple[str, ...],
-        *,
-        modes: QueryModes | None,
-        moves: bool,
-    ) -> RoutedOperator:
+        schema = plan.schema
         warn_if_unbounded(schema, state)
         mode, possible, refused = modes or QueryModes.of(schema)
         upstream = Upstream(
             state,
             uri,
-            sources,
             "append" in possible if mode is None else plan.appends,
-            moves,
+            schema.delay_ms is not None,
             name=operator_name(schema),
             again=runs_again(schema),
             lag_ms=output_lag_ms(schema),
@@ -230,15 +187,13 @@ class RoutedOperator:
             by_python=_why_by_python(plan, schema),
             accumulators=_accumulators(schema),
         )
-        return cls(plan, schema, branches, upstream)
+        return cls(plan, schema, upstream)
 
 
 def _why_by_python(plan: OperatorPlan, schema: StateSchema) -> str | None:
     """Return why the tasks of an operator need Python workers; None if they can hand their rows over to store actors."""
     if isinstance(plan, TaskMaker):
         return "a function of the user's is called in them"
-    if schema.event_time is not None:
-        return "closing='early': they tell the shards of event times"
     return None
 
 

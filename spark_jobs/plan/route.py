@@ -46,15 +46,10 @@ def route_plan(operator: RoutedOperator, metadata: StateMetadata, address: Fleet
     """Return the streaming DataFrame of an operator's results, with its state in the fleet."""
     schema, num_shards = operator.schema, metadata.num_shards
     kind = from_arrow_schema(EXCHANGE_SCHEMA)
-    inputs: list[DataFrame] = []
-    source = 0
-    for number, branches in enumerate(operator.branches):
-        for branch in branches:
-            marked = None if branch.delay_ms is None else (source, branch.delay_ms)
-            source += marked is not None
-            inputs.append(
-                branch.frame.mapInArrow(ExchangeTask(schema, num_shards, marked, number, metadata.state_name), kind)
-            )
+    inputs = [
+        rows.mapInArrow(ExchangeTask(schema, num_shards, number, metadata.state_name), kind)
+        for number, rows in enumerate(operator.plan.inputs)
+    ]
     # Operators that this one feeds find its facts by the name of the column.
     route = operator.upstream.route_column(inputs[0].sparkSession, metadata)
     _REQUESTED[route] = metadata

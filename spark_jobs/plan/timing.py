@@ -38,8 +38,7 @@ def runs_again(schema: StateSchema) -> str:
         is_timed = schema.output_mode != "complete"
     else:
         is_timed = schema.operator is OperatorKind.DEDUPLICATE
-    # An operator that closes early has closed everything in the batch that moved the watermark.
-    return "watermark" if is_timed and schema.event_time is None else "never"
+    return "watermark" if is_timed else "never"
 
 
 def query_modes(schema: StateSchema) -> tuple[str, ...]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coordinator.ledger.state_ledger import LeaseGrant
-from coordinator.model.schema import StateSchema
 from coordinator.model.watermarks import Watermarks
 
 __all__ = ["BatchHeader", "EventTimes", "event_times"]
@@ -72,20 +70,8 @@ class EventTimes:
     after: Watermarks
 
 
-def event_times(
-    schema: StateSchema, grant: LeaseGrant, header: BatchHeader | None, watermarks_ms: Mapping[int, int]
-) -> EventTimes:
-    """Return Spark's event times of a batch, or those of an operator that closes early (``schema.event_time``).
-
-    Parameters
-    ----------
-    watermarks_ms
-        Own watermark of each of the operator's own sources (by number) that the batch had rows of; for one that closes early.
-    """
+def event_times(grant: LeaseGrant, late_ms: int, evict_ms: int) -> EventTimes:
+    """Return the event times of a batch, of which Spark gives the watermarks (:class:`BatchHeader`); they never go back."""
     before = grant.watermarks
-    if header is None or schema.event_time is not None:
-        after = schema.watermarks_after(before, watermarks_ms, grant.upstream)
-        return EventTimes(before.input_ms, before.input_ms, after)
-    after = before.reached(header.evict_ms)
-    # A state that closed early until now is ahead of Spark: what is closed stays closed.
-    return EventTimes(max(header.late_ms, before.input_ms), after.input_ms, after)
+    after = before.reached(evict_ms)
+    return EventTimes(max(late_ms, before.input_ms), after.input_ms, after)

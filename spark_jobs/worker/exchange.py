@@ -4,16 +4,13 @@ Spark shuffles rows one by one. A map task here partitions its Arrow batches its
 that each hold a *chunk*, an Arrow record batch of many rows for one shard. It stays Spark's own shuffle, with its retries and
 its barrier; only the rows in it are larger, and the JVM looks at no value between the source and the shard.
 
-Where groups repeat within a task's block of rows, the block is partially aggregated first. With a watermark every map task also
-sends every shard the largest event time that it saw: a shuffle is a barrier, so every shard knows the watermark that includes this
-batch, the same one on every shard and on every retry, without a call of a process that could have died meanwhile. (That is for
-operators that close early. Others go by the watermark that Spark's driver sends to each task in the first row of its partition, a
-:class:`~spark_jobs.worker.batch.BatchHeader`.)
+Where groups repeat within a task's block of rows, the block is partially aggregated first. Spark's driver sends each task the watermark
+in the first row of its partition, a :class:`~spark_jobs.worker.batch.BatchHeader`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -37,11 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "END",
-    "EVENT_TIME_COLUMN",
     "EXCHANGE_SCHEMA",
     "HASH_COLUMN",
     "HEADER",
-    "KEEP_COLUMN",
     "ROUTE_COLUMN",
     "ExchangeTask",
     "Received",
@@ -50,13 +45,8 @@ __all__ = [
     "unpack_shards",
 ]
 
-#: Columns that the map side reads besides the keys and inputs: Spark's ``hash(keys)``, and event time in milliseconds, if the
-#: operator is fed by a watermarked source.
+#: The column that the map side reads besides the keys and inputs: Spark's ``hash(keys)``.
 HASH_COLUMN = "__hash"
-EVENT_TIME_COLUMN = "__event_time_ms"
-
-#: Whether a row reaches its shard, where rows that do not still count for the watermark.
-KEEP_COLUMN = "__keep"
 
 #: Source of the row that has a :class:`~spark_jobs.worker.batch.BatchHeader` for its chunk.
 HEADER = -3
@@ -64,15 +54,14 @@ HEADER = -3
 END = -4
 
 ROUTE_COLUMN = "__route"
-#: The rows that are shuffled: the route, and either a chunk (an IPC record batch, its number of input rows, the index of its schema
-#: in ``input_schemas``) or the watermark of one of the operator's sources as a map task saw it.
+#: The rows that are shuffled: the route, and a chunk (an IPC record batch, its number of input rows, the index of its schema in
+#: ``input_schemas``), a header or an end.
 EXCHANGE_SCHEMA = pa.schema(
     [
         pa.field(ROUTE_COLUMN, pa.int32(), nullable=False),
         pa.field("rows_read", pa.int64(), nullable=False),
         pa.field("input", pa.int8(), nullable=False),
         pa.field("source", pa.int16(), nullable=False),
-        pa.field("watermark_ms", pa.int64()),
         pa.field("chunk", pa.binary()),
     ]
 )
@@ -107,7 +96,7 @@ def _hash_seed() -> int:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeTask:
-    """The map side, a ``mapInArrow`` function from rows with ``__hash`` (and event time) to :data:`EXCHANGE_SCHEMA`.
+    """The map side, a ``mapInArrow`` function from rows with ``__hash`` to :data:`EXCHANGE_SCHEMA`.
 
     If a batch has another number of shards than the query was built with, the name of the column of hashes has the number
     (``ExchangeStrategy.java``): ``__hash/8``.
@@ -118,9 +107,6 @@ class ExchangeTask:
         The operator's schema.
     num_shards
         Number of its shards when the query was built.
-    source
-        Number of the operator's own source of the rows, and its delay; None if no watermark stands between the rows and the
-        operator that they come from.
     input
         Index of the rows' schema in ``schema.input_schemas()``.
     state
@@ -130,27 +116,15 @@ class ExchangeTask:
 
     schema: StateSchema
     num_shards: int
-    source: tuple[int, int] | None = None
     input: int = 0
     state: str = ""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        max_event_ms: int | None = None
         num_shards = self.num_shards
         for block in _blocks(batches):
             hashed = next(name for name in block.schema.names if name.startswith(HASH_COLUMN))
             num_shards = int(hashed.partition("/")[2] or num_shards)
-            if self.source is not None:
-                largest = pc.max(block.column(EVENT_TIME_COLUMN)).as_py()
-                if largest is not None:
-                    max_event_ms = largest if max_event_ms is None else max(max_event_ms, largest)
-            if KEEP_COLUMN in block.schema.names:
-                block = block.filter(block.column(KEEP_COLUMN))
             yield self._exchange(block, hashed, num_shards)
-        if max_event_ms is not None:
-            assert self.source is not None
-            number, delay_ms = self.source
-            yield self._markers(number, [max_event_ms - delay_ms] * num_shards)
 
     def _exchange(self, block: pa.RecordBatch, hashed: str, num_shards: int) -> pa.RecordBatch:
         hashes = block.column(hashed).to_numpy()
@@ -223,21 +197,7 @@ class ExchangeTask:
             pa.array(counts, pa.int64()),
             pa.array(np.full(size, kind, np.int8)),
             pa.array(np.zeros(size, np.int16)),
-            pa.nulls(size, pa.int64()),
             chunks,
-        ]
-        return pa.record_batch(columns, schema=EXCHANGE_SCHEMA)
-
-    def _markers(self, number: int, watermarks_ms: Sequence[int]) -> pa.RecordBatch:
-        """Return the message for every shard: the watermark of a source."""
-        size = len(watermarks_ms)
-        columns = [
-            pa.array(marker_routes(size), pa.int32()),
-            pa.array(np.zeros(size, np.int64)),
-            pa.array(np.full(size, self.input, np.int8)),
-            pa.array(np.full(size, number, np.int16)),
-            pa.array(watermarks_ms, pa.int64()),
-            pa.nulls(size, pa.binary()),
         ]
         return pa.record_batch(columns, schema=EXCHANGE_SCHEMA)
 
@@ -271,14 +231,11 @@ class Received:
     ----------
     rows
         The shard's rows.
-    watermarks_ms
-        Own watermark of each of the operator's own sources (by number) that the micro-batch had rows of.
     header
         The batch; None outside a streaming query.
     """
 
     rows: ShardInput
-    watermarks_ms: Mapping[int, int]
     header: BatchHeader | None
 
 
@@ -304,20 +261,17 @@ def unpack(batches: Iterable[pa.RecordBatch], schema: StateSchema, piece_bytes: 
     schemas = schema.input_schemas()
     chunks: list[list[pa.RecordBatch]] = [[] for _ in schemas]
     rows_read = 0
-    observed: dict[int, int] = {}
     header: BatchHeader | None = None
     is_whole = False
     for batch in batches:
         rows_read += pc.sum(batch.column("rows_read")).as_py() or 0
-        facts = (batch.column(name).to_pylist() for name in ("input", "source", "watermark_ms"))
-        for number, source, watermark_ms, chunk in zip(*facts, batch.column("chunk"), strict=True):
-            if watermark_ms is not None:
-                observed[source] = max(watermark_ms, observed.get(source, watermark_ms))
+        facts = (batch.column(name).to_pylist() for name in ("input", "source"))
+        for number, source, chunk in zip(*facts, batch.column("chunk"), strict=True):
             if source == HEADER:
                 header = BatchHeader.of_json(chunk.as_py())
             elif source == END:
                 is_whole = True
-            elif chunk.is_valid:
+            else:
                 chunks[number].append(pa.ipc.read_record_batch(chunk.as_buffer(), schemas[number]))
     if header is not None and not is_whole:
         raise EOFError(
@@ -329,7 +283,7 @@ def unpack(batches: Iterable[pa.RecordBatch], schema: StateSchema, piece_bytes: 
         pa.Table.from_batches(pieces.batches(pa.Table.from_batches(of_input, kind), piece_bytes), kind)
         for of_input, kind in zip(chunks, schemas, strict=True)
     )
-    return Received(ShardInput(tables, rows_read), observed, header)
+    return Received(ShardInput(tables, rows_read), header)
 
 
 def unpack_shards(batches: Iterable[pa.RecordBatch], schema: StateSchema) -> Iterator[Received]:

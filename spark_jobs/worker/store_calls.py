@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from coordinator.model.identities import StateStoreId, TaskIdentity
 from coordinator.model.schema import StateSchema
 from coordinator.model.watermarks import Watermarks
 from coordinator.service.calls import Actors, unwrapped
-from spark_jobs.worker.batch import BatchHeader, event_times
+from spark_jobs.worker.batch import event_times
 from spark_jobs.worker.leased_calls import Granted
 from spark_jobs.worker.state_store import StateStore
 from store_actors.messages import ApplyRequest, OpenRequest, ShardInput, StoreSpec
@@ -29,16 +29,15 @@ class ShardWork:
 
     Attributes
     ----------
-    watermarks_ms
-        Watermark of each of the operator's sources (by number) that the batch had rows of.
-    header
-        What Spark's driver sends of the batch.
+    late_ms, evict_ms, output_mode
+        Facts of the batch; see :class:`~spark_jobs.worker.batch.BatchHeader`.
     """
 
     task: TaskIdentity
     rows: ShardInput
-    watermarks_ms: Mapping[int, int]
-    header: BatchHeader | None = None
+    late_ms: int = 0
+    evict_ms: int = 0
+    output_mode: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class ApplyCall:
         requests = []
         for number, grant in granted:
             work = self.works[number]
-            times = event_times(self.schema, grant, work.header, work.watermarks_ms)
+            times = event_times(grant, work.late_ms, work.evict_ms)
             requests.append(
                 ApplyRequest(
                     work.task, grant.lease, grant.base_version, self.schema, times.after, times.late_ms, node_id

@@ -16,7 +16,7 @@ from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.worker.batch import BatchHeader
-from spark_jobs.worker.exchange import as_type, unpack_shards
+from spark_jobs.worker.exchange import Received, as_type, unpack_shards
 from spark_jobs.worker.fleet_client import FleetAddress, FleetClient, executor_name, fleet_client
 from spark_jobs.worker.store_calls import ShardWork
 from store_actors.hand_over import HandedOver
@@ -40,12 +40,7 @@ class StateTask:
     address: FleetAddress
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        works = (
-            ShardWork(
-                task_identity(self.metadata, received.header), received.rows, received.watermarks_ms, received.header
-            )
-            for received in unpack_shards(batches, self.schema)
-        )
+        works = map(self._received, unpack_shards(batches, self.schema))
         # All of a task's shards are of one batch.
         if (first := next(works, None)) is not None:
             yield from self._emitted(fleet_client(self.address), first, works)
@@ -71,11 +66,15 @@ class StateTask:
             header = BatchHeader(**work.batch, shard=shard)
             task = _task_of(self.metadata, header, work.attempt, work.executor)
             tables = tuple(columns.table(rows) for columns in inputs)
-            yield ShardWork(task, ShardInput(tables, _rows_read(rows)), {}, header)
+            yield _work(task, ShardInput(tables, _rows_read(rows)), header)
+
+    def _received(self, received: Received) -> ShardWork:
+        task = task_identity(self.metadata, received.header)
+        assert received.header is not None, "the task's identity was made of it"
+        return _work(task, received.rows, received.header)
 
     def _emitted(self, client: FleetClient, first: ShardWork, others: Iterable[ShardWork]) -> Iterator[pa.RecordBatch]:
-        assert first.header is not None
-        schema = self.schema.in_output_mode(first.header.output_mode or self.schema.output_mode)
+        schema = self.schema.in_output_mode(first.output_mode or self.schema.output_mode)
         metadata = in_output_mode(self.metadata, schema)
         for emitted in client.apply_all(chain([first], others), metadata, schema):
             # Columns such as the numbers of rows are of use to the shard only.
@@ -155,6 +154,10 @@ def task_identity(metadata: StateMetadata, header: BatchHeader | None) -> TaskId
             state=metadata.state_name,
         )
     return _task_of(metadata, header, context.taskAttemptId(), executor_name())
+
+
+def _work(task: TaskIdentity, rows: ShardInput, header: BatchHeader) -> ShardWork:
+    return ShardWork(task, rows, header.late_ms, header.evict_ms, header.output_mode)
 
 
 def _task_of(metadata: StateMetadata, header: BatchHeader, attempt: int, executor: str) -> TaskIdentity:

@@ -208,12 +208,6 @@ class Importer:
                 state=upstream.state,
                 fleet=upstream.uri,
             )
-        if planned.operator.schema.event_time is not None:
-            raise InvalidRequestError(
-                "Spark's state does not say where event time stands for an operator that closes early; nothing was written; leave "
-                "closing out",
-                state=upstream.state,
-            )
         return planned
 
     def _check_new(self, states: Sequence[PlannedState], new: NewCheckpoint) -> None:

@@ -221,7 +221,7 @@ class ProcessorTester:
         task = TaskIdentity(
             _QUERY, _QUERY, self._run_id, self._batch_id, 0, 0, "this process", batch_time_ms=self._now_ms
         )
-        received = Received(ShardInput((table,), table.num_rows), {}, header)
+        received = Received(ShardInput((table,), table.num_rows), header)
         emitted = self._task.run(received, task, self._state)
         self._batch_id += 1
         return [self._output.row(raw) for part in emitted for raw in self._output.tuples(part.itercolumns())]

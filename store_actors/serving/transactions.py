@@ -157,7 +157,6 @@ class Transaction:
             rows_late=change.rows_late,
             watermark_ms=change.watermark_ms,
             output_watermark_ms=watermarks.output_ms,
-            source_watermarks_ms=dict(watermarks.sources),
             committed_at_ms=committed_at_ms,
             executor=task.executor,
             batch_time_ms=task.batch_time_ms,

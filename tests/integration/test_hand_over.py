@@ -151,23 +151,6 @@ def test_a_query_changes_the_way_with_its_state(spark: SparkSession, fleet: Flee
                 run.stop()
 
 
-def test_an_operator_that_closes_early_says_why_it_goes_by_python(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    times = pa.schema([("t", pa.timestamp("us", "UTC"))])
-    feed = Feed(spark, tmp_path / "in", times)
-    rows = feed.stream().withWatermark("t", "1 minute")
-    frame = fleet.stateful(rows, name=name, shards=2, closing="early").groupBy(F.window("t", "1 minute")).count()
-    run = Run(frame, "append", tmp_path / "ck")
-    try:
-        feed.add([(0,), (240_000_000,)])
-        assert len(run.take()) == 1
-        assert "closing='early'" in plan_of(run)
-        assert progress_of(run)["customMetrics"]["handedOver"] == 0
-    finally:
-        run.stop()
-
-
 def test_an_error_of_the_store_actor_is_that_of_the_query(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:

@@ -124,9 +124,6 @@ def test_a_query_that_spark_does_not_have_is_compared_with_the_fleet_itself(test
 
 
 def test_what_cannot_be_tested_is_refused(tester: QueryTester) -> None:
-    def early(fleet: Any, clicks: DataFrame) -> Any:
-        return fleet.stateful(clicks, name="early", closing="early").groupBy("user").count()
-
     def none(fleet: Any, clicks: DataFrame) -> None:
         fleet.stateful(clicks, name="none").groupBy("user").count()
 
@@ -137,7 +134,6 @@ def test_what_cannot_be_tested_is_refused(tester: QueryTester) -> None:
         "no such input": (totals, CLICKS, [{"clocks": []}]),
         "input clicks takes a tuple": (totals, CLICKS, [[("ann",)]]),
         "by the input that they are of": (totals, {**CLICKS, "buys": "a int"}, BATCHES),
-        "closes early": (early, CLICKS, BATCHES),
         "returns a streaming DataFrame": (none, CLICKS, BATCHES),
     }.items():
         query, inputs, batches, *more = arguments

@@ -181,16 +181,6 @@ WATERMARKS = {
         lambda op, i: in_arrow(op(i["at"].select("k", "x")).groupBy("k"), "append", EVENT),
         "its column among those that reach the function",
     ),
-    "event time that is gone from an operator that closes early": Refusal(
-        lambda op, i: op(i["at"].select("k"), "update", closing="early").groupBy("k").count(),
-        "is gone before.*keep it in the select",
-        "update",
-    ),
-    "a watermark moved by rows that an operator which closes early does not see": Refusal(
-        lambda op, i: op(i["at"].where("t > '2020-01-01'"), "update", closing="early").groupBy("k").count(),
-        "leave closing out, or call withWatermark after it",
-        "update",
-    ),
     "a session window alone": Refusal(
         lambda op, i: op(i["at"]).groupBy(F.session_window("t", "5 seconds")).count(),
         "at least one more grouping column.*group by what the sessions are of",
@@ -307,9 +297,6 @@ def bloom_filter(column: str) -> Column:
 
 
 ARGUMENTS = {
-    "an unknown way to close": Refusal(
-        lambda op, i: op(i["a"], "update", closing="late").groupBy("k").count(), "closing is spark or early"
-    ),
     "distinct": Refusal(
         lambda op, i: op(i["a"]).groupBy("k").agg(F.countDistinct("x")),
         "Distinct aggregations are not supported on streaming.*approx_count_distinct.*group by the column as well",
@@ -545,8 +532,8 @@ def streams(spark: SparkSession) -> Streams:
 
 @pytest.fixture
 def operators(fleet: Fleet, name: str) -> Operators:
-    def stateful(frame: DataFrame, mode: str = "append", *, name: str = name, closing: str = "spark") -> Any:
-        return fleet.stateful(frame, name=name, outputMode=mode, shards=2, closing=closing)
+    def stateful(frame: DataFrame, mode: str = "append", *, name: str = name) -> Any:
+        return fleet.stateful(frame, name=name, outputMode=mode, shards=2)
 
     return stateful
 
@@ -559,8 +546,8 @@ def test_what_cannot_run_is_refused_when_it_is_built_with_its_remedy(
 ) -> None:
     refused = REFUSED[case]
 
-    def stateful(frame: DataFrame, mode: str = refused.mode, *, name: str = name, closing: str = "spark") -> Any:
-        return operators(frame, mode, name=name, closing=closing)
+    def stateful(frame: DataFrame, mode: str = refused.mode, *, name: str = name) -> Any:
+        return operators(frame, mode, name=name)
 
     # What Spark refuses by its analysis, a program catches as such.
     with pytest.raises(InvalidRequestError if refused.spark is None else RefusedQueryError, match=refused.says):

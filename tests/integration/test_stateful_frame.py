@@ -235,7 +235,7 @@ def test_frames_of_one_state_come_together_and_those_of_two_do_not(
     ):
         with pytest.raises(InvalidRequestError, match="these two frames name two; give this one the DataFrame"):
             combine(of_other_state)
-    for options in ({"outputMode": "append"}, {"shards": 3}, {"closing": "early"}):
+    for options in ({"outputMode": "append"}, {"shards": 3}):
         with pytest.raises(InvalidRequestError, match="give both the same name and options"):
             frame.union(fleet.stateful(df, name=name, **options))  # type: ignore[arg-type]
 

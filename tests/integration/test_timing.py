@@ -24,7 +24,6 @@ from pyspark.sql.streaming.listener import (
 )
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from coordinator.model.errors import InvalidRequestError
 from spark_jobs.fleet import Fleet
 from tests.clocks import until
 from tests.integration.streams import Feed, Run
@@ -71,19 +70,6 @@ def test_a_duplicate_that_spark_emits_again_is_emitted_again(
     assert ours == taken(marked.dropDuplicates(["t"]), "append", tmp_path / "ck-spark")
     assert 2 in ours
     assert len(ours[2]) == 1
-
-
-def test_closing_early_emits_in_the_same_batch_and_drops_what_it_says(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    feed = Feed(spark, tmp_path / "in", SECONDS)
-    for seconds in ((10, 11), (25,), (10,)):
-        feed.add(at(*seconds))
-    marked = feed.stream().withWatermark("t", "10 seconds")
-    early = fleet.stateful(marked, name=name, outputMode="append", closing="early")
-    assert taken(windows(early), "append", tmp_path / "ck") == {0: [], 1: [(10, 2)], 2: []}
-    with pytest.raises(InvalidRequestError, match="closing is spark or early"):
-        fleet.stateful(marked, name=name, closing="late")
 
 
 @pytest.mark.replay

@@ -96,13 +96,13 @@ class RescaledWorkload(AggregationWorkload):
         batch = tasks[0].batch_id
         rows = self.input_of(batch, 0, stamp, self.schema).raw
         newest = self.max_event_ms[batch]
-        watermarks = {} if newest is None or not self.watermark else {0: newest - _DELAY_S * 1000}
+        evict_ms = 0 if newest is None or not self.watermark else newest - _DELAY_S * 1000
         works = []
         for task in tasks:
             shard, num_shards = self._partitions[task.partition_id]
             mine = rows.filter(pa.array(shards_of(rows, [key.name for key in self.schema.keys], num_shards) == shard))
             works.append(
-                ShardWork(task, ShardInput.of_raw(self.schema, *mine.combine_chunks().to_batches()), watermarks)
+                ShardWork(task, ShardInput.of_raw(self.schema, *mine.combine_chunks().to_batches()), evict_ms=evict_ms)
             )
         for task, emitted in zip(tasks, client.apply_all(works, metadata, self.schema), strict=True):
             subject = f"rows emitted by batch {batch} of shard, number {self._partitions[task.partition_id]}"

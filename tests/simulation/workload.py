@@ -208,8 +208,10 @@ class AggregationWorkload:
     ) -> None:
         batch, schema = tasks[0].batch_id, self._schemas[form]
         newest = self.max_event_ms[batch]
-        watermarks = {} if newest is None or not self.watermark else {0: newest - _DELAY_S * 1000}
-        works = [ShardWork(task, self.input_of(batch, task.partition_id, stamp, schema), watermarks) for task in tasks]
+        evict_ms = 0 if newest is None or not self.watermark else newest - _DELAY_S * 1000
+        works = [
+            ShardWork(task, self.input_of(batch, task.partition_id, stamp, schema), evict_ms=evict_ms) for task in tasks
+        ]
         for task, emitted in zip(tasks, client.apply_all(works, metadata, schema), strict=True):
             shard = task.partition_id
             compare(f"rows emitted by batch {batch} of shard {shard}", groups_of(emitted), self.emitted[shard][batch])

@@ -6,7 +6,6 @@ import pyarrow as pa
 
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from spark_jobs.worker.exchange import (
-    EVENT_TIME_COLUMN,
     HASH_COLUMN,
     ROUTE_COLUMN,
     ExchangeTask,
@@ -35,24 +34,17 @@ def hash_of(row: Row) -> int:
     return murmur3_int(hash(row[:2]) & 0xFFFFFFFF)
 
 
-def batch_of(rows: list[Row], events: list[int | None] | None = None) -> pa.RecordBatch:
+def batch_of(rows: list[Row]) -> pa.RecordBatch:
     names = ["k", "s", "v", HASH_COLUMN]
     types = [pa.int64(), pa.string(), pa.int64(), pa.int32()]
     columns = [pa.array([row[column] for row in rows], types[column]) for column in range(3)]
     columns.append(pa.array([hash_of(row) for row in rows], pa.int32()))
-    if events is not None:
-        names.append(EVENT_TIME_COLUMN)
-        columns.append(pa.array(events, pa.int64()))
     return pa.record_batch(columns, names=names)
 
 
 def shuffle(schema: StateSchema, tasks: list[list[pa.RecordBatch]], shards: int) -> list[Received]:
     """Return the rows that each shard receives from map tasks, by Spark's hash partitioning of the route."""
-    sent = [
-        batch
-        for task in tasks
-        for batch in ExchangeTask(schema, shards, None if schema.delay_ms is None else (0, schema.delay_ms))(iter(task))
-    ]
+    sent = [batch for task in tasks for batch in ExchangeTask(schema, shards)(iter(task))]
     received: list[list[pa.RecordBatch]] = [[] for _ in range(shards)]
     for batch in sent:
         for index, route in enumerate(batch.column(ROUTE_COLUMN).to_pylist()):

@@ -29,7 +29,7 @@ from statefleet.cli import app, main
 from statefleet.commands import looking, moving, upkeep
 from statefleet.commands.output import WIDTH, ago_text, print_json, print_records, print_table, progress, time_text
 from statefleet.commands.reading import _value
-from tests.unit.stored_states import STORED
+from tests.stored_shards import STORED
 
 COMMANDS = (
     "status", "queries", "shards", "metrics", "dashboard", "get", "scan", "sql", "versions", "changes", "diff", "export", "move",

@@ -18,6 +18,7 @@ from coordinator.model.errors import (
     StateMismatchError,
     StateReplacedError,
 )
+from coordinator.model.file_format import FORMAT
 from coordinator.model.maintenance import Maintenance
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import check_files, files_of, state_names
@@ -205,7 +206,7 @@ def test_a_folder_that_was_deleted_under_a_running_query_is_reported_at_once_and
 
 @pytest.mark.parametrize("batches", [2, 40], ids=["records", "a checkpoint"])
 def test_a_folder_with_only_later_files_is_reported_and_can_be_dropped(batches: int) -> None:
-    """Earlier releases left such folders when they kept writing into a deleted one, and so may an interrupted copy."""
+    """An interrupted copy leaves such folders."""
 
     async def scenario(service: ServiceHarness, objects: MemoryObjectStore) -> None:
         await service.commit("run-1", 0)
@@ -247,9 +248,15 @@ def test_a_folder_with_only_later_files_is_reported_and_can_be_dropped(batches: 
     run(scenario)
 
 
-def test_the_remains_of_a_folder_that_an_earlier_release_wrote_are_reported_and_its_name_can_be_freed() -> None:
-    """15ad431 wrote a snapshot and its record into a folder that had been deleted under it."""
-    record = {"seq": 6, "writer_id": "w", "record_id": "r", "records": [{"kind": "run_started", "run_id": "r"}]}
+def test_the_remains_of_a_folder_are_reported_and_its_name_can_be_freed() -> None:
+    record = {
+        "format": FORMAT,
+        "state": "s",
+        "seq": 6,
+        "writer_id": "w",
+        "record_id": "r",
+        "records": [{"kind": "run_started", "run_id": "r"}],
+    }
 
     async def scenario(service: ServiceHarness, objects: MemoryObjectStore) -> None:
         await service.commit("run-1", 0, "beside", "beside")
@@ -310,7 +317,7 @@ def test_a_branch_that_was_deleted_by_hand_leaves_nothing_behind_and_frees_files
         await cleaner._candidates(writer, "s", 0.0)
         assert objects.list("what_if") == []
         assert ManifestLog(objects, "s", "").load().branches == {}
-        # Files that earlier releases left there are no state.
+        # Files that are left there are no state.
         ManifestLog(objects, "what_if", "old").append([])
         assert state_names(objects) == ["s"]
 

@@ -29,7 +29,6 @@ from spark_jobs.worker.routing import murmur3_int
 from store_actors.messages import ShardInput
 from tests.unit.shuffled_rows import KEYED, Row, batch_of, hash_of, shuffle
 
-TIMED = StateSchema(KEYED.keys, KEYED.inputs, KEYED.accumulators, expiry_key=None, delay_ms=1000, output_mode="update")
 HEADERS = [BatchHeader("query", "run", 3, shard, late_ms=5, evict_ms=7, time_ms=9) for shard in range(4)]
 
 
@@ -90,20 +89,12 @@ def test_blocks_are_combined_where_groups_repeat() -> None:
     assert spread.rows_read == dense.rows_read == 40_000
 
 
-def test_every_shard_learns_the_watermark_that_all_tasks_together_saw() -> None:
-    row: Row = (1, None, 1)
-    tasks = [[batch_of([row, row], [5, None])], [batch_of([row], [17])], [batch_of([row], [None])], []]
-    assert [task.watermarks_ms for task in shuffle(TIMED, tasks, 5)] == [{0: 17 - 1000}] * 5
-    assert [task.watermarks_ms for task in shuffle(TIMED, [[batch_of([row], [None])]], 5)] == [{}] * 5
-
-
 def marker_batch(source: int, chunk: bytes | None = None) -> pa.RecordBatch:
     return pa.record_batch(
         {
             "rows_read": pa.array([0], pa.int64()),
             "input": pa.array([0], pa.int8()),
             "source": pa.array([source], pa.int16()),
-            "watermark_ms": pa.nulls(1, pa.int64()),
             "chunk": pa.array([chunk], pa.binary()),
         }
     )
@@ -163,7 +154,6 @@ def test_rows_that_arrow_could_not_count_together_stay_in_pieces() -> None:
             "rows_read": pa.array([2], pa.int64()),
             "input": pa.array([1], pa.int8()),
             "source": pa.array([0], pa.int16()),
-            "watermark_ms": pa.array([None], pa.int64()),
             "chunk": pa.array([rows.serialize().to_pybytes()]),
         }
     )
@@ -176,7 +166,7 @@ def test_rows_that_arrow_could_not_count_together_stay_in_pieces() -> None:
 def test_a_shard_without_rows_gets_empty_tables_of_the_right_types() -> None:
     (empty,) = shuffle(KEYED, [], 1)
     assert (empty.rows.raw.schema, empty.rows.partial.schema) == (KEYED.raw_schema(), KEYED.row_schema())
-    assert (empty.rows.rows_read, empty.watermarks_ms, empty.header) == (0, {}, None)
+    assert (empty.rows.rows_read, empty.header) == (0, None)
 
 
 def test_timestamps_keep_their_instant_in_any_session_time_zone() -> None:

@@ -12,7 +12,6 @@ from coordinator.ledger.state_ledger import AcceptedCommits, LeaseGrant
 from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import FencedError, StateMismatchError, StateStoreError
 from coordinator.model.maintenance import Maintenance
-from coordinator.model.schema import EventTime, StateSchema
 from coordinator.model.watermarks import Watermarks
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
@@ -119,19 +118,6 @@ def test_a_shard_that_is_about_to_move_goes_to_its_next_store_actor() -> None:
     run(scenario)
 
 
-def test_an_operator_that_is_fed_by_another_one_asks_before_each_batch() -> None:
-    async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
-        await following(coordinator, await lease_all_shards(coordinator), 1)
-        schema = StateSchema((), (), (), None, None, "update", event_time=EventTime(upstream=("clicks",)))
-        fed = replace(METADATA, state_name="fed", num_shards=1, schema=schema)
-        grant = await coordinator.attach_and_lease(replace(task(), state_name="fed"), fed, actor("a"))
-        (outcome,) = await coordinator.commit_partitions("fed", [PartitionCommit((commit_of(grant, 1),))])
-        assert isinstance(outcome, AcceptedCommits)
-        assert outcome.next_lease is None
-
-    run(scenario)
-
-
 def test_commits_that_come_in_one_call_are_counted_or_refused_each_by_itself_in_one_append() -> None:
     async def scenario(coordinator: Coordinator, store: MemoryObjectStore) -> None:
         entries = [commit_of(grant, 1) for grant in await lease_all_shards(coordinator)]
@@ -164,15 +150,15 @@ def test_watermarks_that_come_with_a_commit_are_those_of_a_requested_lease() -> 
     async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
         for shard, names in enumerate((("default", "other"), ("other", "default"), ("other", "more"))):
             grant = await coordinator.attach_and_lease(task(shard=shard), METADATA, actor("a"))
-            plain = replace(commit_of(grant, 1), watermark_ms=7, output_watermark_ms=8, source_watermarks_ms={"0": 9})
+            plain = replace(commit_of(grant, 1), watermark_ms=7, output_watermark_ms=8)
             entries = tuple(replace(plain, store_name=name, file=f"{name}/1.delta") for name in names)
             (outcome,) = await coordinator.commit_partitions("clicks", [PartitionCommit(entries)])
             assert isinstance(outcome, AcceptedCommits)
             assert outcome.next_lease is not None
-            assert outcome.next_lease.watermarks == (Watermarks(7, 8, {"0": 9}) if shard < 2 else Watermarks())
+            assert outcome.next_lease.watermarks == (Watermarks(7, 8) if shard < 2 else Watermarks())
         # A commit of the last shard, so that the batch is whole.
         await committed(coordinator, await coordinator.attach_and_lease(task(shard=3), METADATA, actor("a")), 1)
         requested = await coordinator.attach_and_lease(task(batch=1, shard=1), METADATA, actor("a"))
-        assert requested.watermarks == Watermarks(7, 8, {"0": 9})
+        assert requested.watermarks == Watermarks(7, 8)
 
     run(scenario)

@@ -39,7 +39,7 @@ CREATED = StateMetadata("s", "query", 2, "update", SCHEMA)
 
 
 def started(run: str, batch: int, epoch: int, query: str = "query") -> RunStarted:
-    return RunStarted(run, query, batch, epoch, reports_finished=True)
+    return RunStarted(run, query, batch, epoch)
 
 
 def commits(run: str, version: int, epoch: int, partitions: tuple[int, ...] = (0, 1), **options: Any) -> list[Record]:
@@ -93,15 +93,6 @@ def test_a_run_that_begins_with_a_batch_again_makes_it_unfinished() -> None:
     whole = [*half, *commits("r2", 2, 2, (1,))]
     assert [count(ledger_of(*whole), CREATED) for count in (finished, committed)] == [1, 2]
     assert finished(ledger_of(*whole, BatchFinished("r2", 1)), CREATED) == 2
-
-
-def test_versions_of_an_earlier_release_are_finished_unless_a_run_replaces_them() -> None:
-    begun = [RunStarted("r1", "query", 0, 1), *commits("r1", 1, 1), *commits("r1", 2, 1)]
-    assert "reports_finished" not in record_to_json(begun[0])
-    assert finished(ledger_of(*begun), CREATED) == 2
-    assert finished(ledger_of(*begun, RunStarted("r2", "query", 1, 2)), CREATED) == 1
-    assert finished(ledger_of(*begun, started("r2", 1, 2)), CREATED) == 1
-    assert finished(ledger_of(*begun, started("r2", 2, 2)), CREATED) == 2
 
 
 def test_imported_and_branched_versions_and_those_of_programs_are_finished_when_committed() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from pyspark.sql.streaming.state import GroupStateTimeout
 
-from coordinator.model.schema import EventTime, OperatorKind, StateSchema
+from coordinator.model.schema import OperatorKind, StateSchema
 from spark_jobs.plan.timing import output_lag_ms, runs_again
 from spark_jobs.transform.variables import TimeMode
 from store_actors.operators.operator_names import operator_name
@@ -32,7 +32,6 @@ TIMED = {
     ],
     "never": [
         replace(BARE, output_mode="complete"),
-        replace(BARE, event_time=EventTime(("s/0",))),
         replace(BARE, operator=OperatorKind.LIMIT),
         replace(BARE, operator=OperatorKind.TOP),
         replace(BARE, operator=OperatorKind.PARTITIONS),

@@ -168,7 +168,7 @@ class Query:
         table = pa.record_batch(columns, schema=SCHEMA.raw_schema())
         header = BatchHeader("query", "run-1", self.batch_id, 0, late_ms, late_ms, 1000 + self.batch_id)
         self.batch_id += 1
-        emitted = self.task._repeated(Received(ShardInput.of_raw(SCHEMA, table), {}, header))
+        emitted = self.task._repeated(Received(ShardInput.of_raw(SCHEMA, table), header))
         return sorted((row["k"], row["n"]) for part in emitted for row in part.to_pylist())
 
 

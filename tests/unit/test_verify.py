@@ -14,8 +14,8 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.local import LocalObjectStore
 from statefleet.reads.fleet import attach
 from statefleet.reads.verify import StateCheck, check_files, files_of, state_names
+from tests.stored_shards import STORED
 from tests.unit.aggregation_fleet import filled
-from tests.unit.stored_states import STORED
 
 DATA_FILES = sorted(
     str(file.relative_to(STORED)) for file in STORED.rglob("*") if file.suffix in (".delta", ".snapshot")

@@ -51,29 +51,23 @@ class FilterPushdown {
         this.session = session;
     }
 
-    /**
-     * Returns the query with these filters; the query itself if there are none.
-     *
-     * belowWatermarks: whether filters stand below watermarks only, as for an operator that computes its watermark from its rows.
-     */
-    LogicalPlan pushed(LogicalPlan query, boolean belowWatermarks) {
+    /** Returns the query with these filters; the query itself if there are none. */
+    LogicalPlan pushed(LogicalPlan query) {
         LogicalPlan own = asSparks(query);
         if (!hasOperator) {
             return query;
         }
         collect((LogicalPlan) session.sessionState().optimizer().execute(own));
-        if (!belowWatermarks) {
-            remember(query);
-            // A filter that has reached an operator's input moves on through the operators below that input.
-            boolean differs = true;
-            for (int i = 0; differs && i <= inputs.size(); i++) {
-                LogicalPlan moved = withInputs(query, false);
-                HashMap found = new HashMap();
-                collectAtInputs((LogicalPlan) session.sessionState().optimizer().execute(moved), found);
-                differs = false;
-                for (Object input : found.keySet()) {
-                    differs |= add(input, (Expression) found.get(input));
-                }
+        remember(query);
+        // A filter that has reached an operator's input moves on through the operators below that input.
+        boolean differs = true;
+        for (int i = 0; differs && i <= inputs.size(); i++) {
+            LogicalPlan moved = withInputs(query, false);
+            HashMap found = new HashMap();
+            collectAtInputs((LogicalPlan) session.sessionState().optimizer().execute(moved), found);
+            differs = false;
+            for (Object input : found.keySet()) {
+                differs |= add(input, (Expression) found.get(input));
             }
         }
         return filtered(query, false);

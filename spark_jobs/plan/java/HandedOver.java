@@ -91,18 +91,12 @@ class HandedOver {
         LogicalPlan map = projected(plan);
         Seq children = map.children();
         if (isMapped(map)) {
-            inputs.add(kept((LogicalPlan) children.apply(0)));
+            inputs.add(children.apply(0));
             return;
         }
         for (int i = 0; i < children.size(); i++) {
             collect((LogicalPlan) children.apply(i), inputs);
         }
-    }
-
-    /** Returns the rows that reach their shards: others only moved a watermark. */
-    private static LogicalPlan kept(LogicalPlan rows) {
-        Attribute keep = Columns.in(rows.output(), "__keep");
-        return keep == null ? rows : new Filter(keep, rows);
     }
 
     private static boolean isMapped(LogicalPlan node) {

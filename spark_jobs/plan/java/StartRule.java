@@ -66,11 +66,7 @@ class StartRule extends Rule {
             }
             if (!operators.isEmpty()) {
                 check(query, operators);
-                boolean closesEarly = false;
-                for (Object each : operators) {
-                    closesEarly |= ((Operator) each).facts.get("sources").size() > 0;
-                }
-                LogicalPlan filtered = new FilterPushdown(session).pushed(query.inputQuery(), closesEarly);
+                LogicalPlan filtered = new FilterPushdown(session).pushed(query.inputQuery());
                 // An operator that is in the plan twice, under different filters, runs once for both.
                 if (filtered != query.inputQuery() && find(filtered, true, new ArrayList(), new HashMap()) == null) {
                     return query.withNewChildren(Lists.seq(Arrays.asList(new Object[] {filtered})));
