@@ -1,6 +1,6 @@
-"""Tests of a user's own queries: on a fleet that fails, beside Spark's own stores; and of a processor, without Spark.
+"""Tests of a user's own queries: on a fleet that fails, beside Spark's own stores.
 
->>> from statefleet.testing import ProcessorTester, QueryTester, local_session  # doctest: +SKIP
+>>> from statefleet.testing import QueryTester, local_session  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -9,17 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from statefleet.testing.processor import ProcessorTester
     from statefleet.testing.query import QueryTester
     from statefleet.testing.results import ResultsDifferError
     from statefleet.testing.session import LocalSession, local_session
 
-__all__ = ["LocalSession", "ProcessorTester", "QueryTester", "ResultsDifferError", "local_session"]
+__all__ = ["LocalSession", "QueryTester", "ResultsDifferError", "local_session"]
 
 #: Module of each public name. It is imported at the first access to the name: pytest loads the plugin of this package in every run.
 _MODULES = {
     "LocalSession": "statefleet.testing.session",
-    "ProcessorTester": "statefleet.testing.processor",
     "QueryTester": "statefleet.testing.query",
     "ResultsDifferError": "statefleet.testing.results",
     "local_session": "statefleet.testing.session",

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import _parse_datatype_string
 
 from coordinator.model.errors import InvalidRequestError, SetupError
 from spark_jobs.fleet import Fleet
+from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.transform.processor import StatefulProcessor
 from statefleet.testing import QueryTester, ResultsDifferError, local_session
-from statefleet.testing.ddl import parse_columns
 from tests.code_blocks import blocks_of, every_block
 from tests.user_pytest import pytest_in
 
@@ -163,22 +162,6 @@ def test_a_second_session_in_a_process_is_refused(spark: SparkSession, tmp_path:
         pass
 
 
-@pytest.mark.parametrize(
-    "ddl",
-    [
-        "id bigint, `a ``b`` c` string NOT NULL, n: INT",
-        "m map<string,array<struct<a:int,b:decimal(10,2)>>>, d decimal, e dec(5), x binary",
-        "a tinyint, b byte, c smallint, d short, e integer, f long, g real, h float, i double, j boolean, k date",
-        "t timestamp, u timestamp_ntz, v timestamp_ltz, s struct<a: int, b: struct<c: string>>, n numeric(38, 18)",
-        "id int COMMENT 'of the user', v STRING",
-    ],
-)
-def test_columns_in_ddl_are_read_as_spark_reads_them(spark: SparkSession, ddl: str) -> None:
-    parsed = parse_columns(ddl)
-    assert parsed == _parse_datatype_string(ddl)
-    assert [field.metadata for field in parsed] == [field.metadata for field in _parse_datatype_string(ddl)]  # type: ignore[attr-defined]
-
-
 @pytest.mark.replay
 @pytest.mark.timeout(600)
 def test_the_page(tmp_path: Path) -> None:
@@ -187,7 +170,8 @@ def test_the_page(tmp_path: Path) -> None:
         name = block.code.splitlines()[0].removeprefix("# ")
         (tmp_path / name).write_text(block.code)
     done = pytest_in(tmp_path, "-q", "--tb=short", "--statefleet-seed=0", timeout_s=500)
-    assert "1 failed, 4 passed" in done.stdout, done.stdout + done.stderr
+    others = "3 passed" if SPARK.PROCESSOR_CLASSES else "2 passed, 1 skipped"
+    assert f"1 failed, {others}" in done.stdout, done.stdout + done.stderr
     (printed,) = (block.code for block in every_block() if block.page == "docs/testing.md" and not block.language)
     output = "".join(line.removeprefix("E  ").lstrip() + "\n" for line in done.stdout.splitlines())
     for line in printed.splitlines():

@@ -13,8 +13,10 @@ from pyspark.sql import functions as F
 from coordinator.model.errors import InvalidRequestError
 from spark_jobs.fleet import Fleet
 from spark_jobs.plan.spark_version import SPARK
+from tests.code_blocks import blocks_of
 from tests.integration.case_systems import Counts, Inputs, System, check_case, on_spark
 from tests.integration.operator_cases import RESTART, Case, Operators, Step
+from tests.user_pytest import pytest_in
 
 pytestmark = pytest.mark.skipif(not SPARK.PROCESSOR_CLASSES, reason="Spark 3.5 has none of it")
 
@@ -201,3 +203,14 @@ def test_what_bytes_do_not_show_is_refused_when_the_query_is_built(
     frame = rate.selectExpr(*columns, "string(value) collate UTF8_LCASE c", *variant)
     with pytest.raises(InvalidRequestError, match=says):
         build(lambda df: fleet.stateful(df, name=name), frame)
+
+
+def test_the_processor_of_the_page_passes_pysparks_own_tester(tmp_path: Path) -> None:
+    (code,) = (
+        block.code
+        for block in blocks_of("tests/integration/test_query_tester.py::test_the_page")
+        if "TwsTester" in block.code
+    )
+    (tmp_path / "test_quiet.py").write_text(code)
+    done = pytest_in(tmp_path, "-q", timeout_s=120)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr

@@ -16,9 +16,8 @@ from benchmarks.harness import FLEET, PLAIN, SPARK_STORES, WORKERS, Target, rati
 from benchmarks.lines import FULL, QUICK, NexmarkLine, OperatorLine
 from benchmarks.page import page
 from benchmarks.uuids import uuids
-from benchmarks.workloads import WORKLOADS, Processor, Profile, RunningProfile, RunningProfileInPandas
+from benchmarks.workloads import WORKLOADS, Processor, Profile
 from spark_jobs.plan.spark_version import SPARK
-from statefleet.testing import ProcessorTester
 
 ROOT = Path(__file__).parents[2]
 
@@ -115,15 +114,6 @@ def test_a_workload_has_the_filling_batches_that_it_says_and_repeats_its_rows(na
 def test_every_key_of_a_batch_of_profiles_has_the_same_number_of_rows(name: str) -> None:
     counts = WORKLOADS[name](1_000, 0).batch(1)["user"].value_counts().field("counts").unique()
     assert counts.to_pylist() == [WORKLOADS[name].rows_a_key]
-
-
-@pytest.mark.parametrize("in_pandas", [False, True])
-def test_a_processor_keeps_a_running_profile(in_pandas: bool) -> None:
-    processor = RunningProfileInPandas() if in_pandas else RunningProfile()
-    output = "user BIGINT, n BIGINT, mean DOUBLE, largest DOUBLE"
-    tester = ProcessorTester(processor, output, rows=Processor.columns, key="user", in_pandas=in_pandas)
-    assert sorted(tester.process([(1, 2.0), (2, 5.0), (1, 4.0)])) == [(1, 2, 3.0, 4.0), (2, 1, 5.0, 5.0)]
-    assert tester.process([(1, 0.0)]) == [(1, 3, 2.0, 4.0)]
 
 
 def test_processors_are_compared_by_default_where_spark_has_them() -> None:
