@@ -36,12 +36,12 @@ log = logging.getLogger(__name__)
 class PlacementOptions(NamedTuple):
     """Options of the placement of a driver's shards; see :func:`spark_jobs.fleet.connect`.
 
-    `policy` is the name of a placement policy, or a pickled policy.
+    `policy` is the name of a placement policy.
     """
 
     standbys: int = 0
     store_actors_per_node: int | None = None
-    policy: str | bytes = "balance"
+    policy: str = "balance"
 
 
 class _Fleet(NamedTuple):

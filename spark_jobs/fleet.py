@@ -23,7 +23,7 @@ from coordinator.model.names import check_state_name
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.move_planner import PlacementExplanation
-from coordinator.placement.policy import PlacementPolicy
+from coordinator.placement.policies import POLICIES
 from coordinator.runtime.runtime import Runtime
 from coordinator.service.calls import RayActors, session_folder, unwrapped
 from coordinator.service.client import CoordinatorClient
@@ -37,7 +37,6 @@ from spark_jobs.plan.operator_plan import Collector, OperatorPlan, QueryModes, R
 from spark_jobs.plan.route import route_plan
 from spark_jobs.plan.stateful_exchange import install
 from spark_jobs.plan.timing import OUTPUT_MODES
-from spark_jobs.portable_policy import portable_policy
 from spark_jobs.session.spark_connect import check_classic
 from spark_jobs.session.spark_session import check_on_ray, ensure_ray, started_ray
 from spark_jobs.stateful import StatefulDataFrame
@@ -74,7 +73,7 @@ def connect(
     maintenance: Maintenance | None = None,
     standbys: int = 0,
     store_actors_per_node: int | None = None,
-    placement: str | PlacementPolicy = "balance",
+    placement: str = "balance",
     memory_limit: int | str | None = None,
     spill_dir: str | None = None,
 ) -> Fleet:
@@ -99,8 +98,7 @@ def connect(
         Store actors on each node that has executors of this driver. By default one for each eight cores, rounded up.
     placement
         Which store actor each shard of this driver's queries goes to: ``"balance"`` spreads them by cores, and moves as few as
-        possible when nodes come and go; ``"stay"`` spreads new shards and moves none by itself; or a policy of your own
-        (:class:`~coordinator.placement.policy.PlacementPolicy`), which is pickled and runs in the coordinator.
+        possible when nodes come and go; ``"stay"`` spreads new shards and moves none by itself.
     memory_limit
         Bytes of memory that each store actor's process may have, or text such as ``"2GiB"``, for store actors that this call or its
         queries start; by default as much as its state needs. State that does not fit is on the node's disk, and what fits in neither is
@@ -131,13 +129,15 @@ def connect(
     >>> fleet = sf.connect("file:///var/lib/statefleet")  # doctest: +SKIP
     """
     normalized = normalize_uri(uri)
-    ensure_ray()
     if standbys < 0:
         raise InvalidRequestError("a number of standbys is 0 or more", standbys=standbys)
     if store_actors_per_node is not None and store_actors_per_node < 1:
         raise InvalidRequestError("a node has one store actor or more", store_actors_per_node=store_actors_per_node)
-    options = PlacementOptions(standbys, store_actors_per_node, portable_policy(placement))
+    if placement not in POLICIES:
+        raise InvalidRequestError(f"a placement is {' or '.join(map(repr, POLICIES))}", placement=placement)
+    options = PlacementOptions(standbys, store_actors_per_node, placement)
     memory = MemoryOptions.of(memory_limit, spill_dir)
+    ensure_ray()
     if started_ray():
         # Its store actors are on this machine: without this the first of them would compile for a minute without a message.
         warm_with_progress()

@@ -41,7 +41,6 @@ class Block:
 
 #: Tests that run the Python blocks of a page, one after the other as they stand.
 _PAGE_TESTS = {
-    "docs/architecture.md": "tests/cluster/test_policies.py::test_a_users_policy_says_which_nodes_shards_are_on",
     "README.md": "tests/integration/test_pages.py::test_the_front_page",
     "docs/format.md": "tests/unit/test_operator_shards.py::test_the_format_document_reads_a_version_without_this_package",
     "docs/importing.md": "tests/integration/test_pages.py::test_state_is_imported",

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from coordinator.model.copy_result import CopyResult, ShardMove
-from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import ActorLocation
 from coordinator.placement.lease_placer import FleetView, LeaseRequest, StayElseLocal
-from coordinator.placement.policies import POLICIES, Balance
+from coordinator.placement.policies import POLICIES
 from coordinator.placement.policy import ActorSlot, Choice, PlacementPolicy, PlacementRequest, slot_order
 
 __all__ = [
@@ -163,11 +162,6 @@ class MovePlanner:
             Store actors of partitions, by the leases.
         inherited
             Store actors that have the rows of which shards without a store actor will be made.
-
-        Raises
-        ------
-        InvalidRequestError
-            The policy failed, or chose what it was not offered: no shard is planned to go anywhere else.
         """
         plan = self._plans[state_name]
         # By the slots that were reported before: standbys have their copies there.
@@ -208,11 +202,6 @@ class MovePlanner:
         """Return the moves by which a state's shards are where its policy wants them, by the slots that the driver reported last.
 
         If no driver reported any since the coordinator started, all nodes that have a store actor count.
-
-        Raises
-        ------
-        InvalidRequestError
-            The policy failed, or chose what it was not offered.
         """
         slots = self._plans[state_name].slots or [ActorSlot(location, 1) for location in fleet.actors()]
         choices = self._assign(state_name, query_id, partitions, slots, present, fleet)
@@ -266,14 +255,7 @@ class MovePlanner:
             MappingProxyType(current),
             frozenset(self.drained),
         )
-        choices = _checked(plan.policy, request)
-        left_behind = {
-            shard for shard, location in current.items() if location.node_id in self.drained
-        } - choices.keys()
-        if left_behind:
-            balanced = Balance().assign(request)
-            choices |= {shard: balanced[shard] for shard in left_behind & balanced.keys()}
-        return {partitions[shard]: choice for shard, choice in choices.items()}
+        return {partitions[shard]: choice for shard, choice in plan.policy.assign(request).items()}
 
     def copy_finished(self, move: PlannedMove, copy_result: CopyResult | None, fleet: FleetView) -> bool:
         """Have the target own the shard from the end of the batch at hand on.
@@ -434,31 +416,6 @@ def _live(location: ActorLocation, fleet: FleetView) -> ActorLocation | None:
     """Return the newest incarnation of a store actor; None if that is dead, too."""
     newest = fleet.newest(location)
     return newest if fleet.is_alive(newest) else None
-
-
-def _checked(policy: PlacementPolicy, request: PlacementRequest) -> dict[int, Choice]:
-    """Return a policy's choices, if all of them are of shards that there are and of slots that it was offered (InvalidRequestError)."""
-    facts = {"state": request.state_name, "policy": type(policy).__name__}
-    try:
-        choices = dict(policy.assign(request))
-        offered = {slot.location for slot in request.slots}
-        unknown = {shard for shard, choice in choices.items() if choice.location not in offered}
-    except Exception as error:
-        raise InvalidRequestError(
-            "the placement policy failed, so its shards stay where they are, and those that are nowhere go where their tasks run; no "
-            "row is affected; correct the policy and connect with it again",
-            cause=f"{type(error).__name__}: {error}",
-            **facts,
-        ) from error
-    wrong = sorted(shard for shard in choices if shard in unknown or not 0 <= shard < request.num_shards)
-    if wrong:
-        raise InvalidRequestError(
-            "the placement policy chose store actors that it was not offered, or shards that there are not, so none of its choices "
-            "counts; no row is affected; its choices have to be of `request.slots`",
-            shards=wrong[:8],
-            **facts,
-        )
-    return choices
 
 
 def _moves(

@@ -7,20 +7,17 @@ takes.
 
 from __future__ import annotations
 
-import pickle
 import zlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
 from types import MappingProxyType
 
 import numpy as np
 
-from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import ActorLocation
 from coordinator.placement.policy import ActorSlot, Choice, PlacementPolicy, PlacementRequest, slot_order
 
-__all__ = ["POLICIES", "Balance", "Stay", "policy_of", "spread"]
+__all__ = ["POLICIES", "Balance", "Stay", "spread"]
 
 
 class Balance:
@@ -49,28 +46,6 @@ class Stay:
 
 #: Policies by the name that ``connect(placement=..)`` takes.
 POLICIES: Mapping[str, PlacementPolicy] = MappingProxyType({"balance": Balance(), "stay": Stay()})
-
-
-@lru_cache(64)
-def policy_of(portable: str | bytes) -> PlacementPolicy:
-    """Return the policy of a name in :data:`POLICIES`, or of a user's pickled one.
-
-    Raises
-    ------
-    InvalidRequestError
-        It cannot be unpickled in this process.
-    """
-    if isinstance(portable, str):
-        return POLICIES[portable]
-    try:
-        policy: PlacementPolicy = pickle.loads(portable)
-    except Exception as error:
-        raise InvalidRequestError(
-            "the placement policy cannot be loaded in the coordinator's process, so shards are placed where their tasks run; no row is "
-            "affected; define the policy with what the cluster's nodes can import",
-            cause=f"{type(error).__name__}: {error}",
-        ) from error
-    return policy
 
 
 def spread(

@@ -89,13 +89,13 @@ class Choice:
 class PlacementPolicy(Protocol):
     """Assigns shards to store actors.
 
-    A policy is pickled and runs in the coordinator, whose other answers wait for it: it has to be quick, and uses no I/O. The same
-    request has to give the same answer.
+    A policy runs in the coordinator, whose other answers wait for it: it has to be quick, and uses no I/O. The same request has to give
+    the same answer.
     """
 
     def assign(self, request: PlacementRequest) -> Mapping[int, Choice]:
         """Return choices by shard, for shards that have no store actor yet or are to go to another one.
 
         A shard without a choice stays where it is; one that has no store actor goes to that of the node whose task asks for it first.
-        Shards of a drained node that get no choice are spread as :class:`~coordinator.placement.policies.Balance` would.
+        Choices are of the request's slots. A shard of a drained node has to have one.
         """

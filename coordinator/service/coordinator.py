@@ -307,7 +307,7 @@ class Coordinator:
         shards: BatchShards,
         slots: Sequence[ActorSlot],
         standbys: int = 0,
-        policy: str | bytes = "balance",
+        policy: str = "balance",
     ) -> Placement:
         """Place a state's shards on nodes that have executors, before the first task of a run and whenever these nodes change.
 
@@ -318,12 +318,7 @@ class Coordinator:
         standbys
             How many store actors on other nodes are sent the commits of each shard.
         policy
-            Name of a policy, or a pickled one (:func:`~coordinator.placement.policies.policy_of`).
-
-        Raises
-        ------
-        InvalidRequestError
-            The policy failed.
+            Name of a policy (:data:`~coordinator.placement.policies.POLICIES`).
         """
         return await self._placement.place(state_name, query_id, shards, slots, standbys, policy)
 

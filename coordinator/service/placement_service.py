@@ -16,7 +16,7 @@ from coordinator.model.copy_result import CopyResult
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import ActorLocation
 from coordinator.placement.move_planner import MovePlanner, PlacementExplanation, PlannedMove
-from coordinator.placement.policies import policy_of
+from coordinator.placement.policies import POLICIES
 from coordinator.placement.policy import ActorSlot
 from coordinator.service.drained_nodes import DrainedNodes
 
@@ -85,17 +85,16 @@ class PlacementService:
         shards: BatchShards,
         slots: Sequence[ActorSlot],
         standbys: int,
-        policy: str | bytes,
+        policy: str,
     ) -> Placement:
         """Place a state's shards; :meth:`Coordinator.place_shards <coordinator.service.coordinator.Coordinator.place_shards>`."""
-        chosen = policy_of(policy)
         partitions = shards.partitions
 
         assigned, inherited = await (await self._writer_of(state_name)).read(
             lambda ledger: (_of(ledger.assigned(), partitions), ledger.inherited(partitions))
         )
         moves = self.planner.plan(
-            state_name, query_id, partitions, slots, assigned, self._fleet, standbys, inherited, chosen
+            state_name, query_id, partitions, slots, assigned, self._fleet, standbys, inherited, POLICIES[policy]
         )
         return Placement(self.planner.holders(state_name, partitions, assigned, self._fleet), moves)
 
@@ -111,12 +110,7 @@ class PlacementService:
         if is_whole:
             self.planner.batch_ended(name)
         holders = self.planner.holders(name, partitions, assigned, self._fleet)
-        try:
-            moves = self.planner.repairs(name, ledger.query_id, partitions, assigned, self._fleet)
-        except InvalidRequestError as error:
-            # A batch is not to fail because shards are not spread well.
-            log.warning("the shards of %s stay where they are: %s", name, error, extra={"state": name})
-            moves = ()
+        moves = self.planner.repairs(name, ledger.query_id, partitions, assigned, self._fleet)
         return Placement(holders, moves)
 
     async def explain(self, state_name: str, shard: int) -> PlacementExplanation:

@@ -11,6 +11,7 @@ import pytest
 import ray
 from pyspark.sql import SparkSession
 
+import statefleet as sf
 from benchmarks.nodes import WORKERS
 from spark_jobs.fleet import Fleet
 from statefleet.cli import main
@@ -71,6 +72,25 @@ def test_a_node_is_drained_and_filled_again(query: CountingQuery, capsys: pytest
     query.batch()
     assert Counter(query.nodes()) == dict.fromkeys(WORKERS, 2)
     query.batch()
+
+
+def test_under_the_policy_stay_shards_only_leave_a_drained_node(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    query = CountingQuery(spark, sf.connect(fleet.uri, placement="stay"), tmp_path, name)
+    try:
+        for _ in range(2):
+            query.batch()
+        query.statefleet(capsys, "drain", WORKERS[0])
+        query.batch()
+        query.batch()
+        query.statefleet(capsys, "drain", WORKERS[0], "--undo")
+        assert query.statefleet(capsys, "rebalance", "--name", name) == []
+        query.batch()
+        query.batch()
+        assert Counter(query.nodes()) == {WORKERS[1]: 3, WORKERS[2]: 3}
+    finally:
+        query.run.stop()
 
 
 def test_shards_go_back_to_a_store_actor_that_was_lost_once_it_is_there_again(query: CountingQuery) -> None:

@@ -32,7 +32,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "spark_jobs.driver_calls",
         "spark_jobs.driver_reports",
         "spark_jobs.finished_batches",
-        "spark_jobs.portable_policy",
         "spark_jobs.nodes",
     ),
     # Products: what stands on the core. Nothing of the core imports them.
