@@ -97,4 +97,4 @@ def test_a_choice_of_where_a_shard_is_moves_nothing() -> None:
 
 def test_a_policy_of_another_name_is_refused_before_anything_is_started() -> None:
     with pytest.raises(InvalidRequestError, match=r"a placement is 'balance' or 'stay'.*placement=`random`"):
-        connect("memory:///s", placement="random")
+        connect("file:///tmp/s", placement="random")
