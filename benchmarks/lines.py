@@ -209,9 +209,9 @@ class EngineLine(Line):
 
 
 def _measured(measurement: str, folder: Path, *arguments: str) -> dict[str, Any]:
-    """Run a measurement of :mod:`benchmarks.costs` on one core, and return its figures."""
+    """Run a measurement without Spark on one core, and return its figures."""
     file = folder / f"{measurement}.json"
-    command = [sys.executable, "-m", "benchmarks.costs", measurement, *arguments, "--json", str(file)]
+    command = [sys.executable, "-m", f"benchmarks.{measurement}", *arguments, "--json", str(file)]
     core = {min(os.sched_getaffinity(0))}
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, preexec_fn=lambda: os.sched_setaffinity(0, core))
     result: dict[str, Any] = json.loads(file.read_text())

@@ -1,9 +1,7 @@
 """Median steady micro-batch time of every kind of stateful operator, on the fleet and on Spark's own stores, side by side in one run.
 
 ``python -m benchmarks.operators --json result.json``, or ``--only dedup,join`` and so on. ``python -m benchmarks`` has a part of it
-for all to see, in ten minutes. Their input is in
-:mod:`benchmarks.workloads`; how the sides take turns, in :mod:`benchmarks.harness`. ``python -m benchmarks.costs eviction``
-measures evictions, without Spark.
+for all to see, in ten minutes. Their input is in :mod:`benchmarks.workloads`; how the sides take turns, in :mod:`benchmarks.harness`.
 
 A variant whose batch takes longer than ``--limit`` is stopped, and its ratios are lower bounds.
 """
@@ -14,7 +12,7 @@ import argparse
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +44,6 @@ from benchmarks.harness import (
     write_rows,
 )
 from benchmarks.nexmark.query import FleetOperators
-from benchmarks.processor_time import ProcessorTimes
 from benchmarks.workloads import WORKLOADS, Workload
 from spark_jobs.fleet import Fleet, connect
 
@@ -96,8 +93,6 @@ class _Comparison:
         A folder of its own.
     report
         Takes a line of text after each batch of all sides.
-    times
-        Counts the processor time of measured batches.
     others
         Start further variants.
     """
@@ -110,10 +105,8 @@ class _Comparison:
         plan: Plan,
         root: Path,
         report: Callable[[str], None],
-        times: ProcessorTimes | None,
         others: Iterable[StartOther],
     ) -> None:
-        self._times = times
         self._spark, self._fleet, self._workload, self._plan, self._root = spark, fleet, workload, plan, root
         self._report = report
         self._files = root / "files"
@@ -170,8 +163,7 @@ class _Comparison:
         limit_s = self._plan.limit_s * (2 if phase == _FILL else 1)
         try:
             if phase == _BATCH:
-                with nullcontext() if self._times is None else self._times.of(variant.name):
-                    variant.measure(file, limit_s)
+                variant.measure(file, limit_s)
             else:
                 variant.fill_s.append(variant.run(file, limit_s))
         except DidNotFinish as error:
@@ -224,7 +216,6 @@ def compare(
     plan: Plan,
     root: Path,
     report: Callable[[str], None] = _say,
-    times: ProcessorTimes | None = None,
     others: Iterable[StartOther] = (),
 ) -> Results:
     """Run a workload on all sides of a plan, and return their figures; `root` is a folder of its own, which is deleted.
@@ -233,14 +224,12 @@ def compare(
     ----------
     report
         Takes a line of text after each batch of all sides (:func:`steps_of`).
-    times
-        Counts the processor time of measured batches.
     others
         Start further variants of the workload, each with the folder (:meth:`Variant.input_folder`).
     """
     try:
         with _fleet_of(root) as fleet:
-            return _Comparison(spark, fleet, workload, plan, root, report, times, others).run()
+            return _Comparison(spark, fleet, workload, plan, root, report, others).run()
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
@@ -291,9 +280,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=list(SPARK_STORES),
         help=f"Spark's stores to compare with: some of {','.join(SPARK_STORES)} (default: all; the last is by far the slowest)",
     )
-    parser.add_argument(
-        "--processor-time", action="store_true", help="also count the seconds of cores by process and stage"
-    )
     add_workers(parser)
     add_options(parser, executor_memory="6g")
     options = parser.parse_args(argv)
@@ -317,10 +303,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stores = [store for store in options.stores if store in workload.stores]
             sides = (*workload.forms, *also, *stores, PLAIN)
             plan = Plan(sides, options.shards, options.warmup, options.batches, options.limit)
-            times = ProcessorTimes(spark) if options.processor_time else None
-            results[workload.name] = compare(spark, workload, plan, root / workload.name, times=times)
-            if times is not None:
-                print(times.report(), flush=True)
+            results[workload.name] = compare(spark, workload, plan, root / workload.name)
     ratios = [
         ratio
         for workload in workloads

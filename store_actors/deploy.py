@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 _THREADS = 16
 
 #: Cores of a node that share one store actor, unless the user says how many it shall have. Python's lock lets a process that has many
-#: small batches keep one core busy, and one that has large batches many (``benchmarks.costs cores``); the task of a small batch
+#: small batches keep one core busy, and one that has large batches many (docs/performance.md); the task of a small batch
 #: costs Spark's own processes several times what it costs the store actor.
 CORES_EACH = 8
 

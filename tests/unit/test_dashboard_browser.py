@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
-from benchmarks.dashboard import measure, served
-from benchmarks.fed_fleet import FedFleet
 from statefleet.dashboard.values import column_json, typed_value
+from tests.fed_fleet import FedFleet
+from tests.served_dashboard import measure, served
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: apt-get install chromium)")
@@ -337,7 +337,7 @@ def test_a_look_up_that_fails_says_so(page: Page) -> None:
 
 @pytest.mark.timeout(180)
 def test_an_update_is_small_however_many_shards_there_are(browser: Browser) -> None:
-    """benchmarks.dashboard measures the time with a thousand shards; the results are in docs/dashboard.md."""
+    """tests.served_dashboard measures the time with a thousand shards; the results are in docs/dashboard.md."""
     sizes = measure(browser, 10, 400, 2)
     for part in ("map", "queries", "one query"):
         assert 0 < sizes[part]["bytes of an update"] < 120_000, sizes

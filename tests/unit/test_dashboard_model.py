@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.fed_fleet import FedFleet
 from coordinator.telemetry.batch_times import PHASES, phases
 from statefleet.dashboard.differences import difference
 from statefleet.dashboard.events import Event, EventKind, Seen, events_between
 from statefleet.dashboard.model import FleetModel
 from tests.dashboard_views import apply_difference
+from tests.fed_fleet import FedFleet
 
 NOW_MS = 1_735_689_600_000
 ROWS = st.dictionaries(st.sampled_from("abc"), st.none() | st.integers(0, 2), max_size=3)

@@ -19,8 +19,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from benchmarks.dashboard import served
-from benchmarks.fed_fleet import FedFleet
 from coordinator.model.errors import InvalidRequestError, StoreUnavailableError
 from statefleet.dashboard import server as server_module
 from statefleet.dashboard.access import Access, is_loopback
@@ -29,6 +27,8 @@ from statefleet.dashboard.options import DashboardOptions
 from statefleet.dashboard.server import Server
 from statefleet.dashboard.values import column_json, row_json, typed_value
 from statefleet.dashboard.watching import Watching
+from tests.fed_fleet import FedFleet
+from tests.served_dashboard import served
 
 STATIC = Path(server_module.__file__).with_name("static")
 TOKEN = "a-token-that-nobody-guesses"

@@ -1,6 +1,6 @@
 """What the engine alone costs a row, on one core: upserts, gets, removals, counts and sums; no Ray and no Spark.
 
-``python -m benchmarks.costs engine --json result.json``
+``python -m benchmarks.engine --json result.json``
 
 A keyed store has rows of two int64 values under int64 keys, or under UUIDs as text. Each operation takes a batch of random keys, is
 committed, and is timed with the conversion from and to Arrow. A hash table that does nothing else is updated with the same keys beside
@@ -151,16 +151,18 @@ def _counted(keys: int, rows: int, times: int) -> dict[str, float]:
     return {"fold_ns": fold_ns, "bytes_a_key": bytes_a_key}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of this measurement."""
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", type=int, default=2_000_000, help="keys of a store (%(default)s)")
     parser.add_argument("--rows", type=int, default=200_000, help="rows of a batch (%(default)s)")
     parser.add_argument("--times", type=int, default=7, help="batches of each operation (%(default)s)")
     parser.add_argument("--json", type=Path, help="file for all figures")
+    return parser.parse_args(argv)
 
 
-def run(options: argparse.Namespace) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measure on one core, and print the figures."""
+    options = _parse(argv)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     keys = max(options.keys, options.rows * (options.times + 1))
     results = {
@@ -177,3 +179,7 @@ def run(options: argparse.Namespace) -> None:
         print(f"  {name:<31} {figures}")
     if options.json is not None:
         options.json.write_text(json.dumps({"keys": keys, "rows": options.rows, **results}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """The speed of writing a shard as a snapshot and of loading it again, index included; no Ray and no Spark.
 
-``python -m benchmarks.costs loading --json result.json``
+``python -m benchmarks.loading --json result.json``
 
 One shard of int64 keys with two int64 values, stored at ``--uri`` (a temporary folder by default) as one snapshot and some deltas.
 A plain read of the same files is timed beside it: the ratio shows how much slower loading is than the storage.
@@ -13,7 +13,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,17 +81,19 @@ def _median_s(action: Callable[[], Any], times: int) -> float:
     return statistics.median(seconds)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of this measurement."""
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="file for all figures")
     parser.add_argument("--uri", help="object store to use (default: a temporary folder)")
     parser.add_argument("--rows", type=int, default=2_000_000, help="groups of the shard (%(default)s)")
     parser.add_argument("--deltas", type=int, default=5, help="deltas after the snapshot (%(default)s)")
     parser.add_argument("--times", type=int, default=5, help="repetitions (%(default)s)")
+    return parser.parse_args(argv)
 
 
-def run(options: argparse.Namespace) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print the figures."""
+    options = _parse(argv)
     with tempfile.TemporaryDirectory(prefix="statefleet-bench-") as folder:
         objects = open_object_store(options.uri or f"file://{folder}")
         plan, size, snapshot_s = _write(objects, options.rows, options.deltas)
@@ -123,3 +125,7 @@ def run(options: argparse.Namespace) -> None:
     )
     if options.json is not None:
         options.json.write_text(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

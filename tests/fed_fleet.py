@@ -1,4 +1,4 @@
-"""A fleet of made-up figures: the status that a coordinator would report of many queries, for :mod:`benchmarks.dashboard` and tests."""
+"""A fleet of made-up figures: the status that a coordinator would report of many queries."""
 
 from __future__ import annotations
 
