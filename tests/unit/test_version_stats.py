@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from coordinator.ledger.rescaling import decide_shards
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.ledger.version_stats import version_stats
 from coordinator.log.manifest_log import ManifestLog
+from coordinator.model.file_format import FORMAT
 from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.lease_placer import StayElseLocal
@@ -22,6 +24,10 @@ from tests.unit.ledger_harness import FakeFleetView, actor, entry, task
 
 SCHEMA = StateSchema((Field("k0", "int32"),), (), (), None, None, "update")
 CREATED = StateMetadata("clicks", "query", 2, "update", SCHEMA)
+
+
+#: What a data file has to say of itself to be read.
+FACTS = json.dumps({"format": FORMAT})
 
 
 class RescaledState:
@@ -51,7 +57,7 @@ class RescaledState:
             )
             self.fold(records)
             sink = pa.BufferOutputStream()
-            table = pa.table({"k0": [partition], "__change": pa.array([0], pa.int8())})
+            table = pa.table({"k0": [partition], "__change": pa.array([0], pa.int8())}, metadata={"statefleet": FACTS})
             with pa.ipc.new_file(sink, table.schema) as writer:
                 writer.write_table(table)
             data = sink.getvalue().to_pybytes()
