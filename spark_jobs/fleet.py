@@ -233,7 +233,10 @@ class Fleet:
             operator = RoutedOperator.of(plan, name, self.uri, modes=modes)
             num_shards = shards if operator.schema.keys else 1  # a single global group has a single shard
             viewed = operator.schema
-            sockets = None if operator.upstream.by_python else sockets_of(session_folder(), self.uri)
+            folder = session_folder()
+            # Tasks and store actors run as the user who started Ray, which may be another one.
+            rays_user = os.stat(folder).st_uid
+            sockets = None if operator.upstream.by_python else sockets_of(folder, self.uri, rays_user)
             # The view for readers is stored with the state's metadata; no task needs it.
             operator = replace(
                 operator,

@@ -75,7 +75,7 @@ _REQUEST_S, _ROWS_S = 30.0, 600.0
 _AGAIN_S = 5.0
 
 
-def sockets_of(session_folder: str, uri: str) -> str:
+def sockets_of(session_folder: str, uri: str, uid: int | None = None) -> str:
     """Return how the paths of a fleet's sockets begin, on each node.
 
     Not in Ray's folder of the session, where every user of the machine may rename what others have.
@@ -84,8 +84,11 @@ def sockets_of(session_folder: str, uri: str) -> str:
     ----------
     session_folder
         Ray's folder of the session, which has the same path on each node.
+    uid
+        The user of Ray's processes; by default this process's.
     """
-    return f"{_FOLDERS}{os.getuid()}-{zlib.crc32(session_folder.encode()):08x}/{fleet_id_of(uri)}-"
+    uid = os.geteuid() if uid is None else uid
+    return f"{_FOLDERS}{uid}-{zlib.crc32(session_folder.encode()):08x}/{fleet_id_of(uri)}-"
 
 
 def address_of(sockets: str, host: str, number: int = 0) -> str:

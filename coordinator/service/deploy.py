@@ -43,10 +43,7 @@ log = logging.getLogger(__name__)
 _QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
 #: Ray's own, of the head only.
 HEAD_RESOURCE = "node:__internal_head__"
-_KNOCK_S = 10.0
-#: How HTTP/2 begins, which Ray's servers speak: its preface, and a frame of settings without any. The answer is a frame of settings.
-_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-_FRAME_BYTES, _SETTINGS = 9, 4
+_ANSWER_S = 10.0
 
 
 def coordinator_name(uri: str) -> str:
@@ -143,7 +140,7 @@ def join_cluster(address: str, *, node_ip: str | None = None) -> None:
             address=address,
         )
     try:
-        _knock(address)
+        _check_answers(address)
         init_ray(address=address, _node_ip_address=node_ip)
     except ValueError as error:  # how Ray says that it is no address
         raise SetupError(
@@ -226,8 +223,8 @@ def _user_name(uid: int) -> str:
         return str(uid)
 
 
-def _knock(address: str) -> None:
-    """Check within seconds that a cluster answers and admits this process; Ray itself would try for minutes, and print each attempt.
+def _check_answers(address: str) -> None:
+    """Check that a cluster answers and admits this process; Ray itself would try for minutes, and print each attempt.
 
     ``auto`` leads Ray to the newest cluster that it started on this machine, also if that has ended.
 
@@ -245,22 +242,9 @@ def _knock(address: str) -> None:
     host, _, port = gcs_address.rpartition(":")
     if not (host and port.isdigit()):
         return
-    with socket.create_connection((host, int(port)), timeout=_KNOCK_S) as connected:
-        # With TLS, the check would need a certificate.
-        if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
-            _check_http2(connected)
+    socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
     if is_found and get_authentication_mode() != AuthenticationMode.TOKEN:
         # Ray takes the token that it finds on this machine, once it joins.
         return
     with native_notes_kept():
         GcsClient(address=gcs_address)
-
-
-def _check_http2(connected: socket.socket) -> None:
-    """Refuse a server that does not speak as Ray's servers do (ConnectionError)."""
-    connected.sendall(_HTTP2)
-    answered = b""
-    while len(answered) < _FRAME_BYTES and (piece := connected.recv(_FRAME_BYTES - len(answered))):
-        answered += piece
-    if len(answered) < _FRAME_BYTES or answered[3] != _SETTINGS:
-        raise ConnectionError("what listens there is no server of Ray's")

@@ -200,7 +200,7 @@ def test_a_cluster_of_another_version_is_wrong(monkeypatch: pytest.MonkeyPatch) 
         raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.9.0")
 
     monkeypatch.setattr(cluster.ray, "init", refuse)
-    monkeypatch.setattr(deploy, "_knock", lambda _: None)
+    monkeypatch.setattr(deploy, "_check_answers", lambda _: None)
     with socket.create_server(("127.0.0.1", 0)) as server:
         *_, finding = cluster.findings(f"127.0.0.1:{server.getsockname()[1]}", "")
     assert (finding.check, finding.outcome) == ("Ray cluster", WRONG)

@@ -595,6 +595,7 @@ def test_only_this_user_can_enter_the_folder(path: str) -> None:
 def test_a_socket_can_have_the_path_of_each_store_actor() -> None:
     sockets = sockets_of("/" + "x" * 100, "file:///fleet")
     assert sockets.startswith(f"/tmp/statefleet-{os.getuid()}-")
+    assert sockets_of("/session", "file:///fleet", uid=4321).startswith("/tmp/statefleet-4321-")
     # The greatest id of a process of Linux is below 2**22.
     assert len(f"{address_of(sockets, '2001:0db8:85a3:0000:0000:8a2e:0370:7334', 99)}.{2**22}".encode()) <= 107
     # Sessions of Ray on one machine may have the same fleet, and the same address.
