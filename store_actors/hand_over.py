@@ -35,6 +35,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol, cast
 
+import psutil
 import pyarrow as pa
 
 from coordinator.model.names import fleet_id_of
@@ -183,7 +184,7 @@ class HandOverServer:
             for left in folder.glob("*.*"):
                 address, _, pid = str(left).rpartition(".")
                 is_earlier = address == str(self._address) and left != self._path
-                if is_earlier or (pid.isdigit() and not Path(f"/proc/{pid}").exists()):
+                if is_earlier or (pid.isdigit() and not psutil.pid_exists(int(pid))):
                     with suppress(OSError):
                         left.unlink()
                         if not is_earlier and _read_facts(Path(address)).startswith(f"{pid} "):

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray._common.utils import get_ray_address_file
 from ray._private import ray_constants, services
@@ -187,14 +188,11 @@ class ClusterOwner:
 def owner_of(address: str) -> ClusterOwner | None:
     """Return the owner of the cluster at an address of this machine, by its GCS process; None if its head is on another machine."""
     port = address.rpartition(":")[2]
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-            about = folder.stat()
-        except OSError:  # it has ended
-            continue
-        if words[0].endswith(b"gcs_server") and f"--gcs_server_port={port}".encode() in words:
-            return ClusterOwner(_user_name(about.st_uid), int(folder.name), datetime.fromtimestamp(about.st_mtime, UTC))
+    for process in psutil.process_iter(["cmdline", "username", "create_time"]):
+        facts = process.info
+        words = facts["cmdline"] or [""]
+        if words[0].endswith("gcs_server") and f"--gcs_server_port={port}" in words:
+            return ClusterOwner(facts["username"], process.pid, datetime.fromtimestamp(facts["create_time"], UTC))
     return None
 
 

@@ -7,9 +7,9 @@ import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 from ray.exceptions import RayActorError
 
@@ -72,8 +72,8 @@ def _executors_node_ip() -> str | None:
     A machine may have several nodes, and Ray's workers inherit the id of the raylet that started them.
     """
     try:
-        arguments = Path(f"/proc/{int(os.environ['RAY_RAYLET_PID'])}/cmdline").read_text().split("\0")
-    except (KeyError, ValueError, OSError):
+        arguments = psutil.Process(int(os.environ["RAY_RAYLET_PID"])).cmdline()
+    except (KeyError, ValueError, psutil.Error):
         return None
     option = "--node_ip_address="
     return next((argument.removeprefix(option) for argument in arguments if argument.startswith(option)), None)
@@ -93,12 +93,7 @@ class ConnectTask:
 @cache
 def executor_name() -> str:
     """Return ``host:pid`` of the Spark executor: the process above this worker's daemon."""
-    pid = os.getppid()
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        pid = int(fields[1])
-    except (OSError, IndexError, ValueError):
-        pass  # not Linux: the daemon's pid also distinguishes the executors of a host
+    pid = psutil.Process(os.getppid()).ppid()
     return f"{_executors_node_ip() or socket.gethostname()}:{pid}"
 
 

@@ -60,9 +60,9 @@ def test_a_module_that_was_imported_before_statefleet_is_refused(tmp_path: Path,
 def test_a_module_after_ours_disturbs_nothing(tmp_path: Path, name: str) -> None:
     """The program that wants the other one sees in Python's own error whose module it met."""
     decoy(tmp_path / "later", name, is_package=True)
-    program = f"import statefleet, {name}\nprint(statefleet.connect.__module__)\nfrom {name} import Theirs"
+    program = f"import statefleet, {name}\nprint(statefleet.Maintenance.__module__)\nfrom {name} import Theirs"
     ran = run(tmp_path, "-c", program, paths=(ROOT, tmp_path / "later"))
-    assert ran.stdout == "spark_jobs.fleet\n"
+    assert ran.stdout == "coordinator.model.maintenance\n"
     assert ran.stderr.strip().endswith(f"cannot import name 'Theirs' from '{name}' ({ROOT / name / '__init__.py'})")
 
 
