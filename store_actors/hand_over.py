@@ -332,7 +332,7 @@ def _received(source: _Pieces, shards: Sequence[int], are_unsafe: bool) -> Itera
     if are_unsafe:
         schema = pa.ipc.open_stream(source).read_all().schema
         if not schema.names:
-            raise ValueError("these are no rows: they have no columns, so nothing says how many there are")
+            raise ValueError("malformed rows: they have no columns, so nothing says how many there are")
     for number, shard in enumerate(shards):
         begin = source.size
         if schema is None:

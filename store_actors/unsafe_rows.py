@@ -74,7 +74,7 @@ def read_blocks(source: BinaryIO, schema: pa.Schema, further: int) -> Iterator[p
 
 def _read(source: BinaryIO, size: int) -> bytes:
     if size < 0:
-        raise ValueError(f"these are no rows: a block of {size} bytes")
+        raise ValueError(f"malformed row block: a block of {size} bytes")
     data = source.read(size)
     if len(data) < size:
         raise EOFError("the task ended in the middle of its rows")
@@ -91,7 +91,7 @@ def _decoded(block: Bytes, schema: pa.Schema, further: int) -> pa.RecordBatch:
         found = np.empty(len(block) // (8 * row_words) + 1, np.int64)
         count = kernels.find_rows(block, 8 * row_words, found)
         if count < 0:
-            raise ValueError("these are no rows: a row has a size that it cannot have")
+            raise ValueError("malformed row block: a row has a size that it cannot have")
         begins = found[:count]
         words = np.empty((count, row_words), np.uint64)
         kernels.read_words(block, begins, words)
@@ -133,10 +133,10 @@ def _texts(block: Bytes, begins: Slots | None, words: Words) -> list[pa.Buffer]:
     ends = np.zeros(len(words) + 1, np.int64)
     np.cumsum(words & _LOW32, out=ends[1:])
     if ends[-1] > len(block):
-        raise ValueError("these are no rows: their strings are longer than all of them")
+        raise ValueError("malformed row block: their strings are longer than all of them")
     content = np.empty(int(ends[-1]), np.uint8)
     if not kernels.copy_texts(block, begins, words, ends, content):
-        raise ValueError("these are no rows: a string is not inside them")
+        raise ValueError("malformed row block: a string is not inside them")
     return [pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(content)]
 
 

@@ -141,7 +141,7 @@ def _of_coordinator() -> Iterable[Metric]:
     yield _counter("snapshots", "Snapshots that were counted", "state")
     yield _counter("deleted_files", "Files that nothing needed any more and that were deleted", "state")
     yield _counter("deleted_bytes", "Their bytes", "state")
-    yield _counter("cleaning_failures", "Rounds of letting go of old versions and files that failed", "state")
+    yield _counter("cleaning_failures", "Failed cleaning rounds", "state")
 
 
 def _of_store_actors() -> Iterable[Metric]:
@@ -168,14 +168,14 @@ def _of_store_actors() -> Iterable[Metric]:
     yield _counter("handed_over", "Shards whose rows were given to another store actor")
     yield _counter("taken_over", "Shards whose rows were taken from another store actor")
     yield _counter("taken_over_bytes", "Their bytes")
-    yield _counter("unloaded_shards", "Shards that went elsewhere and were let go of")
+    yield _counter("unloaded_shards", "Shards unloaded because another store actor owns them")
     yield _counter("rescaled_from_memory", "Shards in memory of which others were made without reading files")
     yield _counter("between_nodes_bytes", "Rows that tasks on other nodes gave and got")
     yield _counter("standby_commits", "Commits of others that were applied to the copies here")
     yield _counter("standby_left_behind", "Times that a standby was not sent a commit: it is lost, or too far behind")
     yield _counter("read_keys", "Keys that readers of live state looked up")
     yield _counter("read_bytes", "Bytes of rows that readers of live state were given in scans")
-    yield _counter("maintenance_failures", "Snapshots, and looks at which shards are elsewhere, that failed")
+    yield _counter("maintenance_failures", "Failed snapshots and ownership checks")
 
 
 def _of_storage() -> Iterable[Metric]:

@@ -22,7 +22,7 @@ from coordinator.placement.policy import ActorSlot, Choice, PlacementPolicy, Pla
 __all__ = [
     "ELSEWHERE",
     "LOCAL",
-    "MADE_THERE",
+    "INHERITED",
     "MOVED",
     "NO_EXECUTOR",
     "UNPLACED",
@@ -38,7 +38,7 @@ NO_EXECUTOR = "the shard's node has no executor"
 ELSEWHERE = "Spark ran the task on another node than it was asked to"
 UNPLACED = "the driver told of no executors"
 #: Why a shard of a rescaled state is where it is.
-MADE_THERE = "the shards that it is made of were there"
+INHERITED = "the shards that it is made of were there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class MovePlanner:
             for partition, holder in inherited.items()
             if partition not in present and fleet.is_alive(holder)
         }
-        choices = {partition: Choice(holder, MADE_THERE) for partition, holder in made_there.items()}
+        choices = {partition: Choice(holder, INHERITED) for partition, holder in made_there.items()}
         choices |= self._assign(state_name, query_id, partitions, slots, {**made_there, **present}, fleet)
         moves = _moves(state_name, partitions, choices, present, fleet)
         free = choices.keys() - {move.partition_id for move in moves}

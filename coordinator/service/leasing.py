@@ -92,7 +92,7 @@ class Leasing:
 
         if await writer.decide(decide):
             log.warning(
-                "%s: the query that it was of had no checkpointLocation, and is over; its state went with it, and begins again",
+                "%s: state reset: its query had no checkpointLocation and has ended",
                 state_name,
                 extra={"state": state_name},
             )

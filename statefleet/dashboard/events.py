@@ -152,7 +152,7 @@ def _of_overdue_batches(before: Seen, after: Seen, now_ms: int) -> Iterator[Even
 
 def _actor_text(name: str | None, actors: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a store actor of a move as users see it."""
-    return "nobody" if name is None else store_actor_text(name, actors.get(name, {}).get("host"))
+    return "none" if name is None else store_actor_text(name, actors.get(name, {}).get("host"))
 
 
 def _of_query(
@@ -220,7 +220,7 @@ def _moved(name: str, shard: int, move: Mapping[str, Any], before: Seen, now_ms:
     kind = EventKind.RECOVERY if was_lost else EventKind.MOVE
     way = f"{_actor_text(move['from'], before.actors)} → {_actor_text(move['to'], before.actors)}"
     if move["from"] == move["to"]:
-        way = f"read again by the next life of {_actor_text(move['to'], before.actors)}"
+        way = f"read again by a restart of {_actor_text(move['to'], before.actors)}"
     text = f"{way} at version {move['version']}: {move['reason']}"
     if move["moved_bytes"] is not None:
         text += f"; {size_text(move['moved_bytes'])} from memory in {move['moved_ms']} ms"

@@ -68,7 +68,7 @@ def compact_together(tables: Sequence[tuple[GroupTable, Sequence[Words]]]) -> No
 
 
 def _is_worthwhile(pool: StringPool, is_used: Bytes) -> bool:
-    """Whether dropping the unused strings frees a quarter at least: all others are copied for it."""
+    """Return whether compaction frees at least a quarter of the strings; it copies all others."""
     kept = sum(int(lengths.sum()) + _STRING_BYTES * len(ids) for ids, lengths in _chosen(pool, is_used))
     return 4 * kept <= 3 * (pool.used + _STRING_BYTES * pool.count)
 

@@ -77,7 +77,7 @@ class FrozenRows(Iterator[Words]):
         return self._remaining.nbytes + sum(rows.nbytes for rows in self._kept)
 
     def keep(self, slots: Iterable[Slots]) -> None:
-        """Copy those of these slots that are to be given out yet; called before they are changed."""
+        """Copy the slots that the snapshot has not emitted. Call it before they are changed."""
         for piece in slots:
             piece = piece[(piece >= self._position) & (piece < len(self._remaining))]
             piece = np.unique(piece[self._remaining[piece] != 0])
@@ -90,7 +90,7 @@ class FrozenRows(Iterator[Words]):
         self.lists = copy.copy(self.lists)
 
     def __next__(self) -> Words:
-        """At most ``snapshot_bytes`` of words, those of a column beside each other: columns are made of them as they are."""
+        """Return up to ``snapshot_bytes`` of words in column order, so that columns need no copy."""
         count = max(1, self._table.snapshot_bytes // (8 * self._table.layout.row_words))
         while self._position < len(self._remaining):
             span = slice(self._position, min(self._position + count, len(self._remaining)))

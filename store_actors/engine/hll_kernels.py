@@ -1,9 +1,9 @@
 """Compiled loops of HLL sketches: lists (``list_kernels.py``) of coupons, as Apache DataSketches makes them.
 
 A coupon is a hash's first 26 bits and, above them, by how many zeros its rest begins, plus one. All distinct coupons are kept while
-they are few; then, of those whose places in the registers are the same, the one with the most zeros. Which of the two holds a mark
-tells, an element too small to be a coupon: the precision (``lg_k``) that is asked for, and above its five bits that of the registers, 0
-while there are none. A list begins with one; later ones are of sketches that came in.
+they are few; then, of those whose places in the registers are the same, the one with the most zeros. The first element is a marker,
+below any coupon: bits 0 to 4 have the requested precision (``lg_k``), the bits above it that of the registers, 0 in coupon mode. Later
+markers are of sketches that were merged in.
 
 Lists are only appended to, so coupons may stand in them that count no more. A full list is rewritten without these, if that
 gives it a quarter of its room back.

@@ -91,7 +91,7 @@ def _integers(values: pa.Array) -> pa.Array:
 
 
 def _of_doubles(numbers: npt.NDArray[np.float64], valid: Mask, kind: pa.DataType) -> pa.Array:
-    """Numbers, a row each or (of a list type) an array, as values of a type; those of integers cut off, as Java does."""
+    """Cast numbers, or lists of them, to a type; integers are truncated as in Java."""
     is_list = pa.types.is_list(kind)
     element = kind.value_type if is_list else kind
     flat = numbers.reshape(-1)

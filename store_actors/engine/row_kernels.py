@@ -1,7 +1,6 @@
-"""Compiled loops over whole rows, their words laid out (``index_kernels.py``): they are written over what is there, as a version, or
-not; and taken.
+"""Compiled loops that insert, overwrite (with or without undo) and read whole rows; ``index_kernels.py`` has the layout of their words.
 
-What writes stops when it is out of room, in the index or for rows, and goes on where it stopped once there is more.
+A loop that writes stops when the index or the rows are out of room, and goes on where it stopped once there is more.
 """
 
 from __future__ import annotations

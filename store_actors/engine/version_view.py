@@ -21,8 +21,8 @@ _LOW32 = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
 #: Version stamp of an overlay's row whose key the version does not have.
 _ABSENT = np.uint64(1 << 32)
-#: Look-ups of so many keys at most go, so many times, through what a step changed; then it is laid over, which takes as long as many of
-#: them, and each further one next to nothing.
+#: Up to this many keys are searched in each step's changes, at most this many times; then an overlay is built once, which serves all
+#: later look-ups.
 _FEW_KEYS, _FEW_LOOKS = 4, 8
 
 

@@ -158,8 +158,7 @@ class VersionedTable:
         self._steps: deque[VersionStep] = deque()
         self._pending: VersionStep | None = None
         self._compaction = Compaction()
-        #: Whether it lets go of strings and lists by itself: every kind of table leaves some behind, if only those of values that were
-        #: overwritten and of rows that came late.
+        #: Whether unused strings and lists are compacted automatically. Overwritten values and late rows leave some.
         self._compacts_itself = True
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ duration             in microseconds)
 float32, float64     the bits of the float64
 decimal128           low word, high word of the unscaled 128-bit two's complement integer
 fixed_size_binary    its bytes, eight a word (states of many words)
-string, binary       id in the table's :class:`~store_actors.engine.strings.StringPool` (their large forms are only made)
+string, binary       id in the table's :class:`~store_actors.engine.strings.StringPool` (large_*: produced, never read)
 list, map, struct    that of their bytes (``nested.py``); lists that grow with their group have words of their own (``lists.py``)
 ===================  ===========================================================================
 """

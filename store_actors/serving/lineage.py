@@ -127,25 +127,25 @@ class Lineage:
         self.newest = tuple(entry for entry in self.newest if entry.version == base)
 
     def caught_up(self, base: int, counted: str, deltas: int) -> None:
-        """So many deltas brought memory to a later version."""
+        """Note that `deltas` deltas brought memory to a later version."""
         self.loaded(base, counted, self.deltas + deltas)
 
     def loaded(self, base: int, counted: str, deltas: int) -> None:
-        """Memory is what storage has of a version; so many deltas were replayed for it."""
+        """Note that memory was loaded at version `base` by replaying `deltas` deltas."""
         self.is_loaded, self.version, self.newest, self.deltas = True, base, (), deltas
         self.attempts = {base: counted} if counted else {}
 
     def leased(self, epoch: int, run_id: str, restore_ms: int = 0, load_bytes: int = 0) -> None:
-        """Memory was brought to the base version of a lease."""
+        """Note that memory was brought to the base version of a lease."""
         self.epoch, self.run_id = epoch, run_id
         self.restore_ms, self.load_bytes = restore_ms, load_bytes
 
     def unleased(self) -> None:
-        """Memory is a copy of what another store actor has: no lease that was here says anything of it."""
+        """Note that memory is a copy of another store actor's, so that no earlier lease here applies to it."""
         self.epoch, self.run_id = -1, ""
 
     def committed(self, counted: Sequence[CommitEntry]) -> None:
-        """Memory is what these commits, one a store, made."""
+        """Note that memory is what these commits, one a store, made."""
         self.version, self.newest = counted[0].version, tuple(counted)
         self.attempts[self.version] = counted[0].attempt_id
         for version in [older for older in self.attempts if older < self.version - _KNOWN_ATTEMPTS]:
@@ -155,10 +155,10 @@ class Lineage:
         self.failures.clear()
 
     def snapshot_written(self, deltas: int) -> None:
-        """A snapshot was stored that has so many of the deltas in it."""
+        """Note a snapshot that covers `deltas` deltas."""
         self.deltas = max(0, self.deltas - deltas)
 
     def forget(self) -> None:
-        """Memory holds nothing any more."""
+        """Note that memory holds nothing any more."""
         self.is_loaded, self.epoch, self.newest = False, -1, ()
         self.attempts.clear()

@@ -24,7 +24,7 @@ COUNTERS = {
     "statefleet_replayed_answers_total": "replayed_answers",
     "statefleet_adopted_commits_total": "adopted_commits",
     "statefleet_rollbacks_total": "rollbacks",
-    "statefleet_caught_up_total": "gone_on",
+    "statefleet_caught_up_total": "caught_up",
     "statefleet_handed_over_total": "handed_over",
     "statefleet_taken_over_total": "taken_over",
     "statefleet_taken_over_bytes_total": "bytes_taken_over",

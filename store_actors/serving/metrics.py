@@ -15,7 +15,7 @@ class StoreMetrics:
     ----------
     rows_loaded, loading_s
         Rows of the files that were read, and how long shards took to load, one after the other.
-    gone_on
+    caught_up
         Partitions in memory that were brought to a later version by the commits since.
     handed_over, taken_over
         Partitions whose rows were given to another store actor, and taken from one.
@@ -44,7 +44,7 @@ class StoreMetrics:
     replayed_answers: int = 0
     adopted_commits: int = 0
     rollbacks: int = 0
-    gone_on: int = 0
+    caught_up: int = 0
     handed_over: int = 0
     taken_over: int = 0
     bytes_taken_over: int = 0

@@ -128,7 +128,7 @@ class Reads:
         return FoundRows(version, newest[0], every, pa.concat_tables([nothing, *tables]))
 
     def scan(self, request: ReadRequest, limit: int | None) -> str | None:
-        """Begin to give out all rows, or all changes, up to so many; returns what to ask for them by, or None as :meth:`find`."""
+        """Start a scan of at most `limit` rows or changes; return its id, or None as :meth:`find`."""
         projection = _projection_of(request.projection)
         if request.since is not None:
             changes = self._changes(request, projection, request.since)
@@ -211,7 +211,7 @@ class Reads:
         return loaded.rows
 
     def _make_room(self, more: int) -> None:
-        """Let go of what was read longest ago, if it does not fit beside so many bytes more; the newest stays if there are none."""
+        """Evict least recently used versions until `more` bytes fit; with `more` 0 the newest stays."""
         with self._guard:
             kept = sum(loaded.nbytes for loaded in self._loaded.values())
             while self._loaded and (kept + more > self._most_bytes or len(self._loaded) > _LOADED):
@@ -271,7 +271,7 @@ def _version_to_read(request: ReadRequest, newest: tuple[int, str]) -> tuple[int
 
 
 def _limited(pieces: Iterator[pa.Table], limit: int | None) -> Generator[pa.Table]:
-    """Rows up to so many; a piece at a time, none of them empty."""
+    """Yield the first `limit` rows in non-empty pieces."""
     remaining = limit
     for piece in pieces:
         rows = piece if remaining is None else piece.slice(0, remaining)

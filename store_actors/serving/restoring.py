@@ -177,7 +177,7 @@ class Restorer:
             partition.forget()
         else:
             partition.lineage.caught_up(base, loading.attempt_id, deltas)
-            self._metrics.gone_on += 1
+            self._metrics.caught_up += 1
 
     def rows_in_memory(
         self, store_id: StateStoreId, store_name: str, definition: StoreDefinition, parent: Parent, version: int

@@ -46,7 +46,7 @@ def resident_bytes() -> int:
 def keep_nothing_back() -> None:
     """Have what is freed go back to the operating system at once, whichever thread freed it, rather than be kept for the next use.
 
-    Arrow's own allocators keep what each thread freed for that thread; of so many that take turns, each has the most it ever needed.
+    Arrow's own allocators keep what each thread freed for that thread: with many threads each cache stays at its peak.
     """
     pa.set_memory_pool(pa.system_memory_pool())
     _libc.mallopt(_M_MMAP_THRESHOLD, _OWN_MAPPING)

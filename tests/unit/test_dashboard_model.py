@@ -134,7 +134,7 @@ def test_a_shard_on_the_next_incarnation_of_its_store_actor_is_a_recovery_also_i
     name, *_ = before.actors
     event = only(before, shards(before, 1, moves=[{**MOVE, "from": name, "to": name, "moved_bytes": None}]))
     assert event.kind is EventKind.RECOVERY
-    assert event.text == "read again by the next life of 10.0.0.4#0 at version 100: spread evenly"
+    assert event.text == "read again by a restart of 10.0.0.4#0 at version 100: spread evenly"
 
 
 def test_a_move_that_failed_is_trouble() -> None:

@@ -59,7 +59,7 @@ def test_commits_during_a_copy_are_taken_from_the_log() -> None:
     move.run("e")
     assert move.run_on_target("abcde") == {"a": 5, "b": 4, "c": 2, "d": 2, "e": 2}
     assert move.target.metrics.deltas_loaded == 3, "the delta since the copy; no snapshot and nothing twice"
-    assert move.target.metrics.gone_on == 2
+    assert move.target.metrics.caught_up == 2
 
 
 def test_a_copied_commit_that_a_newer_run_replaced_is_not_continued() -> None:

@@ -64,7 +64,7 @@ class LastBatch {
         }
     }
 
-    /** Whether groups repeated. They may where nothing is known: a few hot keys would be the worst. */
+    /** True if the last batch had two rows a group; true if unknown, since hot keys are the worst case. */
     static boolean repeats(String state) {
         LastBatch last = (LastBatch) BY_STATE.get(state);
         return last == null || last.rows >= REPEATED * last.groups;
