@@ -18,7 +18,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 def whole_numbers(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Numbers cut off to whole ones of 64 bits, as Java does it: NaN is 0, and what is beyond them the last one."""
+    """Return the numbers cut off to whole ones of 64 bits, as Java does it: NaN is 0, and what is beyond them the last one."""
     # Where Java stops at the last number numpy wraps.
     large, is_number = numbers >= 2.0**63, ~np.isnan(numbers)
     cut = np.where(is_number & ~large, np.maximum(numbers, -(2.0**63)), 0.0).astype(np.int64)

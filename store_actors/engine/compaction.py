@@ -81,7 +81,7 @@ def _chosen(pool: StringPool, is_used: Bytes) -> Iterator[tuple[Slots, Slots]]:
 
 
 def _all_texts(tables: Sequence[tuple[GroupTable, Sequence[Words]]]) -> Iterator[tuple[Words, int, Slots]]:
-    """Blocks of rows of all tables, with a word of strings and the live rows in which it is not null."""
+    """Yield the blocks of rows of all tables, with a word of strings and the live rows in which it is not null."""
     for table, further_rows in tables:
         for rows in (table.used_rows(), *further_rows):
             for block in blocks(table.memory, rows):
@@ -90,7 +90,7 @@ def _all_texts(tables: Sequence[tuple[GroupTable, Sequence[Words]]]) -> Iterator
 
 
 def _texts(table: GroupTable, rows: Words) -> list[tuple[int, Slots]]:
-    """Words of strings that the rows have, each with the live rows in which it is not null."""
+    """Return the words of strings that the rows have, each with the live rows in which it is not null."""
     text_words = []
     for slot in (*table.layout.keys, *table.layout.state):
         if slot.is_text and slot.word < rows.shape[1]:

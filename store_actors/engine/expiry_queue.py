@@ -50,7 +50,7 @@ class ExpiryQueue:
         return sum(expiries.nbytes + slots.nbytes for _, _, expiries, slots, _ in self._pages)
 
     def is_cluttered(self, rows: int) -> bool:
-        """Whether the owner should rebuild it from its `rows` rows: most entries are out of date, or alone on their pages."""
+        """Return whether the owner should rebuild it from its `rows` rows: most entries are out of date, or alone on their pages."""
         return self.entries + _PAGE_ENTRIES * len(self._pages) > 2 * rows + _SMALL
 
     def add(self, expiries: Slots, slots: Slots) -> None:

@@ -119,7 +119,7 @@ class HotKeys:
 
 
 def _rows_at(table: pa.Table, places: npt.NDArray[np.int64]) -> pa.Table:
-    """Rows at some places, in ascending order: of each piece its own, as Arrow would put all pieces together first."""
+    """Return the rows at some places, in ascending order: of each piece its own, as Arrow would put all pieces together first."""
     pieces = table.to_batches()
     ends = np.cumsum([piece.num_rows for piece in pieces])
     owners = np.searchsorted(ends, places, side="right")

@@ -108,7 +108,7 @@ class FieldSlot:
 
 
 def all_words(fields: Sequence[FieldSlot]) -> Slots:
-    """Words that some fields are made of, flags among them."""
+    """Return the words that some fields are made of, flags among them."""
     words = {slot.word + number for slot in fields for number in range(slot.words)}
     return np.array(sorted(words | {slot.flag_word for slot in fields}), np.int64)
 
@@ -303,7 +303,7 @@ class Feed:
         ]  # fmt: skip
 
     def _growth(self, accumulator: Accumulator) -> tuple[int, int]:
-        """Columns that a list grows by."""
+        """Return the columns that a list grows by."""
         if self._merge:
             return self._input_column(accumulator.state[0].name), -1
         value, *often = accumulator.inputs
@@ -333,7 +333,7 @@ class Feed:
         return code[_ordering(compared.type) if compared.nested is None else Ordering.NESTED]
 
     def _input_column(self, name: str) -> int:
-        """First column of an input in the words of an encoded batch."""
+        """Return the first column of an input in the words of an encoded batch."""
         column = 0
         for input_field in self.inputs:
             if input_field.name == name:
@@ -343,7 +343,7 @@ class Feed:
 
 
 def _signed(word: int) -> int:
-    """An unsigned word as the int64 of the same bits."""
+    """Return an unsigned word as the int64 of the same bits."""
     return int(np.uint64(word).view(np.int64))
 
 

@@ -139,7 +139,7 @@ class ListPool:
         return offsets
 
     def copy(self, field: ListSlot, source: Words, begins: Slots, lengths: Slots) -> Slots:
-        """:meth:`enter` without what finds the elements of sets, which :meth:`index` makes."""
+        """Return :meth:`enter` without what finds the elements of sets, which :meth:`index` makes."""
         self._grow(list_kernels.room(lengths, field.width, field.kind))
         offsets = np.empty(len(lengths), np.int64)
         self.used = list_kernels.store(self.arena, self.used, source, begins, lengths, field.width, field.kind, offsets)
@@ -180,7 +180,7 @@ class ListPool:
             list_kernels.measure(self.arena, offsets, lengths, width, pool.offsets, out)
 
     def decode(self, slot: FieldSlot, offsets: Slots, lengths: Slots, pool: StringPool) -> pa.Array:
-        """Arrow array of lists."""
+        """Return the Arrow array of lists."""
         ends = np.concatenate([[0], np.cumsum(lengths)])
         check_countable(int(ends[-1]), "elements of lists")
         element = slot.type.value_type
@@ -199,7 +199,7 @@ class ListPool:
 
 
 def element_words(array: pa.ListArray, field: ListSlot, pool: StringPool) -> tuple[Words, Slots, Slots]:
-    """Words of all elements of an Arrow array of lists; where in them each list begins, and its length."""
+    """Return the words of all elements of an Arrow array of lists; where in them each list begins, and its length."""
     elements = array.flatten()
     words: list[Words] = []
     for column in elements.flatten() if field.is_counted else [elements]:

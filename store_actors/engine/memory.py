@@ -43,16 +43,16 @@ class Memory(Protocol):
     is_slow_at_random: bool
 
     def zeros(self, shape: Shape, dtype: type[Item]) -> npt.NDArray[Item]:
-        """An array of zeros, in C order."""
+        """Return an array of zeros, in C order."""
 
     def larger(self, array: npt.NDArray[Item], used: int, length: int) -> npt.NDArray[Item]:
-        """An array of `length` lines whose first `used` are those of an array from here; the others are anything.
+        """Return an array of `length` lines whose first `used` are those of an array from here; the others are anything.
 
         The old array may share its memory with the new one: its used lines can be read as long as anybody has it.
         """
 
     def copied(self, array: npt.NDArray[Item]) -> npt.NDArray[Item]:
-        """A copy that shares nothing."""
+        """Return a copy that shares nothing."""
 
     def step(self, count: int) -> int:
         """Return how many of `count` random accesses to its arrays are allowed before the next call; at least one."""
@@ -61,7 +61,7 @@ class Memory(Protocol):
         """Refuse, by an error, to go on where a batch needs so many more bytes for itself than there are."""
 
     def kept(self, array: npt.NDArray[Item]) -> npt.NDArray[Item]:
-        """An array that is seldom looked at from now on, or a copy in its place; it need not be from here."""
+        """Return an array that is seldom looked at from now on, or a copy in its place; it need not be from here."""
 
 
 class _Heap:
@@ -98,7 +98,7 @@ class _Heap:
 
 
 def steps(memory: Memory, size: int) -> Iterator[slice]:
-    """All of `size` places, in pieces of :meth:`Memory.step`."""
+    """Yield all of `size` places, in pieces of :meth:`Memory.step`."""
     begin = 0
     while begin < size:
         end = begin + memory.step(size - begin)
@@ -107,7 +107,7 @@ def steps(memory: Memory, size: int) -> Iterator[slice]:
 
 
 def blocks(memory: Memory, rows: npt.NDArray[Item], count: int | None = None) -> Iterator[slice]:
-    """All lines of an array (or the first so many), in pieces of about :attr:`Memory.piece_bytes`, one after the other."""
+    """Yield all lines of an array (or the first so many), in pieces of about :attr:`Memory.piece_bytes`, one after the other."""
     count = len(rows) if count is None else count
     size = max(1, memory.piece_bytes // max(1, rows.strides[0]))
     for begin in range(0, count, size):

@@ -54,13 +54,13 @@ class MultimapTable(GroupTable):
     # -- looking --------------------------------------------------------------------------------------------------
 
     def chain_keys(self, batch: pa.RecordBatch) -> tuple[Words, Words]:
-        """Words and null bits of the leading key columns of a batch, for :meth:`match`."""
+        """Return the words and null bits of the leading key columns of a batch, for :meth:`match`."""
         rows = self.rows_of(batch, self.layout.keys[:-1])
         first = self.layout.flag_words
         return np.ascontiguousarray(rows[:, first : first + self._chain_words]), rows[:, 0] & self._chain_mask
 
     def match(self, keys: Words, nulls: Words) -> tuple[Slots, Slots]:
-        """All pairs of a given key and a row that has it.
+        """Return all pairs of a given key and a row that has it.
 
         Parameters
         ----------
@@ -91,12 +91,12 @@ class MultimapTable(GroupTable):
         return np.concatenate([rows for rows, _ in parts]), np.concatenate([slots for _, slots in parts])
 
     def chain_keys_of(self, rows: Words) -> tuple[Words, Words]:
-        """:meth:`chain_keys` of rows given as words."""
+        """Return :meth:`chain_keys` of rows given as words."""
         first = self.layout.flag_words
         return np.ascontiguousarray(rows[:, first : first + self._chain_words]), rows[:, 0] & self._chain_mask
 
     def match_blocks(self, keys: Words, nulls: Words, pairs: int = 1 << 20) -> Iterator[tuple[Slots, Slots]]:
-        """:meth:`match` in blocks of at most `pairs` pairs, or all those of one key if they are more.
+        """Yield :meth:`match` in blocks of at most `pairs` pairs, or all those of one key if they are more.
 
         The table must not change meanwhile, except in words that are no keys.
         """
@@ -193,7 +193,7 @@ class MultiTable(VersionedTable):
         self._next_number: int | None = None
 
     def numbers(self, count: int) -> Slots:
-        """Row numbers that no row has."""
+        """Return the row numbers that no row has."""
         if self._next_number is None:
             largest = np.array([-1], np.int64)
             self.table.largest_number(largest)

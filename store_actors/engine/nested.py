@@ -32,7 +32,7 @@ i64_1 = int64[::1]
 
 
 def is_text(data_type: pa.DataType) -> bool:
-    """Whether values are strings or bytes: in rows, ids in a pool."""
+    """Return whether values are strings or bytes: in rows, ids in a pool."""
     return bool(pa.types.is_string(data_type) or pa.types.is_binary(data_type))
 
 
@@ -67,7 +67,7 @@ class _Section:
 
 
 def encode_nested(array: pa.Array) -> tuple[Bytes, Slots]:
-    """Bytes of all values of an array, and the n + 1 offsets of each value's."""
+    """Return the bytes of all values of an array, and the n + 1 offsets of each value's."""
     sections: list[_Section] = []
     _write(array, np.ones(len(array), np.int64), sections)
     target_begins = np.zeros(len(array) + 1, np.int64)
@@ -127,7 +127,7 @@ def _offsets(array: pa.Array) -> Lengths:
 
 
 def _fixed(array: pa.Array) -> Bytes:
-    """Values of one size, nulls as zeros."""
+    """Return the values of one size, nulls as zeros."""
     data_type = array.type
     if pa.types.is_decimal(data_type):
         if len(array) == 0:
@@ -206,7 +206,7 @@ class _Bytes:
         return out
 
     def values(self, data_type: pa.DataType, counts: Slots) -> pa.Array:
-        """Elements, of which each row has `counts`."""
+        """Return the elements, of which each row has `counts`."""
         valid = self._section(counts)
         size = len(valid)
         nulls = size - int(np.count_nonzero(valid))

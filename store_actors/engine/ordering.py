@@ -56,7 +56,7 @@ class RowOrder:
         ]
 
     def words(self, blocks: Sequence[Words], pool: StringPool) -> Words:
-        """Words of the rows of all blocks, one line a row: of two rows that with the smaller line comes first.
+        """Return the words of the rows of all blocks, one line a row: of two rows that with the smaller line comes first.
 
         They can be compared with those of the same call only.
 
@@ -84,7 +84,7 @@ class RowOrder:
 
 
 def sorts_before(left: Words, right: Words, *, if_equal: bool) -> Mask:
-    """Whether each line of `left` comes before that of `right`."""
+    """Return whether each line of `left` comes before that of `right`."""
     before = np.full(len(left), if_equal)
     for word in reversed(range(left.shape[1])):
         left_words, right_words = left[:, word], right[:, word]
@@ -97,7 +97,7 @@ def _column(blocks: Sequence[Words], word: int) -> Words:
 
 
 def _value_words(slot: FieldSlot, blocks: Sequence[Words], valid: Mask, pool: StringPool) -> list[Words]:
-    """Ascending words of a column's values, the most significant first; those of nulls are anything."""
+    """Return the ascending words of a column's values, the most significant first; those of nulls are anything."""
     value = _column(blocks, slot.word)
     if slot.words == 2:
         return [_column(blocks, slot.word + 1) ^ _SIGN, value]
@@ -115,7 +115,7 @@ def _float_words(bits: Words) -> Words:
 
 
 def _string_words(ids: Words, valid: Mask, pool: StringPool) -> Words:
-    """Places of the strings among those at hand, by bytes; equal strings have equal ids."""
+    """Return the places of the strings among those at hand, by bytes; equal strings have equal ids."""
     string_ids = ids.view(np.int64)
     is_present = np.zeros(pool.count, np.bool_)
     is_present[string_ids[valid]] = True

@@ -9,7 +9,7 @@ __all__ = ["packed", "unpacked"]
 
 
 def packed(array: pa.Array) -> pa.Array:
-    """Values as binaries; null stays null."""
+    """Return the values as binaries; null stays null."""
     schema = pa.schema([pa.field("", array.type)])
     valid = pc.is_valid(array).to_pylist()
     binaries = [
@@ -20,7 +20,7 @@ def packed(array: pa.Array) -> pa.Array:
 
 
 def unpacked(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Values of a type again, of what :func:`packed` made of them."""
+    """Return the values of a type again, of what :func:`packed` made of them."""
     schema, null = pa.schema([pa.field("", kind)]), pa.nulls(1, kind)
     values = [
         pa.ipc.read_record_batch(value.as_buffer(), schema).column(0) if value.is_valid else null for value in array

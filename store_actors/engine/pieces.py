@@ -16,7 +16,7 @@ PIECE_BYTES = 1 << 30
 
 
 def cut(sizes: Slots, limit: int) -> Iterator[slice]:
-    """Successive rows of together at most `limit` bytes, or single rows that are larger; one empty piece of no rows.
+    """Yield the successive rows of together at most `limit` bytes, or single rows that are larger; one empty piece of no rows.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def cut(sizes: Slots, limit: int) -> Iterator[slice]:
 
 
 def batches(rows: pa.Table, limit: int = PIECE_BYTES) -> list[pa.RecordBatch]:
-    """All rows in few batches, each of about `limit` bytes at most unless it is so large already; none of no rows."""
+    """Return all rows in few batches, each of about `limit` bytes at most unless it is so large already; none of no rows."""
     if rows.nbytes <= limit:
         return rows.combine_chunks().to_batches()  # type: ignore[no-any-return]
     joined: list[pa.RecordBatch] = []

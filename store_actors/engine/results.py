@@ -20,7 +20,7 @@ __all__ = ["results_of"]
 
 
 def results_of(rows: pa.Table, schema: StateSchema) -> pa.Table:
-    """Rows that an operator emits: its keys, and of each accumulator the fields that it emits.
+    """Return the rows that an operator emits: its keys, and of each accumulator the fields that it emits.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def results_of(rows: pa.Table, schema: StateSchema) -> pa.Table:
 
 
 def _words(state: pa.Array) -> Words:
-    """Words of states that have a fixed number of them, a row each."""
+    """Return the words of states that have a fixed number of them, a row each."""
     if len(state) == 0:
         return np.empty((0, state.type.byte_width // 8), np.uint64)
     words = np.frombuffer(state.buffers()[1], np.uint64).reshape(-1, state.type.byte_width // 8)

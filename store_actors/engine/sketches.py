@@ -42,7 +42,7 @@ def opened(sketch: Sketch, words: Words, valid: Bytes, pool: StringPool) -> tupl
 
 
 def sketch_bytes(lists: pa.ListArray, lg_k: int) -> pa.Array:
-    """Bytes of the sketches that lists are; one without elements is an empty one of this precision."""
+    """Return the bytes of the sketches that lists are; one without elements is an empty one of this precision."""
     lengths = np.array(pc.list_value_length(lists), np.int64)
     # Their 32 bits, which Arrow has a sign for.
     elements = np.array(lists.flatten(), np.int64).view(np.uint64)

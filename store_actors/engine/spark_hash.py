@@ -155,14 +155,14 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _fields(values: pa.Array) -> Iterator[pa.Array]:
-    """Fields of structs, each as long as these."""
+    """Yield the fields of structs, each as long as these."""
     for number in range(values.type.num_fields):
         # Without the nulls of the struct: where it is null, its fields are not read.
         yield values.field(number)
 
 
 def _numbers(values: pa.Array) -> npt.NDArray[Any]:
-    """Numbers of an atomic type, as 32 or 64 bits; any number where a value is null."""
+    """Return the numbers of an atomic type, as 32 or 64 bits; any number where a value is null."""
     kind = values.type
     if pa.types.is_boolean(kind):
         return values.cast(pa.int32()).fill_null(0).to_numpy()  # type: ignore[no-any-return]
@@ -205,7 +205,7 @@ def _valid(values: pa.Array) -> Bytes:
 
 
 def _buffer(values: pa.Array, kind: np.dtype[Any], each: int = 1, more: int = 0) -> npt.NDArray[Any]:
-    """Numbers that an array holds: `each` a value, and `more` after the last one."""
+    """Return the numbers that an array holds: `each` a value, and `more` after the last one."""
     count, first = each * len(values) + more, each * values.offset
     data = values.buffers()[1]
     if data is None or not len(values):

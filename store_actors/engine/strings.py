@@ -52,7 +52,7 @@ class StringPool:
         return self._used + 8 * self.count + self._index.nbytes
 
     def ids(self, data: Bytes, ends: Slots, valid: Bytes) -> Words:
-        """Ids of n values given as Arrow data and n + 1 offsets; 0 where ``valid`` is 0."""
+        """Return the ids of n values given as Arrow data and n + 1 offsets; 0 where ``valid`` is 0."""
         if not self._takes_in:
             return self._known_ids(data, ends, valid)
         out = np.empty(len(valid), np.uint64)
@@ -114,18 +114,18 @@ class StringPool:
             string_kernels.measure(self.offsets, ids[piece], valid[piece], out[piece])
 
     def gather(self, ids: Slots, valid: Bytes) -> tuple[Slots, Bytes]:
-        """Offsets (n + 1, in 64 bits) and data of the values with these ids; nothing where ``valid`` is 0."""
+        """Return the offsets (n + 1, in 64 bits) and data of the values with these ids; nothing where ``valid`` is 0."""
         ends = self.ends(ids, valid)
         return ends, self.copied(ids, valid, ends)
 
     def ends(self, ids: Slots, valid: Bytes) -> Slots:
-        """Offsets of :meth:`gather`."""
+        """Return the offsets of :meth:`gather`."""
         ends = np.zeros(len(ids) + 1, np.int64)
         self.measure(ids, valid, ends[1:])
         return np.cumsum(ends, out=ends)
 
     def copied(self, ids: Slots, valid: Bytes, ends: Slots) -> Bytes:
-        """Data of :meth:`gather`."""
+        """Return the data of :meth:`gather`."""
         out = np.empty(int(ends[-1]), np.uint8)
         for piece in steps(self.memory, len(ids)):
             string_kernels.gather(self.arena, self.offsets, ids[piece], valid[piece], ends[piece], out)
@@ -133,5 +133,5 @@ class StringPool:
 
 
 def _spare(size: int) -> int:
-    """Bytes to grow by."""
+    """Return the bytes to grow by."""
     return size if size < _LARGE else size // 2

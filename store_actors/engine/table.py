@@ -244,17 +244,17 @@ class GroupTable(WordRows):
                 self._expiry_queue.add(self.rows[live, word].view(np.int64), live)
 
     def keys_of(self, rows: Words) -> tuple[Words, Words]:
-        """Key words and key-null bits of rows given as words."""
+        """Return the key words and key-null bits of rows given as words."""
         first = self.layout.flag_words
         keys = np.ascontiguousarray(rows[:, first : first + self.layout.key_words])
         return keys, rows[:, 0] & self.layout.key_mask
 
     def find(self, rows: Words) -> Slots:
-        """Slots of the groups with the keys of these rows; -1 where there is none."""
+        """Return the slots of the groups with the keys of these rows; -1 where there is none."""
         return self._slots_of(*self.keys_of(rows))
 
     def _slots_of(self, keys: Words, nulls: Words) -> Slots:
-        """Slot of each key; -1 where there is none."""
+        """Return the slot of each key; -1 where there is none."""
         if (order := self._order(keys, nulls)) is not None:
             keys, nulls = keys[order], nulls[order]
         out = np.empty(len(nulls), np.int64)
@@ -272,7 +272,7 @@ class GroupTable(WordRows):
         return out if order is None else _put_back(out, order)
 
     def _order(self, keys: Words, nulls: Words) -> Slots | None:
-        """Order in which keys are best looked at, equal ones as they come; None for the order that they have.
+        """Return the order in which keys are best looked at, equal ones as they come; None for the order that they have.
 
         That of the index; and rows that were made in it lie in it, too. So no page of either is looked at twice.
         """
@@ -360,11 +360,11 @@ class GroupTable(WordRows):
         return out.T
 
     def used_rows(self) -> Words:
-        """Every row that was ever used, live or not (word 0 tells)."""
+        """Return every row that was ever used, live or not (word 0 tells)."""
         return self.rows[: int(self._counters[0])]
 
     def live(self) -> Slots:
-        """Slots of all groups."""
+        """Return the slots of all groups."""
         out = np.empty(len(self), np.int64)
         count = 0
         for block in blocks(self.memory, self.used_rows()):
@@ -407,7 +407,7 @@ class GroupTable(WordRows):
             self.lists.detach()
 
     def decode_frozen(self, rows: Words, frozen: FrozenRows) -> Iterator[pa.Table]:
-        """Arrow tables in ``row_schema`` of rows that frozen rows gave out, a piece of a snapshot each; no lock is needed."""
+        """Yield the Arrow tables in ``row_schema`` of rows that frozen rows gave out, a piece of a snapshot each; no lock is needed."""
         past, fields = self.as_of(frozen), (*self.layout.keys, *self.layout.state)
         for piece in past.cut(rows, fields, limit=self.snapshot_bytes):
             yield past.decode(rows[piece])

@@ -42,7 +42,7 @@ class ShardView(Protocol):
         """Schema of the rows."""
 
     def find(self, keys: pa.RecordBatch, columns: Sequence[str]) -> Found:
-        """Rows with some keys.
+        """Return the rows with some keys.
 
         Parameters
         ----------
@@ -53,7 +53,7 @@ class ShardView(Protocol):
         """
 
     def frozen(self, columns: Sequence[str]) -> Frozen:
-        """All rows, in no particular order, in pieces that need no lock once they are taken."""
+        """Return all rows, in no particular order, in pieces that need no lock once they are taken."""
 
 
 class TableView:
@@ -91,7 +91,7 @@ class TableView:
         return places, _decoded(table, rows, self._columns(columns), table.piece_bytes)
 
     def words_of(self, keys: pa.RecordBatch) -> tuple[Slots, Words]:
-        """Rows with some keys as words, each with the place of its key."""
+        """Return the rows with some keys as words, each with the place of its key."""
         table = self._store.table
         looking = table.looking()
         if isinstance(looking, MultimapTable):
@@ -111,7 +111,7 @@ class TableView:
         return frozen_pieces(self._view.frozen(all_words(projection[0])), partial(self._of_piece, projection))
 
     def frozen_rows(self) -> FrozenRows:
-        """All rows as words, made little by little."""
+        """Return all rows as words, made little by little."""
         return self._view.frozen()
 
     def _of_piece(self, columns: _Columns, rows: Words, frozen: FrozenRows) -> Iterator[pa.Table]:
@@ -119,7 +119,7 @@ class TableView:
         yield _decoded(past, rows, columns, past.snapshot_bytes)
 
     def _columns(self, names: Sequence[str]) -> _Columns:
-        """Fields of some columns; worked out once, as look-ups of one key come by the thousand."""
+        """Return the fields of some columns; worked out once, as look-ups of one key come by the thousand."""
         selected, layout = tuple(names), self._store.table.layout
         if layout is not self._layout:
             self._planned, self._layout = {}, layout
@@ -132,7 +132,7 @@ class TableView:
 
 
 def _decoded(table: GroupTable, rows: Words, columns: _Columns, limit: int) -> pa.Table:
-    """Some columns of rows that are given as words."""
+    """Return some columns of rows that are given as words."""
     fields, schema = columns
     pieces = [
         pa.Table.from_arrays([table.decode_field(slot, rows[piece]) for slot in fields], schema=schema)

@@ -123,7 +123,7 @@ class VersionView:
         return overlay
 
     def _with_keys(self, rows: Words, keys: Words, nulls: Words, mask: np.uint64) -> Slots:
-        """Places of the rows that have one of a few keys."""
+        """Return the places of the rows that have one of a few keys."""
         first = self._table.layout.flag_words
         of_rows, matches = rows[:, first : first + keys.shape[1]], [np.empty(0, np.int64)]
         for key, null in zip(keys, nulls, strict=True):
@@ -139,7 +139,7 @@ class VersionView:
     # -- by key ---------------------------------------------------------------------------------------------------
 
     def rows_of_keys(self, keys: Words) -> tuple[Words, Mask]:
-        """Rows with these keys (zeros where there is none), and whether each was found."""
+        """Return the rows with these keys (zeros where there is none), and whether each was found."""
         overlay = self._overlay_for(*self._table.keys_of(keys), self._table.layout.key_mask)
         slots = self._table.find(keys)
         is_found = slots >= 0
@@ -153,7 +153,7 @@ class VersionView:
         return rows, is_found
 
     def rows_of_chains(self, keys: Words, nulls: Words) -> tuple[Slots, Words]:
-        """All rows that have one of some leading keys, of a table whose rows share them.
+        """Return all rows that have one of some leading keys, of a table whose rows share them.
 
         Parameters
         ----------
@@ -182,7 +182,7 @@ class VersionView:
         return places[order], rows[order]
 
     def rows_of_prefixes(self, prefixes: Words, columns: int) -> tuple[Slots, Words]:
-        """All rows whose first `columns` key columns are as in one of some distinct prefixes; in one pass over the keys.
+        """Return all rows whose first `columns` key columns are as in one of some distinct prefixes; in one pass over the keys.
 
         Returns
         -------
@@ -206,7 +206,7 @@ class VersionView:
     # -- all ------------------------------------------------------------------------------------------------------
 
     def _all(self) -> tuple[Slots, Words]:
-        """Every row of the version: slots of the table, and rows that are no longer in it."""
+        """Return every row of the version: slots of the table, and rows that are no longer in it."""
         self._catch_up()
         slots = self._table.live()
         changed = self._overlay.taken(self._overlay.live())
@@ -218,7 +218,7 @@ class VersionView:
         return slots[is_unchanged[slots]], changed[changed[:, 0] >> _S32 == 0]
 
     def frozen(self, words: Slots | None = None) -> FrozenRows:
-        """All rows, in no particular order, as copies of their words that are made little by little; see :class:`FrozenRows`."""
+        """Return all rows, in no particular order, as copies of their words that are made little by little; see :class:`FrozenRows`."""
         self._catch_up()
         if not len(self._overlay):
             return FrozenRows(self._table, words=words)

@@ -238,13 +238,13 @@ class VersionedTable:
     # -- versions -------------------------------------------------------------------------------------------------
 
     def retained(self) -> dict[int, int]:
-        """Versions in memory, oldest first, each with the serial number of the history that made it."""
+        """Return the versions in memory, oldest first, each with the serial number of the history that made it."""
         if not self._steps:
             return {self.version: self._origin}
         return {self._steps[0].base_version: self._origin} | {step.version: step.serial for step in self._steps}
 
     def steps_since(self, version: int, serial: int) -> Iterator[VersionStep]:
-        """Steps that were made on top of a version, oldest first, a pending one last.
+        """Yield the steps that were made on top of a version, oldest first, a pending one last.
 
         Raises
         ------
@@ -262,7 +262,7 @@ class VersionedTable:
             yield self._pending
 
     def steps(self) -> list[VersionStep]:
-        """Every step that memory holds, a pending one last."""
+        """Return every step that memory holds, a pending one last."""
         return [*self._steps, *([] if self._pending is None else [self._pending])]
 
     def rollback(self, version: int) -> bool:
@@ -297,11 +297,11 @@ class VersionedTable:
             self.compact()
 
     def snapshot(self) -> pa.Table:
-        """All rows of the newest version, with a pending change if there is one; ``row_schema``."""
+        """Return all rows of the newest version, with a pending change if there is one; ``row_schema``."""
         return self.table.decode(self.table.taken(self.table.live()))
 
     def frozen(self) -> Frozen:
-        """:meth:`snapshot` of now, in pieces."""
+        """Return :meth:`snapshot` of now, in pieces."""
         return frozen_pieces(FrozenRows(self.table), self.table.decode_frozen)
 
     def room(self) -> Mapping[str, Any]:
@@ -323,7 +323,7 @@ Frozen = Generator[Callable[[], Iterator[pa.Table]], None, None]
 
 
 def frozen_pieces(rows: FrozenRows, decode: Callable[[Words, FrozenRows], Iterator[pa.Table]]) -> Frozen:
-    """Pieces of frozen rows, one after the other."""
+    """Yield the pieces of frozen rows, one after the other."""
     try:
         for piece in rows:
             yield partial(decode, piece, rows)
@@ -339,7 +339,7 @@ class Compaction:
         self._floor = 0
 
     def is_due(self, *sharing: GroupTable) -> bool:
-        """Whether it is time to, by the pools of the first table. Not while a reader has the tables frozen."""
+        """Return whether it is time to, by the pools of the first table. Not while a reader has the tables frozen."""
         return _pooled(sharing[0]) >= 2 * self._floor + _SMALL_POOL and not any(table.is_frozen for table in sharing)
 
     def run(self, *sharing: VersionedTable) -> None:
@@ -355,5 +355,5 @@ class Compaction:
 
 
 def _pooled(table: GroupTable) -> int:
-    """Bytes in a table's pools. Of lists only what is in use: room to grow is no garbage."""
+    """Return the bytes in a table's pools. Of lists only what is in use: room to grow is no garbage."""
     return table.pool.nbytes + table.lists.used * table.lists.arena.itemsize

@@ -44,7 +44,7 @@ class EncodedBatch:
         return len(self.nulls)
 
     def take(self, rows: Mask | Slots | slice) -> EncodedBatch:
-        """Some of the rows."""
+        """Return some of the rows."""
         return EncodedBatch(
             self.feed,
             np.ascontiguousarray(self.keys[rows]),
@@ -56,7 +56,7 @@ class EncodedBatch:
 
     @classmethod
     def joined(cls, batches: Sequence[EncodedBatch]) -> EncodedBatch:
-        """All rows of batches of raw inputs, which have no lists."""
+        """Return all rows of batches of raw inputs, which have no lists."""
         if len(batches) == 1:
             return batches[0]
         return cls(
@@ -94,7 +94,7 @@ class WordRows:
     # -- in -------------------------------------------------------------------------------------------------------
 
     def encode(self, batch: pa.RecordBatch, *, partial: bool = False) -> EncodedBatch:
-        """Words of a batch with the columns of ``raw_schema``, or of ``row_schema`` if `partial`; others are ignored."""
+        """Return the words of a batch with the columns of ``raw_schema``, or of ``row_schema`` if `partial`; others are ignored."""
         layout = self.layout
         feed = layout.partial if partial else layout.raw
         nulls = np.zeros(batch.num_rows, np.uint64)
@@ -136,12 +136,12 @@ class WordRows:
         )
 
     def encode_table(self, rows: pa.Table) -> EncodedBatch:
-        """:meth:`encode` of all batches of raw inputs, as one."""
+        """Return :meth:`encode` of all batches of raw inputs, as one."""
         pieces = batches(rows, self.piece_bytes) or [pa.RecordBatch.from_pylist([], rows.schema)]
         return EncodedBatch.joined([self.encode(batch) for batch in pieces])
 
     def rows_of(self, batch: pa.RecordBatch, fields: tuple[FieldSlot, ...] | None = None) -> Words:
-        """Rows as words of a batch in ``row_schema`` (a delta or a snapshot), or of only some of its fields."""
+        """Return the rows as words of a batch in ``row_schema`` (a delta or a snapshot), or of only some of its fields."""
         rows = np.zeros((batch.num_rows, self.layout.row_words), np.uint64)
         flags_of_all = np.zeros(self.layout.row_words, np.uint64)
         for slot in (*self.layout.keys, *self.layout.state) if fields is None else fields:
@@ -168,7 +168,7 @@ class WordRows:
         return rows
 
     def rows_of_table(self, rows: pa.Table, fields: tuple[FieldSlot, ...] | None = None) -> Words:
-        """:meth:`rows_of` of all batches of a table."""
+        """Return :meth:`rows_of` of all batches of a table."""
         pieces = [self.rows_of(batch, fields) for batch in batches(rows, self.piece_bytes)]
         if len(pieces) == 1:
             return pieces[0]
@@ -185,7 +185,7 @@ class WordRows:
     # -- out ------------------------------------------------------------------------------------------------------
 
     def decode(self, rows: Words, pool: StringPool | None = None) -> pa.Table:
-        """Arrow table in ``row_schema`` of rows given as words; of those taken before compaction, with the `pool` of then.
+        """Return the Arrow table in ``row_schema`` of rows given as words; of those taken before compaction, with the `pool` of then.
 
         It has as many chunks as :meth:`cut` makes pieces.
         """
@@ -200,7 +200,7 @@ class WordRows:
     def cut(
         self, rows: Words, fields: Sequence[FieldSlot], pool: StringPool | None = None, limit: int | None = None
     ) -> Iterable[slice]:
-        """Pieces of rows given as words, of which these fields are at most `limit` bytes of Arrow data (or a single row).
+        """Return the pieces of rows given as words, of which these fields are at most `limit` bytes of Arrow data (or a single row).
 
         Parameters
         ----------
@@ -213,7 +213,7 @@ class WordRows:
         return cut(self.row_bytes(rows, fields, pool), limit)
 
     def longest_row(self, rows: Words, fields: Sequence[FieldSlot], pool: StringPool | None = None) -> int:
-        """Bytes that no row has more of in these fields."""
+        """Return the bytes that no row has more of in these fields."""
         pool = self.pool if pool is None else pool
         total = 0
         for slot in fields:
@@ -226,7 +226,7 @@ class WordRows:
         return total
 
     def row_bytes(self, rows: Words, fields: Sequence[FieldSlot], pool: StringPool | None = None) -> Slots:
-        """Bytes of Arrow data that each row has in these fields, about."""
+        """Return the bytes of Arrow data that each row has in these fields, about."""
         pool = self.pool if pool is None else pool
         sizes = np.zeros(len(rows), np.int64)
         for slot in fields:
@@ -256,7 +256,7 @@ class WordRows:
 
     @staticmethod
     def _has_nulls(slot: FieldSlot, rows: Words) -> bool:
-        """Whether a field has no value in some row; in one pass, and without any memory."""
+        """Return whether a field has no value in some row; in one pass, and without any memory."""
         flags = rows[:, slot.flag_word]
         if slot.is_key:
             return int(np.bitwise_or.reduce(flags)) & slot.flag != 0
@@ -264,7 +264,7 @@ class WordRows:
 
     @staticmethod
     def _words_of(slot: FieldSlot, rows: Words) -> tuple[tuple[Slots, ...], Bytes]:
-        """Words of a field, and where it has a value."""
+        """Return the words of a field, and where it has a value."""
         flags = rows[:, slot.flag_word] & np.uint64(slot.flag)
         valid = (flags == 0 if slot.is_key else flags != 0).view(np.uint8)
         words = tuple(
@@ -274,5 +274,5 @@ class WordRows:
 
 
 def _never_expiring(words: Words, valid: Bytes) -> Words:
-    """Expiry words in which a null is for ever: ``null <= watermark`` is not true in Spark either."""
+    """Return the expiry words in which a null is for ever: ``null <= watermark`` is not true in Spark either."""
     return np.where(valid == 0, np.uint64(NEVER), words)

@@ -104,7 +104,7 @@ def _encode_strings(array: pa.Array, pool: StringPool, valid: Bytes) -> Words:
 
 
 def decode_column(data_type: pa.DataType, words: tuple[Slots, ...], valid: Bytes, pool: StringPool) -> pa.Array:
-    """Arrow array of n values from their words; null where ``valid`` is 0.
+    """Return the Arrow array of n values from their words; null where ``valid`` is 0.
 
     Raises
     ------

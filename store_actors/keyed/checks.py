@@ -63,14 +63,14 @@ def _check_column(rows: Rows, field: Field) -> None:
 
 
 def _same_type(got: pa.DataType, expected: pa.DataType) -> bool:
-    """Equal types; a timestamp may be in any zone, because its instant is the same in all."""
+    """Return whether the types are equal; a timestamp may be in any zone, because its instant is the same in all."""
     if pa.types.is_timestamp(got) and pa.types.is_timestamp(expected):
         return got.unit == expected.unit and (got.tz is None) == (expected.tz is None)
     return bool(got == expected)
 
 
 def key_batch(key: Sequence[object], fields: Sequence[Field]) -> pa.RecordBatch:
-    """A batch of the one key whose parts are given in the order of the fields.
+    """Return a batch of the one key whose parts are given in the order of the fields.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def key_batch(key: Sequence[object], fields: Sequence[Field]) -> pa.RecordBatch:
 
 
 def value_array(value: object, data_type: pa.DataType, column: str) -> pa.Array:
-    """An array of one value.
+    """Return an array of one value.
 
     Raises
     ------

@@ -87,7 +87,7 @@ class Reads:
         return True
 
     def get(self, key: Sequence[object]) -> dict[str, Any] | None:
-        """Values under one key, given as its parts in the order of the key columns; None if it is not there.
+        """Return the values under one key, given as its parts in the order of the key columns; None if it is not there.
 
         Raises
         ------
@@ -99,7 +99,7 @@ class Reads:
         return {field.name: row[field.name] for field in values} if row[FOUND_COLUMN] else None
 
     def multi_get(self, keys: Rows) -> pa.Table:
-        """Rows under keys, in their order: key columns, value columns (null if the key is missing), ``__found``.
+        """Return the rows under keys, in their order: key columns, value columns (null if the key is missing), ``__found``.
 
         Raises
         ------
@@ -127,12 +127,12 @@ class Reads:
         return pa.Table.from_batches(pieces, schema)
 
     def iterator(self, batch_rows: int = BATCH_ROWS) -> RowScan:
-        """All rows as they are now, in no particular order; puts and removes while iterating are not shown."""
+        """Return all rows as they are now, in no particular order; puts and removes while iterating are not shown."""
         self._require("iterator")
         return self._view.scan(batch_rows)
 
     def prefix_scan(self, prefixes: Rows, batch_rows: int = BATCH_ROWS) -> RowScan:
-        """Rows whose leftmost key columns are as in one of the rows of `prefixes`, in no particular order.
+        """Return the rows whose leftmost key columns are as in one of the rows of `prefixes`, in no particular order.
 
         Parameters
         ----------
@@ -162,7 +162,7 @@ class Reads:
     def range_scan(
         self, column: str, start: object = None, end: object = None, batch_rows: int = BATCH_ROWS
     ) -> RowScan:
-        """Rows with ``start <= column < end``, ordered by that key column; None leaves an end open.
+        """Return the rows with ``start <= column < end``, ordered by that key column; None leaves an end open.
 
         Nulls come last and are in ranges without an end; NaN is the largest number; strings and binaries are ordered by
         their bytes. That is the order of Spark's range scans.
@@ -181,12 +181,12 @@ class Reads:
         return self._view.range_scan(slots[column], start, end, batch_rows)
 
     def metrics(self) -> KeyedMetrics:
-        """Figures of this version and its store."""
+        """Return the figures of this version and its store."""
         self._require("metrics")
         return KeyedMetrics(len(self), self._store.nbytes, *self._changed_rows())
 
     def _changed_rows(self) -> tuple[int, int]:
-        """Rows updated and removed by the version that is being made."""
+        """Return the rows updated and removed by the version that is being made."""
         return 0, 0
 
 

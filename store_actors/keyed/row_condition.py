@@ -21,7 +21,7 @@ _ROW = "__row"
 
 
 def matches(condition: Condition, batch: pa.RecordBatch) -> Mask:
-    """Rows for which the condition is true; null is not true.
+    """Return the rows for which the condition is true; null is not true.
 
     Raises
     ------

@@ -159,7 +159,7 @@ class KeyedShard:
         return self._writer
 
     def read(self, version: int | None = None) -> ReadHandle:
-        """A reader of a retained version; of the newest committed one by default.
+        """Return a reader of a retained version; of the newest committed one by default.
 
         Raises
         ------
@@ -236,7 +236,7 @@ class KeyedShard:
         self._table.clear_columns(names)
 
     def snapshot(self, version: int | None = None) -> pa.Table:
-        """All rows of a retained version (the newest committed one by default), in ``row_schema``.
+        """Return all rows of a retained version (the newest committed one by default), in ``row_schema``.
 
         Raises
         ------
@@ -247,12 +247,12 @@ class KeyedShard:
             return handle.iterator().read_all()
 
     def frozen(self) -> Frozen:
-        """:meth:`snapshot` of the newest committed version as it is now, in pieces."""
+        """Return :meth:`snapshot` of the newest committed version as it is now, in pieces."""
         self._table.check_whole()
         return frozen_pieces(KeyedView(self._table, self.version).frozen(), self._table.table.decode_frozen)
 
     def view(self, version: int) -> ShardView:
-        """A retained version, to be read without a handle.
+        """Return a retained version, to be read without a handle.
 
         Raises
         ------

@@ -92,7 +92,7 @@ class RowScan(Iterator[pa.RecordBatch]):
             self._rows, self._slots, self._position = rows, None, 0
 
     def read_all(self) -> pa.Table:
-        """Everything that is left, as one table."""
+        """Return everything that is left, as one table."""
         schema = self._table.layout.schema.row_schema()
         return pa.Table.from_batches(list(self), schema=schema)
 
@@ -171,7 +171,7 @@ class DueRows:
         self._expiry_queue.add(times[is_entered], slots[is_entered])
 
     def find(self, limit: int) -> Slots:
-        """Slots of the rows that are due at or before `limit` as they are now; the same if asked again."""
+        """Return the slots of the rows that are due at or before `limit` as they are now; the same if asked again."""
         slots = np.unique(self._expiry_queue.due(limit))
         rows = self._table.taken(slots)
         times = self._times(rows)
@@ -182,7 +182,7 @@ class DueRows:
         return due_slots
 
     def earliest(self) -> int | None:
-        """When the first row falls due as the rows are now; None if none does."""
+        """Return when the first row falls due as the rows are now; None if none does."""
         times = self._times(self._table.taken(self._table.live()))
         least = int(times.min(initial=NEVER))
         return None if least == NEVER else least
@@ -305,7 +305,7 @@ class KeyedTable(VersionedTable):
         return NetChange(rows, len(new), len(changed), len(removed), len(new) + len(slots) - len(removed))
 
     def _slots_of(self, step: VersionStep, before: Words) -> tuple[Slots, Slots]:
-        """Slots of keys that a pending version has added to its base, and of the rows `before` of that (-1: removed)."""
+        """Return the slots of keys that a pending version has added to its base, and of the rows `before` of that (-1: removed)."""
         table = self.table
         if self._written is not None:
             created, changed = ([slots[number] for slots in self._written] for number in range(2))
@@ -378,12 +378,12 @@ class KeyedTable(VersionedTable):
             self._due.add(rows)
 
     def due(self, limit: int) -> Words:
-        """Rows whose due column is at most `limit` now, as words; what is not due is not looked at."""
+        """Return the rows whose due column is at most `limit` now, as words; what is not due is not looked at."""
         with self.changing():  # what is found is out of the calendar until it is entered again
             return self.table.taken(self._due_rows().find(limit))
 
     def earliest_due(self) -> int | None:
-        """Least value of the due column; None if no row falls due."""
+        """Return the least value of the due column; None if no row falls due."""
         return self._due_rows().earliest()
 
     def _due_rows(self) -> DueRows:

@@ -85,7 +85,7 @@ class DeduplicateShard(VersionedTable):
 
     @staticmethod
     def _chosen(batch: pa.Table, indices: Slots) -> pa.Table:
-        """Some rows of a batch, in its order: a filter goes chunk by chunk, so that none grows past what Arrow counts."""
+        """Return some rows of a batch, in its order: a filter goes chunk by chunk, so that none grows past what Arrow counts."""
         is_kept = np.zeros(batch.num_rows, np.bool_)
         is_kept[indices] = True
         return batch.filter(pa.array(is_kept))
@@ -128,6 +128,6 @@ class DeduplicateShard(VersionedTable):
         return state.append_column(CHANGE_COLUMN, pa.array(kinds))
 
     def output(self, delta: pa.Table) -> pa.Table:
-        """First rows: keys and payload."""
+        """Return the first rows: keys and payload."""
         first = delta.filter(pc.not_equal(delta.column(CHANGE_COLUMN), REMOVED))
         return first.select([*(field.name for field in self.schema.keys), *self._payload])

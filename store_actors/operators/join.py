@@ -253,7 +253,7 @@ class JoinShard:
         ]
 
     def output(self, delta: pa.Table) -> pa.Table:
-        """Refused: pairs cannot be read off a delta; :attr:`Change.emitted` has them.
+        """Refuse: pairs cannot be read off a delta; :attr:`Change.emitted` has them.
 
         Raises
         ------
@@ -313,7 +313,7 @@ class JoinShard:
         self.version, self.watermark_ms = self._sides[0].version, self._sides[0].watermark_ms
 
     def retained(self) -> dict[int, int]:
-        """Versions in memory; see :meth:`VersionedTable.retained`."""
+        """Return the versions in memory; see :meth:`VersionedTable.retained`."""
         return self._sides[0].retained()
 
     def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
@@ -325,18 +325,18 @@ class JoinShard:
         self._compact()
 
     def snapshot(self) -> pa.Table:
-        """All rows of the newest version, with a pending change if there is one; ``row_schema``."""
+        """Return all rows of the newest version, with a pending change if there is one; ``row_schema``."""
         tables = [table for piece in self.frozen() for table in piece()]
         return pa.concat_tables([self.schema.row_schema().empty_table(), *tables])
 
     def frozen(self) -> Frozen:
-        """:meth:`snapshot` of now, in pieces."""
+        """Return :meth:`snapshot` of now, in pieces."""
         schema = self.schema.row_schema()
         parts = [frozen_pieces(FrozenRows(side.table), partial(side.frozen_state, schema)) for side in self._sides]
         return (piece for part in parts for piece in part)
 
     def view(self, version: int) -> ShardView:
-        """A retained version of both sides, to be read."""
+        """Return a retained version of both sides, to be read."""
         return _JoinView(self._sides, self.schema, version)
 
     def room(self) -> Mapping[str, Any]:

@@ -50,7 +50,7 @@ class JoinType(StrEnum):
     LEFT_SEMI = "left_semi"
 
     def is_outer(self, side: int) -> bool:
-        """Whether rows of a side that match nothing are emitted with nulls."""
+        """Return whether rows of a side that match nothing are emitted with nulls."""
         return _OUTER.get(self, (False, False))[side]
 
 
@@ -97,11 +97,11 @@ class JoinOptions:
         )
 
     def is_outer(self, side: int) -> bool:
-        """Whether rows of a side that match nothing are emitted with nulls."""
+        """Return whether rows of a side that match nothing are emitted with nulls."""
         return self.join_type.is_outer(side)
 
     def stored(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Columns of either side that are needed after their batch: of the output, the condition, and the expiry."""
+        """Return the columns of either side that are needed after their batch: of the output, the condition, and the expiry."""
         read = columns_of(self.condition) if self.condition is not None else set()
         needed = [{*self.output[side], *read, self.expiry[side]} for side in (0, 1)]
         left, right = (tuple(name for name in self.sides[side] if name in needed[side]) for side in (0, 1))
@@ -115,7 +115,7 @@ def join_schema(
     options: Mapping[str, Any],
     delay_ms: int | None = None,
 ) -> StateSchema:
-    """Schema of a join.
+    """Return the schema of a join.
 
     Parameters
     ----------

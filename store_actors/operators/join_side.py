@@ -255,7 +255,7 @@ class JoinSide(MultiTable):
             yield rows[piece]
 
     def frozen_state(self, schema: pa.Schema, rows: Words, frozen: FrozenRows) -> Iterator[pa.Table]:
-        """:meth:`state` of rows that frozen rows gave out, a piece of a snapshot each."""
+        """Yield :meth:`state` of rows that frozen rows gave out, a piece of a snapshot each."""
         table, layout = self.table.as_of(frozen), self.table.layout
         for piece in table.cut(rows, (*layout.keys, *layout.state), limit=table.snapshot_bytes):
             yield self.state(rows[piece], schema, table=table)
@@ -265,13 +265,13 @@ class JoinSide(MultiTable):
         return [pa.nulls(count, slot.view_type) for slot in self._output]
 
     def has(self, name: str) -> bool:
-        """Whether a column is one of its keys or of its state."""
+        """Return whether a column is one of its keys or of its state."""
         return name in self._slots
 
     def state(
         self, rows: Words, schema: pa.Schema, *, keys_only: bool = False, table: GroupTable | None = None
     ) -> pa.Table:
-        """Rows (of a frozen `table`) in the operator's ``row_schema``; with nulls for values if only keys are wanted."""
+        """Return the rows (of a frozen `table`) in the operator's ``row_schema``; with nulls for values if only keys are wanted."""
         table = self.table if table is None else table
         keys = {slot.name for slot in self.table.layout.keys}
         columns: list[pa.Array] = []

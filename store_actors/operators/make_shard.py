@@ -37,10 +37,10 @@ class OperatorShard(VersionedStore, Protocol):
         """Fold a batch into the newest version, as `version`, not yet committed."""
 
     def output(self, delta: pa.Table) -> pa.Table:
-        """Rows that a batch emits, where its change does not carry them."""
+        """Return the rows that a batch emits, where its change does not carry them."""
 
     def snapshot(self) -> pa.Table:
-        """All rows of the newest version."""
+        """Return all rows of the newest version."""
 
 
 _SHARDS: dict[OperatorKind, Callable[[StateSchema, int, Memory], OperatorShard]] = {
@@ -54,7 +54,7 @@ _SHARDS: dict[OperatorKind, Callable[[StateSchema, int, Memory], OperatorShard]]
 
 
 def make_shard(schema: StateSchema, seed: int, memory: Memory = HEAP) -> OperatorShard:
-    """An empty shard of an operator; `seed` and `memory` as of :class:`~store_actors.engine.table.GroupTable`."""
+    """Return an empty shard of an operator; `seed` and `memory` as of :class:`~store_actors.engine.table.GroupTable`."""
     return _SHARDS[schema.operator](schema, seed, memory)
 
 

@@ -150,7 +150,7 @@ class SessionShard(MultiTable):
         )
 
     def output(self, delta: pa.Table) -> pa.Table:
-        """Sessions that a batch emits, read off its delta, without their number.
+        """Return the sessions that a batch emits, read off its delta, without their number.
 
         ``append``: those that its watermark closed. ``update``: those that it changed. (``complete``: :meth:`snapshot`.)
         """
@@ -260,7 +260,7 @@ class SessionShard(MultiTable):
         self.table.extend(feed, rows, targets, values, valid)
 
     def _partials(self, rows: Words) -> tuple[Words, Bytes]:
-        """State words of rows as the columns of a batch of partial accumulators; their lists are the table's own."""
+        """Return the state words of rows as the columns of a batch of partial accumulators; their lists are the table's own."""
         state = self.table.layout.state
         valid = [
             ((rows[:, slot.flag_word] & np.uint64(slot.flag)) != 0).astype(np.uint8)

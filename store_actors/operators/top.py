@@ -45,7 +45,7 @@ _NEW = np.int64(1 << 62)
 
 
 def top_shard(schema: StateSchema, seed: int = 0, memory: Memory = HEAP) -> FirstShard | TopShard:
-    """An empty shard: the one for a single row of each partition, where that will do."""
+    """Return an empty shard: the one for a single row of each partition, where that will do."""
     single_row = int(schema.options["n"]) == 1
     return FirstShard(schema, seed, memory) if single_row else TopShard(schema, seed, memory)
 
@@ -99,7 +99,7 @@ class FirstShard(OrderedRows):
         super().load(delta, version, watermark_ms)
 
     def _best(self, words: Words) -> tuple[Words, Mask, Words]:
-        """Rows of the batch that are the first of their partitions now, which of them replace a row, and those rows."""
+        """Return the rows of the batch that are the first of their partitions now, which of them replace a row, and those rows."""
         ids, firsts = self._number_partitions(words)
         slots = self.table.find(words[firsts])
         occupied = np.flatnonzero(slots >= 0)
@@ -214,7 +214,7 @@ class TopShard(OrderedRows, MultiTable):
         )
 
     def _contenders(self, order: Words, owners: Slots, ids: Slots, partitions: int) -> Slots:
-        """Rows that have to be put in order: new ones that can enter, and what is in the partitions that they can enter."""
+        """Return the rows that have to be put in order: new ones that can enter, and what is in the partitions that they can enter."""
         num_existing = len(owners)
         is_full = np.bincount(owners, minlength=partitions) >= self._n
         worst = np.full(partitions, -1, np.int64)

@@ -142,7 +142,7 @@ class Commits:
 
     @staticmethod
     def _is_refusal(error: BaseException) -> bool:
-        """Whether the log refused a commit that failed with this error; after any other error it may have been committed."""
+        """Return whether the log refused a commit that failed with this error; after any other error it may have been committed."""
         return isinstance(error, FencedError)
 
     def _write(self, deltas: Sequence[Delta]) -> None:

@@ -19,7 +19,7 @@ class CoordinatorRef(Protocol):
         """Count the commits of all stores of a partition together; returns the entries that count."""
 
     def load_plans(self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]) -> LoadPlans:
-        """Files that make a version of a partition's stores."""
+        """Return the files that make a version of a partition's stores."""
 
     def open_instance(
         self,

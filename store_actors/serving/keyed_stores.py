@@ -321,7 +321,7 @@ class KeyedStores:
         return version
 
     def committed(self, session_id: str) -> bool:
-        """Whether a session's version was committed."""
+        """Return whether a session's version was committed."""
         session = self._find(session_id)
         ended = session.ended if isinstance(session, Session) else session
         return ended is not None and ended.committed is not None

@@ -87,14 +87,14 @@ class Lineage:
     failures: Counter[str] = field(default_factory=Counter)
 
     def is_hot(self, epoch: int, run_id: str, base: int) -> bool:
-        """Whether memory is at a lease's base version beyond doubt.
+        """Return whether memory is at a lease's base version beyond doubt.
 
         An epoch is of one run; of a state that was put back from a backup, epochs are given again, to other runs.
         """
         return self.is_loaded and (self.epoch, self.run_id, self.version) == (epoch, run_id, base)
 
     def knows(self, version: int, counted: str) -> bool:
-        """Whether the attempt that counts for a version is the one that made it here."""
+        """Return whether the attempt that counts for a version is the one that made it here."""
         return self.is_loaded and self.attempt_of(version) == counted
 
     def attempt_of(self, version: int) -> str:
@@ -118,7 +118,7 @@ class Lineage:
         return SyncAction.KEEP if base == self.version else SyncAction.ROLLBACK
 
     def recorded(self, run_id: str, version: int) -> bool:
-        """Whether the version in memory is the one asked for, made by this very run: its task is a repeated one."""
+        """Return whether the version in memory is the one asked for, made by this very run: its task is a repeated one."""
         return self.is_loaded and any((entry.run_id, entry.version) == (run_id, version) for entry in self.newest)
 
     def rolled_back(self, base: int) -> None:

@@ -40,7 +40,7 @@ COUNTERS = {
 
 
 def store_samples(metrics: StoreMetrics, use: MemoryUse, shards: int, behind: tuple[int, int]) -> Iterator[Sample]:
-    """A store actor's figures as they are now.
+    """Yield a store actor's figures as they are now.
 
     Parameters
     ----------

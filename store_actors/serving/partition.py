@@ -75,11 +75,11 @@ class Partition:
     emitted: pa.Table | None = None
 
     def is_loaded_as(self, name: str, definition: StoreDefinition) -> bool:
-        """Whether memory has a store, as it is asked for now."""
+        """Return whether memory has a store, as it is asked for now."""
         return name in self.formats and self.formats[name].definition == definition
 
     def has(self, definitions: Mapping[str, StoreDefinition]) -> bool:
-        """Whether memory has all the stores as they are asked for, at the lineage's version."""
+        """Return whether memory has all the stores as they are asked for, at the lineage's version."""
         version = self.lineage.version
         return all(
             self.is_loaded_as(name, definition) and self.stores[name].version == version

@@ -128,7 +128,7 @@ class PartitionCache:
         self._pinned.pop(store_id, None)
 
     def is_pinned(self, store_id: StateStoreId) -> bool:
-        """Whether a partition is pinned; each call counts as a round of maintenance."""
+        """Return whether a partition is pinned; each call counts as a round of maintenance."""
         rounds = self._pinned.pop(store_id, 0)
         if rounds > 1:
             self._pinned[store_id] = rounds - 1

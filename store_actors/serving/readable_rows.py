@@ -30,7 +30,7 @@ class Views:
         return sum(view.nbytes for view in self._views.values())
 
     def of(self, store_name: str, version: int, make: Callable[[], ShardView]) -> ShardView:
-        """A view that memory still has the version of."""
+        """Return a view that memory still has the version of."""
         view = self._views.get((store_name, version))
         if view is None or not view.is_there:
             self._views = {which: view for which, view in self._views.items() if view.is_there}

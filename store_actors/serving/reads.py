@@ -95,7 +95,7 @@ class Reads:
     # -- answers --------------------------------------------------------------------------------------------------
 
     def find(self, request: ReadRequest, keys: pa.Table) -> FoundRows | None:
-        """Rows with some keys.
+        """Return the rows with some keys.
 
         Parameters
         ----------
@@ -155,7 +155,7 @@ class Reads:
         )
 
     def describe(self, request: ReadRequest) -> StateSchema | None:
-        """Columns of a store; None as :meth:`find`."""
+        """Return the columns of a store; None as :meth:`find`."""
         rows = self._rows(
             request, _projection_of(request.projection), *_version_to_read(request, self._newest(request))
         )
@@ -264,7 +264,7 @@ def _partition(store_id: StateStoreId) -> StateStoreId:
 
 
 def _version_to_read(request: ReadRequest, newest: tuple[int, str]) -> tuple[int, str]:
-    """Version to read, and the attempt that made it."""
+    """Return the version to read, and the attempt that made it."""
     if request.is_latest and newest[0] > request.version:
         return newest
     return request.version, request.attempt_id
@@ -301,7 +301,7 @@ def _projected_changes(changes: Changes, request: ReadRequest, projection: ReadP
 
 
 def _projected_rows(rows: ReadableRows, view_columns: ViewColumns, projection: ReadProjection) -> Iterator[pa.Table]:
-    """All rows for which the filter is true, as they are shown."""
+    """Yield all rows for which the filter is true, as they are shown."""
     columns = _scanned_columns(projection)
     with closing(rows.scan(view_columns.needed(columns))) as tables:
         for table in tables:
@@ -309,7 +309,7 @@ def _projected_rows(rows: ReadableRows, view_columns: ViewColumns, projection: R
 
 
 def _scanned_columns(projection: ReadProjection) -> Sequence[str] | None:
-    """Columns that a scan needs: what it gives, and what its filter looks at."""
+    """Return the columns that a scan needs: what it gives, and what its filter looks at."""
     if projection.filter is None or projection.columns is None:
         return projection.columns
     # Without their names the filter may look at any.

@@ -103,7 +103,7 @@ class Session:
             raise
 
     def leave(self, reason: str, *, fenced: bool = False, committed: int | None = None) -> None:
-        """:meth:`end` where the stores themselves are gone, or were committed. Nothing of the stores is held on to."""
+        """Do :meth:`end` where the stores themselves are gone, or were committed. Nothing of the stores is held on to."""
         task = self.task
         self.ended = Ended(reason, fenced, committed, task.state_name, task.partition_id, self.request.base_version)
         self.handles = {}
@@ -154,7 +154,7 @@ class Sessions:
         return session_id
 
     def find(self, session_id: str) -> Session | Ended | None:
-        """A session, which is used now, or how it ended; None if it is not known, any more or at all."""
+        """Return a session, which is used now, or how it ended; None if it is not known, any more or at all."""
         with self._guard:
             session: Session | Ended | None = self._writing.get(session_id)
             now_s = self._elapsed_s()

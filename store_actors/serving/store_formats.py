@@ -63,7 +63,7 @@ class StoreFormat(Protocol):
         """Apply the plan's deltas after `version`; return their number, or None if a delta has other columns than the store."""
 
     def has_columns_of(self, rows: pa.Table) -> bool:
-        """Whether a delta's rows have exactly the columns of the store."""
+        """Return whether a delta's rows have exactly the columns of the store."""
 
     def view(self, store: VersionedStore, version: int) -> ShardView:
         """Return a view of a retained version of a store."""
