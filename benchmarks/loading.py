@@ -29,7 +29,7 @@ from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_object_store
 from store_actors.messages import ShardInput
 from store_actors.operators.aggregate import AggregateShard
-from store_actors.serving.files import delta_path, encode_delta, encode_snapshot, snapshot_path
+from store_actors.serving.files import delta_path, encode_delta, encode_snapshot, identity_in_state, snapshot_path
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
 
@@ -49,7 +49,7 @@ def _write(objects: ObjectStore, rows: int, deltas: int) -> tuple[LoadPlan, int,
             started = time.perf_counter()
             tables = (table for read_block in shard.frozen() for table in read_block())
             files = []
-            for piece in encode_snapshot(tables, 1, 0, COUNT_AND_SUM, shard.room(), {}):
+            for piece in encode_snapshot(tables, 1, 0, COUNT_AND_SUM, shard.room(), identity_in_state(store_id, "aa")):
                 files.append(
                     StoredFile(snapshot_path(store_id, 1, "aa", piece.number), len(piece.data), piece.checksum)
                 )
@@ -61,7 +61,7 @@ def _write(objects: ObjectStore, rows: int, deltas: int) -> tuple[LoadPlan, int,
             )
             size = sum(stored.file_bytes for stored in files)
         else:
-            data, checksum = encode_delta(change, COUNT_AND_SUM, {})
+            data, checksum = encode_delta(change, COUNT_AND_SUM, identity_in_state(store_id, "aa"))
             file = delta_path(store_id, version, "aa")
             objects.put(file, data)
             size += len(data)
