@@ -276,6 +276,8 @@ def _problem(error: CorruptStateError | NewerFormatError, of_metadata: str = "")
         return f"it belongs elsewhere: its {of_metadata} is {facts['expected']} and that of the log {facts['says']}"
     if isinstance(error, NewerFormatError):
         return f"a later release wrote it (format {facts['format']}, and this release knows {facts['known_up_to']})"
+    if "known" in facts:
+        return f"it is of format {facts['format']}, which no release wrote (this one reads format {facts['known']})"
     if facts.get("field") == "previous":
         folder, _, number = str(facts["file"]).removesuffix(".json").rpartition("/")
         before = f"{folder}/{int(number) - 1:020d}.json"

@@ -51,6 +51,24 @@ def test_a_file_of_a_later_format_is_refused_by_name(folder: Path, kind: str, fi
         attach(f"file://{folder}", offline=True).state("s").versions()
 
 
+@pytest.mark.parametrize("kind", ["metadata.json", "manifest/*", "checkpoints/*", "parts/*"])
+@pytest.mark.parametrize("number", [FORMAT - 1, 0, None])
+def test_a_file_of_an_earlier_format_is_refused_by_name(folder: Path, kind: str, number: int | None) -> None:
+    file = newest(folder, kind)
+    body = unseal(file.read_bytes())
+    field = "format_version" if "format_version" in body else "format"
+    del body[field]
+    file.write_bytes(seal(body if number is None else {**body, field: number}))
+    says = f"before its first release.*{file.name}.*format=`{1 if number is None else number}` known=`{FORMAT}`"
+    with pytest.raises(CorruptStateError, match=says):
+        ManifestLog(open_object_store(f"file://{folder}"), "s", "reader").check_file(
+            f"s/{file.relative_to(folder / 's')}"
+        )
+    objects = open_object_store(f"file://{folder}")
+    damages = check_files(objects, files_of(objects, "s"), lambda size: None).damages
+    assert any("which no release wrote" in damage.problem for damage in damages), damages
+
+
 def _copied_by_hand(folder: Path) -> None:
     shutil.rmtree(folder / "bad")
     shutil.copytree(folder / "s", folder / "bad")
