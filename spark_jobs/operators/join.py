@@ -218,10 +218,7 @@ def _prepared(node: JoinNode, side: int, keys: JoinKeys, columns: list[Column]) 
     plan = node.sides[side]
     key_columns = keys.columns[side]
     leaves = [column.alias(leaf.name) for leaf, column in zip(keys.leaves, key_columns, strict=True)]
-    frame = plan.frame()
-    for conjunct in node.filters[side]:
-        frame = frame.where(conjunct.column())
-    return frame.select(*leaves, *columns, F.hash(*key_columns).alias(HASH_COLUMN))
+    return plan.frame().select(*leaves, *columns, F.hash(*key_columns).alias(HASH_COLUMN))
 
 
 def _all(conditions: Sequence[Expression]) -> Column:

@@ -41,9 +41,7 @@ class JoinNode:
     join
         The join in it.
     sides
-        Both sides' plans, without the filters at their top; their event time is among their columns.
-    filters
-        Conjuncts of each side's filters: the query's, and those that Spark pushes or infers.
+        Both sides' plans, with the filters that Spark pushes to them or infers.
     keys
         Equal expressions of both sides.
     rest
@@ -56,7 +54,6 @@ class JoinNode:
     join: Plan
     outputs: tuple[Expression, ...]
     sides: tuple[Plan, Plan]
-    filters: tuple[list[Expression], list[Expression]]
     keys: tuple[list[Expression], list[Expression]]
     rest: Expression | None
     kind: JoinType
@@ -87,7 +84,7 @@ def analysed_join(joined: DataFrame) -> JoinNode:
         join = with_condition(join, condition.with_comparisons())
     sql = join.join_type
     _check(join, sql)
-    # The filters that Spark derives from the condition decide which rows count for a watermark, so Spark's own rules derive them.
+    # Rows that no match needs take no room in the state: Spark's own rules derive such filters from the condition.
     pushed = pushed_down(join)
     equal = equi_join(pushed)
     if equal is None:
@@ -95,13 +92,11 @@ def analysed_join(joined: DataFrame) -> JoinNode:
             "a join of two streams needs an equality between columns of both sides, as in Spark; add one to the condition",
             join=sql,
         )
-    plans, filters = zip(*(_unfiltered(side) for side in (pushed.left, pushed.right)), strict=True)
     return JoinNode(
         analysed=top,
         join=join,
         outputs=tuple(outputs),
-        sides=(plans[0], plans[1]),
-        filters=(filters[0], filters[1]),
+        sides=(pushed.left, pushed.right),
         keys=equal.keys,
         rest=equal.rest,
         kind=_TYPES[sql],
@@ -154,16 +149,6 @@ def _of_event_time(join: Plan, condition: Expression | None, *, needs_both: bool
         if read <= set().union(*bounding) and all(read & side_ids for side_ids in ids):
             conjuncts.append(conjunct)
     return conjunction(conjuncts)
-
-
-def _unfiltered(plan: Plan) -> tuple[Plan, list[Expression]]:
-    """Return a plan without the filters at its top, and their conjuncts."""
-    conjuncts: list[Expression] = []
-    while plan.kind in ("Filter", "SubqueryAlias", "ResolvedHint"):
-        if plan.kind == "Filter":
-            conjuncts += plan.condition.conjuncts()
-        plan = plan.child
-    return plan, conjuncts
 
 
 def lags_ms(spark: SparkSession, node: JoinNode) -> tuple[int | None, int | None]:
