@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +54,6 @@ _FILL, _WARM_UP, _BATCH = "fill", "warm-up", "batch"
 
 #: Results of the sides of a comparison, by their name.
 Results = dict[str, dict[str, Any]]
-#: Starts a variant in the folder of its comparison.
-StartOther = Callable[[Path], Variant]
 
 
 # -- one operator -----------------------------------------------------------------------------------------------------
@@ -93,8 +91,6 @@ class _Comparison:
         A folder of its own.
     report
         Takes a line of text after each batch of all sides.
-    others
-        Start further variants.
     """
 
     def __init__(
@@ -105,7 +101,6 @@ class _Comparison:
         plan: Plan,
         root: Path,
         report: Callable[[str], None],
-        others: Iterable[StartOther],
     ) -> None:
         self._spark, self._fleet, self._workload, self._plan, self._root = spark, fleet, workload, plan, root
         self._report = report
@@ -114,7 +109,6 @@ class _Comparison:
         #: Names of the states of each variant on the fleet.
         self._states: dict[str, list[str]] = {}
         self._variants = [self._start(name) for name in plan.sides]
-        self._variants += [start(root) for start in others]
 
     def _start(self, name: str) -> Variant:
         workload = self._workload
@@ -216,7 +210,6 @@ def compare(
     plan: Plan,
     root: Path,
     report: Callable[[str], None] = _say,
-    others: Iterable[StartOther] = (),
 ) -> Results:
     """Run a workload on all sides of a plan, and return their figures; `root` is a folder of its own, which is deleted.
 
@@ -224,12 +217,10 @@ def compare(
     ----------
     report
         Takes a line of text after each batch of all sides (:func:`steps_of`).
-    others
-        Start further variants of the workload, each with the folder (:meth:`Variant.input_folder`).
     """
     try:
         with _fleet_of(root) as fleet:
-            return _Comparison(spark, fleet, workload, plan, root, report, others).run()
+            return _Comparison(spark, fleet, workload, plan, root, report).run()
     finally:
         shutil.rmtree(root, ignore_errors=True)
 

@@ -233,10 +233,7 @@ class Fleet:
             operator = RoutedOperator.of(plan, name, self.uri, modes=modes)
             num_shards = shards if operator.schema.keys else 1  # a single global group has a single shard
             viewed = operator.schema
-            folder = session_folder()
-            # Tasks and store actors run as the user who started Ray, which may be another one.
-            rays_user = os.stat(folder).st_uid
-            sockets = None if operator.upstream.by_python else sockets_of(folder, self.uri, rays_user)
+            sockets = None if operator.upstream.by_python else _sockets_of(self.uri)
             # The view for readers is stored with the state's metadata; no task needs it.
             operator = replace(
                 operator,
@@ -698,6 +695,12 @@ class Fleet:
     def shutdown(self) -> None:
         """End the fleet's actors on this cluster. Every committed version stays in the object store."""
         end_fleet(self._actors, self._coordinator)
+
+
+def _sockets_of(uri: str) -> str:
+    folder = session_folder()
+    # Tasks and store actors run as the user who started Ray, which may be another one.
+    return sockets_of(folder, uri, os.stat(folder).st_uid)
 
 
 def _check_frame(frame: object, name: str) -> None:

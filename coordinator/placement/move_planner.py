@@ -21,8 +21,8 @@ from coordinator.placement.policy import ActorSlot, Choice, PlacementPolicy, Pla
 
 __all__ = [
     "ELSEWHERE",
-    "LOCAL",
     "INHERITED",
+    "LOCAL",
     "MOVED",
     "NO_EXECUTOR",
     "UNPLACED",

@@ -21,9 +21,10 @@ from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import StateSchema
 from spark_jobs.functions.groups import EXISTS, TIMEOUT, Groups, StateColumns, single_chunk
 from spark_jobs.functions.state_batch import NO_TIMEOUT, BatchClock, BatchFunction, Mask, StateBatch
-from spark_jobs.functions.user_state_task import ProgramClient, UserBatch
+from spark_jobs.functions.user_state_task import UserBatch
 from spark_jobs.plan.keys import KeyTree
 from spark_jobs.plan.view_components import ViewComponent
+from spark_jobs.worker.fleet_client import FleetClient
 from spark_jobs.worker.state_store import StateStore
 from store_actors.messages import StoreSpec
 
@@ -219,7 +220,7 @@ class GroupStateProgram:
     has_watermark: bool
 
     @contextmanager
-    def opened(self, client: ProgramClient, task: TaskIdentity, schema: StateSchema) -> Iterator[_OpenFunction]:
+    def opened(self, client: FleetClient, task: TaskIdentity, schema: StateSchema) -> Iterator[_OpenFunction]:
         """Yield the function with its store, ready for one batch."""
         yield _OpenFunction(self, (self.columns.group_store(schema.keys),))
 

@@ -5,7 +5,7 @@ State comes and goes in a few calls for any number of keys: the program's stores
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -16,17 +16,16 @@ import pyarrow.compute as pc
 from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.errors import StoreUnavailableError
 from coordinator.model.identities import TaskIdentity
-from coordinator.model.load_plans import LoadPlan
 from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.worker.batch import BatchHeader, EventTimes, event_times
 from spark_jobs.worker.exchange import Received, unpack
-from spark_jobs.worker.fleet_client import FleetAddress, fleet_client
+from spark_jobs.worker.fleet_client import FleetAddress, FleetClient, fleet_client
 from spark_jobs.worker.state_store import StateStore
 from spark_jobs.worker.task import task_identity
 from store_actors.messages import BatchFacts, StoreSpec
 
-__all__ = ["EVENT_TIME_FIELD", "OpenProgram", "ProgramClient", "UserBatch", "UserProgram", "UserStateTask"]
+__all__ = ["EVENT_TIME_FIELD", "OpenProgram", "UserBatch", "UserProgram", "UserStateTask"]
 
 #: Column of a row's event time, in microseconds, by which it is late; there if timeouts are of event time.
 EVENT_TIME_FIELD = Field("event_us", "int64")
@@ -68,23 +67,11 @@ class OpenProgram(Protocol):
         """Do a batch on the open stores; return the rows to emit. Nothing is committed yet."""
 
 
-class ProgramClient(Protocol):
-    """The part of a client of the fleet that a program's batch needs; see :class:`~spark_jobs.worker.fleet_client.FleetClient`."""
-
-    def open_granted(
-        self, task: TaskIdentity, metadata: StateMetadata, stores: tuple[StoreSpec, ...]
-    ) -> tuple[StateStore, LeaseGrant]:
-        """Return a handle that makes the next version of the stores, and its lease."""
-
-    def load_plans(self, task: TaskIdentity, store_names: Sequence[str]) -> Mapping[str, LoadPlan]:
-        """Return the files of stores that the task's batch reads, by store name."""
-
-
 class UserProgram(Protocol):
     """A function or processor of the user, as an operator runs it."""
 
     def opened(
-        self, client: ProgramClient, task: TaskIdentity, schema: StateSchema
+        self, client: FleetClient, task: TaskIdentity, schema: StateSchema
     ) -> AbstractContextManager[OpenProgram]:
         """Return the program for one batch, until the context ends."""
 
@@ -133,10 +120,6 @@ class UserStateTask:
         return self._run(received)
 
     def _run(self, received: Received) -> list[pa.Table]:
-        task = task_identity(self.metadata, received.header)
-        return self.run(received, task, fleet_client(self.address))
-
-    def run(self, received: Received, task: TaskIdentity, client: ProgramClient) -> list[pa.Table]:
         """Do a partition's batch and commit it; return the rows that the program emits.
 
         Raises
@@ -144,6 +127,7 @@ class UserStateTask:
         StoreUnavailableError
             The store actor was lost.
         """
+        task, client = task_identity(self.metadata, received.header), fleet_client(self.address)
         rows = received.rows.raw
         assert received.header is not None, "the task's identity was made of it"
         with self.program.opened(client, task, self.schema) as program:

@@ -161,16 +161,19 @@ def watermark_delay_ms(attributes: Sequence[Expression]) -> int | None:
 
     Where there are several, it is that of the column of :func:`event_time`, before those of windows.
     """
-    marked = [attribute for attribute in attributes if attribute.watermark_delay_ms is not None]
-    ordered = [attribute for attribute in marked if not _is_window(attribute)] or marked
-    return ordered[0].watermark_delay_ms if ordered else None
+    marked = _marked(attributes)
+    return marked[0].watermark_delay_ms if marked else None
 
 
 def event_time(attributes: Sequence[Expression]) -> Column | None:
     """Return the event time of the attributes that reach an operator; None without one, or if there are only windows of it."""
-    times = (item for item in attributes if item.watermark_delay_ms is not None and not _is_window(item))
-    first = next(times, None)
-    return None if first is None else first.column().cast("timestamp")
+    marked = _marked(attributes)
+    return marked[0].column().cast("timestamp") if marked and not _is_window(marked[0]) else None
+
+
+def _marked(attributes: Sequence[Expression]) -> list[Expression]:
+    """Return the attributes with a watermark, windows last."""
+    return sorted((item for item in attributes if item.watermark_delay_ms is not None), key=_is_window)
 
 
 def several_event_times(expressions: Iterable[Expression], spark: SparkSession) -> str | None:

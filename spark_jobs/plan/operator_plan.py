@@ -170,6 +170,8 @@ class RoutedOperator:
         schema = plan.schema
         warn_if_unbounded(schema, state)
         mode, possible, refused = modes or QueryModes.of(schema)
+        # A user's function is called in a Python worker, and sees a single partition of its state.
+        is_of_function = isinstance(plan, TaskMaker)
         upstream = Upstream(
             state,
             uri,
@@ -181,20 +183,12 @@ class RoutedOperator:
             mode=mode,
             modes=possible,
             refused=dict(refused),
-            # A user's function sees a single partition of its state.
-            together=not isinstance(plan, TaskMaker),
+            together=not is_of_function,
             late_columns=dict(plan.late_columns) if isinstance(plan, FiltersLateRows) else {},
-            by_python=_why_by_python(plan, schema),
+            by_python="a function of the user's is called in them" if is_of_function else None,
             accumulators=_accumulators(schema),
         )
         return cls(plan, schema, upstream)
-
-
-def _why_by_python(plan: OperatorPlan, schema: StateSchema) -> str | None:
-    """Return why the tasks of an operator need Python workers; None if they can hand their rows over to store actors."""
-    if isinstance(plan, TaskMaker):
-        return "a function of the user's is called in them"
-    return None
 
 
 def _accumulators(schema: StateSchema) -> list[dict[str, Any]] | None:

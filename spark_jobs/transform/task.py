@@ -16,7 +16,7 @@ from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import Field, StateSchema
 from spark_jobs.functions.group_task import GroupView
 from spark_jobs.functions.groups import Groups
-from spark_jobs.functions.user_state_task import ProgramClient, UserBatch
+from spark_jobs.functions.user_state_task import UserBatch
 from spark_jobs.plan.spark_errors import StateCallError
 from spark_jobs.transform.block import Block
 from spark_jobs.transform.handle import StatefulProcessorHandle
@@ -24,6 +24,7 @@ from spark_jobs.transform.processor import StatefulProcessor, TimerValues
 from spark_jobs.transform.rows import Rows
 from spark_jobs.transform.variables import PLACE, TimeMode, Variable, VariableKind, processor_stores, store_name
 from spark_jobs.transform.work import TransformWork
+from spark_jobs.worker.fleet_client import FleetClient
 from spark_jobs.worker.state_store import StateStore
 from store_actors.messages import StoreSpec
 
@@ -92,7 +93,7 @@ class ProcessorProgram:
     has_watermark: bool
 
     @contextmanager
-    def opened(self, client: ProgramClient, task: TaskIdentity, schema: StateSchema) -> Iterator[_OpenProcessor]:
+    def opened(self, client: FleetClient, task: TaskIdentity, schema: StateSchema) -> Iterator[_OpenProcessor]:
         """Yield the processor with its stores, ready for one batch."""
         with closing(load_processor(self.processor)) as processor:
             block = Block([field.name for field in schema.keys])
@@ -174,7 +175,7 @@ class _OpenProcessor:
 
 
 def _purged(
-    client: ProgramClient, task: TaskIdentity, deleted: Iterable[str], keys: tuple[Field, ...]
+    client: FleetClient, task: TaskIdentity, deleted: Iterable[str], keys: tuple[Field, ...]
 ) -> tuple[StoreSpec, ...]:
     """Return the stores of deleted variables that still have rows."""
     kinds = {store_name(kind, name): kind for name in sorted(deleted) for kind in VariableKind}

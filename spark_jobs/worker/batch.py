@@ -59,19 +59,20 @@ class EventTimes:
     ----------
     late_ms
         Watermark up to which rows are late.
-    seen_ms
-        Watermark that a user's function sees while it gets rows.
     after
         The watermarks of the version that the batch makes: state up to ``after.input_ms`` is closed.
     """
 
     late_ms: int
-    seen_ms: int
     after: Watermarks
+
+    @property
+    def seen_ms(self) -> int:
+        """Watermark that a user's function sees while it gets rows."""
+        return self.after.input_ms
 
 
 def event_times(grant: LeaseGrant, late_ms: int, evict_ms: int) -> EventTimes:
     """Return the event times of a batch, of which Spark gives the watermarks (:class:`BatchHeader`); they never go back."""
     before = grant.watermarks
-    after = before.reached(evict_ms)
-    return EventTimes(max(late_ms, before.input_ms), after.input_ms, after)
+    return EventTimes(max(late_ms, before.input_ms), before.reached(evict_ms))
