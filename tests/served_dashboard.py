@@ -23,7 +23,7 @@ def _no_look_ups() -> LookUps:
 
 
 @contextmanager
-def served(probe: FleetProbe, token: str | None = None) -> Iterator[str]:
+def served(probe: FleetProbe, port: int = 0, token: str | None = None) -> Iterator[str]:
     """Serve the dashboard of a fleet without Ray from a thread; yield its address."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
@@ -33,7 +33,7 @@ def served(probe: FleetProbe, token: str | None = None) -> Iterator[str]:
     server = Server(watching, _no_look_ups, ThreadPoolExecutor(2), access)
 
     async def start() -> str:
-        host, bound = await server.start("127.0.0.1", 0)
+        host, bound = await server.start("127.0.0.1", port)
         watching.start()
         return f"http://{host}:{bound}/"
 
