@@ -246,7 +246,8 @@ class Fleet:
                 return route_plan(self._collected(operator, metadata, existing), metadata, address)
 
             query_mode_schema = operator.schema if modes.mode is None else None
-            return self.attach(df, name, operator.schema.output_mode, viewed, num_shards, route, query_mode_schema)
+            mode, by_python = operator.schema.output_mode, operator.upstream.by_python is not None
+            return self.attach(df, name, mode, viewed, num_shards, route, query_mode_schema, by_python=by_python)
 
         return StatefulDataFrame(df, Target(name, outputMode, shards, run_plan))
 
@@ -269,6 +270,8 @@ class Fleet:
         shards: int | None,
         route: Callable[[StateMetadata, FleetAddress], DataFrame],
         query_mode_schema: StateSchema | None = None,
+        *,
+        by_python: bool,
     ) -> DataFrame:
         """Return the DataFrame of an operator whose state is `name`, after a check that it fits the state that exists.
 
@@ -278,6 +281,8 @@ class Fleet:
             The operator's schema with its view for readers; None if the stores are a program's own.
         query_mode_schema
             The schema of an operator that has its query's output mode, which is checked when the query starts.
+        by_python
+            Whether a function of the user's gets the rows, in Spark's Python workers.
 
         Raises
         ------
@@ -293,7 +298,8 @@ class Fleet:
         install(df.sparkSession, _DRIVER.answer)
         _DRIVER.add(self._address, self._coordinator, self._placement)
         _DRIVER.watch(df.sparkSession)
-        self._prepare(df.sparkSession)
+        if by_python:
+            self._prepare(df.sparkSession)
         existing = self._coordinator.describe_state(name)
         if shards is None:
             parallelism = max(_MIN_SHARDS, df.sparkSession.sparkContext.defaultParallelism)
