@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from coordinator.telemetry.batch_times import phases
 
 __all__ = ["FedFleet", "now_ms"]
 
@@ -21,42 +23,39 @@ def now_ms() -> int:
 
 
 class FedFleet:
-    """Queries that each make a batch between two probes; see :class:`~statefleet.dashboard.watching.FleetProbe`.
+    """Queries that each make a batch between two requests for the status.
 
     Parameters
     ----------
     queries, shards
         Number of queries, and of the shards of all together.
+    names
+        Names of the queries, if they are to have others than ``query-00`` and so on.
     """
 
-    def __init__(self, queries: int, shards: int, seed: int = 7) -> None:
+    def __init__(self, queries: int, shards: int, names: Sequence[str] = (), seed: int = 7) -> None:
         self._random = random.Random(seed)
         self.actors = [self._actor(number) for number in range(_NODES * _ACTORS_EACH)]
         self.unanswering: set[str] = set()
         self.executors = [self._executor(node) for node in range(_NODES)]
         self.running: dict[str, dict[str, Any]] = {}
-        self._probes = 0
         self.queries = {
-            name: self._query(name, shards // queries) for name in map("query-{:02d}".format, range(queries))
+            name: self._query(name, shards // queries) for name in names or map("query-{:02d}".format, range(queries))
         }
 
-    def watch(self, known_stamps: Mapping[str, str]) -> dict[str, Any]:
-        """Run another batch of each query, and return the status."""
-        self._probes += 1
+    def status(self) -> dict[str, Any]:
+        """Run another batch of each query, and return the status as ``RayProbe`` does; actors in :attr:`unanswering` are lost."""
         for name in self.queries:
             self._batch(name)
         return {
             "fleet_id": "fed", "uri": "s3://bucket/many-queries", "drained": [], "took_ms": 0,
             "coordinator": {"node_id": _node_id(0), "pid": 4001, "started_at_ms": 1_760_000_000_000},
-            "store_actors": [dict(actor) for actor in self.actors],
-            "queries": list(self.queries.values()),
+            "store_actors": [
+                {**actor, "alive": actor["actor_name"] not in self.unanswering} for actor in self.actors
+            ],
+            "queries": [dict(query) for query in self.queries.values()],
             "executors": [dict(executor) for executor in self.executors], "running": dict(self.running),
-            "stamps": {name: str(self._probes) for name in self.queries},
         }  # fmt: skip
-
-    def answering(self, status: Mapping[str, Any]) -> Mapping[str, bool]:
-        """Return which store actors answer: all but those in :attr:`unanswering`."""
-        return {actor["actor_name"]: actor["actor_name"] not in self.unanswering for actor in status["store_actors"]}
 
     def move(self, name: str, shard: int, to: int, reason: str) -> None:
         """Give a shard to another store actor."""
@@ -98,7 +97,7 @@ class FedFleet:
             "name": name, "query_id": f"id-{name}", "run_id": "3f2a9c0011223344", "output_mode": "update", "num_shards": shards,
             "active": True, "version": 100, "batch_id": 99, "watermark_ms": now_ms() - 600_000, "rows_per_second": 0.0,
             "state_rows": 0, "state_bytes": 0, "locality": 0.99, "rows_late": 0, "last_commit_ms": now_ms(), "epoch": 7,
-            "batches": [], "refusals": [], "shards": [self._shard(number) for number in range(shards)],
+            "batches": [], "refusals": [], "slow_batches": [], "shards": [self._shard(number) for number in range(shards)],
         }  # fmt: skip
 
     def _shard(self, number: int) -> dict[str, Any]:
@@ -129,6 +128,7 @@ class FedFleet:
             "apply_total_ms": 40, "write_total_ms": 60, "last_shard": last["partition_id"],
             **{moment: last[moment] for moment in ("asked_ms", "leased_ms", "begun_ms", "apply_ms", "write_ms", "counted_ms")},
         }  # fmt: skip
+        batch["phases"] = phases(batch)
         self.queries[name] = {
             **query, "shards": shards, "version": version, "batch_id": version - 1, "last_commit_ms": end,
             "watermark_ms": end - 600_000, "rows_per_second": rows_in * skew,

@@ -4,41 +4,52 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
-from coordinator.model.errors import InvalidRequestError
 from statefleet.dashboard.access import Access
-from statefleet.dashboard.lookups import LookUps
 from statefleet.dashboard.server import Server
-from statefleet.dashboard.watching import FleetProbe, Watching
+from statefleet.dashboard.status_cache import StatusCache
+from statefleet.reads.fleet import LiveFleet, attach
 from tests.fed_fleet import now_ms
+from tests.stored_shards import STORED
 
 __all__ = ["served"]
 
 
-def _no_look_ups() -> LookUps:
-    raise InvalidRequestError("this fleet has figures and no rows")
+def _stored_fleet() -> LiveFleet:
+    return attach(f"file://{STORED}", offline=True)
 
 
 @contextmanager
-def served(probe: FleetProbe, port: int = 0, token: str | None = None) -> Iterator[str]:
-    """Serve the dashboard of a fleet without Ray from a thread; yield its address."""
+def served(
+    status: Callable[[], dict[str, Any]],
+    port: int = 0,
+    token: str | None = None,
+    fleet: Callable[[], LiveFleet] = _stored_fleet,
+) -> Iterator[str]:
+    """Serve the dashboard of a fleet without Ray from a thread; yield its address.
+
+    Parameters
+    ----------
+    status
+        Returns what the page shows.
+    fleet
+        Returns the states in which keys are looked up: by default those of :data:`~tests.stored_shards.STORED`.
+    """
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    watching = Watching(probe, now_ms)
     access = Access(token, only_loopback_names=token is None)
-    server = Server(watching, _no_look_ups, ThreadPoolExecutor(2), access)
+    server = Server(StatusCache(status, now_ms), fleet, ThreadPoolExecutor(2), access)
 
     async def start() -> str:
         host, bound = await server.start("127.0.0.1", port)
-        watching.start()
         return f"http://{host}:{bound}/"
 
     async def stop() -> None:
-        await watching.stop()
         await server.stop()
         # Connections that browsers left open: a task that is collected later would log an error in the middle of something else.
         left = asyncio.all_tasks() - {asyncio.current_task()}

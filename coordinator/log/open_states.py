@@ -37,14 +37,11 @@ class RestingState:
     ----------
     query_id
         Its query.
-    stamp
-        Of its details; see :meth:`Coordinator.watch <coordinator.service.coordinator.Coordinator.watch>`.
     encoded
         :func:`~coordinator.telemetry.status.query_details` of it, as JSON, which takes a fraction of the objects' memory.
     """
 
     query_id: str
-    stamp: str
     encoded: bytes
 
     def details(self) -> dict[str, Any]:
@@ -144,13 +141,13 @@ class OpenStates:
                 extra={"state": state_name},
             )
 
-    def rest(self, state_name: str, details: Mapping[str, Any] | None, stamp: str) -> bool:
+    def rest(self, state_name: str, details: Mapping[str, Any] | None) -> bool:
         """Unload a state's ledger, which is read again when it is asked for; returns False if it is in use.
 
         Parameters
         ----------
-        details, stamp
-            Its details meanwhile, and their stamp; None for a name that no state has.
+        details
+            Its details meanwhile; None for a name that no state has.
         """
         writer = self._writers.get(state_name)
         unused_s = self._clock.elapsed_s() - self._asked_s.get(state_name, 0.0)
@@ -160,7 +157,7 @@ class OpenStates:
         self._asked_s.pop(state_name, None)
         if details is not None:
             encoded = json.dumps(details).encode()
-            self._resting[state_name] = RestingState(details["query_id"], stamp, encoded)
+            self._resting[state_name] = RestingState(details["query_id"], encoded)
         return True
 
     def forget_deleted(self, stored: Collection[str]) -> None:

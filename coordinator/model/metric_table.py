@@ -193,8 +193,7 @@ def _of_storage() -> Iterable[Metric]:
 
 
 def _of_dashboard() -> Iterable[Metric]:
-    yield _gauge("dashboard_browsers", "Browsers that look at the dashboard")
-    yield _counter("dashboard_failed_looks", "Looks at the fleet that failed")
+    yield _counter("dashboard_failed_looks", "Requests for the fleet's status that failed")
 
 
 #: Every metric, in the order in which they are documented.

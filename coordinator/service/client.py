@@ -234,5 +234,5 @@ class CoordinatorClient:
 
     load_all_states = _method(Coordinator.load_all_states)
     status = _method(Coordinator.status)
-    watch = _method(Coordinator.watch)
+    status_details = _method(Coordinator.status_details)
     clean = _method(Coordinator.clean)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from coordinator.ledger.batch_stats import BatchResult
@@ -529,21 +529,16 @@ class Coordinator:
         """Return whether a state's query is active, and its driver reports it."""
         return self._is_active(ledger) and self._metrics.is_running(ledger.run_id)
 
-    async def watch(self, known_stamps: Mapping[str, str]) -> dict[str, Any]:
-        """Return :meth:`status` for a caller that polls: with details, and only of queries that changed.
-
-        Parameters
-        ----------
-        known_stamps
-            ``stamps`` of the last answer.
+    async def status_details(self) -> dict[str, Any]:
+        """Return :meth:`status` as the dashboard shows it, with batches, refusals, and files and moves of each shard.
 
         Returns
         -------
         dict
-            ``queries`` whose stamp is another one now; ``stamps`` of all states; ``took_ms``, for how long no other request was
+            ``queries``, as of :func:`~coordinator.telemetry.status.query_details`; ``took_ms``, for how long no other request was
             answered meanwhile; ``executors`` of all drivers; ``running``, the batches that take long, by state.
         """
-        return await self._overview.changes(known_stamps)
+        return await self._overview.status_details()
 
     async def samples(self) -> list[Sample]:
         """Return the metrics of the states that are open."""

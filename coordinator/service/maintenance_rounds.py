@@ -100,7 +100,7 @@ class MaintenanceRounds:
         if created is not None and not self._ended_queries.is_due(ledger):
             return
         details = None if created is None else self._overview.details(ledger, created, is_active=False)
-        if self._states.rest(state_name, details, self._overview.stamp(state_name, writer, is_active=False)):
+        if self._states.rest(state_name, details):
             self._metrics.forget(state_name)
             self._planner.forget(state_name)
             self._instances.registry.deactivate_instances(ledger.run_id)

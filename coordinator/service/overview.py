@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -81,44 +81,27 @@ class Overview:
             "unreadable": unreadable,
         }
 
-    async def changes(self, known_stamps: Mapping[str, str]) -> dict[str, Any]:
-        """Return what changed since the last answer; see :meth:`~coordinator.service.coordinator.Coordinator.watch`."""
-        stamps: dict[str, str] = {}
-        queries: list[dict[str, Any]] = []
+    async def status_details(self) -> dict[str, Any]:
+        """Return the status with details; see :meth:`~coordinator.service.coordinator.Coordinator.status_details`."""
+        queries = [state.details() for state in self._states.resting().values()]
         took_s = 0.0
-        for name, writer in self._states.writers():
+        for _, writer in self._states.writers():
+            ledger, created = writer.ledger, writer.metadata
+            if ledger is None or created is None:
+                continue
             began_s = self._clock.elapsed_s()
-            details = self._changed_details(name, writer, known_stamps, stamps)
+            queries.append(self.details(ledger, created, is_active=self._is_active(ledger)))
             took_s += self._clock.elapsed_s() - began_s
-            if details is not None:
-                queries.append(details)
-                # Tasks have their turn between one query and the next.
-                await asyncio.sleep(0)
-        for name, state in self._states.resting().items():
-            stamps[name] = state.stamp
-            if known_stamps.get(name) != state.stamp:
-                queries.append(state.details())
+            # Tasks have their turn between one query and the next.
+            await asyncio.sleep(0)
+        queries.sort(key=lambda query: str(query["name"]))
         return {
             **fleet_status(self._uri, self._coordinator(), self._actors, queries),
             "executors": self._metrics.executors(),
             "running": self._running_batches(),
-            "stamps": stamps,
             "drained": sorted(self._planner.drained),
             "took_ms": int(1000 * took_s),
         }
-
-    def _changed_details(
-        self, name: str, writer: LedgerWriter, known_stamps: Mapping[str, str], stamps: dict[str, str]
-    ) -> dict[str, Any] | None:
-        """Enter a query's stamp, and return its details if the known stamp is another one."""
-        ledger, created = writer.ledger, writer.metadata
-        if ledger is None or created is None:
-            if created is not None and name in known_stamps:
-                stamps[name] = known_stamps[name]  # its log is being read again
-            return None
-        is_active = self._is_active(ledger)
-        stamps[name] = self.stamp(name, writer, is_active=is_active)
-        return None if known_stamps.get(name) == stamps[name] else self.details(ledger, created, is_active=is_active)
 
     def details(self, ledger: StateLedger, created: StateMetadata, *, is_active: bool) -> dict[str, Any]:
         """Return all that is shown of a query."""

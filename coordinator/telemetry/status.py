@@ -18,7 +18,7 @@ from coordinator.model.names import fleet_id_of
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.move_planner import LOCAL, MovePlanner
-from coordinator.telemetry.batch_times import moments
+from coordinator.telemetry.batch_times import moments, phases
 from coordinator.telemetry.state_record import StateRecord
 from coordinator.telemetry.state_stats import ShardStats, StateStats
 
@@ -99,7 +99,8 @@ def query_details(
     """Return :func:`query_status` with ``batches``, ``refusals``, ``slow_batches``, and more of each shard.
 
     Times are milliseconds since the epoch: ``planned_ms`` by the driver's clock, ``begun_ms`` by a store actor's, all others by the
-    coordinator's. Durations of commits before this coordinator started are None.
+    coordinator's. Durations of commits before this coordinator started are None. ``phases`` of a batch are those of
+    :func:`~coordinator.telemetry.batch_times.phases`.
     """
     layout = ledger.layouts.newest(first_layout(metadata))
     shards = [ShardStats.of(ledger, placing, partition) for partition in layout.partitions]
@@ -223,14 +224,17 @@ def _batch(batch: _Batch, first_partition: int, record: StateRecord) -> dict[str
     last = max(batch.entries, key=lambda entry: (record.time_of(entry).counted_ms or 0, entry.committed_at_ms))
     time = record.time_of(last)
     is_known = time.counted_ms is not None
+    times = {
+        "planned_ms": last.batch_time_ms,
+        "ended_ms": recorded.ended_ms if recorded else None,
+        **moments(last, time),
+    }
     return {
         "batch_id": batch.version - 1,
         "version": batch.version,
         "run_id": last.run_id,
-        "planned_ms": last.batch_time_ms,
         "first_begun_ms": stats.first_begun_ms,
         "last_begun_ms": stats.last_begun_ms,
-        "ended_ms": recorded.ended_ms if recorded else None,
         "shards_counted": stats.commits,
         "rows_in": stats.rows_in,
         "rows_late": stats.rows_late,
@@ -243,5 +247,6 @@ def _batch(batch: _Batch, first_partition: int, record: StateRecord) -> dict[str
         "apply_total_ms": stats.apply_ms if is_known else None,
         "write_total_ms": stats.write_ms if is_known else None,
         "last_shard": last.partition_id - first_partition,
-        **moments(last, time),
+        **times,
+        "phases": phases(times),
     }

@@ -5,11 +5,9 @@ Standard output has only the result of the command, so that it can be piped; wit
 
 from __future__ import annotations
 
-import base64
 import datetime as dt
 import decimal
 import json
-import math
 import re
 import shutil
 import sys
@@ -20,11 +18,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from coordinator.model.text import size_text
+from statefleet.reads.json_values import cell_text, plain
 
 __all__ = [
     "WIDTH",
     "ago_text",
-    "plain",
     "print_json",
     "print_records",
     "print_table",
@@ -84,32 +82,6 @@ def _stat(value: object) -> str:
     return f"{value:,.2f}" if isinstance(value, float) else str(value)
 
 
-def _datum(value: object) -> str:
-    """Return a value of a state's row as a cell, without separators in numbers."""
-    if value is None:
-        return "null"
-    if isinstance(value, dt.datetime):
-        return value.isoformat(sep=" ")
-    return value if isinstance(value, str) else str(plain(value))
-
-
-def plain(value: Any) -> Any:
-    """Return a value for JSON: times in ISO 8601, decimals as text, bytes in base64, and numbers that JSON lacks as text."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, dt.datetime | dt.date | dt.time):
-        return value.isoformat()
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return f"{value:f}" if isinstance(value, decimal.Decimal) else str(value)
-
-
 # -- printing -------------------------------------------------------------------------------------------------
 
 
@@ -134,7 +106,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
 def print_records(columns: Sequence[str], rows: Sequence[Mapping[str, object]]) -> None:
     """Print rows of a state: as a table if they are narrow enough, else one after the other, with a line for each column."""
-    cells = [[_datum(row[name]) for name in columns] for row in rows]
+    cells = [[cell_text(row[name]) for name in columns] for row in rows]
     widths = [max(len(column), *(len(row[index]) for row in cells)) for index, column in enumerate(columns) if cells]
     if sum(widths) + 2 * len(widths) <= _width() and max(widths, default=0) <= _WIDEST_CELL:
         numeric = {

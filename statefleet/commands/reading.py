@@ -36,6 +36,7 @@ from statefleet.commands.output import (
     size_cell,
     time_text,
 )
+from statefleet.reads.json_values import key_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -312,41 +313,4 @@ def _key(state: LiveState, assignments: list[str], null: list[str]) -> dict[str,
             keys=", ".join(state.keys),
             got=", ".join(texts),
         )
-    schema = state.schema
-    return {name: None if text is None else _value(schema.field(name), text) for name, text in texts.items()}
-
-
-def _value(field: pa.Field, text: str) -> Any:
-    """Return the value of a column, parsed from text."""
-    import pyarrow as pa
-
-    try:
-        if pa.types.is_nested(field.type):
-            return _from_json(field, text)
-        if pa.types.is_timestamp(field.type) and field.type.tz is not None:
-            return _timestamp(field, text)
-        return pa.array([text]).cast(field.type)[0].as_py()
-    except (pa.ArrowException, ValueError) as error:
-        raise InvalidRequestError(
-            "a value does not fit its key column", column=field.name, type=str(field.type), value=text, cause=error
-        ) from error
-
-
-def _timestamp(field: pa.Field, text: str) -> Any:
-    """Return a time with its zone, or in UTC, the zone of Statefleet's sessions."""
-    import datetime as dt
-
-    when = dt.datetime.fromisoformat(text)
-    return when if when.tzinfo is not None else when.replace(tzinfo=dt.UTC)
-
-
-def _from_json(field: pa.Field, text: str) -> Any:
-    import io
-    import json
-
-    import pyarrow as pa
-    import pyarrow.json as pa_json
-
-    line = json.dumps({field.name: json.loads(text)}).encode()
-    options = pa_json.ParseOptions(explicit_schema=pa.schema([field]), unexpected_field_behavior="error")
-    return pa_json.read_json(io.BytesIO(line), parse_options=options)[field.name][0].as_py()
+    return key_of(state, texts)

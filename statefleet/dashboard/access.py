@@ -89,11 +89,6 @@ class Access:
             answer.headers.setdefault("Cache-Control", "no-store")
         return answer
 
-    @property
-    def headers(self) -> dict[str, str]:
-        """Headers of a response that is sent piece by piece."""
-        return {**_HEADERS, "Cache-Control": "no-store"}
-
     def _refused(self, request: web.BaseRequest) -> web.Response | None:
         hosts = request.headers.getall("Host", [])
         host = hosts[0] if len(hosts) == 1 else ""

@@ -1,4 +1,4 @@
-"""The dashboard's HTTP server: the files of the page, the stream of changes, and queries of state."""
+"""The dashboard's HTTP server: the files of the page, the fleet's status, and look-ups of keys."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import logging
 import socket
 from collections.abc import Callable
 from concurrent.futures import Executor
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from coordinator.model.errors import InvalidRequestError, StateStoreError
 from statefleet.dashboard.access import Access
-from statefleet.dashboard.lookups import LookUps
-from statefleet.dashboard.watching import Watching
+from statefleet.dashboard.key_lookup import look_up
+from statefleet.dashboard.status_cache import StatusCache
+from statefleet.reads.fleet import LiveFleet
 
 __all__ = ["Server"]
 
@@ -36,17 +35,9 @@ _TYPES = {
     ".svg": "image/svg+xml",
     ".txt": "text/plain",
 }
-#: Seconds after which a stream without changes sends a heartbeat.
-_HEARTBEAT_S = 10.0
-#: Seconds that a page waits for the first poll before it gets the view.
-_FIRST_LOOK_S = 3.0
-#: Maximum size of a request, in bytes.
+#: Maximum size of a request, and of an answer that is compressed at once, in bytes.
 _MOST_BYTES = 65536
-#: Default number of versions of a key.
-_VERSIONS = 5
-_ROWS = 20
-
-LookUp = Callable[[LookUps], Any]
+_IN_LOOP_BYTES = 65536
 
 
 class Server:
@@ -54,19 +45,19 @@ class Server:
 
     Parameters
     ----------
-    watching
-        Polls of the fleet.
-    look_ups
-        Returns the queries of the calling thread.
+    status
+        The fleet's status.
+    fleet
+        Returns the fleet's states, to be read; called in a thread.
     threads
-        Threads that run queries.
+        Threads of look-ups.
     access
         Check of every request.
     """
 
-    def __init__(self, watching: Watching, look_ups: Callable[[], LookUps], threads: Executor, access: Access) -> None:
-        self._watching = watching
-        self._look_ups = look_ups
+    def __init__(self, status: StatusCache, fleet: Callable[[], LiveFleet], threads: Executor, access: Access) -> None:
+        self._status = status
+        self._fleet = fleet
         self._threads = threads
         self._access = access
         self._files = _read_files(_STATIC)
@@ -85,12 +76,8 @@ class Server:
         app = web.Application(client_max_size=_MOST_BYTES)
         app.add_routes(
             [
-                web.get("/api/stream", self._stream),
-                web.get("/api/shards/{state}/{shard}", self._shard),
-                web.get("/api/shards/{state}/{shard}/keys", self._hottest),
-                web.get("/api/states/{state}", self._describe),
-                web.get("/api/states/{state}/rows", self._rows),
-                web.post("/api/states/{state}/look-up", self._look_up),
+                web.get("/api/fleet", self._fleet_status),
+                web.post("/api/states/{state}", self._look_up),
                 web.get("/{file:.*}", self._file),
             ]
         )
@@ -124,68 +111,28 @@ class Server:
         answer.enable_compression()
         return answer
 
-    # -- the view -------------------------------------------------------------------------------------------------
-
-    async def _stream(self, request: web.Request) -> web.StreamResponse:
-        await self._watching.looked(_FIRST_LOOK_S)
-        answer = web.StreamResponse(headers={**self._access.headers, "Content-Type": "text/event-stream"})
-        with self._watching.subscribed() as queue, suppress(ConnectionResetError):
-            await answer.prepare(request)
-            # Changes from now on are queued, and nothing awaits between the subscription and the view that they apply to.
-            await answer.write(self._watching.full().encoded())
-            while True:
-                try:
-                    message = await asyncio.wait_for(queue.get(), _HEARTBEAT_S)
-                except TimeoutError:
-                    await answer.write(b"event: still\ndata: {}\n\n")
-                    continue
-                if message is None:
-                    while not queue.empty():
-                        queue.get_nowait()
-                    message = self._watching.full()
-                await answer.write(message.encoded())
+    async def _fleet_status(self, request: web.Request) -> web.Response:
+        text = await self._status.status()
+        # A large one is compressed in a thread: the loop serves others meanwhile.
+        answer = web.Response(text=text, content_type="application/json", zlib_executor_size=_IN_LOOP_BYTES)
+        answer.enable_compression()
         return answer
 
-    async def _shard(self, request: web.Request) -> web.Response:
-        shard = self._watching.model.shard(request.match_info["state"], _number(request))
-        if shard is None:
-            return _error(404, InvalidRequestError("there is no such shard (any more)"))
-        return web.json_response(dict(shard))
-
-    # -- queries --------------------------------------------------------------------------------------------------
-
-    async def _describe(self, request: web.Request) -> web.Response:
-        name, part = _state_and_part(request)
-        return await self._answer(lambda look_ups: look_ups.describe(name, part))
-
-    async def _hottest(self, request: web.Request) -> web.Response:
-        name, shard = request.match_info["state"], _number(request)
-        return await self._answer(lambda look_ups: look_ups.hottest(name, shard))
-
-    async def _rows(self, request: web.Request) -> web.Response:
-        name, part = _state_and_part(request)
-        text = request.query.get("limit", str(_ROWS))
-        limit = int(text) if text.isdecimal() and len(text) < 10 else _ROWS
-        return await self._answer(lambda look_ups: look_ups.rows(name, part, limit))
-
     async def _look_up(self, request: web.Request) -> web.Response:
-        name, part = _state_and_part(request)
         if request.content_type != "application/json":
             # A form of another site can send its data without a preflight request, but never as JSON.
             return _error(415, InvalidRequestError("a key is sent as application/json"))
         try:
             body = await request.json()
-            key, versions = body["key"], body.get("versions", _VERSIONS)
-            if not isinstance(key, dict) or not isinstance(versions, int):
+            part, key = body.get("part", ""), body.get("key")
+            if not isinstance(part, str) or not isinstance(key, dict | None):
                 raise TypeError(key)
         # LookupError also for an unknown charset; a body that is not what its Content-Encoding says is a RequestPayloadError.
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError, web.RequestPayloadError):
-            return _error(400, InvalidRequestError('a look-up is {"key": {column: value}, "versions": number}'))
-        return await self._answer(lambda look_ups: look_ups.look_up(name, part, key, versions))
-
-    async def _answer(self, look_up: LookUp) -> web.Response:
+            return _error(400, InvalidRequestError('a look-up is {"part": name, "key": {column: value}}'))
+        name, loop = request.match_info["state"], asyncio.get_running_loop()
         try:
-            result = await asyncio.get_running_loop().run_in_executor(self._threads, lambda: look_up(self._look_ups()))
+            found = await loop.run_in_executor(self._threads, lambda: look_up(self._fleet(), name, part, key))
         except InvalidRequestError as error:
             return _error(400, error)
         except StateStoreError as error:
@@ -195,17 +142,7 @@ class Server:
             return web.json_response(
                 {"kind": type(error).__name__, "error": "the look-up failed; see the dashboard actor's log"}, status=500
             )
-        return web.json_response(result)
-
-
-def _number(request: web.Request) -> int:
-    """Return the number of the shard in a path; -1 if it is not a number."""
-    number = request.match_info["shard"]
-    return int(number) if number.isdecimal() and len(number) < 10 else -1
-
-
-def _state_and_part(request: web.Request) -> tuple[str, str]:
-    return request.match_info["state"], request.query.get("part", "")
+        return web.json_response(found)
 
 
 def _error(status: int, error: StateStoreError) -> web.Response:

@@ -39,9 +39,8 @@ from coordinator.model.errors import (
     StorageUnavailableError,
     StoreUnavailableError,
 )
-from statefleet.commands.output import plain
-from statefleet.dashboard.values import typed_value
 from statefleet.reads.fleet import LiveFleet, attach
+from statefleet.reads.json_values import key_of, plain
 from statefleet.reads.keys import FoundKey
 from statefleet.reads.state import LiveState
 
@@ -115,13 +114,7 @@ class LiveStateService:
 
     def _find(self, name: str, part: str, key: Mapping[str, Any]) -> FoundKey:
         state = self._state(name, part)
-        keys, schema = state.keys, state.schema
-        # The query raises an error for columns that are no keys.
-        typed = {
-            name: typed_value(value, schema.field(name).type, name) if name in keys else value
-            for name, value in key.items()
-        }
-        return state.find(typed)
+        return state.find(key_of(state, key))
 
     def _state(self, name: str, part: str) -> LiveState:
         fleet, states = self._open()

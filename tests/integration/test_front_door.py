@@ -11,7 +11,6 @@ import sys
 import threading
 import urllib.request
 from pathlib import Path
-from typing import IO, Any
 
 import psutil
 import pyarrow as pa
@@ -24,7 +23,6 @@ from pyspark.sql import SparkSession
 import statefleet as sf
 from statefleet.cli import main
 from tests.clocks import until
-from tests.dashboard_views import apply_difference
 from tests.integration.streams import Feed, Run
 
 
@@ -63,33 +61,14 @@ def test_the_dashboard_answers_on_loopback_with_what_is_held(fleet: sf.Fleet, co
     url = fleet.dashboard_url()
     assert url.startswith("http://127.0.0.1:")
 
-    def holds_ten_rows(tables: dict[str, Any]) -> bool:
-        shards = [shard for key, shard in tables["shards"].items() if key.startswith(f"{counted}/")]
-        return (
-            tables["queries"].get(counted, {}).get("state_rows") == 10
-            and sum(shard["state_rows"] for shard in shards) == 10
-            and all(shard["executor"] for shard in shards)
-        )
+    def is_shown() -> bool:
+        with urllib.request.urlopen(url + "api/fleet", timeout=30) as answer:
+            queries = {query["name"]: query for query in json.load(answer)["fleet"]["queries"]}
+        shards = queries[counted]["shards"] if counted in queries else []
+        return sum(shard["state_rows"] for shard in shards) == 10 and all(shard["executor"] for shard in shards)
 
-    tables: dict[str, Any] = {"queries": {}, "shards": {}}
-    with urllib.request.urlopen(url + "api/stream", timeout=30) as stream:
-
-        def is_shown() -> bool:
-            nonlocal tables
-            tables = _followed(tables, stream)
-            return holds_ten_rows(tables)
-
-        # No page was open for a while: the first views may be older than the query, or of its beginning.
-        until(is_shown)
-
-
-def _followed(before: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
-    """Return the tables after the next event of a stream."""
-    name, data, _ = (stream.readline().decode().partition(": ")[2] for _ in range(3))
-    payload = json.loads(data)
-    if name.strip() == "view":
-        return {**before, **payload["tables"]}
-    return {**before, **apply_difference(before, payload.get("changes", {}))}
+    # The first answer may be older than the query, or of its beginning.
+    until(is_shown)
 
 
 def test_a_store_that_cannot_be_written_is_refused_at_once(spark: SparkSession, tmp_path: Path) -> None:
@@ -151,7 +130,6 @@ from ray._private.utils import read_ray_address
 services.find_gcs_addresses = lambda: set()
 assert read_ray_address() == "{(tmp_path / "ray" / "ray_current_cluster").read_text()}"
 from statefleet.cli import main
-from tests.dashboard_views import apply_difference
 from tests.clocks import until
 raise SystemExit(main(["status", "file://{tmp_path}/fleet"]))
 """

@@ -28,7 +28,7 @@ from coordinator.service.dropping import DroppedState
 from statefleet.cli import app, main
 from statefleet.commands import looking, moving, upkeep
 from statefleet.commands.output import WIDTH, ago_text, print_json, print_records, print_table, progress, time_text
-from statefleet.commands.reading import _value
+from statefleet.reads.json_values import cell_text, key_value
 from tests.stored_shards import STORED
 
 COMMANDS = (
@@ -353,21 +353,38 @@ def test_a_query_that_can_have_no_rows_has_its_columns(
         (pa.timestamp("us", tz="UTC"), "2025-01-02T03:04:05+01:00", dt.datetime(2025, 1, 2, 2, 4, 5, tzinfo=dt.UTC)),
         (pa.struct([("start", pa.timestamp("us", tz="UTC")), ("n", pa.int32())]), '{"start": "2025-01-02T00:00:00Z", "n": 1}',
          {"start": dt.datetime(2025, 1, 2, tzinfo=dt.UTC), "n": 1}),
+        (pa.list_(pa.int64()), "[1, 2]", [1, 2]),
+        # As JSON has them.
+        (pa.int64(), 7, 7),
+        (pa.bool_(), False, False),
+        (pa.struct([("n", pa.int32())]), {"n": None}, {"n": None}),
+        (pa.string(), None, None),
     ],
     ids=str,
 )  # fmt: skip
-def test_values_of_keys_are_of_their_columns_types(kind: pa.DataType, text: str, value: Any) -> None:
-    assert _value(pa.field("k", kind), text) == value
+def test_values_of_keys_are_of_their_columns_types(kind: pa.DataType, text: Any, value: Any) -> None:
+    assert key_value(pa.field("k", kind), text) == value
 
 
 @pytest.mark.parametrize(
     ("kind", "text"),
-    [(pa.int64(), "x"), (pa.date32(), "soon"), (pa.timestamp("us", tz="UTC"), "now"), (pa.struct([("n", pa.int32())]), "{")],
-    ids=str,
+    [(pa.int64(), "x"), (pa.date32(), "soon"), (pa.timestamp("us", tz="UTC"), "now"), (pa.struct([("n", pa.int32())]), "{"),
+     (pa.struct([("n", pa.int32())]), "{}"), (pa.struct([("n", pa.int32())]), "7"), (pa.list_(pa.int8()), "[" * 100_000),
+     (pa.string(), 7), (pa.string(), "\ud800"), (pa.int64(), {"a": 1}), (pa.int64(), "")],
+    ids=lambda one: str(one)[:20].encode("ascii", "replace").decode(),
 )  # fmt: skip
-def test_a_value_of_another_type_is_refused(kind: pa.DataType, text: str) -> None:
+def test_a_value_of_another_type_is_refused(kind: pa.DataType, text: Any) -> None:
     with pytest.raises(InvalidRequestError, match="does not fit its key column"):
-        _value(pa.field("k", kind), text)
+        key_value(pa.field("k", kind), text)
+
+
+def test_cells_are_text_and_nested_values_are_json_that_a_key_takes() -> None:
+    window = {"start": dt.datetime(2025, 1, 2, tzinfo=dt.UTC), "n": None}
+    assert cell_text(window) == '{"start": "2025-01-02T00:00:00+00:00", "n": null}'
+    kind = pa.struct([("start", pa.timestamp("us", tz="UTC")), ("n", pa.int32())])
+    assert key_value(pa.field("k", kind), cell_text(window)) == window
+    values = (None, 2**60, 1.5, "é", b"\x01", [0.25, {"at": None}], float("nan"), Decimal("1.10"))
+    assert [*map(cell_text, values)] == ["null", str(2**60), "1.5", "é", "AQ==", '[0.25, {"at": null}]', "nan", "1.10"]
 
 
 # -- a stored fleet -----------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def test_a_driver_reports_executors_and_a_long_batch_and_both_are_shown_until_th
         lost = ExecutorState("2", "10.0.0.7", 1, "killed")
         report = DriverReport("app", (lost,), ("run-1",), (LongBatch("run-1", 1, 5000, "2 tasks run"),))
         await coordinator.report_driver(report)
-        status, watched = await coordinator.status(), await coordinator.watch({})
+        status, watched = await coordinator.status(), await coordinator.status_details()
         assert [(executor["executor_id"], executor["alive"]) for executor in status["executors"]] == [("2", False)]
         assert watched["executors"] == status["executors"]
         running = watched["running"]["clicks"]
@@ -78,7 +78,7 @@ def test_a_driver_reports_executors_and_a_long_batch_and_both_are_shown_until_th
         names = {sample.name: sample.value for sample in await coordinator.samples()}
         assert (names["statefleet_executors_lost_total"], names["statefleet_batch_overdue_seconds"]) == (1, 0)
         await coordinator.report_driver(replace(report, batches=()))
-        assert (await coordinator.watch({}))["running"] == {}
+        assert (await coordinator.status_details())["running"] == {}
 
     asyncio.run(scenario())
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from statefleet.dashboard.values import column_json, typed_value
-from tests.fed_fleet import FedFleet
+from tests.fed_fleet import FedFleet, now_ms
 from tests.served_dashboard import served
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -22,7 +19,7 @@ EVIL = "<img src=x onerror=\"document.title='owned'\">"
 
 
 #: Fields of a form that are wider than the space for them.
-OVERFLOWING = """[...document.querySelectorAll('form.look label, form.look fieldset, form.look .null')]
+OVERFLOWING = """[...document.querySelectorAll('form.look label, form.look .null')]
     .filter(one => one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 0).map(one => one.textContent)"""
 
 
@@ -60,12 +57,12 @@ class ChangedFleet(FedFleet):
         super().__init__(1, 2)
         self.changes = changes
 
-    def watch(self, known: Mapping[str, str]) -> dict[str, Any]:
-        return {**super().watch(known), **self.changes}
+    def status(self) -> dict[str, Any]:
+        return {**super().status(), **self.changes}
 
 
 def test_shards_are_reached_and_opened_with_the_keyboard_only(page: Page) -> None:
-    with served(FedFleet(2, 8)) as url:
+    with served(FedFleet(2, 8).status) as url:
         page.goto(url)
         cells = page.locator(".cell")
         expect(cells).to_have_count(8)
@@ -91,7 +88,7 @@ def test_shards_are_reached_and_opened_with_the_keyboard_only(page: Page) -> Non
 
 
 def test_the_first_screen_says_that_all_is_well_and_the_map_has_a_row_for_each_query(page: Page) -> None:
-    with served(FedFleet(3, 24)) as url:
+    with served(FedFleet(3, 24).status) as url:
         page.goto(url)
         health = page.locator(".health .sentence")
         expect(health).to_have_text("All is well: all 3 queries run, all 10 store actors answer, 5 executors work.")
@@ -107,7 +104,7 @@ def test_the_first_screen_says_that_all_is_well_and_the_map_has_a_row_for_each_q
 
 def test_a_lost_executor_and_an_overdue_batch_are_on_the_first_screen_at_once(page: Page) -> None:
     fleet = FedFleet(2, 8)
-    with served(fleet) as url:
+    with served(fleet.status) as url:
         page.goto(url)
         chip = page.locator("th.actor .chip", has_text="executor 2")
         expect(chip.first).to_have_class("chip")
@@ -127,38 +124,51 @@ def test_a_lost_executor_and_an_overdue_batch_are_on_the_first_screen_at_once(pa
         expect(chip).to_have_count(0)
 
 
-def test_what_one_cause_did_to_several_shards_is_one_row_and_maintenance_is_asked_for(page: Page) -> None:
+def test_slow_batches_refusals_and_moves_are_told_and_what_has_one_cause_is_one_row(page: Page) -> None:
     fleet = FedFleet(1, 8)
-    with served(fleet) as url:
+    query = fleet.queries["query-00"]
+    source = query["shards"][0]["actor_name"]
+    refusal = {"at_ms": now_ms(), "partition_id": 0, "kind": "StoreUnavailableError"}
+    fleet.queries["query-00"] = {
+        **query,
+        "shards": [{**shard, "actor_name": source} for shard in query["shards"]],
+        "slow_batches": [{"number": 1, "at_ms": now_ms() - 9000, "text": "batch 7 took 9.0 s"}],
+        "refusals": [{**refusal, "number": n, "shard": n, "text": f"the store actor is lost (shard={n})"} for n in (1, 2)],
+    }  # fmt: skip
+    for shard in range(8):
+        fleet.move("query-00", shard, 3 + shard % 2, "the store actor that had it was lost")
+    with served(fleet.status) as url:
         page.goto(f"{url}#/events")
-        expect(page.locator("#live-text")).to_have_text("live")
-        source = fleet.queries["query-00"]["shards"][0]["actor_name"]
-        query = fleet.queries["query-00"]
-        shards = [{**shard_row, "actor_name": source, "snapshot_version": 99} for shard_row in query["shards"]]
-        fleet.queries["query-00"] = {**query, "shards": shards}
-        for shard in range(8):
-            fleet.move("query-00", shard, 3 + shard % 2, "the store actor that had it was lost")
-        rows = page.locator(".log > li")
-        expect(rows).to_have_count(1)
-        expect(rows).to_contain_text("query-00, 8 shards (0, 1, 2, 3, 4, 5, 6, 7)")
-        expect(rows.locator(".text")).to_contain_text("7): the store actor that had it was lost")
-        expect(rows.locator("summary")).to_have_text("8 times")
-        page.get_by_label("show").select_option("maintenance")
-        expect(rows).to_contain_text("snapshots of 8 shards")
+        rows = page.locator(".log > li .text")
+        expect(rows).to_have_text(
+            [
+                "query-00: shard 2: StoreUnavailableError: the store actor is lost (shard=2) (2 of this kind)",
+                "query-00: batch 7 took 9.0 s",
+            ]
+        )
+        moves = page.locator("tbody tr")
+        expect(moves).to_have_count(2)
+        expect(moves.first).to_contain_text("0, 2, 4, 6")
+        expect(moves.first).to_contain_text("the store actor that had it was lost; 1.2 MB from memory in 31 ms")
+        rows.first.get_by_role("link").click()
+        expect(page.locator("main")).to_contain_text("Slow batches and refusals")
+        expect(page.locator(".log > li")).to_have_count(2)
 
 
 def test_queries_are_sorted_by_the_chosen_column(page: Page) -> None:
-    with served(FedFleet(4, 8)) as url:
-        page.goto(f"{url}#/queries")
+    with served(FedFleet(4, 8).status) as url:
+        page.goto(url)
         names = page.locator("tbody .name-cell")
         expect(names).to_have_text([f"query-0{number}" for number in range(4)])
         page.get_by_role("button", name="query", exact=True).press("Enter")
         expect(names).to_have_text([f"query-0{number}" for number in reversed(range(4))])
-        expect(page.get_by_role("columnheader", name="query", exact=True)).to_have_attribute("aria-sort", "descending")
+        expect(page.get_by_role("columnheader", name="query", exact=True).first).to_have_attribute(
+            "aria-sort", "descending"
+        )
 
 
 def test_colours_are_the_systems_until_a_user_chooses_and_are_kept(page: Page) -> None:
-    with served(FedFleet(1, 2)) as url:
+    with served(FedFleet(1, 2).status) as url:
         page.goto(url)
         html, button = page.locator("html"), page.locator("#theme")
         expect(html).to_have_attribute("data-theme", "light")
@@ -173,7 +183,7 @@ def test_colours_are_the_systems_until_a_user_chooses_and_are_kept(page: Page) -
 
 def test_names_are_text_and_unknown_values_are_not_shown_as_null(page: Page) -> None:
     fed = FedFleet(1, 2)
-    (query,) = fed.watch({})["queries"]
+    (query,) = fed.status()["queries"]
     nothing = dict.fromkeys(("rows_per_second", "watermark_ms", "locality", "last_commit_ms", "batch_id"))
     shards = [
         {**shard, **dict.fromkeys(("actor_name", "node_id", "executor", "epoch")), "operations": 0}
@@ -181,13 +191,13 @@ def test_names_are_text_and_unknown_values_are_not_shown_as_null(page: Page) -> 
     ]
     evil = {**query, **nothing, "name": EVIL, "shards": shards, "batches": []}
     actor = {**fed.actors[0], "host": EVIL, "memory_limit": None, "resident_bytes": None, "spilled_bytes": None}
-    changes = {"queries": [evil], "stamps": {EVIL: "1"}, "store_actors": [actor], "uri": EVIL}
-    with served(ChangedFleet(**changes)) as url:
+    changes = {"queries": [evil], "store_actors": [actor], "uri": EVIL}
+    with served(ChangedFleet(**changes).status) as url:
         page.goto(url)
         expect(page.locator("#uri")).to_have_text(EVIL)
         expect(page.locator("main")).to_contain_text("On no store actor")
         for section, selector in (
-            ("#/queries", "tbody a"),
+            ("#/", "tbody .name-cell a"),
             (f"#/queries/{page.evaluate('encodeURIComponent', EVIL)}", "h1"),
         ):
             page.goto(url + section)
@@ -199,13 +209,12 @@ def test_names_are_text_and_unknown_values_are_not_shown_as_null(page: Page) -> 
 
 
 def test_an_unused_fleet_is_shown_as_empty_everywhere(page: Page) -> None:
-    with served(ChangedFleet(queries=[], stamps={}, store_actors=[])) as url:
+    with served(ChangedFleet(queries=[], store_actors=[]).status) as url:
         page.goto(url)
         for section, text in {
             "#/": "no query has used this fleet",
-            "#/queries": "No query has used this fleet yet",
             "#/queries/nothing": "The fleet has no such query",
-            "#/events": "Nothing has happened since the dashboard started",
+            "#/events": "Nothing has happened since the coordinator started",
             "#/state": "There is no state yet",
         }.items():
             page.goto(url + section)
@@ -217,17 +226,17 @@ class AbsentFleet(FedFleet):
 
     is_away = False
 
-    def watch(self, known: Mapping[str, str]) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         if self.is_away:
             raise RuntimeError("nobody is there")
-        return super().watch(known)
+        return super().status()
 
 
 def test_the_last_picture_stays_while_the_coordinator_or_the_server_is_away_and_the_page_recovers_by_itself(
     page: Page,
 ) -> None:
     fleet = AbsentFleet(1, 4)
-    with served(fleet) as url:
+    with served(fleet.status) as url:
         page.goto(url)
         live, banner = page.locator("#live-text"), page.locator("#banner")
         expect(live).to_have_text("live")
@@ -242,28 +251,27 @@ def test_the_last_picture_stays_while_the_coordinator_or_the_server_is_away_and_
     expect(live).to_have_text("not connected", timeout=15_000)
     expect(banner).to_contain_text("It is tried again")
     expect(page.locator(".cell")).to_have_count(4)
-    with served(fleet, port):
+    with served(fleet.status, port):
         expect(live).to_have_text("live", timeout=20_000)
         expect(banner).to_be_hidden()
-    with served(fleet, port, token="another-one-than-before"):
+    with served(fleet.status, port, token="another-one-than-before"):
         expect(banner).to_contain_text("wants its token", timeout=30_000)
 
 
 def test_charts_that_an_operator_lacks_are_hidden_and_a_slow_first_batch_leaves_the_others_space(page: Page) -> None:
     fleet = FedFleet(1, 2)
     for _ in range(4):
-        fleet.watch({})
+        fleet.status()
     query = fleet.queries["query-00"]
     first, *later = query["batches"]
-    slow = {**first, "planned_ms": first["planned_ms"] - 60_000, "rows_in": 1}
+    slow = {**first, "phases": [60_000, *first["phases"][1:]], "rows_in": 1}
     fleet.queries["query-00"] = {**query, "batches": [slow, *later]}
 
-    class NoWatermark(FedFleet):
-        def watch(self, known: Mapping[str, str]) -> dict[str, Any]:
-            report = fleet.watch(known)
-            return {**report, "queries": [{**query_row, "watermark_ms": None} for query_row in report["queries"]]}
+    def without_watermark() -> dict[str, Any]:
+        report = fleet.status()
+        return {**report, "queries": [{**query_row, "watermark_ms": None} for query_row in report["queries"]]}
 
-    with served(NoWatermark(1, 2)) as url:
+    with served(without_watermark) as url:
         page.goto(f"{url}#/queries/query-00")
         expect(page.locator(".chart:visible")).to_have_count(4)
         expect(page.get_by_text("Behind by event time")).to_be_hidden()
@@ -271,87 +279,41 @@ def test_charts_that_an_operator_lacks_are_hidden_and_a_slow_first_batch_leaves_
         expect(page.locator(".timeline .num", has_text=re.compile(r"· 1 row$"))).to_have_count(1)
 
 
-def test_a_window_has_fields_and_doubles_are_shown_as_they_were_meant(page: Page) -> None:
-    requests: list[Any] = []
-    time = pa.timestamp("us", tz="UTC")
-    schema = [pa.field("window", pa.struct([("start", time), ("end", time)])), pa.field("user", pa.string())]
-    description = {
-        "parts": [],
-        "columns": [column_json(column) for column in schema],
-        "keys": ["window", "user"],
-        "oldest": 1,
-        "newest": 3,
-    }
-    row = {"user": "ann", "total": 16164.090000000002, "n": 3, "list": [0.30000000000000004, {"at": None}]}
-
-    def answer(route: Route) -> None:
-        if route.request.method == "POST":
-            requests.append(route.request.post_data_json)
-            answer_json = {"versions": [{"version": 3, "rows": [row], "more": False}], "complete": True}
-            route.fulfill(json=answer_json)
-        else:
-            route.fulfill(json=description)
-
-    page.route("**/api/states/**", answer)
-    with served(FedFleet(1, 2)) as url:
-        page.goto(f"{url}#/state")
-        expect(page.locator("fieldset legend")).to_contain_text("window")
-        page.locator('[data-key="window.start"]').fill("2025-01-31 13:30:00")
-        page.locator('[data-key="window.end"]').fill("2025-01-31 13:35:00")
-        page.get_by_label("user is null").check()
+def test_a_key_is_looked_up_and_what_does_not_fit_is_said(page: Page) -> None:
+    with served(FedFleet(2, 4, names=["clicks", "profiles"]).status) as url:
+        page.goto(f"{url}#/state/clicks")
+        page.get_by_label("k0 (timestamp").fill("2026-01-01 00:02:50")
+        page.get_by_label("k1 (string)").fill("user-0b")
         page.get_by_role("button", name="Look up").click()
-        expect(page.locator("tbody tr").first).to_contain_text("16164.09")
-        assert page.locator("tbody td").all_inner_texts() == ["3", "ann", "16164.09", "3", '[0.3, {"at": null}]']
+        expect(page.locator("h3")).to_have_text("1 row at version 43, shard 0")
+        cells = page.locator("tbody td")
+        expect(cells).to_have_text(["2026-01-01 00:02:50+00:00", "user-0b", "33", "1", "33"])
         for width in (390, 700, 1000, 1280, 1900):
             page.set_viewport_size({"width": width, "height": 900})
             assert page.evaluate(OVERFLOWING) == []
         page.set_viewport_size({"width": 320, "height": 900})
-        assert page.locator("td.n").evaluate_all(LINES) == [1, 1], "a number is not broken"
-        window = {"start": "2025-01-31 13:30:00", "end": "2025-01-31 13:35:00"}
-        assert requests[0]["key"] == {"window": window, "user": None}
-        key = {field.name: typed_value(requests[0]["key"][field.name], field.type, field.name) for field in schema}
-        assert key["window"]["end"] == dt.datetime(2025, 1, 31, 13, 35, tzinfo=dt.UTC)
-        page.get_by_label("window is null").check()
+        assert page.locator("td.n").evaluate_all(LINES) == [1, 1, 1], "a number is not broken"
+        # What is typed and what was found stay while the page asks for the fleet.
+        page.wait_for_timeout(2500)
+        expect(page.get_by_label("k1 (string)")).to_have_value("user-0b")
+        expect(cells).to_have_count(5)
+        page.get_by_label("k1 is null").check()
         page.get_by_role("button", name="Look up").click()
-        expect(page.locator("h3")).to_contain_text("1 row at version 3")
-        assert [request["key"]["window"] for request in requests] == [window, None]
+        expect(page.locator("h3")).to_contain_text("The key is not in version 43")
+        page.get_by_label("k0 (timestamp").fill("soon")
+        page.get_by_role("button", name="Look up").click()
+        expect(page.locator("main .bad")).to_contain_text("does not fit its key column")
+        page.get_by_label("state").select_option("profiles")
+        expect(page.get_by_label("part")).to_have_value("default")
+        expect(page.get_by_label("user (string)")).to_be_visible()
 
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize(("queries", "shards"), [(1, 1), (1, 8), (50, 1000)])
 def test_the_first_screen_fits_any_number_of_shards(browser: Browser, width: int, queries: int, shards: int) -> None:
     page = browser.new_page(viewport={"width": width, "height": 900})
-    with served(FedFleet(queries, shards)) as url:
+    with served(FedFleet(queries, shards).status) as url:
         page.goto(url)
         expect(page.locator(".cell")).to_have_count(shards)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         page.close()
-
-
-def test_a_look_up_that_fails_says_so(page: Page) -> None:
-    with served(FedFleet(1, 2)) as url:
-        page.goto(f"{url}#/state")
-        page.get_by_role("button", name="Look up").click()
-        expect(page.locator("main .bad")).to_contain_text("this fleet has figures and no rows")
-
-
-#: Script in the page: records the names and sizes of the events that it is sent.
-_RECORD = """
-window.sent = [];
-const listen = EventSource.prototype.addEventListener;
-EventSource.prototype.addEventListener = function (name, listener, ...rest) {
-  return listen.call(this, name, (event) => { sent.push([name, event.data.length]); listener(event); }, ...rest);
-};
-"""
-
-
-def test_an_update_is_small_however_many_shards_there_are(page: Page) -> None:
-    page.add_init_script(_RECORD)
-    with served(FedFleet(10, 400)) as url:
-        page.goto(url)
-        # Not wait_for_function: the page's policy forbids the evaluation of text.
-        while page.evaluate("sent.length") <= 3:
-            page.wait_for_timeout(200)
-        sizes = [size for name, size in page.evaluate("sent") if name == "change"]
-        assert sizes
-        assert all(0 < size < 120_000 for size in sizes), sizes

@@ -1,64 +1,46 @@
-"""The dashboard's HTTP server on a real socket: access, the stream, the page's files, errors as JSON."""
+"""The dashboard's HTTP server on a real socket: access, the page's files, the fleet's status, look-ups, errors as JSON."""
 
 from __future__ import annotations
 
-import asyncio
-import datetime as dt
 import http.client
 import ipaddress
 import json
 import re
 import socket
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from coordinator.model.errors import InvalidRequestError, StoreUnavailableError
 from statefleet.dashboard import server as server_module
 from statefleet.dashboard.access import Access, is_loopback
-from statefleet.dashboard.lookups import LookUps
 from statefleet.dashboard.options import DashboardOptions
-from statefleet.dashboard.server import Server
-from statefleet.dashboard.values import column_json, row_json, typed_value
-from statefleet.dashboard.watching import Watching
+from statefleet.reads.fleet import LiveFleet
 from tests.fed_fleet import FedFleet
 from tests.served_dashboard import served
 
 STATIC = Path(server_module.__file__).with_name("static")
 TOKEN = "a-token-that-nobody-guesses"
-PATHS = [
-    "/",
-    "/api/stream",
-    "/main.js",
-    "/api/shards/query-00/0",
-    "/api/shards/query-00/0/keys",
-    "/api/states/query-00",
-    "/nothing",
-]
+PATHS = ["/", "/api/fleet", "/main.js", "/api/states/query-00", "/nothing"]
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with served(FedFleet(2, 6)) as address:
+    with served(FedFleet(2, 6).status) as address:
         yield address
 
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[str]:
-    with served(FedFleet(2, 6), token=TOKEN) as address:
+    with served(FedFleet(2, 6).status, token=TOKEN) as address:
         yield address
 
 
 def ask(
     url: str, path: str, headers: dict[str, str] | None = None, method: str = "GET", body: str | None = None
 ) -> tuple[int, dict[str, str], str]:
-    """Return status, headers and text of an answer; of the stream the first event."""
+    """Return status, headers and text of an answer."""
     host, _, port = url.removeprefix("http://").rstrip("/").partition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=20)
     connection.putrequest(method, path, skip_host=True)
@@ -66,8 +48,7 @@ def ask(
         connection.putheader(name, value)
     connection.endheaders(body.encode() if body else None)
     answer = connection.getresponse()
-    is_stream = answer.headers.get("Content-Type") == "text/event-stream"
-    text = "".join(answer.readline().decode() for _ in range(3)) if is_stream else answer.read().decode()
+    text = answer.read().decode()
     connection.close()
     return answer.status, {name.lower(): value for name, value in answer.getheaders()}, text
 
@@ -104,7 +85,7 @@ def test_without_the_token_nothing_is_shown(locked: str, path: str, headers: dic
 
 
 def test_the_token_in_an_address_counts_once_and_becomes_a_cookie_that_scripts_do_not_see(locked: str) -> None:
-    assert ask(locked, f"/api/states/query-00?token={TOKEN}")[0] == 401
+    assert ask(locked, f"/api/fleet?token={TOKEN}")[0] == 401
     code, headers, _ = ask(locked, f"/?token={TOKEN}")
     assert (code, headers["location"]) == (303, "/")
     cookie = headers["set-cookie"]
@@ -139,9 +120,9 @@ def test_a_cookie_is_of_one_dashboard_and_does_not_reveal_the_token(locked: str)
     ],
 )
 def test_other_pages_may_not_look_anything_up(url: str, headers: dict[str, str]) -> None:
-    for path in ("/api/stream", "/api/states/query-00"):
+    for path in ("/api/fleet", "/main.js"):
         assert ask(url, path, headers)[0] == 403
-    code, answer_headers, _ = ask(url, "/api/states/query-00/look-up", headers, "POST", "{}")
+    code, answer_headers, _ = ask(url, "/api/states/query-00", headers, "POST", "{}")
     assert code == 403
     assert not [name for name in answer_headers if name.startswith("access-control")]
     assert ask(url, "/", {"Sec-Fetch-Site": "cross-site"})[0] == 200, "a link to the page may be anywhere"
@@ -160,8 +141,8 @@ HEADERS = [
 ]  # fmt: skip
 BODIES = [
     b"", b"{", b"\xff", b"[]", b"null", b"[" * 5000, b'{"key": {"a": "\\ud800"}}', b'{"key": {"\\ud800": 1}}',
-    b'{"key": {}, "versions": 1e999}',
-    b'{"key": {}, "versions": ' + b"9" * 5000 + b"}", b'{"key": NaN}', b'{"key":' * 900 + b"1" + b"}" * 900, b"x" * 70_000,
+    b'{"key": {"k0": 1e999, "k1": {}}}', b'{"key": {}, "part": 7}',
+    b'{"key": {"k0": ' + b"9" * 5000 + b"}}", b'{"key": NaN}', b'{"key":' * 900 + b"1" + b"}" * 900, b"x" * 70_000,
 ]  # fmt: skip
 
 
@@ -173,7 +154,7 @@ def odd_requests() -> Iterator[bytes]:
         lines = [line, *(name + b": " + value for name, value in {**fields, **dict(headers)}.items())]
         return b"\r\n".join([*lines, b"", body])
 
-    look_up = b"POST /api/states/query-00/look-up HTTP/1.1"
+    look_up = b"POST /api/states/clicks HTTP/1.1"
     for odd in ODD:
         for name in HEADERS:
             yield request(b"GET /main.js HTTP/1.1", (name, odd))
@@ -181,13 +162,12 @@ def odd_requests() -> Iterator[bytes]:
         for path in (
             b"",
             b"?token=",
-            b"api/shards/",
-            b"api/shards/q/",
-            b"api/states/q?part=",
-            b"api/states/q/rows?limit=",
+            b"api/fleet?",
+            b"api/states/",
         ):
             yield request(b"GET /" + path + odd + b" HTTP/1.1")
         yield request(odd + b" / HTTP/1.1")
+        yield request(b"POST /api/states/" + odd + b" HTTP/1.1", (b"Content-Type", b"application/json"), body=b"{}")
     for body in BODIES:
         yield request(look_up, (b"Content-Type", b"application/json"), body=body)
 
@@ -314,193 +294,91 @@ def test_unknown_paths_are_not_found(url: str, path: str) -> None:
 
 
 def test_an_unknown_method_is_refused(url: str) -> None:
-    assert ask(url, "/api/stream", method="DELETE")[0] == 405
+    assert ask(url, "/api/fleet", method="DELETE")[0] == 405
 
 
-# -- the stream ---------------------------------------------------------------------------------------------------
+# -- the fleet and its states -------------------------------------------------------------------------------------
 
 
-def events(url: str, count: int) -> list[tuple[str, dict[str, Any]]]:
-    host, _, port = url.removeprefix("http://").rstrip("/").partition(":")
+def test_the_status_is_json_that_is_compressed_for_who_takes_it(url: str) -> None:
+    code, headers, text = ask(url, "/api/fleet")
+    answer = json.loads(text)
+    assert (code, headers["content-type"], answer["error"]) == (200, "application/json; charset=utf-8", None)
+    assert [query["name"] for query in answer["fleet"]["queries"]] == ["query-00", "query-01"]
+    assert sum(len(query["shards"]) for query in answer["fleet"]["queries"]) == 6
+    host, port = url.removeprefix("http://").rstrip("/").split(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=20)
-    connection.request("GET", "/api/stream")
-    answer = connection.getresponse()
-    received = []
-    while len(received) < count:
-        name, data, end = (answer.readline().decode() for _ in range(3))
-        assert end == "\n"
-        received.append((name.removeprefix("event: ").strip(), json.loads(data.removeprefix("data: "))))
+    connection.request("GET", "/api/fleet", headers={"Accept-Encoding": "gzip"})
+    compressed = connection.getresponse()
+    assert compressed.getheader("Content-Encoding") == "gzip"
+    assert len(compressed.read()) < len(text) / 3
     connection.close()
-    return received
 
 
-def test_the_stream_begins_with_the_whole_picture_and_continues_with_changes(url: str) -> None:
-    (first, view), (second, change) = events(url, 2)
-    assert (first, second) == ("view", "change")
-    assert len(view["tables"]["shards"]) == 6
-    newer = change["changes"]["queries"]["set"]["query-00"]
-    assert newer["version"] == view["tables"]["queries"]["query-00"]["version"] + 1
-    assert "num_shards" not in newer
+def look_up(url: str, state: str, body: str) -> tuple[int, dict[str, object]]:
+    code, headers, text = ask(url, f"/api/states/{state}", {"Content-Type": "application/json"}, "POST", body)
+    assert headers["content-type"] == "application/json; charset=utf-8"
+    return code, json.loads(text)
 
 
-class Troubled:
-    """A fleet whose coordinator fails at the second look, and is slow."""
-
-    def __init__(self) -> None:
-        self.fed = FedFleet(1, 2)
-        self.looks = 0
-
-    def watch(self, known: Any) -> dict[str, Any]:
-        self.looks += 1
-        if self.looks == 2:
-            raise StoreUnavailableError("the coordinator is in trouble")
-        return {**self.fed.watch(known), "took_ms": 100}
-
-    def answering(self, status: Any) -> dict[str, bool]:
-        return {}
-
-
-def test_a_failing_coordinator_is_shown_and_looked_at_again_and_a_slow_one_is_looked_at_less_often() -> None:
-    fleet = Troubled()
-    with served(fleet) as url:
-        started = time.monotonic()
-        received = events(url, 3)
-    # The pause is twenty times the tenth of a second that a look took.
-    assert time.monotonic() - started > 1.8
-    assert "in trouble" in received[1][1]["changes"]["fleet"]["set"]["fleet"]["error"]
-    assert received[2][1]["changes"]["fleet"]["set"]["fleet"]["error"] is None
-
-
-def test_several_browsers_share_one_look_at_the_fleet() -> None:
-    fleet = Troubled()
-    fleet.looks = 10
-    with served(fleet) as url, ThreadPoolExecutor(8) as threads:
-        views = [future.result()[0][1] for future in [threads.submit(events, url, 1) for _ in range(8)]]
-    assert len(views) == 8
-    assert fleet.looks <= 12
-
-
-def test_a_shard_is_answered_in_full_from_the_last_report(url: str) -> None:
-    code, _, text = ask(url, "/api/shards/query-00/1")
-    shard = json.loads(text)
-    assert (code, shard["partition_id"], shard["delta_files"]) == (200, 1, 10)
-    for path in ("query-00/9", "query-00/-1", "query-00/x", "query-00/99999999999999999999", "nothing/0"):
-        code, headers, text = ask(url, f"/api/shards/{path}")
-        assert (code, headers["content-type"]) == (404, "application/json; charset=utf-8")
-        assert json.loads(text)["kind"] == "InvalidRequestError"
-
-
-# -- look-ups -----------------------------------------------------------------------------------------------------
-
-
-class Answers(LookUps):
-    """Look-ups that fail in each possible way."""
-
-    def __init__(self) -> None:
-        self.requests: list[Any] = []
-
-    def describe(self, state_name: str, part: str) -> dict[str, Any]:
-        raise {
-            "invalid": InvalidRequestError("there is no such state"),
-            "away": StoreUnavailableError("nobody is there"),
-        }.get(state_name, RuntimeError("a secret of the process"))
-
-    def look_up(self, state_name: str, part: str, key: Any, versions: int) -> dict[str, Any]:
-        self.requests.append((state_name, part, key, versions))
-        return {"versions": [], "complete": True}
-
-
-@pytest.fixture
-def answering() -> Iterator[tuple[str, Answers]]:
-    """A server without a fleet, with look-ups that fail."""
-    loop = asyncio.new_event_loop()
-    answers = Answers()
-    watching = Watching(FedFleet(1, 1), lambda: 0)
-    server = Server(watching, lambda: answers, ThreadPoolExecutor(1), Access(None, only_loopback_names=True))
-    host, port = loop.run_until_complete(server.start("127.0.0.1", 0))
-    with ThreadPoolExecutor(1) as threads:
-        running = threads.submit(loop.run_forever)
-        yield f"http://{host}:{port}/", answers
-        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
-        loop.call_soon_threadsafe(loop.stop)
-        running.result(10)
-    loop.close()
+def test_a_key_is_looked_up_by_the_text_of_its_columns(url: str) -> None:
+    key = {"k0": "2026-01-01 00:02:50", "k1": "user-0b"}
+    code, found = look_up(url, "clicks", json.dumps({"key": key}))
+    assert (code, found["version"], found["more"], found["parts"]) == (200, 43, False, [])
+    assert found["rows"] == [["2026-01-01 00:02:50+00:00", "user-0b", "33", "1", "33"]]
+    columns = found["columns"]
+    assert isinstance(columns, list)
+    assert columns[:3:2] == [
+        {"name": "k0", "type": "timestamp[us, tz=UTC]", "is_key": True},
+        {"name": "a0_max", "type": "int64", "is_key": False},
+    ]
+    assert look_up(url, "clicks", json.dumps({"key": {**key, "k1": None}}))[1]["rows"] == []
+    described = look_up(url, "profiles", "{}")[1]
+    assert (described["part"], "rows" in described) == ("default", False)
 
 
 @pytest.mark.parametrize(
-    ("state", "code", "text"),
+    ("state", "body", "text"),
     [
-        ("invalid", 400, "there is no such state"),
-        ("away", 503, "nobody is there"),
-        ("broken", 500, "the look-up failed"),
+        ("nothing", "{}", "no such state"),
+        ("profiles", '{"part": "left"}', "part"),
+        ("clicks", '{"key": {"k0": "2026-01-01"}}', "a value for each key column"),
+        ("clicks", '{"key": {"k0": "soon", "k1": "u"}}', "does not fit its key column"),
+        ("clicks", '{"key": {"k0": "2026-01-01", "k1": 7}}', "does not fit its key column"),
+        ("clicks", '{"key": 1}', "a look-up is"),
+        ("clicks", '{"key": {}, "part": 1}', "a look-up is"),
+        ("clicks", "[]", "a look-up is"),
+        ("clicks", "", "a look-up is"),
     ],
 )
-def test_errors_are_json(answering: tuple[str, Answers], state: str, code: int, text: str) -> None:
-    status, headers, body = ask(answering[0], f"/api/states/{state}")
-    assert (status, headers["content-type"]) == (code, "application/json; charset=utf-8")
-    assert text in json.loads(body)["error"]
-    assert "secret" not in body
+def test_a_key_that_does_not_fit_is_refused_in_words(url: str, state: str, body: str, text: str) -> None:
+    code, answer = look_up(url, state, body)
+    assert (code, answer["kind"]) == (400, "InvalidRequestError")
+    assert text in str(answer["error"])
 
 
-def test_a_look_up_is_json_with_a_key_and_nothing_else(answering: tuple[str, Answers]) -> None:
-    url, answers = answering
-    path, kind = "/api/states/clicks/look-up?part=left", {"Content-Type": "application/json"}
-    for body in ("", "no", "[]", '{"key": 1}', '{"key": {}, "versions": "x"}'):
-        assert ask(url, path, kind, "POST", body)[0] == 400, body
-    assert ask(url, path, {"Content-Type": "text/plain"}, "POST", '{"key": {}}')[0] == 415
-    assert ask(url, path, kind, "POST", json.dumps({"key": {"k": "x" * 100_000}}))[0] in (400, 413)
-    assert not answers.requests
-    assert ask(url, path, kind, "POST", '{"key": {"user": "<b>"}, "versions": 3}')[0] == 200
-    assert answers.requests == [("clicks", "left", {"user": "<b>"}, 3)]
-
-
-# -- values -------------------------------------------------------------------------------------------------------
-
-
-UTC = dt.UTC
-WINDOW = pa.struct([("start", pa.timestamp("us", tz="UTC")), ("end", pa.timestamp("us", tz="UTC"))])
-
-
-@pytest.mark.parametrize(
-    ("typed", "kind", "value"),
-    [("u7", pa.string(), "u7"), ("7", pa.int64(), 7), (7, pa.int32(), 7), ("-1.5", pa.float64(), -1.5), ("true", pa.bool_(), True),
-     (False, pa.bool_(), False), ("1.20", pa.decimal128(5, 2), Decimal("1.20")), ("0x00ff", pa.binary(), b"\x00\xff"),
-     ("2025-01-31", pa.date32(), dt.date(2025, 1, 31)), ("2025-01-31 10:00:00", pa.timestamp("us"), dt.datetime(2025, 1, 31, 10)),
-     ("2025-01-31T10:00:00", pa.timestamp("us", tz="UTC"), dt.datetime(2025, 1, 31, 10, tzinfo=UTC)),
-     (None, pa.int64(), None), ("[1, 2]", pa.list_(pa.int64()), [1, 2]), ("", pa.string(), ""),
-     ('{"start": "2025-01-01", "end": "2025-01-02"}', WINDOW,
-      {"start": dt.datetime(2025, 1, 1, tzinfo=UTC), "end": dt.datetime(2025, 1, 2, tzinfo=UTC)})],
-)  # fmt: skip
-def test_typed_text_becomes_a_value_of_the_column(typed: Any, kind: pa.DataType, value: Any) -> None:
-    parsed = typed_value(typed, kind, "k")
-    assert parsed == value
-    assert pa.array([parsed], kind)[0].as_py() == value
-
-
-@pytest.mark.parametrize(
-    ("typed", "kind"),
-    [("x", pa.int64()), ("", pa.int64()), ("1.5", pa.int64()), ("x", pa.float64()), ("maybe", pa.bool_()), ("x", pa.decimal128(5)),
-     ("0xzz", pa.binary()), ("today", pa.date32()), ("x", pa.timestamp("us")), ("{}", WINDOW), ("x", WINDOW),
-     ("[", pa.list_(pa.int8())), ("7", pa.list_(pa.int64())), (7, pa.string()), ({"a": 1}, pa.string()), ("[]", WINDOW),
-     ("[" * 100_000, pa.list_(pa.int64()))],
-)  # fmt: skip
-def test_text_that_is_no_value_is_refused_with_the_type(typed: Any, kind: pa.DataType) -> None:
-    with pytest.raises(InvalidRequestError, match="no value of the column's type"):
-        typed_value(typed, kind, "k")
-
-
-def test_rows_are_json_that_a_browser_reads_exactly_and_of_a_size_that_it_can_show() -> None:
-    row = {
-        "big": 2**60, "small": 2**53, "nan": float("nan"), "bytes": b"\x01", "when": dt.datetime(2025, 1, 1, tzinfo=UTC),
-        "list": list(range(1000)), "text": "x" * 10_000, "none": None, "deep": {"d": Decimal("1.10")}, "map": [("a", 2**60)],
-    }  # fmt: skip
-    shown = json.loads(json.dumps(row_json(row), allow_nan=False))
-    assert (shown["big"], shown["small"], shown["nan"], shown["bytes"]) == (str(2**60), 2**53, "nan", "0x01")
-    assert shown["when"] == "2025-01-01 00:00:00+00:00"
-    assert (len(shown["list"]), shown["list"][-1]) == (201, "… (1000 items)")
-    assert shown["text"].endswith("… (10000 characters)")
-    assert (shown["none"], shown["deep"], shown["map"]) == (None, {"d": "1.10"}, [["a", str(2**60)]])
-    assert (
-        column_json(pa.field("w", WINDOW))["example"]
-        == '{"start": "2025-01-31 13:30:00", "end": "2025-01-31 13:30:00"}'
+def test_a_look_up_is_json_of_a_bounded_size(url: str) -> None:
+    assert ask(url, "/api/states/clicks", {"Content-Type": "text/plain"}, "POST", "{}")[0] == 415
+    assert look_up(url, "clicks", json.dumps({"key": {"k0": "", "k1": "x" * 60_000}}))[0] == 400
+    assert ask(url, "/api/states/clicks", {"Content-Type": "application/json"}, "POST", '"' + "x" * 70_000)[0] in (
+        400,
+        413,
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (StoreUnavailableError("nobody is there"), 503, "nobody is there"),
+        (RuntimeError("a secret of the process"), 500, "the look-up failed"),
+    ],
+)
+def test_errors_are_json_without_what_only_the_log_may_tell(error: Exception, code: int, text: str) -> None:
+    def fleet() -> LiveFleet:
+        raise error
+
+    with served(FedFleet(1, 1).status, fleet=fleet) as url:
+        status, answer = look_up(url, "clicks", "{}")
+    assert status == code
+    assert text in str(answer["error"])
+    assert "secret" not in str(answer)

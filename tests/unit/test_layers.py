@@ -37,22 +37,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "spark_jobs.nodes",
     ),
     # Products: what stands on the core. Nothing of the core imports them.
-    "the dashboard": (
-        "statefleet.dashboard.access",
-        "statefleet.dashboard.actor",
-        "statefleet.dashboard.deploy",
-        "statefleet.dashboard.lookups",
-        "statefleet.dashboard.options",
-        "statefleet.dashboard.server",
-        "statefleet.dashboard.values",
-        "statefleet.dashboard.watching",
-    ),
-    "what the dashboard shows": (
-        "statefleet.dashboard.differences",
-        "statefleet.dashboard.events",
-        "statefleet.dashboard.model",
-        "statefleet.dashboard.view",
-    ),
+    "the dashboard": ("statefleet.dashboard",),
     "reads": ("statefleet.reads",),
     "migration": ("statefleet.migration",),
     # The core, on Spark's side.
@@ -92,7 +77,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "import names": ("statefleet.import_names",),
 }
 #: Rooms of the products: what may import them is above them in the list.
-PRODUCTS = ("testing", "the dashboard", "what the dashboard shows", "reads", "migration")
+PRODUCTS = ("testing", "the dashboard", "reads", "migration")
 #: Rooms of the core, whose code knows no product.
 CORE = tuple(room for room in ROOMS if list(ROOMS).index(room) > list(ROOMS).index("migration"))
 #: Rooms beside each other: neither imports the other, regardless of their order above.
@@ -105,7 +90,6 @@ BESIDE = (
 )
 #: Rooms of pure rules: the same in, the same out.
 PURE = (
-    "what the dashboard shows",
     "engine",
     "operators",
     "keyed stores",

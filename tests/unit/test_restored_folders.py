@@ -190,7 +190,7 @@ def test_a_state_whose_folder_is_gone_or_damaged_keeps_no_other_of_its_query_fro
     if is_resting:
         (details,) = (query for query in fleet.do(fleet.coordinator.status())["queries"] if query["name"] == "beside")
         fleet.clock.later_s += 1000
-        assert fleet.coordinator._states.rest("beside", details, "stamp")
+        assert fleet.coordinator._states.rest("beside", details)
     records = [info.path for info in fleet.objects.list("beside") if "/manifest/" in info.path]
     for path in records if damage == "deleted" else ():
         fleet.objects.delete(path)

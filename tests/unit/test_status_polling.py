@@ -1,4 +1,4 @@
-"""The coordinator's answers to repeated polls: only the changes, with times and refusals that no log has."""
+"""The coordinator's status with details: times and refusals that no log has, and the phases of a batch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from coordinator.model.maintenance import Maintenance
 from coordinator.runtime.runtime import MachineClock, now_ms
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
+from coordinator.telemetry.batch_times import PHASES, phases
 from coordinator.telemetry.state_record import StateRecord
-from statefleet.dashboard.model import FleetModel
 from tests.unit.coordinator_requests import METADATA, SHARDS, commit_of, lease_all_shards
 from tests.unit.ledger_harness import ENTRY, actor, task
 
@@ -33,15 +33,9 @@ class WatchedCoordinator:
 
     def started(self) -> None:
         self.coordinator = Coordinator("memory://", self.store, Maintenance(), "node")
-        self.stamps: dict[str, str] = {}
-
-    async def look(self) -> dict[str, Any]:
-        answer = await self.coordinator.watch(self.stamps)
-        self.stamps = answer["stamps"]
-        return answer
 
     async def query(self) -> dict[str, Any]:
-        (query,) = (await self.look())["queries"]
+        (query,) = (await self.coordinator.status_details())["queries"]
         assert isinstance(query, dict)
         return query
 
@@ -76,19 +70,16 @@ def scenario(steps: Callable[[WatchedCoordinator], Awaitable[None]]) -> Callable
 
 
 @scenario
-async def test_a_query_is_reported_again_only_after_a_change(watched: WatchedCoordinator) -> None:
-    assert (await watched.look())["queries"] == []
+async def test_a_query_is_reported_as_it_is_now(watched: WatchedCoordinator) -> None:
+    assert (await watched.coordinator.status_details())["queries"] == []
     await watched.batch()
     assert (await watched.query())["version"] == 1
-    answer = await watched.look()
-    assert (answer["queries"], list(answer["stamps"])) == ([], ["clicks"])
     await watched.batch(batch=1)
     assert (await watched.query())["version"] == 2
     await watched.coordinator.batch_result(task("run-1", 1), BatchShards(0, SHARDS))
     assert (await watched.query())["batches"][-1]["ended_ms"]
     await watched.coordinator.deactivate_instances("run-1")
     assert not (await watched.query())["active"]
-    assert (await watched.look())["queries"] == []
 
 
 @scenario
@@ -104,6 +95,7 @@ async def test_a_batch_is_reported_with_its_times_in_order(watched: WatchedCoord
     order = [second[name] for name in ("asked_ms", "leased_ms", "begun_ms", "counted_ms", "ended_ms")]
     assert order == sorted(order)
     assert first["ended_ms"] is None
+    assert second["phases"] == phases(second)
     assert second["counted_ms"] == max(shard["counted_ms"] for shard in query["shards"])
     assert second["counted_ms"] == query["shards"][second["last_shard"]]["counted_ms"]
 
@@ -111,7 +103,6 @@ async def test_a_batch_is_reported_with_its_times_in_order(watched: WatchedCoord
 @scenario
 async def test_a_restarted_coordinator_does_not_make_up_times_that_the_log_lacks(watched: WatchedCoordinator) -> None:
     await watched.batch()
-    await watched.look()
     watched.started()
     await watched.coordinator.load_all_states()
     (batch,) = (await watched.query())["batches"]
@@ -139,14 +130,9 @@ async def test_a_refusal_is_reported_with_its_shard_and_another_run_begins_witho
 
 
 @scenario
-async def test_shards_are_reported_with_files_and_moves_and_the_dashboard_takes_all_of_it(
-    watched: WatchedCoordinator,
-) -> None:
+async def test_shards_are_reported_with_files_and_moves(watched: WatchedCoordinator) -> None:
     await watched.batch()
-    model = FleetModel()
-    assert model.take(await watched.look(), {}, 0)
-    shard = model.shard("clicks", 3)
-    assert shard is not None
+    shard = (await watched.query())["shards"][3]
     assert (shard["delta_files"], shard["snapshot_files"], shard["snapshot_version"], shard["oldest_version"]) == (
         1,
         0,
@@ -196,3 +182,35 @@ def test_times_are_kept_of_the_newest_versions_only_and_a_retry_does_not_change_
     record.forget_run()
     assert record.batch(100) is None
     assert len(record.refusals) == 16
+
+
+# -- phases -------------------------------------------------------------------------------------------------------
+
+
+def batch(**changes: int | None) -> dict[str, int | None]:
+    times = {
+        "planned_ms": 1000, "asked_ms": 1300, "leased_ms": 1310, "begun_ms": 1330, "apply_ms": 50, "write_ms": 70,
+        "counted_ms": 1480, "ended_ms": 1600,
+    }  # fmt: skip
+    return {**times, **changes}
+
+
+def test_the_phases_of_a_batch_add_up_to_its_time() -> None:
+    times = dict(zip(PHASES, phases(batch()), strict=True))
+    assert times == {"spark": 300, "lease": 10, "hand_over": 20, "apply": 50, "write": 70, "commit": 30, "end": 120}
+    assert sum(ms for ms in times.values() if ms) == 1600 - 1000
+
+
+def test_a_lease_that_came_with_the_commit_before_takes_nothing() -> None:
+    times = phases(batch(asked_ms=None, leased_ms=None))
+    assert times == [330, None, None, 50, 70, 30, 120]
+
+
+def test_unknown_times_are_not_made_up() -> None:
+    assert phases(batch(apply_ms=None, write_ms=None, counted_ms=None)) == [300, 10, 20, None, None, None, None]
+    assert phases(batch(planned_ms=None))[0] is None
+    assert phases(dict.fromkeys(batch())) == [None] * 7
+
+
+def test_clocks_that_disagree_make_no_time_negative() -> None:
+    assert min(ms for ms in phases(batch(begun_ms=900, ended_ms=1)) if ms is not None) == 0

@@ -1,62 +1,83 @@
-// What happened, newest first; what one cause did to several shards is one row.
-import { h, keyed, setText } from "./dom.js";
+// What the coordinator's record tells: slow batches, refusals, lost executors by time; and the newest moves of shards, by version.
+import { h, keyed } from "./dom.js";
 import * as f from "./format.js";
-import { fleet } from "./feed.js";
+import { allShards, fleet } from "./feed.js";
 
-const KINDS = { move: "moves", recovery: "recoveries", fence: "fences", slow: "slow batches", maintenance: "maintenance", query: "queries", actor: "store actors", executor: "executors", coordinator: "coordinator" };
-const TOGETHER_MS = 60000;
-const SHARDS_NAMED = 12;
+const NAMED = 12; // shards that a row names
+const VALUES = / \(|; |, /; // the end of a refusal's first part, before its values
 
-// Groups of events, newest first: of one cause, each within a minute of the next.
-export function grouped(events) {
-  const groups = [];
-  const open = new Map();
-  for (const event of [...events].reverse()) {
-    const key = `${event.kind}|${event.is_bad}|${event.cause}`;
-    const group = event.cause ? open.get(key) : undefined;
-    if (group && Math.abs(group.first.at_ms - event.at_ms) < TOGETHER_MS) {
-      group.events.push(event);
-      group.first = event;
-      group.key = `${group.newest.id}-${event.id}`;
-    } else {
-      const made = { key: `${event.id}`, newest: event, first: event, events: [event] };
-      groups.push(made);
-      if (event.cause) open.set(key, made);
+// Newest first; refusals of one kind with the same cause are one event.
+export function events(state = null) {
+  const found = new Map();
+  const add = (key, event) => {
+    const other = found.get(key);
+    found.set(key, { ...(other && other.at > event.at ? other : event), times: (other?.times ?? 0) + 1 });
+  };
+  for (const [name, query] of Object.entries(fleet.queries)) {
+    if (state !== null && name !== state) continue;
+    for (const batch of query.slow_batches) add(`${name}/${batch.number}`, { at: batch.at_ms, kind: "slow batch", state: name, text: batch.text, isBad: true });
+    for (const refusal of query.refusals) {
+      const text = `${refusal.kind}: ${refusal.text}`;
+      add(`${name}/${text.split(VALUES)[0]}`, { at: refusal.at_ms, kind: refusal.kind === "FencedError" ? "fence" : "refusal", state: name, text: `shard ${refusal.shard}: ${text}`, isBad: true });
     }
   }
-  return groups;
+  for (const one of state === null ? fleet.executors.filter((executor) => !executor.alive) : []) {
+    const text = `executor ${one.executor_id} on ${one.host} was ${one.is_expected ? "ended" : "lost"}${one.reason ? `: ${one.reason}` : ""}`;
+    add(`${one.application} ${one.executor_id}`, { at: one.lost_at_ms, kind: "executor", state: null, text, isBad: !one.is_expected });
+  }
+  return [...found].map(([key, event]) => ({ ...event, key: `${key}/${event.at}/${event.times}` })).sort((a, b) => b.at - a.at);
 }
+
+export function drawEvents(list, rows) {
+  const by = new Map(rows.map((event) => [event.key, event]));
+  keyed(list, [...by.keys()], (key) => {
+    const { at, kind, state, text, times, isBad } = by.get(key);
+    return h("li", { class: isBad ? "bad-event" : null }, h("time", { title: f.moment(at) }, f.day(at), h("br"), f.clock(at)), h("span", { class: "kind" }, kind),
+      h("span", { class: "text" }, state === null ? null : h("a", { href: `#/queries/${encodeURIComponent(state)}` }, state), state === null ? null : ": ", text, times > 1 ? ` (${f.count(times)} of this kind)` : null));
+  });
+}
+
+// Moves of a state between the same store actors for the same reason are one row. The first placement of a shard is no move.
+function moves() {
+  const found = new Map();
+  for (const shard of allShards()) {
+    for (const move of shard.moves.filter((one) => one.from !== null)) {
+      const key = [shard.state, move.from, move.to, move.reason, move.error].join("|");
+      const row = found.get(key) ?? { ...move, state: shard.state, shards: new Set() };
+      row.version = Math.max(row.version, move.version);
+      found.set(key, row);
+      row.shards.add(shard.partition_id);
+    }
+  }
+  return [...found.values()].sort((a, b) => (a.state < b.state ? -1 : a.state > b.state ? 1 : b.version - a.version));
+}
+
+export function moveText(move) {
+  if (move.error) return [`${move.reason} – `, h("span", { class: "bad" }, `stayed: ${move.error}`)];
+  return [move.moved_bytes === null ? move.reason : `${move.reason}; ${f.bytes(move.moved_bytes)} from memory in ${f.duration(move.moved_ms)}`];
+}
+
+const shardsText = (shards) => `${shards.slice(0, NAMED).join(", ")}${shards.length > NAMED ? `, … (${shards.length})` : ""}`;
+
+const makeMove = (move) => h("tr", {}, h("td", {}, move.state), h("td", {}, shardsText([...move.shards])), h("td", { class: "num" }, f.count(move.version)), h("td", {}, f.actorName(move.from)),
+  h("td", {}, move.from === move.to ? "its restart" : f.actorName(move.to)), h("td", { class: "wrap" }, moveText(move)));
 
 export function eventsView() {
-  let kind = "all";
-  let onlyBad = false;
-  const choose = h("select", { onchange: () => ((kind = choose.value), update()) }, h("option", { value: "all" }, "all but maintenance"),
-    Object.entries(KINDS).map(([value, text]) => h("option", { value }, text)));
-  const bad = h("input", { type: "checkbox", onchange: () => ((onlyBad = bad.checked), update()) });
   const list = h("ol", { class: "log" });
-  const empty = h("p", { class: "empty" });
-  const element = h("section", { class: "card", "aria-labelledby": "events-title" }, h("div", { class: "head" }, h("h2", { id: "events-title" }, "Events"),
-    h("span", { class: "soft small" }, "Times are UTC."), h("div", { class: "controls" }, h("label", {}, "show", choose), h("label", {}, bad, "trouble only"))), empty, list);
+  const empty = h("p", { class: "empty" }, "Nothing has happened since the coordinator started: no slow batch, no refusal, no lost executor.");
+  const body = h("tbody");
+  const moved = h("section", { class: "card", "aria-labelledby": "moves-title" }, h("h2", { class: "head", id: "moves-title" }, "Newest moves of shards"), h("div", { class: "scroll" }, h("table", {},
+    h("thead", {}, h("tr", {}, ["query", "shards", "version", "from", "to", "why"].map((text) => h("th", { scope: "col" }, text)))), body)));
+  const element = h("div", { class: "view" }, h("section", { class: "card", "aria-labelledby": "events-title" },
+    h("div", { class: "head" }, h("h2", { id: "events-title" }, "Events"), h("span", { class: "soft small" }, "Times are UTC.")), empty, list), moved);
 
   function update() {
-    const chosen = (event) => (kind === "all" ? event.kind !== "maintenance" : event.kind === kind);
-    const groups = grouped(fleet.events.filter((event) => chosen(event) && (!onlyBad || event.is_bad)));
-    empty.hidden = groups.length > 0;
-    setText(empty, fleet.events.length ? "Nothing of this kind." : "Nothing has happened since the dashboard started: no move, no loss, no refusal.");
-    const by = new Map(groups.map((group) => [group.key, group]));
-    keyed(list, [...by.keys()], (key) => makeEvent(by.get(key)));
+    const rows = events();
+    empty.hidden = rows.length > 0;
+    drawEvents(list, rows);
+    const by = new Map(moves().map((move) => [[move.state, move.from, move.to, move.reason, move.error, move.version, move.shards.size].join("|"), move]));
+    moved.hidden = !by.size;
+    keyed(body, [...by.keys()], (key) => makeMove(by.get(key)));
   }
-  return { element, update, uses: ["events"] };
-}
-
-export function makeEvent({ newest, events }) {
-  const numbers = [...new Set(events.map((event) => event.shard).filter((shard) => shard !== null))].sort((a, b) => a - b);
-  const shards = numbers.length === 0 ? "" : numbers.length === 1 ? `, shard ${numbers[0]}`
-    : `, ${numbers.length} shards (${numbers.slice(0, SHARDS_NAMED).join(", ")}${numbers.length > SHARDS_NAMED ? ", …" : ""})`;
-  const of = newest.state === null ? null : h("a", { href: `#/queries/${encodeURIComponent(newest.state)}` }, `${newest.state}${shards}`);
-  const times = events.length > 1 ? h("details", {}, h("summary", {}, `${events.length} times`), h("ul", {}, events.map((event) => h("li", { class: "plain" }, `${f.clock(event.at_ms)}${event.shard === null ? "" : `, shard ${event.shard}`}: ${event.text}`)))) : null;
-  // Of several that differ, what they have in common.
-  const text = new Set(events.map((event) => event.text)).size > 1 ? newest.cause.slice(newest.cause.indexOf(": ") + 2) : newest.text;
-  return h("li", { class: newest.is_bad ? "bad-event" : null }, h("time", { title: f.moment(newest.at_ms) }, f.day(newest.at_ms), h("br"), f.clock(newest.at_ms)),
-    h("span", { class: "kind" }, newest.kind), h("span", { class: "text" }, of, of ? ": " : "", text, times));
+  return { element, update };
 }

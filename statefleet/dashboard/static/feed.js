@@ -1,88 +1,50 @@
-// What the server tells: rows by table and id, and events. One stream of server-sent events, which connects again by itself.
+// What the dashboard tells: the fleet as one JSON document, asked for every two seconds while the page is looked at.
 
-const QUIET_MS = 25000; // two heartbeats that did not come
+const EVERY_MS = 2000;
+const PATIENCE_MS = 20000; // for an answer; the dashboard itself says after five seconds that the coordinator gives none
 
-export const fleet = { tables: { fleet: {}, actors: {}, executors: {}, queries: {}, shards: {}, batches: {} }, events: [], clockMs: 0, seen: false };
-
-const listeners = new Set();
-let source = null;
-let heardAt = 0;
-let failures = 0;
-let onState = () => {};
-
-export const listen = (listener) => listeners.add(listener);
+export const fleet = { uri: "", actors: {}, executors: [], queries: {}, drained: [], error: null, clockMs: 0, seen: false };
 export const now = () => Date.now() + fleet.clockMs;
+export const allShards = () => Object.values(fleet.queries).flatMap((query) => query.shards);
 
-export function connect(state) {
-  onState = state;
-  open();
-  setInterval(() => {
-    if (source && Date.now() - heardAt > QUIET_MS) again("no word from the dashboard");
-  }, 5000);
+// Calls back after each request with how the connection is: "on", "off" or "denied".
+export async function poll(tell) {
+  if (!document.hidden) tell(await look());
+  setTimeout(() => poll(tell), EVERY_MS);
 }
 
-function open() {
-  heardAt = Date.now();
-  source = new EventSource("api/stream");
-  source.addEventListener("view", (event) => take(JSON.parse(event.data), true));
-  source.addEventListener("change", (event) => take(JSON.parse(event.data), false));
-  source.addEventListener("still", () => heard());
-  source.onerror = () => again("the dashboard does not answer");
-}
-
-function heard() {
-  heardAt = Date.now();
-  failures = 0;
-  onState("on", "live");
-}
-
-async function again(why) {
-  source.close();
-  source = null;
-  failures += 1;
-  onState("off", why);
-  // A stream tells no status: whether the token is not valid any more shows a plain request.
+async function look() {
   try {
-    const answer = await fetch("style.css", { cache: "no-store" });
-    if (answer.status === 401) {
-      onState("denied", "the dashboard wants a token");
-      return;
-    }
+    const answer = await fetch("api/fleet", { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
+    if (answer.status === 401) return "denied";
+    if (!answer.ok) return "off";
+    take(await answer.json());
+    return "on";
   } catch {
-    // It is not there; it is tried again.
+    return "off";
   }
-  setTimeout(open, Math.min(500 * 2 ** failures, 8000));
 }
 
-function take(message, isAll) {
-  const changed = new Set();
-  if (isAll) {
-    fleet.tables = { ...Object.fromEntries(Object.keys(fleet.tables).map((name) => [name, {}])), ...message.tables };
-    fleet.events = message.events;
-    Object.keys(fleet.tables).forEach((name) => changed.add(name));
-    changed.add("events");
-  } else {
-    for (const [name, change] of Object.entries(message.changes)) {
-      const rows = (fleet.tables[name] ??= {});
-      for (const key of change.gone) delete rows[key];
-      for (const [key, fields] of Object.entries(change.set)) rows[key] = { ...rows[key], ...fields };
-      changed.add(name);
-    }
-    if (message.events.length) {
-      fleet.events = [...fleet.events, ...message.events].slice(-500);
-      changed.add("events");
+function take(told) {
+  fleet.clockMs = told.now_ms - Date.now();
+  fleet.error = told.error;
+  if (told.fleet === null) return;
+  const { uri, drained, executors, running, store_actors, queries } = told.fleet;
+  for (const query of queries) {
+    query.running = running[query.name] ?? null;
+    for (const shard of query.shards) {
+      shard.state = query.name;
+      shard.locality = shard.operations ? shard.operations_local / shard.operations : null;
     }
   }
-  fleet.clockMs = message.now_ms - Date.now();
-  fleet.seen = true;
-  heard();
-  for (const listener of listeners) listener(changed);
+  const actors = Object.fromEntries(store_actors.map((actor) => [actor.actor_name, actor]));
+  Object.assign(fleet, { uri, drained, executors, actors, queries: Object.fromEntries(queries.map((query) => [query.name, query])), seen: true });
 }
 
-export async function ask(path, body) {
+export async function lookUp(state, part, key) {
   let answer;
   try {
-    answer = await fetch(path, body === undefined ? {} : { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+    answer = await fetch(`api/states/${encodeURIComponent(state)}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ part, key }) });
   } catch {
     throw new Error("The dashboard does not answer; nothing was looked up.");
   }

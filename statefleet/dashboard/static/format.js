@@ -40,13 +40,11 @@ export const shortId = (id) => (id ? id.slice(0, 12) : unknown);
 // A store actor as people are told it: the address of its node, and its number there.
 export function actorName(name) {
   if (!name) return unknown;
-  const host = fleet.tables.actors[name]?.host;
+  const host = fleet.actors[name]?.host;
   const short = name.replace(/^statefleet-store-[0-9a-f]+-/, "");
   return host ? `${host}#${/-(\d+)$/.exec(short)?.[1] ?? 0}` : `store-${short}`;
 }
 export const plural = (number, noun, many = `${noun}s`) => `${number < 1e6 ? count(number) : brief(number)} ${number === 1 ? noun : many}`;
-// Doubles as they were meant: the digits that they hold for sure.
-export const number = (value) => (Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(15))));
 
 export const PHASES = [
   ["spark", "Spark", "source, plan, map side and exchange, until the shard's task asks for its lease or begins"],

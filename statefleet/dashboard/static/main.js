@@ -1,30 +1,27 @@
 // Which part is shown, how the connection is, and colours.
 import { setText } from "./dom.js";
-import { connect, fleet, listen } from "./feed.js";
+import { fleet, poll } from "./feed.js";
 import { overviewView } from "./overview.js";
-import { queriesView } from "./queries.js";
 import { queryView } from "./query.js";
 import { eventsView } from "./events.js";
 import { stateView } from "./state.js";
 
-const main = document.getElementById("main");
 const element = (id) => document.getElementById(id);
+const main = element("main");
 let shown = null;
-let readEvents = 0;
-let connection = ["", "connecting"];
 
-const decoded = (text) => {
+function decoded(text) {
   try {
     return decodeURIComponent(text);
   } catch {
     return text;
   }
-};
+}
 
 function route() {
   const [section = "", name = ""] = location.hash.replace(/^#\/?/, "").split("/");
   shown?.close?.();
-  if (section === "queries") shown = name ? queryView(decoded(name)) : queriesView();
+  if (section === "queries" && name) shown = queryView(decoded(name));
   else if (section === "events") shown = eventsView();
   else if (section === "state") shown = stateView(decoded(name));
   else shown = overviewView();
@@ -32,68 +29,52 @@ function route() {
     if (link.getAttribute("href") === `#/${section}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  if (fleet.seen) draw();
+  draw();
 }
 
 function draw() {
+  if (!fleet.seen) return;
   if (main.firstElementChild !== shown.element) main.replaceChildren(shown.element);
   main.setAttribute("aria-busy", "false");
   shown.update();
-  drawFrame();
+  setText(element("uri"), fleet.uri);
+  element("uri").title = fleet.uri;
+  document.title = `Statefleet: ${fleet.uri}`;
 }
 
-function drawFrame() {
-  const told = fleet.tables.fleet.fleet ?? {};
-  setText(element("uri"), told.uri ?? "");
-  element("uri").title = told.uri ?? "";
-  document.title = told.uri ? `Statefleet: ${told.uri}` : "Statefleet";
-  if (location.hash.startsWith("#/events")) readEvents = fleet.events.at(-1)?.id ?? 0;
-  const unread = fleet.events.filter((event) => event.is_bad && event.id > readEvents).length;
-  element("bad-events").hidden = !unread;
-  setText(element("bad-events"), String(unread));
-  element("bad-events").title = `${unread} that somebody should look at`;
-  drawConnection();
-}
-
-function drawConnection() {
-  const [state, text] = connection;
-  const error = fleet.tables.fleet.fleet?.error;
-  const live = element("live");
-  live.className = `live ${state === "on" && !error ? "on" : state === "" ? "" : "off"}`;
-  setText(element("live-text"), state === "on" ? (error ? "coordinator away" : "live") : state === "" ? text : "not connected");
-  const banner = element("banner");
+function tell(connection) {
+  const isLive = connection === "on" && !fleet.error;
+  element("live").className = `live ${isLive ? "on" : "off"}`;
+  setText(element("live-text"), isLive ? "live" : connection === "on" ? "coordinator away" : "not connected");
   const messages = {
-    off: `Not connected: ${text}. It is tried again; what is shown is as of the last word.`,
+    off: "Not connected: the dashboard does not answer. It is tried again; what is shown is as of the last word.",
     denied: "The dashboard wants its token, which may have changed. `statefleet dashboard URI` prints the address with it.",
-    on: error ? `The coordinator does not answer: ${error}. What is shown is as of its last answer.` : "",
+    on: fleet.error ? `The coordinator does not answer: ${fleet.error}. What is shown is as of its last answer.` : "",
   };
-  setText(banner, messages[state] ?? "");
-  banner.hidden = !banner.textContent;
+  setText(element("banner"), messages[connection]);
+  element("banner").hidden = isLive;
+  draw();
 }
 
 // -- colours
 
 const THEMES = { system: ["◐", "Colours: as the system has them"], light: ["☀", "Colours: light"], dark: ["☾", "Colours: dark"] };
 const dark = matchMedia("(prefers-color-scheme: dark)");
-
-function storedTheme() {
-  try {
-    return localStorage.getItem("statefleet-theme") ?? "system";
-  } catch {
-    return "system"; // a browser that keeps nothing
-  }
+let theme = "system";
+try {
+  theme = localStorage.getItem("statefleet-theme") ?? theme;
+} catch {
+  // a browser that keeps nothing
 }
-
-let theme = storedTheme();
 if (!(theme in THEMES)) theme = "system";
 
 function applyTheme() {
   document.documentElement.dataset.theme = theme === "system" ? (dark.matches ? "dark" : "light") : theme;
-  const button = element("theme");
-  setText(button, THEMES[theme][0]);
-  button.setAttribute("aria-label", THEMES[theme][1]);
-  button.title = THEMES[theme][1];
-  if (fleet.seen && shown) shown.update();
+  const [sign, text] = THEMES[theme];
+  setText(element("theme"), sign);
+  element("theme").setAttribute("aria-label", text);
+  element("theme").title = text;
+  draw();
 }
 
 element("theme").addEventListener("click", () => {
@@ -115,30 +96,6 @@ addEventListener("hashchange", () => {
   main.focus({ preventScroll: true });
   scrollTo(0, 0);
 });
-let isDue = false;
-listen((changed) => {
-  if (!shown) return;
-  if (!main.firstElementChild || main.firstElementChild !== shown.element || changed.has("fleet")) isDue = true;
-  isDue ||= shown.uses.some((table) => changed.has(table)) || changed.has("events");
-  // At most once a frame, and not while nobody looks.
-  if (isDue) requestAnimationFrame(() => {
-    if (isDue) {
-      isDue = false;
-      draw();
-    }
-  });
-});
-setInterval(() => {
-  if (fleet.seen && !document.hidden) shown.ticks ? draw() : drawFrame();
-}, 1000);
-
 applyTheme();
 route();
-connect((state, text) => {
-  connection = [state, text];
-  if (fleet.seen) drawConnection();
-  else {
-    drawConnection();
-    if (state !== "on") setText(element("loading") ?? document.createElement("p"), "The fleet is not seen yet.");
-  }
-});
+poll(tell);

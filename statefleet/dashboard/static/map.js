@@ -1,7 +1,7 @@
 // Shards as a table: a row for each query, a column for each store actor, with its node and the executors there.
 import { h, keyed, setClass, setText } from "./dom.js";
 import * as f from "./format.js";
-import { fleet } from "./feed.js";
+import { allShards, fleet } from "./feed.js";
 import { openShard } from "./shard.js";
 
 const MANY = 300;
@@ -33,30 +33,27 @@ export function mapCard() {
     legend, empty, scroll);
 
   function update() {
-    const { actors, queries, shards } = fleet.tables;
-    const levels = scale(Object.values(shards), colour);
-    drawLegend(legend, colour, levels);
-    const total = Object.keys(shards).length;
-    table.classList.toggle("many", total > MANY);
-    const isEmpty = !Object.keys(actors).length && !total;
+    const { actors, queries } = fleet;
+    const shards = allShards();
+    const largest = Math.max(0, ...shards.map((shard) => COLOURS[colour][1](shard) ?? 0));
+    drawLegend(legend, colour, largest);
+    table.classList.toggle("many", shards.length > MANY);
+    const isEmpty = !Object.keys(actors).length && !shards.length;
     empty.hidden = !isEmpty;
     scroll.hidden = isEmpty;
     setText(empty, "No store actor has reported yet, and no query has used this fleet. Start one: fleet.stateful(df, name=…).");
-    const holders = holdersOf(actors, shards);
-    drawHeads(columns, holders, actors, shards);
-    const placed = new Map();
-    for (const [id, shard] of Object.entries(shards)) {
-      const key = `${shard.state}/${shard.actor_name ?? nobody}`;
-      if (!placed.has(key)) placed.set(key, []);
-      placed.get(key).push(id);
-    }
-    keyed(body, Object.keys(queries).sort(), () => h("tr"), (row, name) => {
-      keyed(row, [" query", ...holders], (holder) => (holder === " query" ? makeName(name) : h("td", {}, h("div", { class: "cells" }))), (cell, holder) => {
+    const counts = new Map();
+    for (const shard of shards) counts.set(holderOf(shard), (counts.get(holderOf(shard)) ?? 0) + 1);
+    const holders = sorted(new Set([...Object.keys(actors), ...counts.keys()]));
+    drawHeads(columns, holders, counts);
+    keyed(body, Object.keys(queries), () => h("tr"), (row, name) => {
+      const placed = new Map(holders.map((holder) => [holder, []]));
+      for (const shard of queries[name].shards) placed.get(holderOf(shard)).push(shard);
+      keyed(row, [" query", ...holders], (holder) => (holder === " query" ? makeName(name) : h("td", { "data-holder": holder }, h("div", { class: "cells" }))), (cell, holder) => {
         if (holder === " query") return;
         setClass(cell, actors[holder]?.alive === false ? "lost" : "");
-        cell.dataset.holder = holder;
-        const ids = (placed.get(`${name}/${holder}`) ?? []).sort((a, b) => shards[a].shard - shards[b].shard);
-        keyed(cell.firstChild, ids, makeCell, (square, id) => drawCell(square, id, shards[id], holder, { colour, levels, before }));
+        const here = new Map(placed.get(holder).map((shard) => [shard.partition_id, shard]));
+        keyed(cell.firstChild, [...here.keys()], (number) => makeCell(name, number), (square, number) => drawCell(square, here.get(number), holder, { colour, largest, before }));
       });
     });
     if (!body.querySelector('.cell[tabindex="0"]')) body.querySelector(".cell")?.setAttribute("tabindex", "0");
@@ -76,21 +73,19 @@ export function mapCard() {
   return { element, update };
 }
 
+const holderOf = (shard) => shard.actor_name ?? nobody;
+
 // Store actors by their nodes; last, nobody, if somebody has to be found for a shard.
-function holdersOf(actors, shards) {
-  const names = new Set(Object.keys(actors));
-  for (const shard of Object.values(shards)) names.add(shard.actor_name ?? nobody);
-  const node = (name) => actors[name]?.host ?? "~";
-  return [...names].sort((a, b) => (a === nobody) - (b === nobody) || node(a).localeCompare(node(b), "en", { numeric: true }) || (a < b ? -1 : 1));
+function sorted(holders) {
+  const node = (name) => fleet.actors[name]?.host ?? "~";
+  return [...holders].sort((a, b) => (a === nobody) - (b === nobody) || node(a).localeCompare(node(b), "en", { numeric: true }) || (a < b ? -1 : 1));
 }
 
-function drawHeads(row, holders, actors, shards) {
-  const counts = new Map();
-  for (const shard of Object.values(shards)) counts.set(shard.actor_name ?? nobody, (counts.get(shard.actor_name ?? nobody) ?? 0) + 1);
+function drawHeads(row, holders, counts) {
   const executors = executorsByHost();
   keyed(row, [" query", ...holders], (name) => (name === " query" ? h("th", { scope: "col" }, "query") : makeHead()), (head, name) => {
     if (name === " query") return;
-    const actor = actors[name];
+    const actor = fleet.actors[name];
     const isLost = actor !== undefined && !actor.alive;
     setClass(head, isLost ? "actor lost" : "actor");
     head.dataset.actor = name;
@@ -106,7 +101,7 @@ function drawHeads(row, holders, actors, shards) {
     setText(parts.facts, facts.filter(Boolean).join(" · "));
     parts.facts.classList.toggle("bad", isLost);
     const chips = [...(executors.get(actor?.host) ?? [])];
-    if (actor?.drained) chips.push("drained");
+    if (fleet.drained.includes(actor?.node_id)) chips.push("drained");
     keyed(parts.chips, chips, (text) => h("span", { class: text.endsWith(" lost") ? "chip gone" : "chip" }, text));
     parts.chips.hidden = !chips.length;
   });
@@ -114,14 +109,15 @@ function drawHeads(row, holders, actors, shards) {
 
 // Those that live, and those that were lost and have no successor on their node.
 function executorsByHost() {
-  const all = Object.values(fleet.tables.executors);
   const found = new Map();
-  for (const one of all) {
-    if (!one.alive && (one.is_expected || all.some((other) => other.alive && other.host === one.host))) continue;
+  for (const one of fleet.executors) {
+    if (!one.alive && (one.is_expected || isReplaced(one))) continue;
     found.set(one.host, [...(found.get(one.host) ?? []), `executor ${one.executor_id}${one.alive ? "" : " lost"}`]);
   }
   return found;
 }
+
+export const isReplaced = (lost) => fleet.executors.some((one) => one.alive && one.host === lost.host);
 
 function makeHead() {
   const parts = { host: h("span", { class: "host" }), facts: h("div", { class: "soft small num facts-line" }), chips: h("div", { class: "chips" }) };
@@ -130,15 +126,16 @@ function makeHead() {
   return element;
 }
 
-function drawCell(cell, id, shard, holder, { colour, levels, before }) {
+function drawCell(cell, shard, holder, { colour, largest, before }) {
+  const id = `${shard.state}/${shard.partition_id}`;
   const former = before.get(id);
   if (former !== undefined && former !== holder) cell.movedAt = Date.now();
   before.set(id, holder);
   const isMoved = Date.now() - (cell.movedAt ?? 0) < MOVED_MS;
-  setClass(cell, `cell ${level(shard, colour, levels)}${isMoved ? " moved" : ""}`);
-  setText(cell, String(shard.shard));
+  setClass(cell, `cell ${level(shard, colour, largest)}${isMoved ? " moved" : ""}`);
+  setText(cell, String(shard.partition_id));
   const [text, value, show] = COLOURS[colour];
-  const label = `${shard.state}, shard ${shard.shard}: version ${f.count(shard.version)}, ${text} ${show(value(shard))}`;
+  const label = `${shard.state}, shard ${shard.partition_id}: version ${f.count(shard.version)}, ${text} ${show(value(shard))}`;
   if (cell.title !== label) {
     cell.title = label;
     cell.setAttribute("aria-label", label);
@@ -146,15 +143,9 @@ function drawCell(cell, id, shard, holder, { colour, levels, before }) {
 }
 
 const makeName = (name) => h("th", { scope: "row" }, h("a", { href: `#/queries/${encodeURIComponent(name)}` }, name));
-const makeCell = (id) => h("button", { class: "cell", type: "button", tabindex: "-1", "data-shard": id, onclick: () => openShard(id) });
+const makeCell = (name, number) => h("button", { class: "cell", type: "button", tabindex: "-1", "data-shard": `${name}/${number}`, onclick: () => openShard(name, number) });
 
 // Five steps between nothing and the largest value; locality has fixed ones.
-function scale(shards, colour) {
-  if (colour === "locality") return null;
-  const value = COLOURS[colour][1];
-  return Math.max(0, ...shards.map((shard) => value(shard) ?? 0));
-}
-
 function level(shard, colour, largest) {
   const value = COLOURS[colour][1](shard);
   if (value === null || value === undefined) return "s0";

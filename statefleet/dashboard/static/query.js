@@ -2,6 +2,7 @@
 /* global uPlot */
 import { h, keyed, setText } from "./dom.js";
 import * as f from "./format.js";
+import { drawEvents, events } from "./events.js";
 import { fleet, now } from "./feed.js";
 import { stateText } from "./overview.js";
 import { bar, legend, total } from "./bars.js";
@@ -9,7 +10,6 @@ import { openShard } from "./shard.js";
 
 const SHOWN = 15; // batches of the timeline
 const LONGEST = 4; // times the median that the longest bar shows
-const LANES = 64; // shards whose lanes are drawn
 
 export function queryView(name) {
   const title = h("h1", {}, name);
@@ -25,44 +25,44 @@ export function queryView(name) {
     chart("Late rows", "s6", f.count, (batch) => batch.rows_late, (query) => query.watermark_ms !== null),
   ];
   const timeline = h("div", { class: "timeline" });
-  const lanes = h("div", { class: "lanes" });
-  const lanesText = h("p", { class: "soft small" });
+  const list = h("ol", { class: "log" });
+  const happened = h("section", { class: "card", "aria-labelledby": "happened-title" }, h("h2", { class: "head", id: "happened-title" }, "Slow batches and refusals"), list);
   const body = h("tbody");
   const head = ["shard", "store actor", "executor", "version", "epoch", "rows", "bytes", "rows in", "apply", "write", "locality"];
   const rest = h("div", { class: "view" },
     h("section", { class: "card" }, h("h2", { class: "head" }, "Newest batches"), h("div", { class: "charts" }, charts.map((one) => one.element))),
     h("section", { class: "card", "aria-labelledby": "time-title" },
       h("div", { class: "head" }, h("h2", { id: "time-title" }, "Where the time of a batch goes"), legend()), timeline,
-      h("p", { class: "soft small" }, "Of the shard that was counted last, which the others were waited for with. Spark's part and the exchange cannot be told apart from here; commits before the coordinator started have no times."),
-      h("details", {}, h("summary", {}, "Shards of the newest batch, side by side"), lanesText, lanes)),
+      h("p", { class: "soft small" }, "Of the shard that was counted last, which the others were waited for with. Spark's part and the exchange cannot be told apart from here; commits before the coordinator started have no times.")),
+    happened,
     h("section", { class: "card" }, h("h2", { class: "head" }, "Shards"), h("div", { class: "scroll" }, h("table", {},
       h("thead", {}, h("tr", {}, head.map((text, place) => h("th", { scope: "col", class: place > 2 ? "n" : null }, text)))), body))));
   const element = h("div", { class: "view" }, h("section", { class: "card" }, h("div", { class: "head" }, title,
-    h("div", { class: "controls" }, h("a", { href: `#/state/${encodeURIComponent(name)}` }, "look into its state"), h("a", { href: "#/queries" }, "all queries"))), gone, overdue, facts), rest);
+    h("div", { class: "controls" }, h("a", { href: `#/state/${encodeURIComponent(name)}` }, "look up a key"), h("a", { href: "#/" }, "all queries"))), gone, overdue, facts), rest);
 
   function update() {
-    const query = fleet.tables.queries[name];
+    const query = fleet.queries[name];
     gone.hidden = Boolean(query);
     rest.hidden = facts.hidden = !query;
     if (!query) return;
     overdue.hidden = !query.running?.is_overdue;
     setText(overdue, query.running?.text ?? "");
     drawFacts(facts, query);
-    const batches = Object.values(fleet.tables.batches).filter((batch) => batch.state === name).sort((a, b) => a.version - b.version);
-    const whole = batches.filter((batch) => batch.shards_counted === query.num_shards);
+    const whole = query.batches.filter((batch) => batch.shards_counted === query.num_shards);
     for (const one of charts) one.draw(whole, query);
-    drawTimeline(timeline, batches.slice(-SHOWN).reverse(), query);
-    const shards = Object.values(fleet.tables.shards).filter((shard) => shard.state === name).sort((a, b) => a.shard - b.shard);
-    drawLanes(lanes, lanesText, shards);
-    drawShards(body, shards);
+    drawTimeline(timeline, query.batches.slice(-SHOWN).reverse(), query);
+    const rows = events(name);
+    happened.hidden = !rows.length;
+    drawEvents(list, rows);
+    drawShards(body, query.shards);
   }
-  return { element, update, uses: ["queries", "batches", "shards"], ticks: true, close: () => charts.forEach((one) => one.close()) };
+  return { element, update, close: () => charts.forEach((one) => one.close()) };
 }
 
 const at = (batch) => batch.planned_ms ?? batch.first_begun_ms;
 
 function rate(batch, before) {
-  if (!before) return null;
+  if (before?.version !== batch.version - 1) return null;
   const ms = at(batch) - at(before);
   return ms > 0 ? (batch.rows_in * 1000) / Math.max(ms, 1) : null;
 }
@@ -146,37 +146,14 @@ function drawTimeline(timeline, batches, query) {
   });
 }
 
-function drawLanes(lanes, text, shards) {
-  const newest = Math.max(0, ...shards.map((shard) => shard.version ?? 0));
-  const known = shards.filter((shard) => shard.version === newest && shard.counted_ms !== null && shard.apply_ms !== null).slice(0, LANES);
-  setText(text, known.length ? `Batch ${f.count(newest - 1)}, from when the first store actor began${shards.length > known.length ? `; ${known.length} of ${shards.length} shards` : ""}.` : "Not known of the newest batch.");
-  const begin = Math.min(...known.map((shard) => shard.begun_ms));
-  const length = Math.max(1, ...known.map((shard) => shard.counted_ms - begin));
-  keyed(lanes, known.flatMap((shard) => [`n${shard.shard}`, `l${shard.shard}`, `t${shard.shard}`]),
-    (key) => (key[0] === "l" ? h("div", { class: "lane" }, ["apply", "write", "commit"].map((one) => h("i", { class: `p-${one}` }))) : h("span", { class: "num soft" })),
-    (part, key) => {
-      const shard = known.find((one) => String(one.shard) === key.slice(1));
-      if (key[0] === "n") return setText(part, key.slice(1));
-      if (key[0] === "t") return setText(part, `${f.duration(Math.max(0, shard.counted_ms - shard.begun_ms))} · ${f.plural(shard.rows_in, "row")}`);
-      let from = shard.begun_ms - begin;
-      const written = shard.apply_ms + shard.write_ms;
-      [shard.apply_ms, shard.write_ms, Math.max(0, shard.counted_ms - shard.begun_ms - written)].forEach((ms, place) => {
-        part.children[place].style.left = `${(from / length) * 100}%`;
-        part.children[place].style.width = `${(ms / length) * 100}%`;
-        from += ms;
-      });
-      return undefined;
-    });
-}
-
 function drawShards(body, shards) {
-  const by = new Map(shards.map((shard) => [String(shard.shard), shard]));
+  const by = new Map(shards.map((shard) => [shard.partition_id, shard]));
   keyed(body, [...by.keys()], (key) => h("tr", {},
-    h("td", {}, h("button", { type: "button", class: "quiet num", "aria-label": `Shard ${key}`, onclick: () => openShard(`${by.get(key).state}/${key}`) }, key)),
+    h("td", {}, h("button", { type: "button", class: "quiet num", "aria-label": `Shard ${key}`, onclick: () => openShard(by.get(key).state, key) }, String(key))),
     h("td", { class: "mono" }), h("td", { class: "mono" }), ...Array.from({ length: 8 }, () => h("td", { class: "n" }))),
   (row, key) => {
     const shard = by.get(key);
-    const isLost = shard.actor_name && fleet.tables.actors[shard.actor_name]?.alive === false;
+    const isLost = shard.actor_name && fleet.actors[shard.actor_name]?.alive === false;
     const values = [isLost ? `${f.actorName(shard.actor_name)} (lost)` : f.actorName(shard.actor_name), shard.executor || f.unknown, f.count(shard.version), f.count(shard.epoch),
       f.count(shard.state_rows), f.bytes(shard.state_bytes), f.count(shard.rows_in), f.duration(shard.apply_ms), f.duration(shard.write_ms), f.percent(shard.locality)];
     values.forEach((text, place) => setText(row.cells[place + 1], text));
