@@ -10,6 +10,7 @@ import java.security.{MessageDigest, SecureRandom}
 import java.util.Base64
 import javax.crypto.Mac
 import javax.crypto.spec.SecretKeySpec
+import org.apache.spark.TaskContext
 
 /** The store actor's process was lost; what it committed is safe. */
 class Lost(what: String, cause: Throwable = null)
@@ -25,10 +26,10 @@ class Lost(what: String, cause: Throwable = null)
  * Spark's driver (spark_jobs/nodes/node_watch.py), and Ray starts it again.
  *
  * @param address The store actor's file.
- * @param checkTask Raises an error if the task was cancelled.
+ * @param context The task, which may be cancelled while it waits.
  * @param proofSeconds Seconds until the process has to have proved who it is.
  */
-class Connection(address: Path, checkTask: () => Unit, proofSeconds: Long = Connection.ProofSeconds)
+class Connection(address: Path, context: TaskContext, proofSeconds: Long = Connection.ProofSeconds)
   extends ReadableByteChannel {
   import Connection._
 
@@ -211,7 +212,7 @@ class Connection(address: Path, checkTask: () => Unit, proofSeconds: Long = Conn
   private def isReady(): Boolean = {
     selector.selectedKeys.clear()
     val isReady = selector.select(LookMs) > 0
-    checkTask()
+    context.killTaskIfInterrupted()
     if (Thread.currentThread.isInterrupted) throw new InterruptedIOException
     isReady
   }

@@ -88,7 +88,7 @@ class HandOverTask(work: HandOver, task: Int, input: Iterator[InternalRow], cont
     while (found == null && !answer.isOver) {
       try {
         if (connection == null) {
-          connection = SocketFolder.connected(work.sockets, host, work.actors(task), context.killTaskIfInterrupted _)
+          connection = SocketFolder.connected(work.sockets, host, work.actors(task), context)
         }
         if (isSent || connection.hasArrived()) answer.readMore(connection, isSent) else sendMore()
       } catch {

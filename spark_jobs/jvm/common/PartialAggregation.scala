@@ -109,8 +109,8 @@ object PartialAggregation {
   }
 
   /** Returns the type of the values whose sum has a type: Spark's sum of decimals has ten digits more, or 38. */
-  private def summed(sum: Attribute): DecimalType = sum.dataType match {
-    case DecimalType.Fixed(DecimalType.MAX_PRECISION, scale) => DecimalType(DecimalType.MAX_PRECISION, scale)
-    case DecimalType.Fixed(precision, scale) => DecimalType(precision - 10, scale)
+  private def summed(sum: Attribute): DecimalType = {
+    val kind = sum.dataType.asInstanceOf[DecimalType]
+    if (kind.precision == DecimalType.MAX_PRECISION) kind else DecimalType(kind.precision - 10, kind.scale)
   }
 }

@@ -7,6 +7,7 @@ import java.nio.file.{Files, FileSystems, LinkOption, Path, Paths, SecureDirecto
 import java.nio.file.attribute._
 import java.util.Collections
 import java.util.zip.CRC32
+import org.apache.spark.TaskContext
 import scala.annotation.tailrec
 import scala.util.matching.Regex
 
@@ -37,9 +38,9 @@ object SocketFolder {
    *
    * @param sockets How the paths of the fleet's sockets begin (sockets_of in store_actors/hand_over.py).
    * @param actor The number of the store actor on its node.
-   * @param checkTask Raises an error if the task was cancelled.
+   * @param context The task, which may be cancelled while it waits.
    */
-  def connected(sockets: String, host: String, actor: Int, checkTask: () => Unit): Connection = {
+  def connected(sockets: String, host: String, actor: Int, context: TaskContext): Connection = {
     val checksum = new CRC32
     checksum.update(host.getBytes(UTF_8))
     val first = f"$sockets${checksum.getValue}%08x"
@@ -49,19 +50,19 @@ object SocketFolder {
     @tailrec def tried(tries: Int): Connection = {
       // Every store actor can do it. A task that runs elsewhere than planned may find fewer of them.
       val address = if (actor > 0 && tries % 2 == 0 && new File(holder).exists) holder else first
-      connectedTo(address, tries == Late, until, checkTask) match {
+      connectedTo(address, tries == Late, until, context) match {
         case Some(connection) => connection
         case None =>
           pause()
-          checkTask()
+          context.killTaskIfInterrupted()
           tried(tries + 1)
       }
     }
     tried(0)
   }
 
-  private def connectedTo(address: String, isLate: Boolean, until: Long, checkTask: () => Unit): Option[Connection] =
-    try Some(new Connection(Paths.get(address), checkTask))
+  private def connectedTo(address: String, isLate: Boolean, until: Long, context: TaskContext): Option[Connection] =
+    try Some(new Connection(Paths.get(address), context))
     catch {
       case error: ClosedByInterruptException => throw error
       case error: IOException =>
