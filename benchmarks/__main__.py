@@ -26,7 +26,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from benchmarks.harness import SMALL_SPLITS, WORKERS, add_workers, cores, fairness, scratch, session, some_of
+from benchmarks.harness import SMALL_SPLITS, cores, fairness, scratch, session, some_of
 from benchmarks.lines import FULL, QUICK, ROCKSDB, EngineLine, Line, Row, Step
 from benchmarks.page import page
 from benchmarks.table import missed, table
@@ -116,7 +116,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--rocksdb", action="store_true", help="Spark's RocksDB store also where it takes minutes: 5 M keys, operators"
     )
-    add_workers(parser)
     parser.add_argument(
         "--out", type=Path, default=_ROOT / "build" / "bench", help="folder of the page and of the figures"
     )
@@ -135,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns 1 if a ratio of a quick run is beyond its margin, or a side of the fleet failed."""
     options = _parse(argv)
     lines = options.lines
-    for side in [WORKERS] * options.workers + [ROCKSDB] * options.rocksdb:
+    for side in [ROCKSDB] * options.rocksdb:
         lines = [line.beside(side) for line in lines]
     options.out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()

@@ -28,7 +28,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_jobs.plan.bounds import UnboundedStateWarning
-from spark_jobs.session.settings import HAND_OVER
 from spark_jobs.session.spark_session import start_session, stop_session
 
 __all__ = [
@@ -39,13 +38,11 @@ __all__ = [
     "POLLING",
     "SMALL_SPLITS",
     "SPARK_STORES",
-    "WORKERS",
     "DidNotFinish",
     "Target",
     "Variant",
     "add_files",
     "add_options",
-    "add_workers",
     "cores",
     "fairness",
     "in_turn",
@@ -67,10 +64,9 @@ __all__ = [
 Side = TypeVar("Side")
 
 _PROVIDER = "org.apache.spark.sql.execution.streaming.state."
-#: Names of the sides: the fleet as it is, with Spark's Python workers in place of :data:`HAND_OVER`; the same query with a shuffle,
-#: without state and without Python; and Spark's own stores with their configuration.
+#: Names of the sides: the fleet; the same query with a shuffle, without state and without Python; and Spark's own stores with their
+#: configuration.
 FLEET = "statefleet"
-WORKERS = "statefleet-workers"
 PLAIN = "plain"
 SPARK_STORES = {
     "hdfs": {"spark.sql.streaming.stateStore.providerClass": f"{_PROVIDER}HDFSBackedStateStoreProvider"},
@@ -121,12 +117,6 @@ def add_options(parser: argparse.ArgumentParser, *, executor_memory: str) -> Non
     add_files(parser)
     parser.add_argument("--shards", type=int, default=4, help="shards, and shuffle partitions of Spark's stores")
     parser.add_argument("--executor-memory", default=executor_memory, help="of the Spark executor (%(default)s)")
-
-
-def add_workers(parser: argparse.ArgumentParser) -> None:
-    """Add the option for a further side, :data:`WORKERS`."""
-    help_text = f"also compare with the fleet whose rows pass through Spark's Python workers ({HAND_OVER}=false)"
-    parser.add_argument("--workers", action="store_true", help=help_text)
 
 
 def add_files(parser: argparse.ArgumentParser) -> None:
@@ -192,13 +182,7 @@ def settings_of(side: str, shards: int) -> dict[str, str]:
 
 def use_side(spark: SparkSession, side: str, shards: int) -> None:
     """Have the next query be one of a side: a query keeps the settings of its start."""
-    settings = settings_of(side, shards)
-    if side == WORKERS:
-        settings[HAND_OVER] = "false"
-    else:
-        # What the product does by default.
-        spark.conf.unset(HAND_OVER)
-    for key, value in settings.items():
+    for key, value in settings_of(side, shards).items():
         spark.conf.set(key, value)
 
 

@@ -31,7 +31,6 @@ from benchmarks.harness import (
     PLAIN,
     POLLING,
     SPARK_STORES,
-    WORKERS,
     Variant,
     add_options,
     fairness,
@@ -147,7 +146,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=default.rounds, help="rounds of all sides (%(default)s)")
     parser.add_argument("--batches", type=int, default=default.batches, help="measured in a round (%(default)s)")
     parser.add_argument("--warmup", type=int, default=default.warmup, help="batches before them (%(default)s)")
-    parser.add_argument("--sides", nargs="+", choices=(*SIDES, WORKERS), default=list(SIDES))
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     add_options(parser, executor_memory="2g")
     return parser.parse_args(argv)
 

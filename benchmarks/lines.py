@@ -19,7 +19,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from benchmarks.harness import FLEET, PLAIN, SPARK_STORES, WORKERS, Target, quartiles, ratios_of
+from benchmarks.harness import FLEET, PLAIN, SPARK_STORES, Target, quartiles, ratios_of
 from benchmarks.latency import Trickle
 from benchmarks.latency import measure as measure_latency
 from benchmarks.nexmark.queries import QUERIES
@@ -64,7 +64,7 @@ class Line(ABC):
         """Measure; return the rows. `root` is a folder of its own."""
 
     def beside(self, side: str) -> Line:
-        """Return the line with a further side, if it is one with sides."""
+        """Return the line with a further store of Spark's, if it is one with sides."""
         return self
 
     def row(self, title: str, detail: str, sides: Mapping[str, Mapping[str, Any]]) -> Row:
@@ -103,11 +103,7 @@ class OperatorLine(Line):
 
     def beside(self, side: str) -> Line:
         sides = [FLEET, side, *(other for other in self.plan.sides if other not in (FLEET, side))]
-        return replace(self, plan=replace(self.plan, sides=sides), targets=(*self.targets, *_further(side)))
-
-
-def _further(side: str) -> list[Target]:
-    return [Target(side, FLEET)] if side == WORKERS else []
+        return replace(self, plan=replace(self.plan, sides=sides))
 
 
 @dataclass(frozen=True)
@@ -143,7 +139,6 @@ class NexmarkLine(Line):
         return replace(
             self,
             runs=replace(self.runs, variants=list(dict.fromkeys((*self.runs.variants, side)))),
-            targets=(*self.targets, *_further(side)),
         )
 
 
@@ -173,7 +168,6 @@ class LatencyLine(Line):
         return replace(
             self,
             trickle=replace(self.trickle, sides=list(dict.fromkeys((*self.trickle.sides, side)))),
-            targets=(*self.targets, *_further(side)),
         )
 
 

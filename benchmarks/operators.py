@@ -26,11 +26,9 @@ from benchmarks.harness import (
     PLAIN,
     SMALL_SPLITS,
     SPARK_STORES,
-    WORKERS,
     DidNotFinish,
     Variant,
     add_options,
-    add_workers,
     fairness,
     in_turn,
     own_operators,
@@ -271,7 +269,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=list(SPARK_STORES),
         help=f"Spark's stores to compare with: some of {','.join(SPARK_STORES)} (default: all; the last is by far the slowest)",
     )
-    add_workers(parser)
     add_options(parser, executor_memory="6g")
     options = parser.parse_args(argv)
     if min(options.rows, options.state, options.active_keys, options.batches) < 1:
@@ -287,12 +284,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     results: dict[str, dict[str, dict[str, Any]]] = {}
     workloads = [_workload(name, options) for name in options.only]
-    also = [WORKERS] if options.workers else []
     with session("statefleet-operators", options, SMALL_SPLITS) as (spark, root):
         for workload in workloads:
             print(f"{workload.name}: {workload.rows:,} rows a batch, {options.shards} partitions", flush=True)
             stores = [store for store in options.stores if store in workload.stores]
-            sides = (*workload.forms, *also, *stores, PLAIN)
+            sides = (*workload.forms, *stores, PLAIN)
             plan = Plan(sides, options.shards, options.warmup, options.batches, options.limit)
             results[workload.name] = compare(spark, workload, plan, root / workload.name)
     ratios = [

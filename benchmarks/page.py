@@ -13,9 +13,9 @@ __all__ = ["page"]
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #f5f6f8; --card: #fff; --line: #dfe3e8; --text: #18202b; --soft: #566273;
-  --plain: #a9b4c2; --statefleet: #1f5fae; --statefleet-workers: #7ba7dc; --hdfs: #e07b39; --rocksdb: #8a56c2; --other: #1b9e8f; }
+  --plain: #a9b4c2; --statefleet: #1f5fae; --hdfs: #e07b39; --rocksdb: #8a56c2; --other: #1b9e8f; }
 @media (prefers-color-scheme: dark) { :root { --page: #10151c; --card: #181f29; --line: #2c3643; --text: #e7ecf3; --soft: #9fabba;
-  --plain: #66748a; --statefleet: #4c97e4; --statefleet-workers: #35628f; --hdfs: #e58a4e; --rocksdb: #a87be0; --other: #35b8a8; } }
+  --plain: #66748a; --statefleet: #4c97e4; --hdfs: #e58a4e; --rocksdb: #a87be0; --other: #35b8a8; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--text); font: 15px/1.45 system-ui, "Segoe UI", Roboto, sans-serif; }
 main { max-width: 1200px; margin: 0 auto; padding: 1.5rem 1.25rem 4rem; }

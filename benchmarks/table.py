@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import FLEET, PLAIN, SPARK_STORES, WORKERS
+from benchmarks.harness import FLEET, PLAIN, SPARK_STORES
 from coordinator.model.text import format_table
 
 __all__ = ["NAMES", "figures_table", "markdown", "missed", "ran_on", "table", "with_table"]
@@ -23,12 +23,11 @@ HDFS, ROCKSDB = SPARK_STORES
 NAMES = {
     PLAIN: "plain shuffle",
     FLEET: "Statefleet",
-    WORKERS: "Statefleet, Python workers",
     HDFS: "Spark HDFSBacked",
     ROCKSDB: "Spark RocksDB",
 }
 #: Columns of ratios.
-_RATIOS = (f"{FLEET} / {PLAIN}", f"{WORKERS} / {FLEET}", f"{HDFS} / {FLEET}", f"{ROCKSDB} / {FLEET}")
+_RATIOS = (f"{FLEET} / {PLAIN}", f"{HDFS} / {FLEET}", f"{ROCKSDB} / {FLEET}")
 _FIGURES = {
     "upsert_ns": "upsert, ns a row",
     "get_ns": "get, ns a row",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
 from coordinator.model.maintenance import Maintenance
@@ -115,17 +114,6 @@ def _settings() -> Iterator[str]:
             rows.append((f"`{name}{'<head>' if name.endswith('.') else ''}`", f"`{text}`", why))
         yield f"{where}\n\n{table(('setting', 'value', 'why'), rows)}"
     yield f"`{settings.MAX_EXECUTORS}`: {settings.MAX_EXECUTORS_WHY}."
-    hand_over = (
-        f"`{settings.HAND_OVER}`: "
-        "whether tasks hand their rows over to the store actor of their node themselves, in place of Python workers on both "
-        "sides of the exchange; `true` by default. It is a setting of the session (`spark.conf.set`) that a query takes when "
-        "it starts; state and results are the same. Python workers are needed for functions of the user's, "
-        "and in batches after one with two rows a group or more for aggregations that Spark's generated "
-        "code cannot combine before the shuffle (lists, sketches, texts). `query.explain()` shows `HandOver`, or why not, "
-        "and the metric `handedOver` in a query's progress is 1 or 0. A store actor that dies or hangs "
-        "after it took more than 4 MB of a task's rows costs that task an attempt (`spark.task.maxFailures`)."
-    )
-    yield fill(hand_over, 136, break_on_hyphens=False)
 
 
 def _environment() -> str:

@@ -26,7 +26,7 @@ from spark_jobs.nodes.live_migration import LiveMigration
 from spark_jobs.nodes.node_watch import NodeWatch, WatchedFleet
 from spark_jobs.plan.executors import Executors
 from spark_jobs.plan.route import requested_state
-from spark_jobs.worker.fleet_client import FleetAddress
+from store_actors.client.fleet_client import FleetAddress
 
 __all__ = ["DriverCalls", "PlacementOptions"]
 

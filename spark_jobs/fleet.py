@@ -41,15 +41,15 @@ from spark_jobs.session.spark_connect import check_classic
 from spark_jobs.session.spark_session import check_on_ray, ensure_ray, started_ray
 from spark_jobs.stateful import StatefulDataFrame
 from spark_jobs.target import Target
-from spark_jobs.worker.fleet_client import ConnectTask, FleetAddress, fleet_client
-from spark_jobs.worker.state_store import ReadStateStore, StateStore, store_specs
-from spark_jobs.worker.task import in_output_mode
+from spark_jobs.worker.process import ConnectTask, fleet_client
 from statefleet.dashboard.deploy import dashboard_url
 from statefleet.dashboard.options import DashboardOptions
 from statefleet.migration.importing import Imported, Importer, PlannedState
 from statefleet.reads.fleet import LiveFleet, opened_live
 from statefleet.reads.sources import FleetSource
 from statefleet.reads.state import LiveState
+from store_actors.client.fleet_client import FleetAddress
+from store_actors.client.state_store import ReadStateStore, StateStore, store_specs
 from store_actors.compiled_code import warm_with_progress
 from store_actors.deploy import end_fleet, ensure_store_actor, forward_credentials, store_metrics
 from store_actors.hand_over import sockets_of
@@ -302,7 +302,7 @@ class Fleet:
         metadata = StateMetadata(name, "", shards, output_mode, schema)
         requested = metadata
         if query_mode_schema is not None and existing is not None and existing.output_mode in OUTPUT_MODES:
-            requested = in_output_mode(metadata, query_mode_schema.in_output_mode(existing.output_mode))
+            requested = metadata.in_output_mode(query_mode_schema.in_output_mode(existing.output_mode))
         # Refused now, when the query is built, rather than in its first batch.
         self._coordinator.check_state(requested)
         if existing is not None and existing.num_shards != shards:

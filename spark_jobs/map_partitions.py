@@ -21,9 +21,9 @@ from spark_jobs.plan.route import route_plan
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.session.spark_connect import check_classic
 from spark_jobs.worker.exchange import HASH_COLUMN, unpack
-from spark_jobs.worker.fleet_client import FleetAddress, fleet_client
-from spark_jobs.worker.state_store import StateStore, store_specs
-from spark_jobs.worker.task import task_identity
+from spark_jobs.worker.process import fleet_client, task_identity
+from store_actors.client.fleet_client import FleetAddress
+from store_actors.client.state_store import StateStore, store_specs
 from store_actors.messages import StoreSpec
 
 __all__ = ["StoreFunction", "map_partitions_with_state_store"]
@@ -52,7 +52,7 @@ class _PartitionTask:
     address: FleetAddress
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        received = unpack(batches, self.schema)
+        received = unpack(batches, self.schema.raw_schema(), self.metadata.state_name)
         task = task_identity(self.metadata, received.header)
         table = received.rows.raw
         rows = pa.Table.from_arrays(

@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from spark_jobs.transform.handle import StatefulProcessorHandle
     from spark_jobs.transform.processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
     from spark_jobs.transform.states import ListState, MapState, ValueState
-    from spark_jobs.worker.state_store import ReadStateStore, StateStore
     from statefleet.migration.importing import Imported
     from statefleet.reads.fleet import LiveFleet, attach
     from statefleet.reads.keys import FoundKey
     from statefleet.reads.rows import Rows
     from statefleet.reads.state import LiveState
+    from store_actors.client.state_store import ReadStateStore, StateStore
 
 __all__ = [
     "Branch",
@@ -133,8 +133,8 @@ _MODULES = {
     "ListState": "spark_jobs.transform.states",
     "MapState": "spark_jobs.transform.states",
     "ValueState": "spark_jobs.transform.states",
-    "ReadStateStore": "spark_jobs.worker.state_store",
-    "StateStore": "spark_jobs.worker.state_store",
+    "ReadStateStore": "store_actors.client.state_store",
+    "StateStore": "store_actors.client.state_store",
     "LiveFleet": "statefleet.reads.fleet",
     "FoundKey": "statefleet.reads.keys",
     "attach": "statefleet.reads.fleet",

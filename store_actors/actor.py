@@ -7,6 +7,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -33,6 +34,8 @@ from coordinator.storage.forwarded_credentials import ForwardedCredentialsStore
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_store_in_actor
+from store_actors.client.fleet_client import FleetClient
+from store_actors.client.operator_task import emitted_rows
 from store_actors.direct_calls import DirectAddress, DirectServer
 from store_actors.hand_over import address_of, hand_over_server, sockets_of
 from store_actors.key_queries import KeyQuery, KeyResult, KeyResults
@@ -425,7 +428,15 @@ class StoreActor(StoreProcess):
         runtime.threads.start(self._tell_metrics, "statefleet-metrics")
         self._direct = _direct_answers(self._found_few, runtime)
         address = address_of(sockets_of(session_folder(), uri), location.host, store_actor_number(actor_name))
-        hand_over_server(address, LocalActors(actor_name, self, runtime), runtime)
+        actors = LocalActors(actor_name, self, runtime)
+        client = FleetClient(
+            coordinator,
+            actors,
+            runtime.clock,
+            partial(actors.find, actor_name),
+            is_limited=memory.limit is not None,
+        )
+        hand_over_server(address, partial(emitted_rows, client), runtime)
         fields = {"actor": actor_name, "node": location.node_id}
         log.info("store actor of %s started on %s", uri, location.host, extra=fields)
 

@@ -1,12 +1,12 @@
 """Batches that Spark's tasks hand over to the store actor of their node, over a unix socket, without a Python worker of Spark's.
 
 A task sends random bytes, and gets the proof that this process has the secret in its file (``HandOver.java`` is the task's side). It
-then sends a request (JSON after its length), its pickled function, and the rows of its shards, one shard after another, and no more.
+then sends a request (JSON after its length), the operator (JSON), and the rows of its shards, one shard after another, and no more.
 The answer has the rows that the shards emit, and how many rows and bytes they are; or the text of an error. It begins as soon as some
 shards have committed: the task sends the rows of others when it has used what came. The rows of a shard are an Arrow stream; or, where
 all of their types allow it, they are in Spark's own format (:mod:`store_actors.unsafe_rows`), after an Arrow stream that only has
 their schema. After them the task says which shard it was, how many rows it had and in how many bytes. A shard gets its rows only if
-all of that is so. The function is the one that Spark's plan has for a Python worker; here it calls this process's shards directly.
+all of that is so.
 
 The socket is in a folder below /tmp that is this user's alone. Others can put a folder of their own there before there is one, and
 where /tmp lacks the sticky bit at any time. So both sides look who is there. The store actor takes connections of processes of its own
@@ -22,18 +22,16 @@ import io
 import json
 import logging
 import os
-import pickle
 import socket
 import stat
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Protocol, cast
+from typing import Any, BinaryIO, Literal, cast
 
 import psutil
 import pyarrow as pa
@@ -41,10 +39,10 @@ import pyarrow as pa
 from coordinator.model.names import fleet_id_of
 from coordinator.runtime.runtime import Runtime
 from store_actors import unsafe_rows
+from store_actors.client.operator_task import HandedOver
 from store_actors.direct_calls import accept_each, end_listening
-from store_actors.local_calls import LocalActors
 
-__all__ = ["HandOverServer", "HandedOver", "address_of", "hand_over_server", "sockets_of"]
+__all__ = ["HandOverServer", "Serve", "address_of", "hand_over_server", "sockets_of"]
 
 log = logging.getLogger(__name__)
 
@@ -58,13 +56,13 @@ _CREDENTIALS = struct.Struct("3i")
 #: Bytes of the secret, and of what a task sends for its proof.
 _SECRET_BYTES = 32
 #: Raised with each change of what is sent (``HandOver.java`` has the same): a task and a store actor of two releases do not talk.
-_FORMAT = 3
+_FORMAT = 4
 #: How the folders of sockets begin; each user has one for each session of Ray.
 _FOLDERS = "/tmp/statefleet-"
 #: Bytes of a store actor's file, at most.
 _FACTS_BYTES = 100
 _BUFFER_BYTES = 1 << 18
-#: Bytes of a request and of a function at most; both grow with what a query has of shards and columns, and have some kilobytes.
+#: Bytes of a request and of an operator at most; both grow with what a query has of shards and columns, and have some kilobytes.
 _MOST_BYTES = 16 << 20
 #: Bytes that are read at once: what a length says is only reserved as it arrives.
 _PIECE_BYTES = 32 << 20
@@ -103,32 +101,8 @@ def address_of(sockets: str, host: str, number: int = 0) -> str:
     return f"{address}-{number}" if number else address
 
 
-@dataclass(frozen=True, slots=True)
-class HandedOver:
-    """The work of a task.
-
-    Attributes
-    ----------
-    batch
-        The batch as Spark's driver describes it, without the shard.
-    attempt, executor
-        Spark's id of the task attempt, and ``host:pid`` of its executor.
-    shards
-        The task's shards.
-    rows
-        The rows of each shard, which are received when they are asked for.
-    """
-
-    batch: dict[str, Any]
-    attempt: int
-    executor: str
-    shards: Sequence[int]
-    rows: Iterator[pa.Table]
-
-
-class _Function(Protocol):
-    def handed_over(self, work: HandedOver, actors: LocalActors) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that the shards of a task emit."""
+#: Does the work of a task; yields the rows that its shards emit.
+Serve = Callable[[HandedOver], Iterator[pa.RecordBatch]]
 
 
 class HandOverServer:
@@ -138,8 +112,8 @@ class HandOverServer:
     ----------
     address
         Path by which tasks find the socket (:func:`address_of`). What an earlier process left there is replaced.
-    actors
-        The fleet's actors, as functions call them.
+    serve
+        Does the work of a task.
 
     Raises
     ------
@@ -147,8 +121,8 @@ class HandOverServer:
         The folder is not this user's alone, or cannot be made or written.
     """
 
-    def __init__(self, address: str, actors: LocalActors, runtime: Runtime) -> None:
-        self._actors = actors
+    def __init__(self, address: str, serve: Serve, runtime: Runtime) -> None:
+        self._serve_task = serve
         self._start_thread, self._clock = runtime.threads.start, runtime.clock
         self._address, self._path = Path(address), Path(f"{address}.{os.getpid()}")
         self._secret = os.urandom(_SECRET_BYTES)
@@ -262,11 +236,11 @@ class HandOverServer:
     def _answer(self, task: socket.socket, source: _Pieces, sink: _Counting) -> tuple[int, int]:
         """Write the rows that a task's shards emit; return how many rows and bytes they are."""
         request = json.loads(_read(source, *_LENGTH.unpack(_read(source, _LENGTH.size))))
-        function = _unpickled(_read(source, request["function_bytes"]))
+        operator = _read(source, request["operator_bytes"])
         task.settimeout(_ROWS_S)
         rows = _received(source, request["shards"], request["unsafe_rows"])
-        work = HandedOver(request["batch"], request["attempt"], request["executor"], request["shards"], rows)
-        emitted = _counted(function.handed_over(work, self._actors), counts := [0])
+        work = HandedOver(operator, request["batch"], request["attempt"], request["executor"], request["shards"], rows)
+        emitted = _counted(self._serve_task(work), counts := [0])
         if (first := next(emitted, None)) is None:
             _check_end(rows)
             return 0, 0
@@ -365,7 +339,7 @@ def _check_end(rows: Iterator[pa.Table]) -> None:
         raise ValueError("the operator left rows of the task's shards unread")
 
 
-def hand_over_server(address: str, actors: LocalActors, runtime: Runtime) -> None:
+def hand_over_server(address: str, serve_task: Serve, runtime: Runtime) -> None:
     """Start the server of a process, and see to it that tasks find it: on a full disk, and after someone cleared the folder away."""
 
     def serve() -> None:
@@ -374,7 +348,7 @@ def hand_over_server(address: str, actors: LocalActors, runtime: Runtime) -> Non
         while True:
             try:
                 if server is None:
-                    server = HandOverServer(address, actors, runtime)
+                    server = HandOverServer(address, serve_task, runtime)
                 else:
                     server.publish_again()
                 told = ""
@@ -455,10 +429,3 @@ def _read(source: _Pieces, size: int) -> bytes:
 
 def _file(connected: socket.socket, mode: Literal["rb", "wb"]) -> BinaryIO:
     return cast(BinaryIO, connected.makefile(mode, _BUFFER_BYTES))
-
-
-@lru_cache(maxsize=64)
-def _unpickled(function: bytes) -> _Function:
-    # With the type of its results, as PySpark pickles a function.
-    unpickled: _Function = pickle.loads(function)[0]
-    return unpickled

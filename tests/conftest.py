@@ -59,13 +59,6 @@ def new_uri(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return lambda: f"file://{tmp_path_factory.mktemp('fleet')}"
 
 
-@pytest.fixture(params=[pytest.param(False, marks=pytest.mark.replay), True], ids=["in Python", "handed over"])
-def handed_over(request: pytest.FixtureRequest) -> bool:
-    """Whether Spark's tasks hand rows over to store actors (with every change) or to Python workers (only with `./run replay`)."""
-    given: bool = request.param
-    return given
-
-
 @pytest.fixture
 def name() -> str:
     """A state name of this test's own."""

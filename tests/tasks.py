@@ -15,8 +15,9 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.service.calls import Actors, RayActors
 from coordinator.service.client import CoordinatorClient
 from spark_jobs.fleet import Fleet
-from spark_jobs.worker.fleet_client import FleetAddress, FleetClient
-from spark_jobs.worker.store_calls import ShardWork
+from store_actors.client.fleet_client import FleetAddress
+from store_actors.client.store_calls import ShardWork
+from store_actors.deploy import fleet_client_of
 from store_actors.messages import ShardInput
 
 __all__ = ["SCHEMA", "Tasks", "coordinator_of", "deltas_of", "shard_input"]
@@ -60,7 +61,7 @@ class Tasks:
     def __init__(self, fleet: Fleet, name: str, actors: Actors | None = None) -> None:
         self.fleet, self.name = fleet, name
         address = FleetAddress(fleet.uri, ray.get_runtime_context().gcs_address)
-        self.client = FleetClient(address, actors=actors)
+        self.client = fleet_client_of(address, actors)
 
     def identity(self, batch_id: int, run_id: str = "run-1", attempt: int = 0, query_id: str = "query") -> TaskIdentity:
         return TaskIdentity(self.name, query_id, run_id, batch_id, 0, attempt, "test")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coordinator.model.file_format import FORMAT
@@ -31,6 +31,16 @@ class StateMetadata(FastPickle):
     state_id: str = field(default="", compare=False)
     #: Ids of the states of this name that are no more, whose records the log may still have.
     former_ids: tuple[str, ...] = field(default=(), compare=False)
+
+    def in_output_mode(self, schema: StateSchema) -> StateMetadata:
+        """Return the metadata of an operator with the output mode of a schema."""
+        if self.output_mode == schema.output_mode:
+            return self
+        # Not the operator's schema itself: only the metadata have the view for readers.
+        assert self.schema is not None
+        mode = schema.output_mode
+        described = replace(self.schema, output_mode=mode, expiry_key=schema.expiry_key, delay_ms=schema.delay_ms)
+        return replace(self, output_mode=mode, schema=described)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of the file."""

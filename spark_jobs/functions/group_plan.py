@@ -21,7 +21,7 @@ from spark_jobs.plan.operator_plan import ReduceTask
 from spark_jobs.plan.spark_errors import InvalidArgumentError, InvalidTypeError
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.plan.view_components import ViewComponent, column
-from spark_jobs.worker.fleet_client import FleetAddress
+from store_actors.client.fleet_client import FleetAddress
 
 __all__ = ["GroupFunction", "GroupStatePlan", "build_group_state"]
 

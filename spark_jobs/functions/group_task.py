@@ -24,8 +24,8 @@ from spark_jobs.functions.state_batch import NO_TIMEOUT, BatchClock, BatchFuncti
 from spark_jobs.functions.user_state_task import UserBatch
 from spark_jobs.plan.keys import KeyTree
 from spark_jobs.plan.view_components import ViewComponent
-from spark_jobs.worker.fleet_client import FleetClient
-from spark_jobs.worker.state_store import StateStore
+from store_actors.client.fleet_client import FleetClient
+from store_actors.client.state_store import StateStore
 from store_actors.messages import StoreSpec
 
 __all__ = ["FOUND", "KEY_INDEX", "ArrowCalls", "Calls", "GroupStateProgram", "GroupView", "KeyedBatch"]

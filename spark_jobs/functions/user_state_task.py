@@ -18,11 +18,11 @@ from coordinator.model.errors import StoreUnavailableError
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
-from spark_jobs.worker.batch import BatchHeader, EventTimes, event_times
 from spark_jobs.worker.exchange import Received, unpack
-from spark_jobs.worker.fleet_client import FleetAddress, FleetClient, fleet_client
-from spark_jobs.worker.state_store import StateStore
-from spark_jobs.worker.task import task_identity
+from spark_jobs.worker.process import fleet_client, task_identity
+from store_actors.client.batch import BatchHeader, EventTimes, event_times
+from store_actors.client.fleet_client import FleetAddress, FleetClient
+from store_actors.client.state_store import StateStore
 from store_actors.messages import BatchFacts, StoreSpec
 
 __all__ = ["EVENT_TIME_FIELD", "OpenProgram", "UserBatch", "UserProgram", "UserStateTask"]
@@ -78,7 +78,7 @@ class UserProgram(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class UserStateTask:
-    """A ``mapInArrow`` function from a partition's chunks to the rows that the user's program emits.
+    """A ``mapInArrow`` function from a partition's rows to the rows that the user's program emits.
 
     Attributes
     ----------
@@ -105,7 +105,7 @@ class UserStateTask:
         StoreUnavailableError
             The store actor was lost in each attempt.
         """
-        received = unpack(batches, self.schema)
+        received = unpack(batches, self.schema.raw_schema(), self.metadata.state_name)
         for table in self._repeated(received):
             yield from table.to_batches(max_chunksize=1 << 16)
 
@@ -129,7 +129,6 @@ class UserStateTask:
         """
         task, client = task_identity(self.metadata, received.header), fleet_client(self.address)
         rows = received.rows.raw
-        assert received.header is not None, "the task's identity was made of it"
         with self.program.opened(client, task, self.schema) as program:
             store, grant = client.open_granted(task, self.metadata, program.stores)
             with store:

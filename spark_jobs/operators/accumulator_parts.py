@@ -38,6 +38,8 @@ class Part:
     options: Mapping[str, Any] = field(default_factory=dict)
     #: Type of its inputs in the state's schema, if it differs from that of Spark's column.
     input_type: str | None = None
+    #: The values of which the input has hashes: Spark's own partial aggregation hashes them itself.
+    hashed: Column | None = None
 
     def named(self, prefix: str) -> Part:
         """Return the part with the prefix of its aggregate on its fields."""

@@ -202,7 +202,7 @@ def build_plan(aggregated: DataFrame, output_mode: str | None) -> AggregatePlan:
     if output_mode in refused:
         raise RefusedQueryError(refused[output_mode])
     inputs = [*([] if grouping.session is None else grouping.session.inputs()), *builder.inputs]
-    prepared = _prepared(node.child, grouping, inputs)
+    prepared = _prepared(node.child, grouping, [*inputs, *builder.hashed.items()])
     schema = _schema(prepared, grouping, [name for name, _ in inputs], tuple(builder.accumulators), mode)
     schema = replace(
         schema,
@@ -323,6 +323,8 @@ class _Builder:
         self.aggregates: list[_Aggregate] = []
         self.accumulators: list[Accumulator] = []
         self.inputs: list[tuple[str, Column]] = []
+        #: Values of which an input has hashes, by ``__`` and the input's name.
+        self.hashed: dict[str, Column] = {}
         #: Types of inputs in the state's schema that differ from Spark's column.
         self.input_types: dict[str, str] = {}
         self._input_keys: dict[str, str] = {}
@@ -359,7 +361,10 @@ class _Builder:
 
     def _input(self, part: Part) -> tuple[str, ...]:
         """Return the names of a part's input columns; equal inputs are shuffled once."""
-        return tuple(self._named(column, part.input_type) for column in part.inputs)
+        names = tuple(self._named(column, part.input_type) for column in part.inputs)
+        if part.hashed is not None:
+            self.hashed[f"__{names[0]}"] = part.hashed
+        return names
 
     def _named(self, column: Column, input_type: str | None) -> str:
         expression = Expression.of(column)

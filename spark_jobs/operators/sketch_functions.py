@@ -39,7 +39,8 @@ def registers(use: Use) -> tuple[Part, ...]:
     hashes = use.kept(F.when(child.column().isNotNull(), F.xxhash64(value.column())))
     state = words_field("registers", use.function.registers.slots)
     result = doubles("total", "zeros")
-    return (Part(AccumulatorKind.DISTINCT_REGISTERS, (hashes,), (state,), result=result),)
+    values = use.kept(child.column())
+    return (Part(AccumulatorKind.DISTINCT_REGISTERS, (hashes,), (state,), result=result, hashed=values),)
 
 
 def estimate(function: AggregateFunction, columns: Sequence[Column]) -> Column:

@@ -20,7 +20,7 @@ public Object generate(Object[] references) {
 
 final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator {
     /** Raised with each change of what is sent. */
-    private static final int FORMAT = 3;
+    private static final int FORMAT = 4;
     /** What follows in an answer (store_actors/hand_over.py). */
     private static final int ROWS = 0;
     private static final int DONE = 1;
@@ -49,7 +49,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
     private static final long LOOK_MS = 1000L;
 
     private final String sockets;
-    private final byte[] function;
+    private final byte[] operator;
     private final String batch;
     private final int[][] shards;
     private final int[] actors;
@@ -93,7 +93,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
 
     HandOver(Object[] references) {
         sockets = (String) references[0];
-        function = (byte[]) references[1];
+        operator = (byte[]) references[1];
         batch = (String) references[2];
         shards = (int[][]) references[3];
         actors = (int[]) references[4];
@@ -333,12 +333,12 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
     private void writeHead() throws java.io.IOException {
         String executor = host() + ":" + java.lang.management.ManagementFactory.getRuntimeMXBean().getPid();
         byte[] text = ("{\"batch\": " + batch + ", \"attempt\": " + context.taskAttemptId() + ", \"executor\": \"" + executor
-            + "\", \"function_bytes\": " + function.length + ", \"unsafe_rows\": " + isUnsafe(inputType) + ", \"unsafe_results\": "
+            + "\", \"operator_bytes\": " + operator.length + ", \"unsafe_rows\": " + isUnsafe(inputType) + ", \"unsafe_results\": "
             + isUnsafe(outputType) + ", \"shards\": " + java.util.Arrays.toString(ids) + "}")
             .getBytes(java.nio.charset.StandardCharsets.UTF_8);
         request.write(java.nio.ByteBuffer.allocate(LENGTH_BYTES).putInt(0, text.length));
         request.write(java.nio.ByteBuffer.wrap(text));
-        request.write(java.nio.ByteBuffer.wrap(function));
+        request.write(java.nio.ByteBuffer.wrap(operator));
     }
 
     private static String host() {
@@ -444,8 +444,8 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
             java.nio.file.Files.write(written.toPath(), new byte[BUFFER_BYTES], new java.nio.file.OpenOption[0]);
         } catch (java.io.IOException error) {
             throw new java.io.IOException("nothing can be written where Spark's tasks find the store actor of their node: "
-                + error.getMessage() + "; nothing of this batch was lost; make room there, or set spark.statefleet.handOver to false, "
-                + "then restart the query [folder=`" + folder + "`]", error);
+                + error.getMessage() + "; nothing of this batch was lost; make room there, then "
+                + "restart the query [folder=`" + folder + "`]", error);
         } finally {
             if (written != null) {
                 written.delete();

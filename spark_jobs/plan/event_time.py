@@ -11,11 +11,11 @@ from typing import Any
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import types as T
 
-from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.logical import Plan
 from spark_jobs.plan.stateful_exchange import compiled_entry
 from spark_jobs.worker.exchange import ROUTE_COLUMN
+from store_actors.client.operator_task import OperatorTask
 
 __all__ = [
     "Upstream",
@@ -61,11 +61,12 @@ class Upstream:
     shards
         Number of shards that the program asks for; None if it accepts the current number.
     sockets
-        How the paths of the sockets begin to which its tasks hand rows over; None if Python workers send them.
+        How the paths of the sockets begin to which its tasks hand rows over; None if a Python worker gets them.
     by_python
-        Why Python workers send them; None if they need not.
+        Why a Python worker gets them; None if none does.
     accumulators
-        Kind, inputs and state fields of each accumulator of an aggregation (``PartialAggregation.java``); None for other operators.
+        Kind, inputs, state fields and words of registers of each accumulator of an aggregation (``PartialAggregation.java``); None
+        for other operators.
     """
 
     state: str
@@ -85,17 +86,18 @@ class Upstream:
     by_python: str | None = None
     accumulators: Sequence[Mapping[str, Any]] | None = None
 
-    def route_column(self, spark: SparkSession, requested: StateMetadata) -> str:
+    def route_column(self, spark: SparkSession, task: OperatorTask) -> str:
         """Return the name of the column by which the operator's exchange is partitioned, under which its facts are kept.
 
         The facts are not in the plan, as users see the plan in errors. An operator that asks for another state has another name.
         """
         facts = json.dumps(asdict(self))
-        digest = hashlib.sha256(f"{facts}{requested.to_json()}".encode()).hexdigest()
+        text = task.to_json()
+        digest = hashlib.sha256(f"{facts}{text}".encode()).hexdigest()
         # What explain() shows has to say why tasks do not hand rows over.
         why = f": {self.by_python}" if self.by_python else ""
         name = f"{ROUTE_COLUMN}:{self.state}:{digest[:16]}{why}"
-        compiled_entry(spark).keepFacts(name, facts)
+        compiled_entry(spark).keepFacts(name, facts, text)
         return name
 
     @classmethod

@@ -10,14 +10,15 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from coordinator.model.schema import OperatorKind, StateSchema
+from coordinator.model.schema import Accumulator, AccumulatorKind, OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
+from coordinator.model.type_names import string_to_type
 from spark_jobs.plan.bounds import warn_if_unbounded
 from spark_jobs.plan.event_time import Upstream
 from spark_jobs.plan.logical import Plan, analysed
 from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.timing import output_lag_ms, query_modes, runs_again
-from spark_jobs.worker.fleet_client import FleetAddress
+from store_actors.client.fleet_client import FleetAddress
 from store_actors.operators.operator_names import operator_name
 
 __all__ = [
@@ -195,9 +196,20 @@ def _accumulators(schema: StateSchema) -> list[dict[str, Any]] | None:
     if schema.operator is not OperatorKind.AGGREGATE:
         return None
     return [
-        {"kind": item.kind, "inputs": item.inputs, "state": [field.name for field in item.state]}
+        {
+            "kind": item.kind,
+            "inputs": item.inputs,
+            "state": [field.name for field in item.state],
+            "words": _words(item),
+        }
         for item in schema.accumulators
     ]
+
+
+def _words(accumulator: Accumulator) -> int | None:
+    if accumulator.kind is not AccumulatorKind.DISTINCT_REGISTERS:
+        return None
+    return int(string_to_type(accumulator.state[0].type).byte_width) // 8
 
 
 def check_output_mode(operator: str, output_mode: str, supported: Sequence[str]) -> None:

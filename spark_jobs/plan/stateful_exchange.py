@@ -14,13 +14,22 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from coordinator.model.errors import SetupError
 from spark_jobs.plan.catalyst import CATALYST, WATERMARK_KEY, java_class
-from spark_jobs.plan.logical import Plan
+from spark_jobs.plan.logical import Plan, quoted
 from spark_jobs.plan.spark_version import SPARK, executor_code, with_moved_classes
 
-__all__ = ["compiled_entry", "install", "joined_source", "marked_as_aggregation", "with_event_time", "with_sparks_own"]
+__all__ = [
+    "compiled_entry",
+    "install",
+    "joined_source",
+    "marked_as_aggregation",
+    "shard_routes",
+    "with_event_time",
+    "with_sparks_own",
+]
 
 _SOURCES = Path(__file__).with_name("java")
 _PACKAGE = "statefleet.spark"
@@ -100,9 +109,15 @@ def joined_source() -> str:
     return "\n".join([package, *sorted(imports), *classes])
 
 
-def with_event_time(chunks: DataFrame) -> DataFrame:
-    """Return the chunks with a column that Spark's checks take for the event time of groups, as append mode asks for."""
-    return chunks.withMetadata("rows_read", {WATERMARK_KEY: 0})
+def shard_routes(spark: SparkSession, shards: int) -> list[int]:
+    """Return for each of a number of shards an integer that Spark's hash partitioning puts there."""
+    return list(compiled_entry(spark).routes(shards))
+
+
+def with_event_time(rows: DataFrame, column: str) -> DataFrame:
+    """Return the rows with a column that Spark's checks take for the event time of groups, as append mode asks for."""
+    marked = F.col(quoted(column)).alias(column, metadata={WATERMARK_KEY: 0})
+    return rows.select(*(marked if name == column else F.col(quoted(name)) for name in rows.columns))
 
 
 def marked_as_aggregation(exchange: DataFrame) -> DataFrame:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 __all__ = [
     "CLUSTER_SETTINGS",
     "EXECUTOR_RESOURCES",
-    "HAND_OVER",
     "HEAD_SETTINGS",
     "LOCAL_SETTINGS",
     "MAX_EXECUTORS",
@@ -38,8 +37,6 @@ EXECUTOR_RESOURCES = "spark.ray.raydp_spark_executor.actor.resource."
 #: Setting for the maximum number of executors, as nodes join; by default the number at first.
 MAX_EXECUTORS = "spark.statefleet.maxExecutors"
 MAX_EXECUTORS_WHY = "executors at most, as nodes join; `start_session(max_executors=)` sets it"
-#: Setting of a session: whether tasks hand rows over to store actors, without Python workers (``HandedOver.java``); true by default.
-HAND_OVER = "spark.statefleet.handOver"
 
 #: For every session.
 SETTINGS = MappingProxyType(

@@ -19,7 +19,7 @@ from spark_jobs.functions.groups import Numbers, single_chunk
 from spark_jobs.functions.values import Raw
 from spark_jobs.plan.spark_errors import StateCallError
 from spark_jobs.transform.variables import EXPIRY, PLACE, Variable
-from spark_jobs.worker.state_store import StateStore
+from store_actors.client.state_store import StateStore
 
 __all__ = ["Block", "BlockPart", "DeletedBlock", "VariableStore", "spread"]
 

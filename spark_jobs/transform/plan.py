@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, GroupedData
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from coordinator.model.schema import OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
@@ -25,9 +27,9 @@ from spark_jobs.transform.processor import StatefulProcessor
 from spark_jobs.transform.rows import RowForm, Rows
 from spark_jobs.transform.task import InitialRows, ProcessorProgram, load_processor
 from spark_jobs.transform.variables import TimeMode, Variable, accumulators_of, view_of
-from spark_jobs.worker.exchange import EXCHANGE_SCHEMA, ROUTE_COLUMN, ExchangeTask
-from spark_jobs.worker.fleet_client import FleetAddress
-from spark_jobs.worker.routing import marker_routes
+from spark_jobs.worker.exchange import HASH_COLUMN
+from store_actors.client.fleet_client import FleetAddress
+from store_actors.engine.arrays import as_type
 
 __all__ = [
     "Transformation",
@@ -70,14 +72,24 @@ class InitialState:
     def collect(self, num_shards: int) -> InitialRows:
         """Collect the rows, and return them by shard."""
         schema = StateSchema(self.rows.keys, self.rows.inputs, (), None, None, "update", OperatorKind.TRANSFORM)
-        task, spark = ExchangeTask(schema, num_shards), self.rows.frame.sparkSession
-        chunks = self.rows.frame.mapInArrow(task, from_arrow_schema(EXCHANGE_SCHEMA)).where(F.col("chunk").isNotNull())
-        shards = {route: shard for shard, route in enumerate(marker_routes(num_shards))}
+        task, spark = partial(_chunks_of_shards, schema.raw_schema(), num_shards), self.rows.frame.sparkSession
         parts: dict[int, list[bytes]] = {}
-        for row in chunks.select(ROUTE_COLUMN, "chunk").collect():
-            parts.setdefault(shards[row[0]], []).append(bytes(row[1]))
+        for shard, chunk in self.rows.frame.mapInArrow(task, "shard int, chunk binary").collect():
+            parts.setdefault(shard, []).append(bytes(chunk))
         sent = {shard: spark.sparkContext.broadcast(part) for shard, part in parts.items()}
         return InitialRows(sent, schema.raw_schema(), self.rows.view, self.form)
+
+
+def _chunks_of_shards(
+    schema: pa.Schema, num_shards: int, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Yield shards, and rows of them as Arrow record batches in bytes."""
+    for batch in batches:
+        shards = np.mod(batch.column(HASH_COLUMN).to_numpy(), np.int32(num_shards))
+        columns = [as_type(field.type, batch.column(field.name)) for field in schema]
+        rows, present = pa.RecordBatch.from_arrays(columns, schema=schema), np.unique(shards)
+        chunks = [rows.filter(pa.array(shards == shard)).serialize().to_pybytes() for shard in present]
+        yield pa.record_batch({"shard": pa.array(present, pa.int32()), "chunk": pa.array(chunks, pa.binary())})
 
 
 @dataclass(frozen=True)

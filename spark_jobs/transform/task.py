@@ -24,8 +24,8 @@ from spark_jobs.transform.processor import StatefulProcessor, TimerValues
 from spark_jobs.transform.rows import Rows
 from spark_jobs.transform.variables import PLACE, TimeMode, Variable, VariableKind, processor_stores, store_name
 from spark_jobs.transform.work import TransformWork
-from spark_jobs.worker.fleet_client import FleetClient
-from spark_jobs.worker.state_store import StateStore
+from store_actors.client.fleet_client import FleetClient
+from store_actors.client.state_store import StateStore
 from store_actors.messages import StoreSpec
 
 __all__ = ["InitialRows", "ProcessorProgram", "load_processor"]

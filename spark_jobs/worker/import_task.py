@@ -15,8 +15,9 @@ from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import ROW_COLUMN, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
-from spark_jobs.worker.exchange import as_type
-from spark_jobs.worker.fleet_client import FleetAddress, executor_name, fleet_client
+from spark_jobs.worker.process import executor_name, fleet_client
+from store_actors.client.fleet_client import FleetAddress
+from store_actors.engine.arrays import as_type
 from store_actors.engine.packed_values import packed
 from store_actors.messages import BatchFacts, StoreSpec
 

@@ -25,12 +25,11 @@ from spark_jobs.plan.event_time import Upstream, operators_of, used_of
 from spark_jobs.plan.logical import Plan, analysed
 from spark_jobs.plan.operator_plan import RoutedOperator
 from spark_jobs.plan.row_columns import ProjectedPlan
+from spark_jobs.plan.stateful_exchange import shard_routes
 from spark_jobs.transform.plan import TransformPlan
 from spark_jobs.transform.variables import processor_stores
 from spark_jobs.worker.exchange import HASH_COLUMN
-from spark_jobs.worker.fleet_client import FleetAddress
 from spark_jobs.worker.import_task import IMPORTED_SCHEMA, PRESENT_COLUMN, SHARD_COLUMN, ImportTask, StoresImportTask
-from spark_jobs.worker.routing import marker_routes
 from statefleet.migration.aggregation import aggregation_rows, without
 from statefleet.migration.as_spark import aggregations_as_run
 from statefleet.migration.checkpoint import NewCheckpoint, SparkCheckpoint, SparkOperator
@@ -39,6 +38,7 @@ from statefleet.migration.function_state import function_rows
 from statefleet.migration.join import join_rows
 from statefleet.migration.processor_state import processor_rows
 from statefleet.migration.table import check_keys, table_rows
+from store_actors.client.fleet_client import FleetAddress
 
 __all__ = ["Imported", "Importer", "PlannedState"]
 
@@ -365,6 +365,6 @@ def _by_shard(rows: DataFrame, shards: int) -> DataFrame:
         F.lit(False).alias(PRESENT_COLUMN),
         *(F.lit(None).cast(kinds[name]).alias(name) for name in values),
     )
-    routes = F.array(*map(F.lit, marker_routes(shards)))
+    routes = F.array(*map(F.lit, shard_routes(spark, shards)))
     all_rows = markers.unionByName(present)
     return all_rows.repartition(shards, routes[F.col(SHARD_COLUMN)])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-__all__ = ["Bytes", "Mask", "Slots", "Words", "whole_numbers"]
+__all__ = ["Bytes", "Mask", "Slots", "Words", "as_type", "whole_numbers"]
 
 #: Rows, keys and values as 64-bit words (``words.py``).
 Words = npt.NDArray[np.uint64]
@@ -15,6 +16,12 @@ Slots = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 #: Which of some rows.
 Mask = npt.NDArray[np.bool_]
+
+
+def as_type(data_type: pa.DataType, column: pa.Array) -> pa.Array:
+    """Return a column in a type that holds all its values."""
+    # Arrow takes even a cast to the same type for a promise that fields of a struct are never null. Below a null struct they are null.
+    return column if column.type == data_type else column.cast(data_type)
 
 
 def whole_numbers(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:

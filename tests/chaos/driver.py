@@ -1,7 +1,7 @@
 """A Spark driver to be killed: counts values over a folder of Parquet files, one file a batch, until none is left.
 
-``python -m tests.chaos.driver HANDS_OVER FOLDER URI``; joins the Ray cluster of ``RAY_ADDRESS``. After each batch it writes all counts
-to ``FOLDER/result-<batch>.json``. HANDS_OVER (``true`` or ``false``) is whether its tasks hand rows over to store actors.
+``python -m tests.chaos.driver FOLDER URI``; joins the Ray cluster of ``RAY_ADDRESS``. After each batch it writes all counts to
+``FOLDER/result-<batch>.json``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 
 from spark_jobs.fleet import connect
-from spark_jobs.session.settings import HAND_OVER
 from spark_jobs.session.spark_session import start_session, stop_session
 
 
-def main(hands_over: str, folder: Path, uri: str) -> None:
+def main(folder: Path, uri: str) -> None:
     # A name of its own: a driver that was stopped or killed may still hold the former one.
-    spark = start_session(f"chaos-driver-{os.getpid()}", executor_cores=2, configs={HAND_OVER: hands_over})
+    spark = start_session(f"chaos-driver-{os.getpid()}", executor_cores=2)
     stream = spark.readStream.schema("v BIGINT").option("maxFilesPerTrigger", 1).parquet(str(folder / "in"))
     counts = connect(uri).stateful(stream, name="chaos", outputMode="complete", shards=4).groupBy("v").count()
 
@@ -36,4 +35,4 @@ def main(hands_over: str, folder: Path, uri: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
+    main(Path(sys.argv[1]), sys.argv[2])

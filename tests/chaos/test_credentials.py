@@ -28,8 +28,9 @@ from coordinator.service.deploy import coordinator_name
 from coordinator.storage.options import split_options
 from spark_jobs.fleet import Fleet, connect
 from spark_jobs.session.spark_session import ensure_ray
-from spark_jobs.worker.fleet_client import ConnectTask, FleetClient, fleet_client
-from spark_jobs.worker.state_store import store_specs
+from spark_jobs.worker.process import ConnectTask, fleet_client
+from store_actors.client.state_store import store_specs
+from store_actors.deploy import fleet_client_of
 from tests.unit.s3_with_faults import FaultyS3, faulty_s3
 
 pytestmark = pytest.mark.timeout(600)
@@ -151,7 +152,7 @@ def test_a_worker_has_no_credentials_and_needs_none(fleet: Fleet) -> None:
     address = pickle.loads(pickle.dumps(fleet._address))
     assert address.storage_options.withheld == ("access_key_id", "secret_access_key")
     kill(store_name(fleet))
-    client = FleetClient(address)
+    client = fleet_client_of(address)
     with client.open_read("scores", 0, store_specs(COLUMNS["keys"], COLUMNS["values"], None), None) as store:
         assert store.get(1) == {"v": 1}
 
@@ -159,7 +160,7 @@ def test_a_worker_has_no_credentials_and_needs_none(fleet: Fleet) -> None:
 def test_a_driver_forwards_its_credentials_again_when_no_other_process_has_them(fleet: Fleet) -> None:
     put(fleet, 3)
     kill_all_at_once(fleet)
-    stranger = FleetClient(fleet._address)
+    stranger = fleet_client_of(fleet._address)
     with pytest.raises(CredentialsNeededError, match=r"connect with the same storage_options again.*secret_access_key"):
         stranger.load_plans(TaskIdentity("scores", "python", "run", 0, 0, 0, "test"), ["default"])
     # This process has them, and its next question hands them over.
@@ -181,7 +182,7 @@ def test_a_fleet_without_its_coordinator_is_started_by_drivers_only(server: Faul
     fleet.shutdown()
     wait_until_gone(coordinator_name(fleet.uri))
     with pytest.raises(CredentialsNeededError, match="only a driver can start it"):
-        FleetClient(address)
+        fleet_client_of(address)
 
 
 def wait_until_gone(name: str) -> None:

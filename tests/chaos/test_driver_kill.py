@@ -10,7 +10,7 @@ import ray
 
 from spark_jobs.fleet import connect
 from spark_jobs.session.spark_session import ensure_ray
-from tests.chaos.driver_process import Driver, between, counting, final_result, versions, wait_for
+from tests.chaos.driver_process import COUNTING, Driver, between, final_result, versions, wait_for
 from tests.chaos.inputs import write_inputs
 from tests.conftest import NewUri
 
@@ -61,9 +61,9 @@ def newest_batch(log: Path) -> int:
     ],
 )
 def test_a_killed_driver_leaves_no_trace(
-    cluster: str, new_uri: NewUri, tmp_path: Path, moments: tuple[Moment, ...], handed_over: bool
+    cluster: str, new_uri: NewUri, tmp_path: Path, moments: tuple[Moment, ...]
 ) -> None:
-    uri, program = new_uri(), counting(handed_over)
+    uri, program = new_uri(), COUNTING
     counted = write_inputs(tmp_path, BATCHES, rows=4000, distinct=257)
     # It comes after the kills, so that a restart has a batch to run, however fast the drivers were.
     last = tmp_path / "in" / f"{BATCHES - 1:03d}.parquet"

@@ -33,10 +33,10 @@ from coordinator.storage.options import StorageOptions
 from coordinator.storage.uris import open_object_store
 from spark_jobs.fleet import Fleet, connect
 from spark_jobs.session.spark_session import ensure_ray
-from spark_jobs.worker.fleet_client import fleet_client
+from spark_jobs.worker.process import fleet_client
 from store_actors.deploy import deploy_store_actor
 from store_actors.messages import ApplyRequest
-from tests.chaos.driver_process import Driver, between, counting, final_result, versions, wait_for
+from tests.chaos.driver_process import COUNTING, Driver, between, final_result, versions, wait_for
 from tests.chaos.inputs import write_inputs
 from tests.conftest import NewUri
 from tests.processes import paused
@@ -158,9 +158,9 @@ def test_a_coordinator_that_wakes_up_after_it_was_replaced_counts_nothing(fleet:
 
 @pytest.mark.soak
 def test_a_driver_that_wakes_up_after_another_took_its_query_changes_nothing(
-    cluster: str, new_uri: NewUri, tmp_path: Path, handed_over: bool
+    cluster: str, new_uri: NewUri, tmp_path: Path
 ) -> None:
-    batches, program = 8, counting(handed_over)
+    batches, program = 8, COUNTING
     counted = write_inputs(tmp_path, batches, rows=2000, distinct=97)
     uri = new_uri()
     fleet = connect(uri)

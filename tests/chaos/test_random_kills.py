@@ -18,7 +18,7 @@ import ray
 
 from spark_jobs.fleet import Fleet, connect
 from spark_jobs.session.spark_session import ensure_ray
-from tests.chaos.driver_process import Supervisor, counting, final_result, versions, wait_past
+from tests.chaos.driver_process import COUNTING, Supervisor, final_result, versions, wait_past
 from tests.chaos.inputs import write_inputs
 from tests.conftest import NewUri
 
@@ -60,13 +60,13 @@ def kill(kind: str, fleet: Fleet, supervisor: Supervisor) -> bool:
 
 @pytest.mark.soak
 @pytest.mark.timeout(2400)
-def test_a_query_survives_random_kills(cluster: str, new_uri: NewUri, tmp_path: Path, handed_over: bool) -> None:
+def test_a_query_survives_random_kills(cluster: str, new_uri: NewUri, tmp_path: Path) -> None:
     seed = int(os.environ.get("CHAOS_SEED", "1"))
     chance = random.Random(seed)
     counted = write_inputs(tmp_path, BATCHES, rows=4000, distinct=1021)
     uri = new_uri()
     fleet = connect(uri)
-    supervisor = Supervisor(tmp_path, uri, cluster, program=counting(handed_over))
+    supervisor = Supervisor(tmp_path, uri, cluster, program=COUNTING)
     plan = [*KINDS, *KINDS]
     chance.shuffle(plan)
     recoveries: list[tuple[str, int, float]] = []

@@ -15,7 +15,6 @@ from pyspark.sql import SparkSession
 
 from benchmarks.nodes import ray_nodes, session_on
 from spark_jobs.fleet import Fleet, connect
-from spark_jobs.session.settings import HAND_OVER
 from tests.conftest import NewUri
 from tests.integration.streams import Feed, Run
 
@@ -64,9 +63,8 @@ def halt(pid: int) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_two_attempts_of_a_task_at_once_count_once(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, handed_over: bool
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    spark.conf.set(HAND_OVER, str(handed_over).lower())
     feed = Feed(spark, tmp_path / "in", pa.schema([("v", pa.int64())]))
     run = Run(fleet.stateful(feed.stream(), name=name, shards=3).groupBy("v").count(), "update", tmp_path / "ck")
     try:

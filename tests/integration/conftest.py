@@ -10,10 +10,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.fleet import Fleet, connect
-from spark_jobs.session.settings import HAND_OVER
 from spark_jobs.session.spark_session import start_session, stop_session
 from tests.conftest import NewUri
-from tests.integration.case_systems import configured
 
 SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
@@ -36,13 +34,6 @@ def spark(new_uri: NewUri, environment_before: dict[str, str]) -> Iterator[Spark
     )
     yield session
     stop_session()
-
-
-@pytest.fixture
-def handed_over(handed_over: bool, spark: SparkSession) -> Iterator[bool]:
-    """Whether tasks of queries that are started in the test hand rows over to store actors."""
-    with configured(spark, {HAND_OVER: str(handed_over).lower()}):
-        yield handed_over
 
 
 @pytest.fixture

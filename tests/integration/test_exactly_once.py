@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from coordinator.model.errors import CorruptStateError, FencedError, StateMismatchError
 from coordinator.storage.uris import open_object_store
 from spark_jobs.fleet import Fleet, connect
-from spark_jobs.worker.fleet_client import fleet_client
+from spark_jobs.worker.process import fleet_client
 from tests.conftest import NewUri
 from tests.integration.streams import Feed, Run
 from tests.tasks import Tasks
@@ -72,7 +72,6 @@ def kill_in_the_middle(fleet: Fleet, name: str, pid_of: Callable[[dict[str, Any]
         pytest.param(lambda status: status["coordinator"]["pid"], id="coordinator"),
     ],
 )
-@pytest.mark.usefixtures("handed_over")
 def test_an_actor_killed_in_the_middle_of_a_batch_changes_nothing(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, pid_of: Callable[[dict[str, Any]], int]
 ) -> None:
@@ -108,7 +107,6 @@ def fail_first_attempt(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordB
         raise RuntimeError("this task fails after its commit, on purpose")
 
 
-@pytest.mark.usefixtures("handed_over")
 def test_a_task_that_fails_after_its_commit_is_not_applied_twice(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:

@@ -6,35 +6,23 @@ import hashlib
 import itertools
 import math
 import random
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import ray
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
+from coordinator.service.calls import NAMESPACE
 from spark_jobs.fleet import Fleet
-from spark_jobs.session.settings import HAND_OVER
-from tests.integration.case_systems import ALL_CASES, compare_case, configured
+from tests.integration.case_systems import configured
 from tests.integration.streams import Feed, Run, short_list
 
-BY_PYTHON = {HAND_OVER: "false"}
-#: Cases of each operator. By default their tasks hand rows over, and so they do in test_operators.py and test_joins.py.
-CASES = [
-    "A1 count by value, update",
-    "A2 count by value, complete",
-    "E1 windows, append",
-    "SW sessions, append",
-    "D2 some columns",
-    "W2 within the watermark, some columns",
-    "CF2 limit",
-    "topN",
-    "keepLast",
-    "M4 join then window",
-]
 ROWS = pa.schema([("k", pa.string()), ("v", pa.int64())])
 
 
@@ -48,14 +36,6 @@ def progress_of(run: Run) -> Mapping[str, Any]:
     assert run.query.lastProgress is not None
     operator: Mapping[str, Any] = run.query.lastProgress["stateOperators"][0]
     return operator
-
-
-@pytest.mark.parametrize("case_name", short_list(CASES, ["E1 windows, append"]))
-def test_by_python_results_are_the_same(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case_name: str
-) -> None:
-    case = ALL_CASES[case_name]
-    compare_case(spark, fleet, tmp_path, name, case_name, case, with_spark=False, shards=5, conf=BY_PYTHON)
 
 
 def test_rows_are_aggregated_before_the_shuffle_while_groups_repeat(
@@ -75,31 +55,50 @@ def test_rows_are_aggregated_before_the_shuffle_while_groups_repeat(
         feed.add([("7", 1), ("8", 2)])
         assert sorted(tuple(row) for row in run.take()) == [("7", 5, 11, -1), ("8", 2, 10, 2)]
         assert "HashAggregate" in plan_of(run)
-        progress = progress_of(run)
-        assert (progress["customMetrics"]["rowsRead"], progress["customMetrics"]["handedOver"]) == (2, 1)
+        assert progress_of(run)["customMetrics"]["rowsRead"] == 2
     finally:
         run.stop()
 
 
-def test_python_aggregates_what_sparks_own_buffers_cannot(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+#: By what Spark's own plan has for it, aggregates of rows that are combined before the shuffle where groups repeat; None for others.
+COMBINED = {
+    "sorted, as texts do not stay in their place": ("SortAggregate", ["max(k)", "min(k)", "first(v)"]),
+    "registers": ("HashAggregate", ["approx_count_distinct(v)", "approx_count_distinct(k, 0.2)", "sum(v)"]),
+    "values of any number": (None, ["max(k)", "collect_list(v)", "approx_count_distinct(v)"]),
+}
+
+
+@pytest.mark.parametrize("case", COMBINED)
+def test_what_spark_cannot_combine_is_shuffled_as_rows(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case: str
 ) -> None:
+    combined, aggregates = COMBINED[case]
     feed = Feed(spark, tmp_path / "in", ROWS)
-    frame = fleet.stateful(feed.stream(), name=name, shards=3).groupBy("k").agg(F.max("k"), F.collect_list("v"))
-    run = Run(frame, "update", tmp_path / "ck")
+    rows = feed.stream()
+    runs = [
+        Run(frame.groupBy("k").agg(*map(F.expr, aggregates)), "update", tmp_path / side)
+        for side, frame in (("ck", fleet.stateful(rows, name=name, shards=3)), ("spark", rows))
+    ]
     try:
-        feed.add([("a", 1), ("b", 2)])
-        assert len(run.take()) == 2
-        assert "HandOver" not in plan_of(run)
-        assert progress_of(run)["customMetrics"]["handedOver"] == 0
-        feed.add([("a", 1), ("a", 2)])
-        assert [tuple(row) for row in run.take()] == [("a", "a", [1, 1, 2])]
-        assert "HandOver" in plan_of(run)
-        feed.add([("a", 3)])
-        assert [tuple(row) for row in run.take()] == [("a", "a", [1, 1, 2, 3])]
-        assert "HandOver" not in plan_of(run)
+        # Of the first batch nothing is known; groups repeat in the second one, and in the fourth.
+        batches = [
+            [("a", 1), ("b", 2)],
+            [("a", n % 90) for n in range(300)],
+            [("a", 3)],
+            [("b", 4), ("c", None), ("b", 5)],
+        ]
+        is_repeated = [True, False, True, False]
+        for batch, repeats in zip(batches, is_repeated, strict=True):
+            feed.add(batch)
+            of_fleet, of_spark = (sorted(map(tuple, run.take())) for run in runs)
+            assert of_fleet == of_spark
+            plan = plan_of(runs[0])
+            assert "HandOver" in plan
+            assert ("Aggregate" in plan) == (combined is not None and repeats)
+            assert not repeats or combined is None or combined in plan
     finally:
-        run.stop()
+        for run in runs:
+            run.stop()
 
 
 def test_rows_that_are_only_counted_are_counted_after_a_batch_of_one(
@@ -113,7 +112,23 @@ def test_rows_that_are_only_counted_are_counted_after_a_batch_of_one(
             feed.add([("a", 1)] * rows)
             assert [tuple(row) for row in run.take()] == [(total,)]
             assert progress_of(run)["customMetrics"]["rowsRead"] == rows
-            assert progress_of(run)["customMetrics"]["handedOver"] == 1
+    finally:
+        run.stop()
+
+
+def test_a_store_actor_that_has_served_a_query_has_nothing_of_spark(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", ROWS)
+    run = Run(fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").count(), "update", tmp_path / "ck")
+    try:
+        feed.add([("a", 1)])
+        run.take()
+        for actor in fleet.status()["store_actors"]:
+            handle = ray.get_actor(actor["actor_name"], namespace=NAMESPACE)
+            loaded = ray.get(handle.__ray_call__.remote(lambda _: {name.partition(".")[0] for name in sys.modules}))
+            assert "store_actors" in loaded
+            assert not {"pyspark", "py4j", "spark_jobs"} & loaded
     finally:
         run.stop()
 
@@ -132,23 +147,6 @@ def test_two_operators_with_the_same_rows_are_two(spark: SparkSession, fleet: Fl
             assert sorted(tuple(row) for row in run.take()) == [("x", number, "a"), ("x", number, "b")]
     finally:
         run.stop()
-
-
-def test_a_query_changes_the_way_with_its_state(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
-    feed = Feed(spark, tmp_path / "in", ROWS)
-    frame = fleet.stateful(feed.stream(), name=name, shards=5).groupBy("k").agg(F.sum("v").alias("s"))
-    for number, (setting, total) in enumerate((("false", 1), ("true", 3), ("false", 6))):
-        with configured(spark, {HAND_OVER: setting}):
-            run = Run(frame, "update", tmp_path / "ck")
-            try:
-                feed.add([("a", number + 1)])
-                assert [tuple(row) for row in run.take()] == [("a", total)]
-                assert ("HandOver" in plan_of(run)) == (setting == "true")
-                (query,) = (query for query in fleet.status()["queries"] if query["name"] == name)
-                # Shards without rows commit the batch, too.
-                assert {shard["version"] for shard in query["shards"]} == {query["version"]}
-            finally:
-                run.stop()
 
 
 def test_an_error_of_the_store_actor_is_that_of_the_query(
@@ -205,13 +203,9 @@ def test_rows_of_any_size_arrive_as_they_are(
         largest = largest.select("k", F.col("s")[0].alias("s"))
     run = Run(largest.select("k", F.md5("s").alias("s")), "update", tmp_path / "ck")
     try:
-        # Python takes the first batch, of which nothing is known.
-        feed.add([(-1, "")])
-        assert len(run.take()) == 1
         feed.add(texts)
         expected = {key: hashlib.md5(text.encode()).hexdigest() for key, text in texts}
         assert {row["k"]: row["s"] for row in run.take()} == expected
-        assert progress_of(run)["customMetrics"]["handedOver"] == 1
     finally:
         run.stop()
 
@@ -221,9 +215,8 @@ FITS = (1 << 18) - (4 + 4) - 8 - 4 * 8  # in whole words
 REPEATED = "repeat(char(97 + k % 26), n)"
 #: Ways of the rows of a text, and texts around the bound of each.
 WAYS = {
-    "as Spark has them": ({}, REPEATED, "s", [0, FITS, FITS + 1, 3 * FITS]),
-    "in Arrow": ({}, f"array({REPEATED})", "s[0]", [1, (16 << 20) - 100, 16 << 20]),
-    "by Python": (BY_PYTHON, REPEATED, "s", [1, 32 << 10, (32 << 10) + 1, 3 << 20]),
+    "as Spark has them": (REPEATED, "s", [0, FITS, FITS + 1, 3 * FITS]),
+    "in Arrow": (f"array({REPEATED})", "s[0]", [1, (16 << 20) - 100, 16 << 20]),
 }
 
 
@@ -232,27 +225,26 @@ WAYS = {
 def test_rows_around_a_bound_arrive_in_any_order(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, way: str, shards: int
 ) -> None:
-    conf, made, text, sizes = WAYS[way]
+    made, text, sizes = WAYS[way]
     feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.int64()), ("n", pa.int64())]))
-    with configured(spark, conf):
-        rows = feed.stream().selectExpr("k", f"{made} s")
-        kept = (
-            fleet.stateful(rows, name=name, shards=shards)
-            .dropDuplicates(["k"])
-            .selectExpr("k", f"length({text})", f"md5({text})")
-        )
-        run = Run(kept, "append", tmp_path / "ck")
-        try:
-            keys = itertools.count()
-            for order in itertools.permutations(sizes):
-                batch = [(next(keys), size) for size in order]
-                feed.add(batch)
-                assert sorted(run.take()) == [
-                    (key, size, hashlib.md5(chr(97 + key % 26).encode() * size).hexdigest()) for key, size in batch
-                ]
-                assert progress_of(run)["customMetrics"]["rowsRead"] == len(batch)
-        finally:
-            run.stop()
+    rows = feed.stream().selectExpr("k", f"{made} s")
+    kept = (
+        fleet.stateful(rows, name=name, shards=shards)
+        .dropDuplicates(["k"])
+        .selectExpr("k", f"length({text})", f"md5({text})")
+    )
+    run = Run(kept, "append", tmp_path / "ck")
+    try:
+        keys = itertools.count()
+        for order in itertools.permutations(sizes):
+            batch = [(next(keys), size) for size in order]
+            feed.add(batch)
+            assert sorted(run.take()) == [
+                (key, size, hashlib.md5(chr(97 + key % 26).encode() * size).hexdigest()) for key, size in batch
+            ]
+            assert progress_of(run)["customMetrics"]["rowsRead"] == len(batch)
+    finally:
+        run.stop()
 
 
 #: Rows of a batch that a task writes in Arrow.
@@ -263,7 +255,7 @@ BATCH_ROWS = 1 << 16
 def test_rows_around_a_number_arrive_whichever_shard_has_them(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, way: str
 ) -> None:
-    _, made, _, _ = WAYS[way]
+    made, _, _ = WAYS[way]
     feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.int64()), ("n", pa.int64())]))
     kept = fleet.stateful(feed.stream().selectExpr("k", f"{made} s"), name=name, shards=2).dropDuplicates(["k"])
     emitted: list[Row] = []
@@ -293,19 +285,18 @@ def test_rows_of_random_sizes_are_those_of_spark(
     feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.int64()), ("n", pa.int64())]))
     rows = feed.stream().selectExpr("k", f"{REPEATED} s")
     stateful = fleet.stateful(rows, name=name, shards=choose.randint(1, 4))
-    with configured(spark, choose.choice([{}, BY_PYTHON])):
-        of_fleet, of_spark = (
-            Run(frame.dropDuplicates(["k"]).select("k", F.length("s"), F.md5("s")), "append", tmp_path / side)
-            for side, frame in (("ck", stateful), ("spark", rows))
-        )
-        try:
-            for _ in range(4):
-                sizes, left = [], 200 << 20
-                while left > 0:
-                    sizes.append(int(math.exp(choose.uniform(0, math.log(100 << 20)))))
-                    left -= sizes[-1]
-                feed.add([(choose.randrange(1000), size) for size in sizes])
-                assert sorted(of_fleet.take()) == sorted(of_spark.take())
-        finally:
-            of_fleet.stop()
-            of_spark.stop()
+    of_fleet, of_spark = (
+        Run(frame.dropDuplicates(["k"]).select("k", F.length("s"), F.md5("s")), "append", tmp_path / side)
+        for side, frame in (("ck", stateful), ("spark", rows))
+    )
+    try:
+        for _ in range(4):
+            sizes, left = [], 200 << 20
+            while left > 0:
+                sizes.append(int(math.exp(choose.uniform(0, math.log(100 << 20)))))
+                left -= sizes[-1]
+            feed.add([(choose.randrange(1000), size) for size in sizes])
+            assert sorted(of_fleet.take()) == sorted(of_spark.take())
+    finally:
+        of_fleet.stop()
+        of_spark.stop()

@@ -32,9 +32,7 @@ from coordinator.service.calls import session_folder
 from coordinator.service.client import CoordinatorClient
 from spark_jobs.fleet import _DRIVER, Fleet
 from spark_jobs.nodes.executor_nodes import ExecutorNodes
-from spark_jobs.session.settings import HAND_OVER
 from store_actors.hand_over import address_of, sockets_of
-from tests.integration.case_systems import configured
 from tests.integration.streams import Feed, Run
 from tests.integration.waiting import wait_for
 from tests.processes import AS_NOBODY, end_process, paused
@@ -42,12 +40,6 @@ from tests.processes import AS_NOBODY, end_process, paused
 ROWS = pa.schema([("k", pa.int64()), ("s", pa.string())])
 #: Seconds without an answer to a ping after which these tests' store actors count as hung; the product's are five times as many.
 HUNG_AFTER_S = 4
-
-
-@pytest.fixture(autouse=True)
-def always_handed_over(spark: SparkSession) -> Iterator[None]:
-    with configured(spark, {HAND_OVER: "true"}):
-        yield
 
 
 @dataclass(frozen=True)

@@ -538,7 +538,6 @@ def operators(fleet: Fleet, name: str) -> Operators:
     return stateful
 
 
-@pytest.mark.usefixtures("handed_over")
 @pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_run_is_refused_when_it_is_built_with_its_remedy(
@@ -564,7 +563,6 @@ def test_spark_refuses_the_same_of_its_own_operators(spark: SparkSession, stream
         check_as_spark_does(spark, query, refused.mode)
 
 
-@pytest.mark.usefixtures("handed_over")
 @pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
 @pytest.mark.parametrize(
     ("above", "says"),

@@ -24,7 +24,7 @@ from spark_jobs.operators.accumulators import supported_functions
 from spark_jobs.operators.aggregate import build_plan
 from spark_jobs.operators.join import build_join
 from spark_jobs.plan.spark_version import SPARK
-from spark_jobs.worker.fleet_client import fleet_client
+from spark_jobs.worker.process import fleet_client
 from statefleet import StatefulProcessor
 from store_actors.operators.view_columns import ViewColumns
 from store_actors.serving.operator_shards import OperatorShards

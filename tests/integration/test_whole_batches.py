@@ -98,7 +98,6 @@ class Acting:
         self.query: StreamingQuery = writer.option("checkpointLocation", str(checkpoint)).start()
 
 
-@pytest.mark.usefixtures("handed_over")
 @pytest.mark.parametrize("seed", short_list([0, 1, 2], [0]))
 def test_every_row_counts_once_no_matter_what_is_done_with_batches(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, seed: int
@@ -129,7 +128,6 @@ def test_every_row_counts_once_no_matter_what_is_done_with_batches(
         theirs.query.stop()
 
 
-@pytest.mark.usefixtures("handed_over")
 def test_more_shards_than_cores_are_put_together_to_as_many_tasks(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
@@ -159,7 +157,6 @@ def test_more_shards_than_cores_are_put_together_to_as_many_tasks(
         running.stop()
 
 
-@pytest.mark.usefixtures("handed_over")
 def test_rows_that_no_action_reads_move_the_watermark_and_reach_the_operator_that_follows(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
@@ -191,7 +188,6 @@ def test_rows_that_no_action_reads_move_the_watermark_and_reach_the_operator_tha
         running.stop()
 
 
-@pytest.mark.usefixtures("handed_over")
 def test_limits_and_joins_above_an_operator_leave_no_shard_out(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
@@ -245,7 +241,6 @@ def test_a_function_with_a_store_is_run_to_its_end_on_every_partition(
         query.stop()
 
 
-@pytest.mark.usefixtures("handed_over")
 @pytest.mark.replay
 def test_a_state_put_back_from_an_older_copy_is_refused_each_time_and_the_right_copy_goes_on(
     spark: SparkSession, new_uri: NewUri, tmp_path: Path, name: str

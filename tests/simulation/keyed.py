@@ -22,8 +22,8 @@ from coordinator.model.identities import DEFAULT_STORE, TaskIdentity
 from coordinator.model.schema import Field
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.protocol import ObjectStore
-from spark_jobs.worker.fleet_client import FleetClient
-from spark_jobs.worker.state_store import ReadStateStore, StateStore
+from store_actors.client.fleet_client import FleetClient
+from store_actors.client.state_store import ReadStateStore, StateStore
 from store_actors.messages import OpenRequest, StoreSpec
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics

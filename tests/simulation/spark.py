@@ -14,7 +14,7 @@ from coordinator.model.identities import TaskIdentity
 from coordinator.placement.policy import ActorSlot
 from coordinator.service.calls import unwrapped
 from coordinator.service.client import CoordinatorClient
-from spark_jobs.worker.fleet_client import FleetClient
+from store_actors.client.fleet_client import FleetClient
 from tests.simulation.scheduler import Party, Scheduler, Violation
 from tests.simulation.workload import Workload
 

@@ -22,8 +22,8 @@ from coordinator.model.identities import DEFAULT_STORE, TaskIdentity
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.protocol import ObjectStore
-from spark_jobs.worker.fleet_client import FleetClient
-from spark_jobs.worker.store_calls import ShardWork
+from store_actors.client.fleet_client import FleetClient
+from store_actors.client.store_calls import ShardWork
 from store_actors.messages import ShardInput
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions

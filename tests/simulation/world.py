@@ -21,8 +21,9 @@ from coordinator.service.coordinator import Coordinator
 from coordinator.service.deploy import coordinator_name
 from coordinator.storage.options import StorageOptions
 from coordinator.storage.protocol import ObjectStore
-from spark_jobs.worker.fleet_client import FleetAddress, FleetClient
 from store_actors.actor import StoreProcess
+from store_actors.client.fleet_client import FleetAddress, FleetClient
+from store_actors.deploy import fleet_client_of
 from tests.simulation.audit import audit_log, audit_state, counted_forms
 from tests.simulation.clock import ProcessClock, SimulatedClock, SimulatedIds, SimulatedThreads, Skew
 from tests.simulation.cluster import AsyncLife, Cluster, Life, SimulatedActors
@@ -276,7 +277,7 @@ class World:
 
     def new_client(self) -> FleetClient:
         """Return an executor's client of the fleet."""
-        return FleetClient(self._address, actors=self.actors, runtime=self.runtime)
+        return fleet_client_of(self._address, self.actors, self.runtime)
 
     def new_coordinator_client(self) -> CoordinatorClient:
         """Return a client of the coordinator for any party."""

@@ -26,7 +26,7 @@ from spark_jobs.functions.pandas_calls import PandasCalls
 from spark_jobs.functions.state_batch import BatchClock, StateBatch
 from spark_jobs.plan.keys import KeyTree
 from spark_jobs.plan.spark_version import SPARK
-from spark_jobs.worker.state_store import StateStore
+from store_actors.client.state_store import StateStore
 from store_actors.keyed.shard import KeyedShard
 from tests.unit.session_calls import answer
 

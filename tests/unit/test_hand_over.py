@@ -27,12 +27,11 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyspark import cloudpickle
 
 from coordinator.runtime.runtime import Runtime
 from store_actors import hand_over, unsafe_rows
-from store_actors.hand_over import HandedOver, HandOverServer, address_of, hand_over_server, sockets_of
-from store_actors.local_calls import LocalActors
+from store_actors.client.operator_task import HandedOver
+from store_actors.hand_over import HandOverServer, Serve, address_of, hand_over_server, sockets_of
 from tests.clocks import until
 from tests.processes import AS_NOBODY, NOBODY
 
@@ -44,17 +43,33 @@ NOTHING = b"\1" + bytes(16)
 FORMATS = pytest.mark.parametrize("unsafe", [False, True], ids=["arrow", "unsafe rows"])
 
 
-class Doubles:
-    """A function whose shards emit twice the values they get, a batch each."""
+def doubles(work: HandedOver) -> Iterator[pa.RecordBatch]:
+    """Have each shard emit twice the values it gets, a batch each."""
+    for shard, rows in zip(work.shards, work.rows, strict=True):
+        if shard == work.batch["fails_at"]:
+            raise ValueError(f"shard {shard} refuses {len(rows)} rows")
+        if len(rows):
+            yield pa.record_batch(
+                [[shard] * len(rows), pc.multiply(rows["v"], 2).combine_chunks()], names=["shard", "v"]
+            )
 
-    def handed_over(self, work: HandedOver, actors: LocalActors) -> Iterator[pa.RecordBatch]:
-        for shard, rows in zip(work.shards, work.rows, strict=True):
-            if shard == work.batch["fails_at"]:
-                raise ValueError(f"shard {shard} refuses {len(rows)} rows")
-            if len(rows):
-                yield pa.record_batch(
-                    [[shard] * len(rows), pc.multiply(rows["v"], 2).combine_chunks()], names=["shard", "v"]
-                )
+
+def echoes(work: HandedOver) -> Iterator[pa.RecordBatch]:
+    """Have shards emit the rows that they get."""
+    for rows in work.rows:
+        yield from rows.to_batches()
+
+
+def takes_one(work: HandedOver) -> Iterator[pa.RecordBatch]:
+    """Read the rows of the first shard only."""
+    next(work.rows)
+    yield from ()
+
+
+def serve(work: HandedOver) -> Iterator[pa.RecordBatch]:
+    """Do what the work's operator says."""
+    operators: dict[bytes, Serve] = {b"doubles": doubles, b"echoes": echoes, b"takes one": takes_one}
+    return operators[work.operator](work)
 
 
 @pytest.fixture
@@ -67,7 +82,7 @@ def path() -> Iterator[str]:
 @pytest.fixture
 def server(path: str) -> HandOverServer:
     runtime = Runtime()
-    return HandOverServer(path, LocalActors("store actor", None, runtime), runtime)
+    return HandOverServer(path, serve, runtime)
 
 
 def request_of(shards: list[int], counts: list[int], fails_at: int = -1, unsafe: bool = False) -> bytes:
@@ -89,18 +104,16 @@ def head_of(
     fails_at: int = -1,
     unsafe: bool = False,
     columns: pa.Schema = ROWS.schema,
-    function: Any = None,
+    operator: bytes = b"doubles",
     unsafe_results: bool | None = None,
 ) -> bytes:
     """Return what a task sends before its rows."""
-    # As PySpark has it in a plan: pickled by value, with the type of its results.
-    pickled = cloudpickle.dumps((function or Doubles(), None))
     request = {
-        "batch": {"fails_at": fails_at}, "attempt": 7, "executor": "h:1", "function_bytes": len(pickled), "unsafe_rows": unsafe,
+        "batch": {"fails_at": fails_at}, "attempt": 7, "executor": "h:1", "operator_bytes": len(operator), "unsafe_rows": unsafe,
         "unsafe_results": unsafe if unsafe_results is None else unsafe_results, "shards": shards,
     }  # fmt: skip
     text = json.dumps(request).encode()
-    return struct.pack(">i", len(text)) + text + pickled + (stream_of(columns.empty_table()) if unsafe else b"")
+    return struct.pack(">i", len(text)) + text + operator + (stream_of(columns.empty_table()) if unsafe else b"")
 
 
 def stream_of(rows: pa.Table) -> bytes:
@@ -166,7 +179,7 @@ def answered(
 
 
 def read(answer: bytes) -> tuple[list[dict[str, Any]], bytes]:
-    """Return the rows of an answer of :class:`Doubles`, and what follows them."""
+    """Return the rows of an answer of :func:`doubles`, and what follows them."""
     rows, after = table_of(answer, pa.schema([("shard", pa.int64()), ("v", pa.int64())]))
     return rows.to_pylist(), after
 
@@ -298,14 +311,6 @@ def test_a_shard_whose_rows_are_not_those_that_were_sent_gets_none(
     assert said in answer.decode()
 
 
-class Echoes:
-    """A function whose shards emit the rows that they get."""
-
-    def handed_over(self, work: HandedOver, actors: LocalActors) -> Iterator[pa.RecordBatch]:
-        for rows in work.rows:
-            yield from rows.to_batches()
-
-
 #: Texts for rows around the size of a block that a store actor writes, and many times it.
 SIZES = [0, 1, *(unsafe_rows._BLOCK_BYTES - 24 + more for more in (-1, 0, 1)), 3 * unsafe_rows._BLOCK_BYTES + 5]
 
@@ -328,7 +333,7 @@ def test_rows_of_any_size_come_back_in_any_order(
         for sizes in shards
     ]
     head = head_of(
-        list(range(len(tables))), unsafe=unsafe, columns=schema, function=Echoes(), unsafe_results=unsafe_results
+        list(range(len(tables))), unsafe=unsafe, columns=schema, operator=b"echoes", unsafe_results=unsafe_results
     )
     answer = answer_to(path, head + b"".join(whole_shard(shard, rows, unsafe) for shard, rows in enumerate(tables)))
     expected = pa.concat_tables(tables)
@@ -340,17 +345,9 @@ def test_rows_of_any_size_come_back_in_any_order(
 
 @pytest.mark.usefixtures("server")
 def test_rows_that_an_operator_leaves_unread_are_an_error(path: str) -> None:
-    head = head_of([3, 5], function=TakesOne())
+    head = head_of([3, 5], operator=b"takes one")
     message = head + b"".join(parts_of([3, 5], [1, 3])[1:])
     assert b"left rows of the task's shards unread" in answer_to(path, message)
-
-
-class TakesOne:
-    """A function that reads the rows of its first shard only."""
-
-    def handed_over(self, work: HandedOver, actors: LocalActors) -> Iterator[pa.RecordBatch]:
-        next(work.rows)
-        yield from ()
 
 
 @pytest.mark.usefixtures("server")
@@ -366,8 +363,8 @@ STRANGERS = {
     "a length below zero": LENGTH.pack(-1) + b"x" * 1000,
     "no JSON": LENGTH.pack(100) + b"x" * 100,
     "other JSON": LENGTH.pack(2) + b"[]",
-    "a huge function": LENGTH.pack(len(text := b'{"function_bytes": 1000000000000}')) + text,
-    "a function below zero": LENGTH.pack(len(text := b'{"function_bytes": -1}')) + text,
+    "a huge operator": LENGTH.pack(len(text := b'{"operator_bytes": 1000000000000}')) + text,
+    "an operator below zero": LENGTH.pack(len(text := b'{"operator_bytes": -1}')) + text,
     "a huge block": request_of([3], [4], unsafe=True)[: -(4 + 4 * 24 + 4 + 20)] + LENGTH.pack(2**31 - 1) + b"x" * 1000,
     "huge rows": request_of([3], [4]).partition(b"\xff\xff\xff\xff")[0]
     + b"\xff\xff\xff\xff\xff\xff\xff\x7f"
@@ -415,7 +412,7 @@ def test_what_earlier_processes_left_is_replaced(path: str, server: HandOverServ
         file.touch()
     Path(path).write_text("1 1 x")
     runtime = Runtime()
-    HandOverServer(path, LocalActors("store actor", None, runtime), runtime)
+    HandOverServer(path, serve, runtime)
     assert answered(path, [3], [0]) == NOTHING
     assert Path(path).read_text().split()[0] == str(os.getpid())
     # Another fleet's are not touched.
@@ -429,7 +426,7 @@ def test_a_server_that_cannot_start_is_tried_again(
     folder = Path(path).parent
     folder.touch()  # no folder can be made there
     runtime = Runtime()
-    hand_over_server(path, LocalActors("store actor", None, runtime), runtime)
+    hand_over_server(path, serve, runtime)
     time.sleep(0.1)
     folder.unlink()
     while not Path(path).exists():
@@ -468,7 +465,7 @@ def test_a_folder_that_is_not_this_users_alone_is_refused(path: str, made: Calla
     made(Path(path).parent)
     runtime = Runtime()
     with pytest.raises(OSError, match=r"is not this user's alone|File exists"):
-        HandOverServer(path, LocalActors("store actor", None, runtime), runtime)
+        HandOverServer(path, serve, runtime)
     assert not list(Path(path).parent.parent.glob("*/*"))
 
 
@@ -566,7 +563,7 @@ def test_what_processes_left_that_have_ended_is_removed(path: str) -> None:
         other.chmod(mode)
         (other / f"x.{pid}").touch()
     runtime = Runtime()
-    HandOverServer(path, LocalActors("store actor", None, runtime), runtime)
+    HandOverServer(path, serve, runtime)
     assert answered(path, [3], [0]) == NOTHING
     assert [file.exists() for file in kept] == [True] * 3
     assert [file.exists() for file in left] == [False] * 3
@@ -578,7 +575,7 @@ def test_nothing_is_made_again_that_is_there_or_is_a_later_processs(path: str, s
     server.publish_again()
     assert Path(path).stat() == first
     runtime = Runtime()
-    later = HandOverServer(path, LocalActors("store actor", None, runtime), runtime)
+    later = HandOverServer(path, serve, runtime)
     facts = Path(path).read_text()
     server.publish_again()
     assert Path(path).read_text() == facts

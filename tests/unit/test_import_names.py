@@ -77,7 +77,7 @@ def test_a_folder_without_a_module_hides_nothing(tmp_path: Path) -> None:
         "import store_actors.engine.table",
         # How a process of Ray's or Spark's gets a class of ours, by its module.
         "import pickle; pickle.loads(b'cstore_actors.actor\\nStoreActor\\n.')",
-        "import pickle; pickle.loads(b'cspark_jobs.worker.task\\nStateTask\\n.')",
+        "import pickle; pickle.loads(b'cstore_actors.client.operator_task\\nOperatorTask\\n.')",
     ],
 )
 def test_workers_and_actors_that_import_no_statefleet_are_refused_too(tmp_path: Path, program: str) -> None:

@@ -33,7 +33,7 @@ from coordinator.model.errors import (
 from coordinator.model.identities import StateStoreId, StateStoreProviderId, TaskIdentity
 from coordinator.model.schema import Field
 from coordinator.model.watermarks import Watermarks
-from spark_jobs.worker.state_store import StateStore
+from store_actors.client.state_store import StateStore
 from store_actors.keyed.table import KeyedTable
 from store_actors.messages import BatchFacts, OpenRequest, StoreSpec
 from store_actors.serving.keyed_stores import KeyedStores

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,15 +64,16 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "the session": ("spark_jobs.session",),
     # The core, on the store actors' side.
     "store actor": ("store_actors.actor", "store_actors.deploy", "store_actors.replicator", "store_actors.moving"),
-    "serving": ("store_actors.serving",),
-    "operators": ("store_actors.operators",),
-    "keyed stores": ("store_actors.keyed",),
     "connections": (
         "store_actors.direct_calls",
         "store_actors.hand_over",
         "store_actors.local_calls",
         "store_actors.unsafe_rows",
     ),
+    "the fleet's client": ("store_actors.client",),
+    "serving": ("store_actors.serving",),
+    "operators": ("store_actors.operators",),
+    "keyed stores": ("store_actors.keyed",),
     "messages": ("store_actors.key_queries", "store_actors.messages"),
     "spilling": ("store_actors.spilling",),
     "engine": ("store_actors.engine",),
@@ -224,10 +227,25 @@ def test_only_shells_know_ray_and_only_spark_jobs_knows_spark() -> None:
                 "coordinator actor",
                 "coordinator client",
                 "store actor",
+                "the fleet's client",
                 "reads",
                 "the dashboard",
             )
             assert room_of(name) in may_know or "ray" not in tops, name
+
+
+def test_nothing_that_came_by_a_socket_is_unpickled() -> None:
+    # What Ray's own calls bring is unpickled by Ray.
+    assert {name for name in MODULES if name.startswith("store_actors") and "pickle" in IMPORTS[name]} == {
+        "store_actors.messages"
+    }
+
+
+def test_a_store_actor_has_nothing_of_spark() -> None:
+    program = "import sys, store_actors.actor; print(*{name.partition('.')[0] for name in sys.modules})"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "store_actors" in ran.stdout.split()
+    assert not {"pyspark", "py4j", "spark_jobs"} & set(ran.stdout.split())
 
 
 def test_the_check_sees_a_planted_import(tmp_path: Path) -> None:

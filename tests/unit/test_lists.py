@@ -17,7 +17,6 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import StateStoreId
 from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.type_names import string_to_type
-from spark_jobs.worker import exchange
 from store_actors.engine import versions
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN
@@ -39,8 +38,6 @@ from tests.unit.list_machine import (
 from tests.unit.session_machine import input_of as session_input
 from tests.unit.session_machine import schema_of as session_schema
 from tests.unit.shard_machine import read_frozen
-from tests.unit.shuffled_rows import KEYED, shuffle
-from tests.unit.shuffled_rows import batch_of as shuffled_rows
 
 # -- every type -------------------------------------------------------------------------------------------------------
 
@@ -212,29 +209,6 @@ def test_a_global_group_has_empty_lists_before_any_input() -> None:
     change = shard.apply(ShardInput.of_raw(shard.schema), 0, 1)
     (row,) = change.delta.drop_columns([CHANGE_COLUMN]).to_pylist()
     assert row == {"words": [], "top": None, "word_set": [], "amounts": [], "xs": []}
-
-
-# -- the map side ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("combine", [False, True])
-def test_map_tasks_send_lists_that_they_combined(monkeypatch: pytest.MonkeyPatch, combine: bool) -> None:
-    monkeypatch.setattr(exchange, "_WORTHWHILE", 1.0 if combine else -1.0)
-    monkeypatch.setattr(exchange, "_CHUNK_BYTES", 200)
-    accumulators = (
-        collected(K.COLLECT_LIST, "v", "int64", "all"),
-        collected(K.COLLECT_SET, "v", "int64", "different"),
-    )
-    schema = replace(KEYED, accumulators=accumulators)
-    rows = [(n % 7, None if n % 3 else "s", n % 20 if n % 5 else None) for n in range(600)]
-    tasks = [[shuffled_rows(rows[:400])], [shuffled_rows(rows[400:])]]
-    for received in (shard_rows.rows for shard_rows in shuffle(schema, tasks, 3)):
-        assert (received.raw if combine else received.partial).num_rows == 0
-        shard = AggregateShard(schema)
-        for row in shard.apply(received, 0, 1).delta.to_pylist():
-            values = [v for k, s, v in rows if (k, s) == (row["k"], row["s"]) and v is not None]
-            assert row["all"] == values
-            assert row["different"] == distinct(values)
 
 
 # -- sessions ---------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.names import check_state_name, check_store_name, is_state_name
-from spark_jobs.worker.state_store import store_specs
+from store_actors.client.state_store import store_specs
 
 NO_FOLDERS = ("", ".", "..", "a/b", "../a", "/a", "_probe", ".tmp", "-a", "a b", "a\n", "ä", "a" * 129)
 

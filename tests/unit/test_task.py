@@ -7,11 +7,10 @@ from collections.abc import Iterator
 import pytest
 from pyspark import TaskContext
 
-from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.state_metadata import StateMetadata
-from spark_jobs.worker.batch import BatchHeader
-from spark_jobs.worker.task import task_identity
+from spark_jobs.worker.process import task_identity
+from store_actors.client.batch import BatchHeader
 
 METADATA = StateMetadata("clicks", "", 4, "update")
 HEADER = BatchHeader("query", "run", 7, 2, late_ms=0, evict_ms=0, time_ms=11, former_time_ms=10)
@@ -48,8 +47,3 @@ def test_a_job_group_of_the_users_own_changes_neither_run_nor_batch(context: Tas
     task = identity_of(context, (0, 0), 1)
     assert (task.query_id, task.run_id, task.batch_id) == ("query", "run", 7)
     assert (task.batch_time_ms, task.former_time_ms) == (11, 10)
-
-
-def test_outside_a_streaming_query_there_is_no_task() -> None:
-    with pytest.raises(InvalidRequestError, match="start it with writeStream"):
-        task_identity(METADATA, None)

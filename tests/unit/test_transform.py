@@ -36,7 +36,7 @@ from spark_jobs.transform.states import ListState, MapState, ValueState
 from spark_jobs.transform.task import load_processor
 from spark_jobs.transform.variables import TimeMode, accumulators_of, processor_stores
 from spark_jobs.transform.work import TransformWork
-from spark_jobs.worker.state_store import StateStore
+from store_actors.client.state_store import StateStore
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED
 from store_actors.keyed.shard import KeyedShard
 from store_actors.messages import StoreSpec

@@ -31,11 +31,11 @@ from spark_jobs.transform.processor import StatefulProcessor
 from spark_jobs.transform.rows import RowForm
 from spark_jobs.transform.task import ProcessorProgram
 from spark_jobs.transform.variables import TimeMode
-from spark_jobs.worker.batch import BatchHeader
 from spark_jobs.worker.exchange import Received
-from spark_jobs.worker.fleet_client import FleetAddress
-from spark_jobs.worker.state_store import StateStore
-from spark_jobs.worker.store_calls import default_store
+from store_actors.client.batch import BatchHeader
+from store_actors.client.fleet_client import FleetAddress
+from store_actors.client.state_store import StateStore
+from store_actors.client.store_calls import default_store
 from store_actors.messages import OpenRequest, ShardInput, StoreSpec
 from tests.unit.keyed_fleet import KeyedFleet
 

@@ -13,6 +13,7 @@ import org.apache.spark.sql.catalyst.expressions.Cast;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.Literal;
 import org.apache.spark.sql.catalyst.expressions.Murmur3Hash;
+import org.apache.spark.sql.catalyst.expressions.RowOrdering;
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
 import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateExpression$;
 import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateFunction;
@@ -23,6 +24,7 @@ import org.apache.spark.sql.catalyst.expressions.aggregate.Corr;
 import org.apache.spark.sql.catalyst.expressions.aggregate.Count;
 import org.apache.spark.sql.catalyst.expressions.aggregate.CovPopulation;
 import org.apache.spark.sql.catalyst.expressions.aggregate.First;
+import org.apache.spark.sql.catalyst.expressions.aggregate.HyperLogLogPlusPlus;
 import org.apache.spark.sql.catalyst.expressions.aggregate.Kurtosis;
 import org.apache.spark.sql.catalyst.expressions.aggregate.Last;
 import org.apache.spark.sql.catalyst.expressions.aggregate.Max;
@@ -36,6 +38,7 @@ import org.apache.spark.sql.catalyst.expressions.aggregate.VariancePop;
 import org.apache.spark.sql.execution.ProjectExec;
 import org.apache.spark.sql.execution.SparkPlan;
 import org.apache.spark.sql.execution.aggregate.HashAggregateExec;
+import org.apache.spark.sql.execution.aggregate.SortAggregateExec;
 import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.DecimalType;
 import scala.Option;
@@ -90,12 +93,14 @@ class PartialAggregation {
     private final ArrayList functions = new ArrayList();
     /** The fields of the state, as the shard names them. */
     private final ArrayList fields = new ArrayList();
+    /** Whether rows are sorted by group, as by Spark: a state has a value that does not stay in its place when it changes, as texts. */
+    private boolean isSorted;
 
     private PartialAggregation(Seq keys) {
         this.keys = keys;
     }
 
-    /** Returns the partial aggregation of rows; null if the state of an accumulator is no buffer of Spark's with a fixed width. */
+    /** Returns the partial aggregation of rows; null if the state of an accumulator is no buffer of Spark's generated code. */
     static PartialAggregation of(JsonNode facts, Seq columns) {
         JsonNode accumulators = facts.get("accumulators");
         if (accumulators.isNull()) {
@@ -124,35 +129,50 @@ class PartialAggregation {
                 return null;
             }
         }
-        return aggregation;
+        boolean isOrdered = true;
+        for (Object key : keys) {
+            isOrdered &= RowOrdering.isOrderable(((Attribute) key).dataType());
+        }
+        return isOrdered || !aggregation.isSorted ? aggregation : null;
     }
 
     private boolean add(JsonNode accumulator, Map columns) {
         ArrayList inputs = new ArrayList();
+        String last = null;
         for (JsonNode name : accumulator.get("inputs")) {
-            inputs.add(columns.get(name.asText()));
+            last = name.asText();
+            inputs.add(columns.get(last));
         }
-        JsonNode names = accumulator.get("state");
+        ArrayList names = new ArrayList();
+        for (JsonNode name : accumulator.get("state")) {
+            names.add(name.asText());
+        }
         String kind = accumulator.get("kind").asText();
-        AggregateFunction function = function(kind, inputs);
+        boolean isOfWords = kind.equals("distinct_registers");
+        // Spark's own hashes the values itself; they are in a column beside that of the hashes, which the shard reads.
+        AggregateFunction function = !isOfWords ? function(kind, inputs)
+            : registers((Expression) columns.get("__" + last), accumulator.get("words").asInt());
         if (function == null) {
             return false;
         }
         Seq buffer = function.inputAggBufferAttributes();
-        for (int i = 0; i < buffer.size(); i++) {
-            if (!UnsafeRow.isMutable(((Attribute) buffer.apply(i)).dataType())) {
-                return false;
-            }
-        }
-        if (buffer.size() != names.size()) {
+        if (buffer.size() != (isOfWords ? accumulator.get("words").asInt() : names.size())) {
             return false;
         }
         functions.add(function);
-        int next = 0;
-        for (JsonNode name : names) {
-            fields.add(Columns.named((Attribute) buffer.apply(next++), "|" + name.asText()));
+        for (int i = 0; i < buffer.size(); i++) {
+            Attribute field = (Attribute) buffer.apply(i);
+            isSorted |= !UnsafeRow.isMutable(field.dataType());
+            fields.add(Columns.named(field, "|" + (isOfWords ? names.get(0) + "#" + i : (String) names.get(i))));
         }
         return true;
+    }
+
+    /** Returns Spark's HyperLogLog++ with as many words of registers, of which there are a power of two, ten in a word. */
+    private static AggregateFunction registers(Expression values, int words) {
+        int precision = 31 - Integer.numberOfLeadingZeros(10 * words);
+        // Spark rounds up to the precision that a standard deviation needs.
+        return new HyperLogLogPlusPlus(values, 1.106 * 1.000001 / Math.sqrt(1 << precision), 0, 0);
     }
 
     /** Returns Spark's function of a kind of accumulator (coordinator/model/accumulator_kinds.py); null if it has none. */
@@ -234,8 +254,10 @@ class PartialAggregation {
             attributes.addAll(Lists.list(function.aggBufferAttributes()));
             buffers.addAll(Lists.list(function.inputAggBufferAttributes()));
         }
-        SparkPlan aggregated = new HashAggregateExec(
-            Option.apply(null), false, Option.apply(null), keys, Lists.seq(uses), Lists.seq(attributes), 0, Lists.seq(buffers), rows);
+        Option none = Option.apply(null);
+        SparkPlan aggregated = isSorted
+            ? (SparkPlan) new SortAggregateExec(none, false, none, keys, Lists.seq(uses), Lists.seq(attributes), 0, Lists.seq(buffers), rows)
+            : new HashAggregateExec(none, false, none, keys, Lists.seq(uses), Lists.seq(attributes), 0, Lists.seq(buffers), rows);
         ArrayList columns = new ArrayList();
         for (int i = 0; i < keys.size(); i++) {
             Attribute key = (Attribute) keys.apply(i);

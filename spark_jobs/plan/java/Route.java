@@ -24,10 +24,12 @@ class Route {
     static final String PREFIX = "__route:";
     static final ObjectMapper JSON = new ObjectMapper();
     private static final ConcurrentHashMap FACTS = new ConcurrentHashMap();
+    private static final ConcurrentHashMap TASKS = new ConcurrentHashMap();
 
-    static void keep(String name, String facts) {
+    static void keep(String name, String facts, String task) {
         try {
             FACTS.put(name, JSON.readTree(facts));
+            TASKS.put(name, task);
         } catch (java.io.IOException error) {
             throw new IllegalStateException("the facts of an operator are no JSON: " + facts, error);
         }
@@ -44,6 +46,11 @@ class Route {
     /** Returns the URI of the folder of an operator's state. */
     static String stateId(JsonNode facts) {
         return facts.get("uri").asText() + "/" + facts.get("state").asText();
+    }
+
+    /** Returns what the tasks of an operator send of it (store_actors/client/operator_task.py). */
+    static String task(String name) {
+        return (String) TASKS.get(name);
     }
 
     static JsonNode facts(String name) {

@@ -44,9 +44,14 @@ public class Sessions {
         return holds(session.experimental().extraStrategies(), ExchangeStrategy.class);
     }
 
-    /** Keeps the facts of an operator, in JSON, under the name of its route column. */
-    public void keepFacts(String name, String facts) {
-        Route.keep(name, facts);
+    /** Keeps the facts of an operator, and what its tasks send of it, both in JSON, under the name of its route column. */
+    public void keepFacts(String name, String facts, String task) {
+        Route.keep(name, facts, task);
+    }
+
+    /** Returns for each shard a number that Spark's hash partitioning puts there. */
+    public int[] routes(int shards) {
+        return Shards.routes(shards);
     }
 
     public String factsOf(String name) {

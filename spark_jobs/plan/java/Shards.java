@@ -24,7 +24,7 @@ class Shards {
         this.batchId = batchId;
     }
 
-    /** Returns for each shard a route that Spark's partitioning puts there (spark_jobs/worker/routing.py). */
+    /** Returns for each shard a route that Spark's partitioning puts there. */
     static int[] routes(int number) {
         int[] routes = new int[number];
         boolean[] present = new boolean[number];

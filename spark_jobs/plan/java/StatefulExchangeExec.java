@@ -5,7 +5,6 @@ import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Arrays;
-import java.util.Collections;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -41,19 +40,15 @@ import scala.reflect.ClassTag;
 /**
  * The exchange in front of an operator.
  *
- * The first row of each shard is a header for the operator's task: query, run, batch and shard, and Spark's watermarks of this operator and
- * batch. The last one shows that the rows are whole: Spark ends what it sends a Python worker alike where its task was killed, or could not
- * fetch the next rows.
+ * Where a user's function gets the rows, in a Python worker, the last row of each shard has the batch: query, run, batch and shard, and
+ * Spark's watermarks of this operator and batch. It shows that the rows are whole: Spark ends what it sends a Python worker alike where its
+ * task was killed, or could not fetch the next rows.
  *
  * Spark runs batches without data for the operator, and its progress has the operator's stats. Once Spark is done with a batch, and before
  * its commit log has the batch, shards that no task of the batch ran for (a sink that read only some rows) are run here. Once the commit log
  * has the batch, it is reported to the driver's Python, and readers see it.
  */
 public class StatefulExchangeExec extends VersionedExchange {
-    /** The values of the `source` column in the first and the last row of a shard. */
-    static final short HEADER = -3;
-    static final short END = -4;
-
     private transient IncrementalExecution execution;
     private transient JsonNode facts;
     private transient Map batchStats;
@@ -85,6 +80,12 @@ public class StatefulExchangeExec extends VersionedExchange {
             }
         }
         return facts;
+    }
+
+    /** Returns what the tasks of the operator send of it. */
+    byte[] task() {
+        Seq columns = output();
+        return Route.task(((Attribute) columns.apply(columns.size() - 1)).name()).getBytes(StandardCharsets.UTF_8);
     }
 
     /** Finds the batch that this node is planned for. Called not only at planning: copies that Spark makes of a node lack it. */
@@ -187,7 +188,6 @@ public class StatefulExchangeExec extends VersionedExchange {
                 custom.put(key, Long.valueOf(((Number) others.get(key)).longValue()));
             }
         }
-        custom.put("handedOver", Long.valueOf(hasChunks() ? 0L : 1L));
         return new StateOperatorProgress(
             shortName(), count(stats, "rows_total"), count(stats, "rows_updated"), count(stats, "updates_ms"),
             count(stats, "rows_removed"), count(stats, "removals_ms"), count(stats, "commit_ms"), count(stats, "memory_bytes"),
@@ -297,12 +297,8 @@ public class StatefulExchangeExec extends VersionedExchange {
         ArrayList parts = new ArrayList();
         parts.add(shuffled);
         // Tasks that hand rows over know the batch and their shards, and when they have sent all.
-        if (hasChunks()) {
-            Partitioner like = (Partitioner) shuffled.partitioner().get();
-            UnsafeProjection projection = UnsafeProjection.create(schema());
-            parts.add(0, new MarkerRDD(sparkContext(), headers(message, chosen, projection), tag, like));
-            Seq ends = Lists.seq(Collections.nCopies(chosen.length, marker(END, null, projection)));
-            parts.add(new MarkerRDD(sparkContext(), ends, tag, like));
+        if (isOfFunction()) {
+            parts.add(new MarkerRDD(sparkContext(), ends(message, chosen), tag, (Partitioner) shuffled.partitioner().get()));
         }
         JsonNode cores = place();
         RDD placed = new PlacedRDD(sparkContext(), Lists.seq(parts), tag, stateId(), chosen);
@@ -355,40 +351,23 @@ public class StatefulExchangeExec extends VersionedExchange {
         return message;
     }
 
-    /** Whether the rows are chunks of Python's map side; otherwise the tasks hand rows over. */
-    private boolean hasChunks() {
-        return schema().getFieldIndex("chunk").isDefined();
+    /** Whether a user's function gets the rows, in a Python worker; otherwise the tasks hand rows over. */
+    private boolean isOfFunction() {
+        return !facts().get("by_python").isNull();
     }
 
-    /** Returns a header for the task of each shard. */
-    private Seq headers(ObjectNode message, int[] chosen, UnsafeProjection projection) {
+    /** Returns the last row of each shard: nulls, and the batch in the column before the route. */
+    private Seq ends(ObjectNode message, int[] chosen) {
+        UnsafeProjection projection = UnsafeProjection.create(schema());
         ArrayList rows = new ArrayList();
         for (int i = 0; i < chosen.length; i++) {
             message.put("shard", chosen[i]);
-            rows.add(marker(HEADER, message.toString().getBytes(StandardCharsets.UTF_8), projection));
+            Object[] values = new Object[output().size()];
+            values[values.length - 2] = message.toString().getBytes(StandardCharsets.UTF_8);
+            values[values.length - 1] = Integer.valueOf(0);
+            rows.add(projection.apply(new GenericInternalRow(values)).copy());
         }
         return Lists.seq(rows);
-    }
-
-    /** Returns a row of the exchange that has no rows of the batch. */
-    private InternalRow marker(short source, byte[] chunk, UnsafeProjection projection) {
-        Seq columns = output();
-        Object[] values = new Object[columns.size()];
-        for (int i = 0; i < values.length; i++) {
-            String name = ((Attribute) columns.apply(i)).name();
-            if (name.startsWith(Route.PREFIX)) {
-                values[i] = Integer.valueOf(0);
-            } else if (name.equals("rows_read")) {
-                values[i] = Long.valueOf(0L);
-            } else if (name.equals("input")) {
-                values[i] = Byte.valueOf((byte) 0);
-            } else if (name.equals("source")) {
-                values[i] = Short.valueOf(source);
-            } else if (name.equals("chunk")) {
-                values[i] = chunk;
-            }
-        }
-        return projection.apply(new GenericInternalRow(values)).copy();
     }
 
     /** Returns a request about this operator and batch, with the batch's shards. */
@@ -445,7 +424,7 @@ public class StatefulExchangeExec extends VersionedExchange {
     /** Returns the shards that lack the batch, or whose rows no task counted, and keeps the stats of the others for getProgress. */
     private int[] askMissing() {
         ObjectNode message = request("settle");
-        if (!hasChunks()) {
+        if (!isOfFunction()) {
             ObjectNode sent = message.putObject("sent");
             for (Object pair : sentRows().value()) {
                 sent.withArray(Long.toString(((long[]) pair)[0])).add(((long[]) pair)[1]);

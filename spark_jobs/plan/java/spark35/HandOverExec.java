@@ -37,6 +37,6 @@ public class HandOverExec extends PythonMapInArrowExec {
     }
 
     public RDD doExecute() {
-        return HandedOver.emitted(this, func());
+        return HandedOver.emitted(this);
     }
 }

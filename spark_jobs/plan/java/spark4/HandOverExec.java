@@ -38,6 +38,6 @@ public class HandOverExec extends MapInArrowExec {
     }
 
     public RDD doExecute() {
-        return HandedOver.emitted(this, func());
+        return HandedOver.emitted(this);
     }
 }

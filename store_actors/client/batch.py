@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 
 from coordinator.ledger.state_ledger import LeaseGrant
+from coordinator.model.identities import TaskIdentity
 from coordinator.model.watermarks import Watermarks
 
 __all__ = ["BatchHeader", "EventTimes", "event_times"]
@@ -13,8 +14,7 @@ __all__ = ["BatchHeader", "EventTimes", "event_times"]
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """The batch as Spark's driver sends it to each task of a stateful operator, as the first row of its
-    partition (``StatefulExchangeExec.java``).
+    """The batch as Spark's driver sends it to each task of a stateful operator (``StatefulExchangeExec.java``).
 
     Attributes
     ----------
@@ -49,6 +49,21 @@ class BatchHeader:
     @classmethod
     def of_json(cls, text: bytes) -> BatchHeader:
         return cls(**json.loads(text))
+
+    def task(self, state_name: str, attempt: int, executor: str) -> TaskIdentity:
+        """Return the identity of the shard's task, of which an attempt runs on an executor."""
+        return TaskIdentity(
+            state_name=state_name,
+            query_id=self.query_id,
+            run_id=self.run_id,
+            batch_id=self.batch_id,
+            partition_id=self.first_partition + self.shard,
+            attempt=attempt,
+            executor=executor,
+            batch_time_ms=self.time_ms,
+            former_time_ms=self.former_time_ms,
+            is_temporary=self.is_temporary,
+        )
 
 
 @dataclass(frozen=True, slots=True)

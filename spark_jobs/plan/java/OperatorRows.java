@@ -3,16 +3,14 @@ package statefleet.spark;
 import com.fasterxml.jackson.databind.JsonNode;
 import java.util.ArrayList;
 import java.util.Arrays;
-import org.apache.spark.api.python.PythonFunction;
 import org.apache.spark.rdd.RDD;
-import org.apache.spark.sql.SparkSession;
 import org.apache.spark.sql.catalyst.expressions.Alias;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.GetArrayItem;
+import org.apache.spark.sql.catalyst.expressions.KnownNullable;
 import org.apache.spark.sql.catalyst.expressions.Literal;
 import org.apache.spark.sql.catalyst.expressions.Pmod;
-import org.apache.spark.sql.catalyst.expressions.PythonUDF;
 import org.apache.spark.sql.catalyst.expressions.codegen.CodeAndComment;
 import org.apache.spark.sql.catalyst.plans.logical.Filter;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
@@ -30,92 +28,55 @@ import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import scala.collection.Seq;
 
-/**
- * An operator whose tasks hand the rows over to the store actor of their node themselves (HandOver.java), in place of Python workers on both
- * sides of the exchange.
- */
-class HandedOver {
-    /** Setting of the session that switches it off. */
-    static final String SETTING = "spark.statefleet.handOver";
-    /** The column of an operator of several inputs that has the number of a row's input (spark_jobs/worker/task.py). */
+/** What is shuffled to the shards of an operator: the rows of its inputs, and the route to a shard as their last column. */
+class OperatorRows {
+    /** The column of an operator of several inputs that has the number of a row's input (store_actors/client/operator_task.py). */
     private static final String INPUT = "__input";
-
-    /** The text of HandOver.java, without its comment. */
-    static volatile String code;
 
     final RepartitionByExpression exchange;
     /** The facts of the operator, by the name of the exchange's column. */
     final JsonNode facts;
-    /** The rows of each input that Python's map side reads. */
-    private final ArrayList inputs;
+    private final ArrayList inputs = new ArrayList();
     /** Null if rows reach the shards as they are. */
     private final PartialAggregation partial;
 
-    private HandedOver(RepartitionByExpression exchange, JsonNode facts, ArrayList inputs, PartialAggregation partial) {
+    private OperatorRows(RepartitionByExpression exchange, JsonNode facts) {
         this.exchange = exchange;
         this.facts = facts;
-        this.inputs = inputs;
-        this.partial = partial;
-    }
-
-    /** Returns the operator whose tasks a node runs; null for any other node, and where Python has to run. */
-    static HandedOver of(LogicalPlan node, SparkSession session) {
-        if (!isMapped(node) || !"true".equals(session.conf().get(SETTING, "true"))) {
-            return null;
-        }
-        LogicalPlan below = projected((LogicalPlan) node.children().apply(0));
-        if (!(below instanceof RepartitionByExpression)) {
-            return null;
-        }
-        RepartitionByExpression exchange = (RepartitionByExpression) below;
-        String route = Route.nameIn(exchange.partitionExpressions());
-        JsonNode facts = route == null ? null : Route.facts(route);
-        if (facts == null || facts.get("sockets").isNull()) {
-            return null;
-        }
-        ArrayList inputs = new ArrayList();
         collect(exchange.child(), inputs);
         LogicalPlan first = (LogicalPlan) inputs.get(0);
         // Rows without columns, which are only counted, have nothing that could be sent.
-        boolean hasColumns = !values(first).isEmpty();
-        if (hasColumns && (facts.get("accumulators").isNull() || !LastBatch.repeats(Route.stateId(facts)))) {
-            return new HandedOver(exchange, facts, inputs, null);
+        boolean isAggregated = !facts.get("accumulators").isNull()
+            && (values(first).isEmpty() || LastBatch.repeats(Route.stateId(facts)));
+        partial = isAggregated ? PartialAggregation.of(facts, first.output()) : null;
+    }
+
+    /** Returns the rows of an operator whose exchange a node is; null for any other node. */
+    static OperatorRows of(LogicalPlan node) {
+        if (!(node instanceof RepartitionByExpression)) {
+            return null;
         }
-        PartialAggregation partial = PartialAggregation.of(facts, first.output());
-        // Python's map side aggregates what Spark cannot.
-        return partial == null ? null : new HandedOver(exchange, facts, inputs, partial);
+        RepartitionByExpression exchange = (RepartitionByExpression) node;
+        String route = Route.nameIn(exchange.partitionExpressions());
+        return route == null ? null : new OperatorRows(exchange, Route.facts(route));
+    }
+
+    /** Whether a user's function, in a Python worker, gets the rows. */
+    boolean areOfFunction() {
+        return !facts.get("by_python").isNull();
     }
 
     /** Adds the rows that map sides read, in the order of the operator's inputs. */
     private static void collect(LogicalPlan plan, ArrayList inputs) {
         LogicalPlan map = projected(plan);
         Seq children = map.children();
-        if (isMapped(map)) {
+        if (HandedOver.isMapped(map)) {
             inputs.add(children.apply(0));
             return;
         }
         for (int i = 0; i < children.size(); i++) {
             collect((LogicalPlan) children.apply(i), inputs);
         }
-    }
-
-    private static boolean isMapped(LogicalPlan node) {
-        return node.getClass().getSimpleName().endsWith("MapInArrow");
-    }
-
-    /** Whether a plan is only other names for an operator's columns. */
-    static boolean isRenamed(LogicalPlan plan) {
-        if (!(plan instanceof Project) || !isMapped(((Project) plan).child())) {
-            return false;
-        }
-        Seq names = ((Project) plan).projectList();
-        Seq columns = ((Project) plan).child().output();
-        boolean same = names.size() == columns.size();
-        for (int i = 0; same && i < columns.size(); i++) {
-            Object column = names.apply(i) instanceof Alias ? ((Alias) names.apply(i)).child() : names.apply(i);
-            same = column instanceof Attribute && ((Attribute) column).exprId().equals(((Attribute) columns.apply(i)).exprId());
-        }
-        return same;
     }
 
     /** Returns the plan below some projections. */
@@ -129,12 +90,28 @@ class HandedOver {
         if (partial != null) {
             return first;
         }
-        if (inputs.size() == 1) {
-            ArrayList columns = values(first);
-            columns.add(route(Columns.in(first.output(), "__hash"), shards));
-            return new Project(Lists.seq(columns), first);
+        if (inputs.size() > 1) {
+            return united(shards);
         }
-        return united(shards);
+        ArrayList columns = areOfFunction() ? named(values(first)) : values(first);
+        columns.add(route(Columns.in(first.output(), "__hash"), shards));
+        return new Project(Lists.seq(columns), first);
+    }
+
+    /**
+     * Returns a function's columns under their names in the plan, and the column of the row after the last one of a shard, in which all others
+     * are null.
+     */
+    private ArrayList named(ArrayList values) {
+        Seq output = exchange.output();
+        ArrayList columns = new ArrayList();
+        for (int i = 0; i <= values.size(); i++) {
+            Attribute name = (Attribute) output.apply(i);
+            Expression value = i < values.size()
+                ? new KnownNullable((Expression) values.get(i)) : new Literal(null, DataTypes.BinaryType);
+            columns.add(Columns.named(value, name.name(), name.exprId()));
+        }
+        return columns;
     }
 
     /** Returns the planned rows with the route to one of a number of shards as their last column. */
@@ -221,13 +198,51 @@ class HandedOver {
         Literal ofShards = new Literal(new GenericArrayData(routes), DataTypes.createArrayType(DataTypes.IntegerType, false));
         return Columns.named(new GetArrayItem(ofShards, new Pmod(hash, number), false), route.name(), route.exprId());
     }
+}
+
+/** Operators whose tasks hand the rows over to the store actor of their node themselves (HandOver.java): all but functions of the user's. */
+class HandedOver {
+    /** The text of HandOver.java, without its comment. */
+    static volatile String code;
+
+    /** Returns the rows of the operator whose tasks a node runs; null for any other node, and where a Python worker runs them. */
+    static OperatorRows of(LogicalPlan node) {
+        if (!isMapped(node)) {
+            return null;
+        }
+        LogicalPlan below = (LogicalPlan) node.children().apply(0);
+        while (below instanceof Project) {
+            below = ((Project) below).child();
+        }
+        OperatorRows rows = OperatorRows.of(below);
+        return rows == null || rows.areOfFunction() ? null : rows;
+    }
+
+    static boolean isMapped(LogicalPlan node) {
+        return node.getClass().getSimpleName().endsWith("MapInArrow");
+    }
+
+    /** Whether a plan is only other names for an operator's columns. */
+    static boolean isRenamed(LogicalPlan plan) {
+        if (!(plan instanceof Project) || !isMapped(((Project) plan).child())) {
+            return false;
+        }
+        Seq names = ((Project) plan).projectList();
+        Seq columns = ((Project) plan).child().output();
+        boolean same = names.size() == columns.size();
+        for (int i = 0; same && i < columns.size(); i++) {
+            Object column = names.apply(i) instanceof Alias ? ((Alias) names.apply(i)).child() : names.apply(i);
+            same = column instanceof Attribute && ((Attribute) column).exprId().equals(((Attribute) columns.apply(i)).exprId());
+        }
+        return same;
+    }
 
     /** Returns the rows that the tasks of a node emit. */
-    static RDD emitted(SparkPlan node, Expression function) {
+    static RDD emitted(SparkPlan node) {
         StatefulExchangeExec exchange = exchange((SparkPlan) node.children().apply(0));
         RDD rows = exchange.execute();
         Object[] references = new Object[] {
-            exchange.facts().get("sockets").asText(), pickled(((PythonUDF) function).func()), exchange.batch(), exchange.shardsOfTasks(),
+            exchange.facts().get("sockets").asText(), exchange.task(), exchange.batch(), exchange.shardsOfTasks(),
             exchange.actorsOfTasks(), exchange.routes(), withoutLast(exchange.schema()), node.schema(), node.conf().sessionLocalTimeZone(),
             exchange.sentRows()
         };
@@ -244,16 +259,6 @@ class HandedOver {
         }
         return node instanceof StatefulExchangeExec
             ? (StatefulExchangeExec) node : exchange((SparkPlan) node.children().apply(0));
-    }
-
-    /** Returns the pickled function of a node that runs Python, which Spark has as a sequence of boxed bytes. */
-    private static byte[] pickled(PythonFunction function) {
-        Seq boxed = function.command();
-        byte[] bytes = new byte[boxed.size()];
-        for (int i = 0; i < bytes.length; i++) {
-            bytes[i] = ((Number) boxed.apply(i)).byteValue();
-        }
-        return bytes;
     }
 
     private static StructType withoutLast(StructType type) {

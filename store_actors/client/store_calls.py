@@ -15,9 +15,9 @@ from coordinator.model.identities import StateStoreId, TaskIdentity
 from coordinator.model.schema import StateSchema
 from coordinator.model.watermarks import Watermarks
 from coordinator.service.calls import Actors, unwrapped
-from spark_jobs.worker.batch import event_times
-from spark_jobs.worker.leased_calls import Granted
-from spark_jobs.worker.state_store import StateStore
+from store_actors.client.batch import event_times
+from store_actors.client.leased_calls import Granted
+from store_actors.client.state_store import StateStore
 from store_actors.messages import ApplyRequest, OpenRequest, ShardInput, StoreSpec
 
 __all__ = ["ApplyCall", "ImportCall", "OpenCall", "SessionCalls", "ShardWork", "default_store"]
@@ -30,7 +30,7 @@ class ShardWork:
     Attributes
     ----------
     late_ms, evict_ms, output_mode
-        Facts of the batch; see :class:`~spark_jobs.worker.batch.BatchHeader`.
+        Facts of the batch; see :class:`~store_actors.client.batch.BatchHeader`.
     """
 
     task: TaskIdentity
@@ -42,7 +42,7 @@ class ShardWork:
 
 @dataclass(frozen=True, slots=True)
 class ApplyCall:
-    """Folds the rows of shards of one operator and batch; see :class:`~spark_jobs.worker.leased_calls.LeasedCall`.
+    """Folds the rows of shards of one operator and batch; see :class:`~store_actors.client.leased_calls.LeasedCall`.
 
     The results are the rows that each shard emits.
     """
@@ -70,7 +70,7 @@ class ApplyCall:
 
 @dataclass(frozen=True, slots=True)
 class ImportCall:
-    """Makes rows of state the first version of a shard; see :class:`~spark_jobs.worker.leased_calls.LeasedCall`.
+    """Makes rows of state the first version of a shard; see :class:`~store_actors.client.leased_calls.LeasedCall`.
 
     The result is the commit.
 
@@ -96,7 +96,7 @@ class ImportCall:
 
 @dataclass(frozen=True, slots=True)
 class OpenCall:
-    """Opens a session that updates keyed stores; see :class:`~spark_jobs.worker.leased_calls.LeasedCall`.
+    """Opens a session that updates keyed stores; see :class:`~store_actors.client.leased_calls.LeasedCall`.
 
     The result is a handle on the stores, with the lease.
     """

@@ -1,15 +1,13 @@
-"""A Spark Python worker's way to the fleet: one Ray connection a process, the co-located store actor, and retries."""
+"""A process's way to the fleet: the store actor of its node, the coordinator, and retries."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
-import psutil
 import pyarrow as pa
 from ray.exceptions import RayActorError
 
@@ -25,19 +23,16 @@ from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
 from coordinator.runtime.retry import Retry
-from coordinator.runtime.runtime import Runtime
-from coordinator.service.calls import Actors, RayActors, unwrapped
+from coordinator.runtime.runtime import Clock
+from coordinator.service.calls import Actors, unwrapped
 from coordinator.service.client import CoordinatorClient
-from coordinator.service.deploy import join_cluster
 from coordinator.storage.options import StorageOptions
-from spark_jobs.worker.daemon import settle_process
-from spark_jobs.worker.leased_calls import DEADLINE_S, PAUSE_S, LeasedCalls, unavailable
-from spark_jobs.worker.state_store import ReadStateStore, StateStore
-from spark_jobs.worker.store_calls import ApplyCall, ImportCall, OpenCall, SessionCalls, ShardWork, default_store
-from store_actors.deploy import ensure_store_actor
+from store_actors.client.leased_calls import DEADLINE_S, PAUSE_S, LeasedCalls, unavailable
+from store_actors.client.state_store import ReadStateStore, StateStore
+from store_actors.client.store_calls import ApplyCall, ImportCall, OpenCall, SessionCalls, ShardWork, default_store
 from store_actors.messages import OpenRequest, StoreSpec
 
-__all__ = ["ConnectTask", "FleetAddress", "FleetClient", "executor_name", "fleet_client"]
+__all__ = ["FleetAddress", "FleetClient"]
 
 #: Bytes of rows from which on a task sends them before it reads more.
 _GROUP_BYTES = 8 << 20
@@ -57,66 +52,33 @@ class FleetAddress:
     memory: MemoryOptions = field(default_factory=MemoryOptions)
 
 
-@cache
-def fleet_client(address: FleetAddress) -> FleetClient:
-    """Return this process's client of a fleet, which connects to Ray at first use (Spark reuses its Python workers)."""
-    join_cluster(address.ray_address, node_ip=_executors_node_ip())
-    client = FleetClient(address)
-    settle_process()
-    return client
-
-
-def _executors_node_ip() -> str | None:
-    """Return the address of the Ray node that this worker's executor is an actor of; None for the machine's own.
-
-    A machine may have several nodes, and Ray's workers inherit the id of the raylet that started them.
-    """
-    try:
-        arguments = psutil.Process(int(os.environ["RAY_RAYLET_PID"])).cmdline()
-    except (KeyError, ValueError, psutil.Error):
-        return None
-    option = "--node_ip_address="
-    return next((argument.removeprefix(option) for argument in arguments if argument.startswith(option)), None)
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectTask:
-    """A ``mapInArrow`` function that connects its worker to the fleet, and returns the rows unchanged."""
-
-    address: FleetAddress
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        fleet_client(self.address).connect()
-        yield from batches
-
-
-@cache
-def executor_name() -> str:
-    """Return ``host:pid`` of the Spark executor: the process above this worker's daemon."""
-    pid = psutil.Process(os.getppid()).ppid()
-    return f"{_executors_node_ip() or socket.gethostname()}:{pid}"
-
-
 class FleetClient:
     """Routes the state operations of a process.
 
     Parameters
     ----------
-    address
-        The fleet.
-    actors, runtime
-        Calls of the fleet's actors, and the clock and ids of the machine; a simulation passes its own.
+    coordinator, actors, clock
+        The fleet's coordinator and calls of its actors, and the clock of the machine.
+    find_local
+        Returns the handle of the store actor of this process's node, which is started if there is none.
+    is_limited
+        Whether the fleet's store actors have a memory limit.
     """
 
-    def __init__(self, address: FleetAddress, *, actors: Actors | None = None, runtime: Runtime | None = None) -> None:
-        self._address = address
-        self._actors = actors or RayActors()
-        runtime = runtime or Runtime()
-        self._clock = runtime.clock
-        self._coordinator = CoordinatorClient.connect(
-            address.uri, address.storage_options, address.maintenance, actors=self._actors, runtime=runtime
-        )
-        self._calls = LeasedCalls(self._actors, self._coordinator, self._clock, self._find_local)
+    def __init__(
+        self,
+        coordinator: CoordinatorClient,
+        actors: Actors,
+        clock: Clock,
+        find_local: Callable[[], Any],
+        *,
+        is_limited: bool,
+    ) -> None:
+        self._actors = actors
+        self._clock = clock
+        self._coordinator = coordinator
+        self._calls = LeasedCalls(actors, coordinator, clock, find_local)
+        self._is_limited = is_limited
 
     def apply_all(self, works: Iterable[ShardWork], metadata: StateMetadata, schema: StateSchema) -> Iterator[pa.Table]:
         """Send rows to shards of one operator and batch; yield the rows that each emits, in their order, once its commit is durable.
@@ -133,7 +95,7 @@ class FleetClient:
             The coordinator or the store refused the call.
         """
         # In complete mode each shard emits all its rows.
-        is_large = schema.output_mode == "complete" and self._address.memory.limit is not None
+        is_large = schema.output_mode == "complete" and self._is_limited
         for group in _groups(works, 0 if is_large else _GROUP_BYTES):
             yield from self._apply(group, metadata, schema)
 
@@ -211,7 +173,9 @@ class FleetClient:
                     version=read_version,
                     newest=newest,
                 )
-            task = TaskIdentity(state_name, "", "", read_version, store_id.partition_id, 0, executor_name())
+            task = TaskIdentity(
+                state_name, "", "", read_version, store_id.partition_id, 0, f"{socket.gethostname()}:{os.getpid()}"
+            )
             request = OpenRequest(task, Lease(store_id, "", -1, where), read_version, stores)
             try:
                 return ReadStateStore(self._open_read(where, request), default_store(store_id, stores), read_version)
@@ -233,17 +197,6 @@ class FleetClient:
     def connect(self) -> None:
         """Find (or start) the store actor of this node."""
         self._calls.local_location()
-
-    def _find_local(self) -> Any:
-        address = self._address
-        return ensure_store_actor(
-            self._actors,
-            address.uri,
-            address.storage_options,
-            address.maintenance,
-            self._actors.node_id(),
-            address.memory,
-        )
 
 
 def _groups(works: Iterable[ShardWork], most_bytes: int) -> Iterator[list[ShardWork]]:

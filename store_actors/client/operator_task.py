@@ -1,0 +1,159 @@
+"""The rows that Spark's tasks handed over go to their shards, and what the shards emit goes back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from coordinator.model.schema import StateSchema
+from coordinator.model.state_metadata import StateMetadata
+from store_actors.client.batch import BatchHeader
+from store_actors.client.fleet_client import FleetClient
+from store_actors.client.store_calls import ShardWork
+from store_actors.engine.arrays import as_type
+from store_actors.messages import ShardInput
+
+__all__ = ["HandedOver", "OperatorTask", "emitted_rows"]
+
+#: Columns of rows that a task hands over: the number of a row's input, where there are several, and the number of rows that a
+#: partially aggregated one stands for.
+_INPUT = "__input"
+_ROWS = "__rows"
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """The work of a task of Spark's.
+
+    Attributes
+    ----------
+    operator
+        The operator, as :meth:`OperatorTask.to_json` writes it.
+    batch
+        The batch as Spark's driver describes it, without the shard.
+    attempt, executor
+        Spark's id of the task attempt, and ``host:pid`` of its executor.
+    shards
+        The task's shards.
+    rows
+        The rows of each shard, which are received when they are asked for.
+    """
+
+    operator: bytes
+    batch: dict[str, Any]
+    attempt: int
+    executor: str
+    shards: Sequence[int]
+    rows: Iterator[pa.Table]
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTask:
+    """An operator, for which the rows of a task's shards are sent to their store actors."""
+
+    schema: StateSchema
+    metadata: StateMetadata
+
+    def to_json(self) -> str:
+        """Return the operator as a task sends it."""
+        return json.dumps({"schema": self.schema.to_json(), "metadata": self.metadata.to_json()})
+
+    @classmethod
+    @lru_cache(maxsize=256)
+    def of_json(cls, text: bytes) -> OperatorTask:
+        """Return the operator that a task sent; the same one for the same bytes."""
+        data = json.loads(text)
+        return cls(StateSchema.from_json(data["schema"]), StateMetadata.from_json(data["metadata"]))
+
+    def works(self, work: HandedOver) -> Iterator[ShardWork]:
+        """Yield the work of each of a task's shards."""
+        inputs: list[_InputColumns] = []
+        for shard, rows in zip(work.shards, work.rows, strict=True):
+            # The rows of all shards have the same columns.
+            inputs = inputs or [
+                _InputColumns.of(number, schema, rows) for number, schema in enumerate(self.schema.input_schemas())
+            ]
+            header = BatchHeader(**work.batch, shard=shard)
+            task = header.task(self.metadata.state_name, work.attempt, work.executor)
+            shard_input = ShardInput(tuple(columns.table(rows) for columns in inputs), _rows_read(rows))
+            yield ShardWork(task, shard_input, header.late_ms, header.evict_ms, header.output_mode)
+
+
+def emitted_rows(client: FleetClient, work: HandedOver) -> Iterator[pa.RecordBatch]:
+    """Yield the rows that the shards of a task emit.
+
+    Parameters
+    ----------
+    client
+        The fleet, as the store actor's process sees it to which the task handed its rows over.
+    """
+    operator = OperatorTask.of_json(work.operator)
+    works = operator.works(work)
+    first = next(works)
+    schema = operator.schema.in_output_mode(first.output_mode or operator.schema.output_mode)
+    metadata = operator.metadata.in_output_mode(schema)
+    for emitted in client.apply_all(chain([first], works), metadata, schema):
+        # Columns such as the numbers of rows are of use to the shard only.
+        visible = emitted.drop_columns([name for name in emitted.column_names if name.startswith("__")])
+        yield from visible.to_batches(max_chunksize=1 << 16)
+
+
+@dataclass(frozen=True, slots=True)
+class _InputColumns:
+    """The columns of one of an operator's inputs, among the columns of rows that a task handed over.
+
+    Rows of several inputs share columns. A column's name has its name in each input, in their order: ``k0|k0``, ``|r1``
+    (``OperatorRows.java``). The words of a state of several are in a column each: ``|registers#0``, ``|registers#1``.
+
+    Attributes
+    ----------
+    number
+        Number of the input, by which its rows are chosen; None if all rows are of it.
+    names
+        For each column of the input, the names of the columns that have it; empty if no row is of the input.
+    """
+
+    number: int | None
+    schema: pa.Schema
+    names: Sequence[Sequence[str]]
+
+    @classmethod
+    def of(cls, number: int, schema: pa.Schema, rows: pa.Table) -> _InputColumns:
+        of_input: dict[str, list[str]] = {}
+        for name in rows.column_names:
+            if name.count("|") >= number:
+                of_input.setdefault(name.split("|")[number].partition("#")[0], []).append(name)
+        names = [of_input[name] for name in schema.names if name in of_input]
+        chosen = number if _INPUT in rows.column_names else None
+        return cls(chosen, schema, names if len(names) == len(schema) else [])
+
+    def table(self, rows: pa.Table) -> pa.Table:
+        """Return the input's rows among some rows."""
+        if not self.names:
+            return self.schema.empty_table()
+        if self.number is not None:
+            rows = rows.filter(pc.equal(rows.column(_INPUT), self.number))
+        columns = [
+            _joined(field.type, rows.select(names)) if len(names) > 1 else as_type(field.type, rows.column(names[0]))
+            for field, names in zip(self.schema, self.names, strict=True)
+        ]
+        return pa.Table.from_arrays(columns, schema=self.schema)
+
+
+def _joined(data_type: pa.FixedSizeBinaryType, words: pa.Table) -> pa.Array:
+    """Return states of which each column has a word."""
+    joined = np.ascontiguousarray(np.stack([column.to_numpy() for column in words.columns], axis=1))
+    return pa.Array.from_buffers(data_type, len(joined), [None, pa.py_buffer(joined)])
+
+
+def _rows_read(rows: pa.Table) -> int:
+    """Return the number of rows that the operator read."""
+    return pc.sum(rows.column(_ROWS)).as_py() or 0 if _ROWS in rows.column_names else rows.num_rows
