@@ -227,7 +227,7 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = Conne
 
 object Connection {
   /** Raised with each change of what is sent. */
-  val Format = 3
+  val Format = 4
 
   /** A store actor that hangs is ended sooner. */
   val ProofSeconds = 40L

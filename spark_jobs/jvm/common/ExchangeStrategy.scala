@@ -17,7 +17,7 @@ object ExchangeStrategy extends SparkStrategy {
   }
 
   private def handedOver(tasks: HandedOver, output: Seq[Attribute]): Seq[SparkPlan] =
-    HandOverExec(output, exec(exchangeBelow(tasks.child)), tasks.payload) :: Nil
+    HandOverExec(output, exec(exchangeBelow(tasks.child)), tasks.operator) :: Nil
 
   @tailrec private def exchangeBelow(plan: LogicalPlan): StatefulExchange = plan match {
     case exchange: StatefulExchange => exchange

@@ -13,7 +13,7 @@ import org.apache.spark.util.CollectionAccumulator
  * gets the rows that they emit (store_actors/hand_over.py is the other side).
  *
  * @param sockets How the paths of the fleet's sockets begin.
- * @param payload What the store actor is told of the operator.
+ * @param operator What the store actor is told of the operator (store_actors/client/operator_task.py).
  * @param batch The batch, in JSON.
  * @param shards The shards of each task.
  * @param actors The number, on its node, of the store actor that has the shards of each task.
@@ -23,7 +23,7 @@ import org.apache.spark.util.CollectionAccumulator
  */
 case class HandOver(
     sockets: String,
-    payload: Array[Byte],
+    operator: Array[Byte],
     batch: String,
     shards: Array[Array[Int]],
     actors: Array[Int],
@@ -104,13 +104,13 @@ class HandOverTask(work: HandOver, task: Int, input: Iterator[InternalRow], cont
   /** Writes what is kept before anything is sent. */
   private def begin(): Unit = {
     val head = s"""{"batch": ${work.batch}, "attempt": ${context.taskAttemptId()}, """ +
-      s""""executor": "$host:${ProcessHandle.current.pid}", "function_bytes": ${work.payload.length}, """ +
+      s""""executor": "$host:${ProcessHandle.current.pid}", "operator_bytes": ${work.operator.length}, """ +
       s""""unsafe_rows": ${UnsafeTypes.areSupported(work.inputType)}, """ +
       s""""unsafe_results": ${UnsafeTypes.areSupported(work.outputType)}, "shards": ${shards.mkString("[", ", ", "]")}}"""
     val text = head.getBytes(UTF_8)
     request.write(ByteBuffer.allocate(Request.LengthBytes).putInt(0, text.length))
     request.write(ByteBuffer.wrap(text))
-    request.write(ByteBuffer.wrap(work.payload))
+    request.write(ByteBuffer.wrap(work.operator))
     rows = ShardRows(
       input,
       shards,

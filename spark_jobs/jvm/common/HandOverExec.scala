@@ -8,7 +8,7 @@ import org.apache.spark.sql.execution.{SparkPlan, UnaryExecNode}
 import org.apache.spark.sql.execution.exchange.ReusedExchangeExec
 
 /** The tasks of an operator that hand rows over to store actors. */
-case class HandOverExec(output: Seq[Attribute], child: SparkPlan, payload: String) extends UnaryExecNode {
+case class HandOverExec(output: Seq[Attribute], child: SparkPlan, operator: String) extends UnaryExecNode {
   override def producedAttributes: AttributeSet = outputSet
 
   override def outputPartitioning: Partitioning = UnknownPartitioning(child.outputPartitioning.numPartitions)
@@ -19,7 +19,7 @@ case class HandOverExec(output: Seq[Attribute], child: SparkPlan, payload: Strin
 
   override protected def doExecute(): RDD[InternalRow] = {
     val rows = child.execute()
-    rows.mapPartitionsWithIndexInternal(exchange.handedOver(payload, schema))
+    rows.mapPartitionsWithIndexInternal(exchange.handedOver(operator, schema))
   }
 
   private def exchange: StatefulExchangeExec = child match {

@@ -70,7 +70,7 @@ class OperatorRows(exchange: StatefulExchange, shards: Int, repeats: Boolean) {
 }
 
 object OperatorRows {
-  /** The column of an operator of several inputs that has the number of a row's input (spark_jobs/worker/task.py). */
+  /** The column of an operator of several inputs that has the number of a row's input (store_actors/client/operator_task.py). */
   private val InputColumn = "__input"
   private val HashColumn = "__hash"
 

@@ -41,9 +41,9 @@ case class StatefulExchange(
 /**
  * The tasks of an operator, which hand its rows over to store actors.
  *
- * @param payload What a store actor is told of the operator.
+ * @param operator What store actors are told of the operator, in JSON (store_actors/client/operator_task.py).
  */
-case class HandedOver(child: LogicalPlan, output: Seq[Attribute], payload: String)
+case class HandedOver(child: LogicalPlan, output: Seq[Attribute], operator: String)
   extends UnaryNode
   with MultiInstanceRelation {
   override def producedAttributes: AttributeSet = outputSet

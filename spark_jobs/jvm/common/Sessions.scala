@@ -3,11 +3,14 @@ package org.apache.spark.sql.statefleet
 import java.util.function.{Function => JavaFunction}
 import org.apache.spark.sql.Row
 import org.apache.spark.sql.catalyst.InternalRow
+import org.apache.spark.sql.catalyst.expressions.aggregate.TypedImperativeAggregate
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan
 import org.apache.spark.sql.catalyst.rules.Rule
 import org.apache.spark.sql.catalyst.types.DataTypeUtils.toAttributes
+import org.apache.spark.sql.execution.streaming.state.StateStoreConf
 import org.apache.spark.sql.streaming.StreamingQueryListener
 import org.apache.spark.sql.types.StructType
+import org.apache.spark.util.SerializableConfiguration
 import scala.jdk.CollectionConverters._
 
 /** What Python calls. */
@@ -49,10 +52,10 @@ object Sessions {
   /**
    * Returns the rows that an operator's tasks emit.
    *
-   * @param payload What a store actor is told of the operator.
+   * @param operator What store actors are told of the operator, in JSON.
    */
-  def handedOver(rows: Dataset[Row], columns: StructType, payload: String): Dataset[Row] =
-    dataset(rows.sparkSession, HandedOver(rows.logicalPlan, toAttributes(columns), payload))
+  def handedOver(rows: Dataset[Row], columns: StructType, operator: String): Dataset[Row] =
+    dataset(rows.sparkSession, HandedOver(rows.logicalPlan, toAttributes(columns), operator))
 
   /** Returns the facts of an operator whose exchange a node is, in JSON; null for any other node. */
   def factsOf(node: LogicalPlan): String = node match {
@@ -62,10 +65,40 @@ object Sessions {
 
   private def factsOf(facts: String): Facts = Json.read[Facts](facts, "the facts of an operator")
 
-  /** Returns rows of a state store, a partition in each task. */
-  def stateRows(session: SparkSession, rows: StateRows, partitions: Int): Dataset[Row] = {
+  /** Returns for each of a number of shards a number that Spark's hash partitioning puts there. */
+  def routes(shards: Int): Array[Int] = Shards.routes(shards)
+
+  /** Returns rows of a state store, a partition in each task; the parameters are those of StateRows. */
+  def stateRows(
+      session: SparkSession,
+      partitions: Int,
+      folder: String,
+      operator: Long,
+      store: String,
+      version: Long,
+      keys: StructType,
+      values: StructType,
+      prefix: Int,
+      conf: StateStoreConf,
+      hadoop: SerializableConfiguration,
+      columns: StructType,
+      functions: java.util.List[TypedImperativeAggregate[_]],
+      snapshots: java.util.List[String]): Dataset[Row] = {
+    val rows = StateRows(
+      folder,
+      operator,
+      store,
+      version,
+      keys,
+      values,
+      prefix,
+      conf,
+      hadoop,
+      columns,
+      functions.asScala.toArray,
+      snapshots.asScala.toArray)
     val none = session.sparkContext.parallelize(Seq.empty[InternalRow], partitions)
-    session.internalCreateDataFrame(none.mapPartitionsWithIndexInternal(rows), rows.rows)
+    session.internalCreateDataFrame(none.mapPartitionsWithIndexInternal(rows), columns)
   }
 
   private def dataset(session: SparkSession, plan: LogicalPlan): Dataset[Row] = Dataset.ofRows(session, plan)

@@ -188,9 +188,9 @@ case class StatefulExchangeExec(
   }
 
   /** Returns the work of tasks that hand the rows over; called once it is executed. */
-  def handedOver(payload: String, outputType: StructType): HandOver = HandOver(
+  def handedOver(operator: String, outputType: StructType): HandOver = HandOver(
     facts.sockets.get,
-    payload.getBytes(UTF_8),
+    operator.getBytes(UTF_8),
     Json.write(description),
     tasks.map(_.places.map(chosen(_))).toArray,
     tasks.map(task => run.placeOf(chosen(task.places.head)).fold(0)(_.actor)).toArray,
