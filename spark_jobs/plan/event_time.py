@@ -149,11 +149,7 @@ def state_of_task(node: Plan) -> str | None:
     if not _are_tasks(node):
         return None
     below = node.child
-    while (
-        (operator := Upstream.of_plan(below)) is None
-        and len(below.children) == 1
-        and not _are_tasks(below)
-    ):
+    while (operator := Upstream.of_plan(below)) is None and len(below.children) == 1 and not _are_tasks(below):
         below = below.child
     return None if operator is None else operator.state
 

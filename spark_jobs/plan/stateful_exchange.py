@@ -6,7 +6,6 @@ They are Scala, in :mod:`spark_jobs.jvm`. A callback answers them where shards a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -31,6 +30,8 @@ __all__ = [
 ]
 
 _ENTRY = "org.apache.spark.sql.statefleet.Sessions$"
+#: By application, as each has class loaders, and executors, of its own.
+_LOADED: dict[str, Any] = {}
 
 
 class _Driver:
@@ -77,17 +78,18 @@ def install(spark: SparkSession, driver: Callable[[str], str]) -> None:
 
 def jvm_classes(spark: SparkSession) -> Any:
     """Return the object of the JVM that Python calls (``Sessions.scala``)."""
-    return _loaded(spark.sparkContext._gateway, spark.sparkContext.applicationId, spark)
+    application = spark.sparkContext.applicationId
+    if application not in _LOADED:
+        _LOADED[application] = _loaded(spark)
+    return _LOADED[application]
 
 
-# A later application of the same JVM has class loaders, and executors, of its own.
-@cache
-def _loaded(gateway: Any, application: str, spark: SparkSession) -> Any:
-    loader = gateway.jvm.java.lang.Thread.currentThread().getContextClassLoader()
+def _loaded(spark: SparkSession) -> Any:
+    loader = spark._jvm.java.lang.Thread.currentThread().getContextClassLoader()
     try:
         entry = loader.loadClass(_ENTRY)
     except Py4JJavaError:
-        # A session that :func:`~spark_jobs.session.spark_session.start_session` did not make.
+        # A session that start_session did not make.
         session = spark._jsparkSession
         session.sessionState().resourceLoader().addJar(str(present_jar()))
         entry = session.sharedState().jarClassLoader().loadClass(_ENTRY)

@@ -17,11 +17,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JJavaError
-from pyspark import cloudpickle
 
 from coordinator.runtime.runtime import Runtime
-from store_actors.hand_over import HandedOver, HandOverServer, address_of
-from store_actors.local_calls import LocalActors
+from store_actors.client.operator_task import HandedOver
+from store_actors.hand_over import HandOverServer, address_of
 from tests.unit.jvm import Jvm
 
 HOST = "10.0.0.1"
@@ -35,16 +34,14 @@ KEPT = 1 << 22
 ANSWERED_NOTHING = b"\1" + bytes(16)
 
 
-class Echo:
-    """A function whose shards emit the rows they get."""
-
-    def handed_over(self, work: HandedOver, actors: LocalActors) -> Iterator[pa.RecordBatch]:
-        for shard, rows in zip(work.shards, work.rows, strict=True):
-            values = rows["v"].to_pylist()
-            assert values == list(range(values[0], values[0] + len(rows))) if values else True
-            if work.batch.get("fails") == shard:
-                raise ValueError(f"shard {shard} refuses {len(rows)} rows")
-            yield from rows.to_batches(max_chunksize=5000)
+def echo(work: HandedOver) -> Iterator[pa.RecordBatch]:
+    """Yield the rows that the shards get."""
+    for shard, rows in zip(work.shards, work.rows, strict=True):
+        values = rows["v"].to_pylist()
+        assert values == list(range(values[0], values[0] + len(rows))) if values else True
+        if work.batch.get("fails") == shard:
+            raise ValueError(f"shard {shard} refuses {len(rows)} rows")
+        yield from rows.to_batches(max_chunksize=5000)
 
 
 @pytest.fixture
@@ -55,8 +52,7 @@ def sockets() -> Iterator[str]:
 
 @pytest.fixture
 def server(sockets: str) -> HandOverServer:
-    runtime = Runtime()
-    return HandOverServer(address_of(sockets, HOST), LocalActors("store actor", None, runtime), runtime)
+    return HandOverServer(address_of(sockets, HOST), echo, Runtime())
 
 
 class Handed:
@@ -83,7 +79,7 @@ class Handed:
         self.sent = jvm.named("org.apache.spark.util.CollectionAccumulator")()
         work = jvm.own("HandOver")(
             sockets,
-            cloudpickle.dumps((Echo(), None)),
+            b"{}",
             batch,
             of_tasks,
             jvm.ints([0]),
@@ -166,7 +162,7 @@ class Strange:
     """A store actor's socket that takes connections one by one, and does with each what the next of some functions does."""
 
     def __init__(
-        self, sockets: str, *serve: Callable[[socket.socket], None], facts: str = "3", secret: bytes = b"s"
+        self, sockets: str, *serve: Callable[[socket.socket], None], facts: str = "4", secret: bytes = b"s"
     ) -> None:
         address = Path(address_of(sockets, HOST))
         address.parent.mkdir(mode=0o700)
@@ -284,7 +280,7 @@ def test_another_process_gets_nothing(sockets: str, handed: Callable[..., Handed
 
 
 def test_another_release_is_refused(sockets: str, handed: Callable[..., Handed]) -> None:
-    Strange(sockets, facts="2")
+    Strange(sockets, facts="3")
     with pytest.raises(Py4JJavaError, match="the fleet was started by another release"):
         count(handed([2]))
 
