@@ -85,7 +85,8 @@ def jvm_classes(spark: SparkSession) -> Any:
 
 
 def _loaded(spark: SparkSession) -> Any:
-    loader = spark._jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    assert (gateway := spark.sparkContext._gateway) is not None
+    loader = gateway.jvm.java.lang.Thread.currentThread().getContextClassLoader()
     try:
         entry = loader.loadClass(_ENTRY)
     except Py4JJavaError:

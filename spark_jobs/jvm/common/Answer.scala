@@ -11,8 +11,8 @@ import org.apache.spark.unsafe.Platform
 import scala.jdk.CollectionConverters._
 
 /**
- * The rows that a store actor answers with: in Spark's own format (store_actors/unsafe_rows.py), or as Arrow has them. They
- * end with their number and bytes.
+ * The rows that a store actor answers with: in Spark's own format (store_actors/unsafe_rows.py), or as Arrow has them.
+ * They end with their number and bytes.
  */
 class Answer(kind: StructType, allocator: BufferAllocator) {
   import Answer._
@@ -164,6 +164,6 @@ object Answer {
   private val UnsafeRows: Byte = 3
 
   private def malformed(what: String) = new IllegalStateException(
-    "what the store actor of this node answered are not the rows of the task's shards: " + what +
-      "; none of them count; what the shards committed is safe, and the next attempt of this task gets their rows again")
+    s"what the store actor of this node answered are not the rows of the task's shards: $what; none of them count; " +
+      "what the shards committed is safe, and the next attempt of this task gets their rows again")
 }

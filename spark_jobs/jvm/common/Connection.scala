@@ -15,15 +15,16 @@ import org.apache.spark.TaskContext
 /** The store actor's process was lost; what it committed is safe. */
 class Lost(what: String, cause: Throwable = null)
   extends IOException(
-    s"the store actor of this node $what; what it committed is safe, and the next attempt of this task goes on from there",
+    s"the store actor of this node $what; what it committed is safe, and the next attempt of this task goes on " +
+      s"from there",
     cause)
 
 /**
  * A connection to a store actor's process, which has proved that it can read the store actor's file
  * (store_actors/hand_over.py is the other side).
  *
- * A task waits as long as its connection is there: one whose process hangs (stopped, deadlocked) is ended by the watch of
- * Spark's driver (spark_jobs/nodes/node_watch.py), and Ray starts it again.
+ * A task waits as long as its connection is there: one whose process hangs (stopped, deadlocked) is ended by the watch
+ * of Spark's driver (spark_jobs/nodes/node_watch.py), and Ray starts it again.
  *
  * @param address The store actor's file.
  * @param context The task, which may be cancelled while it waits.
@@ -34,7 +35,9 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = Conne
   import Connection._
 
   private val channel = SocketChannel.open(StandardProtocolFamily.UNIX)
+  channel.configureBlocking(false)
   private val selector = Selector.open()
+  private val key = channel.register(selector, 0)
   private val received = ByteBuffer.allocate(Request.BlockBytes)
   private val proofUntil = System.nanoTime() + proofSeconds * 1000000000L
 
@@ -43,49 +46,45 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = Conne
   private var readBytes = 0L
 
   received.limit(0)
-  private val key =
-    try connect()
-    catch {
-      case error: Throwable =>
-        close()
-        throw error
-    }
+  try connect()
+  catch {
+    case error: Throwable =>
+      close()
+      throw error
+  }
 
   /** Bytes that were read. */
   def consumed: Long = readBytes
 
-  private def connect(): SelectionKey = {
+  private def connect(): Unit = {
     val (process, secret) = SocketFolder.factsOf(address).split(" ") match {
       case Array(process, format, secret, _*) if format == Format.toString => (process, secret)
       case _ =>
         throw new IllegalStateException(
-          "the fleet was started by another release of Statefleet than this query, and the two cannot talk; nothing of this batch " +
-            "was lost; use the release that started it, or stop its queries and run `statefleet stop` with that one, and start " +
-            s"the queries with this [socket=`$address`]")
+          "the fleet was started by another release of Statefleet than this query, and the two cannot talk; nothing " +
+            "of this batch was lost; use the release that started it, or stop its queries and run `statefleet stop` " +
+            s"with that one, and start the queries with this [socket=`$address`]")
     }
-    channel.configureBlocking(false)
     if (!channel.connect(UnixDomainSocketAddress.of(s"$address.$process"))) {
       throw new ConnectException("too many connections wait to be taken")
     }
-    val registered = channel.register(selector, 0)
-    checkProof(Base64.getDecoder.decode(secret), registered)
-    registered
+    checkProof(Base64.getDecoder.decode(secret))
   }
 
   /** Raises an error unless the process proves that it has the secret. */
-  private def checkProof(secret: Array[Byte], registered: SelectionKey): Unit = {
+  private def checkProof(secret: Array[Byte]): Unit = {
     val challenge = new Array[Byte](ProofBytes)
     new SecureRandom().nextBytes(challenge)
     val sent = ByteBuffer.wrap(challenge)
-    while (sent.hasRemaining) send(sent, registered)
+    while (sent.hasRemaining) send(sent)
     val proof = ByteBuffer.allocate(ProofBytes)
-    fill(proof, registered)
+    fill(proof)
     val code = Mac.getInstance("HmacSHA256")
     code.init(new SecretKeySpec(secret, "HmacSHA256"))
     if (!MessageDigest.isEqual(code.doFinal(challenge), proof.array)) {
       throw new IllegalStateException(
-        "the process that answers in the place of this node's store actor is another one; nothing was sent to it, and nothing of " +
-          s"this batch was lost; see who owns the socket, then restart the query [socket=`$address`]")
+        "the process that answers in the place of this node's store actor is another one; nothing was sent to it, " +
+          s"and nothing of this batch was lost; see who owns the socket, then restart the query [socket=`$address`]")
     }
     isProved = true
   }
@@ -93,10 +92,10 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = Conne
   /** Has the other side see that nothing follows. */
   def endSending(): Unit = channel.shutdownOutput()
 
-  /** Sends what the other side takes at once; if that is nothing, waits until it takes something, or something comes. */
-  def send(bytes: ByteBuffer): Unit = send(bytes, key)
-
-  private def send(bytes: ByteBuffer, key: SelectionKey): Unit = {
+  /**
+   * Sends what the other side takes at once; if that is nothing, waits until it takes something, or something comes.
+   */
+  def send(bytes: ByteBuffer): Unit = {
     // Java copies what it writes, and keeps the memory.
     bytes.limit(math.min(bytes.limit(), bytes.position() + Request.BlockBytes))
     if (bytes.hasRemaining) {
@@ -107,7 +106,7 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = Conne
           // It may have said why it did not want all.
           case error: IOException => if (hasArrived()) 0 else throw new Lost(InTheMiddle, error)
         }
-      if (size == 0) await(key, SelectionKey.OP_WRITE | SelectionKey.OP_READ)
+      if (size == 0) await(SelectionKey.OP_WRITE | SelectionKey.OP_READ)
     }
   }
 
@@ -123,17 +122,15 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = Conne
   }
 
   /** Reads some bytes. An answer has an end of its own, so the end of the connection is a loss. */
-  override def read(target: ByteBuffer): Int = read(target, key)
-
-  private def read(target: ByteBuffer, key: SelectionKey): Int = {
+  override def read(target: ByteBuffer): Int = {
     val isLarge = target.remaining >= Request.BlockBytes
     val size =
       if (!received.hasRemaining && isLarge) {
-        receivedOrLost(target, key)
+        receivedOrLost(target)
       } else {
         if (!received.hasRemaining) {
           received.clear()
-          try receivedOrLost(received, key)
+          try receivedOrLost(received)
           finally received.flip()
         }
         val piece = received.duplicate()
@@ -147,16 +144,14 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = Conne
     size
   }
 
-  private def receivedOrLost(target: ByteBuffer, key: SelectionKey): Int = {
-    val size = receive(target, key)
+  private def receivedOrLost(target: ByteBuffer): Int = {
+    val size = receive(target)
     if (size < 0) throw new Lost(InTheMiddle)
     size
   }
 
   /** Reads bytes until a buffer is full. */
-  def fill(target: ByteBuffer): Unit = fill(target, key)
-
-  private def fill(target: ByteBuffer, key: SelectionKey): Unit = while (target.hasRemaining) read(target, key)
+  def fill(target: ByteBuffer): Unit = while (target.hasRemaining) read(target)
 
   /** Returns all that the other side sends before it closes the connection, as text. */
   def readText(): String = {
@@ -165,7 +160,7 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = Conne
       do {
         text.write(received.array, received.position(), received.remaining)
         received.clear()
-        received.limit(math.max(0, receive(received, key)))
+        received.limit(math.max(0, receive(received)))
         received.position(0)
       } while (received.hasRemaining)
     } catch {
@@ -177,16 +172,16 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = Conne
   /** Returns whether the other side sends nothing more. */
   def hasEnded(): Boolean = {
     received.compact()
-    val hasEnded = received.position() == 0 && receive(received, key) < 0
+    val hasEnded = received.position() == 0 && receive(received) < 0
     received.flip()
     hasEnded
   }
 
   /** Receives something; returns its size, or -1 at the end of the connection. */
-  private def receive(target: ByteBuffer, key: SelectionKey): Int = {
+  private def receive(target: ByteBuffer): Int = {
     var size = receivedNow(target)
     while (size == 0) {
-      await(key, SelectionKey.OP_READ)
+      await(SelectionKey.OP_READ)
       size = receivedNow(target)
     }
     size
@@ -201,7 +196,7 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = Conne
     }
 
   /** Waits until something can be sent or received; looks meanwhile whether the task was cancelled. */
-  private def await(key: SelectionKey, operations: Int): Unit = {
+  private def await(operations: Int): Unit = {
     key.interestOps(operations)
     do {
       if (!isProved && System.nanoTime() > proofUntil) throw new Lost(s"did not say who it is in $proofSeconds s")

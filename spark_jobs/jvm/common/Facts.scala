@@ -33,7 +33,8 @@ case class Facts(
   def stateId: String = s"$uri/$state"
 
   /** The operator's own output mode, or else that of the query which is being planned; None if there is neither. */
-  def modeIn(execution: Option[IncrementalExecution]): Option[String] = mode.orElse(execution.map(e => Mode.of(e.outputMode)))
+  def modeIn(execution: Option[IncrementalExecution]): Option[String] =
+    mode.orElse(execution.map(batch => Mode.of(batch.outputMode)))
 }
 
 /** Output modes, in Spark's words in lower case. */

@@ -8,14 +8,15 @@ import scala.annotation.tailrec
 import scala.collection.mutable
 
 /**
- * Filters that Spark moves below an operator, because of what follows it, and below the operator's watermark where it can.
+ * Filters that Spark moves below an operator, because of what follows it, and below the operator's watermark where it
+ * can.
  *
- * Only rows that pass them move the watermark, and so they decide which rows are late; and rows that do not pass them take
- * no room in the state. Spark's optimizer moves a filter on the groups of an aggregation, or on a side of a join, through
- * the operator; it cannot move a filter through an operator of the fleet. So it optimises the query with Spark's own
- * operators in their places: once to find which filters it puts below a watermark, and once for those that reach the plan
- * that an operator is built of. There they are put in the query. They only leave out rows that add to no result, and stay
- * where they were, too.
+ * Only rows that pass them move the watermark, and so they decide which rows are late; and rows that do not pass them
+ * take no room in the state. Spark's optimizer moves a filter on the groups of an aggregation, or on a side of a join,
+ * through the operator; it cannot move a filter through an operator of the fleet. So it optimises the query with
+ * Spark's own operators in their places: once to find which filters it puts below a watermark, and once for those that
+ * reach the plan that an operator is built of. There they are put in the query. They only leave out rows that add to no
+ * result, and stay where they were, too.
  */
 class FilterPushdown(session: SparkSession) {
   import FilterPushdown._
@@ -54,7 +55,10 @@ class FilterPushdown(session: SparkSession) {
 
   private def optimised(plan: LogicalPlan): LogicalPlan = session.sessionState.optimizer.execute(plan)
 
-  /** Adds new parts to the condition of an input; returns whether there were any. Spark drops filters that already hold below. */
+  /**
+   * Adds new parts to the condition of an input; returns whether there were any. Spark drops filters that already hold
+   * below.
+   */
   private def add(input: Int, found: Option[Expression]): Boolean = {
     val before = ofInputs.getOrElse(input, None)
     val known = before.toSeq.flatMap(parts)
@@ -78,7 +82,10 @@ class FilterPushdown(session: SparkSession) {
       }
     }
 
-  /** isInOperator: whether the input of an operator is still below; the same rows may be read by another node, unfiltered. */
+  /**
+   * isInOperator: whether the input of an operator is still below; the same rows may be read by another node,
+   * unfiltered.
+   */
   private def filtered(node: LogicalPlan, isInOperator: Boolean): LogicalPlan = {
     val isInput = isInOperator && inputs.containsKey(node)
     val isInOperatorBelow = isInOperator && !isInput || isOperator(node)
@@ -123,7 +130,9 @@ object FilterPushdown extends PredicateHelper {
       },
       own)
 
-  /** Returns the node with the time of a batch as Spark has it in a running query: no constant, so it moves no filter. */
+  /**
+   * Returns the node with the time of a batch as Spark has it in a running query: no constant, so it moves no filter.
+   */
   private def ofBatch(node: LogicalPlan): LogicalPlan = node.mapExpressions(_.transform {
     case time @ (_: CurrentTimestampLike | _: CurrentDate | _: LocalTimestamp) =>
       CurrentBatchTimestamp(0L, time.dataType, Some("UTC"))

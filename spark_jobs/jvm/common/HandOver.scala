@@ -9,8 +9,8 @@ import org.apache.spark.sql.util.ArrowUtils
 import org.apache.spark.util.CollectionAccumulator
 
 /**
- * What the tasks of an operator do in a batch: each hands the rows of its shards over to the store actor of its node, and
- * gets the rows that they emit (store_actors/hand_over.py is the other side).
+ * What the tasks of an operator do in a batch: each hands the rows of its shards over to the store actor of its node,
+ * and gets the rows that they emit (store_actors/hand_over.py is the other side).
  *
  * @param sockets How the paths of the fleet's sockets begin.
  * @param operator What the store actor is told of the operator (store_actors/client/operator_task.py).
@@ -40,9 +40,9 @@ case class HandOver(
 }
 
 /**
- * A task sends the rows of one shard after another, and gives out results as they come: it sends only while there are none.
- * So neither side has all rows of a large task. The first megabytes are kept, and sent again to the next store actor if one
- * was lost before it answered. A row is valid until the next one is asked for.
+ * A task sends the rows of one shard after another, and gives out results as they come: it sends only while there are
+ * none. So neither side has all rows of a large task. The first megabytes are kept, and sent again to the next store
+ * actor if one was lost before it answered. A row is valid until the next one is asked for.
  */
 class HandOverTask(work: HandOver, task: Int, input: Iterator[InternalRow], context: TaskContext, host: String)
   extends Iterator[InternalRow] {
@@ -106,20 +106,14 @@ class HandOverTask(work: HandOver, task: Int, input: Iterator[InternalRow], cont
     val head = s"""{"batch": ${work.batch}, "attempt": ${context.taskAttemptId()}, """ +
       s""""executor": "$host:${ProcessHandle.current.pid}", "operator_bytes": ${work.operator.length}, """ +
       s""""unsafe_rows": ${UnsafeTypes.areSupported(work.inputType)}, """ +
-      s""""unsafe_results": ${UnsafeTypes.areSupported(work.outputType)}, "shards": ${shards.mkString("[", ", ", "]")}}"""
+      s""""unsafe_results": ${UnsafeTypes.areSupported(work.outputType)}, """ +
+      s""""shards": ${shards.mkString("[", ", ", "]")}}"""
     val text = head.getBytes(UTF_8)
     request.write(ByteBuffer.allocate(Request.LengthBytes).putInt(0, text.length))
     request.write(ByteBuffer.wrap(text))
     request.write(ByteBuffer.wrap(work.operator))
-    rows = ShardRows(
-      input,
-      shards,
-      work.routes,
-      work.inputType,
-      work.timeZone,
-      request,
-      allocator,
-      (shard, count) => work.sentRows.add(Array(shard.toLong, count)))
+    val count = (shard: Int, rows: Long) => work.sentRows.add(Array(shard.toLong, rows))
+    rows = ShardRows(TaskInput(input, shards, work.routes, work.inputType, count), work.timeZone, request, allocator)
     rows.begin()
     while (request.isSmall && !isWritten) writeMore()
   }

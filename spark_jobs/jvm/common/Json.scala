@@ -5,7 +5,9 @@ import com.fasterxml.jackson.databind.{DeserializationFeature, ObjectMapper, Pro
 import com.fasterxml.jackson.module.scala.DefaultScalaModule
 import scala.reflect.{classTag, ClassTag}
 
-/** JSON of case classes, whose fields have their names in snake case there, and of maps, whose keys stay as they are. */
+/**
+ * JSON of case classes, whose fields have their names in snake case there, and of maps, whose keys stay as they are.
+ */
 object Json {
   private val mapper = new ObjectMapper()
     .registerModule(DefaultScalaModule)

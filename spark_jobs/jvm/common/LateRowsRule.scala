@@ -5,8 +5,9 @@ import org.apache.spark.sql.catalyst.plans.logical.{LogicalPlan, Project}
 import org.apache.spark.sql.catalyst.rules.Rule
 
 /**
- * Spark prunes the column of a watermark where nothing above its own operator reads it, and then no row is late for that
- * operator. An operator of the fleet is sent such a column all the same; here it becomes null, which is never late.
+ * Spark prunes the column of a watermark where nothing above its own operator reads it, and then no row is late for
+ * that operator. An operator of the fleet is sent such a column all the same; here it becomes null, which is never
+ * late.
  */
 object LateRowsRule extends Rule[LogicalPlan] {
   override def apply(root: LogicalPlan): LogicalPlan = {
@@ -29,7 +30,10 @@ object LateRowsRule extends Rule[LogicalPlan] {
     here ++ node.children.flatMap(tasks(_, if (Operators.areTasks(node)) Some(node) else emitting))
   }
 
-  /** Nulls the column in each exchange of an operator, or in none: one that is in the plan twice, as in a self join, runs once. */
+  /**
+   * Nulls the column in each exchange of an operator, or in none: one that is in the plan twice, as in a self join,
+   * runs once.
+   */
   private def pruned(root: LogicalPlan, state: String, column: String): LogicalPlan = {
     val found = tasks(root).filter(_.facts.state == state)
     val isRead = found.exists { task =>
@@ -38,8 +42,11 @@ object LateRowsRule extends Rule[LogicalPlan] {
         (root.outputSet.contains(emitted) || isReadAbove(root, task.emitting, emitted))
       }
     }
-    if (isRead) root
-    else root.transformUp { case exchange: StatefulExchange if exchange.facts.state == state => nulled(exchange, column) }
+    if (isRead) {
+      root
+    } else {
+      root.transformUp { case exchange: StatefulExchange if exchange.facts.state == state => nulled(exchange, column) }
+    }
   }
 
   /** Whether a node that is not below the operator reads one of its columns. */

@@ -2,13 +2,14 @@ package org.apache.spark.sql.statefleet
 
 import org.apache.spark.sql.catalyst.expressions._
 import org.apache.spark.sql.catalyst.plans.logical.{LogicalPlan, Project, Union}
-import org.apache.spark.sql.execution.SparkPlan
-import org.apache.spark.sql.types.{BinaryType, ByteType, DataType}
 import org.apache.spark.sql.catalyst.util.GenericArrayData
-import org.apache.spark.sql.types.{ArrayType, IntegerType}
+import org.apache.spark.sql.execution.SparkPlan
+import org.apache.spark.sql.types.{ArrayType, BinaryType, ByteType, DataType, IntegerType}
 import scala.collection.mutable
 
-/** What is shuffled to the shards of an operator: the rows of its inputs, and the route to a shard as their last column. */
+/**
+ * What is shuffled to the shards of an operator: the rows of its inputs, and the route to a shard as their last column.
+ */
 class OperatorRows(exchange: StatefulExchange, shards: Int, repeats: Boolean) {
   import OperatorRows._
 
@@ -34,8 +35,8 @@ class OperatorRows(exchange: StatefulExchange, shards: Int, repeats: Boolean) {
   }
 
   /**
-   * Returns a function's columns under their names in the plan, and the column of the row after the last one of a shard, in
-   * which all others are null.
+   * Returns a function's columns under their names in the plan, and the column of the row after the last one of a
+   * shard, in which all others are null.
    */
   private def named(values: Seq[Attribute]): Seq[NamedExpression] =
     exchange.output.zip(values.map(KnownNullable(_)) :+ Literal(null, BinaryType)).map { case (column, value) =>
@@ -43,8 +44,8 @@ class OperatorRows(exchange: StatefulExchange, shards: Int, repeats: Boolean) {
     }
 
   /**
-   * Returns the rows of all inputs as one: the number of the input, and then columns that have the names of the input columns
-   * in them, such as `k0|k0` and `|r1`. Columns of a type share one, so that a row has few nulls.
+   * Returns the rows of all inputs as one: the number of the input, and then columns that have the names of the input
+   * columns in them, such as `k0|k0` and `|r1`. Columns of a type share one, so that a row has few nulls.
    */
   private def united: LogicalPlan = {
     val types = mutable.Buffer.empty[DataType]
@@ -52,7 +53,9 @@ class OperatorRows(exchange: StatefulExchange, shards: Int, repeats: Boolean) {
     val names = types.indices.map(place => placed.map(_.get(place).fold("")(_.name)).mkString("|"))
     val projections = exchange.inputs.zip(placed).zipWithIndex.map { case ((rows, columns), number) =>
       val ofInput = Alias(Literal(number.toByte, ByteType), InputColumn)()
-      val shared = types.indices.map(place => Alias(columns.getOrElse(place, Literal(null, types(place))), names(place))())
+      val shared = types.indices.map { place =>
+        Alias(columns.getOrElse(place, Literal(null, types(place))), names(place))()
+      }
       // A union has the column ids of its first child.
       val toShard = if (number == 0) route(hash(rows)) else Alias(routeOf(hash(rows)), exchange.route.name)()
       Project((ofInput +: shared) :+ toShard, rows)
@@ -70,7 +73,10 @@ class OperatorRows(exchange: StatefulExchange, shards: Int, repeats: Boolean) {
 }
 
 object OperatorRows {
-  /** The column of an operator of several inputs that has the number of a row's input (store_actors/client/operator_task.py). */
+  /**
+   * The column of an operator of several inputs that has the number of a row's input
+   * (store_actors/client/operator_task.py).
+   */
   private val InputColumn = "__input"
   private val HashColumn = "__hash"
 

@@ -8,8 +8,8 @@ import org.apache.spark.sql.catalyst.plans.logical.{LogicalPlan, UnaryNode}
  * The exchange in front of an operator: rows of its inputs, each by its shard.
  *
  * @param inputs Rows with the columns that a shard reads, and their hash in a column `__hash`.
- * @param output Columns of the rows behind it: the route is the last one. A user's function gets the others, of which the last
- *   one has the batch, in the row after the last one of a shard.
+ * @param output Columns of the rows behind it: the route is the last one. A user's function gets the others, of which
+ *   the last one has the batch, in the row after the last one of a shard.
  * @param planned The number of shards that the query was built with.
  * @param isTable Whether the rows are a whole result, not a stream of changes: nodes above are planned as for a table.
  */
@@ -56,6 +56,9 @@ case class HandedOver(child: LogicalPlan, output: Seq[Attribute], operator: Stri
 }
 
 object Operators {
-  /** Returns whether a node runs the tasks of an operator: those that hand rows over, or a user's function in Python workers. */
+  /**
+   * Returns whether a node runs the tasks of an operator: those that hand rows over, or a user's function in Python
+   * workers.
+   */
   def areTasks(node: LogicalPlan): Boolean = node.isInstanceOf[HandedOver] || node.isInstanceOf[MapInArrow]
 }

@@ -7,15 +7,15 @@ import org.apache.spark.sql.execution.aggregate.{HashAggregateExec, SortAggregat
 import org.apache.spark.sql.types.{DecimalType, LongType}
 
 /**
- * Spark's own partial aggregation of an operator's rows in front of its exchange. It gives a row for each group of a map
- * task: the keys, the fields of the group's state, and how many rows there were.
+ * Spark's own partial aggregation of an operator's rows in front of its exchange. It gives a row for each group of a
+ * map task: the keys, the fields of the group's state, and how many rows there were.
  *
- * Groups need not be whole: the shard merges rows of a group (store_actors/operators/aggregate.py). So keys are compared by
- * their bytes.
+ * Groups need not be whole: the shard merges rows of a group (store_actors/operators/aggregate.py). So keys are
+ * compared by their bytes.
  *
  * @param fields The fields of the state, as the shard names them.
- * @param isSorted Whether rows are sorted by group, as by Spark: a state has a value that does not stay in its place when it
- *   changes, as texts.
+ * @param isSorted Whether rows are sorted by group, as by Spark: a state has a value that does not stay in its place
+ *   when it changes, as texts.
  */
 class PartialAggregation private (
     keys: Seq[Attribute],
@@ -43,7 +43,10 @@ class PartialAggregation private (
 }
 
 object PartialAggregation {
-  /** Returns the partial aggregation of rows; None if the state of an accumulator is no buffer of Spark's generated code. */
+  /**
+   * Returns the partial aggregation of rows; None if the state of an accumulator is no buffer of Spark's generated
+   * code.
+   */
   def of(accumulators: Seq[Accumulator], columns: Seq[Attribute]): Option[PartialAggregation] = {
     val inputs = accumulators.flatMap(_.inputs).toSet
     val keys = columns.filterNot(column => column.name.startsWith("__") || inputs(column.name))
@@ -72,14 +75,18 @@ object PartialAggregation {
     state.filter(found => found.buffer.size == found.names.size)
   }
 
-  /** Returns Spark's HyperLogLog++ with as many words of registers, of which there are a power of two, ten in a word. */
+  /**
+   * Returns Spark's HyperLogLog++ with as many words of registers, of which there are a power of two, ten in a word.
+   */
   private def registers(values: Expression, words: Int): AggregateFunction = {
     val precision = 31 - Integer.numberOfLeadingZeros(10 * words)
     // Spark rounds up to the precision that a standard deviation needs.
     HyperLogLogPlusPlus(values, 1.106 * 1.000001 / math.sqrt(1 << precision))
   }
 
-  /** Returns Spark's function of a kind of accumulator (coordinator/model/accumulator_kinds.py); None if it has none. */
+  /**
+   * Returns Spark's function of a kind of accumulator (coordinator/model/accumulator_kinds.py); None if it has none.
+   */
   private def function(kind: String, inputs: Seq[Attribute]): Option[AggregateFunction] = (kind, inputs) match {
     case ("count_rows", _) => Some(Count(Literal(1)))
     case ("count_valid", values) => Some(Count(values))

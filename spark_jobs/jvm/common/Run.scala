@@ -25,7 +25,9 @@ class Run private (id: UUID) {
   def report(execution: IncrementalExecution, isAtOnce: Boolean): Unit = {
     val batch = execution.currentBatchId
     if (batch != logged && (isAtOnce || batch != reported)) {
-      val states = Run.statesOf(execution.executedPlan).groupBy(_.uri).map { case (uri, facts) => uri -> facts.map(_.state) }
+      val states = Run.statesOf(execution.executedPlan).groupBy(_.uri).map { case (uri, facts) =>
+        uri -> facts.map(_.state)
+      }
       Driver.ask[Done](
         "finished",
         Map("run_id" -> id.toString, "batch_id" -> batch, "at_once" -> isAtOnce, "states" -> states))
@@ -93,8 +95,8 @@ class OperatorRun(facts: Facts) {
   @volatile private var last: Option[(Long, Long)] = None
 
   /**
-   * Returns the shards of a batch: as answered at the end of the batch before, or else as the coordinator answers now. They
-   * do not change within a batch.
+   * Returns the shards of a batch: as answered at the end of the batch before, or else as the coordinator answers now.
+   * They do not change within a batch.
    *
    * @param planned The number of shards that the query was built with.
    */
@@ -160,7 +162,10 @@ object OperatorRun {
   /** Rows a group, in a whole batch, from which on a map task's rows are aggregated. */
   private val Repeated = 2
 
-  /** Rows up to which more map tasks than cores cost more than they balance: each takes as long as some ten thousand rows. */
+  /**
+   * Rows up to which more map tasks than cores cost more than they balance: each takes as long as some ten thousand
+   * rows.
+   */
   private val FewRows = 10000L
 
   case class Begun(refused: Option[String], shards: Int, firstPartition: Int)

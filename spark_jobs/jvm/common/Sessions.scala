@@ -105,8 +105,8 @@ object Sessions {
 }
 
 /**
- * Reports ended runs to the driver's Python. A listener of PySpark's would get the progress of each batch as well, which costs
- * hundreds of calls between the JVM and Python each time.
+ * Reports ended runs to the driver's Python. A listener of PySpark's would get the progress of each batch as well,
+ * which costs hundreds of calls between the JVM and Python each time.
  */
 private object RunEnds extends StreamingQueryListener {
   override def onQueryStarted(event: StreamingQueryListener.QueryStartedEvent): Unit = ()

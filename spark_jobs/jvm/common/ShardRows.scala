@@ -13,8 +13,7 @@ import org.apache.spark.unsafe.Platform
 import scala.annotation.tailrec
 
 /**
- * Writes the rows of a task's shards to its request, a shard after the other. Each shard's rows end with their number and
- * bytes.
+ * The rows of a task.
  *
  * @param rows The rows, of which the last column is the route, by shard.
  * @param shards The task's shards, in the order of their rows.
@@ -22,20 +21,29 @@ import scala.annotation.tailrec
  * @param kind The columns before the route.
  * @param count Is told the number of rows that each shard is sent.
  */
-abstract class ShardRows(
+case class TaskInput(
     rows: Iterator[InternalRow],
     shards: Array[Int],
     routes: Array[Int],
     kind: StructType,
-    request: Request,
-    root: VectorSchemaRoot,
-    count: (Int, Long) => Unit) {
+    count: (Int, Long) => Unit)
+
+/**
+ * Writes the rows of a task's shards to its request, a shard after the other. Each shard's rows end with their number
+ * and bytes.
+ */
+abstract class ShardRows(input: TaskInput, request: Request, root: VectorSchemaRoot) {
+  import input._
+
   private val routeColumn = kind.length
 
   /** The column of the number of rows that a row stands for; below zero if there is none. */
   private val countColumn = kind.fieldNames.indexOf(ShardRows.CountColumn)
 
-  /** The place of the shard whose rows are written; of it: rows, what they stand for, and where they begin in the request. */
+  /**
+   * The place of the shard whose rows are written; of it: rows, what they stand for, and where they begin in the
+   * request.
+   */
   private var place = 0
   private var rowsWritten = 0L
   private var rowsRead = 0L
@@ -77,8 +85,8 @@ abstract class ShardRows(
     endShard()
     if (place == shards.length) {
       throw new IllegalStateException(
-        "Spark's shuffle gave a task a row of a shard that is not the task's, or after that shard's rows; nothing of the shard " +
-          s"counts [shards=`${shards.mkString("[", ", ", "]")}`]")
+        "Spark's shuffle gave a task a row of a shard that is not the task's, or after that shard's rows; nothing of " +
+          s"the shard counts [shards=`${shards.mkString("[", ", ", "]")}`]")
     }
     toShardOf(route)
   }
@@ -102,39 +110,24 @@ object ShardRows {
   /** The column of the number of rows that a partially aggregated one stands for. */
   val CountColumn = "__rows"
 
-  /** Returns a writer of rows, in Spark's own format if that can have them. Parameters are those of the class. */
-  def apply(
-      rows: Iterator[InternalRow],
-      shards: Array[Int],
-      routes: Array[Int],
-      kind: StructType,
-      timeZone: String,
-      request: Request,
-      allocator: BufferAllocator,
-      count: (Int, Long) => Unit): ShardRows = {
+  /** Returns a writer of rows, in Spark's own format if that can have them. */
+  def apply(input: TaskInput, timeZone: String, request: Request, allocator: BufferAllocator): ShardRows = {
     val root = VectorSchemaRoot.create(
-      ArrowUtils.toArrowSchema(kind, timeZone, errorOnDuplicatedFieldNames = true, largeVarTypes = false),
+      ArrowUtils.toArrowSchema(input.kind, timeZone, errorOnDuplicatedFieldNames = true, largeVarTypes = false),
       allocator)
-    if (UnsafeTypes.areSupported(kind)) new UnsafeShardRows(rows, shards, routes, kind, request, root, count)
-    else new ArrowShardRows(rows, shards, routes, kind, request, root, count)
+    if (UnsafeTypes.areSupported(input.kind)) new UnsafeShardRows(input, request, root)
+    else new ArrowShardRows(input, request, root)
   }
 }
 
 /** Rows as they are, after a stream that only has their schema. */
-private class UnsafeShardRows(
-    rows: Iterator[InternalRow],
-    shards: Array[Int],
-    routes: Array[Int],
-    kind: StructType,
-    request: Request,
-    root: VectorSchemaRoot,
-    count: (Int, Long) => Unit)
-  extends ShardRows(rows, shards, routes, kind, request, root, count) {
+private class UnsafeShardRows(input: TaskInput, request: Request, root: VectorSchemaRoot)
+  extends ShardRows(input, request, root) {
   import Request.{BlockBytes, LengthBytes}
   import UnsafeShardRows._
 
   /** Bytes before each row: its size, where a column has texts. */
-  private val sizeBytes = if (UnsafeTypes.haveTexts(kind)) 8 else 0
+  private val sizeBytes = if (UnsafeTypes.haveTexts(input.kind)) 8 else 0
 
   /** A block after its length, which is part of the request once it is full. */
   private var bytes = new Array[Byte](BlockBytes)
@@ -204,15 +197,8 @@ private object UnsafeShardRows {
 }
 
 /** An Arrow stream for each shard. */
-private class ArrowShardRows(
-    rows: Iterator[InternalRow],
-    shards: Array[Int],
-    routes: Array[Int],
-    kind: StructType,
-    request: Request,
-    root: VectorSchemaRoot,
-    count: (Int, Long) => Unit)
-  extends ShardRows(rows, shards, routes, kind, request, root, count) {
+private class ArrowShardRows(input: TaskInput, request: Request, root: VectorSchemaRoot)
+  extends ShardRows(input, request, root) {
   import ArrowShardRows._
 
   private val writer = ArrowWriter.create(root)

@@ -12,8 +12,8 @@ import scala.annotation.tailrec
 import scala.util.matching.Regex
 
 /**
- * The folder in which tasks find the store actors of their node, which only this user can enter. Others can put a folder of
- * their own in its place, so a task looks at it as it is open.
+ * The folder in which tasks find the store actors of their node, which only this user can enter. Others can put a
+ * folder of their own in its place, so a task looks at it as it is open.
  */
 object SocketFolder {
   /** How long a task waits for a store actor that is started again. */
@@ -69,9 +69,9 @@ object SocketFolder {
         if (isLate) checkWritable(new File(address).getParentFile)
         if (System.nanoTime() > until) {
           throw new IOException(
-            s"no store actor of this node came back in $DeadlineSeconds s; committed versions are safe in the object store and " +
-              "nothing of this batch was lost; see `ray list actors` and the actor's log, then restart the query " +
-              s"[socket=`$address`]",
+            s"no store actor of this node came back in $DeadlineSeconds s; committed versions are safe in the object " +
+              "store and nothing of this batch was lost; see `ray list actors` and the actor's log, then restart the " +
+              s"query [socket=`$address`]",
             error)
         }
         None
@@ -97,9 +97,9 @@ object SocketFolder {
   }
 
   private def notPrivate(folder: Path, why: String) = new IllegalStateException(
-    "the folder in which Spark's tasks find the store actor of their node is not this user's alone; nothing was sent, and nothing " +
-      "of this batch was lost; remove it, upon which the store actor makes one within seconds, then restart the query " +
-      s"[folder=`$folder`: $why]")
+    "the folder in which Spark's tasks find the store actor of their node is not this user's alone; nothing was " +
+      "sent, and nothing of this batch was lost; remove it, upon which the store actor makes one within seconds, " +
+      s"then restart the query [folder=`$folder`: $why]")
 
   /** Returns the user of this process as the kernel has it, whether or not the user has a name. */
   private def thisUser: UserPrincipal = {
@@ -107,7 +107,10 @@ object SocketFolder {
     FileSystems.getDefault.getUserPrincipalLookupService.lookupPrincipalByName(id)
   }
 
-  /** Raises an error if nothing can be written where the store actor, a process of the same user on this node, makes its socket. */
+  /**
+   * Raises an error if nothing can be written where the store actor, a process of the same user on this node, makes its
+   * socket.
+   */
   private def checkWritable(sockets: File): Unit = {
     val folder = if (sockets.isDirectory) sockets else sockets.getParentFile
     try {
@@ -117,8 +120,8 @@ object SocketFolder {
     } catch {
       case error: IOException =>
         throw new IOException(
-          s"nothing can be written where Spark's tasks find the store actor of their node: ${error.getMessage}; nothing of this " +
-            s"batch was lost; make room there, then restart the query [folder=`$folder`]",
+          s"nothing can be written where Spark's tasks find the store actor of their node: ${error.getMessage}; " +
+            s"nothing of this batch was lost; make room there, then restart the query [folder=`$folder`]",
           error)
     }
   }

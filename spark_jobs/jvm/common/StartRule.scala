@@ -11,8 +11,8 @@ import org.apache.spark.sql.internal.SQLConf
 import scala.collection.mutable
 
 /**
- * Checks a query when writeStream.start() has Spark analyse it. It refuses a query that would only fail in its first batch,
- * with an error that does not speak of exchanges. It stands before the rule that has Spark's own checks.
+ * Checks a query when writeStream.start() has Spark analyse it. It refuses a query that would only fail in its first
+ * batch, with an error that does not speak of exchanges. It stands before the rule that has Spark's own checks.
  */
 class StartRule(session: SparkSession) extends Rule[LogicalPlan] {
   import StartRule._
@@ -22,8 +22,8 @@ class StartRule(session: SparkSession) extends Rule[LogicalPlan] {
       val operators = operatorsOf(query.inputQuery)
       twice(operators).foreach { same =>
         refuse(
-          "two stateful operators of the query have the same name, and would share one state; nothing was started; give each a name " +
-            "of its own",
+          "two stateful operators of the query have the same name, and would share one state; nothing was started; " +
+            "give each a name of its own",
           same.facts)
       }
       if (operators.isEmpty) {
@@ -41,8 +41,8 @@ class StartRule(session: SparkSession) extends Rule[LogicalPlan] {
     val mode = Mode.of(query.outputMode)
     if (Triggers.isContinuous(query)) {
       refuse(
-        "stateful operators run in batches, the fleet's as well as Spark's, and a continuous query has none; nothing was started; " +
-          "leave the trigger out, or use processingTime or availableNow",
+        "stateful operators run in batches, the fleet's as well as Spark's, and a continuous query has none; nothing " +
+          "was started; leave the trigger out, or use processingTime or availableNow",
         operators.head.facts)
     }
     operators.foreach { operator =>
@@ -50,8 +50,9 @@ class StartRule(session: SparkSession) extends Rule[LogicalPlan] {
         checkMode(operator.facts, mode)
       } else if (operator.facts.mode.isEmpty && mode != "append") {
         refuse(
-          s"the query runs in $mode mode, in which this operator emits a row again when it changes, and the one above would count it " +
-            "twice; nothing was started; use append mode, or write its results to a sink and read them in a second query",
+          s"the query runs in $mode mode, in which this operator emits a row again when it changes, and the one " +
+            "above would count it twice; nothing was started; use append mode, or write its results to a sink and " +
+            "read them in a second query",
           operator.facts)
       }
     }
@@ -97,8 +98,8 @@ object StartRule {
   case class Refusal(refused: Option[String])
 
   /**
-   * Adds the rule to a session by reflection: Spark takes rules only when a session is created, which may be before a fleet
-   * is connected.
+   * Adds the rule to a session by reflection: Spark takes rules only when a session is created, which may be before a
+   * fleet is connected.
    */
   def install(session: SparkSession): Unit = {
     val analyzer = session.sessionState.analyzer
@@ -128,7 +129,10 @@ object StartRule {
     operators.filter(operator => seen.add(operator.facts.stateId))
   }
 
-  /** Returns an operator that would share its state with another. One that is in the plan twice, as in a self join, runs once. */
+  /**
+   * Returns an operator that would share its state with another. One that is in the plan twice, as in a self join, runs
+   * once.
+   */
   private def twice(operators: Seq[Operator]): Option[Operator] = {
     val firsts = distinct(operators).map(operator => operator.facts.stateId -> operator.exchange).toMap
     operators.find(operator => !firsts(operator.facts.stateId).sameResult(operator.exchange))
@@ -138,9 +142,9 @@ object StartRule {
     facts.refused.get(mode).foreach(refuse(_, facts))
     if (!facts.modes.contains(mode)) {
       refuse(
-        s"the operator emits its results for output mode ${Json.write(facts.modes)} and the query runs in $mode mode, which would " +
-          "take them for something else; nothing was started; give writeStream.outputMode(..) one that it has, or leave outputMode " +
-          "out of fleet.stateful(..) if it was given",
+        s"the operator emits its results for output mode ${Json.write(facts.modes)} and the query runs in $mode " +
+          "mode, which would take them for something else; nothing was started; give writeStream.outputMode(..) one " +
+          "that it has, or leave outputMode out of fleet.stateful(..) if it was given",
         facts)
     }
   }
@@ -154,7 +158,10 @@ object StartRule {
   private def queryId(folder: String, query: WriteToStreamStatement): Option[String] =
     StreamMetadata.read(new Path(new Path(folder), "metadata"), query.hadoopConf).map(_.id)
 
-  /** Returns the number of the first batch that a query runs: the one after the last in its commit log; None if that cannot be listed. */
+  /**
+   * Returns the number of the first batch that a query runs: the one after the last in its commit log; None if that
+   * cannot be listed.
+   */
   private def firstBatch(folder: String, query: WriteToStreamStatement): Option[Long] =
     try {
       val commits = new Path(folder, "commits")

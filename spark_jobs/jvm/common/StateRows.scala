@@ -11,15 +11,17 @@ import org.apache.spark.util.SerializableConfiguration
 import org.apache.spark.util.collection.OpenHashMap
 
 /**
- * Rows of a state store of a Spark checkpoint at a version: a task reads a partition of the state. Only Spark's provider
- * reads the files: no shared instance is registered, no maintenance runs, and nothing is written below the checkpoint.
+ * Rows of a state store of a Spark checkpoint at a version: a task reads a partition of the state. Only Spark's
+ * provider reads the files: no shared instance is registered, no maintenance runs, and nothing is written below the
+ * checkpoint.
  *
  * @param folder The folder with the state of all operators.
  * @param store Name of the store.
  * @param keys Types of the key's columns, as in the store; so of the values.
  * @param prefix Number of leading columns of the key by which the operator looks up rows; 0 if it uses whole keys only.
  * @param rows Types of the key's columns and then the value's, as they are returned.
- * @param functions For each column of the value, the function whose buffer it is, if Spark stores that as bytes; or null.
+ * @param functions For each column of the value, the function whose buffer it is, if Spark stores that as bytes; or
+ *   null.
  * @param snapshots For each partition the id in the names of its newest files; empty if they have none.
  */
 case class StateRows(

@@ -18,13 +18,14 @@ import scala.jdk.CollectionConverters._
 /**
  * The exchange in front of an operator, as a stateful operator that Spark knows.
  *
- * Where a user's function gets the rows, in a Python worker, the last row of each shard has the batch: query, run, batch and
- * shard, and Spark's watermarks of this operator and batch. It shows that the rows are whole: Spark ends what it sends a
- * Python worker alike where its task was killed, or could not fetch the next rows.
+ * Where a user's function gets the rows, in a Python worker, the last row of each shard has the batch: query, run,
+ * batch and shard, and Spark's watermarks of this operator and batch. It shows that the rows are whole: Spark ends what
+ * it sends a Python worker alike where its task was killed, or could not fetch the next rows.
  *
- * Spark runs batches without data for the operator, and its progress has the operator's stats. Once Spark is done with a
- * batch, and before its commit log has the batch, shards that no task of the batch ran for (a sink that read only some rows)
- * are run here. Once the commit log has the batch, it is reported to the driver's Python, and readers see it.
+ * Spark runs batches without data for the operator, and its progress has the operator's stats. Once Spark is done with
+ * a batch, and before its commit log has the batch, shards that no task of the batch ran for (a sink that read only
+ * some rows) are run here. Once the commit log has the batch, it is reported to the driver's Python, and readers see
+ * it.
  *
  * @param batch The batch that it is planned for; None outside a streaming query, as for explain() before it starts.
  * @param planningId The SQL execution in which it was planned, if any.
@@ -48,7 +49,10 @@ case class StatefulExchangeExec(
   /** Whether Spark has begun to give the plan to the sink. */
   @transient private var isRunning = false
 
-  /** Whether the batch was reported as finished, and whether the states' logs have it: without data Spark asks repeatedly. */
+  /**
+   * Whether the batch was reported as finished, and whether the states' logs have it: without data Spark asks
+   * repeatedly.
+   */
   @transient private var reported = false
   @transient private var logged = false
 
@@ -73,7 +77,10 @@ case class StatefulExchangeExec(
 
   // -- a stateful operator, as Spark calls it
 
-  /** The operator id is made of the state's name: the same in every batch, and far from the ids that Spark gives to its operators. */
+  /**
+   * The operator id is made of the state's name: the same in every batch, and far from the ids that Spark gives to its
+   * operators.
+   */
   override def stateInfo: Option[StatefulOperatorStateInfo] = batch.map { execution =>
     operatorInfo(execution.checkpointLocation, execution.runId, operatorId, execution.currentBatchId, shards)
   }
@@ -83,7 +90,8 @@ case class StatefulExchangeExec(
   /** Called after the commit log has this batch, when Spark plans the next one. */
   override def shouldRunAnotherBatch(newInputWatermark: Long): Boolean = {
     val again = needsAnotherBatch(newInputWatermark)
-    // A caller that waits for the query to process all its input returns after this. If a batch follows, its start reports this one.
+    // A caller that waits for the query to process all its input returns after this. If a batch follows, its start
+    // reports this one.
     if (!again && !logged && !hasNewData) {
       batch.foreach { execution =>
         Run.of(execution).report(execution, isAtOnce = true)
@@ -116,7 +124,9 @@ case class StatefulExchangeExec(
       reported = true
     }
     def count(of: OperatorRun.Settled => Long): Long = settled.fold(0L)(of)
-    val custom = settled.fold(Map.empty[String, Number])(_.custom).map { case (name, value) => name -> Long.box(value.longValue) }
+    val custom = settled.fold(Map.empty[String, Number])(_.custom).map { case (name, value) =>
+      name -> Long.box(value.longValue)
+    }
     new StateOperatorProgress(
       operatorName = shortName,
       numRowsTotal = count(_.rowsTotal),
@@ -235,10 +245,12 @@ case class StatefulExchangeExec(
   }
 
   /**
-   * Spark walks the plan for the watermark once the sink is done with a batch and before the commit log has it. This is the
-   * only moment at which missing shards can still be run, and at which an error still keeps the batch from being committed.
+   * Spark walks the plan for the watermark once the sink is done with a batch and before the commit log has it. This is
+   * the only moment at which missing shards can still be run, and at which an error still keeps the batch from being
+   * committed.
    *
-   * While the batch is planned, it is passed over: Spark 4 compares operators with those of the checkpoint, where it is not.
+   * While the batch is planned, it is passed over: Spark 4 compares operators with those of the checkpoint, where it is
+   * not.
    */
   override def foreach(f: SparkPlan => Unit): Unit = {
     val isInQuery = batch.isDefined && CurrentQuery.query(sparkContext, session).isDefined
@@ -253,8 +265,8 @@ case class StatefulExchangeExec(
       result = askSettled()
       if (result.missing.nonEmpty) {
         throw new IllegalStateException(
-          "shards of a stateful operator did not commit the batch, or nobody counted their rows, though their tasks were run to " +
-            "their end; Spark's commit log does not count the batch, and a restart repeats it " +
+          "shards of a stateful operator did not commit the batch, or nobody counted their rows, though their tasks " +
+            "were run to their end; Spark's commit log does not count the batch, and a restart repeats it " +
             s"[state=`${facts.state}`, batch_id=`${execution.currentBatchId}`, " +
             s"shards=`${result.missing.mkString("[", ", ", "]")}`]")
       }

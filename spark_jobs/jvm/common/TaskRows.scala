@@ -19,9 +19,9 @@ object ShardTask {
     shards.toSeq.zipWithIndex.map { case (shard, place) => ShardTask(Array(place), run.placeOf(shard).map(_.host)) }
 
   /**
-   * Returns tasks that have several shards where there are more shards than cores: a task then has the commits of all its
-   * shards under way at once, and waits for the object store once. A task has shards of one store actor only, and a host has
-   * as many tasks as it has cores for.
+   * Returns tasks that have several shards where there are more shards than cores: a task then has the commits of all
+   * its shards under way at once, and waits for the object store once. A task has shards of one store actor only, and a
+   * host has as many tasks as it has cores for.
    *
    * @param cores The cores of executors, by host.
    */
@@ -76,9 +76,11 @@ class TaskRows(shuffled: RDD[InternalRow], @transient private val tasks: Seq[Sha
 }
 
 object TaskRows {
-  private class TaskPartition(val index: Int, val shards: Array[Partition], val ends: Array[InternalRow]) extends Partition
+  private class TaskPartition(val index: Int, val shards: Array[Partition], val ends: Array[InternalRow])
+    extends Partition
 
-  private class Shuffled(rows: RDD[InternalRow], places: Array[Array[Int]]) extends NarrowDependency[InternalRow](rows) {
+  private class Shuffled(rows: RDD[InternalRow], places: Array[Array[Int]])
+    extends NarrowDependency[InternalRow](rows) {
     override def getParents(partitionId: Int): Seq[Int] = places(partitionId).toSeq
   }
 }

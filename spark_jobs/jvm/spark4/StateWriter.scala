@@ -9,16 +9,16 @@ import org.apache.spark.sql.execution.streaming.operators.stateful._
 import org.apache.spark.sql.execution.streaming.state.StateSchemaValidationResult
 
 /**
- * A stateful operator of Spark 4 whose state is not in a store of Spark's: it has none of the schemas and checkpoint ids that
- * Spark 4 keeps of its own stores.
+ * A stateful operator of Spark 4 whose state is not in a store of Spark's: it has none of the schemas and checkpoint
+ * ids that Spark 4 keeps of its own stores.
  */
 trait StateWriter extends StateStoreWriter { self: SparkPlan =>
   /** The batch that the operator is planned for. */
   def batch: Option[IncrementalExecution]
 
   /**
-   * Spark's rule that writes schemas and names of operators into the checkpoint passes over this one: the fleet keeps and
-   * compares its own, and a checkpoint of Spark 3.5, or of a branch, has none.
+   * Spark's rule that writes schemas and names of operators into the checkpoint passes over this one: the fleet keeps
+   * and compares its own, and a checkpoint of Spark 3.5, or of a branch, has none.
    */
   override def transformDownWithPruning(
       cond: TreePatternBits => Boolean,
