@@ -236,11 +236,15 @@ case class StatefulExchangeExec(
 
   // -- the end of a batch
 
+  /** Whether this thread runs the batch. */
+  private def isInQuery: Boolean =
+    batch != null && batch.isDefined && CurrentQuery.query(sparkContext, session).isDefined
+
   private def executionId: Option[String] = Option(sparkContext.getLocalProperty(SQLExecution.EXECUTION_ID_KEY))
 
   /** Spark describes the plan when it gives it to the sink, in an SQL execution of the batch's own. */
   override def nodeName: String = {
-    if (batch.isDefined && executionId != planningId) isRunning = true
+    if (isInQuery && executionId != planningId) isRunning = true
     "StatefulExchange"
   }
 
@@ -253,9 +257,8 @@ case class StatefulExchangeExec(
    * not.
    */
   override def foreach(f: SparkPlan => Unit): Unit = {
-    val isInQuery = batch.isDefined && CurrentQuery.query(sparkContext, session).isDefined
-    if (isInQuery && isRunning && executionId == planningId && settled.isEmpty) settle()
-    if (isInQuery && !isRunning) child.foreach(f) else super.foreach(f)
+    if (isRunning && settled.isEmpty && isInQuery && executionId == planningId) settle()
+    if (!isRunning && isInQuery) child.foreach(f) else super.foreach(f)
   }
 
   private def settle(): Unit = {
