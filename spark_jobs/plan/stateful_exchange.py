@@ -85,7 +85,8 @@ def jvm_classes(spark: SparkSession) -> Any:
 
 
 def _loaded(spark: SparkSession) -> Any:
-    assert (gateway := spark.sparkContext._gateway) is not None
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
     loader = gateway.jvm.java.lang.Thread.currentThread().getContextClassLoader()
     try:
         entry = loader.loadClass(_ENTRY)
