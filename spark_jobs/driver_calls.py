@@ -53,7 +53,7 @@ class _Fleet(NamedTuple):
 
 
 class DriverCalls:
-    """Answers the calls of ``spark_jobs/plan/java/Driver.java`` for the fleets of this driver."""
+    """Answers the calls of ``Driver.scala`` for the fleets of this driver."""
 
     def __init__(self) -> None:
         self._fleets: dict[str, _Fleet] = {}
@@ -115,7 +115,7 @@ class DriverCalls:
             ``first_partition``. ``place`` and ``settle``: ``places``, for each shard the host and the number of its
             store actor, null for a shard that may run anywhere.
             ``settle``: also ``missing``, the shards that have not committed the batch, or whose rows no task counted; the ``next``
-            batch's shards; and stats, by the names of ``StatefulExchangeExec.java``. Or only why the batch is ``refused``: shards
+            batch's shards; and stats, by the names of ``StatefulExchangeExec.scala``. Or only why the batch is ``refused``: shards
             committed other numbers of rows than tasks sent them.
         """
         try:

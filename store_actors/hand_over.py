@@ -1,6 +1,6 @@
 """Batches that Spark's tasks hand over to the store actor of their node, over a unix socket, without a Python worker of Spark's.
 
-A task sends random bytes, and gets the proof that this process has the secret in its file (``HandOver.java`` is the task's side). It
+A task sends random bytes, and gets the proof that this process has the secret in its file (``HandOver.scala`` is the task's side). It
 then sends a request (JSON after its length), the operator (JSON), and the rows of its shards, one shard after another, and no more.
 The answer has the rows that the shards emit, and how many rows and bytes they are; or the text of an error. It begins as soon as some
 shards have committed: the task sends the rows of others when it has used what came. The rows of a shard are an Arrow stream; or, where
@@ -55,7 +55,7 @@ _SHARD_END, _ANSWER_END = struct.Struct(">iqq"), struct.Struct(">qq")
 _CREDENTIALS = struct.Struct("3i")
 #: Bytes of the secret, and of what a task sends for its proof.
 _SECRET_BYTES = 32
-#: Raised with each change of what is sent (``HandOver.java`` has the same): a task and a store actor of two releases do not talk.
+#: Raised with each change of what is sent (``HandOver.scala`` has the same): a task and a store actor of two releases do not talk.
 _FORMAT = 4
 #: How the folders of sockets begin; each user has one for each session of Ray.
 _FOLDERS = "/tmp/statefleet-"

@@ -5,7 +5,7 @@ of their bytes from the begin of the row and their length, 32 bits each. Those b
 words. Source: ``org.apache.spark.sql.catalyst.expressions.UnsafeRow``.
 
 Rows come in blocks, each after its number of bytes (32 bits, the highest byte first); a block of no bytes is the last. Where a column
-has strings, each row follows its size, which takes a word. ``HandOver.java`` is the other side.
+has strings, each row follows its size, which takes a word. ``HandOver.scala`` is the other side.
 """
 
 from __future__ import annotations

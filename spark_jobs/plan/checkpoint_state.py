@@ -1,7 +1,7 @@
 """State in Spark's own stores, read from a query's checkpoint by Spark's own classes.
 
 Spark 3.5 has no reader of state, but every executor has its state store providers. A task opens the provider that wrote the
-checkpoint, on one partition at one version (``StateRows.java``), and passes its rows on to the plan. Nothing is written to the
+checkpoint, on one partition at one version (``StateRows.scala``), and passes its rows on to the plan. Nothing is written to the
 checkpoint.
 """
 
@@ -20,7 +20,8 @@ from pyspark.sql import types as T
 from coordinator.model.errors import CorruptStateError
 from spark_jobs.plan.aggregate_functions import AggregateFunction
 from spark_jobs.plan.catalyst import java_class
-from spark_jobs.plan.spark_version import SPARK, executor_code
+from spark_jobs.plan.spark_version import SPARK
+from spark_jobs.plan.stateful_exchange import jvm_classes
 
 __all__ = [
     "SPARK_DEFAULT_STORE",
@@ -133,41 +134,20 @@ def state_rows(
         function's result, or, for a function that counts values, an array of structs of each value and its count.
     """
     session = spark._jsparkSession
-    gateway = spark.sparkContext._gateway
-    assert gateway is not None
-
-    def array(items: Sequence[Any]) -> Any:
-        objects = gateway.new_array(gateway.jvm.java.lang.Object, len(items))
-        for index, item in enumerate(items):
-            objects[index] = item
-        return objects
-
-    java_functions = array([None if function is None else function._java for function in functions])
     settings = session.sessionState().newHadoopConf()
     # Spark 4's RocksDB store wants to know the run that opens it.
     settings.set(_RUN_ID, str(uuid.uuid4()))
     hadoop = java_class("org.apache.spark.util.SerializableConfiguration")(settings)
     # The store's own types: a provider checks its files by them.
     own_types = [session.parseDataType(schema.json()) for schema in (store.schema.keys, store.schema.values)]
-    row_type = session.parseDataType(columns.json())
     # The format is not among the settings that Spark logs.
     conf = _store_conf(spark, {**store.conf, _FORMAT: "2" if store.snapshots else "1"})
-    references = array(
-        [
-            store.folder, store.operator, store.name, store.version, *own_types, prefix, conf, hadoop, row_type, java_functions,
-            array(store.snapshots),
-        ]
+    rows = jvm_classes(spark).stateRows(
+        session, store.partitions, store.folder, store.operator, store.name, store.version, *own_types, prefix, conf, hadoop,
+        session.parseDataType(columns.json()), [None if function is None else function._java for function in functions],
+        list(store.snapshots),
     )  # fmt: skip
-    text = executor_code("StateRows.java") + executor_code(f"OpenedStore.{SPARK.JAVA_FOLDER}.java")
-    code = java_class("org.apache.spark.sql.catalyst.expressions.codegen.CodeAndComment")(text, _empty_map())
-    metrics = java_class("org.apache.spark.sql.execution.metric.SQLMetrics")
-    time = metrics.createTimingMetric(session.sparkContext(), "state read", -1)
-    evaluators = java_class("org.apache.spark.sql.execution.WholeStageCodegenEvaluatorFactory")(
-        SPARK.stage_code(spark._jvm, code), time, references
-    )
-    partitions = session.range(0, store.partitions, 1, store.partitions).queryExecution().toRdd()
-    rows = partitions.mapPartitionsWithEvaluator(evaluators, partitions.elementClassTag())
-    frame = DataFrame(session.internalCreateDataFrame(rows, row_type, False), spark)
+    frame = DataFrame(rows, spark)
     # In checkpoints from before Spark 3.3 rows may be in other partitions: it used any partitioning that keeps equal keys together.
     if store.partitions == 1 or store.conf.get(_STRICT) != "true":
         return frame

@@ -13,9 +13,8 @@ from pyspark.sql import types as T
 
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.logical import Plan
-from spark_jobs.plan.stateful_exchange import compiled_entry
+from spark_jobs.plan.stateful_exchange import jvm_classes
 from spark_jobs.worker.exchange import ROUTE_COLUMN
-from store_actors.client.operator_task import OperatorTask
 
 __all__ = [
     "Upstream",
@@ -57,7 +56,7 @@ class Upstream:
         Whether a task may have several shards.
     late_columns
         Columns of its input by which rows are late, each with the emitted columns of the same time. Spark prunes a column that no
-        node reads, and then drops no late rows by it; ``LateRowsRule.java`` makes such a column null.
+        node reads, and then drops no late rows by it; ``LateRowsRule.scala`` makes such a column null.
     shards
         Number of shards that the program asks for; None if it accepts the current number.
     sockets
@@ -65,7 +64,7 @@ class Upstream:
     by_python
         Why a Python worker gets them; None if none does.
     accumulators
-        Kind, inputs, state fields and words of registers of each accumulator of an aggregation (``PartialAggregation.java``); None
+        Kind, inputs, state fields and words of registers of each accumulator of an aggregation (``PartialAggregation.scala``); None
         for other operators.
     """
 
@@ -86,30 +85,31 @@ class Upstream:
     by_python: str | None = None
     accumulators: Sequence[Mapping[str, Any]] | None = None
 
-    def route_column(self, spark: SparkSession, task: OperatorTask) -> str:
-        """Return the name of the column by which the operator's exchange is partitioned, under which its facts are kept.
+    def to_json(self) -> str:
+        """Return it as the exchange of a plan has it (``Facts.scala``)."""
+        return json.dumps(asdict(self))
 
-        The facts are not in the plan, as users see the plan in errors. An operator that asks for another state has another name.
+    def route_column(self, task: str) -> str:
+        """Return the name of the column by which the operator's exchange is partitioned.
+
+        An operator that asks for another state has another name.
+
+        Parameters
+        ----------
+        task
+            What store actors are told of the operator, in JSON.
         """
-        facts = json.dumps(asdict(self))
-        text = task.to_json()
-        digest = hashlib.sha256(f"{facts}{text}".encode()).hexdigest()
+        digest = hashlib.sha256(f"{self.to_json()}{task}".encode()).hexdigest()
         # What explain() shows has to say why tasks do not hand rows over.
         why = f": {self.by_python}" if self.by_python else ""
-        name = f"{ROUTE_COLUMN}:{self.state}:{digest[:16]}{why}"
-        compiled_entry(spark).keepFacts(name, facts, text)
-        return name
+        return f"{ROUTE_COLUMN}:{self.state}:{digest[:16]}{why}"
 
     @classmethod
     def of_plan(cls, node: Plan) -> Upstream | None:
         """Return the operator whose exchange a node of a plan is; None for any other node."""
-        if node.kind != "RepartitionByExpression":
+        if node.kind != "StatefulExchange":
             return None
-        for expression in node.partitioning:
-            name = expression.name if expression.is_attribute else ""
-            if name.startswith(f"{ROUTE_COLUMN}:"):
-                return cls(**json.loads(compiled_entry(node.spark).factsOf(name)))
-        return None
+        return cls(**json.loads(jvm_classes(node.spark).factsOf(node._java)))
 
 
 def operators_of(plan: Plan) -> list[Upstream]:
@@ -146,16 +146,16 @@ def used_of(plan: Plan, state: str) -> set[str]:
 
 def state_of_task(node: Plan) -> str | None:
     """Return the state's name if a node runs the tasks behind an operator's exchange; None for any other node."""
-    if not node.kind.endswith("MapInArrow"):
+    if not _are_tasks(node):
         return None
     below = node.child
-    while (
-        (operator := Upstream.of_plan(below)) is None
-        and len(below.children) == 1
-        and not below.kind.endswith("MapInArrow")
-    ):
+    while (operator := Upstream.of_plan(below)) is None and len(below.children) == 1 and not _are_tasks(below):
         below = below.child
     return None if operator is None else operator.state
+
+
+def _are_tasks(node: Plan) -> bool:
+    return node.kind == "HandedOver" or node.kind.endswith("MapInArrow")
 
 
 def watermark_delay_ms(attributes: Sequence[Expression]) -> int | None:

@@ -67,7 +67,7 @@ class Plan:
     @property
     def child(self) -> Plan:
         """The only child."""
-        return self._plan(self._java.child())
+        return self._plan(self._java.children().head())
 
     @property
     def output(self) -> list[Expression]:

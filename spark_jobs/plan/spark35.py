@@ -13,7 +13,6 @@ from pyspark.sql.pandas.serializers import ArrowStreamPandasUDFSerializer
 from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 
 __all__ = [
-    "JAVA_FOLDER",
     "MOVED_CLASSES",
     "NORMALISES_DUPLICATES",
     "PROCESSOR_CLASSES",
@@ -30,12 +29,9 @@ __all__ = [
     "expression_of",
     "pandas_conversions",
     "pretty_sql",
-    "stage_code",
     "store_schemas",
 ]
 
-#: Subfolder of ``java/`` with the classes that differ.
-JAVA_FOLDER = "spark35"
 #: PySpark's condition of an error about a DataFrame with too many or too few columns.
 WRONG_COLUMN_COUNT = "RESULT_LENGTH_MISMATCH_FOR_PANDAS_UDF"
 #: Whether ``dropDuplicates`` takes 0.0 and -0.0 for the same, and every NaN. Otherwise it compares bits.
@@ -73,11 +69,6 @@ def store_schemas(jvm: Any, provider_id: Any, hadoop: Any) -> tuple[Any, Any]:
     checker = jvm.org.apache.spark.sql.execution.streaming.state.StateSchemaCompatibilityChecker
     schemas = checker(provider_id, hadoop).readSchemaFile()
     return schemas._1(), schemas._2()
-
-
-def stage_code(jvm: Any, code: Any) -> Any:
-    """Return generated code as the factory of a stage's iterators takes it."""
-    return code
 
 
 def current_batch(query: Any) -> tuple[int, int]:

@@ -14,7 +14,6 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema, to_arrow_
 from pyspark.sql.streaming import StatefulProcessor
 
 __all__ = [
-    "JAVA_FOLDER",
     "MOVED_CLASSES",
     "NORMALISES_DUPLICATES",
     "PROCESSOR_CLASSES",
@@ -31,7 +30,6 @@ __all__ = [
     "expression_of",
     "pandas_conversions",
     "pretty_sql",
-    "stage_code",
     "store_schemas",
 ]
 
@@ -39,8 +37,6 @@ _SQL = "org.apache.spark.sql"
 _STREAMING = f"{_SQL}.execution.streaming"
 _STATEFUL = f"{_STREAMING}.operators.stateful"
 
-#: Subfolder of ``java/`` with the classes that differ.
-JAVA_FOLDER = "spark4"
 #: PySpark's condition of an error about a DataFrame with too many or too few columns.
 WRONG_COLUMN_COUNT = "RESULT_COLUMN_SCHEMA_MISMATCH"
 #: Whether ``dropDuplicates`` takes 0.0 and -0.0 for the same, and every NaN. Otherwise it compares bits.
@@ -101,11 +97,6 @@ def store_schemas(jvm: Any, provider_id: Any, hadoop: Any) -> tuple[Any, Any]:
     no_files, no_file = jvm.org.apache.spark.api.python.PythonUtils.toSeq([]).toList(), jvm.scala.Option.empty()
     families = checker(provider_id, hadoop, no_files, no_file, False).readSchemaFile()
     return families.head().keySchema(), families.head().valueSchema()
-
-
-def stage_code(jvm: Any, code: Any) -> Any:
-    """Return generated code as the factory of a stage's iterators takes it."""
-    return jvm.scala.util.Right(code)
 
 
 def current_batch(query: Any) -> tuple[int, int]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
 from typing import Any, Protocol
 
 import pandas as pd
@@ -13,7 +10,7 @@ import pyarrow as pa
 import pyspark
 from pyspark.sql import types as T
 
-__all__ = ["SPARK", "PandasConversions", "SparkVersion", "class_name", "executor_code", "with_moved_classes"]
+__all__ = ["SPARK", "PandasConversions", "SparkVersion", "class_name"]
 
 
 class PandasConversions(Protocol):
@@ -31,8 +28,6 @@ class SparkVersion(Protocol):
 
     Attributes
     ----------
-    JAVA_FOLDER
-        Subfolder of ``java/`` with the classes that differ.
     MOVED_CLASSES
         Full names of classes, by their names in Spark 3.5.
     WRONG_COLUMN_COUNT
@@ -44,9 +39,6 @@ class SparkVersion(Protocol):
     READS_STATE
         Whether Spark has a reader of state (``statestore``), and reads checkpoints of format 2.
     """
-
-    @property
-    def JAVA_FOLDER(self) -> str: ...
 
     @property
     def MOVED_CLASSES(self) -> Mapping[str, str]: ...
@@ -77,9 +69,6 @@ class SparkVersion(Protocol):
 
     def store_schemas(self, jvm: Any, provider_id: Any, hadoop: Any) -> tuple[Any, Any]:
         """Return the types of the keys and the values of a state store, as its checkpoint has them."""
-
-    def stage_code(self, jvm: Any, code: Any) -> Any:
-        """Return generated code as the factory of a stage's iterators takes it."""
 
     def current_batch(self, query: Any) -> tuple[int, int]:
         """Return the number of the batch that a query is at, and when it was planned, in milliseconds since the epoch."""
@@ -118,15 +107,3 @@ else:
 def class_name(name: str) -> str:
     """Return the full name that a class of Spark 3.5 has in the installed version."""
     return SPARK.MOVED_CLASSES.get(name, name)
-
-
-@cache
-def executor_code(file: str) -> str:
-    """Return Java of this folder that executors compile, without the comment at its top, which Spark takes separately."""
-    text = Path(__file__).with_name(file).read_text()
-    return with_moved_classes(text[text.index("*/") + 2 :])
-
-
-def with_moved_classes(java: str) -> str:
-    """Return Java code in which classes of Spark 3.5 have the names of the installed version."""
-    return re.sub(r"\b(?:org|scala)(?:\.\w+)+\$?", lambda name: class_name(name[0]), java)

@@ -1,39 +1,37 @@
-"""Install the fleet's exchange in a Spark session, which then plans it as a stateful operator.
+"""The JVM classes in a Spark session, which then plans the fleet's operators as stateful operators of its own.
 
-The exchange is Java, in the files of ``spark_jobs/plan/java/``. They are compiled when a session is made ready, by the compiler that
-comes with Spark, and run on the driver only. A callback answers them where shards are, and what a batch did.
+They are Scala, in :mod:`spark_jobs.jvm`. A callback answers them where shards are, and what a batch did.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from coordinator.model.errors import SetupError
-from spark_jobs.plan.catalyst import CATALYST, WATERMARK_KEY, java_class
-from spark_jobs.plan.logical import Plan, quoted
-from spark_jobs.plan.spark_version import SPARK, executor_code, with_moved_classes
+from spark_jobs.jvm.build import present_jar
+from spark_jobs.plan.catalyst import CATALYST, java_class
+from spark_jobs.plan.logical import Plan
+from spark_jobs.plan.spark_version import SPARK
 
 __all__ = [
-    "compiled_entry",
+    "exchanged",
+    "handed_over",
     "install",
-    "joined_source",
+    "jvm_classes",
     "marked_as_aggregation",
     "shard_routes",
-    "with_event_time",
     "with_sparks_own",
 ]
 
-_SOURCES = Path(__file__).with_name("java")
-_PACKAGE = "statefleet.spark"
-_ENTRY = f"{_PACKAGE}.Sessions"
+_ENTRY = "org.apache.spark.sql.statefleet.Sessions$"
+#: By application, as each has class loaders, and executors, of its own.
+_LOADED: dict[str, Any] = {}
 
 
 class _Driver:
@@ -65,10 +63,10 @@ def install(spark: SparkSession, driver: Callable[[str], str]) -> None:
     """
     try:
         gateway = spark.sparkContext._gateway
-        sessions = compiled_entry(spark)
+        sessions = jvm_classes(spark)
         if not sessions.isInstalled(spark._jsparkSession):
             ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
-            sessions.install(spark._jsparkSession, _Driver(driver), executor_code("HandOver.java"))
+            sessions.install(spark._jsparkSession, _Driver(driver))
     except Py4JError as error:
         raise SetupError(
             "this Spark cannot be made to see the fleet's operators, without which results would come in other batches than Spark's; "
@@ -78,46 +76,61 @@ def install(spark: SparkSession, driver: Callable[[str], str]) -> None:
         ) from error
 
 
-def compiled_entry(spark: SparkSession) -> Any:
-    """Return the entry of the compiled classes (``Sessions.java``), of which a JVM has one."""
-    return _compiled(spark.sparkContext._gateway)
+def jvm_classes(spark: SparkSession) -> Any:
+    """Return the object of the JVM that Python calls (``Sessions.scala``)."""
+    application = spark.sparkContext.applicationId
+    if application not in _LOADED:
+        _LOADED[application] = _loaded(spark)
+    return _LOADED[application]
 
 
-@cache
-def _compiled(gateway: Any) -> Any:
-    """Compile the classes, once for each JVM, and return an instance of their entry."""
-    jvm = gateway.jvm
-    compiler = jvm.org.codehaus.janino.SimpleCompiler()
-    compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
-    compiler.cook(joined_source())
-    entry = compiler.getClassLoader().loadClass(_ENTRY)
-    no_types, no_arguments = gateway.new_array(jvm.java.lang.Class, 0), gateway.new_array(jvm.java.lang.Object, 0)
-    return entry.getDeclaredConstructor(no_types).newInstance(no_arguments)
-
-
-def joined_source() -> str:
-    """Return the Java files as the single compilation unit that Spark's compiler takes: a package, all imports, all classes."""
-    package = f"package {_PACKAGE};"
-    imports: set[str] = set()
-    classes: list[str] = []
-    for file in sorted([*_SOURCES.glob("*.java"), *(_SOURCES / SPARK.JAVA_FOLDER).glob("*.java")]):
-        for line in with_moved_classes(file.read_text()).splitlines():
-            if line.startswith("import "):
-                imports.add(line)
-            elif line != package:
-                classes.append(line)
-    return "\n".join([package, *sorted(imports), *classes])
+def _loaded(spark: SparkSession) -> Any:
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
+    loader = gateway.jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    try:
+        entry = loader.loadClass(_ENTRY)
+    except Py4JJavaError:
+        # A session that start_session did not make.
+        session = spark._jsparkSession
+        session.sessionState().resourceLoader().addJar(str(present_jar()))
+        entry = session.sharedState().jarClassLoader().loadClass(_ENTRY)
+    return entry.getField("MODULE$").get(None)
 
 
 def shard_routes(spark: SparkSession, shards: int) -> list[int]:
     """Return for each of a number of shards an integer that Spark's hash partitioning puts there."""
-    return list(compiled_entry(spark).routes(shards))
+    return list(jvm_classes(spark).routes(shards))
 
 
-def with_event_time(rows: DataFrame, column: str) -> DataFrame:
-    """Return the rows with a column that Spark's checks take for the event time of groups, as append mode asks for."""
-    marked = F.col(quoted(column)).alias(column, metadata={WATERMARK_KEY: 0})
-    return rows.select(*(marked if name == column else F.col(quoted(name)) for name in rows.columns))
+def exchanged(inputs: Sequence[DataFrame], columns: T.StructType, shards: int, facts: str) -> DataFrame:
+    """Return the rows of an operator's inputs, each by its shard.
+
+    Parameters
+    ----------
+    inputs
+        Rows with the columns that a shard reads, and their hash.
+    columns
+        The columns behind the exchange; the last one is the route.
+    facts
+        What the operator is, in JSON (:class:`~spark_jobs.plan.event_time.Upstream`).
+    """
+    spark = inputs[0].sparkSession
+    kind = spark._jsparkSession.parseDataType(columns.json())
+    return DataFrame(jvm_classes(spark).exchanged([rows._jdf for rows in inputs], kind, shards, facts), spark)
+
+
+def handed_over(rows: DataFrame, columns: T.StructType, operator: str) -> DataFrame:
+    """Return the rows that an operator's tasks emit, which hand its rows over to store actors.
+
+    Parameters
+    ----------
+    operator
+        What the store actors are told of the operator, in JSON.
+    """
+    spark = rows.sparkSession
+    kind = spark._jsparkSession.parseDataType(columns.json())
+    return DataFrame(jvm_classes(spark).handedOver(rows._jdf, kind, operator), spark)
 
 
 def marked_as_aggregation(exchange: DataFrame) -> DataFrame:
@@ -134,7 +147,7 @@ def marked_as_aggregation(exchange: DataFrame) -> DataFrame:
 def with_sparks_own(results: DataFrame, analysed: Plan) -> DataFrame:
     """Tag an operator's results with Spark's own operator as it was analysed, and return them.
 
-    Filters that Spark would move through its own operator are moved by the tag (``FilterPushdown.java``).
+    Filters that Spark would move through its own operator are moved by the tag (``FilterPushdown.scala``).
     """
     tag = java_class(f"{CATALYST}.trees.TreeNodeTag")("statefleet.analysed")
     results._jdf.queryExecution().analyzed().setTagValue(tag, analysed._java)

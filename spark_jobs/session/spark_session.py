@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from coordinator.model.errors import InvalidRequestError, SetupError
 from coordinator.runtime.native_notes import stderr_without_notes
 from coordinator.service.deploy import HEAD_RESOURCE, init_ray, join_cluster
+from spark_jobs.jvm.build import present_jar
 from spark_jobs.session.connectors import (
     IVY_SETTINGS,
     connector_jars,
@@ -46,6 +47,9 @@ log = logging.getLogger(__name__)
 #: Address of a local Ray, for this machine alone. Ray replaces 127.0.0.1 by the network's address; on other systems it uses the
 #: loopback by itself.
 _LOOPBACK = "127.0.0.9" if sys.platform == "linux" else None
+
+#: RayDP's settings for what stands before its own jars on the class paths of the driver, and of executors.
+_CLASS_PATHS = ("spark.preferClassPath", "spark.ray.preferClassPath")
 
 #: How often a local Ray is started: on a machine with much else to do its agent may miss the deadline that Ray has for it.
 _STARTS = 2
@@ -248,6 +252,8 @@ def _new_session(
     app_name: str, num_executors: int, cores: int, executor_memory: str, settings: Mapping[str, str]
 ) -> SparkSession:
     configs = {**_cluster_settings(num_executors), **(_values(LOCAL_SETTINGS) if _started_ray else {}), **settings}
+    for name in _CLASS_PATHS:
+        configs[name] = os.pathsep.join(filter(None, (str(present_jar()), configs.get(name))))
     try:
         with _jvm_stderr_without_notes():
             session: SparkSession = raydp.init_spark(app_name, num_executors, cores, executor_memory, configs=configs)

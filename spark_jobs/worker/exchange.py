@@ -16,7 +16,7 @@ __all__ = ["END_COLUMN", "HASH_COLUMN", "ROUTE_COLUMN", "Received", "unpack"]
 
 #: The column of an operator's rows besides the keys and inputs: Spark's ``hash(keys)``.
 HASH_COLUMN = "__hash"
-#: The column by which Spark's shuffle gives a row to its shard (``OperatorRows.java``), and the one of the row after a shard's last,
+#: The column by which Spark's shuffle gives a row to its shard (``OperatorRows.scala``), and the one of the row after a shard's last,
 #: which has a :class:`~store_actors.client.batch.BatchHeader` there and nulls elsewhere.
 ROUTE_COLUMN = "__route"
 END_COLUMN = "__end"

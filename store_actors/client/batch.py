@@ -14,7 +14,7 @@ __all__ = ["BatchHeader", "EventTimes", "event_times"]
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """The batch as Spark's driver sends it to each task of a stateful operator (``StatefulExchangeExec.java``).
+    """The batch as Spark's driver sends it to each task of a stateful operator (``StatefulExchangeExec.scala``).
 
     Attributes
     ----------

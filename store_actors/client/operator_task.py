@@ -111,7 +111,7 @@ class _InputColumns:
     """The columns of one of an operator's inputs, among the columns of rows that a task handed over.
 
     Rows of several inputs share columns. A column's name has its name in each input, in their order: ``k0|k0``, ``|r1``
-    (``OperatorRows.java``). The words of a state of several are in a column each: ``|registers#0``, ``|registers#1``.
+    (``OperatorRows.scala``). The words of a state of several are in a column each: ``|registers#0``, ``|registers#1``.
 
     Attributes
     ----------

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import ray
+
+from tests.unit.jvm import Jvm
 
 
 @pytest.fixture(autouse=True)
@@ -16,3 +19,11 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("unit tests run without Ray; test the rule without its actor")
 
     monkeypatch.setattr(ray, "init", refuse)
+
+
+@pytest.fixture(scope="session")
+def jvm() -> Iterator[Jvm]:
+    """A JVM with Statefleet's classes, and without a Spark session."""
+    started = Jvm()
+    yield started
+    started.close()

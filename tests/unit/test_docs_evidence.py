@@ -57,8 +57,8 @@ def test_every_public_error_has_an_entry_in_the_runbook() -> None:
 
 
 def _names_of_code() -> set[str]:
-    """Return the names of classes, functions, module constants and Java files of the packages."""
-    names = {file.name for file in (ROOT / "spark_jobs").rglob("*.java")}
+    """Return the names of classes, functions, module constants and Scala files of the packages."""
+    names = {file.name for file in (ROOT / "spark_jobs").rglob("*.scala")}
     for package in ("coordinator", "store_actors", "spark_jobs", "statefleet"):
         for file in (ROOT / package).rglob("*.py"):
             for node in ast.parse(file.read_text()).body:

@@ -46,7 +46,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "operators' plans": ("spark_jobs.operators",),
     "Spark's plans": ("spark_jobs.plan",),
     "Spark's workers": ("spark_jobs.worker",),
-    "the session": ("spark_jobs.session",),
+    "the session": ("spark_jobs.session", "spark_jobs.jvm"),
     # The core, on the store actors' side.
     "store actor": ("store_actors.actor", "store_actors.deploy", "store_actors.replicator", "store_actors.moving"),
     "connections": (

@@ -16,6 +16,8 @@ from zipfile import ZipFile
 
 import pytest
 
+from spark_jobs.jvm.build import LINES, jar_file
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("statefleet", "coordinator", "store_actors", "spark_jobs")
 
@@ -39,11 +41,16 @@ def project_files() -> list[str]:
     return [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
 
 
+def jars() -> list[str]:
+    """Return the compiled classes for each version of Spark, as paths from the project's root."""
+    return [str(jar_file(line).relative_to(ROOT)) for line in LINES]
+
+
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of a copy: a build in the clone would take along what an earlier one left in ``build/``."""
     copy = tmp_path_factory.mktemp("copy")
-    for name in project_files():
+    for name in [*project_files(), *jars()]:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, copy / name)
     folder = tmp_path_factory.mktemp("dist")
@@ -73,7 +80,7 @@ def binaries(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_has_every_file_of_the_packages_and_no_other(wheel: Path) -> None:
-    expected = {name for name in project_files() if name.partition("/")[0] in PACKAGES}
+    expected = {name for name in project_files() if name.partition("/")[0] in PACKAGES} | set(jars())
     with ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert packed == expected

@@ -1,0 +1,304 @@
+package org.apache.spark.sql.statefleet
+
+import java.nio.charset.StandardCharsets.UTF_8
+import org.apache.spark.ShuffleDependency
+import org.apache.spark.rdd.RDD
+import org.apache.spark.sql.catalyst.InternalRow
+import org.apache.spark.sql.catalyst.expressions.{GenericInternalRow, UnsafeProjection}
+import org.apache.spark.sql.catalyst.plans.physical.Partitioning
+import org.apache.spark.sql.execution._
+import org.apache.spark.sql.execution.exchange.{Exchange, ShuffleExchangeExec}
+import org.apache.spark.sql.execution.metric._
+import org.apache.spark.sql.execution.streaming.OneTimeTrigger
+import org.apache.spark.sql.streaming.StateOperatorProgress
+import org.apache.spark.sql.types.StructType
+import org.apache.spark.util.CollectionAccumulator
+import scala.jdk.CollectionConverters._
+
+/**
+ * The exchange in front of an operator, as a stateful operator that Spark knows.
+ *
+ * Where a user's function gets the rows, in a Python worker, the last row of each shard has the batch: query, run,
+ * batch and shard, and Spark's watermarks of this operator and batch. It shows that the rows are whole: Spark ends what
+ * it sends a Python worker alike where its task was killed, or could not fetch the next rows.
+ *
+ * Spark runs batches without data for the operator, and its progress has the operator's stats. Once Spark is done with
+ * a batch, and before its commit log has the batch, shards that no task of the batch ran for (a sink that read only
+ * some rows) are run here. Once the commit log has the batch, it is reported to the driver's Python, and readers see
+ * it.
+ *
+ * @param batch The batch that it is planned for; None outside a streaming query, as for explain() before it starts.
+ * @param planningId The SQL execution in which it was planned, if any.
+ */
+case class StatefulExchangeExec(
+    override val outputPartitioning: Partitioning,
+    child: SparkPlan,
+    planned: Int,
+    facts: Facts)(
+    @transient val batch: Option[IncrementalExecution],
+    planningId: Option[String])
+  extends Exchange
+  with StateWriter {
+  /** The rows that the tasks get, and what they do with them; set when it is executed. */
+  @transient private var tasks: Seq[ShardTask] = Nil
+  @transient private var chosen: Array[Int] = Array.empty
+  @transient private var selected: Option[Array[Int]] = None
+  @transient private var evictMs = 0L
+  @transient private var settled: Option[OperatorRun.Settled] = None
+
+  /** Whether Spark has begun to give the plan to the sink. */
+  @transient private var isRunning = false
+
+  /**
+   * Whether the batch was reported as finished, and whether the states' logs have it: without data Spark asks
+   * repeatedly.
+   */
+  @transient private var reported = false
+  @transient private var logged = false
+
+  /** Pairs of a shard and the number of rows that a task sent it, also of tasks that did so again. */
+  @transient lazy val sentRows: CollectionAccumulator[Array[Long]] = sparkContext.collectionAccumulator[Array[Long]]
+
+  override protected def otherCopyArgs: Seq[AnyRef] = Seq(batch, planningId)
+
+  override protected def withNewChildInternal(newChild: SparkPlan): StatefulExchangeExec =
+    copy(child = newChild)(batch, planningId)
+
+  override def stringArgs: Iterator[Any] = Iterator(outputPartitioning, facts)
+
+  private def shards: Int = outputPartitioning.numPartitions
+
+  private def run: OperatorRun = Run.of(execution).operator(facts)
+
+  private def execution: IncrementalExecution = batch.getOrElse(
+    throw new IllegalStateException(
+      "a stateful DataFrame of the fleet runs only inside a streaming query; start it with writeStream " +
+        s"[state=`${facts.state}`]"))
+
+  // -- a stateful operator, as Spark calls it
+
+  /**
+   * The operator id is made of the state's name: the same in every batch, and far from the ids that Spark gives to its
+   * operators.
+   */
+  override def stateInfo: Option[StatefulOperatorStateInfo] = batch.map { execution =>
+    operatorInfo(execution.checkpointLocation, execution.runId, operatorId, execution.currentBatchId, shards)
+  }
+
+  private def operatorId: Long = 1000000L + (facts.state.hashCode & 0x3fffffff)
+
+  /** Called after the commit log has this batch, when Spark plans the next one. */
+  override def shouldRunAnotherBatch(newInputWatermark: Long): Boolean = {
+    val again = needsAnotherBatch(newInputWatermark)
+    // A caller that waits for the query to process all its input returns after this. If a batch follows, its start
+    // reports this one.
+    if (!again && !logged && !hasNewData) {
+      batch.foreach { execution =>
+        Run.of(execution).report(execution, isAtOnce = true)
+        logged = true
+      }
+    }
+    again
+  }
+
+  private def hasNewData: Boolean =
+    CurrentQuery.query(sparkContext, session).forall(query => query.availableOffsets != query.committedOffsets)
+
+  private def needsAnotherBatch(newWatermarkMs: Long): Boolean = facts.again match {
+    // In complete mode no group ends.
+    case _ if facts.modeIn(batch).contains("complete") => false
+    case "watermark" => newWatermarkMs > evictMs
+    case "due" => settled.flatMap(_.dueMs).exists(_.longValue < System.currentTimeMillis())
+    case _ => false
+  }
+
+  /** Below zero at first, as of Spark's own joins: the operators that follow have to see it move. */
+  override def produceOutputWatermark(inputWatermarkMs: Long): Option[Long] = Some(inputWatermarkMs - facts.lagMs)
+
+  override def shortName: String = facts.name
+
+  /** Called at the end of each trigger: if the trigger ran a batch, once the commit log has it. */
+  override def getProgress(): StateOperatorProgress = {
+    if (!reported && settled.isDefined) {
+      Run.of(execution).report(execution, isLastCall)
+      reported = true
+    }
+    def count(of: OperatorRun.Settled => Long): Long = settled.fold(0L)(of)
+    val custom = settled.fold(Map.empty[String, Number])(_.custom).map { case (name, value) =>
+      name -> Long.box(value.longValue)
+    }
+    new StateOperatorProgress(
+      operatorName = shortName,
+      numRowsTotal = count(_.rowsTotal),
+      numRowsUpdated = count(_.rowsUpdated),
+      allUpdatesTimeMs = count(_.updatesMs),
+      numRowsRemoved = count(_.rowsRemoved),
+      allRemovalsTimeMs = count(_.removalsMs),
+      commitTimeMs = count(_.commitMs),
+      memoryUsedBytes = count(_.memoryBytes),
+      numRowsDroppedByWatermark = count(_.rowsLate),
+      numShufflePartitions = shards,
+      numStateStoreInstances = count(_.instances),
+      customMetrics = new java.util.HashMap(custom.asJava)
+    )
+  }
+
+  /** Whether this is Spark's last call for the batch before a caller that waits for the query returns. */
+  private def isLastCall: Boolean =
+    CurrentQuery.query(sparkContext, session).exists(_.trigger == OneTimeTrigger) ||
+      !execution.sparkSession.sessionState.conf.streamingNoDataMicroBatchesEnabled
+
+  // -- running
+
+  private lazy val writeMetrics = SQLShuffleWriteMetricsReporter.createShuffleWriteMetrics(sparkContext)
+  private lazy val readMetrics = SQLShuffleReadMetricsReporter.createShuffleReadMetrics(sparkContext)
+
+  override lazy val metrics: Map[String, SQLMetric] =
+    Map("dataSize" -> SQLMetrics.createSizeMetric(sparkContext, "data size")) ++ readMetrics ++ writeMetrics
+
+  /** The map tasks; of a small batch there are no more than cores, as each costs more than its rows. */
+  @transient private lazy val mapTasks: RDD[InternalRow] = {
+    val all = child.execute()
+    val cores = executors.cores.values.sum
+    // Tasks of an operator below wait for their commits, side by side.
+    val isFew = run.isSmall && child.find(_.isInstanceOf[Exchange]).isEmpty
+    if (isFew && cores > 0 && cores < all.getNumPartitions) all.coalesce(cores) else all
+  }
+
+  @transient private lazy val dependency: ShuffleDependency[Int, InternalRow, InternalRow] =
+    ShuffleExchangeExec.prepareShuffleDependency(
+      mapTasks,
+      child.output,
+      outputPartitioning,
+      new UnsafeRowSerializer(child.output.size, longMetric("dataSize")),
+      writeMetrics)
+
+  override protected def doExecute(): RDD[InternalRow] = {
+    evictMs = execution.watermarkPropagator.getInputWatermarkForEviction(execution.currentBatchId, operatorId)
+    chosen = selected.getOrElse((0 until shards).toArray)
+    val present = executors
+    run.place(execution, run.shardsOf(execution, planned), present)
+    tasks =
+      if (facts.together) ShardTask.grouped(chosen, run, present.cores, sparkContext) else ShardTask.single(chosen, run)
+    val specs = chosen.map(shard => CoalescedPartitionSpec(shard, shard + 1, None): ShufflePartitionSpec)
+    val ends = if (isOfFunction) chosen.toSeq.map(end) else Nil
+    new TaskRows(new ShuffledRowRDD(dependency, readMetrics, specs), tasks, ends)
+  }
+
+  /** Returns the batch as tasks are told of it. */
+  private def description: Map[String, Any] = {
+    val watermarks = execution.watermarkPropagator
+    Driver.batchFields(execution) ++ Map(
+      "late_ms" -> watermarks.getInputWatermarkForLateEvents(execution.currentBatchId, operatorId),
+      "evict_ms" -> evictMs,
+      "first_partition" -> run.shardsOf(execution, planned).firstPartition,
+      "output_mode" -> facts.modeIn(batch),
+      "is_temporary" -> CurrentQuery.query(sparkContext, session).exists(CurrentQuery.isTemporary)
+    )
+  }
+
+  /** Returns the work of tasks that hand the rows over; called once it is executed. */
+  def handedOver(operator: String, outputType: StructType): HandOver = HandOver(
+    facts.sockets.get,
+    operator.getBytes(UTF_8),
+    Json.write(description),
+    tasks.map(_.places.map(chosen(_))).toArray,
+    tasks.map(task => run.placeOf(chosen(task.places.head)).fold(0)(_.actor)).toArray,
+    Shards.routes(shards),
+    StructType(child.schema.init),
+    outputType,
+    conf.sessionLocalTimeZone,
+    sentRows
+  )
+
+  /** Whether a user's function gets the rows, in a Python worker; otherwise the tasks hand rows over. */
+  private def isOfFunction: Boolean = facts.byPython.isDefined
+
+  /** Returns the last row of a shard: nulls, and the batch in the column before the route. */
+  private def end(shard: Int): InternalRow = {
+    val values = new Array[Any](output.size)
+    values(values.length - 2) = Json.write(description + ("shard" -> shard)).getBytes(UTF_8)
+    values(values.length - 1) = 0
+    UnsafeProjection.create(schema)(new GenericInternalRow(values)).copy()
+  }
+
+  private def executors: Executors = {
+    val others = sparkContext.statusStore.executorList(activeOnly = true).filter(_.id != "driver")
+    // An executor that has just joined has no port yet.
+    val cores = others.groupBy(_.hostPort.replaceFirst(":[^:]*$", "")).map { case (host, ofHost) =>
+      host -> ofHost.map(_.totalCores).sum
+    }
+    Executors(
+      others.size,
+      sparkContext.conf.getInt("spark.executor.instances", 0),
+      scala.collection.immutable.TreeMap(cores.toSeq: _*))
+  }
+
+  // -- the end of a batch
+
+  /** Whether this thread runs the batch. */
+  private def isInQuery: Boolean =
+    batch != null && batch.isDefined && CurrentQuery.query(sparkContext, session).isDefined
+
+  private def executionId: Option[String] = Option(sparkContext.getLocalProperty(SQLExecution.EXECUTION_ID_KEY))
+
+  /** Spark describes the plan when it gives it to the sink, in an SQL execution of the batch's own. */
+  override def nodeName: String = {
+    if (isInQuery && executionId != planningId) isRunning = true
+    "StatefulExchange"
+  }
+
+  /**
+   * Spark walks the plan for the watermark once the sink is done with a batch and before the commit log has it. This is
+   * the only moment at which missing shards can still be run, and at which an error still keeps the batch from being
+   * committed.
+   *
+   * While the batch is planned, it is passed over: Spark 4 compares operators with those of the checkpoint, where it is
+   * not.
+   */
+  override def foreach(f: SparkPlan => Unit): Unit = {
+    if (isRunning && settled.isEmpty && isInQuery && executionId == planningId) settle()
+    if (!isRunning && isInQuery) child.foreach(f) else super.foreach(f)
+  }
+
+  private def settle(): Unit = {
+    var result = askSettled()
+    if (result.missing.nonEmpty) {
+      runShards(result.missing.toArray)
+      result = askSettled()
+      if (result.missing.nonEmpty) {
+        throw new IllegalStateException(
+          "shards of a stateful operator did not commit the batch, or nobody counted their rows, though their tasks " +
+            "were run to their end; Spark's commit log does not count the batch, and a restart repeats it " +
+            s"[state=`${facts.state}`, batch_id=`${execution.currentBatchId}`, " +
+            s"shards=`${result.missing.mkString("[", ", ", "]")}`]")
+      }
+    }
+    settled = Some(result)
+  }
+
+  private def askSettled(): OperatorRun.Settled = {
+    val sent = sentRows.value.asScala.toSeq.groupBy(pair => pair(0).toString).map { case (shard, pairs) =>
+      shard -> pairs.map(pair => pair(1))
+    }
+    run.settle(execution, run.shardsOf(execution, planned), if (isOfFunction) None else Some(sent))
+  }
+
+  /** Runs the operator's tasks for some shards only. */
+  private def runShards(missing: Array[Int]): Unit = {
+    selected = Some(missing)
+    try tasksAbove(execution.executedPlan, None).foreach(_.execute().count())
+    finally selected = None
+  }
+
+  /** Returns the nearest node above this that runs its tasks; None if this is not below `node`. */
+  private def tasksAbove(node: SparkPlan, nearest: Option[SparkPlan]): Option[SparkPlan] =
+    if (node eq this) nearest
+    else {
+      val above = node match {
+        case _: HandOverExec | _: MapInArrowExec => Some(node)
+        case _ => nearest
+      }
+      node.children.iterator.map(tasksAbove(_, above)).collectFirst { case Some(found) => found }
+    }
+}

@@ -1,0 +1,11 @@
+package org.apache.spark.sql.statefleet
+
+import org.apache.spark.sql.catalyst.expressions.{EvalMode, Expression, NumericEvalContext}
+import org.apache.spark.sql.catalyst.expressions.aggregate.{AggregateFunction, Sum}
+
+/** Spark's sums. */
+object Sums {
+  /** isTried: whether a sum that overflows is null, and does not wrap. */
+  def apply(values: Expression, isTried: Boolean): AggregateFunction =
+    Sum(values, NumericEvalContext(if (isTried) EvalMode.TRY else EvalMode.LEGACY, allowDecimalPrecisionLoss = true))
+}
