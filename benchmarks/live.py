@@ -36,7 +36,7 @@ from benchmarks.harness import FLEET, SMALL_SPLITS, Variant, add_options, cores,
 from benchmarks.workloads import SCHEMA, aggregate, keyed_rows
 from coordinator.service.calls import RayActors
 from coordinator.service.deploy import ray_address
-from spark_jobs.fleet import connect
+from statefleet.fleet import connect
 from statefleet.reads.fleet import attach
 from statefleet.reads.state import LiveState
 

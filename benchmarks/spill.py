@@ -40,7 +40,7 @@ from coordinator.model.memory_options import MemoryOptions
 from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.text import size_text
 from store_actors.engine.arrays import Slots
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.spilling.resident_memory import ResidentMemory
 from store_actors.spilling.store_memory import LimitedMemory, StoreMemory, UnlimitedMemory

@@ -1,6 +1,6 @@
 /*
  * The reduce side of an operator without a Python worker: a task hands the rows of its shards over to the store actor of its node, and gets
- * the rows that they emit (store_actors/hand_over.py is the other side).
+ * the rows that they emit (store_actors/connections/hand_over.py is the other side).
  *
  * The body of a class as Spark's own code generation writes them: executors get this text, and compile it as they compile the stages of a
  * query. Janino has neither lambdas nor usable generics, nor static methods of interfaces.
@@ -21,7 +21,7 @@ public Object generate(Object[] references) {
 final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator {
     /** Raised with each change of what is sent. */
     private static final int FORMAT = 4;
-    /** What follows in an answer (store_actors/hand_over.py). */
+    /** What follows in an answer (store_actors/connections/hand_over.py). */
     private static final int ROWS = 0;
     private static final int DONE = 1;
     private static final int FAILED = 2;
@@ -79,7 +79,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
     /** How many rows of the answer were read, and where the answer began among what came of the connection. */
     private long answeredRows;
     private long answerBegin;
-    /** Rows in Spark's own format (store_actors/unsafe_rows.py): a block of them, and where the next one begins. */
+    /** Rows in Spark's own format (store_actors/connections/unsafe_rows.py): a block of them, and where the next one begins. */
     private byte[] block;
     private int blockEnd;
     private int position;
@@ -526,7 +526,7 @@ final class HandOver extends org.apache.spark.sql.execution.BufferedRowIterator 
         }
     }
 
-    /** Rows as they are (store_actors/unsafe_rows.py reads them), after a stream that only has their schema. */
+    /** Rows as they are (store_actors/connections/unsafe_rows.py reads them), after a stream that only has their schema. */
     private final class UnsafeRows extends Rows {
         /** Bytes before each row: its size, where a column has texts. */
         private final int sizeBytes = hasTexts(inputType) ? 8 : 0;
