@@ -23,7 +23,7 @@ from coordinator.runtime.runtime import MachineClock
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
-from store_actors.actor import SHARDS_AT_ONCE
+from store_actors.actor.store_actor import SHARDS_AT_ONCE
 from store_actors.serving.grouped_commits import GroupedCommits
 
 __all__ = ["FLEET_URI", "CountedObjects", "Node", "Query", "actors", "commit_of", "metadata_of"]

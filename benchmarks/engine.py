@@ -29,7 +29,7 @@ from benchmarks.uuids import uuids
 from coordinator.model.schema import Field
 from store_actors.engine.versions import RETAINED_VERSIONS
 from store_actors.keyed.shard import KeyedShard
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 
 _VALUES = (Field("n", "int64"), Field("total", "int64"))

@@ -140,8 +140,6 @@ def session(
     app_name: str,
     options: argparse.Namespace,
     configs: Mapping[str, str] | None = None,
-    *,
-    task_slots: int | None = None,
 ) -> Iterator[tuple[SparkSession, Path]]:
     """Start a Spark session with one executor, and create a folder for files; both are removed afterwards.
 
@@ -151,12 +149,9 @@ def session(
         The options of :func:`add_options`.
     configs
         Further Spark configuration.
-    task_slots
-        Task slots of the executor; by default one for each core.
     """
     settings = {"spark.sql.shuffle.partitions": str(options.shards), **ONE_BATCH, **(configs or {})}
-    slots = task_slots or cores()
-    spark = start_session(app_name, executor_cores=slots, executor_memory=options.executor_memory, configs=settings)
+    spark = start_session(app_name, executor_cores=cores(), executor_memory=options.executor_memory, configs=settings)
     # Some of the queries measure unbounded state, on every side.
     warnings.filterwarnings("ignore", category=UnboundedStateWarning)
     with scratch(options) as root:

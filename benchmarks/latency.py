@@ -43,7 +43,7 @@ from benchmarks.harness import (
 )
 from benchmarks.nexmark.query import FleetOperators
 from benchmarks.workloads import Counts
-from spark_jobs.fleet import Fleet, connect
+from statefleet.fleet import Fleet, connect
 
 __all__ = ["SIDES", "Trickle", "measure"]
 

@@ -27,7 +27,7 @@ from benchmarks.nexmark.throughput import Runs
 from benchmarks.nexmark.throughput import measure as measure_query
 from benchmarks.operators import Plan, compare, steps_of
 from benchmarks.workloads import Counts, Deduplicate, Join, Session, TextCounts, Top, Window, Workload
-from spark_jobs.fleet import connect
+from statefleet.fleet import connect
 
 __all__ = ["FULL", "QUICK", "EngineLine", "Line", "Row"]
 

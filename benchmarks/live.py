@@ -3,20 +3,14 @@
 ``python -m benchmarks.live --json result.json``
 
 One aggregation by an integer key. Alone: a ``get`` beside a bare call of a Ray actor, in turn; ``multi_get`` of every key; a scan,
-beside a copy of the same bytes through Ray's object store. Then batches in turn: alone; beside another process that gets keys, by
-``--readers`` threads at a rate of ``--gets`` a second; beside the same process with as many bare calls of the store actor; and
-beside its threads doing nothing at the same times. Reported are the medians of all sides, and the processor time of that process
-for each call.
-
-A batch fills all cores of a small machine, and any other work on them slows it. With ``--apart`` Spark's processes have half of the
-cores, and readers, store actors and the coordinator the other half: the rest is the cost of the reads themselves for batches.
+beside a copy of the same bytes through Ray's object store. Then batches in turn: alone, and beside another process that gets keys, by
+``--readers`` threads at a rate of ``--gets`` a second. Reported are the medians, and the processor time of that process for each call.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -28,15 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import ray
 
-from benchmarks.harness import FLEET, SMALL_SPLITS, Variant, add_options, cores, report_json, session, write_rows
+from benchmarks.harness import FLEET, SMALL_SPLITS, Variant, add_options, report_json, session, write_rows
 from benchmarks.workloads import SCHEMA, aggregate, keyed_rows
 from coordinator.service.calls import RayActors
 from coordinator.service.deploy import ray_address
-from spark_jobs.fleet import connect
+from statefleet.fleet import connect
 from statefleet.reads.fleet import attach
 from statefleet.reads.state import LiveState
 
@@ -95,13 +88,12 @@ def _bulk(state: LiveState, keys: int, repeats: int) -> dict[str, float]:
 
 
 class _Reader:
-    """Another process, whose threads make calls of a kind at a rate, from :meth:`start` to :meth:`stop`."""
+    """Another process, whose threads get keys at a rate, from :meth:`start` to :meth:`stop`."""
 
-    def __init__(self, uri: str, actor_name: str, keys: int, gets_s: int, threads: int) -> None:
-        facts = {"uri": uri, "address": ray_address(), "actor_name": actor_name}
-        settings = json.dumps({**facts, "keys": keys, "gets_s": gets_s, "threads": threads})
+    def __init__(self, uri: str, keys: int, gets_s: int, threads: int) -> None:
+        facts = {"uri": uri, "address": ray_address(), "keys": keys, "gets_s": gets_s, "threads": threads}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.live", "--reader", settings],
+            [sys.executable, "-m", "benchmarks.live", "--reader", json.dumps(facts)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._ask("")
@@ -113,9 +105,9 @@ class _Reader:
         self._process.stdin.flush()
         return self._process.stdout.readline()
 
-    def start(self, kind: str) -> None:
-        """Begin to make calls of a kind."""
-        self._ask(kind)
+    def start(self) -> None:
+        """Begin to get keys."""
+        self._ask("start")
 
     def stop(self) -> dict[str, float]:
         """Pause; return the calls a second, their median and the processor time of each, in milliseconds."""
@@ -127,23 +119,13 @@ class _Reader:
         self._process.wait()
 
 
-#: The calls beside which batches run.
-_SIDES = ("alone", "gets", "bare", "threads")
-
-
 def _read(settings: str) -> int:
     """Run the other process."""
     facts = json.loads(settings)
     state = attach(facts["uri"], address=facts["address"]).state(_NAME)
     keys = cycle(np.random.default_rng(facts["threads"]).integers(0, facts["keys"], 100_000).tolist())
-    calls: dict[str, Callable[[], Any]] = {
-        "gets": lambda: state.get({"key": next(keys)}),
-        "bare": _bare_call(facts["actor_name"]),
-        "threads": lambda: None,
-    }
-    for call in calls.values():
-        call()
-    going, took, between_s, kind = threading.Event(), list[float](), facts["threads"] / facts["gets_s"], ["gets"]
+    state.get({"key": next(keys)})
+    going, took, between_s = threading.Event(), list[float](), facts["threads"] / facts["gets_s"]
 
     def make_calls(number: int) -> None:
         while True:
@@ -151,65 +133,43 @@ def _read(settings: str) -> int:
             due = time.perf_counter() + between_s * number / facts["threads"]
             while going.is_set():
                 time.sleep(max(0.0, due - time.perf_counter()))
-                # The kind may have changed while it slept.
-                took.append(_timed(calls[kind[0]])[0])
+                took.append(_timed(lambda: state.get({"key": next(keys)}))[0])
                 due = max(due + between_s, time.perf_counter() - 0.1)
 
     for number in range(facts["threads"]):
         threading.Thread(target=make_calls, args=(number,), daemon=True).start()
     begun = used = 0.0
     for line in sys.stdin:
-        command = line.strip()
-        if command in calls:
+        figures: dict[str, float] = {}
+        if line.strip() == "start":
             took.clear()
-            kind[0], begun, used = command, time.perf_counter(), time.process_time()
+            begun, used = time.perf_counter(), time.process_time()
             going.set()
-            print("{}", flush=True)
-        elif command == "halt":
+        elif line.strip() == "halt":
             going.clear()
             passed, used = time.perf_counter() - begun, time.process_time() - used
-            done = {"calls_s": len(took) / passed, "call_ms": 1000 * statistics.median(took or [0.0])}
-            print(json.dumps({**done, "cpu_ms": 1000 * used / max(1, len(took))}), flush=True)
-        else:
-            print("{}", flush=True)
+            figures = {"calls_s": len(took) / passed, "call_ms": 1000 * statistics.median(took or [0.0])}
+            figures["cpu_ms"] = 1000 * used / max(1, len(took))
+        print(json.dumps(figures), flush=True)
     return 0
 
 
-def _set_apart(spark_cores: int) -> None:
-    """Pin Spark's processes to the first cores, and all others of this session to the rest, with their present and later threads."""
-    every = sorted(os.sched_getaffinity(0))
-    session = psutil.Process()
-    session_processes = [session, *session.children(recursive=True)]
-    jvms = [process for process in session_processes if process.name() == "java"]
-    of_spark = {process.pid for jvm in jvms for process in (jvm, *jvm.children(recursive=True))}
-    for process in session_processes:
-        assigned = every[:spark_cores] if process.pid in of_spark else every[spark_cores:] or every
-        for thread in process.threads():
-            os.sched_setaffinity(thread.id, assigned)
-
-
-def _beside(variant: Variant, files: Path, reader: _Reader, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the medians of batches, in turn alone and beside each kind of calls, and of these calls."""
+def _beside(variant: Variant, files: Path, reader: _Reader, options: argparse.Namespace) -> dict[str, float]:
+    """Return the medians of batches, in turn alone and beside gets, and of these gets."""
     files.mkdir()
     random = np.random.default_rng(4)
-    batches: dict[str, list[float]] = {side: [] for side in _SIDES}
-    calls_of: dict[str, list[dict[str, float]]] = {side: [] for side in _SIDES[1:]}
-    for number in range(len(_SIDES) * (1 + options.batches)):
+    alone, beside, gets = list[float](), list[float](), list[dict[str, float]]()
+    for number in range(2 * (1 + options.batches)):
         drawn = random.integers(0, options.keys, options.rows, dtype=np.int64)
         file = write_rows(files / f"{files.name}-{number:04d}.parquet", keyed_rows(drawn))
-        side = _SIDES[number % len(_SIDES)]
-        if side in calls_of:
-            reader.start(side)
-        took = variant.run(file)
-        calls = reader.stop() if side in calls_of else None
-        if number >= len(_SIDES):
-            batches[side].append(took)
-            if calls is not None:
-                calls_of[side].append(calls)
-    medians: dict[str, Any] = {side: {"batch_s": statistics.median(took)} for side, took in batches.items()}
-    for side, all_calls in calls_of.items():
-        medians[side] |= {name: statistics.median(calls[name] for calls in all_calls) for name in all_calls[0]}
-    return medians
+        if number % 2:
+            reader.start()
+            beside.append(variant.run(file))
+            gets.append(reader.stop())
+        else:
+            alone.append(variant.run(file))
+    medians = {name: statistics.median(figures[name] for figures in gets[1:]) for name in gets[0]}
+    return {**medians, "alone_s": statistics.median(alone[1:]), "beside_s": statistics.median(beside[1:])}
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -223,7 +183,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--gets", type=int, nargs="+", default=[100, 1000], help="gets a second beside batches (%(default)s)"
     )
     parser.add_argument("--readers", type=int, default=32, help="threads that get keys beside batches (%(default)s)")
-    parser.add_argument("--apart", action="store_true", help="give Spark half of the cores, and readers the others")
     parser.add_argument("--reader", help=argparse.SUPPRESS)
     add_options(parser, executor_memory="2g")
     return parser.parse_args(argv)
@@ -234,8 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     if options.reader:
         return _read(options.reader)
-    spark_cores = max(1, cores() // 2) if options.apart else cores()
-    with session("statefleet-live", options, SMALL_SPLITS, task_slots=spark_cores) as (spark, root):
+    with session("statefleet-live", options, SMALL_SPLITS) as (spark, root):
         fleet = connect(f"file://{root}/fleet")
         source = spark.readStream.schema(SCHEMA).parquet(str(Variant.input_folder(root, FLEET)))
         counted = aggregate(fleet.stateful(source, name=_NAME, shards=options.shards))
@@ -254,19 +212,15 @@ def main(argv: Sequence[str] | None = None) -> int:
               f"copy through Ray {alone['copy_bytes_s'] / 1e9:.2f} GB/s", flush=True)  # fmt: skip
         beside = []
         for gets_s in options.gets:
-            reader = _Reader(fleet.uri, actor["actor_name"], options.keys, gets_s, options.readers)
-            if options.apart:
-                _set_apart(spark_cores)
+            reader = _Reader(fleet.uri, options.keys, gets_s, options.readers)
             try:
-                beside.append(_beside(variant, root / f"gets-{gets_s}", reader, options))
+                figures = _beside(variant, root / f"gets-{gets_s}", reader, options)
             finally:
                 reader.end()
-            print(f"{gets_s:,} calls/s asked for; batches alone {beside[-1]['alone']['batch_s']:.2f} s")
-            for side in _SIDES[1:]:
-                figures = beside[-1][side]
-                ratio = figures["batch_s"] / beside[-1]["alone"]["batch_s"]
-                print(f"  beside {figures['calls_s']:,.0f} {side}/s: {ratio:.3f} times as long; "
-                      f"{figures['call_ms']:.2f} ms, {figures['cpu_ms']:.2f} ms of a core", flush=True)  # fmt: skip
+            beside.append({"gets_s": gets_s, **figures})
+            print(f"{gets_s:,} gets/s asked for: batches alone {figures['alone_s']:.2f} s; beside {figures['calls_s']:,.0f} gets/s "
+                  f"{figures['beside_s'] / figures['alone_s']:.3f} times as long; a get {figures['call_ms']:.2f} ms, "
+                  f"{figures['cpu_ms']:.2f} ms of a core", flush=True)  # fmt: skip
         variant.query.stop()
         fleet.shutdown()
     report_json(options, alone=alone, beside=beside)

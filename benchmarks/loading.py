@@ -27,7 +27,7 @@ from coordinator.model.load_plans import LoadPlan
 from coordinator.runtime.runtime import Runtime
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_object_store
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.serving.files import delta_path, encode_delta, encode_snapshot, identity_in_state, snapshot_path
 from store_actors.serving.loading import Loader

@@ -37,7 +37,7 @@ from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.maintenance import Maintenance
 from coordinator.runtime.runtime import freeze_imports
 from coordinator.service.coordinator import Coordinator
-from store_actors.deploy import actors_for
+from store_actors.actor.deploy import actors_for
 
 Result = TypeVar("Result")
 

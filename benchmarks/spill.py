@@ -9,27 +9,22 @@ limit. At each size it gets batches with keys of all groups alike, and batches i
 State in files may still be in the operating system's page cache, which no limit counts, and which the system gives up for any
 process's memory. To measure a machine without spare memory, run this on such a machine, or in a container with little more memory
 than the limit.
-
-``--engines rocksdict,lmdb`` adds embedded engines, if they are installed. They have the same groups under the same keys, which are
-read and written back once a batch, as many at once as the engine accepts. Their cache is a third of the limit (RocksDB) or the page
-cache (LMDB). They write no logs and do not sync, as a store actor's commits are in the object store. Their values cross into Python
-one by one, which is part of their cost here.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import multiprocessing
+import resource
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -40,7 +35,7 @@ from coordinator.model.memory_options import MemoryOptions
 from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.text import size_text
 from store_actors.engine.arrays import Slots
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.spilling.resident_memory import ResidentMemory
 from store_actors.spilling.store_memory import LimitedMemory, StoreMemory, UnlimitedMemory
@@ -62,17 +57,7 @@ GROUP_BYTES = 8 * (2 + SUMS) + 16
 _FILLED_AT_ONCE = 1 << 17
 
 
-class Side(Protocol):
-    """A store of the groups."""
-
-    def fold(self, shard: int, keys: Slots) -> None:
-        """Add 1 to all sums of each key."""
-
-    def facts(self) -> dict[str, int]:
-        """Return its memory use."""
-
-
-class Fleet:
+class _Shards:
     """Shards of a store actor."""
 
     def __init__(self, memory: StoreMemory) -> None:
@@ -81,6 +66,7 @@ class Fleet:
         self._shards = [AggregateShard(SCHEMA, 1, memory.region(store_id)) for store_id in self._ids]
 
     def fold(self, shard: int, keys: Slots) -> None:
+        """Add 1 to all sums of each key."""
         rows = ShardInput.of_raw(SCHEMA, pa.record_batch({"k": keys, "v": np.ones(len(keys), np.int64)}))
         folded = self._shards[shard]
         version, size = folded.version + 1, rows.raw.nbytes
@@ -89,82 +75,14 @@ class Fleet:
             folded.commit()
 
     def facts(self) -> dict[str, int]:
+        """Return their memory use."""
         use = self._memory.use()
         return {"spilled_bytes": use.spilled_bytes, "state_bytes": sum(shard.nbytes for shard in self._shards)}
 
 
-class _Engine:
-    """Groups in an embedded engine, by their keys."""
-
-    def fold(self, shard: int, keys: Slots) -> None:
-        groups, counts = np.unique(keys, return_counts=True)
-        named = (groups * SHARDS + shard).astype(">i8").tobytes()
-        names = [named[begin : begin + 8] for begin in range(0, len(named), 8)]
-        nothing = bytes(8 * SUMS)
-        values: Slots = np.frombuffer(b"".join(value or nothing for value in self._get(names)), np.int64).copy()
-        values.reshape(-1, SUMS)[:] += counts[:, np.newaxis]
-        written, width = values.tobytes(), 8 * SUMS
-        self._put(zip(names, (written[begin : begin + width] for begin in range(0, len(written), width)), strict=True))
-
-    def facts(self) -> dict[str, int]:
-        return {}
-
-    def _get(self, names: list[bytes]) -> list[bytes | None]:
-        raise NotImplementedError
-
-    def _put(self, items: Iterator[tuple[bytes, bytes]]) -> None:
-        raise NotImplementedError
-
-
-class RocksDB(_Engine):
-    """RocksDB, through rocksdict."""
-
-    def __init__(self, folder: Path, limit: int) -> None:
-        self._rocks: Any = importlib.import_module("rocksdict")
-        options = self._rocks.Options(raw_mode=True)
-        options.create_if_missing(True)
-        options.set_write_buffer_size(limit // 6)
-        table = self._rocks.BlockBasedOptions()
-        table.set_block_cache(self._rocks.Cache(limit // 3))
-        table.set_bloom_filter(10, False)
-        options.set_block_based_table_factory(table)
-        self._db = self._rocks.Rdict(str(folder / "rocksdb"), options)
-        self._unlogged = self._rocks.WriteOptions()
-        self._unlogged.disable_wal = True
-
-    def _get(self, names: list[bytes]) -> list[bytes | None]:
-        values: list[bytes | None] = self._db.get(names)
-        return values
-
-    def _put(self, items: Iterator[tuple[bytes, bytes]]) -> None:
-        batch = self._rocks.WriteBatch(raw_mode=True)
-        for name, value in items:
-            batch.put(name, value)
-        self._db.write(batch, self._unlogged)
-
-
-class Lmdb(_Engine):
-    """LMDB, which maps its file into memory as the fleet does."""
-
-    def __init__(self, folder: Path, limit: int) -> None:
-        lmdb = importlib.import_module("lmdb")
-        self._db: Any = lmdb.open(str(folder / "lmdb"), map_size=32 * limit, sync=False, writemap=True, map_async=True)
-
-    def _get(self, names: list[bytes]) -> list[bytes | None]:
-        with self._db.begin() as reading, reading.cursor() as cursor:
-            values = dict(cursor.getmulti(names))
-        return [values.get(name) for name in names]
-
-    def _put(self, items: Iterator[tuple[bytes, bytes]]) -> None:
-        with self._db.begin(write=True) as writing, writing.cursor() as cursor:
-            cursor.putmulti(items)
-
-
-_SIDES: dict[str, Callable[[Path, int], Side]] = {
-    "limit": lambda folder, limit: Fleet(LimitedMemory(limit, str(folder / "spill"))),
-    "heap": lambda folder, limit: Fleet(UnlimitedMemory()),
-    "rocksdict": RocksDB,
-    "lmdb": Lmdb,
+_SIDES: dict[str, Callable[[Path, int], StoreMemory]] = {
+    "limit": lambda folder, limit: LimitedMemory(limit, str(folder / "spill")),
+    "heap": lambda folder, limit: UnlimitedMemory(),
 }
 
 
@@ -184,7 +102,7 @@ _KEYS = {"uniform": _uniform, "skewed": _skewed}
 
 def _run(name: str, folder: Path, limit: int, sizes: Sequence[int], rows: int, batches: int) -> list[dict[str, Any]]:
     """Measure all sizes of a side, in the process that this is called in."""
-    side, random, resident = _SIDES[name](folder, limit), np.random.default_rng(7), ResidentMemory()
+    side, random, resident = _Shards(_SIDES[name](folder, limit)), np.random.default_rng(7), ResidentMemory()
     results: list[dict[str, Any]] = []
     filled = 0
     for size in sizes:
@@ -204,13 +122,15 @@ def _run(name: str, folder: Path, limit: int, sizes: Sequence[int], rows: int, b
                 seconds.append(time.perf_counter() - begun)
             # Without the first batch, which has the memory as filling left it.
             figures[kind] = seconds[1:]
-        results.append({**figures, **side.facts(), "resident_bytes": sum(resident.read()), "peak_bytes": _peak()})
+        results.append(
+            {
+                **figures,
+                **side.facts(),
+                "resident_bytes": sum(resident.read()),
+                "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+            }
+        )
     return results
-
-
-def _peak() -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
-    return 1024 * int(line.split()[1])
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -219,7 +139,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sizes", default=(1, 2, 4, 8), type=_numbers, help="state by the limit (1,2,4,8)")
     parser.add_argument("--rows", type=int, default=200_000, help="rows a batch (%(default)s)")
     parser.add_argument("--batches", type=int, default=7, help="measured batches of each kind (%(default)s)")
-    parser.add_argument("--engines", type=lambda text: text.split(","), default=[], help="rocksdict,lmdb: sides to add")
     parser.add_argument("--json", type=Path, help="file for all figures")
     parser.add_argument("--folder", type=Path, help="where to put state, on a disk (default: the temporary folder)")
     return parser.parse_args(argv)
@@ -236,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     assert limit is not None, "an option with a default"
     result: dict[str, list[dict[str, Any]]] = {}
     print(f"limit {size_text(limit)}, {options.rows:,} rows a batch, {GROUP_BYTES} bytes a group; medians in ms")
-    for name in ["limit", "heap", *options.engines]:
+    for name in _SIDES:
         context = multiprocessing.get_context("spawn")
         with (
             tempfile.TemporaryDirectory(prefix="statefleet-bench-", dir=options.folder) as folder,

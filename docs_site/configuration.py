@@ -13,10 +13,10 @@ from coordinator.storage.options import CLIENT_OPTIONS, NO_CREDENTIALS, PREFIXES
 from docs_site.cluster_keys import cluster_rows
 from docs_site.docstrings import rows_of, summary
 from docs_site.environment import environment_rows
-from spark_jobs.fleet import Fleet, connect
-from spark_jobs.map_partitions import map_partitions_with_state_store
 from spark_jobs.session import settings
 from spark_jobs.session.spark_session import start_session
+from statefleet.fleet import Fleet, connect
+from statefleet.map_partitions import map_partitions_with_state_store
 from statefleet.reads.fleet import LiveFleet, attach
 
 __all__ = ["PAGE", "page"]

@@ -19,9 +19,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from coordinator.model.text import format_table, size_text
-from spark_jobs.fleet import Fleet, connect
 from spark_jobs.jobs.console import exit_code_of, job_session, keep_newest, run_to_end
 from spark_jobs.jobs.events import EVENT_DDL, write_events
+from statefleet.fleet import Fleet, connect
 
 __all__ = ["build", "main"]
 

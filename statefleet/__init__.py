@@ -34,16 +34,16 @@ if TYPE_CHECKING:
         WriterBusyError,
     )
     from coordinator.model.maintenance import Maintenance
-    from spark_jobs.fleet import Fleet, connect
+    from spark_jobs.api.grouped import StatefulGroupedData
+    from spark_jobs.api.stateful import StatefulDataFrame
     from spark_jobs.functions.state_batch import StateBatch
-    from spark_jobs.grouped import StatefulGroupedData
-    from spark_jobs.map_partitions import map_partitions_with_state_store
     from spark_jobs.plan.bounds import UnboundedStateWarning
     from spark_jobs.session.spark_session import start_session, stop_session
-    from spark_jobs.stateful import StatefulDataFrame
     from spark_jobs.transform.handle import StatefulProcessorHandle
     from spark_jobs.transform.processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
     from spark_jobs.transform.states import ListState, MapState, ValueState
+    from statefleet.fleet import Fleet, connect
+    from statefleet.map_partitions import map_partitions_with_state_store
     from statefleet.migration.importing import Imported
     from statefleet.reads.fleet import LiveFleet, attach
     from statefleet.reads.keys import FoundKey
@@ -116,16 +116,16 @@ _MODULES = {
     "VersionReplacedError": "coordinator.model.errors",
     "WriterBusyError": "coordinator.model.errors",
     "Maintenance": "coordinator.model.maintenance",
-    "Fleet": "spark_jobs.fleet",
-    "connect": "spark_jobs.fleet",
+    "Fleet": "statefleet.fleet",
+    "connect": "statefleet.fleet",
     "StateBatch": "spark_jobs.functions.state_batch",
     "Imported": "statefleet.migration.importing",
-    "map_partitions_with_state_store": "spark_jobs.map_partitions",
+    "map_partitions_with_state_store": "statefleet.map_partitions",
     "UnboundedStateWarning": "spark_jobs.plan.bounds",
     "start_session": "spark_jobs.session.spark_session",
     "stop_session": "spark_jobs.session.spark_session",
-    "StatefulDataFrame": "spark_jobs.stateful",
-    "StatefulGroupedData": "spark_jobs.grouped",
+    "StatefulDataFrame": "spark_jobs.api.stateful",
+    "StatefulGroupedData": "spark_jobs.api.grouped",
     "StatefulProcessorHandle": "spark_jobs.transform.handle",
     "ExpiredTimerInfo": "spark_jobs.transform.processor",
     "StatefulProcessor": "spark_jobs.transform.processor",

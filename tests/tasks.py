@@ -14,11 +14,11 @@ from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateS
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.service.calls import Actors, RayActors
 from coordinator.service.client import CoordinatorClient
-from spark_jobs.fleet import Fleet
+from statefleet.fleet import Fleet
+from store_actors.actor.deploy import fleet_client_of
 from store_actors.client.fleet_client import FleetAddress
 from store_actors.client.store_calls import ShardWork
-from store_actors.deploy import fleet_client_of
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 
 __all__ = ["SCHEMA", "Tasks", "coordinator_of", "deltas_of", "shard_input"]
 

@@ -21,8 +21,8 @@ from benchmarks.nexmark.query import FleetOperators
 from benchmarks.nexmark.run import answer, batches_done, start
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.text import format_table
-from spark_jobs.fleet import Fleet, connect
 from spark_jobs.jobs.console import exit_code_of, job_session, run_to_end
+from statefleet.fleet import Fleet, connect
 
 __all__ = ["execute", "main", "parse", "prepare"]
 

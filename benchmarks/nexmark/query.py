@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from benchmarks.nexmark.files import Inputs
-from spark_jobs.fleet import Fleet
+from statefleet.fleet import Fleet
 
 __all__ = ["FleetOperators", "Operators", "Query", "marked", "unmarked"]
 

@@ -41,7 +41,7 @@ from benchmarks.nexmark.files import read_stream, write_events
 from benchmarks.nexmark.generator import Nexmark
 from benchmarks.nexmark.queries import QUERIES
 from benchmarks.nexmark.query import FleetOperators, Operators, Query
-from spark_jobs.fleet import Fleet, connect
+from statefleet.fleet import Fleet, connect
 
 VARIANTS = (FLEET, WORKERS, *SPARK_STORES)
 

@@ -26,7 +26,7 @@ from spark_jobs.plan.keys import KeyTree
 from spark_jobs.plan.view_components import ViewComponent
 from store_actors.client.fleet_client import FleetClient
 from store_actors.client.state_store import StateStore
-from store_actors.messages import StoreSpec
+from store_actors.messages.requests import StoreSpec
 
 __all__ = ["FOUND", "KEY_INDEX", "ArrowCalls", "Calls", "GroupStateProgram", "GroupView", "KeyedBatch"]
 

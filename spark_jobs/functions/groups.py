@@ -19,7 +19,7 @@ from coordinator.model.identities import DEFAULT_STORE
 from coordinator.model.schema import Field
 from coordinator.model.type_names import payload_type, type_to_string
 from store_actors.engine.packed_values import packed, unpacked
-from store_actors.messages import StoreSpec
+from store_actors.messages.requests import StoreSpec
 
 __all__ = ["EXISTS", "TIMEOUT", "Groups", "StateColumns", "key_codes", "single_chunk"]
 

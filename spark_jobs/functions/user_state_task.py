@@ -23,7 +23,7 @@ from spark_jobs.worker.process import fleet_client, task_identity
 from store_actors.client.batch import BatchHeader, EventTimes, event_times
 from store_actors.client.fleet_client import FleetAddress, FleetClient
 from store_actors.client.state_store import StateStore
-from store_actors.messages import BatchFacts, StoreSpec
+from store_actors.messages.requests import BatchFacts, StoreSpec
 
 __all__ = ["EVENT_TIME_FIELD", "OpenProgram", "UserBatch", "UserProgram", "UserStateTask"]
 

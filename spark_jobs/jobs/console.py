@@ -22,9 +22,9 @@ from pyspark.sql.types import TimestampType
 
 from coordinator.model.errors import StateStoreError
 from coordinator.model.text import size_text
-from spark_jobs.fleet import Fleet
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.session.spark_session import start_session, stop_session
+from statefleet.fleet import Fleet
 
 __all__ = [
     "add_job_options",

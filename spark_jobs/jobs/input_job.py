@@ -14,10 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from coordinator.model.text import format_table
-from spark_jobs.fleet import Fleet, connect
 from spark_jobs.jobs.console import add_job_options, exit_code_of, job_session, keep_newest, run_to_end, store_uri
 from spark_jobs.jobs.kafka import read_topic, send_newest
 from spark_jobs.plan.bounds import UnboundedStateWarning
+from statefleet.fleet import Fleet, connect
 
 __all__ = ["MALFORMED_COLUMNS", "InputJob", "run_job"]
 

@@ -16,8 +16,8 @@ from ray.exceptions import RayActorError, RayError
 from coordinator.model.errors import StateStoreError
 from coordinator.placement.policy import ActorSlot
 from coordinator.service.calls import Actors, RayActors, unwrapped
+from store_actors.actor.deploy import actors_for, ensure_store_actor
 from store_actors.client.fleet_client import FleetAddress
-from store_actors.deploy import actors_for, ensure_store_actor
 
 __all__ = ["ExecutorNodes"]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from coordinator.placement.move_planner import PlannedMove
 from coordinator.service.calls import RayActors
 from coordinator.service.client import CoordinatorClient
-from store_actors.moving import carry_out
+from store_actors.actor.moving import carry_out
 
 __all__ = ["LiveMigration"]
 

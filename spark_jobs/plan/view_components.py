@@ -10,7 +10,7 @@ from typing import Any
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.expression_trees import Node
 from spark_jobs.plan.keys import Key
-from store_actors.messages import StoreSpec
+from store_actors.messages.requests import StoreSpec
 
 __all__ = ["ViewComponent", "column"]
 

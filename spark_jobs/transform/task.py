@@ -26,7 +26,7 @@ from spark_jobs.transform.variables import PLACE, TimeMode, Variable, VariableKi
 from spark_jobs.transform.work import TransformWork
 from store_actors.client.fleet_client import FleetClient
 from store_actors.client.state_store import StateStore
-from store_actors.messages import StoreSpec
+from store_actors.messages.requests import StoreSpec
 
 __all__ = ["InitialRows", "ProcessorProgram", "load_processor"]
 

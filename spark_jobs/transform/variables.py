@@ -36,7 +36,7 @@ from spark_jobs.plan.spark_errors import InvalidArgumentError, StateCallError
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.plan.storable import check_compared
 from spark_jobs.plan.view_components import ViewComponent, column
-from store_actors.messages import StoreSpec
+from store_actors.messages.requests import StoreSpec
 
 __all__ = [
     "BEGIN",

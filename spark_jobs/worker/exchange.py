@@ -10,7 +10,7 @@ import pyarrow as pa
 from store_actors.client.batch import BatchHeader
 from store_actors.engine import pieces
 from store_actors.engine.arrays import as_type
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 
 __all__ = ["END_COLUMN", "HASH_COLUMN", "ROUTE_COLUMN", "Received", "unpack"]
 

@@ -19,7 +19,7 @@ from spark_jobs.worker.process import executor_name, fleet_client
 from store_actors.client.fleet_client import FleetAddress
 from store_actors.engine.arrays import as_type
 from store_actors.engine.packed_values import packed
-from store_actors.messages import BatchFacts, StoreSpec
+from store_actors.messages.requests import BatchFacts, StoreSpec
 
 __all__ = [
     "IMPORTED_SCHEMA",
@@ -79,7 +79,7 @@ class StoresImportTask:
     stores
         The stores; the first is the one that has rows which fall due.
     due_per_ms
-        See :class:`~store_actors.messages.BatchFacts`.
+        See :class:`~store_actors.messages.requests.BatchFacts`.
     """
 
     stores: tuple[StoreSpec, ...]

@@ -188,7 +188,7 @@ def shards(uri: Uri, name: Name = None, address: Address = "auto", as_json: AsJs
 def metrics(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> None:
     """Counters of each store actor since it started."""
     from coordinator.service.calls import RayActors
-    from store_actors.deploy import store_metrics
+    from store_actors.actor.deploy import store_metrics
 
     report = find(uri, address).status()
     counters = store_metrics(RayActors(), report)

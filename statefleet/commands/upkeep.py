@@ -148,7 +148,7 @@ def drop(
 def stop(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> None:
     """End the fleet's actors; state stays stored."""
     from coordinator.service.calls import RayActors
-    from store_actors.deploy import end_fleet
+    from store_actors.actor.deploy import end_fleet
 
     coordinator = find(uri, address)
     ended = [actor["actor_name"] for actor in coordinator.status()["store_actors"] if actor["alive"]]
@@ -165,7 +165,7 @@ def warm() -> None:
     It takes about a minute of a core, once; without it the first process that
     needs the code does it. For images and new nodes.
     """
-    from store_actors.compiled_code import is_compiled, warm_with_progress
+    from store_actors.engine.compiled_code import is_compiled, warm_with_progress
 
     was_compiled = is_compiled()
     warm_with_progress()

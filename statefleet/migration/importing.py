@@ -110,7 +110,7 @@ class Importer:
         operators: Mapping[str, int] | None,
         from_nothing: Sequence[str],
     ) -> Imported:
-        """Import a checkpoint; see :meth:`Fleet.import_checkpoint <spark_jobs.fleet.Fleet.import_checkpoint>`."""
+        """Import a checkpoint; see :meth:`Fleet.import_checkpoint <statefleet.fleet.Fleet.import_checkpoint>`."""
         planned = self._states_of(frame)
         spark = frame.sparkSession
         old = SparkCheckpoint.open(spark, source)
@@ -141,7 +141,7 @@ class Importer:
         return Imported(new.folder.uri, old.batch_id, rows)
 
     def import_table(self, frame: DataFrame, table: DataFrame, checkpoint: str) -> Imported:
-        """Import a table; see :meth:`Fleet.import_table <spark_jobs.fleet.Fleet.import_table>`."""
+        """Import a table; see :meth:`Fleet.import_table <statefleet.fleet.Fleet.import_table>`."""
         states = self._states_of(frame)
         spark = frame.sparkSession
         if len(states) > 1 or table.isStreaming:

@@ -32,7 +32,7 @@ from spark_jobs.worker.import_task import STORE_COLUMN, row_column
 from statefleet.migration.checkpoint import SparkOperator
 from statefleet.migration.columns import check_types, hashed, key_columns, keys_over
 from statefleet.migration.state_reader import KEY, VALUE, key_parts, operator_properties, read_state, struct_of
-from store_actors.messages import StoreSpec
+from store_actors.messages.requests import StoreSpec
 
 __all__ = ["processor_rows"]
 

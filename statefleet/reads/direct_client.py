@@ -1,4 +1,4 @@
-"""The reader's side of direct connections to store actors, for queries of a few keys (:mod:`store_actors.direct_calls`)."""
+"""The reader's side of direct connections to store actors, for queries of a few keys (:mod:`store_actors.connections.direct_calls`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 from multiprocessing import AuthenticationError
 
 from coordinator.runtime.runtime import Runtime
-from store_actors.direct_calls import DirectAddress, DirectMessages, connect
+from store_actors.connections.direct_calls import DirectAddress, DirectMessages, connect
 
 __all__ = ["DirectClient"]
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from coordinator.ledger.read_views import ReadView
 from coordinator.model.errors import InvalidRequestError
 from statefleet.reads.projections import Projection
-from store_actors.key_queries import FoundRows
+from store_actors.messages.key_queries import FoundRows
 
 __all__ = ["FOUND_COLUMN", "Answers", "FoundKey", "Keys", "key_array", "key_table", "one_row_each"]
 

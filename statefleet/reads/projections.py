@@ -16,8 +16,8 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import DEFAULT_STORE
 from coordinator.model.schema import OperatorKind, StateSchema
 from store_actors.engine.spark_hash import shards_of
-from store_actors.key_queries import is_few
-from store_actors.messages import ReadProjection
+from store_actors.messages.key_queries import is_few
+from store_actors.messages.requests import ReadProjection
 from store_actors.operators.view_columns import ViewColumns
 
 __all__ = ["Projection", "projection_of", "named_part", "parts_of"]

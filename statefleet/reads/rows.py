@@ -20,7 +20,7 @@ from spark_jobs.session.spark_connect import check_classic
 from statefleet.reads.portable import PortableScan, ray_datasource
 from statefleet.reads.projections import Projection
 from statefleet.reads.shard_reads import ReadVersion, ShardReads
-from store_actors.messages import CHANGE_FIELDS
+from store_actors.messages.requests import CHANGE_FIELDS
 
 if TYPE_CHECKING:
     import pandas as pd

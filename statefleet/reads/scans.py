@@ -21,7 +21,7 @@ from statefleet.reads.portable import Opened, PortableScan
 from statefleet.reads.projections import Projection, named_part, projection_of
 from statefleet.reads.rows import PARTITION_FIELD, Rows
 from statefleet.reads.shard_reads import ReadVersion, ShardReads
-from store_actors.messages import ReadProjection
+from store_actors.messages.requests import ReadProjection
 
 __all__ = ["StateScans"]
 

@@ -23,8 +23,8 @@ from coordinator.model.schema import StateSchema
 from coordinator.runtime.retry import Retry
 from coordinator.runtime.runtime import Pool, Runtime
 from statefleet.reads.sources import Source, StoreActorLostError
-from store_actors.key_queries import FoundRows
-from store_actors.messages import ReadRequest
+from store_actors.messages.key_queries import FoundRows
+from store_actors.messages.requests import ReadRequest
 from store_actors.serving.hot_key_tracker import HottestKeys
 
 __all__ = ["KeyPlan", "ReadVersion", "ShardReads"]
@@ -79,7 +79,7 @@ class KeyPlan:
     store_name
         Store that is queried.
     projection
-        Columns of the rows: an encoded :class:`~store_actors.messages.ReadProjection`.
+        Columns of the rows: an encoded :class:`~store_actors.messages.requests.ReadProjection`.
     keys
         Keys to find on each shard.
     """

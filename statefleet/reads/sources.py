@@ -18,9 +18,9 @@ from coordinator.runtime.runtime import Runtime
 from coordinator.service.calls import Actors
 from coordinator.service.client import CoordinatorClient
 from statefleet.reads.direct_client import DirectClient
-from store_actors.direct_calls import DirectAddress
-from store_actors.key_queries import KeyQuery, KeyResult, KeyResults
-from store_actors.messages import ReadRequest
+from store_actors.connections.direct_calls import DirectAddress
+from store_actors.messages.key_queries import KeyQuery, KeyResult, KeyResults
+from store_actors.messages.requests import ReadRequest
 from store_actors.serving.hot_key_tracker import HottestKeys
 
 __all__ = ["FleetSource", "StoreActorLostError", "Source"]

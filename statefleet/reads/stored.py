@@ -19,8 +19,8 @@ from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import Runtime
 from coordinator.storage.protocol import ObjectStore
-from store_actors.key_queries import KeyResult
-from store_actors.messages import ReadRequest
+from store_actors.messages.key_queries import KeyResult
+from store_actors.messages.requests import ReadRequest
 from store_actors.serving.hot_key_tracker import HottestKeys
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics

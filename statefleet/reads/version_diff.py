@@ -19,7 +19,7 @@ from statefleet.reads.databases import isolated_database
 from statefleet.reads.projections import Projection
 from statefleet.reads.rows import Rows
 from statefleet.reads.shard_reads import KeyPlan, ReadVersion, ShardReads
-from store_actors.messages import CHANGE_FIELDS
+from store_actors.messages.requests import CHANGE_FIELDS
 
 __all__ = ["Side", "differing"]
 

@@ -17,8 +17,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from coordinator.model.errors import InvalidRequestError
 from coordinator.service.calls import RayActors
-from spark_jobs.fleet import Fleet
 from spark_jobs.session.spark_connect import check_classic
+from statefleet.fleet import Fleet
 from statefleet.testing.faults import Faults
 from statefleet.testing.results import ResultsDifferError, difference, normal
 from statefleet.testing.source import Input, Inputs

@@ -11,8 +11,8 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from coordinator.model.errors import SetupError
-from spark_jobs.fleet import Fleet, connect
 from spark_jobs.session.spark_session import start_session, stop_session
+from statefleet.fleet import Fleet, connect
 
 __all__ = ["LocalSession", "local_session"]
 

@@ -30,7 +30,7 @@ from coordinator.storage.options import StorageOptions
 from store_actors.client.leased_calls import DEADLINE_S, PAUSE_S, LeasedCalls, unavailable
 from store_actors.client.state_store import ReadStateStore, StateStore
 from store_actors.client.store_calls import ApplyCall, ImportCall, OpenCall, SessionCalls, ShardWork, default_store
-from store_actors.messages import OpenRequest, StoreSpec
+from store_actors.messages.requests import OpenRequest, StoreSpec
 
 __all__ = ["FleetAddress", "FleetClient"]
 

@@ -19,7 +19,7 @@ from store_actors.client.batch import BatchHeader
 from store_actors.client.fleet_client import FleetClient
 from store_actors.client.store_calls import ShardWork
 from store_actors.engine.arrays import as_type
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 
 __all__ = ["HandedOver", "OperatorTask", "emitted_rows"]
 

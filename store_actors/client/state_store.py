@@ -22,7 +22,7 @@ from coordinator.model.schema import Field
 from coordinator.model.type_names import type_to_string
 from store_actors.keyed.checks import Rows
 from store_actors.keyed.row_condition import Condition
-from store_actors.messages import BatchFacts, StoreSpec, Write
+from store_actors.messages.requests import BatchFacts, StoreSpec, Write
 
 __all__ = ["Ask", "ReadStateStore", "StateStore", "store_specs"]
 

@@ -18,7 +18,7 @@ from coordinator.service.calls import Actors, unwrapped
 from store_actors.client.batch import event_times
 from store_actors.client.leased_calls import Granted
 from store_actors.client.state_store import StateStore
-from store_actors.messages import ApplyRequest, OpenRequest, ShardInput, StoreSpec
+from store_actors.messages.requests import ApplyRequest, OpenRequest, ShardInput, StoreSpec
 
 __all__ = ["ApplyCall", "ImportCall", "OpenCall", "SessionCalls", "ShardWork", "default_store"]
 

@@ -32,7 +32,7 @@ from store_actors.engine.versions import (
     VersionedTable,
 )
 from store_actors.engine.word_rows import EncodedBatch
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 
 __all__ = ["AggregateShard", "output_of"]
 

@@ -30,7 +30,7 @@ from store_actors.engine.versions import (
     UndoPart,
     VersionedTable,
 )
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 
 __all__ = ["DeduplicateShard"]
 

@@ -30,7 +30,7 @@ from store_actors.engine.pieces import cut
 from store_actors.engine.strings import StringPool
 from store_actors.engine.table_view import Found, ShardView, TableView
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, Change, Compaction, Frozen, frozen_pieces
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.operators.join_condition import PairCondition
 from store_actors.operators.join_schema import JoinOptions, JoinType
 from store_actors.operators.join_side import JoinSide, SideRows

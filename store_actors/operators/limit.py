@@ -20,7 +20,7 @@ from store_actors.engine.arrays import Slots
 from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change, UndoPart, VersionedTable
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 
 __all__ = ["LimitShard"]
 

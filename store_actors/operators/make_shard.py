@@ -12,7 +12,7 @@ from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.table_view import ShardView, TableView
 from store_actors.engine.versioned_store import VersionedStore
 from store_actors.engine.versions import Change, VersionedTable
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.operators.deduplicate import DeduplicateShard
 from store_actors.operators.join import JoinShard

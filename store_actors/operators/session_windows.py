@@ -33,7 +33,7 @@ from store_actors.engine.overflow import check_overflow
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, UPDATED_AND_REMOVED, Change, UndoPart
 from store_actors.engine.word_rows import EncodedBatch
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 
 __all__ = ["MERGED", "SessionShard"]
 

@@ -34,7 +34,7 @@ from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.multimap import ROW_COLUMN, MultiTable
 from store_actors.engine.ordering import sorts_before
 from store_actors.engine.versions import Change, UndoPart
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.operators.ordered_rows import OrderedRows
 
 __all__ = ["FirstShard", "TopShard", "top_shard"]

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import Accumulator, Field, OperatorKind, StateSchema
 from coordinator.model.type_names import string_to_type
-from store_actors.messages import StoreSpec
+from store_actors.messages.requests import StoreSpec
 from store_actors.operators.expressions import ExpressionTree, Node, NotComputableError
 from store_actors.operators.view_keys import leaves_of_keys
 

@@ -37,7 +37,7 @@ _WRITERS = 8
 
 
 class CommitReplicator(Protocol):
-    """The receiver of committed versions; see :class:`store_actors.replicator.Replicator`."""
+    """The receiver of committed versions; see :class:`store_actors.actor.replicator.Replicator`."""
 
     def send(
         self,

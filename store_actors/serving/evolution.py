@@ -29,7 +29,7 @@ from coordinator.model.type_names import is_wider, type_to_string
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.keyed.shard import KeyedShard
-from store_actors.messages import StoreSpec
+from store_actors.messages.requests import StoreSpec
 from store_actors.serving.files import schema_of
 from store_actors.serving.loading import IN_MEMORY
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from coordinator.model.errors import InvalidRequestError, OperationOutOfOrderError, WriterBusyError
 from store_actors.engine.versioned_store import VersionedStore
 from store_actors.keyed.shard import KeyedShard, ReadHandle, UpdateHandle
-from store_actors.messages import BatchFacts, OpenRequest, Write
+from store_actors.messages.requests import BatchFacts, OpenRequest, Write
 from store_actors.serving.partition import Partition
 from store_actors.serving.partitions import Partitions
 from store_actors.serving.sessions import IDLE_S, Ended, Session, Sessions

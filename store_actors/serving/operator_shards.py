@@ -18,7 +18,7 @@ from coordinator.model.identities import DEFAULT_STORE, StateStoreId
 from coordinator.model.schema import StateSchema
 from store_actors.engine.results import results_of
 from store_actors.engine.versions import Change
-from store_actors.messages import ApplyRequest, ShardInput
+from store_actors.messages.requests import ApplyRequest, ShardInput
 from store_actors.operators.make_shard import OperatorShard
 from store_actors.serving.files import as_snapshot
 from store_actors.serving.partition import Partition

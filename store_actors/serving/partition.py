@@ -19,7 +19,7 @@ from coordinator.runtime.runtime import Lock
 from store_actors.engine.table_view import ShardView
 from store_actors.engine.versioned_store import VersionedStore
 from store_actors.engine.versions import CHANGE_COLUMN, Frozen
-from store_actors.messages import TransferredStore
+from store_actors.messages.requests import TransferredStore
 from store_actors.serving.frozen_store import FrozenStore
 from store_actors.serving.lineage import Lineage
 from store_actors.serving.loading import Loader

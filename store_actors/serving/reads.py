@@ -22,8 +22,8 @@ from coordinator.model.load_plans import LoadPlans
 from coordinator.model.schema import StateSchema
 from coordinator.runtime.runtime import Lock, Runtime
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED
-from store_actors.key_queries import FoundRows
-from store_actors.messages import CHANGE_FIELDS, DELETE, UPSERT, ReadProjection, ReadRequest
+from store_actors.messages.key_queries import FoundRows
+from store_actors.messages.requests import CHANGE_FIELDS, DELETE, UPSERT, ReadProjection, ReadRequest
 from store_actors.operators.view_columns import ViewColumns
 from store_actors.serving.partition_cache import PartitionCache
 from store_actors.serving.piece_streams import PieceStreams

@@ -13,7 +13,7 @@ from coordinator.model.errors import FencedError, OperationOutOfOrderError
 from coordinator.model.identities import TaskIdentity
 from coordinator.runtime.runtime import Lock
 from store_actors.keyed.shard import ReadHandle, UpdateHandle
-from store_actors.messages import OpenRequest
+from store_actors.messages.requests import OpenRequest
 from store_actors.serving.partition import Partition
 
 __all__ = ["IDLE_S", "Ended", "Session", "Sessions"]

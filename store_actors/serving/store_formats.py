@@ -21,7 +21,7 @@ from store_actors.engine.table_view import ShardView
 from store_actors.engine.versioned_store import VersionedStore
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.keyed.shard import KeyedShard
-from store_actors.messages import StoreSpec
+from store_actors.messages.requests import StoreSpec
 from store_actors.operators.make_shard import OperatorShard, make_shard, view_of
 from store_actors.serving.evolution import EvolvingStore, evolve, groups_adapter
 from store_actors.serving.files import schema_of

@@ -16,7 +16,7 @@ from coordinator.model.identities import StateStoreId
 from coordinator.runtime.runtime import Lock, Runtime
 from store_actors.engine.versioned_store import VersionedStore
 from store_actors.engine.versions import Frozen
-from store_actors.messages import ReplicatedCommit, Transfer
+from store_actors.messages.requests import ReplicatedCommit, Transfer
 from store_actors.serving.coordinator_ref import CoordinatorRef
 from store_actors.serving.files import as_snapshot, decode_file
 from store_actors.serving.frozen_store import tables_of

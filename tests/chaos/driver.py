@@ -13,8 +13,8 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame
 
-from spark_jobs.fleet import connect
 from spark_jobs.session.spark_session import start_session, stop_session
+from statefleet.fleet import connect
 
 
 def main(folder: Path, uri: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from spark_jobs.fleet import Fleet
+from statefleet.fleet import Fleet
 
 ROOT = Path(__file__).parents[2]
 

@@ -26,11 +26,11 @@ from coordinator.model.identities import TaskIdentity
 from coordinator.service.calls import NAMESPACE, RayActors
 from coordinator.service.deploy import coordinator_name
 from coordinator.storage.options import split_options
-from spark_jobs.fleet import Fleet, connect
 from spark_jobs.session.spark_session import ensure_ray
 from spark_jobs.worker.process import ConnectTask, fleet_client
+from statefleet.fleet import Fleet, connect
+from store_actors.actor.deploy import fleet_client_of
 from store_actors.client.state_store import store_specs
-from store_actors.deploy import fleet_client_of
 from tests.unit.s3_with_faults import FaultyS3, faulty_s3
 
 pytestmark = pytest.mark.timeout(600)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import ray
 
-from spark_jobs.fleet import connect
 from spark_jobs.session.spark_session import ensure_ray
+from statefleet.fleet import connect
 from tests.chaos.driver_process import COUNTING, Driver, between, final_result, versions, wait_for
 from tests.chaos.inputs import write_inputs
 from tests.conftest import NewUri

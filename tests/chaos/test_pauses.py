@@ -31,11 +31,11 @@ from coordinator.placement.policy import Choice
 from coordinator.service.calls import RayActors
 from coordinator.storage.options import StorageOptions
 from coordinator.storage.uris import open_object_store
-from spark_jobs.fleet import Fleet, connect
 from spark_jobs.session.spark_session import ensure_ray
 from spark_jobs.worker.process import fleet_client
-from store_actors.deploy import deploy_store_actor
-from store_actors.messages import ApplyRequest
+from statefleet.fleet import Fleet, connect
+from store_actors.actor.deploy import deploy_store_actor
+from store_actors.messages.requests import ApplyRequest
 from tests.chaos.driver_process import COUNTING, Driver, between, final_result, versions, wait_for
 from tests.chaos.inputs import write_inputs
 from tests.conftest import NewUri

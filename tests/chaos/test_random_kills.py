@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import ray
 
-from spark_jobs.fleet import Fleet, connect
 from spark_jobs.session.spark_session import ensure_ray
+from statefleet.fleet import Fleet, connect
 from tests.chaos.driver_process import COUNTING, Supervisor, final_result, versions, wait_past
 from tests.chaos.inputs import write_inputs
 from tests.conftest import NewUri

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from benchmarks.nodes import ray_nodes, session_on
-from spark_jobs.fleet import Fleet, connect
+from statefleet.fleet import Fleet, connect
 from tests.conftest import NewUri
 from tests.integration.streams import Feed, Run
 

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from ray.cluster_utils import Cluster
 
 from benchmarks.nodes import WORKERS, ray_nodes, session_on
-from spark_jobs.fleet import Fleet, connect
+from statefleet.fleet import Fleet, connect
 from tests.conftest import NewUri
 
 

@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from coordinator.service.calls import RayActors
-from spark_jobs.fleet import Fleet
 from statefleet.cli import main
-from store_actors.deploy import store_metrics
+from statefleet.fleet import Fleet
+from store_actors.actor.deploy import store_metrics
 from tests.cluster.looking import address_of, query_of
 from tests.integration.streams import Feed, Run
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import ray
 
-from spark_jobs.fleet import Fleet
+from statefleet.fleet import Fleet
 
 __all__ = ["RunsBatches", "address_of", "query_of", "run_until"]
 

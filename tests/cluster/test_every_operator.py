@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 import statefleet as sf
-from spark_jobs.fleet import Fleet
+from statefleet.fleet import Fleet
 from tests.cluster.looking import query_of
 from tests.integration.streams import Feed, Run
 

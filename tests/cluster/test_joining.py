@@ -17,7 +17,7 @@ from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
 from benchmarks.nodes import WORKERS, add_worker
-from spark_jobs.fleet import Fleet
+from statefleet.fleet import Fleet
 from tests.cluster.counting_query import CountingQuery
 from tests.cluster.looking import run_until
 

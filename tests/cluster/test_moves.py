@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 
 import statefleet as sf
 from benchmarks.nodes import WORKERS
-from spark_jobs.fleet import Fleet
 from statefleet.cli import main
+from statefleet.fleet import Fleet
 from tests.cluster.counting_query import CountingQuery
 from tests.cluster.looking import address_of, query_of
 

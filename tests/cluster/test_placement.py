@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from benchmarks.nodes import WORKERS
-from spark_jobs.fleet import Fleet
+from statefleet.fleet import Fleet
 from tests.cluster.looking import address_of, query_of
 from tests.integration.streams import Feed, Run
 

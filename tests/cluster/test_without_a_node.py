@@ -13,8 +13,8 @@ from ray.cluster_utils import Cluster
 
 from benchmarks.nodes import add_worker
 from coordinator.service.calls import RayActors
-from spark_jobs.fleet import Fleet, connect
-from store_actors.deploy import store_metrics
+from statefleet.fleet import Fleet, connect
+from store_actors.actor.deploy import store_metrics
 from tests.cluster.counting_query import CountingQuery
 from tests.cluster.looking import address_of, run_until
 from tests.conftest import NewUri

@@ -14,9 +14,9 @@ import ray
 from pyspark.sql import SparkSession
 
 from coordinator.model.errors import SetupError
-from spark_jobs.fleet import Fleet, connect
 from spark_jobs.session.connectors import connector_jars, fetch_jars
 from spark_jobs.session.spark_session import ensure_ray, start_session, stop_session
+from statefleet.fleet import Fleet, connect
 from tests.conftest import NewUri
 from tests.kafka_broker import KafkaBroker
 

@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_jobs import page_hits
-from spark_jobs.fleet import Fleet
 from spark_jobs.jobs.input_job import execute
+from statefleet.fleet import Fleet
 from tests.connectors.topics import newest, read_records, send_bytes, send_json, stream_of
 from tests.integration.streams import Run
 from tests.kafka_broker import KafkaBroker

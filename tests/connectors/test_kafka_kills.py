@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.fleet import connect
+from statefleet.fleet import connect
 from tests.chaos.driver_process import Supervisor, versions, wait_past
 from tests.conftest import NewUri
 from tests.connectors.kafka_driver import PER_TRIGGER, SHARDS

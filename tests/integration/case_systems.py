@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType, TimestampType
 
-from spark_jobs.fleet import Fleet
 from spark_jobs.plan.spark_version import SPARK
+from statefleet.fleet import Fleet
 from tests.integration.frame_cases import FRAME_CASES
 from tests.integration.group_state_cases import GROUP_STATE_CASES
 from tests.integration.join_cases import JOIN_CASES

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_jobs.fleet import Fleet, connect
 from spark_jobs.session.spark_session import start_session, stop_session
+from statefleet.fleet import Fleet, connect
 from tests.conftest import NewUri
 
 SETTINGS = {

@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_jobs.fleet import Fleet
+from statefleet.fleet import Fleet
 from tests.integration.case_systems import Inputs, System, configured, on_spark
 from tests.integration.operator_cases import Case, Step
 

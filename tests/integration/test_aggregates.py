@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark_jobs.fleet import Fleet
 from spark_jobs.plan.spark_version import SPARK
+from statefleet.fleet import Fleet
 from tests.integration.aggregate_rows import _FEW, COARSE, ROWS, row, stream
 from tests.integration.case_systems import configured
 from tests.integration.comparable_results import facts, normal

@@ -15,10 +15,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from coordinator.model.errors import InvalidRequestError, StateMismatchError
-from spark_jobs.fleet import Fleet
 from spark_jobs.operators.accumulators import FUNCTIONS
 from spark_jobs.plan.aggregate_functions import AggregateExpression
 from spark_jobs.plan.logical import analysed
+from statefleet.fleet import Fleet
 from tests.integration.comparable_results import facts, normal
 from tests.integration.streams import Feed, Run, short_list
 

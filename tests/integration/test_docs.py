@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark_jobs.fleet import Fleet
+from statefleet.fleet import Fleet
 from tests.code_blocks import blocks_of
 from tests.integration.streams import Feed, Run, short_list
 

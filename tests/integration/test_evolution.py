@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from coordinator.model.errors import StateMismatchError
-from spark_jobs.fleet import Fleet
 from spark_jobs.operators.aggregate import build_plan
+from statefleet.fleet import Fleet
 from tests.integration.streams import Feed, Run
 
 ROWS = pa.schema([("k", pa.string()), ("v", pa.int32()), ("d", pa.decimal128(8, 2))])

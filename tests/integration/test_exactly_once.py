@@ -20,8 +20,8 @@ from pyspark.sql import SparkSession
 
 from coordinator.model.errors import CorruptStateError, FencedError, StateMismatchError
 from coordinator.storage.uris import open_object_store
-from spark_jobs.fleet import Fleet, connect
 from spark_jobs.worker.process import fleet_client
+from statefleet.fleet import Fleet, connect
 from tests.conftest import NewUri
 from tests.integration.streams import Feed, Run
 from tests.tasks import Tasks

@@ -18,10 +18,10 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from coordinator.model.errors import CorruptStateError, InvalidRequestError, StateMismatchError
-from spark_jobs.fleet import Fleet
 from spark_jobs.plan.catalyst import java_class
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.session.connectors import Jar, fetch_jars
+from statefleet.fleet import Fleet
 from tests.integration.case_systems import configured, on_spark
 from tests.integration.golden_cases import (
     AFTER_A_BATCH,

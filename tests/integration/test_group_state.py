@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from spark_jobs.fleet import Fleet
+from statefleet.fleet import Fleet
 from tests.integration.streams import Feed, Run
 
 LETTERS = pa.schema([("k", pa.string())])

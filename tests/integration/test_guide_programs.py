@@ -31,7 +31,7 @@ from pyspark.sql.streaming.listener import (
 )
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from spark_jobs.fleet import Fleet
+from statefleet.fleet import Fleet
 from tests.clocks import until
 from tests.integration.streams import Feed, short_list
 

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from coordinator.service.calls import NAMESPACE
-from spark_jobs.fleet import Fleet
+from statefleet.fleet import Fleet
 from tests.integration.case_systems import configured
 from tests.integration.streams import Feed, Run, short_list
 

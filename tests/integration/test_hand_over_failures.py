@@ -30,9 +30,9 @@ from pyspark.sql import functions as F
 
 from coordinator.service.calls import session_folder
 from coordinator.service.client import CoordinatorClient
-from spark_jobs.fleet import _DRIVER, Fleet
 from spark_jobs.nodes.executor_nodes import ExecutorNodes
-from store_actors.hand_over import address_of, sockets_of
+from statefleet.fleet import _DRIVER, Fleet
+from store_actors.connections.hand_over import address_of, sockets_of
 from tests.integration.streams import Feed, Run
 from tests.integration.waiting import wait_for
 from tests.processes import AS_NOBODY, end_process, paused
@@ -324,7 +324,7 @@ def test_a_folder_in_which_nothing_can_be_written_is_named(
 ) -> None:
     folder = tmp_path / "full"
     folder.touch()  # also a superuser can write no file in it
-    monkeypatch.setattr("spark_jobs.fleet.sockets_of", lambda *of: f"{folder}/sockets/")
+    monkeypatch.setattr("statefleet.fleet.sockets_of", lambda *of: f"{folder}/sockets/")
     feed = Feed(spark, tmp_path / "in", ROWS)
     run = Run(fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").count(), "update", tmp_path / "ck")
     try:

@@ -18,8 +18,8 @@ from pyspark.sql import functions as F
 
 from coordinator.model.errors import CorruptStateError, InvalidRequestError, StateMismatchError, StateStoreError
 from coordinator.service.client import CoordinatorClient
-from spark_jobs.fleet import Fleet
 from spark_jobs.plan.spark_version import SPARK
+from statefleet.fleet import Fleet
 from statefleet.migration.checkpoint import NewCheckpoint, SparkCheckpoint
 from tests.integration.case_systems import ALL_CASES, CHANGELOGS, FORMAT_2, ROCKSDB, configured
 from tests.integration.join_cases import JOIN_CASES

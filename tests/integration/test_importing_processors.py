@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from coordinator.model.errors import CorruptStateError, InvalidRequestError, StateMismatchError, StateStoreError
-from spark_jobs.fleet import Fleet
 from spark_jobs.plan.spark_version import SPARK
+from statefleet.fleet import Fleet
 from tests.integration.case_systems import CHANGELOGS, FORMAT_2, ROCKSDB, configured
 from tests.integration.moved_queries import moved, swap
 from tests.integration.processor_cases import CASES, OUTPUT, ROWS, StatefulProcessor

@@ -13,10 +13,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs import page_hits
-from spark_jobs.fleet import Fleet
 from spark_jobs.jobs.access_log import parse_log
 from spark_jobs.jobs.console import keep_newest
 from spark_jobs.jobs.input_job import InputJob, execute
+from statefleet.fleet import Fleet
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 

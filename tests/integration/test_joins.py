@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from coordinator.model.errors import InvalidRequestError
-from spark_jobs.fleet import Fleet
+from statefleet.fleet import Fleet
 from tests.integration.case_systems import Inputs, System, on_spark
 from tests.integration.join_cases import both
 from tests.integration.operator_cases import Case, Operators, seconds

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from coordinator.model.errors import InvalidRequestError
-from spark_jobs.fleet import Fleet
+from statefleet.fleet import Fleet
 from tests.integration.key_columns import COLUMNS, with_columns
 from tests.integration.streams import Feed, Run, short_list
 

@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark_jobs.fleet import Fleet
 from spark_jobs.plan.spark_version import SPARK
+from statefleet.fleet import Fleet
 from tests.integration.case_systems import Inputs, System, on_spark
 from tests.integration.operator_cases import Case, Operators, seconds
 from tests.integration.streams import Run, short_list

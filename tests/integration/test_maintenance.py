@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.maintenance import Maintenance
 from coordinator.storage.uris import open_object_store
-from spark_jobs.fleet import Fleet, connect
 from statefleet import cli
+from statefleet.fleet import Fleet, connect
 from tests.conftest import NewUri
 from tests.integration.streams import Feed, Run
 from tests.integration.waiting import wait_for

@@ -21,7 +21,7 @@ from benchmarks.nexmark.queries import QUERIES
 from benchmarks.nexmark.query import FleetOperators
 from benchmarks.nexmark.run import answer, batches_done, start
 from coordinator.model.errors import InvalidRequestError
-from spark_jobs.fleet import Fleet
+from statefleet.fleet import Fleet
 from tests.integration.streams import short_list
 
 EVENTS = 20_000

@@ -27,8 +27,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupStateTimeout
 
 from coordinator.model.errors import InvalidRequestError
-from spark_jobs.fleet import Fleet
 from spark_jobs.plan.spark_version import SPARK
+from statefleet.fleet import Fleet
 from tests.integration.case_systems import ROCKSDB, configured
 from tests.integration.processor_cases import StatefulProcessor, counter
 from tests.integration.spark_checks import check_as_spark_does

@@ -12,7 +12,7 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark_jobs.fleet import Fleet
+from statefleet.fleet import Fleet
 from tests.integration.streams import Feed, Run
 
 ROWS = pa.schema([("k", pa.string()), ("x", pa.int64()), ("v", pa.int64())])

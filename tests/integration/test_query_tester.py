@@ -12,9 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from coordinator.model.errors import InvalidRequestError, SetupError
-from spark_jobs.fleet import Fleet
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.transform.processor import StatefulProcessor
+from statefleet.fleet import Fleet
 from statefleet.testing import QueryTester, ResultsDifferError, local_session
 from tests.code_blocks import blocks_of, every_block
 from tests.user_pytest import pytest_in

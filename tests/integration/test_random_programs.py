@@ -17,8 +17,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from coordinator.model.errors import InvalidRequestError, StateStoreError
-from spark_jobs.fleet import Fleet
 from spark_jobs.plan.spark_version import SPARK
+from statefleet.fleet import Fleet
 from tests.integration.case_systems import Inputs, configured, on_spark
 from tests.integration.operator_cases import Operators
 from tests.integration.random_inputs import COLUMNS

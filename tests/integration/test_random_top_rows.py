@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 
-from spark_jobs.fleet import Fleet
+from statefleet.fleet import Fleet
 from tests.integration.case_systems import Inputs, System
 from tests.integration.operator_cases import Case, Operators, seconds
 

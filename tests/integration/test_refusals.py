@@ -18,11 +18,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupStateTimeout
 
 from coordinator.model.errors import InvalidRequestError
-from spark_jobs.fleet import Fleet
 from spark_jobs.plan.bounds import UnboundedStateWarning
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.spark_version import SPARK
+from statefleet.fleet import Fleet
 from tests.integration.spark_checks import check_as_spark_does
 
 NONE, EVENT = GroupStateTimeout.NoTimeout, GroupStateTimeout.EventTimeTimeout

@@ -15,9 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from coordinator.model.errors import InvalidRequestError, StateMismatchError
-from spark_jobs.fleet import Fleet
-from spark_jobs.map_partitions import map_partitions_with_state_store
 from statefleet.cli import main
+from statefleet.fleet import Fleet
+from statefleet.map_partitions import map_partitions_with_state_store
 from tests.integration.case_systems import ALL_CASES, Inputs, System, configured, on_spark
 from tests.integration.operator_cases import RESTART
 from tests.integration.streams import Feed, Run, short_list

@@ -11,7 +11,7 @@ import statefleet as sf
 from coordinator.storage.probe import probe
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_object_store
-from spark_jobs.fleet import Fleet
+from statefleet.fleet import Fleet
 from tests.conftest import NewUri
 from tests.s3_server import BUCKET, S3Server
 

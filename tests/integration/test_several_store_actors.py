@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 
 from coordinator.model.names import store_actor_number
 from coordinator.service.calls import NAMESPACE, session_folder
-from spark_jobs.fleet import Fleet, connect
-from store_actors.hand_over import address_of, sockets_of
+from statefleet.fleet import Fleet, connect
+from store_actors.connections.hand_over import address_of, sockets_of
 from tests.conftest import NewUri
 from tests.integration.streams import Feed, Run, short_list
 from tests.integration.waiting import wait_for

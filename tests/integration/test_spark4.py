@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from coordinator.model.errors import InvalidRequestError
-from spark_jobs.fleet import Fleet
 from spark_jobs.plan.spark_version import SPARK
+from statefleet.fleet import Fleet
 from tests.code_blocks import blocks_of
 from tests.integration.case_systems import Counts, Inputs, System, check_case, on_spark
 from tests.integration.operator_cases import RESTART, Case, Operators, Step

@@ -11,7 +11,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.fleet import Fleet, connect
+from statefleet.fleet import Fleet, connect
 from tests.integration.case_systems import Inputs, System, configured, on_spark
 from tests.integration.streams import short_list
 from tests.integration.version_states import VERSION_CASES, VersionCase, unpack

@@ -11,8 +11,8 @@ from pyspark.sql import functions as F
 
 from coordinator.model.errors import MemoryLimitError
 from coordinator.model.maintenance import Maintenance
-from spark_jobs.fleet import Fleet, connect
 from statefleet import cli
+from statefleet.fleet import Fleet, connect
 from tests.conftest import NewUri
 from tests.integration.streams import Feed, Run
 from tests.integration.waiting import wait_for

@@ -15,8 +15,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from coordinator.model.errors import InvalidRequestError
-from spark_jobs.fleet import Fleet
-from spark_jobs.stateful import StatefulDataFrame
+from spark_jobs.api.stateful import StatefulDataFrame
+from statefleet.fleet import Fleet
 from tests.integration.streams import Feed, Run
 
 Frame = StatefulDataFrame

@@ -18,8 +18,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from coordinator.model.errors import InvalidRequestError, StateMismatchError
-from spark_jobs.fleet import Fleet
 from spark_jobs.plan.spark_version import SPARK
+from statefleet.fleet import Fleet
 from tests.integration.case_systems import ROCKSDB, Inputs, compare_case, configured
 from tests.integration.processor_cases import (
     CASES,

@@ -19,13 +19,13 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from coordinator.model.errors import InvalidRequestError
 from coordinator.storage.uris import open_object_store
-from spark_jobs.fleet import Fleet
 from spark_jobs.operators.accumulators import supported_functions
 from spark_jobs.operators.aggregate import build_plan
 from spark_jobs.operators.join import build_join
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.worker.process import fleet_client
 from statefleet import StatefulProcessor
+from statefleet.fleet import Fleet
 from store_actors.operators.view_columns import ViewColumns
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from coordinator.model.errors import InvalidRequestError
-from spark_jobs.fleet import Fleet
+from statefleet.fleet import Fleet
 from tests.integration.streams import Feed, Run
 
 

@@ -19,8 +19,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
-from spark_jobs.fleet import Fleet, connect
-from spark_jobs.map_partitions import map_partitions_with_state_store
+from statefleet.fleet import Fleet, connect
+from statefleet.map_partitions import map_partitions_with_state_store
 from tests.conftest import NewUri
 from tests.integration.streams import Feed, Run, short_list
 

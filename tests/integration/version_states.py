@@ -18,8 +18,8 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark_jobs.fleet import Fleet, connect
 from spark_jobs.session.spark_session import start_session, stop_session
+from statefleet.fleet import Fleet, connect
 from tests.integration.case_systems import ALL_CASES, Inputs, System, configured, on_spark
 from tests.integration.conftest import SETTINGS
 from tests.integration.operator_cases import RESTART, Case, Operators, Step

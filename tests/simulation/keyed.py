@@ -24,7 +24,7 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.protocol import ObjectStore
 from store_actors.client.fleet_client import FleetClient
 from store_actors.client.state_store import ReadStateStore, StateStore
-from store_actors.messages import OpenRequest, StoreSpec
+from store_actors.messages.requests import OpenRequest, StoreSpec
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.partitions import Partitions

@@ -22,9 +22,9 @@ from coordinator.model.load_plans import LoadPlan, LoadPlans
 from coordinator.service import versions
 from coordinator.service.coordinator import Coordinator
 from statefleet.reads.shard_reads import ReadVersion, ShardReads
-from store_actors.actor import StoreProcess
+from store_actors.actor.store_actor import StoreProcess
 from store_actors.engine.version_view import VersionView
-from store_actors.messages import ReplicatedCommit
+from store_actors.messages.requests import ReplicatedCommit
 from store_actors.serving import reads
 from store_actors.serving.commits import Commits
 from store_actors.serving.lineage import Lineage, SyncAction

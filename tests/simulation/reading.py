@@ -13,7 +13,7 @@ from coordinator.model.identities import DEFAULT_STORE
 from coordinator.runtime.runtime import Runtime
 from statefleet.reads.shard_reads import KeyPlan, ReadVersion, ShardReads
 from statefleet.reads.sources import FleetSource
-from store_actors.messages import ReadProjection
+from store_actors.messages.requests import ReadProjection
 from tests.simulation.clock import SimulatedThreads
 from tests.simulation.scheduler import Party, Violation
 from tests.simulation.workload import AggregationWorkload, Groups, compare, groups_of

@@ -19,7 +19,7 @@ from coordinator.storage.protocol import ObjectStore
 from store_actors.client.fleet_client import FleetClient
 from store_actors.client.store_calls import ShardWork
 from store_actors.engine.spark_hash import shards_of
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
 from tests.simulation.scheduler import Party, Violation

@@ -21,9 +21,9 @@ from coordinator.service.coordinator import Coordinator
 from coordinator.service.deploy import coordinator_name
 from coordinator.storage.options import StorageOptions
 from coordinator.storage.protocol import ObjectStore
-from store_actors.actor import StoreProcess
+from store_actors.actor.deploy import fleet_client_of
+from store_actors.actor.store_actor import StoreProcess
 from store_actors.client.fleet_client import FleetAddress, FleetClient
-from store_actors.deploy import fleet_client_of
 from tests.simulation.audit import audit_log, audit_state, counted_forms
 from tests.simulation.clock import ProcessClock, SimulatedClock, SimulatedIds, SimulatedThreads, Skew
 from tests.simulation.cluster import AsyncLife, Cluster, Life, SimulatedActors

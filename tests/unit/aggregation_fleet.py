@@ -23,7 +23,7 @@ from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateS
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.lease_placer import StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
-from store_actors.messages import ApplyRequest, ShardInput
+from store_actors.messages.requests import ApplyRequest, ShardInput
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
 from tests.unit.ledger_harness import FakeFleetView

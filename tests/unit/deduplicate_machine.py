@@ -10,7 +10,7 @@ from hypothesis.stateful import precondition, rule
 
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 from coordinator.model.type_names import payload_type
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.operators.deduplicate import DeduplicateShard
 from tests.unit.operator_machine import OperatorMachine
 

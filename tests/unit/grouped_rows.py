@@ -10,7 +10,7 @@ from coordinator.model.schema import Accumulator, Field, StateSchema
 from store_actors.engine.results import results_of
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 
 Rows = list[tuple[Any, ...]]

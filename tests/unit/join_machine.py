@@ -14,7 +14,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from coordinator.model.schema import Field, StateSchema
 from store_actors.engine.versions import Change
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.operators.join import JoinShard
 from store_actors.operators.join_schema import join_schema
 from tests.unit.operator_machine import OperatorMachine

@@ -9,7 +9,7 @@ import pyarrow as pa
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import Field
 from coordinator.storage.memory import MemoryObjectStore
-from store_actors.messages import OpenRequest, StoreSpec
+from store_actors.messages.requests import OpenRequest, StoreSpec
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.partitions import Partitions

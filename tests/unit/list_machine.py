@@ -15,7 +15,7 @@ from hypothesis.stateful import precondition, rule
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from coordinator.model.type_names import list_type
 from store_actors.engine.table import GroupTable
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard, output_of
 from tests.unit.operator_machine import OperatorMachine
 

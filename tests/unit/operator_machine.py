@@ -13,7 +13,7 @@ from hypothesis.stateful import invariant, precondition, rule
 
 from coordinator.model.errors import InvalidRequestError
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from tests.unit.shard_machine import ShardMachine
 
 __all__ = ["OperatorMachine"]

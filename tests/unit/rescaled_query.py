@@ -15,7 +15,7 @@ from coordinator.model.schema import ROW_COLUMN, Accumulator, AccumulatorKind, F
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
 from store_actors.engine.spark_hash import shards_of
-from store_actors.messages import ApplyRequest, ShardInput
+from store_actors.messages.requests import ApplyRequest, ShardInput
 from store_actors.serving.operator_shards import OperatorShards
 from tests.stored_shards import stored_rows
 from tests.unit.aggregation_fleet import AggregationFleet

@@ -20,7 +20,7 @@ from coordinator.model.watermarks import Watermarks
 from coordinator.runtime.runtime import Runtime
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
-from store_actors.messages import ApplyRequest
+from store_actors.messages.requests import ApplyRequest
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
 from tests.clocks import LaterClock

@@ -13,7 +13,7 @@ from hypothesis.stateful import precondition, rule
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 from store_actors.engine.multimap import ROW_COLUMN
 from store_actors.engine.versions import CHANGE_COLUMN
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.operators.session_windows import SessionShard
 from tests.unit.operator_machine import OperatorMachine
 from tests.unit.shard_machine import read_frozen

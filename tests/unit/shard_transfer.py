@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from coordinator.model.identities import StateStoreId, TaskIdentity
-from store_actors.messages import Transfer
+from store_actors.messages.requests import Transfer
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.operator_shards import OperatorShards
 from tests.unit.aggregation_fleet import LocalCoordinator

@@ -19,7 +19,7 @@ from coordinator.model.load_plans import LoadPlan
 from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.runtime.runtime import Runtime
 from coordinator.storage.local import LocalObjectStore
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.serving.commits import Commits
 from store_actors.serving.loading import Loader

@@ -20,7 +20,7 @@ from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.type_names import words_type
 from coordinator.storage.local import LocalObjectStore
-from store_actors.messages import ApplyRequest, ShardInput
+from store_actors.messages.requests import ApplyRequest, ShardInput
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
 from store_actors.spilling.store_memory import LimitedMemory

@@ -12,7 +12,7 @@ import pytest
 from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.schema import ROW_COLUMN, Accumulator, Field, OperatorKind, StateSchema
 from store_actors.keyed.shard import KeyedShard
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.operators.deduplicate import DeduplicateShard
 from store_actors.operators.join import JoinShard

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from store_actors.compiled_code import drop_stale, is_compiled, warm
+from store_actors.engine.compiled_code import drop_stale, is_compiled, warm
 
 INNER = """
 from numba import int64, njit

@@ -24,7 +24,7 @@ def documented(first: int, second: str = "x", third: bool = True) -> None:
     ----------
     first, second
         Both of them, as
-        :meth:`Fleet.rescale <spark_jobs.fleet.Fleet.rescale>` has ``them``.
+        :meth:`Fleet.rescale <statefleet.fleet.Fleet.rescale>` has ``them``.
     third
         A third (docs/operators.md).
 

@@ -17,7 +17,7 @@ from coordinator.model.type_names import counts_type, string_to_type
 from store_actors.engine.results import results_of
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from tests.unit.accumulator_values import VALUES
 

@@ -17,7 +17,7 @@ from coordinator.model.identities import PYTHON_QUERY_ID, ActorLocation, StateSt
 from coordinator.model.leases import Lease
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.memory import MemoryObjectStore
-from store_actors.messages import OpenRequest, StoreSpec
+from store_actors.messages.requests import OpenRequest, StoreSpec
 from tests.unit.aggregation_fleet import LocalCoordinator
 from tests.unit.damages import DAMAGES, ERROR, Survey, copied, named_by_verify, rows_or_error, state_in, taken_from
 from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet

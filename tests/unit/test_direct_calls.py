@@ -21,8 +21,8 @@ import pytest
 from coordinator.runtime.runtime import Runtime
 from statefleet.reads import direct_client
 from statefleet.reads.direct_client import DirectClient
-from store_actors import direct_calls
-from store_actors.direct_calls import DirectAddress, DirectServer
+from store_actors.connections import direct_calls
+from store_actors.connections.direct_calls import DirectAddress, DirectServer
 from tests.clocks import LaterClock, until
 
 KEY = bytes(range(32))

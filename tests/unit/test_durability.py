@@ -20,7 +20,7 @@ from coordinator.model.schema import Field
 from coordinator.model.watermarks import Watermarks
 from coordinator.storage.local import LocalObjectStore
 from coordinator.storage.memory import MemoryObjectStore
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from tests.clocks import LaterClock
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet
 from tests.unit.ledger_harness import open_writer

@@ -29,7 +29,7 @@ from coordinator.service.coordinator import Coordinator as Actor
 from coordinator.storage.memory import MemoryObjectStore
 from spark_jobs.plan.state_types import spark_field, state_field
 from store_actors.engine.versions import CHANGE_COLUMN
-from store_actors.messages import ApplyRequest, ShardInput
+from store_actors.messages.requests import ApplyRequest, ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.serving.evolution import evolve_groups
 from store_actors.serving.files import encode_snapshot, schema_of

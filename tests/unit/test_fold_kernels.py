@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from coordinator.model.errors import SumOverflowError
 from coordinator.model.schema import AccumulatorKind, Field
 from coordinator.model.type_names import words_type
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from tests.unit.accumulator_values import VALUES
 from tests.unit.fold_rows import Rows, merge_or_not, parts_of, raw, run, schema_of

@@ -79,7 +79,7 @@ import statefleet.cli
 # What the commands import when they run, and how far they get where no cluster is.
 code = statefleet.cli.main(["status", "file:///tmp/nowhere", "--address", "127.0.0.1:1"])
 assert code == 1
-import coordinator.service.client, store_actors.deploy
+import coordinator.service.client, store_actors.actor.deploy
 """
     loaded = imported_by(program)
     assert "ray" in loaded

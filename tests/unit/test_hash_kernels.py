@@ -17,7 +17,7 @@ from store_actors.engine.index_kernels import grow_index
 from store_actors.engine.multimap import MultimapTable
 from store_actors.engine.strings import StringPool
 from store_actors.engine.table import GroupTable
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics

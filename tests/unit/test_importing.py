@@ -21,7 +21,7 @@ from coordinator.model.watermarks import Watermarks
 from spark_jobs.worker import import_task
 from spark_jobs.worker.import_task import PRESENT_COLUMN, SHARD_COLUMN, ImportTask, as_state
 from store_actors.client.fleet_client import FleetAddress
-from store_actors.messages import ApplyRequest
+from store_actors.messages.requests import ApplyRequest
 from store_actors.operators.join_schema import join_schema
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, counts, rows
 from tests.unit.ledger_harness import actor, entry

@@ -20,7 +20,7 @@ from py4j.protocol import Py4JJavaError
 
 from coordinator.runtime.runtime import Runtime
 from store_actors.client.operator_task import HandedOver
-from store_actors.hand_over import HandOverServer, address_of
+from store_actors.connections.hand_over import HandOverServer, address_of
 from tests.unit.jvm import Jvm
 
 HOST = "10.0.0.1"

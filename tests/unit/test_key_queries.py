@@ -22,8 +22,8 @@ from coordinator.model.schema import Field, StateSchema
 from coordinator.runtime.runtime import Runtime
 from statefleet.reads.projections import Projection
 from statefleet.reads.shard_reads import ReadVersion, ShardReads
-from store_actors.key_queries import FoundRows, KeyQuery, KeyResult, KeyResults
-from store_actors.messages import ReadProjection, ReadRequest, is_json
+from store_actors.messages.key_queries import FoundRows, KeyQuery, KeyResult, KeyResults
+from store_actors.messages.requests import ReadProjection, ReadRequest, is_json
 from store_actors.operators.view_columns import ViewColumns
 from tests.clocks import LaterClock, until
 

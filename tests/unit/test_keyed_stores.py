@@ -35,7 +35,7 @@ from coordinator.model.schema import Field
 from coordinator.model.watermarks import Watermarks
 from store_actors.client.state_store import StateStore
 from store_actors.keyed.table import KeyedTable
-from store_actors.messages import BatchFacts, OpenRequest, StoreSpec
+from store_actors.messages.requests import BatchFacts, OpenRequest, StoreSpec
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.partition import Partition
 from store_actors.serving.sessions import IDLE_S, Ended, Session, Sessions

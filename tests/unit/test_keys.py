@@ -17,7 +17,7 @@ from coordinator.model.schema import ROW_COLUMN, Accumulator, AccumulatorKind, F
 from coordinator.model.type_names import string_to_type, type_to_string
 from store_actors.engine import versions
 from store_actors.keyed.shard import KeyedShard
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.operators.deduplicate import DeduplicateShard
 from store_actors.operators.join import JoinShard
 from store_actors.operators.join_schema import join_schema

@@ -14,7 +14,7 @@ import pytest
 from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.storage.local import LocalObjectStore
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard, output_of
 from store_actors.serving.files import encode_delta
 from tests.unit.snapshot_memory import load, write

@@ -24,23 +24,14 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "spark_jobs.page_hits",
     ),
     "what jobs share": ("spark_jobs.jobs",),
-    "the API": (
-        "spark_jobs.fleet",
-        "spark_jobs.stateful",
-        "spark_jobs.grouped",
-        "spark_jobs.streaming_frame",
-        "spark_jobs.target",
-        "spark_jobs.map_partitions",
-        "spark_jobs.driver_calls",
-        "spark_jobs.driver_reports",
-        "spark_jobs.finished_batches",
-        "spark_jobs.nodes",
-    ),
+    "the fleet": ("statefleet.fleet", "statefleet.map_partitions"),
     # Products: what stands on the core. Nothing of the core imports them.
     "the dashboard": ("statefleet.dashboard",),
     "reads": ("statefleet.reads",),
     "migration": ("statefleet.migration",),
     # The core, on Spark's side.
+    "the API": ("spark_jobs.api",),
+    "the driver": ("spark_jobs.driver", "spark_jobs.nodes"),
     "transformWithState": ("spark_jobs.transform",),
     "functions with state": ("spark_jobs.functions",),
     "operators' plans": ("spark_jobs.operators",),
@@ -48,21 +39,16 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "Spark's workers": ("spark_jobs.worker",),
     "the session": ("spark_jobs.session", "spark_jobs.jvm"),
     # The core, on the store actors' side.
-    "store actor": ("store_actors.actor", "store_actors.deploy", "store_actors.replicator", "store_actors.moving"),
-    "connections": (
-        "store_actors.direct_calls",
-        "store_actors.hand_over",
-        "store_actors.local_calls",
-        "store_actors.unsafe_rows",
-    ),
+    "store actor": ("store_actors.actor.store_actor",),
+    "connections": ("store_actors.connections",),
     "the fleet's client": ("store_actors.client",),
     "serving": ("store_actors.serving",),
     "operators": ("store_actors.operators",),
     "keyed stores": ("store_actors.keyed",),
-    "messages": ("store_actors.key_queries", "store_actors.messages"),
+    "messages": ("store_actors.messages.requests",),
     "spilling": ("store_actors.spilling",),
     "engine": ("store_actors.engine",),
-    "compiled code on disk": ("store_actors.compiled_code",),
+    "compiled code on disk": ("store_actors.engine.compiled_code",),
     # The coordinator. Of its service, only what is deployed and called knows Ray.
     "coordinator client": ("coordinator.service.client", "coordinator.service.deploy", "coordinator.service.calls"),
     "coordinator actor": ("coordinator.service.actor", "coordinator.service.metric_export"),
@@ -205,7 +191,12 @@ def test_pure_rules_take_no_time_chance_threads_or_io(room: str) -> None:
 def test_only_shells_know_ray_and_only_spark_jobs_knows_spark() -> None:
     for name, imported in IMPORTS.items():
         tops = {module.partition(".")[0] for module in imported}
-        if not name.startswith("spark_jobs") and room_of(name) not in ("front door", "migration", "testing"):
+        if not name.startswith("spark_jobs") and room_of(name) not in (
+            "front door",
+            "the fleet",
+            "migration",
+            "testing",
+        ):
             assert not tops & {"pyspark", "raydp", "py4j"}, name
             may_know = (
                 "coordinator actor",
@@ -221,12 +212,12 @@ def test_only_shells_know_ray_and_only_spark_jobs_knows_spark() -> None:
 def test_nothing_that_came_by_a_socket_is_unpickled() -> None:
     # What Ray's own calls bring is unpickled by Ray.
     assert {name for name in MODULES if name.startswith("store_actors") and "pickle" in IMPORTS[name]} == {
-        "store_actors.messages"
+        "store_actors.messages.requests"
     }
 
 
 def test_a_store_actor_has_nothing_of_spark() -> None:
-    program = "import sys, store_actors.actor; print(*{name.partition('.')[0] for name in sys.modules})"
+    program = "import sys, store_actors.actor.store_actor; print(*{name.partition('.')[0] for name in sys.modules})"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "store_actors" in ran.stdout.split()
     assert not {"pyspark", "py4j", "spark_jobs"} & set(ran.stdout.split())
@@ -235,9 +226,9 @@ def test_a_store_actor_has_nothing_of_spark() -> None:
 def test_the_check_sees_a_planted_import(tmp_path: Path) -> None:
     planted = tmp_path / "planted.py"
     planted.write_text(
-        "def f():\n    from spark_jobs.fleet import connect\n    from store_actors.engine import table\n    import ray\n"
+        "def f():\n    from statefleet.fleet import connect\n    from store_actors.engine import table\n    import ray\n"
     )
-    assert imports(planted) == {"spark_jobs.fleet", "store_actors.engine.table", "ray"}
+    assert imports(planted) == {"statefleet.fleet", "store_actors.engine.table", "ray"}
     assert room_of("store_actors.engine.table") == "engine"
 
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.operators.limit import LimitShard
 from tests.unit.operator_machine import OperatorMachine
 

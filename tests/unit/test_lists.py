@@ -20,7 +20,7 @@ from coordinator.model.type_names import string_to_type
 from store_actors.engine import versions
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.operators.session_windows import SessionShard
 from store_actors.serving.files import delta_path, encode_delta

@@ -116,10 +116,10 @@ def test_lines_go_to_standard_error_in_the_requested_format(
     for _ in range(2):
         log_to_stderr("file:///f", "store_actor")
     capsys.readouterr()
-    logging.getLogger("store_actors.actor").info("begun")
-    logging.getLogger("store_actors.actor").debug("not logged")
+    logging.getLogger("store_actors.actor.store_actor").info("begun")
+    logging.getLogger("store_actors.actor.store_actor").debug("not logged")
     (text,) = capsys.readouterr().err.splitlines()
     if log_format == "text":
-        assert text.endswith("INFO store_actors.actor: begun")
+        assert text.endswith("INFO store_actors.actor.store_actor: begun")
     else:
         assert json.loads(text)["process"] == "store_actor"

@@ -21,9 +21,9 @@ from coordinator.model.identities import StateStoreId
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.memory_options import MemoryOptions
 from coordinator.storage.options import StorageOptions
-from store_actors.actor import StoreActor
+from store_actors.actor.store_actor import StoreActor
 from store_actors.engine.memory import Memory
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
@@ -333,7 +333,7 @@ def test_a_batch_that_needs_more_than_there_is_is_refused_before_anything_is_cha
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Session folder of a Ray node, on which store actors are made as if Ray made them."""
     monkeypatch.setattr("ray.get_runtime_context", MagicMock())
-    monkeypatch.setattr("store_actors.actor.CoordinatorClient.connect", MagicMock())
+    monkeypatch.setattr("store_actors.actor.store_actor.CoordinatorClient.connect", MagicMock())
     session = MagicMock(get_session_dir_path=lambda: str(tmp_path / "session"), node_ip_address="127.0.0.1")
     monkeypatch.setattr("ray._private.worker._global_node", session)
     return tmp_path

@@ -12,7 +12,7 @@ from ray.exceptions import RayActorError
 
 from coordinator.model.errors import InvalidRequestError
 from coordinator.telemetry.drivers import DriverReport, ExecutorState
-from spark_jobs.driver_reports import DriverReports
+from spark_jobs.driver.driver_reports import DriverReports
 from spark_jobs.nodes.executor_nodes import ExecutorNodes
 from spark_jobs.nodes.executor_slots import ExecutorSlots
 from spark_jobs.nodes.node_watch import NodeWatch, WatchedFleet

@@ -19,7 +19,7 @@ from coordinator.model.errors import (
     StoreUnavailableError,
 )
 from coordinator.model.schema import StateSchema
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from tests.code_blocks import blocks_of
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, LocalCoordinator, counts, rows
 from tests.unit.observed_objects import ObservedObjectStore

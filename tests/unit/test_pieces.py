@@ -19,7 +19,7 @@ from coordinator.model.schema import Accumulator, Field, OperatorKind, StateSche
 from spark_jobs.worker.import_task import in_pieces as import_pieces
 from store_actors.engine.pieces import batches, cut
 from store_actors.keyed.shard import BATCH_ROWS, KeyedShard
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.operators.deduplicate import DeduplicateShard
 from store_actors.operators.join import JoinShard

@@ -11,7 +11,7 @@ from coordinator.model.identities import ActorLocation
 from coordinator.placement.move_planner import MovePlanner, PlannedMove
 from coordinator.placement.policies import Balance, Stay
 from coordinator.placement.policy import ActorSlot, Choice, PlacementPolicy, PlacementRequest
-from spark_jobs.fleet import connect
+from statefleet.fleet import connect
 
 SHARDS = 6
 

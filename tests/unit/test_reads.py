@@ -16,8 +16,8 @@ from coordinator.model.identities import DEFAULT_STORE, StateStoreId
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import Runtime
-from store_actors.key_queries import FoundRows
-from store_actors.messages import ReadProjection, ReadRequest, ShardInput
+from store_actors.messages.key_queries import FoundRows
+from store_actors.messages.requests import ReadProjection, ReadRequest, ShardInput
 from store_actors.serving.reads import Reads
 from tests.unit.aggregation_fleet import AggregationFleet
 

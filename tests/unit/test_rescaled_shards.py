@@ -15,7 +15,7 @@ from coordinator.model.identities import DEFAULT_STORE
 from coordinator.model.load_plans import LoadPlans
 from coordinator.model.schema import Field, StateSchema
 from store_actors.engine.spark_hash import shards_of
-from store_actors.messages import OpenRequest, ShardInput, StoreSpec
+from store_actors.messages.requests import OpenRequest, ShardInput, StoreSpec
 from store_actors.operators.join_schema import join_schema
 from store_actors.operators.top_schema import top_schema
 from store_actors.serving.keyed_stores import KeyedStores

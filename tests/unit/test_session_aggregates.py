@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from coordinator.model.type_names import counts_type, list_type
 from store_actors.engine.results import results_of
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.operators.session_windows import SessionShard
 from tests.unit.nested_values import identity

@@ -23,8 +23,8 @@ from coordinator.storage.local import LocalObjectStore
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.probe import ProbeResult, prove_shared
 from coordinator.storage.protocol import ObjectStore
-from store_actors.actor import StoreProcess
-from store_actors.messages import OpenRequest
+from store_actors.actor.store_actor import StoreProcess
+from store_actors.messages.requests import OpenRequest
 from store_actors.serving.storage_proof import StorageProof
 from tests.unit.observed_objects import ObservedObjectStore
 

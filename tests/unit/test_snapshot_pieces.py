@@ -180,7 +180,7 @@ def test_both_sides_of_a_join_are_frozen_as_they_were() -> None:
     shard = JoinShard(schema)
 
     def batch(version: int) -> None:
-        from store_actors.messages import ShardInput
+        from store_actors.messages.requests import ShardInput
 
         left = pa.table({"k0": [f"k{version}", "x"], "l0": pa.array([version, 0], pa.int64())})
         right = pa.table({"k0": [f"k{version - 1}", "y"], "r0": ["r", "s"]})

@@ -11,11 +11,11 @@ import pyspark
 import pytest
 
 from coordinator.model.errors import SetupError
-from spark_jobs.fleet import Fleet
-from spark_jobs.map_partitions import map_partitions_with_state_store
+from spark_jobs.api.streaming_frame import StreamingFrame
 from spark_jobs.session.spark_connect import check_classic, check_no_remote
-from spark_jobs.streaming_frame import StreamingFrame
 from spark_jobs.transform.plan import Transformation, _initial
+from statefleet.fleet import Fleet
+from statefleet.map_partitions import map_partitions_with_state_store
 from statefleet.reads.rows import Rows
 from statefleet.testing.query import QueryTester
 

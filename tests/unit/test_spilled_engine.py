@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from store_actors.engine.memory import HEAP
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.spilling.mapped_files import mapping_of
 from tests.unit.aggregate_machine import AggregateMachine

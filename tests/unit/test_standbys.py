@@ -13,8 +13,8 @@ from ray.exceptions import RayActorError
 
 from coordinator.model.identities import StateStoreId
 from coordinator.runtime.runtime import Runtime
-from store_actors.messages import ApplyRequest, ReplicatedCommit
-from store_actors.replicator import _ON_THEIR_WAY, Replicator
+from store_actors.actor.replicator import _ON_THEIR_WAY, Replicator
+from store_actors.messages.requests import ApplyRequest, ReplicatedCommit
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards

@@ -20,7 +20,7 @@ from coordinator.model.load_plans import InstancePlans, LoadPlans
 from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.local import LocalObjectStore
-from store_actors.messages import OpenRequest, StoreSpec
+from store_actors.messages.requests import OpenRequest, StoreSpec
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards

@@ -17,7 +17,7 @@ from hypothesis import settings
 
 from coordinator.model.errors import InvalidRequestError, StateMismatchError
 from coordinator.model.schema import Field
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.operators.top import FirstShard, TopShard, top_shard
 from store_actors.operators.top_schema import RANK_COLUMN, top_schema
 from tests.unit.top_machine import (

@@ -10,7 +10,7 @@ import pytest
 from coordinator.model.errors import OperationOutOfOrderError
 from coordinator.model.schema import Field
 from coordinator.runtime.runtime import MachineClock, Runtime
-from store_actors.messages import StoreSpec
+from store_actors.messages.requests import StoreSpec
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
 from store_actors.serving.piece_streams import _IDLE_S

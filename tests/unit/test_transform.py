@@ -21,10 +21,10 @@ from coordinator.ledger.compatibility import continued
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import DEFAULT_STORE, StateStoreId
 from coordinator.model.schema import Accumulator, Field
+from spark_jobs.api.grouped import StatefulGroupedData
 from spark_jobs.functions.frames import PandasForm
 from spark_jobs.functions.group_task import GroupView
 from spark_jobs.functions.groups import Groups
-from spark_jobs.grouped import StatefulGroupedData
 from spark_jobs.plan.keys import KeyTree
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.transform.block import Block
@@ -39,7 +39,7 @@ from spark_jobs.transform.work import TransformWork
 from store_actors.client.state_store import StateStore
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED
 from store_actors.keyed.shard import KeyedShard
-from store_actors.messages import StoreSpec
+from store_actors.messages.requests import StoreSpec
 from store_actors.serving.evolution import evolve
 from tests.unit.session_calls import answer
 

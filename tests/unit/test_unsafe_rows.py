@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store_actors.unsafe_rows import _BLOCK_BYTES, are_supported, read_blocks, write_blocks, write_end
+from store_actors.connections.unsafe_rows import _BLOCK_BYTES, are_supported, read_blocks, write_blocks, write_end
 
 _INTEGERS = {
     pa.int8(): 7,

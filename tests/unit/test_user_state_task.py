@@ -36,7 +36,7 @@ from store_actors.client.batch import BatchHeader
 from store_actors.client.fleet_client import FleetAddress
 from store_actors.client.state_store import StateStore
 from store_actors.client.store_calls import default_store
-from store_actors.messages import OpenRequest, ShardInput, StoreSpec
+from store_actors.messages.requests import OpenRequest, ShardInput, StoreSpec
 from tests.unit.keyed_fleet import KeyedFleet
 
 KEYS = (Field("k", "string"),)

@@ -21,7 +21,7 @@ from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.plan.view_components import ViewComponent
-from store_actors.messages import StoreSpec
+from store_actors.messages.requests import StoreSpec
 from store_actors.operators.view_columns import ViewColumns
 
 Node = dict[str, Any]

@@ -16,7 +16,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from coordinator.model.schema import Field, StateSchema
 from store_actors.engine.versions import Compaction
-from store_actors.messages import ShardInput
+from store_actors.messages.requests import ShardInput
 from store_actors.operators.top import FirstShard, TopShard, top_shard
 from store_actors.operators.top_schema import RANK_COLUMN, top_schema
 from tests.unit.operator_machine import OperatorMachine

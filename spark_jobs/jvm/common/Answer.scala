@@ -11,7 +11,7 @@ import org.apache.spark.unsafe.Platform
 import scala.jdk.CollectionConverters._
 
 /**
- * The rows that a store actor answers with: in Spark's own format (store_actors/unsafe_rows.py), or as Arrow has them.
+ * The rows that a store actor answers with: in Spark's own format (store_actors/connections/unsafe_rows.py), or as Arrow has them.
  * They end with their number and bytes.
  */
 class Answer(kind: StructType, allocator: BufferAllocator) {
@@ -157,7 +157,7 @@ class Answer(kind: StructType, allocator: BufferAllocator) {
 }
 
 object Answer {
-  /** What follows (store_actors/hand_over.py). */
+  /** What follows (store_actors/connections/hand_over.py). */
   private val ArrowRows: Byte = 0
   private val Done: Byte = 1
   private val Failed: Byte = 2

@@ -21,7 +21,7 @@ class Lost(what: String, cause: Throwable = null)
 
 /**
  * A connection to a store actor's process, which has proved that it can read the store actor's file
- * (store_actors/hand_over.py is the other side).
+ * (store_actors/connections/hand_over.py is the other side).
  *
  * A task waits as long as its connection is there: one whose process hangs (stopped, deadlocked) is ended by the watch
  * of Spark's driver (spark_jobs/nodes/node_watch.py), and Ray starts it again.

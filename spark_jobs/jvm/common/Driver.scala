@@ -7,14 +7,14 @@ import org.apache.spark.SparkContext
 import scala.jdk.CollectionConverters._
 import scala.reflect.ClassTag
 
-/** Calls from the JVM into the driver's Python: a JSON message each, answered by JSON (spark_jobs/driver_calls.py). */
+/** Calls from the JVM into the driver's Python: a JSON message each, answered by JSON (spark_jobs/driver/driver_calls.py). */
 object Driver {
   @volatile private[statefleet] var callback: JavaFunction[String, String] = _
 
   /**
    * Asks the driver's Python, and returns its answer.
    *
-   * @param asked What is asked: a message of spark_jobs/driver_calls.py.
+   * @param asked What is asked: a message of spark_jobs/driver/driver_calls.py.
    */
   def ask[T: ClassTag](asked: String, message: Map[String, Any]): T =
     Json.read[T](callback(Json.write(message + ("asked" -> asked))), "what Python answered")

@@ -10,7 +10,7 @@ import org.apache.spark.util.CollectionAccumulator
 
 /**
  * What the tasks of an operator do in a batch: each hands the rows of its shards over to the store actor of its node,
- * and gets the rows that they emit (store_actors/hand_over.py is the other side).
+ * and gets the rows that they emit (store_actors/connections/hand_over.py is the other side).
  *
  * @param sockets How the paths of the fleet's sockets begin.
  * @param operator What the store actor is told of the operator (store_actors/client/operator_task.py).

@@ -18,7 +18,7 @@ object Sessions {
   /**
    * Makes a session plan the fleet's operators; a second call has no effect.
    *
-   * @param driver A function of the driver's Python, from JSON to JSON (spark_jobs/driver_calls.py).
+   * @param driver A function of the driver's Python, from JSON to JSON (spark_jobs/driver/driver_calls.py).
    */
   def install(session: SparkSession, driver: JavaFunction[String, String]): Unit = {
     Driver.callback = driver

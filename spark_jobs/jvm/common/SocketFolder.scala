@@ -36,7 +36,7 @@ object SocketFolder {
   /**
    * Connects to a store actor of this node, which may still be on its way back.
    *
-   * @param sockets How the paths of the fleet's sockets begin (sockets_of in store_actors/hand_over.py).
+   * @param sockets How the paths of the fleet's sockets begin (sockets_of in store_actors/connections/hand_over.py).
    * @param actor The number of the store actor on its node.
    * @param context The task, which may be cancelled while it waits.
    */

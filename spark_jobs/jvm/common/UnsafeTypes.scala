@@ -2,7 +2,7 @@ package org.apache.spark.sql.statefleet
 
 import org.apache.spark.sql.types._
 
-/** Which rows are sent as Spark has them in memory (store_actors/unsafe_rows.py reads and writes them too). */
+/** Which rows are sent as Spark has them in memory (store_actors/connections/unsafe_rows.py reads and writes them too). */
 object UnsafeTypes {
   /** Returns whether rows of a type can be sent so. */
   def areSupported(rows: StructType): Boolean = rows.forall(field => isWord(field.dataType) || isText(field.dataType))

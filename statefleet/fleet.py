@@ -27,10 +27,11 @@ from coordinator.placement.policies import POLICIES
 from coordinator.runtime.runtime import Runtime
 from coordinator.service.calls import RayActors, session_folder, unwrapped
 from coordinator.service.client import CoordinatorClient
-from coordinator.service.dropping import DroppedState
 from coordinator.storage.options import split_options
 from coordinator.storage.uris import normalize_uri
-from spark_jobs.driver_calls import DriverCalls, PlacementOptions
+from spark_jobs.api.stateful import StatefulDataFrame
+from spark_jobs.api.target import Target
+from spark_jobs.driver.driver_calls import DriverCalls, PlacementOptions
 from spark_jobs.plan.catalyst import JOB_FAILURES
 from spark_jobs.plan.checkpoint_files import begin_checkpoint, copy_checkpoint
 from spark_jobs.plan.operator_plan import Collector, OperatorPlan, QueryModes, RoutedOperator
@@ -39,20 +40,17 @@ from spark_jobs.plan.stateful_exchange import install
 from spark_jobs.plan.timing import OUTPUT_MODES
 from spark_jobs.session.spark_connect import check_classic
 from spark_jobs.session.spark_session import check_on_ray, ensure_ray, started_ray
-from spark_jobs.stateful import StatefulDataFrame
-from spark_jobs.target import Target
 from spark_jobs.worker.process import ConnectTask, fleet_client
 from statefleet.dashboard.deploy import dashboard_url
 from statefleet.dashboard.options import DashboardOptions
 from statefleet.migration.importing import Imported, Importer, PlannedState
 from statefleet.reads.fleet import LiveFleet, opened_live
 from statefleet.reads.sources import FleetSource
-from statefleet.reads.state import LiveState
+from store_actors.actor.deploy import end_fleet, ensure_store_actor, forward_credentials, store_metrics
 from store_actors.client.fleet_client import FleetAddress
 from store_actors.client.state_store import ReadStateStore, StateStore, store_specs
-from store_actors.compiled_code import warm_with_progress
-from store_actors.deploy import end_fleet, ensure_store_actor, forward_credentials, store_metrics
-from store_actors.hand_over import sockets_of
+from store_actors.connections.hand_over import sockets_of
+from store_actors.engine.compiled_code import warm_with_progress
 
 __all__ = ["Fleet", "connect"]
 
@@ -144,8 +142,10 @@ def connect(
     return Fleet(normalized, storage_options, maintenance or Maintenance(), options, memory)
 
 
-class Fleet:
+class Fleet(LiveFleet):
     """A connected fleet. Created by :func:`connect`."""
+
+    _coordinator: CoordinatorClient
 
     def __init__(
         self,
@@ -160,11 +160,11 @@ class Fleet:
         self._actors = RayActors()
         options, secrets = split_options(uri, storage_options)
         credentials = secrets if options.withheld else None
-        self._coordinator = CoordinatorClient.connect(uri, options, maintenance, secrets=credentials)
+        coordinator = CoordinatorClient.connect(uri, options, maintenance, secrets=credentials)
         if credentials is not None:
-            forward_credentials(self._actors, self._coordinator.status(), credentials)
+            forward_credentials(self._actors, coordinator.status(), credentials)
         # The options with which the fleet was started: all its processes use the same.
-        options = self._coordinator.storage_options()
+        options = coordinator.storage_options()
         self._address = FleetAddress(uri, ray.get_runtime_context().gcs_address, options, maintenance, memory)
         # The store actor starts here (imports, compiled code), and not in a batch.
         local = ensure_store_actor(self._actors, uri, options, maintenance, self._actors.node_id(), memory)
@@ -180,8 +180,8 @@ class Fleet:
             raise
         self._prepared_applications: set[str] = set()
         runtime = Runtime()
-        source = FleetSource.connected(self._coordinator, self._actors, runtime)
-        self._live = LiveFleet(source, opened_live(uri), runtime, self._coordinator)
+        source = FleetSource.connected(coordinator, self._actors, runtime)
+        super().__init__(source, opened_live(uri), runtime, coordinator)
         #: States of the operators that were built, by name.
         self._planned: dict[str, PlannedState] = {}
         self._run_id = f"python-{uuid.uuid4().hex}"
@@ -409,44 +409,6 @@ class Fleet:
         check_classic(frame, rows)
         return Importer(self._coordinator, self._address, self._planned).import_table(frame, rows, checkpoint)
 
-    def state(self, name: str, part: str = "", *, consistency: str = "finished") -> LiveState:
-        """Return the state of an operator as a table, also while its query runs; see
-        :meth:`LiveFleet.state <statefleet.reads.fleet.LiveFleet.state>`.
-
-        Raises
-        ------
-        InvalidRequestError
-            The name is not valid for a state, or the consistency is not valid.
-        """
-        return self._live.state(name, part, consistency=consistency)
-
-    def states(self) -> list[str]:
-        """Return the names of all states."""
-        return self._live.states()
-
-    def state_metadata(self, name: str | None = None, version: int | None = None) -> pa.Table:
-        """Return the stores and shards of states, and the batches that can be read; see
-        :meth:`LiveFleet.state_metadata <statefleet.reads.fleet.LiveFleet.state_metadata>`.
-
-        Raises
-        ------
-        InvalidRequestError
-            There is no such state, or a version is given without a name.
-        VersionNotFoundError
-            There is no such version, or it is no longer retained.
-        """
-        return self._live.state_metadata(name, version)
-
-    def sql(self, query: str, *, consistency: str = "finished") -> pa.Table:
-        """Run a query of SQL over states; see :meth:`LiveFleet.sql <statefleet.reads.fleet.LiveFleet.sql>`.
-
-        Raises
-        ------
-        InvalidRequestError
-            The query is not valid, or names no state's table; the error has DuckDB's text. Or the consistency is not valid.
-        """
-        return self._live.sql(query, consistency=consistency)
-
     # -- keyed state from plain Python ----------------------------------------------------------------------------
 
     def state_store(
@@ -643,16 +605,6 @@ class Fleet:
             times = {"batch_time_ms": branch.batch_time_ms or 0, "watermark_ms": branch.watermark_ms}
             begin_checkpoint(spark, checkpoint, branch.version, as_, sources=sources, **times)
         return branch
-
-    def drop(self, name: str, *, dry_run: bool = False, is_over: bool = False) -> DroppedState:
-        """Delete a state for good while the fleet goes on; see :meth:`LiveFleet.drop <statefleet.reads.fleet.LiveFleet.drop>`.
-
-        Raises
-        ------
-        InvalidRequestError
-            There is no such state, it has branches, or a query that uses it runs.
-        """
-        return self._live.drop(name, dry_run=dry_run, is_over=is_over)
 
     def status(self) -> dict[str, Any]:
         """Return the status of store actors, queries, shards, versions and watermarks, as the dashboard shows it."""

@@ -1,7 +1,7 @@
 """Queries of a few keys and their results, and their encoding: the rows of any number of shards as one piece of bytes.
 
-Messages of a direct connection (:mod:`store_actors.direct_calls`) are JSON and Arrow data, which run no code: bytes from a socket
-are never unpickled.
+Messages of a direct connection (:mod:`store_actors.connections.direct_calls`) are JSON and Arrow data, which run no code: bytes from a
+socket are never unpickled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow as pa
 from coordinator.model import errors
 from coordinator.model.errors import StateStoreError
 from coordinator.model.identities import StateStoreId
-from store_actors.messages import ReadRequest, is_json
+from store_actors.messages.requests import ReadRequest, is_json
 
 __all__ = ["FoundRows", "KeyQuery", "KeyResult", "KeyResults", "is_few"]
 

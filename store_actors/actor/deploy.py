@@ -89,7 +89,7 @@ def deploy_store_actor(
     Ray keeps the arguments of actors, so these have no credentials.
     """
     # Late: the engine takes seconds to import, and most callers only look the actor up.
-    from store_actors.actor import StoreActor
+    from store_actors.actor.store_actor import StoreActor
 
     # A ping must be answered while all threads work; so must a store actor that takes partitions, or two that take from each other
     # would wait for ever. Readers wait for each other only.

@@ -9,12 +9,12 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import types as T
 
+from spark_jobs.api.streaming_frame import missing_attribute
+from spark_jobs.api.target import Target
 from spark_jobs.functions.group_plan import GroupFunction, build_group_state
 from spark_jobs.functions.state_batch import BatchFunction
 from spark_jobs.operators.aggregate import build_plan
 from spark_jobs.plan.spark_errors import InvalidArgumentError, InvalidTypeError, RefusedQueryError
-from spark_jobs.streaming_frame import missing_attribute
-from spark_jobs.target import Target
 from spark_jobs.transform.plan import Transformation, build_transform
 from spark_jobs.transform.processor import StatefulProcessor
 

@@ -18,7 +18,7 @@ from coordinator.model.errors import StateStoreError
 from coordinator.model.leases import Lease
 from coordinator.runtime.runtime import Lock
 from coordinator.service.calls import Actors
-from store_actors.messages import ReplicatedCommit
+from store_actors.messages.requests import ReplicatedCommit
 from store_actors.serving.metrics import StoreMetrics
 
 __all__ = ["Replicator"]
@@ -65,7 +65,7 @@ class Replicator:
         Parameters
         ----------
         base_attempt, entries, files
-            See :class:`~store_actors.messages.ReplicatedCommit`.
+            See :class:`~store_actors.messages.requests.ReplicatedCommit`.
         """
         size = sum(len(file) for file in files)
         with self._guard:

@@ -34,13 +34,14 @@ from coordinator.storage.forwarded_credentials import ForwardedCredentialsStore
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_store_in_actor
+from store_actors.actor.replicator import Replicator
 from store_actors.client.fleet_client import FleetClient
 from store_actors.client.operator_task import emitted_rows
-from store_actors.direct_calls import DirectAddress, DirectServer
-from store_actors.hand_over import address_of, hand_over_server, sockets_of
-from store_actors.key_queries import KeyQuery, KeyResult, KeyResults
-from store_actors.local_calls import LocalActors
-from store_actors.messages import (
+from store_actors.connections.direct_calls import DirectAddress, DirectServer
+from store_actors.connections.hand_over import address_of, hand_over_server, sockets_of
+from store_actors.connections.local_calls import LocalActors
+from store_actors.messages.key_queries import KeyQuery, KeyResult, KeyResults
+from store_actors.messages.requests import (
     ApplyRequest,
     BatchFacts,
     OpenRequest,
@@ -50,7 +51,6 @@ from store_actors.messages import (
     Transfer,
     Write,
 )
-from store_actors.replicator import Replicator
 from store_actors.serving.grouped_commits import GroupedCommits
 from store_actors.serving.hot_key_tracker import HotKeyTracker, HottestKeys
 from store_actors.serving.keyed_stores import KeyedStores
@@ -388,7 +388,7 @@ class StoreProcess:
 
 
 class StoreActor(StoreProcess):
-    """The store actor as Ray makes it, again after each death; :mod:`store_actors.deploy` has the options and their reasons."""
+    """The store actor as Ray makes it, again after each death; :mod:`store_actors.actor.deploy` has the options and their reasons."""
 
     def __init__(
         self,

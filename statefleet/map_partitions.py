@@ -14,7 +14,6 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import Field, OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.type_names import payload_type
-from spark_jobs.fleet import Fleet
 from spark_jobs.plan.logical import analysed
 from spark_jobs.plan.operator_plan import ReduceTask, RoutedOperator
 from spark_jobs.plan.route import route_plan
@@ -22,9 +21,10 @@ from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.session.spark_connect import check_classic
 from spark_jobs.worker.exchange import HASH_COLUMN, unpack
 from spark_jobs.worker.process import fleet_client, task_identity
+from statefleet.fleet import Fleet
 from store_actors.client.fleet_client import FleetAddress
 from store_actors.client.state_store import StateStore, store_specs
-from store_actors.messages import StoreSpec
+from store_actors.messages.requests import StoreSpec
 
 __all__ = ["StoreFunction", "map_partitions_with_state_store"]
 

@@ -20,7 +20,7 @@ from coordinator.service.calls import RayActors
 from coordinator.service.client import CoordinatorClient
 from coordinator.service.deploy import coordinator_name
 from coordinator.service.placement_service import Placement
-from spark_jobs.finished_batches import FinishedBatches
+from spark_jobs.driver.finished_batches import FinishedBatches
 from spark_jobs.nodes.executor_nodes import ExecutorNodes
 from spark_jobs.nodes.live_migration import LiveMigration
 from spark_jobs.nodes.node_watch import NodeWatch, WatchedFleet
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class PlacementOptions(NamedTuple):
-    """Options of the placement of a driver's shards; see :func:`spark_jobs.fleet.connect`.
+    """Options of the placement of a driver's shards; see :func:`statefleet.fleet.connect`.
 
     `policy` is the name of a placement policy.
     """
