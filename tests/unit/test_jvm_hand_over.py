@@ -129,11 +129,19 @@ def test_every_row_goes_there_and_comes_back(
     assert task.rows_sent() == dict(zip(task.shards, counts, strict=True))
 
 
-@pytest.mark.parametrize("counts", [[0], [1], [ARROW - 1, 1], [ARROW], [ARROW + 1, 0, 2]])
+@pytest.mark.parametrize(
+    ("counts", "second"),
+    [
+        *(((counts, "decimal(20,0)")) for counts in ([0], [1], [ARROW - 1, 1], [ARROW], [ARROW + 1, 0, 2])),
+        ([ARROW + 1], "interval day to second"),
+        ([ARROW + 1], "interval year to month"),
+        ([ARROW + 1], "struct<i: interval day to second>"),
+    ],
+)
 def test_rows_that_spark_has_elsewhere_in_memory_go_as_arrow(
-    server: HandOverServer, handed: Callable[..., Handed], counts: list[int]
+    server: HandOverServer, handed: Callable[..., Handed], counts: list[int], second: str
 ) -> None:
-    task = handed(counts, second="decimal(20,0)")
+    task = handed(counts, second=second)
     assert count(task) == sum(counts)
     assert task.rows_sent() == dict(zip(task.shards, counts, strict=True))
 

@@ -2,7 +2,8 @@ package org.apache.spark.sql.statefleet
 
 import java.nio.ByteBuffer
 import org.apache.arrow.memory.BufferAllocator
-import org.apache.arrow.vector.VectorSchemaRoot
+import org.apache.arrow.vector.{DurationVector, FieldVector, IntervalYearVector, VectorSchemaRoot}
+import org.apache.arrow.vector.complex.StructVector
 import org.apache.arrow.vector.ipc.ArrowStreamWriter
 import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
@@ -201,6 +202,7 @@ private class ArrowShardRows(input: TaskInput, request: Request, root: VectorSch
   extends ShardRows(input, request, root) {
   import ArrowShardRows._
 
+  root.getFieldVectors.forEach(reserve(_))
   private val writer = ArrowWriter.create(root)
   private var stream: ArrowStreamWriter = _
   private var pending = 0
@@ -235,6 +237,13 @@ private class ArrowShardRows(input: TaskInput, request: Request, root: VectorSch
 }
 
 private object ArrowShardRows {
+  /** Has a vector of intervals begin with room for a whole batch: Spark 3.5 writes them without looking for room. */
+  private def reserve(vector: FieldVector): Unit = vector match {
+    case intervals @ (_: DurationVector | _: IntervalYearVector) => intervals.setInitialCapacity(MostRows)
+    case struct: StructVector => struct.getChildrenFromFields.forEach(reserve(_))
+    case _ =>
+  }
+
   /** Rows and bytes of a record batch at most; the last row may exceed the bytes. */
   private val MostRows = 1 << 16
   private val MostBytes = 16L << 20

@@ -174,6 +174,7 @@ case class StatefulExchangeExec(
       writeMetrics)
 
   override protected def doExecute(): RDD[InternalRow] = {
+    isRunning = true
     evictMs = execution.watermarkPropagator.getInputWatermarkForEviction(execution.currentBatchId, operatorId)
     chosen = selected.getOrElse((0 until shards).toArray)
     val present = executors
