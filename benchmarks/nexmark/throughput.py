@@ -23,7 +23,6 @@ from pyspark.sql import SparkSession
 from benchmarks.harness import (
     FLEET,
     SPARK_STORES,
-    WORKERS,
     Target,
     add_options,
     cores,
@@ -43,12 +42,12 @@ from benchmarks.nexmark.queries import QUERIES
 from benchmarks.nexmark.query import FleetOperators, Operators, Query
 from statefleet.fleet import Fleet, connect
 
-VARIANTS = (FLEET, WORKERS, *SPARK_STORES)
+VARIANTS = (FLEET, *SPARK_STORES)
 
 
 def variants_of(query: Query, chosen: Sequence[str]) -> list[str]:
     """Return the sides that can run the query."""
-    return [name for name in chosen if name.startswith(FLEET) or query.plain_spark]
+    return [name for name in chosen if name == FLEET or query.plain_spark]
 
 
 def _run(
@@ -140,7 +139,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rate", type=int, default=10_000, help="events a second of event time (%(default)s)")
     parser.add_argument("--rounds", type=int, default=1, help="runs of each query on each variant (%(default)s)")
     parser.add_argument("--warmup", type=int, default=2, help="first batches of a run that do not count (%(default)s)")
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=[FLEET, *SPARK_STORES])
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     add_options(parser, executor_memory="4g")
     options = parser.parse_args(argv)
     if options.rounds < 1 or options.events // options.batch_events <= options.warmup:

@@ -38,8 +38,12 @@ COMBINED: dict[K, tuple[list[str], int]] = {
 #: Why the rows of other kinds are shuffled as they are.
 AS_ROWS = {
     **dict.fromkeys((K.COLLECT_LIST, K.COLLECT_SET, K.COUNTED), "the state grows with its rows: nothing is saved"),
-    **dict.fromkeys((K.BITMAP, K.BITMAP_OR), "Spark's buffer is a binary that its aggregation does not keep in its place"),
-    **dict.fromkeys((K.COUNT_MIN, K.COUNT_MIN_BYTES, K.HISTOGRAM), "Spark's buffer is an object, not the state's words"),
+    **dict.fromkeys(
+        (K.BITMAP, K.BITMAP_OR), "Spark's buffer is a binary that its aggregation does not keep in its place"
+    ),
+    **dict.fromkeys(
+        (K.COUNT_MIN, K.COUNT_MIN_BYTES, K.HISTOGRAM), "Spark's buffer is an object, not the state's words"
+    ),
     **dict.fromkeys((K.HLL_SKETCH, K.HLL_UNION), "Spark's buffer is an object of another library"),
     **dict.fromkeys((K.VALUE, K.LIST, K.MAP), "no aggregate: a column of a keyed store"),
 }
