@@ -43,16 +43,16 @@ class Block:
 _PAGE_TESTS = {
     "README.md": "tests/integration/test_pages.py::test_the_front_page",
     "docs/format.md": "tests/unit/test_operator_shards.py::test_the_format_document_reads_a_version_without_this_package",
-    "docs/importing.md": "tests/integration/test_pages.py::test_state_is_imported",
     "docs/migration.md": "tests/integration/test_pages.py::test_a_program_is_moved",
     "docs/kafka.md": "tests/connectors/test_kafka_pages.py::test_the_programs_of_the_page_run",
     "docs/live-state.md": "tests/integration/test_live_docs.py::test_the_examples_run",
     "docs/quickstart.md": "tests/integration/test_pages.py::test_the_quickstart",
-    "docs/rescaling.md": "tests/integration/test_pages.py::test_the_front_page",
+    "docs/scaling.md": "tests/integration/test_pages.py::test_the_front_page",
     "docs/tables.md": "tests/connectors/test_tables.py::test_the_programs_of_the_page_run",
-    "docs/state-stores.md": "tests/integration/test_pages.py::test_the_front_page",
     "docs/testing.md": "tests/integration/test_query_tester.py::test_the_page",
 }
+_IMPORT = re.compile(r"\bfleet\.import_\w+\(")
+_IMPORTS = "tests/integration/test_pages.py::test_state_is_imported"
 _OPERATOR_EXAMPLES = "tests/integration/test_docs.py::test_example"
 _OTHERS_OF_OPERATORS = "tests/unit/test_docs_blocks.py::test_a_warning_is_silenced_as_the_page_says"
 
@@ -68,8 +68,12 @@ def every_block() -> Iterator[Block]:
 
 def runner(block: Block) -> str | None:
     """Return the test that runs a Python block, as pytest names it; None if there is none."""
+    if ".state_store(" in block.code:
+        return _PAGE_TESTS["README.md"]
     if block.page == "docs/operators.md":
         return _OPERATOR_EXAMPLES if _RESULT.search(block.code) else _OTHERS_OF_OPERATORS
+    if _IMPORT.search(block.code):
+        return _IMPORTS
     return _PAGE_TESTS.get(block.page)
 
 

@@ -116,12 +116,12 @@ class LocalCluster:
         return self.head.ssh(f"cd ~/statefleet && {command}").stdout
 
     def submit(self, *program: str) -> Job:
-        """``ray job submit``, as docs/submitting.md has it."""
+        """``ray job submit``, as docs/clusters.md has it."""
         job = f"PYTHONUNBUFFERED=1 ./run ray job submit --address {_API} -- {shlex.join(program)}"
         return self._job(job)
 
     def raydp_submit(self, program: str, settings: dict[str, str]) -> Job:
-        """``raydp-submit`` of a Python text, as docs/submitting.md has it."""
+        """``raydp-submit`` of a Python text, as docs/clusters.md has it."""
         quoted = " ".join(f"--conf {key}={value}" for key, value in settings.items())
         return self._job(
             f"echo 'ray.address = \"{self.head.address}:6379\"' > ray.conf && echo {shlex.quote(program)} > program.py && "
