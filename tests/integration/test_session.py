@@ -104,3 +104,46 @@ def _listens_on(process: psutil.Process) -> set[ipaddress.IPv4Address | ipaddres
             for address in (ipaddress.ip_address(connection.laddr.ip),)
         }
     return set()
+
+
+#: A session that this project did not make, whose Ray has executors for it; prints the results of two queries.
+_OWN = """
+import json, sys
+from pathlib import Path
+
+import raydp
+from pyspark.sql import functions as F
+
+import statefleet as sf
+from spark_jobs.session.settings import LOCAL_SETTINGS, SETTINGS
+from spark_jobs.session.spark_session import ensure_ray, spark_environment
+
+folder, results = Path(sys.argv[1]), []
+with spark_environment():
+    ensure_ray(num_cpus=4)
+    configs = {name: setting.value for name, setting in {**SETTINGS, **LOCAL_SETTINGS}.items()}
+    own = raydp.init_spark("own", 1, 2, "700m", configs=configs)
+assert "statefleet" not in own.conf.get("spark.executor.extraClassPath", "")
+fleet = sf.connect((folder / "fleet").as_uri())
+for name, spark in (("first", own), ("second", own.newSession())):
+    rows = spark.readStream.schema("k long, v long").json(str(folder / "in"))
+    counts = fleet.stateful(rows, name=name, shards=3).groupBy("k").agg(F.count("*").alias("n"), F.max("v").alias("m"))
+    query = counts.writeStream.outputMode("update").option("checkpointLocation", str(folder / name))
+    query = query.foreachBatch(lambda batch, _: results.append(sorted(map(tuple, batch.collect()))))
+    query.trigger(availableNow=True).start().awaitTermination()
+print(json.dumps(results))
+fleet.shutdown()
+raydp.stop_spark()
+"""
+
+
+@pytest.mark.replay
+def test_a_session_of_the_users_own_gets_the_classes_for_spark(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "rows.json").write_text("\n".join(json.dumps({"k": n % 7, "v": n}) for n in range(1000)))
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    command = [sys.executable, "-c", _OWN, str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    assert ran.returncode == 0, ran.stderr
+    expected = [[key, len(range(key, 1000, 7)), max(range(key, 1000, 7))] for key in range(7)]
+    assert json.loads(ran.stdout.splitlines()[-1]) == [expected, expected]
