@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import to_builtins
 
 from coordinator.model.errors import InvalidRequestError, StateStoreError
 from coordinator.model.text import size_text
@@ -188,7 +189,7 @@ def _carry_out(
 
 def outcome_json(outcome: MoveOutcome) -> dict[str, Any]:
     """Return what ``--json`` prints of a move, whose keys are a promise: ``giver``, ``taker`` and ``preparation``."""
-    fields = asdict(outcome)
+    fields = to_builtins(outcome)
     names = {"source": "giver", "target": "taker"}
     move = {names.get(name, name): value for name, value in fields["move"].items()}
     return {"move": move, "preparation": fields["copy_result"], "error": fields["error"]}
