@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from humanize import naturalsize
+
 from coordinator.model.names import store_actor_text
-from coordinator.model.text import size_text
 
 __all__ = ["Event", "EventKind", "Seen", "events_between"]
 
@@ -223,7 +224,7 @@ def _moved(name: str, shard: int, move: Mapping[str, Any], before: Seen, now_ms:
         way = f"read again by a restart of {_actor_text(move['to'], before.actors)}"
     text = f"{way} at version {move['version']}: {move['reason']}"
     if move["moved_bytes"] is not None:
-        text += f"; {size_text(move['moved_bytes'])} from memory in {move['moved_ms']} ms"
+        text += f"; {naturalsize(move['moved_bytes'])} from memory in {move['moved_ms']} ms"
     return Event(now_ms, kind, text, name, shard, cause=f"{name}: {move['reason']}")
 
 

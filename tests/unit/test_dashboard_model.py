@@ -116,7 +116,7 @@ def test_a_move_is_one_event_with_its_reason() -> None:
     after = shards(before, 1, moves=[MOVE])
     event = only(before, after)
     assert (event.kind, event.state, event.shard, event.is_bad) == (EventKind.MOVE, "query-00", 1, False)
-    assert event.text == "a → b at version 100: spread evenly; 12 B from memory in 3 ms"
+    assert event.text == "a → b at version 100: spread evenly; 12 Bytes from memory in 3 ms"
     moved_again = shards(after, 1, moves=[MOVE, {**MOVE, "epoch": 10, "to": "c", "moved_bytes": None}])
     assert only(after, moved_again).text == "a → c at version 100: spread evenly"
 
