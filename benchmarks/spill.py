@@ -28,12 +28,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from humanize import naturalsize
 
 from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.identities import StateStoreId
 from coordinator.model.memory_options import MemoryOptions
 from coordinator.model.schema import Accumulator, Field, StateSchema
-from coordinator.model.text import size_text
 from store_actors.engine.arrays import Slots
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
@@ -154,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     limit = MemoryOptions.of(options.limit, None).limit
     assert limit is not None, "an option with a default"
     result: dict[str, list[dict[str, Any]]] = {}
-    print(f"limit {size_text(limit)}, {options.rows:,} rows a batch, {GROUP_BYTES} bytes a group; medians in ms")
+    print(f"limit {naturalsize(limit)}, {options.rows:,} rows a batch, {GROUP_BYTES} bytes a group; medians in ms")
     for name in _SIDES:
         context = multiprocessing.get_context("spawn")
         with (
@@ -167,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         result[name] = results
         for figures in results:
             medians = "  ".join(f"{kind} {1000 * statistics.median(figures[kind]):8.1f}" for kind in _KEYS)
-            print(f"  {name:<9} {figures['size']:>2}x  {medians}  highest {size_text(figures['peak_bytes'])}")
+            print(f"  {name:<9} {figures['size']:>2}x  {medians}  highest {naturalsize(figures['peak_bytes'])}")
     if options.json is not None:
         options.json.write_text(json.dumps({"limit": limit, "rows": options.rows, "sides": result}, indent=2))
     return 0

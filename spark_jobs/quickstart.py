@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+from humanize import naturalsize
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from coordinator.model.text import format_table, size_text
+from coordinator.model.text import format_table
 from spark_jobs.jobs.console import exit_code_of, job_session, keep_newest, run_to_end
 from spark_jobs.jobs.events import EVENT_DDL, write_events
 from statefleet.fleet import Fleet, connect
@@ -83,7 +84,7 @@ def _report(fleet: Fleet, folder: Path, rows: int, seconds: float) -> None:
     events = sum(table.column("events").to_pylist())
     print(f"\n{events:,} events in {table.num_rows:,} groups so far; this run read {rows:,} rows in {seconds:.1f} s")
     (query,) = [status for status in fleet.status()["queries"] if status["name"] == NAME]
-    print(f"state: {query['state_rows']:,} open groups, {size_text(query['state_bytes'])} in {query['num_shards']} shards, "
+    print(f"state: {query['state_rows']:,} open groups, {naturalsize(query['state_bytes'])} in {query['num_shards']} shards, "
           f"version {query['version']}; {query['rows_late']:,} late groups dropped")  # fmt: skip
     print(f"persisted in: {fleet.uri}/{NAME}   results: {folder / 'results.parquet'}")
     print(f"dashboard: {fleet.dashboard_url()} (while the fleet is up)")

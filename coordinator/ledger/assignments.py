@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from coordinator.ledger.records import MoveFailed, ShardsAssigned, copy_result_from_json
+from msgspec import Struct, structs, to_builtins
+
+from coordinator.ledger.records import MoveFailed, ShardsAssigned
 from coordinator.model.copy_result import ShardMove
 from coordinator.model.identities import ActorLocation
+from coordinator.model.stored_json import from_json
 
 __all__ = ["Assignment", "Assignments"]
 
@@ -16,8 +18,7 @@ __all__ = ["Assignment", "Assignments"]
 _MOVES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(Struct, frozen=True, forbid_unknown_fields=True):
     """A shard's present lease."""
 
     epoch: int
@@ -45,7 +46,7 @@ class Assignments:
 
     def renew(self, epoch: int) -> None:
         """Move every lease to another epoch."""
-        self._present = {partition: replace(lease, epoch=epoch) for partition, lease in self._present.items()}
+        self._present = {partition: structs.replace(lease, epoch=epoch) for partition, lease in self._present.items()}
 
     def assign(self, record: ShardsAssigned, version: int) -> None:
         """Lease a shard, which is at a version, to a store actor."""
@@ -80,29 +81,14 @@ class Assignments:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields of a checkpoint of the log: ``assignments``, and ``moves`` if there are any."""
-        present = {str(key): asdict(value) for key, value in self._present.items()}
-        moves = {str(key): [asdict(move) for move in moves] for key, moves in self._moves.items()}
-        return {"assignments": present, **({"moves": moves} if moves else {})}
+        data = {"assignments": self._present, **({"moves": self._moves} if self._moves else {})}
+        fields: dict[str, Any] = to_builtins(data, str_keys=True)
+        return fields
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Assignments:
         """Return the assignments of a checkpoint."""
         assignments = cls()
-        assignments._present = {
-            int(key): Assignment(value["epoch"], ActorLocation(**value["location"]))
-            for key, value in data["assignments"].items()
-        }
-        assignments._moves = {int(key): tuple(map(_move, value)) for key, value in data.get("moves", {}).items()}
+        assignments._present = from_json(data["assignments"], dict[int, Assignment])
+        assignments._moves = from_json(data.get("moves", {}), dict[int, tuple[ShardMove, ...]])
         return assignments
-
-
-def _move(data: Mapping[str, Any]) -> ShardMove:
-    previous = data["former"]
-    return ShardMove(
-        **{
-            **data,
-            "former": None if previous is None else ActorLocation(**previous),
-            "location": ActorLocation(**data["location"]),
-            "preparation": copy_result_from_json(data),
-        }
-    )

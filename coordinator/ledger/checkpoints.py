@@ -19,14 +19,17 @@ A ledger that fits into one part has no parts: its checkpoint has all of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import dropwhile
 from operator import attrgetter
 from typing import Any
 
-from coordinator.ledger.records import Committed, Record, SnapshotAdded, record_from_json, record_to_json
+from msgspec import Struct
+
+from coordinator.ledger.records import Committed, Record, SnapshotAdded
 from coordinator.ledger.state_ledger import StateLedger
+from coordinator.model.stored_json import from_json
 
 __all__ = [
     "PART_RECORDS",
@@ -36,7 +39,6 @@ __all__ = [
     "Written",
     "in_parts",
     "newest_version",
-    "part_body",
     "plan_checkpoint",
     "records_of_part",
 ]
@@ -45,8 +47,7 @@ __all__ = [
 PART_RECORDS = 2048
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True, forbid_unknown_fields=True):
     """A file of commits and snapshots.
 
     Attributes
@@ -62,9 +63,6 @@ class Part:
     file: str
     records: int
     newest_version: int
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +163,6 @@ def in_parts(plan: CheckpointPlan, part_records: int = PART_RECORDS) -> Iterator
     return (records[at : at + part_records] for at in range(0, len(records), part_records))
 
 
-def part_body(records: Sequence[Committed | SnapshotAdded]) -> dict[str, Any]:
-    """Return a part as JSON data, to which :class:`~coordinator.log.manifest_log.ManifestLog` adds the fields of its place."""
-    return {"records": [record_to_json(record) for record in records]}
-
-
 def newest_version(records: Iterable[Committed | SnapshotAdded]) -> int:
     """Return the newest version of some records."""
     return max(record.version for record in records)
@@ -183,12 +176,7 @@ def records_of_part(body: dict[str, Any], part: Part) -> list[Committed | Snapsh
     ValueError, KeyError, TypeError
         The data are not that part's.
     """
-    records = []
-    for data in body["records"]:
-        record = record_from_json(data)
-        if not isinstance(record, Committed | SnapshotAdded):
-            raise ValueError("a part of a checkpoint has commits and snapshots only")
-        records.append(record)
+    records: list[Committed | SnapshotAdded] = from_json(body["records"], list[Committed | SnapshotAdded])
     if len(records) != part.records or newest_version(records) != part.newest_version:
         raise ValueError("a part of a checkpoint has other records than the checkpoint says")
     return records

@@ -8,8 +8,9 @@ out, the order does not matter, and a state field may take a wider type. They ar
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.errors import StateMismatchError
@@ -145,7 +146,7 @@ def fitting(
     refusal: StateMismatchError | None = None
     for schema in schemas:
         try:
-            check_metadata(replace(created, schema=requested.schema if schema is None else schema), requested)
+            check_metadata(structs.replace(created, schema=requested.schema if schema is None else schema), requested)
         except StateMismatchError as error:
             refusal = refusal or error
         else:

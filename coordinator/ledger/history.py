@@ -10,8 +10,10 @@ import itertools
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
+
+from msgspec import structs
 
 from coordinator.ledger.batch_stats import BatchResult
 from coordinator.ledger.shard_layouts import ShardLayout, ShardLayouts
@@ -365,7 +367,7 @@ class StateHistory:
     def described(self, created: StateMetadata) -> StateMetadata:
         """Return the state's metadata (as `created`) with the schema of its newest commit, and its present number of shards."""
         shards = self.layouts.newest(ShardLayout(created.num_shards)).num_shards
-        return replace(created, schema=self.committed_schema(created) or created.schema, num_shards=shards)
+        return structs.replace(created, schema=self.committed_schema(created) or created.schema, num_shards=shards)
 
     def _schema_index(self, epoch: int) -> int:
         """Return the index of the schema that commits of an epoch are in; -1 for the one that the state was created with."""

@@ -6,12 +6,15 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from msgspec import to_builtins
+
 from coordinator.ledger.history import StateHistory
 from coordinator.ledger.records import Committed, Rescaled, SchemaChanged, SnapshotAdded, Truncated
 from coordinator.ledger.shard_layouts import ShardLayout, ShardLayouts
 from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.identities import ShardKey
 from coordinator.model.schema import StateSchema
+from coordinator.model.stored_json import from_json
 
 __all__ = ["ChangingHistory"]
 
@@ -54,7 +57,7 @@ class ChangingHistory(StateHistory):
             chain.pop()
         self._supersede_siblings(entry)
         self._drop_snapshots_ahead(entry.partition_id)
-        chain.append(entry)
+        chain.append(entry.share_values())
         superseded = self.layouts.count(entry.partition_id, lambda partition: bool(self._stores.get(partition)))
         if superseded is not None:
             self._supersede_layouts(entry.partition_id, superseded)
@@ -188,18 +191,18 @@ class ChangingHistory(StateHistory):
         """Add records that all are retained, those of a shard in their order."""
         for record in records:
             if isinstance(record, Committed):
-                self._chain(record.entry.shard).append(record.entry)
+                self._chain(record.entry.shard).append(record.entry.share_values())
             else:
                 self._snapshots.setdefault(record.snapshot.shard, []).append(record.snapshot)
 
     def history_to_json(self) -> dict[str, Any]:
         """Return the history as data, for a checkpoint of the log."""
         return {
-            "entries": [entry.to_json() for chain in self._chains.values() for entry in chain],
-            "snapshots": [snapshot.to_json() for snapshots in self._snapshots.values() for snapshot in snapshots],
+            "entries": [to_builtins(entry.recorded()) for chain in self._chains.values() for entry in chain],
+            "snapshots": [to_builtins(snapshot) for snapshots in self._snapshots.values() for snapshot in snapshots],
             "floors": [[*shard, oldest] for shard, oldest in self._oldest_retained.items()],
             "late_before": [[*shard, late] for shard, late in self._late_before.items()],
-            "schemas": [[epoch, schema.to_json()] for epoch, schema in self._schemas],
+            "schemas": [[epoch, to_builtins(schema)] for epoch, schema in self._schemas],
             **self.layouts.to_json(),
         }
 
@@ -212,8 +215,8 @@ class ChangingHistory(StateHistory):
             Records of the log before those in the data, in their order; some of them may not count any more. None if the data have all
             that is retained.
         """
-        records: list[Committed | SnapshotAdded] = [Committed(CommitEntry.from_json(item)) for item in data["entries"]]
-        records += [SnapshotAdded(SnapshotEntry.from_json(item)) for item in data["snapshots"]]
+        records: list[Committed | SnapshotAdded] = [*map(Committed, from_json(data["entries"], list[CommitEntry]))]
+        records += map(SnapshotAdded, from_json(data["snapshots"], list[SnapshotEntry]))
         if earlier is None:
             self._add_retained(records)
         else:
@@ -221,7 +224,7 @@ class ChangingHistory(StateHistory):
                 self.take(record)
         self._oldest_retained = {(partition, store): oldest for partition, store, oldest in data["floors"]}
         self._late_before = {(partition, store): late for partition, store, late in data["late_before"]}
-        self._schemas = [(epoch, StateSchema.from_json(schema)) for epoch, schema in data["schemas"]]
+        self._schemas = from_json(data["schemas"], list[tuple[int, StateSchema]])
         self.layouts = ShardLayouts.from_json(data)
         if earlier is not None:
             self._forget_truncated()

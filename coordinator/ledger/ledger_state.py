@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from typing import Any, Self, assert_never
+
+from msgspec import structs
 
 from coordinator.ledger.assignments import Assignments
 from coordinator.ledger.discards import DataFile, Discards
@@ -31,6 +32,7 @@ from coordinator.ledger.records import (
 )
 from coordinator.model.identities import PYTHON_QUERY_ID, ActorLocation
 from coordinator.model.state_metadata import StateMetadata
+from coordinator.model.stored_json import from_json
 
 __all__ = ["LedgerState"]
 
@@ -254,13 +256,13 @@ class LedgerState(ChangingHistory):
             "retired": sorted(self.retired),
             **self.assignments.to_json(),
             **self.history_to_json(),
-            **({} if self.requested_rescale is None else {"rescale_asked": asdict(self.requested_rescale)}),
+            **({} if self.requested_rescale is None else {"rescale_asked": structs.asdict(self.requested_rescale)}),
             **({} if self.origin is None else {"origin": list(self.origin)}),
             **({"discarded": discarded} if (discarded := self.discards.to_json()) else {}),
             **({"drops": self.drops, "dropped_metadata": self.dropped_metadata} if self.drops else {}),
             **({"begun_metadata": self.begun_metadata} if self.begun_metadata else {}),
             **({"born": sorted(self.born)} if self.born else {}),
-            **({"branches": [asdict(branch) for branch in self.branches.values()]} if self.branches else {}),
+            **({"branches": [structs.asdict(branch) for branch in self.branches.values()]} if self.branches else {}),
         }
 
     @classmethod
@@ -276,7 +278,7 @@ class LedgerState(ChangingHistory):
         ledger.assignments = Assignments.from_json(data)
         ledger.load_history(data, earlier)
         if "rescale_asked" in data:
-            ledger.requested_rescale = RescaleAsked(**data["rescale_asked"])
+            ledger.requested_rescale = from_json(data["rescale_asked"], RescaleAsked)
         if "origin" in data:
             parent, version = data["origin"]
             ledger.origin = parent, version
@@ -284,5 +286,5 @@ class LedgerState(ChangingHistory):
         ledger.born = set(data.get("born", ()))
         ledger.drops, ledger.dropped_metadata = data.get("drops", 0), data.get("dropped_metadata")
         ledger.begun_metadata = data.get("begun_metadata")
-        ledger.branches = {item["name"]: BranchMade(**item) for item in data.get("branches", ())}
+        ledger.branches = {branch.name: branch for branch in from_json(data.get("branches", ()), list[BranchMade])}
         return ledger

@@ -14,20 +14,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+
+from msgspec import Struct, structs
 
 from coordinator.ledger.rescaling import first_layout
 from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.errors import VersionNotFoundError
-from coordinator.model.identities import ActorLocation, FastPickle
+from coordinator.model.identities import ActorLocation
 from coordinator.model.state_metadata import StateMetadata
 
 __all__ = ["ReadView", "ViewId", "WantedView", "committed", "cut_of", "finished", "newest_readable", "read_view"]
 
 
-@dataclass(frozen=True, slots=True)
-class WantedView(FastPickle):
+class WantedView(Struct, frozen=True):
     """A request for a view of a state.
 
     Attributes
@@ -46,8 +46,7 @@ class WantedView(FastPickle):
     first_partition: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ViewId(FastPickle):
+class ViewId(Struct, frozen=True):
     """All that a view depends on: while it is the same, so is the view."""
 
     version: int
@@ -56,8 +55,7 @@ class ViewId(FastPickle):
     state_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadView(FastPickle):
+class ReadView(Struct, frozen=True):
     """A version of a state, and where it is read.
 
     Attributes
@@ -208,7 +206,7 @@ def read_view(
     return ReadView(
         view_id,
         # The owner of a branch is in its log only.
-        replace(
+        structs.replace(
             created,
             schema=schema,
             num_shards=layout.num_shards,

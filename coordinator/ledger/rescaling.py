@@ -11,6 +11,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from coordinator.ledger.compatibility import routing_keys, unroutable
 from coordinator.ledger.records import Record, RescaleAsked, Rescaled
 from coordinator.ledger.shard_layouts import ShardLayout
@@ -100,7 +102,7 @@ def decide_shards(
         present.num_shards,
         keys,
     )
-    return [Rescaled(layout)], layout
+    return [Rescaled(*structs.astuple(layout))], layout
 
 
 def _requested(ledger: StateLedger, task: TaskIdentity, requested: int | None) -> int | None:

@@ -16,15 +16,17 @@ not made of end, and so does what was committed on its predecessors after it was
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
 from math import gcd
 from typing import Any
+
+from msgspec import Struct, to_builtins
+
+from coordinator.model.stored_json import from_json
 
 __all__ = ["ShardLayout", "ShardLayouts"]
 
 
-@dataclass(frozen=True, slots=True)
-class ShardLayout:
+class ShardLayout(Struct, frozen=True, forbid_unknown_fields=True):
     """The shards of a state from a version on.
 
     Attributes
@@ -64,13 +66,6 @@ class ShardLayout:
         """Return the partitions that have rows of a partition of the previous layout."""
         step = gcd(self.num_shards, self.former_shards)
         return range(self.first_partition + (former - self.former_partition) % step, self.partitions.stop, step)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ShardLayout:
-        return cls(**{**data, "keys": tuple(data["keys"])})
 
 
 class ShardLayouts:
@@ -190,7 +185,7 @@ class ShardLayouts:
         """Return the field of a checkpoint of the log; empty for a state that was never rescaled."""
         if not self._given:
             return {}
-        made = [{**layout.to_json(), "counts": self.counts(layout)} for layout in self.made]
+        made = [{**to_builtins(layout), "counts": self.counts(layout)} for layout in self.made]
         return {"generations": {"first": self._first_end, "given": self._given, "made": made}}
 
     @classmethod
@@ -201,7 +196,7 @@ class ShardLayouts:
         for item in stored.get("made", ()):
             fields = dict(item)
             counts = fields.pop("counts")
-            layout = ShardLayout.from_json(fields)
+            layout = from_json(fields, ShardLayout)
             layouts.made.append(layout)
             if counts:
                 layouts._counted.add(layout.first_partition)

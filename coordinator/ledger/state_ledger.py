@@ -20,9 +20,10 @@ commits a version supersedes what earlier runs committed from that version on: t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec import Struct, structs
 
 from coordinator.ledger.compatibility import check_metadata, same_description, same_state
 from coordinator.ledger.ledger_state import LedgerState
@@ -40,7 +41,7 @@ from coordinator.ledger.records import (
 from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import FencedError, InvalidRequestError, StateMismatchError
-from coordinator.model.identities import ActorLocation, FastPickle, ShardKey, StateStoreId, TaskIdentity
+from coordinator.model.identities import ActorLocation, ShardKey, StateStoreId, TaskIdentity
 from coordinator.model.leases import Lease
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
@@ -50,8 +51,7 @@ from coordinator.placement.lease_placer import FleetView, LeasePlacer, LeaseRequ
 __all__ = ["AcceptedCommits", "LeaseGrant", "StateLedger"]
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseGrant(FastPickle):
+class LeaseGrant(Struct, frozen=True):
     """A lease and the version that the task's batch reads.
 
     Attributes
@@ -62,11 +62,10 @@ class LeaseGrant(FastPickle):
 
     lease: Lease
     base_version: int
-    watermarks: Watermarks = field(default_factory=Watermarks)
+    watermarks: Watermarks = Watermarks()
 
 
-@dataclass(frozen=True, slots=True)
-class AcceptedCommits(FastPickle):
+class AcceptedCommits(Struct, frozen=True):
     """The answer to a partition's commits that were accepted.
 
     Attributes
@@ -213,8 +212,7 @@ class StateLedger(LedgerState):
         if task.run_id != self.run_id:
             self.check_not_of_the_past(task)
             epoch += 1
-            started = RunStarted(task.run_id, task.query_id, task.batch_id, epoch)
-            records.append(replace(started, is_temporary=task.is_temporary))
+            records.append(RunStarted(task.run_id, task.query_id, task.batch_id, epoch, task.is_temporary))
         assignment = self.assignments.get(task.partition_id)
         present = self.holder(task.partition_id)
         choice = placer.place(LeaseRequest(self.state_name, task.partition_id, asking, present), fleet)
@@ -248,14 +246,14 @@ class StateLedger(LedgerState):
         is_new = task.run_id != self.run_id
         # A new run goes on from the version that its first batch reads: what is later is superseded, and does not bind it.
         bound = self.committed_schema(created, task.batch_id) if is_new else newest
-        check_metadata(replace(created, schema=requested.schema if bound is None else bound), requested)
+        check_metadata(structs.replace(created, schema=requested.schema if bound is None else bound), requested)
         if same_state(newest, requested.schema) and same_description(newest, requested.schema):
             if not is_new:
                 self._checked_query = task.run_id, requested
             return []
         assert requested.schema is not None  # two states without a schema are the same
         # As it will be read from the log: lists for tuples.
-        schema = StateSchema.from_json(json.loads(json.dumps(requested.schema.to_json())))
+        schema = msgspec.json.decode(msgspec.json.encode(requested.schema), type=StateSchema)
         return [SchemaChanged(task.run_id, self.epoch + is_new, schema)]
 
     def check_not_of_the_past(self, task: TaskIdentity) -> None:
@@ -348,7 +346,7 @@ class StateLedger(LedgerState):
                 base_version=entry.base_version,
                 expected=base,
             )
-        return [Committed(commit.share_values()) for commit in entries], tuple(entries)
+        return [Committed(commit) for commit in entries], tuple(entries)
 
     def decide_discard(self, files: Iterable[str]) -> list[Record]:
         """Refuse, from now on, commits of files that are about to be deleted and could still be committed."""

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from coordinator.ledger.batch_stats import BatchStats
 from coordinator.ledger.rescaling import first_layout
 from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.commits import CommitEntry
-from coordinator.model.identities import FastPickle
 from coordinator.model.state_metadata import StateMetadata
 
 __all__ = ["VersionStats", "version_stats"]
 
 
-@dataclass(frozen=True, slots=True)
-class VersionStats(FastPickle):
+class VersionStats(Struct, frozen=True):
     """Statistics of a version of a state.
 
     Attributes

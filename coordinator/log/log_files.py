@@ -10,8 +10,9 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from coordinator.ledger.checkpoints import Part, Written, records_of_part
 from coordinator.ledger.records import Committed, SnapshotAdded
@@ -21,6 +22,7 @@ from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import CommitUnknownError, CorruptStateError, StorageUnavailableError
 from coordinator.model.file_format import FORMAT, check_format, check_place
 from coordinator.model.state_metadata import StateMetadata
+from coordinator.model.stored_json import from_json
 from coordinator.runtime.runtime import Pool, random_id
 from coordinator.storage.protocol import ObjectStore
 
@@ -39,13 +41,13 @@ def seq_of(path: str) -> int:
 
 def parts_of(checkpoint: Mapping[str, Any]) -> tuple[Part, ...]:
     """Return the parts that a checkpoint names."""
-    return tuple(Part(**part) for part in checkpoint.get("parts", ()))
+    return from_json(checkpoint.get("parts", ()), tuple[Part, ...])
 
 
 def _records_of_ledger(ledger: Mapping[str, Any]) -> tuple[Committed | SnapshotAdded, ...]:
     """Return the commits and snapshots that a checkpoint has itself, and not in parts."""
-    entries = (Committed(CommitEntry.from_json(entry)) for entry in ledger["entries"])
-    return (*entries, *(SnapshotAdded(SnapshotEntry.from_json(entry)) for entry in ledger["snapshots"]))
+    entries = map(Committed, from_json(ledger["entries"], list[CommitEntry]))
+    return (*entries, *map(SnapshotAdded, from_json(ledger["snapshots"], list[SnapshotEntry])))
 
 
 class LogFiles:
@@ -212,7 +214,7 @@ class LogFiles:
         if dropped is not None:
             former = (*dropped.get("former_ids", ()), dropped.get("state_id", ""))
             self.remove_metadata(dropped)
-        created = replace(metadata, format_version=FORMAT, state_id=self._new_id(), former_ids=former)
+        created = structs.replace(metadata, format_version=FORMAT, state_id=self._new_id(), former_ids=former)
         try:
             if self._store.put_if_absent(path, seal(created.to_json())):
                 self._state_id, self._former_ids = created.state_id, created.former_ids

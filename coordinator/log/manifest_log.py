@@ -22,10 +22,9 @@ from coordinator.ledger.checkpoints import (
     Written,
     in_parts,
     newest_version,
-    part_body,
     plan_checkpoint,
 )
-from coordinator.ledger.records import Committed, Dropped, Record, SnapshotAdded, record_from_json, record_to_json
+from coordinator.ledger.records import Committed, Dropped, Record, SnapshotAdded, recorded
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.log.log_files import LogFiles, parts_of, seq_of
 from coordinator.log.sealed_json import seal, unseal
@@ -37,6 +36,7 @@ from coordinator.model.errors import (
     StorageUnavailableError,
 )
 from coordinator.model.file_format import check_format, check_place
+from coordinator.model.stored_json import from_json
 from coordinator.runtime.runtime import Pool, random_id
 from coordinator.storage.protocol import ObjectInfo, ObjectStore
 
@@ -141,7 +141,7 @@ class ManifestLog(LogFiles):
             try:
                 body = unseal(self._store.get(info.path))
                 check_format(body, info.path)
-                ends = any(isinstance(record_from_json(record), Dropped) for record in body["records"])
+                ends = any(isinstance(record, Dropped) for record in from_json(body["records"], list[Record]))
             except (FileNotFoundError, KeyError, TypeError, ValueError):
                 return None
             if ends:
@@ -158,7 +158,7 @@ class ManifestLog(LogFiles):
         for path, body in self._read_all([self._path("manifest", seq) for seq in range(done + 1, newest + 1)]):
             try:
                 check_place(body, {"seq": seq_of(path), "previous": record_id}, path)
-                records = [record_from_json(record) for record in body["records"]]
+                records = from_json(body["records"], list[Record])
                 for record in records:
                     ledger.fold(record)
                 record_id = body["record_id"]
@@ -328,7 +328,7 @@ class ManifestLog(LogFiles):
             "previous": self._record_id,
             "writer_id": self._writer_id,
             "record_id": record_id,
-            "records": [record_to_json(record) for record in records],
+            "records": list(map(recorded, records)),
         }
         self._put(self._path("manifest", seq), seal(body), record_id)
         self._seq, self._record_id = seq, record_id
@@ -400,7 +400,7 @@ class ManifestLog(LogFiles):
                 "folded": plan.ledger.to_json(),
             }
             if parts:
-                body["parts"] = [part.to_json() for part in parts]
+                body["parts"] = parts
             if self._store.put_if_absent(self._path("checkpoints", plan.seq), seal(body)):
                 self._written = Written(plan.seq, parts, plan.rest)
         except (CommitUnknownError, StorageUnavailableError) as error:
@@ -409,7 +409,7 @@ class ManifestLog(LogFiles):
     def _put_part(self, seq: int, records: tuple[Committed | SnapshotAdded, ...]) -> Part:
         # No other file has its name: another coordinator may make other parts at the same sequence number.
         file = f"{self._state_name}/parts/{seq:020d}-{self._new_id()}.json"
-        self._store.put(file, seal({**self._facts(), "file": file, **part_body(records)}, sort_keys=True))
+        self._store.put(file, seal({**self._facts(), "file": file, "records": list(map(recorded, records))}))
         return Part(file, len(records), newest_version(records))
 
     def needed(self, infos: Iterable[ObjectInfo]) -> Needed:

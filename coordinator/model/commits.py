@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
 
-from coordinator.model.identities import DEFAULT_STORE, FastPickle, ShardKey
+import msgspec
+from msgspec import Struct, structs
+
+from coordinator.model.identities import DEFAULT_STORE, ShardKey
+from coordinator.model.stored_json import always_written
 from coordinator.model.watermarks import Watermarks
 
 __all__ = ["CommitEntry", "PartitionCommit", "SnapshotEntry", "StoredFile"]
 
 
-@dataclass(frozen=True, slots=True)
-class CommitEntry(FastPickle):
+class CommitEntry(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """A shard's line in the manifest: the delta file that makes ``version`` of the shard."""
 
     partition_id: int
@@ -41,10 +42,10 @@ class CommitEntry(FastPickle):
     rows_late: int
     watermark_ms: int
     committed_at_ms: int
-    executor: str = ""
-    store_name: str = DEFAULT_STORE
+    executor: str = always_written("")
+    store_name: str = always_written(DEFAULT_STORE)
     #: The watermark for the operators that this one feeds.
-    output_watermark_ms: int = 0
+    output_watermark_ms: int = always_written(0)
     #: :attr:`TaskIdentity.batch_time_ms`: tells versions of one number from different histories of a query apart.
     batch_time_ms: int | None = None
     #: Earliest time at which a row falls due by processing time; None if none does.
@@ -58,7 +59,7 @@ class CommitEntry(FastPickle):
     #: failed since the last one that counted, by error. Not recorded.
     restore_ms: int = 0
     load_bytes: int = 0
-    failures: Mapping[str, int] = field(default_factory=dict)
+    failures: Mapping[str, int] = msgspec.field(default_factory=dict)
 
     @property
     def shard(self) -> ShardKey:
@@ -68,17 +69,9 @@ class CommitEntry(FastPickle):
     def watermarks(self) -> Watermarks:
         return Watermarks(self.watermark_ms, self.output_watermark_ms)
 
-    def to_json(self) -> dict[str, Any]:
-        # Not by asdict(), which copies every value, and takes longer than all else that is done for a commit.
-        data = {name: getattr(self, name) for name in _RECORDED}
-        for name, default in _OPTIONAL.items():
-            if data[name] is default:
-                del data[name]
-        return data
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> CommitEntry:
-        return cls(**data).share_values()
+    def recorded(self) -> CommitEntry:
+        """Return the commit without the fields that are not recorded."""
+        return structs.replace(self, apply_ms=0, write_ms=0, restore_ms=0, load_bytes=0, failures=_NOTHING)
 
     def share_values(self) -> CommitEntry:
         """Replace texts and empty mappings by equal ones that commits have in common, and return this commit.
@@ -87,14 +80,13 @@ class CommitEntry(FastPickle):
         a log is read.
         """
         for name in _SHARED_TEXTS:
-            object.__setattr__(self, name, sys.intern(getattr(self, name)))
+            structs.force_setattr(self, name, sys.intern(getattr(self, name)))
         if not self.failures:
-            object.__setattr__(self, "failures", _NOTHING)
+            structs.force_setattr(self, "failures", _NOTHING)
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionCommit(FastPickle):
+class PartitionCommit(Struct, frozen=True):
     """The commits of all stores of a partition by one attempt.
 
     Attributes
@@ -113,18 +105,7 @@ _NOTHING: Mapping[str, int] = {}
 _SHARED_TEXTS = ("run_id", "executor", "store_name")
 
 
-#: Fields that are not in a commit's record; those that are, in their order; and those that only some records have, with their defaults.
-_NOT_RECORDED = ("apply_ms", "write_ms", "restore_ms", "load_bytes", "failures")
-
-
-_RECORDED = tuple(column.name for column in fields(CommitEntry) if column.name not in _NOT_RECORDED)
-
-
-_OPTIONAL = {"batch_time_ms": None, "due_ms": None, "is_import": False}
-
-
-@dataclass(frozen=True, slots=True)
-class StoredFile(FastPickle):
+class StoredFile(Struct, frozen=True, forbid_unknown_fields=True):
     """A file of the object store: path relative to the fleet's URI, size in bytes, CRC-32 of all of it."""
 
     file: str
@@ -132,8 +113,7 @@ class StoredFile(FastPickle):
     checksum: int
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotEntry(FastPickle):
+class SnapshotEntry(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A snapshot: all rows of a committed version of a shard, in one file or, of a large shard, several."""
 
     partition_id: int
@@ -147,7 +127,7 @@ class SnapshotEntry(FastPickle):
     rows: int
     watermark_ms: int
     created_at_ms: int
-    store_name: str = DEFAULT_STORE
+    store_name: str = always_written(DEFAULT_STORE)
     #: Files after the first one.
     further: tuple[StoredFile, ...] = ()
 
@@ -164,14 +144,3 @@ class SnapshotEntry(FastPickle):
     def files(self) -> tuple[str, ...]:
         """Paths of all its files."""
         return tuple(piece.file for piece in self.pieces)
-
-    def to_json(self) -> dict[str, Any]:
-        data = asdict(self)
-        if not self.further:
-            # As releases wrote it whose snapshots had one file.
-            del data["further"]
-        return data
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> SnapshotEntry:
-        return cls(**{**data, "further": tuple(StoredFile(**file) for file in data.get("further", ()))})

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from coordinator.model.identities import ActorLocation
 
 __all__ = ["CopyResult", "ShardMove"]
 
 
-@dataclass(frozen=True, slots=True)
-class CopyResult:
+class CopyResult(Struct, frozen=True, forbid_unknown_fields=True):
     """The copy of a partition that a store actor took from another one before it had the partition's lease.
 
     Attributes
@@ -28,8 +27,7 @@ class CopyResult:
     duration_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class ShardMove:
+class ShardMove(Struct, frozen=True, forbid_unknown_fields=True):
     """A shard was given to a store actor, or was to be given to it.
 
     Attributes

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.model.identities import ActorLocation, FastPickle, StateStoreId
+from msgspec import Struct
+
+from coordinator.model.identities import ActorLocation, StateStoreId
 
 __all__ = ["Lease", "ShardLocation"]
 
@@ -26,8 +28,7 @@ class ShardLocation:
     location: ActorLocation | None
 
 
-@dataclass(frozen=True, slots=True)
-class Lease(FastPickle):
+class Lease(Struct, frozen=True):
     """The right of one store actor to commit a shard for one run, until a higher epoch is given out.
 
     Attributes

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import Struct, structs
 
 from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import InvalidRequestError
-from coordinator.model.identities import FastPickle, StateStoreProviderId
+from coordinator.model.identities import StateStoreProviderId
 from coordinator.model.schema import StateSchema
 
 __all__ = ["InstancePlans", "LoadPlan", "LoadPlans", "Origin", "Parent"]
 
 
-@dataclass(frozen=True, slots=True)
-class LoadPlan(FastPickle):
+class LoadPlan(Struct, frozen=True):
     """The files of one version of a shard: the newest snapshot that can be read, then every later delta in order.
 
     Attributes
@@ -61,7 +62,7 @@ class LoadPlan(FastPickle):
             There is no such snapshot.
         """
         if snapshot == 0 and self.oldest_retained == 0:
-            return replace(self, snapshots=())
+            return structs.replace(self, snapshots=())
         chosen = tuple(entry for entry in self.snapshots if entry.version == snapshot)
         if not chosen:
             versions = sorted(
@@ -74,7 +75,7 @@ class LoadPlan(FastPickle):
             )
         # The delta of the snapshot's own version says which schema it is in.
         deltas = tuple(delta for delta in self.deltas if delta.version >= snapshot)
-        return replace(self, snapshots=chosen, deltas=deltas, oldest_retained=snapshot, origin=None)
+        return structs.replace(self, snapshots=chosen, deltas=deltas, oldest_retained=snapshot, origin=None)
 
     def may_have_rows(self) -> bool:
         """Whether the version is not known to be empty."""
@@ -130,8 +131,7 @@ class Origin:
     parents: tuple[Parent, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LoadPlans(FastPickle):
+class LoadPlans(Struct, frozen=True):
     """The files of one version of some stores of a partition.
 
     Attributes

@@ -7,19 +7,17 @@ A :class:`StateSchema` is built once per query (``spark_jobs.operators.aggregate
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
+from msgspec import Struct, field, structs
 
 from coordinator.model.accumulator_kinds import AccumulatorKind
-from coordinator.model.errors import NewerFormatError
-from coordinator.model.identities import FastPickle
+from coordinator.model.stored_json import always_written
 from coordinator.model.type_names import spark_type, string_to_type
 
 __all__ = [
@@ -32,7 +30,6 @@ __all__ = [
 ]
 
 
-_Kind = TypeVar("_Kind", bound=StrEnum)
 #: Last key column of operators that hold many rows of a key: numbers them within the shard.
 ROW_COLUMN = "__row"
 
@@ -65,8 +62,7 @@ def _arrow_field(name: str, kind: str, nullable: bool) -> pa.Field:
     return pa.field(name, string_to_type(kind), nullable)
 
 
-@dataclass(frozen=True, slots=True)
-class Field(FastPickle):
+class Field(Struct, frozen=True, forbid_unknown_fields=True):
     """A named column with its Arrow type in string form.
 
     Attributes
@@ -91,8 +87,7 @@ class Field(FastPickle):
         return {"name": self.name, "nullable": self.nullable, **described}
 
 
-@dataclass(frozen=True, slots=True)
-class Accumulator(FastPickle):
+class Accumulator(Struct, frozen=True, omit_defaults=True):
     """An accumulator: its inputs (columns of the incoming batch) and the state fields that they change.
 
     Attributes
@@ -109,18 +104,20 @@ class Accumulator(FastPickle):
     kind: AccumulatorKind
     inputs: tuple[str, ...]
     state: tuple[Field, ...]
-    meaning: str = ""
-    cast: str = ""
+    meaning: str = always_written("")
+    cast: str = always_written("")
     result: tuple[Field, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.inputs, self.state, self.meaning, self.cast, self.result))
 
     @property
     def emitted(self) -> tuple[Field, ...]:
         return self.result or self.state
 
 
-@dataclass(frozen=True, slots=True)
-class StateSchema(FastPickle):
+class StateSchema(Struct, frozen=True, omit_defaults=True):
     """Keys, accumulators and the event-time rule of one stateful operator.
 
     Attributes
@@ -145,9 +142,6 @@ class StateSchema(FastPickle):
     shown
         What a reader is shown of the rows, as JSON (:mod:`store_actors.operators.view_columns`); empty where a state has
         none. It makes no two schemas differ: a result that is renamed leaves the state as it is.
-    source
-        The JSON that the schema was read from, in this process; None if it was not read from any. Releases differ in which fields they
-        write, and a schema that is read and written again keeps its bytes.
     """
 
     keys: tuple[Field, ...]
@@ -156,10 +150,28 @@ class StateSchema(FastPickle):
     expiry_key: str | None
     delay_ms: int | None
     output_mode: str
-    operator: OperatorKind = OperatorKind.AGGREGATE
-    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    shown: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    source: Mapping[str, Any] | None = field(default=None, init=False, compare=False, repr=False)
+    operator: OperatorKind = always_written(OperatorKind.AGGREGATE)
+    options: Mapping[str, Any] = always_written({})
+    shown: Mapping[str, Any] = field(default_factory=dict)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StateSchema) and self._compared() == other._compared()
+
+    def __hash__(self) -> int:
+        # Without the options, which have no hash.
+        return hash(self._compared()[:-1])
+
+    def _compared(self) -> tuple[Any, ...]:
+        return (
+            self.keys,
+            self.inputs,
+            self.accumulators,
+            self.expiry_key,
+            self.delay_ms,
+            self.output_mode,
+            self.operator,
+            self.options,
+        )
 
     @property
     def state_fields(self) -> tuple[Field, ...]:
@@ -214,90 +226,11 @@ class StateSchema(FastPickle):
         if mode == self.output_mode or self.operator not in (OperatorKind.AGGREGATE, OperatorKind.SESSION):
             return self
         if mode != "complete":
-            return replace(self, output_mode=mode)
+            return structs.replace(self, output_mode=mode)
         is_other_time = self.operator is OperatorKind.SESSION and self.expiry_key is None
         delay_ms = None if is_other_time else self.delay_ms
-        return replace(self, output_mode=mode, expiry_key=None, delay_ms=delay_ms)
+        return structs.replace(self, output_mode=mode, expiry_key=None, delay_ms=delay_ms)
 
     def undescribed(self) -> StateSchema:
         """Return the schema without the view for readers: as tasks and files have it."""
-        return replace(self, shown={})
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the schema as JSON data: what it was read from, or else the fields in their order."""
-        if self.source is not None:
-            return dict(self.source)
-        # Every file carries it: not asdict(), which copies value by value.
-        data = _shallow(self)
-        data["keys"] = tuple(map(_shallow, self.keys))
-        data["inputs"] = tuple(map(_shallow, self.inputs))
-        data["accumulators"] = tuple(map(_described, self.accumulators))
-        del data["source"]
-        if not self.shown:
-            del data["shown"]
-        data["options"] = copy.deepcopy(dict(self.options))
-        return data
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> StateSchema:
-        """Return the schema that JSON data describes.
-
-        Raises
-        ------
-        NewerFormatError
-            A later release wrote it: it has a kind of operator or of accumulator that this one does not know.
-        KeyError, TypeError, ValueError
-            The data describe no schema.
-        """
-
-        def fields(items: Sequence[dict[str, Any]]) -> tuple[Field, ...]:
-            return tuple(Field(**item) for item in items)
-
-        schema = cls(
-            keys=fields(data["keys"]),
-            inputs=fields(data["inputs"]),
-            accumulators=tuple(
-                Accumulator(
-                    _kind(AccumulatorKind, item["kind"]),
-                    tuple(item["inputs"]),
-                    fields(item["state"]),
-                    item.get("meaning", ""),
-                    item.get("cast", ""),
-                    fields(item.get("result", ())),
-                    dict(item.get("options", {})),
-                )
-                for item in data["accumulators"]
-            ),
-            expiry_key=data["expiry_key"],
-            delay_ms=data["delay_ms"],
-            output_mode=data["output_mode"],
-            operator=_kind(OperatorKind, data.get("operator", OperatorKind.AGGREGATE)),
-            options=data.get("options", {}),
-            shown=data.get("shown", {}),
-        )
-        object.__setattr__(schema, "source", data)
-        return schema
-
-
-def _kind(kinds: type[_Kind], name: str) -> _Kind:
-    try:
-        return kinds(name)
-    except ValueError as error:
-        raise NewerFormatError(
-            "a state was written by a later release of Statefleet: its schema has a kind that this one does not know; nothing was read "
-            "of it and nothing was changed; use that release, or a newer one, for this state",
-            kind=name,
-        ) from error
-
-
-def _described(accumulator: Accumulator) -> dict[str, Any]:
-    """Return an accumulator as JSON data. Empty fields that few accumulators have are left out."""
-    data = _shallow(accumulator)
-    for part in ("state", "result"):
-        data[part] = tuple(map(_shallow, data[part]))
-    data["options"] = copy.deepcopy(dict(accumulator.options))
-    return {name: value for name, value in data.items() if value or name not in ("result", "options")}
-
-
-def _shallow(described: Field | Accumulator | StateSchema) -> dict[str, Any]:
-    return {name: getattr(described, name) for name in described.__dataclass_fields__}
+        return structs.replace(self, shown={})

@@ -1,20 +1,11 @@
-"""Tables and sizes as text for a terminal."""
+"""Tables and times of day as text for a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["clock_text", "format_table", "size_text"]
-
-
-def size_text(size: float) -> str:
-    """Return a number of bytes as a person reads it."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
+__all__ = ["clock_text", "format_table"]
 
 
 def clock_text(when_ms: int) -> str:

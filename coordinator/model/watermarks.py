@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from msgspec import Struct, structs
 
 __all__ = ["Watermarks"]
 
 
-@dataclass(frozen=True, slots=True)
-class Watermarks:
+class Watermarks(Struct, frozen=True):
     """Watermarks of one operator after a version, in milliseconds since the epoch.
 
     Attributes
@@ -25,8 +23,4 @@ class Watermarks:
 
     def reached(self, watermark_ms: int) -> Watermarks:
         """Return the watermarks of a batch for which Spark gives the operator's own; they never go back."""
-        return replace(self, input_ms=max(self.input_ms, watermark_ms))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the watermarks as the manifest records them."""
-        return asdict(self)
+        return structs.replace(self, input_ms=max(self.input_ms, watermark_ms))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import replace
+
+from msgspec import structs
 
 from coordinator.ledger.branches import (
     Branch,
@@ -92,7 +93,7 @@ class Branching:
             return decide_beginning(ledger, begun, drops), None
 
         await branch.decide(begin)
-        wanted_metadata = replace(parent, state_name=name, query_id=str(begun.ledger["query_id"]))
+        wanted_metadata = structs.replace(parent, state_name=name, query_id=str(begun.ledger["query_id"]))
         if await branch.create_metadata(wanted_metadata) != wanted_metadata:
             # Metadata of a query that has not committed anything: the log has the branch.
             raise taken(StateLedger(name), parent.state_name, version)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+
+from msgspec import structs
 
 from coordinator.ledger.batch_stats import BatchResult
 from coordinator.ledger.compatibility import changes, check_output_mode, fitting
@@ -169,7 +170,9 @@ class Leasing:
         """Return a batch's result; see :meth:`~coordinator.service.coordinator.Coordinator.batch_result`."""
         writer = await self._writer_of(task.state_name)
         created = writer.metadata
-        following = replace(task, batch_id=task.batch_id + 1, batch_time_ms=None, former_time_ms=task.batch_time_ms)
+        following = structs.replace(
+            task, batch_id=task.batch_id + 1, batch_time_ms=None, former_time_ms=task.batch_time_ms
+        )
 
         def decide(ledger: StateLedger) -> tuple[list[Record], tuple[BatchResult, ShardLayout, bool, StateLedger]]:
             of_batch = ShardLayout(shards.num_shards, shards.first_partition)
@@ -238,8 +241,10 @@ class Leasing:
         grant, is_new, previous = await writer.decide(decide)
         if not task.is_of_python:
             self._placing.count(task.state_name, task.partition_id, local, previous, grant.lease.location)
-        lease = replace(grant.lease, standbys=self._standbys(task.state_name, task.partition_id, grant.lease.location))
-        return replace(grant, lease=lease), is_new, previous
+        lease = structs.replace(
+            grant.lease, standbys=self._standbys(task.state_name, task.partition_id, grant.lease.location)
+        )
+        return structs.replace(grant, lease=lease), is_new, previous
 
     def _standbys(self, state_name: str, partition_id: int, holder: ActorLocation) -> tuple[str, ...]:
         standbys = self._placing.standbys(state_name, partition_id, holder, self._fleet)

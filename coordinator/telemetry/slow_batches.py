@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from humanize import naturalsize
+
 from coordinator.model.commits import CommitEntry
 from coordinator.model.copy_result import ShardMove
 from coordinator.model.memory_options import MemoryUse
-from coordinator.model.text import size_text
 from coordinator.telemetry.batch_times import PHASES
 from coordinator.telemetry.drivers import ExecutorState, LongBatch
 
@@ -234,7 +235,7 @@ def _words(phase: str, took_ms: int, last: CommitEntry, context: BatchContext) -
         case "apply":
             return f"working on {last.rows_in:,} rows in {shard}"
         case "write":
-            return f"writing {size_text(last.file_bytes)} of {shard} to the object store"
+            return f"writing {naturalsize(last.file_bytes)} of {shard} to the object store"
         case "commit":
             return f"until the commit of {shard} was in the state's log"
         case _:
@@ -244,7 +245,7 @@ def _words(phase: str, took_ms: int, last: CommitEntry, context: BatchContext) -
 def _hand_over(shard: str, took_ms: int, last: CommitEntry, context: BatchContext) -> str:
     if last.restore_ms < took_ms / 2:
         return f"handing rows over to {shard} (on their way, or waiting for its threads or memory)"
-    action = f"loading {size_text(last.load_bytes)}" if last.load_bytes else f"coming to version {last.base_version}"
+    action = f"loading {naturalsize(last.load_bytes)}" if last.load_bytes else f"coming to version {last.base_version}"
     if context.was_lost:
         return f"in {shard} {action} after its store actor was lost"
     return f"in {shard} {action}" + (f" after it was moved ({context.move.reason})" if context.move else "")
@@ -263,8 +264,8 @@ def _reasons(batch: EndedBatch, recent: Sequence[EndedBatch], context: BatchCont
         yield f"the coordinator's requests to the object store: {_counts(context.storage)}"
     memory = context.memory
     if memory is not None and memory.spilled_bytes:
-        spilled = f"the store actor of shard {context.shard} has spilled {size_text(memory.spilled_bytes)}"
-        yield spilled + (f" (limit {size_text(memory.memory_limit)})" if memory.memory_limit else "")
+        spilled = f"the store actor of shard {context.shard} has spilled {naturalsize(memory.spilled_bytes)}"
+        yield spilled + (f" (limit {naturalsize(memory.memory_limit)})" if memory.memory_limit else "")
 
 
 def _counts(counts: Mapping[str, int]) -> str:

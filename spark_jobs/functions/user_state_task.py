@@ -12,6 +12,7 @@ from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import structs
 
 from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.errors import StoreUnavailableError
@@ -145,7 +146,7 @@ def _times(grant: LeaseGrant, header: BatchHeader) -> EventTimes:
     """Return the watermarks of a batch; rows that a program emits later are newer than the operator's own watermark."""
     times = event_times(grant, header.late_ms, header.evict_ms)
     after = times.after
-    return replace(times, after=replace(after, output_ms=max(after.output_ms, after.input_ms)))
+    return replace(times, after=structs.replace(after, output_ms=max(after.output_ms, after.input_ms)))
 
 
 def _rows_on_time(rows: pa.Table, watermark_ms: int) -> pa.Table:

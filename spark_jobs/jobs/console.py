@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from humanize import naturalsize
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -21,7 +22,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import TimestampType
 
 from coordinator.model.errors import StateStoreError
-from coordinator.model.text import size_text
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.session.spark_session import start_session, stop_session
 from statefleet.fleet import Fleet
@@ -99,7 +99,7 @@ def _print_batch(progress: Any, fleet: Fleet, name: str) -> None:
     for query in fleet.status()["queries"]:
         if query["name"] == name:
             line += (
-                f"  state {query['state_rows']:>9,} rows {size_text(query['state_bytes']):>9}"
+                f"  state {query['state_rows']:>9,} rows {naturalsize(query['state_bytes']):>9}"
                 f"  watermark {_watermark_text(query['watermark_ms'])}  late {query['rows_late']:,}"
             )
     print(line, flush=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec import structs
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -45,7 +46,7 @@ class Part:
         """Return the part with the prefix of its aggregate on its fields."""
 
         def prefixed(fields: tuple[Field, ...]) -> tuple[Field, ...]:
-            return tuple(replace(field, name=f"{prefix}_{field.name}") for field in fields)
+            return tuple(structs.replace(field, name=f"{prefix}_{field.name}") for field in fields)
 
         return replace(self, state=prefixed(self.state), result=prefixed(self.result))
 

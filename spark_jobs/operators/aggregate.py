@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from msgspec import structs
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -113,7 +114,7 @@ class AggregatePlan:
         """Return the plan with the view of its groups for readers."""
         empty = empty_frame(self.prepared.sparkSession, self.row_type())
         view = aggregation_view(self.schema, self._keys, self._outputs, partial(self._evaluate, empty))
-        return replace(self, schema=replace(self.schema, shown=view))
+        return replace(self, schema=structs.replace(self.schema, shown=view))
 
     def _evaluate(self, reduced: DataFrame, node: AggregateExpression) -> Expression:
         """Return Spark's final expression of an aggregate over the state's columns."""
@@ -204,9 +205,11 @@ def build_plan(aggregated: DataFrame, output_mode: str | None) -> AggregatePlan:
     inputs = [*([] if grouping.session is None else grouping.session.inputs()), *builder.inputs]
     prepared = _prepared(node.child, grouping, [*inputs, *builder.hashed.items()])
     schema = _schema(prepared, grouping, [name for name, _ in inputs], tuple(builder.accumulators), mode)
-    schema = replace(
+    schema = structs.replace(
         schema,
-        inputs=tuple(replace(item, type=builder.input_types.get(item.name, item.type)) for item in schema.inputs),
+        inputs=tuple(
+            structs.replace(item, type=builder.input_types.get(item.name, item.type)) for item in schema.inputs
+        ),
     )
     plan = AggregatePlan(
         prepared,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from msgspec import structs
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -72,7 +73,7 @@ def _chosen(use: Use, inputs: tuple[Column, ...], value: T.DataType, rule: int) 
     value_type, function = stored_type(value), use.function
     result = state_field("values", value_type)
     if isinstance(function.type, T.ArrayType):
-        result = replace(list_field("values", value_type, subject=use.text), nullable=True)
+        result = structs.replace(list_field("values", value_type, subject=use.text), nullable=True)
     options = {"percentages": list(function.percentages), "rule": -1 - rule if function.is_descending else rule}
     state = counts_field("values", value_type, subject=use.text)
     return Part(AccumulatorKind.COUNTED, inputs, (state,), result=(result,), options=options)

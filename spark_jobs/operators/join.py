@@ -8,10 +8,11 @@ either side may still match (Spark's ``StreamingSymmetricHashJoinHelper``), and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+from msgspec import structs
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -273,7 +274,7 @@ def _planned(
     view = {name: _side_view(node, side, keys, rows[side], condition) for side, name in enumerate(("left", "right"))}
     return JoinPlan(
         inputs=tuple(side.prepared for side in sides),
-        schema=replace(schema, shown=view),
+        schema=structs.replace(schema, shown=view),
         emitted=T.StructType(emitted),
         columns=tuple(results),
         outputs=node.outputs,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from msgspec import structs
 from pyspark.sql import Column
 
 from coordinator.model.schema import ROW_COLUMN, Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
@@ -60,7 +61,7 @@ class Session:
     def schema(self, by_keys: StateSchema) -> StateSchema:
         """Return the schema of the aggregation, given that of an aggregation by its keys alone."""
         span = tuple(Accumulator(AccumulatorKind.VALUE, (), (field,), meaning=field.name) for field in (_START, _END))
-        return replace(
+        return structs.replace(
             by_keys,
             keys=(*by_keys.keys, Field(ROW_COLUMN, "int64", nullable=False)),
             accumulators=(*span, *by_keys.accumulators),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -80,7 +80,7 @@ def build_top(
         expiry=next((key.expiry for key in keys if key.expiry is not None), None),
         delay_ms=delay_ms,
     )
-    schema = replace(schema, shown={"": component.to_json()})
+    schema = structs.replace(schema, shown={"": component.to_json()})
     emitted = [types[name] for name in (*names, *(field.name for field in rows.fields))]
     results = rows.results
     if rank:

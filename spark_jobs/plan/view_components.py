@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain, count
 from typing import Any
+
+import msgspec
 
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.expression_trees import Node
@@ -86,9 +88,5 @@ class ViewComponent:
             description["not_shown"] = self._not_shown
         if self.store is not None:
             # Lists, as JSON restores them.
-            description["store"] = asdict(self.store, dict_factory=_with_lists)
+            description["store"] = msgspec.json.decode(msgspec.json.encode(self.store))
         return description
-
-
-def _with_lists(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in items}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import structs
 from pyspark import TaskContext
 
 from coordinator.model.identities import TaskIdentity
@@ -120,7 +121,7 @@ def _of_shard(
     context = TaskContext.get()
     assert context is not None, "Spark runs it"
     shard = first.column(SHARD_COLUMN)[0].as_py()
-    task = replace(first_task, partition_id=shard, attempt=context.taskAttemptId(), executor=executor_name())
+    task = structs.replace(first_task, partition_id=shard, attempt=context.taskAttemptId(), executor=executor_name())
     yield task, (batch.filter(batch.column(PRESENT_COLUMN)) for batch in chain([first], filled))
 
 

@@ -7,9 +7,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from humanize import naturalsize
+from msgspec import to_builtins
 
 from coordinator.model.errors import InvalidRequestError, StateStoreError
-from coordinator.model.text import size_text
 from statefleet.commands.options import Address, AsJson, DryRun, Name, State, Uri, Version, find, readable_states
 from statefleet.commands.output import print_json, print_table, print_text, progress
 
@@ -120,7 +121,7 @@ def branch(
         return
     print_text(
         f"{created.state_name} begins with version {created.version} of {created.parent}: {created.shared_files} files "
-        f"({size_text(created.shared_bytes)}) are shared, none was copied"
+        f"({naturalsize(created.shared_bytes)}) are shared, none was copied"
     )
     if not created.query_id:
         print_text(
@@ -188,7 +189,7 @@ def _carry_out(
 
 def outcome_json(outcome: MoveOutcome) -> dict[str, Any]:
     """Return what ``--json`` prints of a move, whose keys are a promise: ``giver``, ``taker`` and ``preparation``."""
-    fields = asdict(outcome)
+    fields = to_builtins(outcome)
     names = {"source": "giver", "target": "taker"}
     move = {names.get(name, name): value for name, value in fields["move"].items()}
     return {"move": move, "preparation": fields["copy_result"], "error": fields["error"]}
@@ -215,4 +216,4 @@ def _copied(outcome: MoveOutcome) -> tuple[str, str]:
         return "-", outcome.error
     if outcome.copy_result is None or outcome.copy_result.version == 0:
         return "nothing: it is loaded from its files", "-"
-    return size_text(outcome.copy_result.moved_bytes), f"{outcome.copy_result.duration_ms} ms"
+    return naturalsize(outcome.copy_result.moved_bytes), f"{outcome.copy_result.duration_ms} ms"

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from coordinator.model.text import size_text
+from humanize import naturalsize, naturaltime
+
 from statefleet.reads.json_values import cell_text, plain
 
 __all__ = [
@@ -37,7 +38,7 @@ WIDTH = 100
 #: Width of a cell beyond which the rows of a state are printed as a list of records instead of a table.
 _WIDEST_CELL = 40
 #: A cell that is aligned to the right: a number, a size, or an unknown value.
-_NUMBER = re.compile(r"-?[\d,.]+%?( [KMGT]?B)?|-")
+_NUMBER = re.compile(r"-?[\d,.]+%?( (Bytes?|[kMGT]B))?|-")
 
 
 def _width() -> int:
@@ -49,7 +50,7 @@ def _width() -> int:
 
 def size_cell(size: int | None) -> str | None:
     """Return a number of bytes as text; None where it is unknown."""
-    return None if size is None else size_text(size)
+    return None if size is None else naturalsize(size)
 
 
 def time_text(when_ms: int | None) -> str | None:
@@ -59,16 +60,9 @@ def time_text(when_ms: int | None) -> str | None:
     return dt.datetime.fromtimestamp(when_ms / 1000, dt.UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def ago_text(when_ms: int | None, now_ms: float | None = None) -> str | None:
+def ago_text(when_ms: int | None) -> str | None:
     """Return how long ago a time was, by this machine's clock."""
-    if when_ms is None:
-        return None
-    seconds = ((time.time() * 1000 if now_ms is None else now_ms) - when_ms) / 1000
-    for unit, of_next in (("s", 60), ("min", 60), ("h", 48)):
-        if seconds < of_next:
-            return f"{max(0, seconds):.0f} {unit} ago"
-        seconds /= of_next if unit != "h" else 24
-    return f"{seconds:.0f} days ago"
+    return None if when_ms is None else naturaltime(max(0, time.time() - when_ms / 1000))
 
 
 def _stat(value: object) -> str:

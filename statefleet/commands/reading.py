@@ -5,11 +5,11 @@ Each reads beside a running fleet's batches, or with ``--offline`` from the obje
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import structs
 
 from coordinator.model.errors import InvalidRequestError
 from statefleet.commands.options import (
@@ -137,7 +137,7 @@ def versions(
     """
     history = open_states(uri, address, offline=offline).state(state, consistency=consistency).history(limit)
     if as_json:
-        print_json([asdict(version) for version in history])
+        print_json([structs.asdict(version) for version in history])
         return
     print_table(
         ("version", "committed", "", "shards", "rows", "memory", "rows in", "late", "written"),

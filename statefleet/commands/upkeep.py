@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from humanize import naturalsize
 
 from coordinator.model.errors import InvalidRequestError
-from coordinator.model.text import size_text
 from statefleet.commands.options import Address, AsJson, DryRun, Name, State, Uri, chosen_states, find, readable_states
 from statefleet.commands.output import print_json, print_table, print_text, progress
 
@@ -58,7 +58,7 @@ def _checked(objects: ObjectStore, state: str) -> StateCheck:
 def _print_checks(checks: list[StateCheck]) -> None:
     print_table(
         ("state", "files", "read", "damaged"),
-        [(check.name, check.files, size_text(check.size), len(check.damages)) for check in checks],
+        [(check.name, check.files, naturalsize(check.size), len(check.damages)) for check in checks],
     )
     damages = [damage for check in checks for damage in check.damages]
     for damage in damages:
@@ -109,11 +109,11 @@ def gc(
     print_text(f"oldest version {would}raised of {len(oldest)} shard{'' if len(oldest) == 1 else 's'}")
     if oldest:
         print_table(("state", "partition", "store", "oldest version"), oldest)
-    size = size_text(sum(file["bytes"] for file in files))
+    size = naturalsize(sum(file["bytes"] for file in files))
     print_text(f"{len(files)} file{'' if len(files) == 1 else 's'} {would}deleted, {size}")
     if files:
         print_table(
-            ("file", "size", "age in s"), [(file["path"], size_text(file["bytes"]), file["age_s"]) for file in files]
+            ("file", "size", "age in s"), [(file["path"], naturalsize(file["bytes"]), file["age_s"]) for file in files]
         )
 
 
@@ -132,7 +132,7 @@ def drop(
     """
     coordinator = find(uri, address)
     dropped = coordinator.drop(state, dry_run=True, is_over=over)
-    summary = f"{state}: {dropped.versions} versions, {dropped.files} files, {size_text(dropped.file_bytes)}"
+    summary = f"{state}: {dropped.versions} versions, {dropped.files} files, {naturalsize(dropped.file_bytes)}"
     if not dry_run:
         if not yes and not (sys.stdin.isatty() and typer.confirm(f"{summary}. Drop it for good?", err=True)):
             raise InvalidRequestError("nothing was dropped; say --yes where no user can be asked", state=state)

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata, util
 from pathlib import Path
 
+from humanize import naturalsize
+
 from coordinator.model.errors import SetupError
-from coordinator.model.text import size_text
 from spark_jobs.session.java import choose_java_home
 from statefleet.doctor.findings import Finding, Outcome, emit
 from store_actors.spilling.spill_folder import IN_MEMORY, file_system, free_bytes
@@ -189,15 +190,15 @@ def shared_memory(folder: str = "/dev/shm", memory: int | None = None) -> Findin
         )
     size, free = stats.f_blocks * stats.f_frsize, stats.f_bavail * stats.f_frsize
     all_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if memory is None else memory
-    text = f"{folder} has {size_text(size)}, {size_text(free)} of it free"
+    text = f"{folder} has {naturalsize(size)}, {naturalsize(free)} of it free"
     if size >= _RAY_SHARE * all_memory:
         return Finding("shared memory", Outcome.OK, text)
     return Finding(
         "shared memory",
         Outcome.WARNING,
-        f"{text}; Ray makes its object store of up to {_RAY_SHARE:.0%} of the memory ({size_text(all_memory)}), and puts it on "
+        f"{text}; Ray makes its object store of up to {_RAY_SHARE:.0%} of the memory ({naturalsize(all_memory)}), and puts it on "
         "disk where that does not fit, which is slow",
-        f"make it larger (docker run --shm-size={size_text(_RAY_SHARE * all_memory).replace(' ', '').lower()}), or start Ray "
+        f"make it larger (docker run --shm-size={naturalsize(_RAY_SHARE * all_memory).replace(' ', '').lower()}), or start Ray "
         "with a smaller --object-store-memory",
     )
 
@@ -226,7 +227,7 @@ def disk_room(check: str, folder: Path) -> Finding:
             check, Outcome.WRONG, f"{folder} cannot be looked at: {error}", "make the folder, or mount its disk"
         )
     share = free / max(1, stats.f_blocks * stats.f_frsize)
-    text = f"{folder} has {size_text(free)} ({share:.0%}) free"
+    text = f"{folder} has {naturalsize(free)} ({share:.0%}) free"
     if share >= _NEAR and free >= _LITTLE:
         return Finding(check, Outcome.OK, text)
     outcome = Outcome.WRONG if share < _RAY_STOPS_AT and free < 10 * _LITTLE else Outcome.WARNING

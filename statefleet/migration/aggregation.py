@@ -8,8 +8,9 @@ below a select the buffers are in the order of the select. So the buffers are de
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from msgspec import structs
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -91,7 +92,9 @@ def without(plan: AggregatePlan, schema: StateSchema, names: Container[str]) -> 
         if use.sql in left_out
         for accumulator in plan.accumulators(number)
     ]
-    return replace(schema, accumulators=tuple(kept for kept in schema.accumulators if kept not in removed), shown={})
+    return structs.replace(
+        schema, accumulators=tuple(kept for kept in schema.accumulators if kept not in removed), shown={}
+    )
 
 
 def aggregation_rows(

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -247,7 +248,7 @@ class Importer:
         existing = self._coordinator.describe_state(name)
         # An unfinished import has decided the number of shards; the query may ask for another one when it starts.
         shards = state.metadata.num_shards if existing is None else existing.num_shards
-        metadata = replace(state.metadata, num_shards=shards)
+        metadata = structs.replace(state.metadata, num_shards=shards)
         write = self._task(state.operator, metadata, task, batch.watermarks)
         written = _by_shard(rows, shards).mapInArrow(write, from_arrow_schema(IMPORTED_SCHEMA))
         try:
@@ -307,7 +308,7 @@ def _without(state: PlannedState, names: Sequence[str]) -> PlannedState:
     remaining = without(plan, schema, names)
     if remaining == schema or all(kept.kind is AccumulatorKind.VALUE for kept in remaining.accumulators):
         raise _wrong_names(names, [column.name for column in plan.analysed.aggregates])
-    metadata = replace(state.metadata, schema=remaining)
+    metadata = structs.replace(state.metadata, schema=remaining)
     return PlannedState(replace(state.operator, schema=remaining), metadata)
 
 

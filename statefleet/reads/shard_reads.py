@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import pyarrow as pa
+from msgspec import structs
 
 from coordinator.ledger.read_views import ReadView, WantedView
 from coordinator.ledger.version_stats import VersionStats
@@ -229,7 +230,7 @@ class ShardReads:
         """
         of_version = read_version if snapshot is None else ReadVersion()
         request = self._request(view, shard, of_version, store_name, projection)
-        request, has_yielded = replace(request, since=since, snapshot=snapshot), False
+        request, has_yielded = structs.replace(request, since=since, snapshot=snapshot), False
         retry = self._retry(_DEADLINE_S)
         while True:
             try:

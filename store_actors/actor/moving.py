@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from msgspec import structs
 from ray.exceptions import RayError
 
 from coordinator.model.copy_result import CopyResult
@@ -69,7 +70,9 @@ def _begun(actors: Actors, coordinator: CoordinatorClient, move: PlannedMove) ->
         if handle is None:
             return _Started(error="the store actor that was to have the shard is gone")
         # Its own partition, also where the state was rescaled since the move was planned.
-        store_id = replace(coordinator.locate(move.state_name, move.shard).store_id, partition_id=move.partition_id)
+        store_id = structs.replace(
+            coordinator.locate(move.state_name, move.shard).store_id, partition_id=move.partition_id
+        )
         return _Started(handle, handle.take_copy.remote(store_id, move.source.actor_name))
     except (StateStoreError, RayError) as failure:
         return _Started(error=f"{type(failure).__name__}: {failure}")

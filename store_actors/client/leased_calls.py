@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from msgspec import structs
 from ray.exceptions import RayActorError
 
 from coordinator.ledger.state_ledger import LeaseGrant
@@ -89,7 +89,7 @@ class LeasedCalls:
             The coordinator or the store refused a call.
         """
         # A plan is made before its query has an id.
-        metadata = replace(metadata, query_id=tasks[0].query_id)
+        metadata = structs.replace(metadata, query_id=tasks[0].query_id)
         retry = Retry(self._clock, DEADLINE_S, first_pause_s=PAUSE_S, longest_pause_s=2.0)
         # A lease that came with the batch before is tried once; after a failure the coordinator is asked.
         grants = self._piggybacked(tasks)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
+from coordinator.model.stored_json import from_json
 from store_actors.client.batch import BatchHeader
 from store_actors.client.fleet_client import FleetClient
 from store_actors.client.store_calls import ShardWork
@@ -64,14 +65,14 @@ class OperatorTask:
 
     def to_json(self) -> str:
         """Return the operator as a task sends it."""
-        return json.dumps({"schema": self.schema.to_json(), "metadata": self.metadata.to_json()})
+        return msgspec.json.encode({"schema": self.schema, "metadata": self.metadata.to_json()}).decode()
 
     @classmethod
     @lru_cache(maxsize=256)
     def of_json(cls, text: bytes) -> OperatorTask:
         """Return the operator that a task sent; the same one for the same bytes."""
-        data = json.loads(text)
-        return cls(StateSchema.from_json(data["schema"]), StateMetadata.from_json(data["metadata"]))
+        data = msgspec.json.decode(text)
+        return cls(from_json(data["schema"], StateSchema), StateMetadata.from_json(data["metadata"]))
 
     def works(self, work: HandedOver) -> Iterator[ShardWork]:
         """Yield the work of each of a task's shards."""

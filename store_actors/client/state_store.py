@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import pyarrow as pa
+from msgspec import structs
 
 from coordinator.model.errors import InvalidRequestError, OperationOutOfOrderError
 from coordinator.model.identities import DEFAULT_STORE, StateStoreId
@@ -103,7 +103,7 @@ class ReadStateStore:
     def store(self, name: str) -> Self:
         """Return the same handle, for another of its stores."""
         handle = copy(self)
-        handle.id = replace(self.id, store_name=name)
+        handle.id = structs.replace(self.id, store_name=name)
         return handle
 
     def _call(self, method: str, *args: Any) -> Any:

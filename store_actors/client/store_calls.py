@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from msgspec import structs
 from ray.exceptions import RayActorError
 
 from coordinator.ledger.state_ledger import LeaseGrant
@@ -151,4 +152,4 @@ class SessionCalls:
 
 def default_store(store_id: StateStoreId, stores: tuple[StoreSpec, ...]) -> StateStoreId:
     """Return the identity of the first store, on which a new handle works."""
-    return replace(store_id, store_name=stores[0].name)
+    return structs.replace(store_id, store_name=stores[0].name)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from coordinator.model.commits import CommitEntry
-from coordinator.model.identities import FastPickle, StateStoreId, TaskIdentity
+from coordinator.model.identities import StateStoreId, TaskIdentity
 from coordinator.model.leases import Lease
 from coordinator.model.schema import Field, OperatorKind, StateSchema
+from coordinator.model.stored_json import from_json
 from coordinator.model.watermarks import Watermarks
 
 __all__ = [
@@ -213,8 +214,7 @@ class ReadProjection:
         """Return the projection as it is sent: JSON. A filter is an expression of Arrow's, which is pickled and sent by Ray only."""
         if self.filter is not None:
             return pickle.dumps(self)
-        schema = None if self.schema is None else self.schema.to_json()
-        return json.dumps({"schema": schema, "part": self.part, "columns": self.columns}).encode()
+        return msgspec.json.encode({"schema": self.schema, "part": self.part, "columns": self.columns})
 
     @classmethod
     def decoded(cls, encoded: bytes) -> ReadProjection:
@@ -222,8 +222,8 @@ class ReadProjection:
         if not is_json(encoded):
             projection: ReadProjection = pickle.loads(encoded)
             return projection
-        facts = json.loads(encoded)
-        schema = None if facts["schema"] is None else StateSchema.from_json(facts["schema"])
+        facts = msgspec.json.decode(encoded)
+        schema = None if facts["schema"] is None else from_json(facts["schema"], StateSchema)
         columns = None if facts["columns"] is None else tuple(facts["columns"])
         return cls(schema, facts["part"], columns)
 
@@ -233,8 +233,7 @@ def is_json(encoded: bytes) -> bool:
     return encoded.startswith(b"{")
 
 
-@dataclass(frozen=True, slots=True)
-class ReadRequest(FastPickle):
+class ReadRequest(msgspec.Struct, frozen=True):
     """A request to read a version of one store.
 
     Attributes

@@ -19,12 +19,13 @@ Without a description, as in states of the first releases, the view has the colu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import structs
 
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import Accumulator, Field, OperatorKind, StateSchema
@@ -225,7 +226,7 @@ class ViewColumns:
                 for field in accumulator.state
             }
         )
-        results = results_of(state, replace(self._schema, keys=(), accumulators=tuple(accumulators.values())))
+        results = results_of(state, structs.replace(self._schema, keys=(), accumulators=tuple(accumulators.values())))
         return columns | {name: results.column(name).combine_chunks() for name in results.column_names}
 
     def keys_of(self, leaves: pa.Table) -> pa.Table:
@@ -266,14 +267,14 @@ def _spec(store: Mapping[str, Any]) -> StoreSpec:
 
 def _undescribed(schema: StateSchema) -> StateSchema:
     """Return the schema with a description that shows the rows as they are stored."""
-    accumulators = tuple(replace(accumulator, result=()) for accumulator in schema.accumulators)
+    accumulators = tuple(structs.replace(accumulator, result=()) for accumulator in schema.accumulators)
     keys = {field.name for field in schema.input_keys}
     named = sorted((*schema.keys, *schema.state_fields), key=lambda field: field.name not in keys)
     columns = [
         {"name": field.name, "value": {"op": "column", "name": field.name}, "key": field.name in keys}
         for field in named
     ]
-    return replace(schema, accumulators=accumulators, shown={"": {"columns": columns}})
+    return structs.replace(schema, accumulators=accumulators, shown={"": {"columns": columns}})
 
 
 def _refused(error: NotComputableError) -> InvalidRequestError:

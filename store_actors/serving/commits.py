@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Protocol
 
 import pyarrow as pa
+from msgspec import structs
 
 from coordinator.model.commits import CommitEntry, SnapshotEntry, StoredFile
 from coordinator.model.errors import FencedError, StateReplacedError, StorageUnavailableError
@@ -110,7 +110,7 @@ class Commits:
             self._write(deltas)
             # The times are those of all stores together, so only the first entry reports them.
             apply_ms, write_ms = _ms(applied_s - started_s), _ms(clock.elapsed_s() - applied_s)
-            entries[0] = replace(
+            entries[0] = structs.replace(
                 entries[0],
                 apply_ms=apply_ms,
                 write_ms=write_ms,

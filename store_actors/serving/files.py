@@ -16,12 +16,14 @@ from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
+from msgspec import to_builtins
 
 from coordinator.model.commits import CommitEntry, SnapshotEntry, StoredFile
 from coordinator.model.errors import CorruptStateError
 from coordinator.model.file_format import FORMAT, check_format, check_place
 from coordinator.model.identities import StateStoreId
 from coordinator.model.schema import StateSchema
+from coordinator.model.stored_json import from_json
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
 
 __all__ = [
@@ -161,12 +163,12 @@ def _encode(rows: pa.Table, facts: dict[str, Any], schema: StateSchema) -> tuple
 
 @lru_cache(maxsize=64)
 def _described(schema: StateSchema) -> dict[str, Any]:
-    return {"schema": schema.undescribed().to_json(), "spark": schema.spark_schema()}
+    return {"schema": to_builtins(schema.undescribed()), "spark": schema.spark_schema()}
 
 
 def schema_of(rows: pa.Table) -> StateSchema:
     """Return the operator's schema in which the rows of a file were written; `rows` are those of :func:`decode_file`."""
-    return StateSchema.from_json(json.loads(rows.schema.metadata[_METADATA_KEY])["schema"])
+    return from_json(json.loads(rows.schema.metadata[_METADATA_KEY])["schema"], StateSchema)
 
 
 def room_of(rows: pa.Table) -> Mapping[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from contextlib import closing
-from dataclasses import replace
+
+from msgspec import structs
 
 from coordinator.model.identities import StateStoreId
 from store_actors.serving.commits import Commits
@@ -109,7 +110,11 @@ class PartitionMaintenance:
         for store in stores:
             with self._memory.using(store_id), closing(tables_of(partition.lock, store.pieces)) as tables:
                 self._commits.write_snapshot(
-                    replace(store_id, store_name=store.entry.store_name), store.entry, tables, store.schema, store.room
+                    structs.replace(store_id, store_name=store.entry.store_name),
+                    store.entry,
+                    tables,
+                    store.schema,
+                    store.room,
                 )
         if stores:
             # A snapshot that the coordinator did not accept is obsolete or exists already: it is not written again.

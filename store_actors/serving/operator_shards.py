@@ -8,10 +8,11 @@ recorded rows.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import pyarrow as pa
+from msgspec import structs
 
 from coordinator.model.commits import CommitEntry
 from coordinator.model.identities import DEFAULT_STORE, StateStoreId
@@ -46,7 +47,11 @@ class _BatchWrite:
         change = shard.apply(self.rows, watermarks.input_ms, request.task.batch_id + 1, request.late_ms)
         output_ms = max(watermarks.output_ms, shard.output_watermark_ms(watermarks.input_ms))
         return PreparedWrite(
-            change, request.schema, len(shard), shard.nbytes, watermarks=replace(watermarks, output_ms=output_ms)
+            change,
+            request.schema,
+            len(shard),
+            shard.nbytes,
+            watermarks=structs.replace(watermarks, output_ms=output_ms),
         )
 
 
@@ -164,7 +169,7 @@ class OperatorShards:
         """
         task = request.task
         # Standbys copy what the owner has in memory, and no process has these rows there.
-        lease = replace(request.lease, standbys=())
+        lease = structs.replace(request.lease, standbys=())
         check_first_version(task, request.base_version)
         partition = self.partitions.cache.of(lease.store_id)
         transaction = Transaction(partition, task, lease, {DEFAULT_STORE: _ImportWrite(request, rows)})

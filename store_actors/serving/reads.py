@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import structs
 
 from coordinator.model.identities import DEFAULT_STORE, StateStoreId
 from coordinator.model.load_plans import LoadPlans
@@ -230,7 +231,7 @@ class Reads:
         if loading.attempt_id != attempt_id:
             return None
         if snapshot is not None:
-            loading = replace(
+            loading = structs.replace(
                 loading, plans={name: plan.beginning_with(snapshot) for name, plan in loading.plans.items()}
             )
         size = loading.state_bytes()
@@ -260,7 +261,7 @@ def _view_columns(request: ReadRequest, schema: StateSchema) -> ViewColumns:
 
 @lru_cache(maxsize=4096)
 def _partition(store_id: StateStoreId) -> StateStoreId:
-    return replace(store_id, store_name=DEFAULT_STORE)
+    return structs.replace(store_id, store_name=DEFAULT_STORE)
 
 
 def _version_to_read(request: ReadRequest, newest: tuple[int, str]) -> tuple[int, str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
+from msgspec import structs
 
 from coordinator.model.errors import CorruptStateError
 from coordinator.model.identities import StateStoreId, StateStoreProviderId
@@ -191,7 +191,7 @@ class Restorer:
         definition
             Definition that the store must have, so that its rows have the requested columns.
         """
-        partition = self._cache.find(replace(store_id, partition_id=parent.partition_id))
+        partition = self._cache.find(structs.replace(store_id, partition_id=parent.partition_id))
         if partition is None:
             return None
         with partition.lock:

@@ -9,10 +9,11 @@ transaction begins when it is made, over stores that are at its base version, an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import pyarrow as pa
+from msgspec import structs
 
 from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import InvalidRequestError
@@ -96,7 +97,7 @@ class Transaction:
                 partition.forget()
                 raise
         return [
-            self._delta(replace(self.lease.store_id, store_name=name), prepared, attempt_id, committed_at_ms)
+            self._delta(structs.replace(self.lease.store_id, store_name=name), prepared, attempt_id, committed_at_ms)
             for name, prepared in self._prepared.items()
         ]
 

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any, Protocol
 
+from humanize import naturalsize
+
 from coordinator.model.errors import MemoryLimitError
-from coordinator.model.text import size_text
 from store_actors.spilling.resident_memory import ResidentMemory, give_back
 
 __all__ = ["MemoryKeeper", "Spillable"]
@@ -185,9 +186,9 @@ class MemoryKeeper:
             self.make_room(more)
             return
         raise MemoryLimitError(
-            f"a batch of a shard needs {size_text(more)} more for itself, beside {size_text(own_bytes)} that its store actor has and "
-            "cannot spill, which is beyond the limit; the batch was not counted, and nothing that was is lost; make batches smaller "
-            "(maxOffsetsPerTrigger, maxFilesPerTrigger), use more shards, or raise memory_limit, and start the query again",
+            f"a batch of a shard needs {naturalsize(more)} more for itself, beside {naturalsize(own_bytes)} that its store actor has "
+            "and cannot spill, which is beyond the limit; the batch was not counted, and nothing that was is lost; make batches "
+            "smaller (maxOffsetsPerTrigger, maxFilesPerTrigger), use more shards, or raise memory_limit, and start the query again",
             **facts,
             bytes=more,
             memory_limit=self.limit,

@@ -14,10 +14,10 @@ from weakref import WeakSet
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from humanize import naturalsize
 
 from coordinator.model.errors import MemoryLimitError
 from coordinator.model.identities import StateStoreId
-from coordinator.model.text import size_text
 from store_actors.engine.arrays import Bytes
 from store_actors.engine.memory import blocks
 from store_actors.spilling.mapped_files import MappedFile, Mapping, mapping_of
@@ -199,7 +199,7 @@ class Region:
     def _no_space(self, size: int, error: OSError) -> MemoryLimitError:
         remedy = _REMEDIES.get(error.errno or 0, "give the spill folder more room (spill_dir), or use more nodes")
         return MemoryLimitError(
-            f"a shard's state does not fit its store actor's spill folder: an array of {size_text(size)} has no room there "
+            f"a shard's state does not fit its store actor's spill folder: an array of {naturalsize(size)} has no room there "
             f"({error.strerror}); the batch was not counted, and nothing that was is lost; {remedy}, or raise memory_limit, "
             "and start the query again",
             **self.facts,

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from humanize import naturalsize
+
 from coordinator.model.errors import MemoryLimitError
-from coordinator.model.text import size_text
 
 __all__ = ["WorkBudget"]
 
@@ -58,7 +59,7 @@ class WorkBudget:
         if certain > self.capacity:
             self.refusals += 1
             raise MemoryLimitError(
-                f"a batch of a shard needs {size_text(certain)} for itself, and its store actor has {size_text(self.capacity)} for "
+                f"a batch of a shard needs {naturalsize(certain)} for itself, and its store actor has {naturalsize(self.capacity)} for "
                 "that; nothing was changed or counted; make batches smaller (maxOffsetsPerTrigger, maxFilesPerTrigger), use more "
                 "shards, or raise memory_limit, and start the query again",
                 **facts,

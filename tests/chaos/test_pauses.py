@@ -8,13 +8,13 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 import ray
+from msgspec import structs
 
 from coordinator.ledger.fleet_view import KnownFleet
 from coordinator.ledger.state_ledger import LeaseGrant
@@ -144,7 +144,9 @@ def test_a_coordinator_that_wakes_up_after_it_was_replaced_counts_nothing(fleet:
         task = tasks.identity(1, "run-2")
         grant = await keeper.decide(lambda ledger: ledger.decide_lease(task, location, no_actors, ToWhoAsks()))
         (former,) = tasks_chain
-        entry = replace(former, version=2, base_version=1, epoch=grant.lease.epoch, run_id="run-2", attempt_id="mine")
+        entry = structs.replace(
+            former, version=2, base_version=1, epoch=grant.lease.epoch, run_id="run-2", attempt_id="mine"
+        )
         (counted,) = await keeper.decide(lambda ledger: ledger.decide_commits([entry]))
         return counted
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec import structs
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -221,7 +222,7 @@ def _one_row_less(list_versions: Callable[..., Any]) -> Callable[..., Any]:
 
     def answer(*args: Any) -> Any:
         newest, *others = list_versions(*args)
-        return (replace(newest, state_rows=newest.state_rows - 1), *others)
+        return (structs.replace(newest, state_rows=newest.state_rows - 1), *others)
 
     return answer
 

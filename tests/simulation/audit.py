@@ -11,11 +11,12 @@ import io
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import gcd
 from typing import Any
 
 import pyarrow as pa
+from msgspec import structs
 
 from coordinator.ledger.rescaling import BatchShards
 from coordinator.model.identities import ActorLocation, TaskIdentity
@@ -80,7 +81,7 @@ def audit_state(
         whole = TaskIdentity(state, query, "audit", version, 0, 0, "auditor")
         shards: BatchShards = newcomer.ask("begin_batch", whole, workload.shards, None)
         for shard in shards.partitions:
-            task = replace(whole, partition_id=shard)
+            task = structs.replace(whole, partition_id=shard)
             grant = newcomer.ask("attach_and_lease", task, metadata, _AUDITOR)
             if grant.base_version != version:
                 raise Violation(

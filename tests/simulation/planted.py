@@ -8,6 +8,8 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from coordinator.ledger.discards import Discards
 from coordinator.ledger.history import StateHistory
 from coordinator.ledger.ledger_state import LedgerState
@@ -150,7 +152,7 @@ def _files_of_failed_commits_deleted(_: Any) -> Any:
 
 def _schemas_of_failed_runs_kept(load_plan: Callable[..., LoadPlan]) -> Callable[..., LoadPlan]:
     def careless(ledger: StateLedger, shard: Any, version: int) -> LoadPlan:
-        return replace(load_plan(ledger, shard, version), schemas=tuple(ledger._schemas))
+        return structs.replace(load_plan(ledger, shard, version), schemas=tuple(ledger._schemas))
 
     return careless
 
@@ -250,7 +252,7 @@ def _one_parent_will_do(parents: Callable[..., range]) -> Callable[..., range]:
 
 def _any_memory_will_do(_: Callable[..., Any]) -> Callable[..., Any]:
     def careless(restorer: Any, state: Any, store_name: str, definition: Any, parent: Any, version: int) -> Any:
-        partition = restorer._cache.find(replace(state, partition_id=parent.partition_id))
+        partition = restorer._cache.find(structs.replace(state, partition_id=parent.partition_id))
         if partition is None or not partition.lineage.is_loaded or partition.writer is not None:
             return None
         ((store, rows),) = partition.frozen_stores()
@@ -269,7 +271,7 @@ def _outcomes_in_another_order(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _newest_of_each_shard(planned: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda request, newest: planned(replace(request, is_latest=True), newest)
+    return lambda request, newest: planned(structs.replace(request, is_latest=True), newest)
 
 
 def _any_view_believed(_: Callable[..., bool]) -> Callable[..., bool]:

@@ -6,7 +6,8 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+
+from msgspec import structs
 
 from coordinator.ledger.state_ledger import Record, StateLedger
 from coordinator.log.cleaner import Cleaner
@@ -112,7 +113,7 @@ class CoordinatorHarness:
         grant = await writer.decide(lambda ledger: ledger.decide_lease(task, HERE, FakeFleetView(), StayElseLocal()))
         version = batch + 1
         commit = entry(grant, version)
-        return replace(
+        return structs.replace(
             commit, file=f"{state_name}/0/0/{version}-{ord(run[-1]):x}.delta", committed_at_ms=int(time.time() * 1000)
         )
 

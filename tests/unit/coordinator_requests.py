@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec import structs
 
 from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.commits import CommitEntry
@@ -17,7 +17,7 @@ METADATA = StateMetadata("clicks", "query", SHARDS, "keyed")
 
 def commit_of(grant: LeaseGrant, version: int) -> CommitEntry:
     name = f"attempt-{grant.lease.store_id.partition_id}"
-    return replace(entry(grant, version, name), committed_at_ms=now_ms(MachineClock()))
+    return structs.replace(entry(grant, version, name), committed_at_ms=now_ms(MachineClock()))
 
 
 async def lease_all_shards(coordinator: Coordinator, run_id: str = "run-1", batch: int = 0) -> list[LeaseGrant]:

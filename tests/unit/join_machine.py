@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
@@ -44,7 +44,7 @@ def input_of(schema: StateSchema, left: list[Row], right: list[Row]) -> ShardInp
 
 def through_json(schema: StateSchema) -> StateSchema:
     """Return a schema as the store actor has it from the log."""
-    return StateSchema.from_json(json.loads(json.dumps(schema.to_json())))
+    return msgspec.json.decode(msgspec.json.encode(schema), type=StateSchema)
 
 
 class Driver:

@@ -7,7 +7,9 @@ import json
 from collections.abc import Callable, Collection
 from typing import Any
 
-from coordinator.ledger.records import Record, record_from_json, record_to_json
+import msgspec
+
+from coordinator.ledger.records import Record, recorded
 from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
 from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
@@ -16,6 +18,7 @@ from coordinator.model.identities import (
     ActorLocation,
     TaskIdentity,
 )
+from coordinator.model.stored_json import from_json
 from coordinator.placement.lease_placer import ActorLoad, StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
 
@@ -55,7 +58,7 @@ def entry(grant: LeaseGrant, version: int, attempt: str = "attempt") -> CommitEn
 
 def through_json(record: Record) -> Record:
     """Return a record as the log gives it back, by way of JSON."""
-    return record_from_json(json.loads(json.dumps(record_to_json(record))))
+    return from_json(json.loads(msgspec.json.encode(recorded(record))), Record)
 
 
 class FakeFleetView:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec import structs
 
 from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.model.identities import TaskIdentity
@@ -21,7 +21,7 @@ class LedgerQuery(LedgerHarness):
     def task(self, batch: int, shard: int, run: str = "run-1", begins_ms: int | None = None) -> TaskIdentity:
         begin_ms = self.begins_ms if begins_ms is None else begins_ms
         previous_ms = begin_ms + batch - 1 if batch else None
-        return replace(task(run, batch, shard), batch_time_ms=begin_ms + batch, former_time_ms=previous_ms)
+        return structs.replace(task(run, batch, shard), batch_time_ms=begin_ms + batch, former_time_ms=previous_ms)
 
     def begin(self, identity: TaskIdentity) -> None:
         self.ledger.check_whole(identity, ShardLayout(SHARDS))
@@ -31,4 +31,4 @@ class LedgerQuery(LedgerHarness):
             identity = self.task(batch, shard, run)
             self.begin(identity)
             commit = entry(self.lease(identity, actor("a")), batch + 1)
-            self.commit(replace(commit, batch_time_ms=identity.batch_time_ms))
+            self.commit(structs.replace(commit, batch_time_ms=identity.batch_time_ms))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from coordinator.ledger.read_views import WantedView
 from coordinator.ledger.state_ledger import AcceptedCommits
@@ -35,13 +36,15 @@ class ServiceHarness:
 
     async def lease(self, run: str, batch: int, state: str = "s", query: str = "query") -> Any:
         task = TaskIdentity(state, query, run, batch, 0, 0, "executor")
-        metadata = replace(CREATED, state_name=state, query_id=query)
+        metadata = structs.replace(CREATED, state_name=state, query_id=query)
         return await self.coordinator.attach_and_lease(task, metadata, HERE)
 
     async def commit(self, run: str, batch: int, state: str = "s", query: str = "query") -> Any:
         grant = await self.lease(run, batch, state, query)
         version = batch + 1
-        commit = replace(entry(grant, version), file=f"{state}/0/0/{version}-{ord(run[-1]):x}.delta", run_id=run)
+        commit = structs.replace(
+            entry(grant, version), file=f"{state}/0/0/{version}-{ord(run[-1]):x}.delta", run_id=run
+        )
         self.objects.put(commit.file, b"delta")
         (outcome,) = await self.coordinator.commit_partitions(state, [PartitionCommit((commit,))])
         if not isinstance(outcome, AcceptedCommits):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
+from msgspec import structs
 
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
 from store_actors.engine.multimap import ROW_COLUMN
@@ -183,7 +184,7 @@ class SessionMachine(OperatorMachine[SessionModel]):
         assert (change.rows_in, change.rows_late) == (len(rows), facts["late"])
         assert (change.rows_updated, change.rows_removed) == facts["counts"]
         assert comparable_sessions(self.shard.output(change.delta)) == facts["closed"]
-        update = SessionShard(replace(MODEL, output_mode="update"))
+        update = SessionShard(structs.replace(MODEL, output_mode="update"))
         assert comparable_sessions(update.output(change.delta)) == facts["updated"]
         self.applied(change, model)
 

@@ -5,10 +5,10 @@ Prints the state's size, and the peak memory of the process beyond its memory wi
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -98,9 +98,9 @@ def main(action: str, folder: Path) -> None:
         state = memory("VmRSS") - before
         forget_peak()
         snapshot = write(shard, objects)
-        note.write_text(json.dumps(snapshot.to_json()))
+        note.write_text(msgspec.json.encode(snapshot).decode())
     else:
-        snapshot = SnapshotEntry.from_json(json.loads(note.read_text()))
+        snapshot = msgspec.json.decode(note.read_text(), type=SnapshotEntry)
         forget_peak()
         shard = load(snapshot, objects)
         state = memory("VmRSS") - before

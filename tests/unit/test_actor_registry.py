@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec import structs
 
 from coordinator.model.identities import ActorLocation
 from coordinator.placement.actor_registry import ActorRegistry
 
 FIRST = ActorLocation("store-a", "1", "node", "host", 10)
-SECOND = replace(FIRST, instance_id="2", pid=20)
+SECOND = structs.replace(FIRST, instance_id="2", pid=20)
 
 
 def test_a_new_incarnation_ends_the_previous_one() -> None:

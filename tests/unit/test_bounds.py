@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import linecache
 import warnings
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from coordinator.model.schema import Field, OperatorKind, StateSchema
 from spark_jobs.plan.bounds import UnboundedStateWarning, unbounded_reason, warn_if_unbounded
@@ -15,9 +15,9 @@ from store_actors.operators.top_schema import top_schema
 
 KEY, TIME = Field("k0", "string"), Field("k1", "timestamp")
 AGGREGATION = StateSchema((KEY,), (), (), None, None, "update")
-MARKED = replace(AGGREGATION, delay_ms=1000)
-ENDING = replace(MARKED, keys=(KEY, TIME), expiry_key="k1")
-DUPLICATES = replace(AGGREGATION, operator=OperatorKind.DEDUPLICATE, output_mode="append")
+MARKED = structs.replace(AGGREGATION, delay_ms=1000)
+ENDING = structs.replace(MARKED, keys=(KEY, TIME), expiry_key="k1")
+DUPLICATES = structs.replace(AGGREGATION, operator=OperatorKind.DEDUPLICATE, output_mode="append")
 VALUE = Field("c0", "int64")
 ORDER = [{"column": "c0", "descending": True, "nulls_first": False}]
 
@@ -32,7 +32,7 @@ GROWING = {
     "aggregation with a watermark of no grouping column": (MARKED, "every group.*add its column, or a window"),
     "duplicates without a watermark": (DUPLICATES, "call withWatermark, and use dropDuplicatesWithinWatermark"),
     "duplicates without event time": (
-        replace(DUPLICATES, delay_ms=1000),
+        structs.replace(DUPLICATES, delay_ms=1000),
         "there is a watermark, use dropDuplicatesWithinWatermark, or have the event time among",
     ),
     "join": (join(None, None), "its left and its right side for ever.*withWatermark on both.*how far apart"),
@@ -46,14 +46,14 @@ GROWING = {
 }
 BOUNDED = {
     "windows": ENDING,
-    "one group of everything": replace(AGGREGATION, keys=()),
-    "complete mode": replace(AGGREGATION, output_mode="complete"),
-    "duplicates with event time": replace(ENDING, operator=OperatorKind.DEDUPLICATE),
+    "one group of everything": structs.replace(AGGREGATION, keys=()),
+    "complete mode": structs.replace(AGGREGATION, output_mode="complete"),
+    "duplicates with event time": structs.replace(ENDING, operator=OperatorKind.DEDUPLICATE),
     "join in a range of time": join("l_t", "r_t"),
     "first rows of everything": top_schema([], [VALUE], 3, ORDER),
     "first rows of windows": top_schema([KEY, TIME], [VALUE], 3, ORDER, expiry="k1", delay_ms=1000),
-    "limit": replace(AGGREGATION, keys=(), operator=OperatorKind.LIMIT),
-    "state of the user's own function": replace(AGGREGATION, operator=OperatorKind.GROUP_STATE),
+    "limit": structs.replace(AGGREGATION, keys=(), operator=OperatorKind.LIMIT),
+    "state of the user's own function": structs.replace(AGGREGATION, operator=OperatorKind.GROUP_STATE),
 }
 
 

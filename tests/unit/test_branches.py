@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from coordinator.ledger.branches import Branch
 from coordinator.log.ledger_writer import LedgerWriter
@@ -142,7 +142,9 @@ def test_a_name_that_a_query_took_meanwhile_is_refused_for_a_branch() -> None:
         await commit(new, range(2))
         await new.opened("what_if")
         # The metadata of a query that has no lease yet.
-        await (await old.opened("what_if")).create_metadata(replace(CREATED, state_name="what_if", num_shards=3))
+        await (await old.opened("what_if")).create_metadata(
+            structs.replace(CREATED, state_name="what_if", num_shards=3)
+        )
         with pytest.raises(InvalidRequestError, match="there is a state of that name"):
             await create_branch(new, 1)
 

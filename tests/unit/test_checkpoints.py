@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from coordinator.ledger.cleaning_rules import prunable_records
 from coordinator.ledger.records import Committed, Record, RunStarted, ShardsAssigned, SnapshotAdded, Truncated
@@ -72,7 +72,7 @@ class LogWriter:
     def commit(self, shard: int, run: str) -> Committed:
         store_id = StateStoreId(ROOT, 0, shard)
         grant = LeaseGrant(Lease(store_id, run, self.ledger.epoch, actor("a")), self.version - 1)
-        return Committed(replace(entry(grant, self.version), file=f"{shard}/{self.version}-{run}", rows_late=1))
+        return Committed(structs.replace(entry(grant, self.version), file=f"{shard}/{self.version}-{run}", rows_late=1))
 
     def cut(self, *shards: int, version: int | None = None) -> None:
         """Add snapshots of a version (default: the newest) of shards (default: all), and truncate the shards there."""

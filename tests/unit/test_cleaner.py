@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec import structs
 
 from coordinator.ledger.cleaning_rules import ListingSchedule
 from coordinator.ledger.state_ledger import AcceptedCommits, StateLedger
@@ -43,7 +43,7 @@ def test_a_commit_is_accepted_at_any_clock_of_its_store_actor(ahead_ms: int) -> 
         old: CoordinatorHarness, _: CoordinatorHarness, objects: MemoryObjectStore, __: GatedObjectStore
     ) -> None:
         commit = await old.begin("run-1", 0)
-        commit = replace(commit, committed_at_ms=commit.committed_at_ms + ahead_ms)
+        commit = structs.replace(commit, committed_at_ms=commit.committed_at_ms + ahead_ms)
         objects.put(commit.file, b"delta")
         coordinator = Coordinator("memory://", objects, Maintenance(), "node")
         (outcome,) = await coordinator.commit_partitions("s", [PartitionCommit((commit,))])
@@ -59,7 +59,7 @@ def test_a_commit_that_hangs_on_its_way_to_the_log_is_not_counted_after_its_file
         old: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, gated: GatedObjectStore
     ) -> None:
         commit = await old.begin("run-1", 0)
-        commit = replace(commit, committed_at_ms=commit.committed_at_ms + ahead_ms)
+        commit = structs.replace(commit, committed_at_ms=commit.committed_at_ms + ahead_ms)
         objects.put(commit.file, b"delta")
         gated.gate.clear()
         counting = asyncio.create_task(old.accept(commit))
@@ -75,7 +75,7 @@ def test_a_commit_that_hangs_on_its_way_to_the_log_is_not_counted_after_its_file
         ledger = StateLedger.from_json("memory:///s", json.loads(json.dumps(log.load().to_json())))
         with pytest.raises(CommitUnknownError, match="took too long"):
             ledger.decide_commits([commit])
-        next_attempt = replace(commit, file="s/0/0/1-0a.delta", attempt_id="again")
+        next_attempt = structs.replace(commit, file="s/0/0/1-0a.delta", attempt_id="again")
         objects.put(next_attempt.file, b"delta")
         await new.accept(next_attempt)
         assert await read_again(objects) == {next_attempt.file}

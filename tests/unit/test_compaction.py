@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec import structs
 
 from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.schema import ROW_COLUMN, Accumulator, Field, OperatorKind, StateSchema
@@ -207,7 +207,7 @@ def test_memory_follows_what_versions_hold(case: str) -> None:
 
 def test_a_pool_that_is_fully_in_use_is_not_copied() -> None:
     schema = StateSchema((Field("k", "string"),), (Field("v", "string"),), (LARGEST,), None, None, "update")
-    shard = AggregateShard(replace(schema))
+    shard = AggregateShard(structs.replace(schema))
     pools = set()
     for batch in range(1, 50):
         shard.apply(of_raw(schema, k=texts(batch, "k"), v=texts(0, "v")), 0, batch)

@@ -6,15 +6,16 @@ import asyncio
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec import structs
 
-from coordinator.ledger.records import Committed, Record, record_from_json
+from coordinator.ledger.records import Committed, Record
 from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
 from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
@@ -29,6 +30,7 @@ from coordinator.model.errors import (
 )
 from coordinator.model.identities import DEFAULT_STORE, ActorLocation, ShardKey
 from coordinator.model.load_plans import LoadPlan
+from coordinator.model.stored_json import from_json
 from coordinator.placement.lease_placer import StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
 from tests.unit.ledger_harness import ROOT, FakeFleetView, actor, data_of, entry, task
@@ -223,7 +225,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
 
     def records(self) -> list[Record]:
         return [
-            record_from_json(record)
+            from_json(record, Record)
             for info in self.store.list("clicks/manifest")
             for record in unseal(self.store.get(info.path))["records"]
         ]
@@ -317,7 +319,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
         name, version = f"attempt-{self.serial}", granted.batch + 1
         plain = entry(granted.grant, version)
         return [
-            replace(plain, attempt_id=name, file=f"{store}/{version}-{name}.delta", store_name=store)
+            structs.replace(plain, attempt_id=name, file=f"{store}/{version}-{name}.delta", store_name=store)
             for store in stores
         ]
 
@@ -340,7 +342,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
     def commit(self, who: int, pick: int, change: Rows, second_change: Rows, wrong: int) -> None:
         granted = self.pick_granted(pick)
         entries = self.entries(granted, self.runs[granted.grant.lease.run_id])
-        entries = [replace(entry, base_version=entry.base_version + wrong) for entry in entries]
+        entries = [structs.replace(entry, base_version=entry.base_version + wrong) for entry in entries]
         changes = [change, second_change][: len(entries)]
         self.tried.append((entries, changes))
         self.check_commit(self.answer(who, lambda ledger: ledger.decide_commits(entries)), entries, changes)

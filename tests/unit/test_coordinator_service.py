@@ -7,6 +7,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from coordinator.ledger.rescaling import BatchShards
 from coordinator.model.commits import PartitionCommit
@@ -32,7 +33,7 @@ def coordinator_over(store: MemoryObjectStore) -> Coordinator:
 async def leased(coordinator: Coordinator, partition: int, name: str) -> StateStoreProviderId:
     """Lease a shard to a store actor, commit its first version, and return its provider id."""
     grant = await coordinator.attach_and_lease(task(shard=partition), METADATA, actor(name))
-    commit = replace(entry(grant, 1, f"attempt-{partition}"), committed_at_ms=now_ms(MachineClock()))
+    commit = structs.replace(entry(grant, 1, f"attempt-{partition}"), committed_at_ms=now_ms(MachineClock()))
     await coordinator.commit_partitions("clicks", [PartitionCommit((commit,))])
     return StateStoreProviderId(grant.lease.store_id, "run-1")
 
@@ -119,7 +120,7 @@ def test_instances_of_a_killed_drivers_run_are_forgotten_once_another_run_has_th
         await coordinator.attach_and_lease(task("run-2", 0), METADATA, actor("a"))
         assert coordinator._instances.registry.get_location(killed) is None
         # Also when its instance is checked: the shard is leased to the same store actor, but for the new run.
-        new_instance = replace(killed, query_run_id="run-2")
+        new_instance = structs.replace(killed, query_run_id="run-2")
         assert await coordinator.report_active_instance(new_instance, actor("a"), [killed]) == [killed]
         assert coordinator._instances.registry.get_location(killed) is None
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import random
 import zlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.model.errors import CorruptStateError
@@ -57,7 +57,9 @@ class BranchQuery(RescaledQuery):
         self.layout = self.submit(lambda ledger: ([], ledger.layouts.newest(ShardLayout(2))))
 
     def task(self, partition: int) -> TaskIdentity:
-        return replace(super().task(partition), state_name=self.state_name, query_id=f"query of {self.state_name}")
+        return structs.replace(
+            super().task(partition), state_name=self.state_name, query_id=f"query of {self.state_name}"
+        )
 
     def batches(self, count: int, seed: str) -> list[str]:
         """Run batches and return what they emit."""
@@ -153,7 +155,7 @@ def test_a_file_of_rows_of_another_fleet_is_refused_by_the_log_and_by_its_own_fi
         data = other_fleet.get(other_path)
         with pytest.raises(CorruptStateError, match="its size or checksum differs"):
             decode_file(data, file.entry, file.piece)
-        agreeing = replace(file.entry, file_bytes=len(data), checksum=zlib.crc32(data))
+        agreeing = structs.replace(file.entry, file_bytes=len(data), checksum=zlib.crc32(data))
         with pytest.raises(CorruptStateError, match=r"not the one that belongs in its place.*field=`attempt`"):
             decode_file(data, agreeing)
         refused.add((path.partition("/")[0], file.entry.partition_id, Path(path).suffix))

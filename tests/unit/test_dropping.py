@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from coordinator.ledger.records import Dropped
 from coordinator.ledger.state_ledger import StateLedger
@@ -48,7 +47,9 @@ def test_a_dropped_state_is_gone_and_another_one_of_its_name_begins_with_nothing
         with pytest.raises(InvalidRequestError, match="no such state"):
             await service.coordinator.drop("s", False, False)
         # All calls of the previous query are refused.
-        (outcome,) = await service.coordinator.commit_partitions("s", [PartitionCommit((replace(old, version=4),))])
+        (outcome,) = await service.coordinator.commit_partitions(
+            "s", [PartitionCommit((structs.replace(old, version=4),))]
+        )
         assert isinstance(outcome, FencedError)
         with pytest.raises(FencedError):
             await service.lease("run-1", 3)
@@ -109,7 +110,7 @@ def test_a_coordinator_that_slept_while_a_state_was_dropped_and_created_again_co
         await service.coordinator.drop("s", False, True)
         await service.commit("run-2", 0, query="another")
         (outcome,) = await slept.coordinator.commit_partitions(
-            "s", [PartitionCommit((replace(old, version=3, base_version=2, attempt_id="late"),))]
+            "s", [PartitionCommit((structs.replace(old, version=3, base_version=2, attempt_id="late"),))]
         )
         assert isinstance(outcome, FencedError)
         assert await slept.version() == 1
@@ -152,7 +153,7 @@ def test_a_folder_that_was_deleted_by_hand_is_noticed_and_nothing_is_written_int
         await service.end("run-1")
         for info in [*objects.list("s"), *objects.list("what_if")]:
             objects.delete(info.path)
-        await service.coordinator.check_state(replace(CREATED, query_id="another"))
+        await service.coordinator.check_state(structs.replace(CREATED, query_id="another"))
         assert "the folder of a state was deleted" in caplog.text
         assert await service.coordinator.reassigned("s", "a", [0]) == [0]
         assert objects.list("s") == objects.list("what_if") == []
@@ -222,7 +223,7 @@ def test_a_folder_with_only_later_files_is_reported_and_can_be_dropped(batches: 
         restarted = ServiceHarness(objects)
         for _ in range(2):
             with pytest.raises(CorruptStateError, match=r"metadata\.json.*is missing.*statefleet drop.*state=`s`"):
-                await restarted.coordinator.check_state(replace(CREATED, query_id="another"))
+                await restarted.coordinator.check_state(structs.replace(CREATED, query_id="another"))
             with pytest.raises(CorruptStateError, match="statefleet drop"):
                 await restarted.commit("run-2", 0, query="another")
         # The coordinator of the query notices it when it cleans, at the latest.
@@ -295,7 +296,7 @@ def test_a_state_that_lost_only_its_metadata_is_not_taken_for_no_state() -> None
         metadata = objects.get("s/metadata.json")
         objects.delete("s/metadata.json")
         with pytest.raises(CorruptStateError, match=r"metadata\.json.*is missing.*backup"):
-            await ServiceHarness(objects).coordinator.check_state(replace(CREATED, query_id="another"))
+            await ServiceHarness(objects).coordinator.check_state(structs.replace(CREATED, query_id="another"))
         damaged = metadata.replace(b"query", b"quary")
         objects.put("s/metadata.json", damaged)
         with pytest.raises(CorruptStateError, match="unreadable"):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec import structs
 
 from coordinator.log.cleaner import Cleaner
 from coordinator.log.ledger_writer import LedgerWriter
@@ -130,7 +131,7 @@ def test_a_record_or_checkpoint_that_is_no_json_is_named(path: str) -> None:
 
 
 def test_append_mode_emits_closed_groups_once_and_the_same_to_retry_replay_and_after_a_restart() -> None:
-    schema = replace(SCHEMA, keys=(Field("v", "timestamp"),), expiry_key="v", delay_ms=0, output_mode="append")
+    schema = structs.replace(SCHEMA, keys=(Field("v", "timestamp"),), expiry_key="v", delay_ms=0, output_mode="append")
     fleet = AggregationFleet()
 
     def batch(number: int, seconds: list[int], watermark_ms: int, run: str = "run-1") -> tuple[dict[int, int], int]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from msgspec import structs
 
 from coordinator.ledger.records import Committed
 from coordinator.ledger.state_ledger import StateLedger
@@ -132,7 +132,7 @@ def test_a_delta_of_a_later_format_is_refused_by_name() -> None:
     identity = {**identity_in_state(StateStoreId("memory:///s", 0, 0), entry.attempt_id), "format": FORMAT + 1}
     data, checksum = encode_delta(change, SCHEMA, identity)
     with pytest.raises(NewerFormatError, match=entry.file):
-        decode_file(data, replace(entry, file_bytes=len(data), checksum=checksum))
+        decode_file(data, structs.replace(entry, file_bytes=len(data), checksum=checksum))
 
 
 def test_a_delta_of_another_shard_is_not_read_though_its_checksum_is_right() -> None:
@@ -143,10 +143,10 @@ def test_a_delta_of_another_shard_is_not_read_though_its_checksum_is_right() -> 
     assert decode_file(data, entry).num_rows == 1
     for field, value in (("partition_id", 1), ("version", 2), ("attempt_id", "another"), ("store_name", "other")):
         with pytest.raises(CorruptStateError, match="not the one that belongs in its place"):
-            decode_file(data, replace(entry, **{field: value}))
+            decode_file(data, structs.replace(entry, **{field: value}))
     elsewhere = entry.file.replace("s/", "t/", 1)
     with pytest.raises(CorruptStateError, match="says=`s` expected=`t`"):
-        decode_file(data, replace(entry, file=elsewhere))
+        decode_file(data, structs.replace(entry, file=elsewhere))
 
 
 def test_a_commit_that_the_log_lacks_is_noticed_at_a_later_commit_based_on_it() -> None:

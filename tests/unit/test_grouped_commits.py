@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from coordinator.ledger.state_ledger import AcceptedCommits, LeaseGrant
 from coordinator.model.commits import CommitEntry, PartitionCommit
@@ -27,7 +27,7 @@ def grant_of(shard: int, base: int, run: str = "run-1") -> LeaseGrant:
 
 
 def entries_of(shard: int, version: int = 1) -> list[CommitEntry]:
-    return [replace(entry(grant_of(shard, version - 1), version), attempt_id=f"{shard}-{version}")]
+    return [structs.replace(entry(grant_of(shard, version - 1), version), attempt_id=f"{shard}-{version}")]
 
 
 class GatedCoordinator:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec import structs
 from pyspark import TaskContext
 
 from coordinator.ledger.read_views import WantedView, finished, read_view
@@ -125,10 +125,10 @@ class ImportQuery(LedgerQuery):
 
     def imported(self, shards: list[int], run: str) -> None:
         for shard in shards:
-            identity = replace(self.task(4, shard, run), is_import=True)
+            identity = structs.replace(self.task(4, shard, run), is_import=True)
             self.begin(identity)
             commit = entry(self.lease(identity, actor("a")), 5)
-            self.commit(replace(commit, batch_time_ms=identity.batch_time_ms, is_import=True))
+            self.commit(structs.replace(commit, batch_time_ms=identity.batch_time_ms, is_import=True))
 
 
 def test_an_unfinished_import_is_used_by_no_query() -> None:
@@ -138,7 +138,7 @@ def test_an_unfinished_import_is_used_by_no_query() -> None:
         with pytest.raises(StateMismatchError, match=r"missing=.*1"):
             query.begin(query.task(5, shard, "run-1"))
     with pytest.raises(StateMismatchError, match="belongs to another query"):
-        query.ledger.check_query(replace(query.task(0, 0, "run-2"), query_id="another"))
+        query.ledger.check_query(structs.replace(query.task(0, 0, "run-2"), query_id="another"))
     assert finished(query.ledger, created) == 0
     query.imported([0, 1, 2], "import-2")
     query.run(5, [0, 1, 2], "run-1")

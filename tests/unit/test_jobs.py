@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from coordinator.model.errors import InvalidRequestError
-from coordinator.model.text import format_table, size_text
+from coordinator.model.text import format_table
 from spark_jobs import page_hits
 from spark_jobs.jobs import console
 from spark_jobs.jobs.access_log import _LINE
@@ -117,11 +117,6 @@ def test_a_table_as_text_aligns_numbers_right_and_names_nulls() -> None:
 
 def test_an_empty_table_is_its_header() -> None:
     assert format_table(("page", "hits"), []).split("\n")[0] == "page  hits"
-
-
-@pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 KB"), (2.5e12, "2.5 TB")])
-def test_sizes_are_readable(size: float, text: str) -> None:
-    assert size_text(size) == text
 
 
 def test_a_failed_query_has_the_message_of_the_error_that_a_task_carried() -> None:

@@ -6,7 +6,6 @@ import pickle
 import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from msgspec import structs
 
 from coordinator.model.errors import InvalidRequestError, StateStoreError
 from coordinator.model.identities import StateStoreId
@@ -177,7 +177,7 @@ def test_bytes_that_are_no_look_up_are_refused_and_nothing_of_them_is_run() -> N
         for kind in (KeyQuery, KeyResults):
             with pytest.raises((ValueError, KeyError, struct.error)):
                 kind.decoded(content)
-    pickled = replace(request(0), projection=pickle.dumps(Bomb()))
+    pickled = structs.replace(request(0), projection=pickle.dumps(Bomb()))
     with pytest.raises(ValueError, match="form is JSON"):
         KeyQuery.decoded(KeyQuery([pickled], [rows(1)]).encoded())
 

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from msgspec import to_builtins
 
 from coordinator.model.errors import (
     InvalidRequestError,
@@ -23,6 +24,7 @@ from coordinator.model.errors import (
 )
 from coordinator.model.identities import StateStoreId
 from coordinator.model.schema import Field, StateSchema
+from coordinator.model.stored_json import from_json
 from store_actors.engine import versions
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED
 from store_actors.keyed.shard import FOUND_COLUMN, HandleState, KeyedShard, ReadHandle, UpdateHandle
@@ -463,7 +465,7 @@ def test_a_delta_is_a_file_like_any_other() -> None:
     table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
     assert table.schema.names == ["k", "v", CHANGE_COLUMN]
     assert delta_path(StateStoreId("x/s", 0, 3, "timers"), 2, "id") == "s/0/3/timers/2-id.delta"
-    assert StateSchema.from_json(shard.schema.to_json()) == shard.schema
+    assert from_json(to_builtins(shard.schema), StateSchema) == shard.schema
 
 
 def test_removing_a_key_is_counted() -> None:

@@ -295,5 +295,7 @@ def test_what_docstrings_refer_to_is_there() -> None:
 
 def test_the_check_knows_a_wrong_reference(tmp_path: Path) -> None:
     planted = tmp_path / "planted.py"
-    planted.write_text('"""See :mod:`spark_jobs.gone` and :meth:`~coordinator.model.schema.StateSchema.to_json`."""\n')
+    planted.write_text(
+        '"""See :mod:`spark_jobs.gone` and :meth:`~coordinator.model.schema.StateSchema.undescribed`."""\n'
+    )
     assert [exists(target) for target in references(planted)] == [False, True]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec import structs
 
 from coordinator.model.commits import CommitEntry
 from store_actors.serving.lineage import Lineage, SyncAction
@@ -13,7 +12,7 @@ from tests.unit.ledger_harness import ENTRY
 
 
 def commit(version: int, attempt: str, run: str = "run") -> CommitEntry:
-    return replace(ENTRY, version=version, attempt_id=attempt, run_id=run)
+    return structs.replace(ENTRY, version=version, attempt_id=attempt, run_id=run)
 
 
 def loaded_lineage(versions: int) -> Lineage:

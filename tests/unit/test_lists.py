@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import StateStoreId
 from coordinator.model.schema import Accumulator, Field, StateSchema
+from coordinator.model.stored_json import from_json
 from coordinator.model.type_names import string_to_type
 from store_actors.engine import versions
 from store_actors.engine.table import GroupTable
@@ -198,14 +199,14 @@ def test_files_have_arrow_lists_that_any_tool_reads() -> None:
     assert rows.schema.field("amounts").type == pa.list_(pa.field("element", pa.decimal128(20, 2), nullable=False))
     assert not rows.schema.field("amounts").nullable
     metadata = json.loads(rows.schema.metadata[b"statefleet"])
-    assert StateSchema.from_json(metadata["schema"]) == SCHEMA
+    assert from_json(metadata["schema"], StateSchema) == SCHEMA
     spark = {field["name"]: field["type"] for field in metadata["spark"]["fields"]}
     assert spark["xs"] == {"type": "array", "elementType": "double", "containsNull": False}
     assert delta_path(StateStoreId("s", 0, 0), 1, "x").endswith(".delta")
 
 
 def test_a_global_group_has_empty_lists_before_any_input() -> None:
-    shard = AggregateShard(replace(SCHEMA, keys=(), expiry_key=None))
+    shard = AggregateShard(structs.replace(SCHEMA, keys=(), expiry_key=None))
     change = shard.apply(ShardInput.of_raw(shard.schema), 0, 1)
     (row,) = change.delta.drop_columns([CHANGE_COLUMN]).to_pylist()
     assert row == {"words": [], "top": None, "word_set": [], "amounts": [], "xs": []}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from coordinator.ledger.cleaning_rules import Pins, orphans, prunable_records
 from coordinator.ledger.records import Record, RunStarted
@@ -105,7 +105,7 @@ def test_a_snapshot_of_a_superseded_commit_never_counts() -> None:
     ledger_size = len(fleet.coordinator.referenced())
     ((_, partition),) = fleet.store.partitions.cache.items()
     (newest,) = partition.lineage.newest
-    partition.lineage.newest = (replace(newest, attempt_id=entry.attempt_id),)
+    partition.lineage.newest = (structs.replace(newest, attempt_id=entry.attempt_id),)
     fleet.store.partitions.maintain(1)
     assert files(fleet, ".snapshot") == []
     assert len(fleet.coordinator.referenced()) == ledger_size

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from coordinator.ledger.fleet_view import KnownFleet
 from coordinator.ledger.records import RunStarted, ShardsAssigned
@@ -175,7 +175,9 @@ def test_a_drained_node_is_given_nothing() -> None:
 def test_several_store_actors_of_a_node_share_its_shards() -> None:
     harness = PlannerHarness("a", "a-1", "b", "b-1")
     for name in ("a-1", "b-1"):
-        harness.store_actors[name] = replace(harness.store_actors[name], node_id=harness.store_actors[name[0]].node_id)
+        harness.store_actors[name] = structs.replace(
+            harness.store_actors[name], node_id=harness.store_actors[name[0]].node_id
+        )
     harness.plan("a", "a-1", "b", "b-1", standbys=1)
     nodes = harness.run_batch()
     assert max(Counter(nodes).values()) - min(Counter(nodes).values()) <= 1

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from coordinator.ledger.rescaling import BatchShards
 from coordinator.ledger.state_ledger import AcceptedCommits, LeaseGrant
@@ -96,7 +97,7 @@ def test_no_lease_comes_with_an_answer_that_is_repeated_or_goes_to_a_store_actor
         assert isinstance(accepted, AcceptedCommits)
         assert accepted.next_lease is not None
         # The shard's present lease is not looked up.
-        assert await committed(coordinator, grants[0], 1) == replace(accepted, next_lease=None)
+        assert await committed(coordinator, grants[0], 1) == structs.replace(accepted, next_lease=None)
         await coordinator.report_store_actor_lost(actor("a").instance_id)
         assert await following(coordinator, grants[1:], 1) == [None] * 3
 
@@ -122,7 +123,7 @@ def test_commits_that_come_in_one_call_are_counted_or_refused_each_by_itself_in_
     async def scenario(coordinator: Coordinator, store: MemoryObjectStore) -> None:
         entries = [commit_of(grant, 1) for grant in await lease_all_shards(coordinator)]
         before = len(store.list("clicks/manifest"))
-        entries[2] = replace(entries[2], epoch=0)
+        entries[2] = structs.replace(entries[2], epoch=0)
         outcomes = await coordinator.commit_partitions("clicks", [PartitionCommit((entry,)) for entry in entries])
         assert [type(outcome) for outcome in outcomes] == [
             AcceptedCommits,
@@ -150,8 +151,8 @@ def test_watermarks_that_come_with_a_commit_are_those_of_a_requested_lease() -> 
     async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
         for shard, names in enumerate((("default", "other"), ("other", "default"), ("other", "more"))):
             grant = await coordinator.attach_and_lease(task(shard=shard), METADATA, actor("a"))
-            plain = replace(commit_of(grant, 1), watermark_ms=7, output_watermark_ms=8)
-            entries = tuple(replace(plain, store_name=name, file=f"{name}/1.delta") for name in names)
+            plain = structs.replace(commit_of(grant, 1), watermark_ms=7, output_watermark_ms=8)
+            entries = tuple(structs.replace(plain, store_name=name, file=f"{name}/1.delta") for name in names)
             (outcome,) = await coordinator.commit_partitions("clicks", [PartitionCommit(entries)])
             assert isinstance(outcome, AcceptedCommits)
             assert outcome.next_lease is not None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from coordinator.model.identities import ActorLocation
 from coordinator.placement.policies import spread
@@ -82,7 +82,7 @@ def test_nodes_come_and_go_and_each_has_its_share(num_shards: int, steps: list[d
 def test_a_restarted_store_actor_has_its_shards_again() -> None:
     three = slots_of(a=1, b=1, c=1)
     first = settled(6, three, {})
-    restarted = replace(actor("b"), instance_id="b-2")
+    restarted = structs.replace(actor("b"), instance_id="b-2")
     again = spread(6, [three[0], ActorSlot(restarted, 1), three[2]], first, "q")
     assert {partition for partition, location in first.items() if location.actor_name == "b"} == set(again)
     assert {choice.location for choice in again.values()} == {restarted}

@@ -7,13 +7,13 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
-from coordinator.ledger.records import Committed, record_from_json
+from coordinator.ledger.records import Committed, Record
 from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.log.sealed_json import unseal
@@ -22,6 +22,7 @@ from coordinator.model.errors import CommitUnknownError, StateStoreError, Storag
 from coordinator.model.identities import StateStoreId
 from coordinator.model.leases import Lease
 from coordinator.model.state_metadata import StateMetadata
+from coordinator.model.stored_json import from_json
 from coordinator.storage.local import LocalObjectStore
 from tests.unit.ledger_harness import actor, entry
 from tests.unit.losing_disk import KEEPS, LosingDisk, PowerLoss
@@ -71,7 +72,7 @@ def write_batches(store: LocalObjectStore, writer: str, acknowledged: list[str],
 
 def commit(version: int, file: str) -> CommitEntry:
     grant = LeaseGrant(Lease(StateStoreId("clicks", 0, 0), "run", 1, actor("a")), version - 1)
-    return replace(entry(grant, version), file=file)
+    return structs.replace(entry(grant, version), file=file)
 
 
 class CrashingMachine:
@@ -106,7 +107,7 @@ class CrashingMachine:
             ledger, folded = log_on(store, "reader").load(), StateLedger("clicks")
             for info in store.list("clicks/manifest"):
                 for record in unseal(store.get(info.path))["records"]:
-                    folded.fold(record_from_json(record))
+                    folded.fold(from_json(record, Record))
             assert ledger.entries(0) == folded.entries(0), "a checkpoint differs from the log"
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec import structs
 
 from coordinator.ledger.read_views import ReadView, WantedView, committed, finished, read_view
 from coordinator.ledger.records import (
@@ -18,8 +19,7 @@ from coordinator.ledger.records import (
     Record,
     Rescaled,
     RunStarted,
-    record_from_json,
-    record_to_json,
+    recorded,
 )
 from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import StateLedger
@@ -31,6 +31,7 @@ from coordinator.model.errors import StateMismatchError, StorageUnavailableError
 from coordinator.model.identities import PYTHON_QUERY_ID, TaskIdentity
 from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
+from coordinator.model.stored_json import from_json
 from coordinator.storage.memory import MemoryObjectStore
 from tests.unit.observed_objects import ObservedObjectStore
 
@@ -47,13 +48,13 @@ def commits(run: str, version: int, epoch: int, partitions: tuple[int, ...] = (0
         CommitEntry(p, version, version - 1, epoch, run, f"{run}-{p}-{version}", f"{run}-{p}-{version}.delta", *[1] * 11)
         for p in partitions
     ]  # fmt: skip
-    return [Committed(replace(entry, **options)) for entry in entries]
+    return [Committed(structs.replace(entry, **options)) for entry in entries]
 
 
 def ledger_of(*records: Record, root: str = "file:///fleet/s") -> StateLedger:
     ledger = StateLedger(root)
     for record in records:
-        ledger.fold(record_from_json(json.loads(json.dumps(record_to_json(record)))))
+        ledger.fold(from_json(json.loads(msgspec.json.encode(recorded(record))), Record))
     reloaded = StateLedger.from_json(root, json.loads(json.dumps(ledger.to_json())))
     copied = ledger.copy(ledger.retained())
     assert reloaded.finished == copied.finished == ledger.finished
@@ -113,7 +114,7 @@ def test_only_a_version_that_was_made_again_has_another_lineage() -> None:
     replayed = [*begun, started("r2", 1, 2), *commits("r2", 2, 2), BatchFinished("r2", 1)]
     assert lineage != view(ledger_of(*replayed), 2).lineage
     # Read by the shards that committed it, or by those that are made of it.
-    rescaled = [*begun, Rescaled(ShardLayout(4, 2, 2, "r3", 0, 2, ("k",))), started("r3", 2, 2)]
+    rescaled = [*begun, Rescaled(4, 2, 2, "r3", 0, 2, ("k",)), started("r3", 2, 2)]
     ledger = ledger_of(*rescaled, *commits("r3", 3, 2, (2, 3, 4, 5)), BatchFinished("r3", 2))
     newer, previous = view(ledger, 2), view(ledger, 2, first_partition=0)
     assert (len(newer.versions), len(previous.versions), view(ledger, 1, first_partition=0).partitions) == (
@@ -131,7 +132,13 @@ def test_only_a_version_that_was_made_again_has_another_lineage() -> None:
 
 def test_a_run_of_the_past_is_detected_by_shards_of_an_abandoned_rescale() -> None:
     wish = ShardLayout(4, 2, 1, "r1", 0, 2, ("k",))
-    begun = [started("r1", 0, 1), *commits("r1", 1, 1), Rescaled(wish), *commits("r1", 2, 1, (3,)), started("r2", 1, 2)]
+    begun = [
+        started("r1", 0, 1),
+        *commits("r1", 1, 1),
+        Rescaled(*structs.astuple(wish)),
+        *commits("r1", 2, 1, (3,)),
+        started("r2", 1, 2),
+    ]
     task = TaskIdentity("s", "query", "r3", 0, 0, 0, "executor")
     with pytest.raises(StateMismatchError, match="ahead of the checkpoint"):
         ledger_of(*begun).check_not_of_the_past(task)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from coordinator.ledger.rescaling import BatchShards
 from coordinator.ledger.state_ledger import AcceptedCommits
@@ -39,7 +39,7 @@ class RescaleHarness:
     async def commit(self, run: str, batch: int, partition: int) -> None:
         grant = await self.coordinator.attach_and_lease(task(run, batch, partition), METADATA, actor("a"))
         commit = entry(grant, batch + 1, f"attempt-{partition}")
-        commit = replace(commit, committed_at_ms=now_ms(MachineClock()))
+        commit = structs.replace(commit, committed_at_ms=now_ms(MachineClock()))
         (outcome,) = await self.coordinator.commit_partitions("clicks", [PartitionCommit((commit,))])
         assert isinstance(outcome, AcceptedCommits)
 
@@ -166,9 +166,9 @@ async def test_moves_that_restore_a_plan_are_given_out_though_the_batch_rescales
 
 @scenario
 async def test_a_state_without_keys_is_not_rescaled(harness: RescaleHarness) -> None:
-    keyless = replace(METADATA, num_shards=1, schema=replace(SCHEMA, keys=()))
+    keyless = structs.replace(METADATA, num_shards=1, schema=structs.replace(SCHEMA, keys=()))
     grant = await harness.coordinator.attach_and_lease(task(), keyless, actor("a"))
-    commit = replace(entry(grant, 1), committed_at_ms=now_ms(MachineClock()))
+    commit = structs.replace(entry(grant, 1), committed_at_ms=now_ms(MachineClock()))
     await harness.coordinator.commit_partitions("clicks", [PartitionCommit((commit,))])
     with pytest.raises(InvalidRequestError, match="one shard by nature"):
         await harness.coordinator.rescale("clicks", 2, False)

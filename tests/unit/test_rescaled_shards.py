@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec import structs
 
 from coordinator.model.errors import CorruptStateError
 from coordinator.model.identities import DEFAULT_STORE
@@ -176,7 +177,7 @@ class KeyedQuery(RescaledQuery):
     """A function with state, in two stores; the second has more key columns than rows are partitioned by."""
 
     def __init__(self, num_shards: int) -> None:
-        super().__init__(replace(SUMS, keys=(WORD,)), num_shards)
+        super().__init__(structs.replace(SUMS, keys=(WORD,)), num_shards)
         self.model: dict[str | None, tuple[int, list[float]]] = {}
 
     def new_stores(self) -> KeyedStores:
@@ -282,7 +283,7 @@ def test_rows_of_a_parent_in_memory_are_used_only_of_the_version_that_is_taken_o
     assert rows_in_memory(store_id, DEFAULT_STORE, SUMS, parent, 1) is not None
     assert rows_in_memory(store_id, DEFAULT_STORE, SUMS, parent, 2) is None
     assert rows_in_memory(store_id, DEFAULT_STORE, SUMS, replace(parent, attempt_id="other"), 1) is None
-    assert rows_in_memory(store_id, DEFAULT_STORE, replace(SUMS, output_mode="complete"), parent, 1) is None
+    assert rows_in_memory(store_id, DEFAULT_STORE, structs.replace(SUMS, output_mode="complete"), parent, 1) is None
     tables = [shard.table for _, partition in store.partitions.cache.items() for shard in partition.stores.values()]
     assert tables
     assert not any(table.is_frozen for table in tables)

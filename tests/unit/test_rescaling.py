@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec import structs
 
 from coordinator.ledger.branches import first_record
 from coordinator.ledger.read_views import WantedView, committed, read_view
@@ -116,7 +116,7 @@ class RescaleMachine(RuleBasedStateMachine):
         assert grant.base_version == batch
         assert grant.watermarks.input_ms == batch
         self.serial += 1
-        commit = replace(
+        commit = structs.replace(
             entry(grant, batch + 1),
             attempt_id=str(self.serial),
             file=f"{self.serial}.delta",
@@ -269,7 +269,7 @@ def test_versions_of_truncated_shards_are_neither_read_nor_branched(
         for partition in (0, 1):
             commit(partition, version, 1, "run-1")
     ledger.fold(RunStarted("run-2", "query", 5, 2))
-    ledger.fold(Rescaled(ShardLayout(4, 2, 5, "run-2", 0, 2, ("k0",))))
+    ledger.fold(Rescaled(4, 2, 5, "run-2", 0, 2, ("k0",)))
     for version in range(6, 10):
         for partition in range(2, 6):
             commit(partition, version, 2, "run-2")

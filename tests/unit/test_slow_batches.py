@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from coordinator.model.commits import CommitEntry
 from coordinator.model.copy_result import ShardMove
@@ -14,7 +15,7 @@ from coordinator.telemetry.slow_batches import BatchContext, EndedBatch, explana
 from coordinator.telemetry.state_record import StateRecord
 from tests.unit.ledger_harness import ENTRY, actor
 
-LAST = replace(ENTRY, partition_id=7, version=42, base_version=41, rows_in=1000, file_bytes=2_000_000)
+LAST = structs.replace(ENTRY, partition_id=7, version=42, base_version=41, rows_in=1000, file_bytes=2_000_000)
 #: spark, lease, hand_over, apply, write, commit, end
 USUAL = (1000, 10, 20, 300, 300, 20, 250)
 
@@ -48,7 +49,7 @@ def test_a_batch_is_slow_by_the_median_of_enough_others(took_ms: int, recent_ms:
 
 
 def test_loading_after_a_loss_is_explained_with_shard_host_and_bytes() -> None:
-    last = replace(LAST, restore_ms=9_700, load_bytes=400_000_000)
+    last = structs.replace(LAST, restore_ms=9_700, load_bytes=400_000_000)
     around = replace(ON_B, move=ShardMove(5, 41, actor("a"), actor("b"), "why"), was_lost=True)
     assert explained(ended(1100, 12, 9800, 400, 300, 20, 300, last=last), around) == (
         "batch 41 of clicks took 11.9 s (median 1.9 s): 9.8 s in shard 7 on node-b loading 400.0 MB after its store actor was lost"
@@ -141,7 +142,7 @@ def test_a_phase_of_usual_length_is_not_named_and_the_worst_comes_first() -> Non
 
 
 def test_other_unusual_facts_are_named() -> None:
-    last = replace(LAST, restore_ms=8000, failures={"StorageUnavailableError": 3})
+    last = structs.replace(LAST, restore_ms=8000, failures={"StorageUnavailableError": 3})
     around = replace(
         ON_B,
         move=ShardMove(5, 41, actor("a"), actor("b"), "spread evenly"),
@@ -169,12 +170,14 @@ def test_a_batch_without_known_phases_says_so() -> None:
 
 def test_the_shard_that_committed_last_gives_its_batchs_times_and_each_batch_ends_once() -> None:
     record = StateRecord()
-    first = replace(ENTRY, version=3, batch_time_ms=1000, committed_at_ms=1100, apply_ms=50, write_ms=100, rows_in=5)
-    last = replace(first, partition_id=1, write_ms=400, rows_in=6, rows_late=2)
+    first = structs.replace(
+        ENTRY, version=3, batch_time_ms=1000, committed_at_ms=1100, apply_ms=50, write_ms=100, rows_in=5
+    )
+    last = structs.replace(first, partition_id=1, write_ms=400, rows_in=6, rows_late=2)
     record.add_lease(3, 0, 1050, 1060)
     record.add_commits([first], 1300, is_new=True)
     # Both stores of a shard report the rows that reached it; the times of the first one count.
-    record.add_commits([last, replace(last, store_name="other")], 1600, is_new=True)
+    record.add_commits([last, structs.replace(last, store_name="other")], 1600, is_new=True)
     record.add_commits([first], 1650, is_new=False)
     assert record.end_batch(3, 1700) == EndedBatch(700, (100, None, None, 50, 400, 50, 100), 11, last)
     assert record.end_batch(3, 1900) is None
@@ -188,15 +191,15 @@ def test_the_shard_that_committed_last_gives_its_batchs_times_and_each_batch_end
 
 def test_batches_of_a_run_that_was_replaced_do_not_end() -> None:
     record = StateRecord()
-    record.add_commits([replace(ENTRY, version=3)], 5, is_new=True)
+    record.add_commits([structs.replace(ENTRY, version=3)], 5, is_new=True)
     record.forget_run()
     assert record.end_batch(3, 9) is None
 
 
 def test_rows_of_a_run_that_was_replaced_do_not_count_in_its_batch() -> None:
     record = StateRecord()
-    record.add_commits([replace(ENTRY, version=3, rows_in=5)], 5, is_new=True)
-    record.add_commits([replace(ENTRY, version=3, rows_in=7, run_id="another")], 6, is_new=True)
+    record.add_commits([structs.replace(ENTRY, version=3, rows_in=5)], 5, is_new=True)
+    record.add_commits([structs.replace(ENTRY, version=3, rows_in=7, run_id="another")], 6, is_new=True)
     ended_batch = record.end_batch(3, 9)
     assert ended_batch is not None
     assert ended_batch.rows_in == 7

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec import structs, to_builtins
 
 from coordinator.model.commits import SnapshotEntry, StoredFile
 from coordinator.model.errors import CorruptStateError, StorageUnavailableError
 from coordinator.model.identities import StateStoreId
 from coordinator.model.schema import Field
+from coordinator.model.stored_json import from_json
 from store_actors.operators.join import JoinShard
 from store_actors.operators.join_schema import join_schema
 from store_actors.serving.keyed_stores import KeyedStores
@@ -202,10 +203,10 @@ def test_both_sides_of_a_join_are_frozen_as_they_were() -> None:
 
 def test_an_entry_of_one_file_is_read_as_before() -> None:
     entry = SnapshotEntry(0, 3, "a", "s/0/0/3-a.snapshot", 10, 7, 2, 0, 0)
-    data = entry.to_json()
-    assert SnapshotEntry.from_json({name: value for name, value in data.items() if name != "further"}) == entry
-    several = replace(entry, further=(StoredFile("s/0/0/3-a-1.snapshot", 11, 8),))
-    assert SnapshotEntry.from_json(several.to_json()) == several
+    data = to_builtins(entry)
+    assert from_json({name: value for name, value in data.items() if name != "further"}, SnapshotEntry) == entry
+    several = structs.replace(entry, further=(StoredFile("s/0/0/3-a-1.snapshot", 11, 8),))
+    assert from_json(to_builtins(several), SnapshotEntry) == several
     assert several.files == ("s/0/0/3-a.snapshot", "s/0/0/3-a-1.snapshot")
 
 

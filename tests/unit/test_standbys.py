@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec import structs
 from ray.exceptions import RayActorError
 
 from coordinator.model.identities import StateStoreId
@@ -86,7 +87,7 @@ class ReplicatedShard:
     def request(self, run: str = "run-1", **where: str) -> ApplyRequest:
         request = self.fleet.request(self.batch, run, **where)
         self.batch += 1
-        return replace(request, lease=replace(request.lease, standbys=("b",)))
+        return replace(request, lease=structs.replace(request.lease, standbys=("b",)))
 
     def run(self, values: str, run: str = "run-1") -> dict[str, int]:
         return counts(self.owner.apply(self.request(run), rows(values))[0])
@@ -185,7 +186,7 @@ def test_keyed_stores_are_replicated_together() -> None:
 
     def begin(batch: int) -> str:
         request = fleet.request(batch, "run-1", 0, COUNTS, NAMES)
-        return fleet.stores.open_update(replace(request, lease=replace(request.lease, standbys=("b",))))[0]
+        return fleet.stores.open_update(replace(request, lease=structs.replace(request.lease, standbys=("b",))))[0]
 
     fleet.stores = owner
     session = begin(0)

@@ -7,13 +7,13 @@ import json
 import threading
 import zlib
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from coordinator.ledger.compatibility import check_metadata
-from coordinator.ledger.records import Record, record_from_json
+from coordinator.ledger.records import Record
 from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
 from coordinator.log.ledger_writer import RECENT_S, LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
@@ -36,6 +36,7 @@ from coordinator.model.identities import (
 )
 from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
+from coordinator.model.stored_json import from_json
 from coordinator.placement.instance_registry import InstanceRegistry
 from coordinator.placement.lease_placer import StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
@@ -118,7 +119,7 @@ def test_a_replay_that_asks_for_fewer_stores_supersedes_the_others_too() -> None
 
     def commit(run: str, batch: int, names: Collection[str]) -> None:
         first = entry(harness.lease(task(run, batch), actor("a")), batch + 1)
-        entries = [replace(first, store_name=name, file=f"{name}-{run}-{batch + 1}") for name in names]
+        entries = [structs.replace(first, store_name=name, file=f"{name}-{run}-{batch + 1}") for name in names]
         records, _ = harness.ledger.decide_commits(entries)
         for record in records:
             harness.ledger.fold(through_json(record))
@@ -146,7 +147,7 @@ def test_a_commit_on_another_base_is_refused() -> None:
     harness.commit(entry(harness.lease(task(), actor("a")), 1))
     grant = harness.lease(task(batch=1), actor("a"))
     with pytest.raises(InvalidRequestError, match="newest below it"):
-        harness.commit(replace(entry(grant, 2), base_version=0))
+        harness.commit(structs.replace(entry(grant, 2), base_version=0))
 
 
 def test_state_and_checkpoint_belong_together() -> None:
@@ -185,15 +186,15 @@ METADATA = StateMetadata("clicks", "query", 4, "update", SCHEMA)
 
 
 def with_schema(**fields: Any) -> StateMetadata:
-    return replace(METADATA, schema=replace(SCHEMA, **fields))
+    return structs.replace(METADATA, schema=structs.replace(SCHEMA, **fields))
 
 
 @pytest.mark.parametrize(
     ("requested", "message"),
     [
-        (replace(METADATA, output_mode="append"), "output mode.*existing=`update` asked=`append`"),
+        (structs.replace(METADATA, output_mode="append"), "output mode.*existing=`update` asked=`append`"),
         (with_schema(keys=(Field("k0", "int64"),)), "keys.*string.*int64"),
-        (with_schema(accumulators=(replace(SUM, kind=AccumulatorKind.MAX),)), "sum_int.*max"),
+        (with_schema(accumulators=(structs.replace(SUM, kind=AccumulatorKind.MAX),)), "sum_int.*max"),
         (with_schema(expiry_key="k0"), "expiry_key"),
     ],
 )
@@ -205,7 +206,9 @@ def test_a_query_that_does_not_fit_is_refused_with_both_sides(requested: StateMe
 
 def test_nullability_and_input_names_may_change() -> None:
     """The check raises nothing."""
-    requested = with_schema(keys=(replace(FIELD, nullable=False),), accumulators=(replace(SUM, inputs=("v7",)),))
+    requested = with_schema(
+        keys=(structs.replace(FIELD, nullable=False),), accumulators=(structs.replace(SUM, inputs=("v7",)),)
+    )
     check_metadata(METADATA, requested)
 
 
@@ -462,7 +465,7 @@ def test_no_answer_waits_for_a_checkpoint_and_it_has_the_state_at_the_time_it_wa
         folded = StateLedger(ROOT)
         for seq in range(1, 5):
             for record in unseal(store.get(f"clicks/manifest/{seq:020d}.json"))["records"]:
-                folded.fold(record_from_json(record))
+                folded.fold(from_json(record, Record))
         checkpoint = unseal(store.get(info.path))
         assert (checkpoint["seq"], checkpoint["folded"]) == (4, json.loads(json.dumps(folded.to_json())))
         assert checkpoint["record_id"] == unseal(store.get(f"clicks/manifest/{4:020d}.json"))["record_id"]
@@ -476,24 +479,26 @@ def test_no_answer_waits_for_a_checkpoint_and_it_has_the_state_at_the_time_it_wa
 
 
 @pytest.mark.parametrize(
-    "body", [{}, {"ledger": {}}, {"a": []}, {"b": {"y": [1, {"z": "ü"}], "x": None}, "a": [[], {}, [{"k": 1.5}]]}]
+    "body", [{"ledger": {}}, {"a": []}, {"b": {"y": [1, {"z": "ü"}], "x": None}, "a": [[], {}, [{"k": 1.5}]]}]
 )
-def test_json_that_is_sealed_piece_by_piece_is_plain_json(body: dict[str, Any]) -> None:
+def test_sealed_json_is_plain_json_with_the_checksum_of_its_bytes_first(body: dict[str, Any]) -> None:
+    data = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+    sealed = seal(body)
+    assert sealed == b'{"checksum": %d, ' % zlib.crc32(data) + data[1:]
+    assert unseal(sealed) == body
+    # A checksum of the JSON with sorted keys, as files had it before, is as good, wherever it is.
     checksum = zlib.crc32(json.dumps(body, sort_keys=True).encode())
-    assert seal(body) == json.dumps({**body, "checksum": checksum}).encode()
-    assert unseal(seal(body)) == body
-    # The checksum is of the JSON with sorted keys; keys that another program sorted are as good.
-    quick = seal(body, sort_keys=True)
-    assert json.loads(quick) == {**body, "checksum": checksum}
-    assert unseal(quick) == unseal(json.dumps({"checksum": checksum, **body}, indent=1).encode()) == body
+    for older in ({**body, "checksum": checksum}, {"checksum": checksum, **body}):
+        assert unseal(json.dumps(older).encode()) == unseal(json.dumps(older, indent=1).encode()) == body
 
 
 def test_a_changed_byte_is_detected_in_every_form_of_a_sealed_file() -> None:
     body = {"records": [{"kind": "a", "n": 12}], "also": "text"}
-    for sealed in (seal(body), seal(body, sort_keys=True)):
+    older = json.dumps({**body, "checksum": zlib.crc32(json.dumps(body, sort_keys=True).encode())}).encode()
+    for sealed in (seal(body), older):
         for index, byte in enumerate(sealed):
-            with pytest.raises(ValueError, match=r"checksum|Expecting|delimiter|decode|Invalid|Unterminated|Extra"):
+            with pytest.raises(ValueError, match=r"checksum|JSON|truncated|Invalid|UTF-8"):
                 unseal(sealed[:index] + bytes([byte ^ 1]) + sealed[index + 1 :])
         for index in range(len(sealed)):
-            with pytest.raises(ValueError, match=r"checksum|Expecting|delimiter|decode|Invalid|Unterminated|Extra"):
+            with pytest.raises(ValueError, match=r"checksum|JSON|truncated|Invalid|UTF-8"):
                 unseal(sealed[:index])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from coordinator.ledger.rescaling import BatchShards
 from coordinator.ledger.state_ledger import AcceptedCommits
@@ -42,7 +42,7 @@ class WatchedCoordinator:
     async def batch(self, run: str = "run-1", batch: int = 0, waited_ms: int = 0) -> None:
         planned_ms = now_ms(MachineClock()) - waited_ms
         for grant in await lease_all_shards(self.coordinator, run, batch):
-            entry = replace(commit_of(grant, batch + 1), apply_ms=7, write_ms=9, batch_time_ms=planned_ms)
+            entry = structs.replace(commit_of(grant, batch + 1), apply_ms=7, write_ms=9, batch_time_ms=planned_ms)
             (outcome,) = await self.coordinator.commit_partitions("clicks", [PartitionCommit((entry,))])
             assert isinstance(outcome, AcceptedCommits), outcome
 
@@ -169,8 +169,8 @@ async def test_a_slow_batch_is_explained_in_the_log_and_in_the_status(watched: W
 def test_times_are_kept_of_the_newest_versions_only_and_a_retry_does_not_change_them() -> None:
     record = StateRecord()
     for version in range(1, 101):
-        record.add_commits([replace(ENTRY, version=version)], 1000 + version, is_new=True)
-    record.add_commits([replace(ENTRY, version=100)], 5000, is_new=False)
+        record.add_commits([structs.replace(ENTRY, version=version)], 1000 + version, is_new=True)
+    record.add_commits([structs.replace(ENTRY, version=100)], 5000, is_new=False)
     newest = record.batch(100)
     assert newest is not None
     assert newest.partitions[ENTRY.partition_id].counted_ms == 1100

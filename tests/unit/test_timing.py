@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 from pyspark.sql.streaming.state import GroupStateTimeout
 
 from coordinator.model.schema import OperatorKind, StateSchema
@@ -16,27 +15,29 @@ BARE = StateSchema((), (), (), None, None, "append")
 TIMED = {
     "watermark": [
         BARE,
-        replace(BARE, output_mode="update"),
-        replace(BARE, operator=OperatorKind.DEDUPLICATE),
-        replace(BARE, operator=OperatorKind.JOIN, options={"expiry": [None, "r_time"]}),
-        replace(BARE, operator=OperatorKind.TOP, expiry_key="end"),
-        replace(BARE, operator=OperatorKind.GROUP_STATE, options={"timeout_conf": GroupStateTimeout.EventTimeTimeout}),
-        replace(BARE, operator=OperatorKind.TRANSFORM, options={"time_mode": TimeMode.EVENT_TIME.value}),
-        replace(BARE, operator=OperatorKind.TRANSFORM, options={"time_mode": TimeMode.NONE.value}),
+        structs.replace(BARE, output_mode="update"),
+        structs.replace(BARE, operator=OperatorKind.DEDUPLICATE),
+        structs.replace(BARE, operator=OperatorKind.JOIN, options={"expiry": [None, "r_time"]}),
+        structs.replace(BARE, operator=OperatorKind.TOP, expiry_key="end"),
+        structs.replace(
+            BARE, operator=OperatorKind.GROUP_STATE, options={"timeout_conf": GroupStateTimeout.EventTimeTimeout}
+        ),
+        structs.replace(BARE, operator=OperatorKind.TRANSFORM, options={"time_mode": TimeMode.EVENT_TIME.value}),
+        structs.replace(BARE, operator=OperatorKind.TRANSFORM, options={"time_mode": TimeMode.NONE.value}),
     ],
     "due": [
-        replace(
+        structs.replace(
             BARE, operator=OperatorKind.GROUP_STATE, options={"timeout_conf": GroupStateTimeout.ProcessingTimeTimeout}
         ),
-        replace(BARE, operator=OperatorKind.TRANSFORM, options={"time_mode": TimeMode.PROCESSING_TIME.value}),
+        structs.replace(BARE, operator=OperatorKind.TRANSFORM, options={"time_mode": TimeMode.PROCESSING_TIME.value}),
     ],
     "never": [
-        replace(BARE, output_mode="complete"),
-        replace(BARE, operator=OperatorKind.LIMIT),
-        replace(BARE, operator=OperatorKind.TOP),
-        replace(BARE, operator=OperatorKind.PARTITIONS),
-        replace(BARE, operator=OperatorKind.JOIN, options={"expiry": [None, None]}),
-        replace(BARE, operator=OperatorKind.GROUP_STATE, options={"timeout_conf": GroupStateTimeout.NoTimeout}),
+        structs.replace(BARE, output_mode="complete"),
+        structs.replace(BARE, operator=OperatorKind.LIMIT),
+        structs.replace(BARE, operator=OperatorKind.TOP),
+        structs.replace(BARE, operator=OperatorKind.PARTITIONS),
+        structs.replace(BARE, operator=OperatorKind.JOIN, options={"expiry": [None, None]}),
+        structs.replace(BARE, operator=OperatorKind.GROUP_STATE, options={"timeout_conf": GroupStateTimeout.NoTimeout}),
     ],
 }
 
@@ -48,6 +49,6 @@ def test_a_batch_without_data_is_run_when_sparks_own_operator_asks_for_one(when:
 
 def test_every_kind_of_operator_has_a_name_and_a_lag() -> None:
     for kind in OperatorKind:
-        assert operator_name(replace(BARE, operator=kind))
-    lagging = replace(BARE, operator=OperatorKind.JOIN, options={"output_lag_us": [None, 1_500_001]})
+        assert operator_name(structs.replace(BARE, operator=kind))
+    lagging = structs.replace(BARE, operator=OperatorKind.JOIN, options={"output_lag_us": [None, 1_500_001]})
     assert (output_lag_ms(lagging), output_lag_ms(BARE)) == (1501, 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -14,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import settings
+from msgspec import structs
 
 from coordinator.model.errors import InvalidRequestError, StateMismatchError
 from coordinator.model.schema import Field
@@ -144,7 +144,7 @@ def test_keep_last_keeps_the_newest_row_and_of_equal_times_the_one_that_came_las
 
 
 def test_the_first_of_a_partition_with_ties_for_the_first_stays() -> None:
-    shard = top_shard(replace(BIDS, options={**BIDS.options, "n": 1}))
+    shard = top_shard(structs.replace(BIDS, options={**BIDS.options, "n": 1}))
     assert isinstance(shard, FirstShard)
     assert applied(shard, bids((1, "a", 10), (1, "b", 10))) == [(1, "a", 10, 1)]
     assert applied(shard, bids((1, "c", 10))) == []
@@ -186,7 +186,7 @@ def test_rows_move_up_when_one_before_them_expires() -> None:
 
 
 def test_keep_last_forgets_a_key_by_the_time_of_its_newest_row() -> None:
-    schema = replace(LATEST, expiry_key="ts", delay_ms=0)
+    schema = structs.replace(LATEST, expiry_key="ts", delay_ms=0)
     shard = top_shard(schema)
     applied(shard, visits(("u", 5, "x")))
     applied(shard, visits(("u", 15, "y")), 5_000)
@@ -208,12 +208,12 @@ def test_options_that_make_no_sense_are_refused() -> None:
 def test_state_of_several_rows_is_not_taken_for_that_of_one() -> None:
     change = top_shard(BIDS).apply(bids((1, "a", 10), (1, "b", 20)), 0, 1)
     with pytest.raises(StateMismatchError, match="several rows"):
-        top_shard(replace(BIDS, options={**BIDS.options, "n": 1})).load(change.delta, 1, 0)
+        top_shard(structs.replace(BIDS, options={**BIDS.options, "n": 1})).load(change.delta, 1, 0)
 
 
 def test_strings_of_removed_rows_are_freed() -> None:
     for n in (1, 2):
-        schema = replace(LATEST, options={**LATEST.options, "n": n})
+        schema = structs.replace(LATEST, options={**LATEST.options, "n": n})
         shard = top_shard(schema)
         for version in range(1, 60):
             rows = [(f"u{user}", version, f"{version} {user} ".ljust(500, "x")) for user in range(100)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+from msgspec import structs
 
 from coordinator.ledger.records import Record
 from coordinator.ledger.rescaling import decide_shards
@@ -61,7 +61,7 @@ class RescaledState:
             with pa.ipc.new_file(sink, table.schema) as writer:
                 writer.write_table(table)
             data = sink.getvalue().to_pybytes()
-            commit = replace(
+            commit = structs.replace(
                 entry(grant, batch + 1),
                 attempt_id=f"{batch}{partition}",
                 file=f"clicks/0/{partition}/{batch + 1}-{batch}{partition}.delta",
@@ -103,14 +103,16 @@ def test_statistics_of_a_version_are_of_the_shards_that_committed_it(state: Resc
 def test_a_version_that_a_programs_partition_did_not_make_has_the_partitions_earlier_rows() -> None:
     ledger = StateLedger("memory:///clicks")
     for version, partition in ((1, 0), (1, 1), (2, 0)):
-        identity = replace(task("run", version - 1, partition), query_id="python")
+        identity = structs.replace(task("run", version - 1, partition), query_id="python")
         records, grant = ledger.decide_lease(identity, actor("a"), FakeFleetView(), StayElseLocal())
-        commit = replace(entry(grant, version), attempt_id=f"{version}{partition}", state_rows=10 * version, rows_in=1)
+        commit = structs.replace(
+            entry(grant, version), attempt_id=f"{version}{partition}", state_rows=10 * version, rows_in=1
+        )
         for record in records:
             ledger.fold(record)
         for record in ledger.decide_commits([commit])[0]:
             ledger.fold(record)
-    newest, previous, _ = version_stats(ledger, replace(CREATED, query_id="python"), 0, 2, 9)
+    newest, previous, _ = version_stats(ledger, structs.replace(CREATED, query_id="python"), 0, 2, 9)
     assert (newest.state_rows, newest.rows_in) == (20 + 10, 1)
     assert (previous.state_rows, previous.rows_in) == (10 + 10, 2)
 

@@ -6,12 +6,13 @@ import datetime as dt
 import json
 import math
 import struct
-from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
+from msgspec import structs, to_builtins
 
 from coordinator.ledger.compatibility import check_metadata, same_description, same_state
 from coordinator.ledger.records import SchemaChanged
@@ -184,7 +185,7 @@ def test_columns_of_a_keyed_store() -> None:
 def test_a_tree_that_cannot_be_evaluated_is_refused() -> None:
     description = {"": {"columns": [{"name": "x", "value": {"op": "later", "args": []}}]}}
     with pytest.raises(InvalidRequestError, match="cannot be computed"):
-        ViewColumns.of(replace(GROUPS, shown=description))
+        ViewColumns.of(structs.replace(GROUPS, shown=description))
 
 
 # -- keys ---------------------------------------------------------------------------------------------------------------
@@ -226,7 +227,9 @@ def test_floats_are_found_as_spark_groups_them() -> None:
     assert [bits(leaves["k2"][0][index]) for index in (0, 2)] == [bits(0.0), bits(math.nan)]
     assert leaves["k2"][1] is None
     assert repr(leaves["k3"]) == "[{'a': [0.0]}, None]"
-    as_they_are = ViewColumns.of(replace(schema, operator=OperatorKind.DEDUPLICATE)).key_leaves(keys).to_pydict()
+    as_they_are = (
+        ViewColumns.of(structs.replace(schema, operator=OperatorKind.DEDUPLICATE)).key_leaves(keys).to_pydict()
+    )
     assert repr([as_they_are["k0"][0], as_they_are["k2"][0][0]]) == "[-0.0, -0.0]"
 
 
@@ -237,7 +240,9 @@ def test_a_null_struct_that_equals_nothing_is_a_null_leaf() -> None:
         Field("k0_1", "timestamp"),
         Field("__row", "int64", False),
     )
-    schema = replace(GROUPS, keys=keys, shown={"": {"columns": [{"name": "window", "value": WINDOW, "key": True}]}})
+    schema = structs.replace(
+        GROUPS, keys=keys, shown={"": {"columns": [{"name": "window", "value": WINDOW, "key": True}]}}
+    )
     leaves = ViewColumns.of(schema).key_leaves(pa.table({"window": [MINUTE, None]}))
     assert leaves.column("k0_null").to_pylist() == [False, None]
 
@@ -284,7 +289,7 @@ def test_numbers_times_and_texts_are_cast_within_their_kind() -> None:
 def renamed(schema: StateSchema, name: str) -> StateSchema:
     description = json.loads(json.dumps(schema.shown))
     description[""]["columns"][2]["name"] = name
-    return replace(schema, shown=description)
+    return structs.replace(schema, shown=description)
 
 
 def metadata(schema: StateSchema) -> StateMetadata:
@@ -295,8 +300,8 @@ def test_a_description_makes_no_other_schema() -> None:
     redescribed = renamed(GROUPS, "mean")
     assert redescribed == GROUPS
     assert hash(redescribed) == hash(GROUPS)
-    assert StateSchema.from_json(json.loads(json.dumps(redescribed.to_json()))).shown == redescribed.shown
-    assert "shown" not in redescribed.undescribed().to_json()
+    assert msgspec.json.decode(msgspec.json.encode(redescribed), type=StateSchema).shown == redescribed.shown
+    assert "shown" not in to_builtins(redescribed.undescribed())
     check_metadata(metadata(GROUPS), metadata(redescribed))
     assert same_state(GROUPS, redescribed)
     assert not same_description(GROUPS, redescribed)

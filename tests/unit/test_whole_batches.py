@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs, to_builtins
 
 from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import StateMismatchError
+from coordinator.model.stored_json import from_json
 from tests.unit.ledger_harness import actor, entry, task
 from tests.unit.ledger_query import SHARDS, LedgerQuery
 
@@ -70,7 +70,7 @@ def test_a_program_that_opens_partitions_by_itself_has_no_batches() -> None:
     """The commit is not refused: nothing is raised."""
     query = LedgerQuery()
     query.run(0, [0])
-    query.begin(replace(query.task(1, 0), query_id="python"))
+    query.begin(structs.replace(query.task(1, 0), query_id="python"))
 
 
 def test_the_result_of_a_batch_names_missing_shards_and_adds_up_the_others() -> None:
@@ -101,7 +101,9 @@ def test_rows_that_each_store_of_a_partition_reports_are_counted_once() -> None:
     """A function with several stores reports all rows of its batch with each of them; rows of state are each store's own."""
     query = LedgerQuery()
     commit = entry(query.lease(query.task(0, 0), actor("a")), 1)
-    stores = [replace(commit, store_name=name, rows_in=10, rows_late=late) for name, late in (("a", 2), ("b", 2))]
+    stores = [
+        structs.replace(commit, store_name=name, rows_in=10, rows_late=late) for name, late in (("a", 2), ("b", 2))
+    ]
     for record in query.ledger.decide_commits(stores)[0]:
         query.ledger.fold(record)
     result = query.ledger.batch_result("run-1", 0, ShardLayout(1))
@@ -112,6 +114,6 @@ def test_rows_that_each_store_of_a_partition_reports_are_counted_once() -> None:
 def test_times_of_a_commit_are_recorded_only_where_there_are_some() -> None:
     commit = entry(LedgerQuery().lease(task(), actor("a")), 1)
     times = {"apply_ms": 3, "write_ms": 4, "restore_ms": 5, "load_bytes": 6, "failures": {"FencedError": 1}}
-    timed = replace(commit, batch_time_ms=7, due_ms=9)
-    assert CommitEntry.from_json(replace(timed, **times).to_json()) == timed
-    assert {"batch_time_ms", "due_ms", *times}.isdisjoint(commit.to_json())
+    timed = structs.replace(commit, batch_time_ms=7, due_ms=9)
+    assert from_json(to_builtins(structs.replace(timed, **times).recorded()), CommitEntry) == timed
+    assert {"batch_time_ms", "due_ms", *times}.isdisjoint(to_builtins(commit.recorded()))

@@ -14,7 +14,7 @@ export const percent = (value) => (given(value) ? `${value === 1 ? 100 : Math.mi
 
 export function bytes(value) {
   if (!given(value)) return unknown;
-  for (const unit of ["B", "KB", "MB", "GB"]) {
+  for (const unit of ["B", "kB", "MB", "GB"]) {
     if (value < 1000) return `${value < 10 && unit !== "B" ? value.toFixed(1) : whole.format(value)} ${unit}`;
     value /= 1000;
   }
