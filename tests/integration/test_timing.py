@@ -294,7 +294,7 @@ def test_the_end_of_a_run_is_reported_in_every_session_and_no_listener_gets_prog
         run.stop()
         until(lambda: not is_active())
         listeners = [str(listener) for listener in session._jsparkSession.streams().listListeners()]
-        assert [listener.partition("@")[0] for listener in listeners] == ["statefleet.spark.RunEnds"]
+        assert [listener.partition("@")[0] for listener in listeners] == ["org.apache.spark.sql.statefleet.RunEnds$"]
 
 
 def test_two_operators_over_the_same_rows_are_both_seen(
