@@ -14,133 +14,79 @@ from typing import TYPE_CHECKING, Any
 from statefleet.import_names import check_import_names
 
 if TYPE_CHECKING:
-    from coordinator.ledger.branches import Branch
-    from coordinator.model.errors import (
-        CommitUnknownError,
-        CorruptStateError,
-        CredentialsNeededError,
-        FencedError,
-        InvalidRequestError,
-        MemoryLimitError,
-        OperationOutOfOrderError,
-        SetupError,
-        StateMismatchError,
-        StateStoreError,
-        StorageUnavailableError,
-        StoreUnavailableError,
-        SumOverflowError,
-        VersionNotFoundError,
-        VersionReplacedError,
-        WriterBusyError,
-    )
-    from coordinator.model.maintenance import Maintenance
-    from spark_jobs.api.grouped import StatefulGroupedData
-    from spark_jobs.api.stateful import StatefulDataFrame
-    from spark_jobs.functions.state_batch import StateBatch
-    from spark_jobs.plan.bounds import UnboundedStateWarning
-    from spark_jobs.session.spark_session import start_session, stop_session
-    from spark_jobs.transform.handle import StatefulProcessorHandle
-    from spark_jobs.transform.processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
-    from spark_jobs.transform.states import ListState, MapState, ValueState
-    from statefleet.fleet import Fleet, connect
-    from statefleet.map_partitions import map_partitions_with_state_store
-    from statefleet.migration.importing import Imported
-    from statefleet.reads.fleet import LiveFleet, attach
-    from statefleet.reads.keys import FoundKey
-    from statefleet.reads.rows import Rows
-    from statefleet.reads.state import LiveState
-    from store_actors.client.state_store import ReadStateStore, StateStore
+    from coordinator.ledger.branches import Branch as Branch
+    from coordinator.model.errors import CommitUnknownError as CommitUnknownError
+    from coordinator.model.errors import CorruptStateError as CorruptStateError
+    from coordinator.model.errors import CredentialsNeededError as CredentialsNeededError
+    from coordinator.model.errors import FencedError as FencedError
+    from coordinator.model.errors import InvalidRequestError as InvalidRequestError
+    from coordinator.model.errors import MemoryLimitError as MemoryLimitError
+    from coordinator.model.errors import OperationOutOfOrderError as OperationOutOfOrderError
+    from coordinator.model.errors import SetupError as SetupError
+    from coordinator.model.errors import StateMismatchError as StateMismatchError
+    from coordinator.model.errors import StateStoreError as StateStoreError
+    from coordinator.model.errors import StorageUnavailableError as StorageUnavailableError
+    from coordinator.model.errors import StoreUnavailableError as StoreUnavailableError
+    from coordinator.model.errors import SumOverflowError as SumOverflowError
+    from coordinator.model.errors import VersionNotFoundError as VersionNotFoundError
+    from coordinator.model.errors import VersionReplacedError as VersionReplacedError
+    from coordinator.model.errors import WriterBusyError as WriterBusyError
+    from coordinator.model.maintenance import Maintenance as Maintenance
+    from spark_jobs.api.grouped import StatefulGroupedData as StatefulGroupedData
+    from spark_jobs.api.stateful import StatefulDataFrame as StatefulDataFrame
+    from spark_jobs.functions.state_batch import StateBatch as StateBatch
+    from spark_jobs.plan.bounds import UnboundedStateWarning as UnboundedStateWarning
+    from spark_jobs.session.spark_session import start_session as start_session
+    from spark_jobs.session.spark_session import stop_session as stop_session
+    from spark_jobs.transform.handle import StatefulProcessorHandle as StatefulProcessorHandle
+    from spark_jobs.transform.processor import ExpiredTimerInfo as ExpiredTimerInfo
+    from spark_jobs.transform.processor import StatefulProcessor as StatefulProcessor
+    from spark_jobs.transform.processor import TimerValues as TimerValues
+    from spark_jobs.transform.states import ListState as ListState
+    from spark_jobs.transform.states import MapState as MapState
+    from spark_jobs.transform.states import ValueState as ValueState
+    from statefleet.fleet import Fleet as Fleet
+    from statefleet.fleet import connect as connect
+    from statefleet.map_partitions import map_partitions_with_state_store as map_partitions_with_state_store
+    from statefleet.migration.importing import Imported as Imported
+    from statefleet.reads.fleet import LiveFleet as LiveFleet
+    from statefleet.reads.fleet import attach as attach
+    from statefleet.reads.keys import FoundKey as FoundKey
+    from statefleet.reads.rows import Rows as Rows
+    from statefleet.reads.state import LiveState as LiveState
+    from store_actors.client.state_store import ReadStateStore as ReadStateStore
+    from store_actors.client.state_store import StateStore as StateStore
 
-__all__ = [
-    "Branch",
-    "CommitUnknownError",
-    "CorruptStateError",
-    "CredentialsNeededError",
-    "ExpiredTimerInfo",
-    "FencedError",
-    "Fleet",
-    "FoundKey",
-    "Imported",
-    "InvalidRequestError",
-    "ListState",
-    "LiveFleet",
-    "LiveState",
-    "Maintenance",
-    "MapState",
-    "MemoryLimitError",
-    "OperationOutOfOrderError",
-    "ReadStateStore",
-    "Rows",
-    "SetupError",
-    "StateBatch",
-    "StateMismatchError",
-    "StateStore",
-    "StateStoreError",
-    "StatefulDataFrame",
-    "StatefulGroupedData",
-    "StatefulProcessor",
-    "StatefulProcessorHandle",
-    "StorageUnavailableError",
-    "StoreUnavailableError",
-    "SumOverflowError",
-    "TimerValues",
-    "UnboundedStateWarning",
-    "ValueState",
-    "VersionNotFoundError",
-    "VersionReplacedError",
-    "WriterBusyError",
-    "attach",
-    "connect",
-    "map_partitions_with_state_store",
-    "start_session",
-    "stop_session",
-]
-
-#: Module of each public name. It is imported at the first access to the name, since the command line does not need Spark.
-_MODULES = {
-    "Branch": "coordinator.ledger.branches",
-    "CommitUnknownError": "coordinator.model.errors",
-    "CorruptStateError": "coordinator.model.errors",
-    "CredentialsNeededError": "coordinator.model.errors",
-    "FencedError": "coordinator.model.errors",
-    "InvalidRequestError": "coordinator.model.errors",
-    "MemoryLimitError": "coordinator.model.errors",
-    "OperationOutOfOrderError": "coordinator.model.errors",
-    "SetupError": "coordinator.model.errors",
-    "StateMismatchError": "coordinator.model.errors",
-    "StateStoreError": "coordinator.model.errors",
-    "StorageUnavailableError": "coordinator.model.errors",
-    "StoreUnavailableError": "coordinator.model.errors",
-    "SumOverflowError": "coordinator.model.errors",
-    "VersionNotFoundError": "coordinator.model.errors",
-    "VersionReplacedError": "coordinator.model.errors",
-    "WriterBusyError": "coordinator.model.errors",
-    "Maintenance": "coordinator.model.maintenance",
-    "Fleet": "statefleet.fleet",
-    "connect": "statefleet.fleet",
-    "StateBatch": "spark_jobs.functions.state_batch",
-    "Imported": "statefleet.migration.importing",
-    "map_partitions_with_state_store": "statefleet.map_partitions",
-    "UnboundedStateWarning": "spark_jobs.plan.bounds",
-    "start_session": "spark_jobs.session.spark_session",
-    "stop_session": "spark_jobs.session.spark_session",
-    "StatefulDataFrame": "spark_jobs.api.stateful",
-    "StatefulGroupedData": "spark_jobs.api.grouped",
-    "StatefulProcessorHandle": "spark_jobs.transform.handle",
-    "ExpiredTimerInfo": "spark_jobs.transform.processor",
-    "StatefulProcessor": "spark_jobs.transform.processor",
-    "TimerValues": "spark_jobs.transform.processor",
-    "ListState": "spark_jobs.transform.states",
-    "MapState": "spark_jobs.transform.states",
-    "ValueState": "spark_jobs.transform.states",
-    "ReadStateStore": "store_actors.client.state_store",
-    "StateStore": "store_actors.client.state_store",
-    "LiveFleet": "statefleet.reads.fleet",
-    "FoundKey": "statefleet.reads.keys",
-    "attach": "statefleet.reads.fleet",
-    "Rows": "statefleet.reads.rows",
-    "LiveState": "statefleet.reads.state",
+#: Public names by module, which is imported at the first access to one of them, since the command line does not need Spark.
+_NAMES = {
+    "coordinator.ledger.branches": "Branch",
+    "coordinator.model.errors": (
+        "CommitUnknownError CorruptStateError CredentialsNeededError FencedError InvalidRequestError "
+        "MemoryLimitError OperationOutOfOrderError SetupError StateMismatchError StateStoreError "
+        "StorageUnavailableError StoreUnavailableError SumOverflowError VersionNotFoundError "
+        "VersionReplacedError WriterBusyError"
+    ),
+    "coordinator.model.maintenance": "Maintenance",
+    "statefleet.fleet": "Fleet connect",
+    "spark_jobs.functions.state_batch": "StateBatch",
+    "spark_jobs.api.grouped": "StatefulGroupedData",
+    "statefleet.map_partitions": "map_partitions_with_state_store",
+    "spark_jobs.plan.bounds": "UnboundedStateWarning",
+    "spark_jobs.session.spark_session": "start_session stop_session",
+    "spark_jobs.api.stateful": "StatefulDataFrame",
+    "spark_jobs.transform.handle": "StatefulProcessorHandle",
+    "spark_jobs.transform.processor": "ExpiredTimerInfo StatefulProcessor TimerValues",
+    "spark_jobs.transform.states": "ListState MapState ValueState",
+    "statefleet.migration.importing": "Imported",
+    "statefleet.reads.fleet": "LiveFleet attach",
+    "statefleet.reads.keys": "FoundKey",
+    "statefleet.reads.rows": "Rows",
+    "statefleet.reads.state": "LiveState",
+    "store_actors.client.state_store": "ReadStateStore StateStore",
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = sorted(_MODULES)
 
 _IMPORTING = RLock()
 

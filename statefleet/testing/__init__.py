@@ -9,19 +9,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from statefleet.testing.query import QueryTester
-    from statefleet.testing.results import ResultsDifferError
-    from statefleet.testing.session import LocalSession, local_session
+    from statefleet.testing.query import QueryTester as QueryTester
+    from statefleet.testing.results import ResultsDifferError as ResultsDifferError
+    from statefleet.testing.session import LocalSession as LocalSession
+    from statefleet.testing.session import local_session as local_session
 
-__all__ = ["LocalSession", "QueryTester", "ResultsDifferError", "local_session"]
-
-#: Module of each public name. It is imported at the first access to the name: pytest loads the plugin of this package in every run.
-_MODULES = {
-    "LocalSession": "statefleet.testing.session",
-    "QueryTester": "statefleet.testing.query",
-    "ResultsDifferError": "statefleet.testing.results",
-    "local_session": "statefleet.testing.session",
+#: Public names by module, which is imported at the first access to one of them: pytest loads the plugin of this package in every run.
+_NAMES = {
+    "statefleet.testing.query": "QueryTester",
+    "statefleet.testing.results": "ResultsDifferError",
+    "statefleet.testing.session": "LocalSession local_session",
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
