@@ -26,8 +26,6 @@ from coordinator.storage.protocol import ObjectInfo
 from store_actors.actor.store_actor import SHARDS_AT_ONCE
 from store_actors.serving.grouped_commits import GroupedCommits
 
-__all__ = ["FLEET_URI", "CountedObjects", "Node", "Query", "actors", "commit_of", "metadata_of"]
-
 Result = TypeVar("Result")
 
 FLEET_URI = "memory://"

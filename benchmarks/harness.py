@@ -30,37 +30,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_jobs.plan.bounds import UnboundedStateWarning
 from spark_jobs.session.spark_session import start_session, stop_session
 
-__all__ = [
-    "AT_ONCE",
-    "FLEET",
-    "ONE_BATCH",
-    "PLAIN",
-    "POLLING",
-    "SMALL_SPLITS",
-    "SPARK_STORES",
-    "DidNotFinish",
-    "Target",
-    "Variant",
-    "add_files",
-    "add_options",
-    "cores",
-    "fairness",
-    "in_turn",
-    "own_operators",
-    "print_ratios",
-    "quartiles",
-    "ratios_of",
-    "report_json",
-    "scratch",
-    "session",
-    "settings_of",
-    "shuffled",
-    "some_of",
-    "summary",
-    "use_side",
-    "write_rows",
-]
-
 Side = TypeVar("Side")
 
 _PROVIDER = "org.apache.spark.sql.execution.streaming.state."

@@ -45,8 +45,6 @@ from benchmarks.nexmark.query import FleetOperators
 from benchmarks.workloads import Counts
 from statefleet.fleet import Fleet, connect
 
-__all__ = ["SIDES", "Trickle", "measure"]
-
 SIDES = (FLEET, *SPARK_STORES, PLAIN)
 
 

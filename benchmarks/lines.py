@@ -29,8 +29,6 @@ from benchmarks.operators import Plan, compare, steps_of
 from benchmarks.workloads import Counts, Deduplicate, Join, Session, TextCounts, Top, Window, Workload
 from statefleet.fleet import connect
 
-__all__ = ["FULL", "QUICK", "EngineLine", "Line", "Row"]
-
 Row = dict[str, Any]
 #: Takes the share of a line that is done.
 Step = Callable[[float], None]

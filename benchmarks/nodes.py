@@ -14,8 +14,6 @@ from coordinator.service.deploy import init_ray
 from spark_jobs.session.settings import STORE_RESOURCE
 from spark_jobs.session.spark_session import spark_environment, start_session, stop_session
 
-__all__ = ["HEAD", "WORKERS", "add_worker", "ray_nodes", "session_on"]
-
 #: Ray replaces 127.0.0.1 by an address that it chooses itself.
 HEAD = "127.0.0.9"
 WORKERS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")

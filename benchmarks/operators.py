@@ -45,8 +45,6 @@ from benchmarks.nexmark.query import FleetOperators
 from benchmarks.workloads import WORKLOADS, Workload
 from statefleet.fleet import Fleet, connect
 
-__all__ = ["Plan", "Results", "compare", "steps_of"]
-
 #: The purpose of a batch: to build up state, to warm up, or to be measured.
 _FILL, _WARM_UP, _BATCH = "fill", "warm-up", "batch"
 

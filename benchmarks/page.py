@@ -9,8 +9,6 @@ from typing import Any
 
 from benchmarks.table import NAMES, figures_table, ran_on
 
-__all__ = ["page"]
-
 _STYLE = """
 :root { color-scheme: light dark; --page: #f5f6f8; --card: #fff; --line: #dfe3e8; --text: #18202b; --soft: #566273;
   --plain: #a9b4c2; --statefleet: #1f5fae; --hdfs: #e07b39; --rocksdb: #8a56c2; --other: #1b9e8f; }

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
-
-__all__ = ["COUNT_AND_SUM"]
+from coordinator.model.accumulator_kinds import AccumulatorKind
+from coordinator.model.schema import Accumulator, Field, StateSchema
 
 #: Counts and sums by an integer key.
 COUNT_AND_SUM = StateSchema(

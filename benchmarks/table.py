@@ -16,8 +16,6 @@ from typing import Any
 from benchmarks.harness import FLEET, PLAIN, SPARK_STORES
 from coordinator.model.text import format_table
 
-__all__ = ["NAMES", "figures_table", "markdown", "missed", "ran_on", "table", "with_table"]
-
 HDFS, ROCKSDB = SPARK_STORES
 #: What readers call the sides.
 NAMES = {

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["uuids"]
-
 _DASHES = (8, 13, 18, 23)
 
 

@@ -29,29 +29,6 @@ from spark_jobs.functions.state_batch import StateBatch
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.transform.processor import StatefulProcessor
 
-__all__ = [
-    "RATE",
-    "SCHEMA",
-    "WORKLOADS",
-    "Counts",
-    "Deduplicate",
-    "HotCounts",
-    "Join",
-    "Processor",
-    "ProcessorInPandas",
-    "ProcessorOfTenRows",
-    "Profile",
-    "RunningProfile",
-    "RunningProfileInPandas",
-    "Session",
-    "TextCounts",
-    "Top",
-    "Window",
-    "Workload",
-    "aggregate",
-    "keyed_rows",
-]
-
 Numbers = npt.NDArray[np.int64]
 
 #: Columns of :func:`keyed_rows`.

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from sphinx.cmd.build import main as sphinx_build
 
-__all__ = ["build"]
-
 _ROOT = Path(__file__).parents[1]
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import yaml
 
-__all__ = ["cluster_rows"]
-
 _FILES = ("cluster.yaml", "cluster-local.yaml")
 _MEANINGS = {
     "auth.ssh_private_key": "the key that logs in everywhere",

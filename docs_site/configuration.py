@@ -19,8 +19,6 @@ from statefleet.fleet import Fleet, connect
 from statefleet.map_partitions import map_partitions_with_state_store
 from statefleet.reads.fleet import LiveFleet, attach
 
-__all__ = ["PAGE", "page"]
-
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "configuration.md"
 

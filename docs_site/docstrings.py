@@ -10,8 +10,6 @@ from typing import Any
 
 from numpydoc.docscrape import NumpyDocString
 
-__all__ = ["default_of", "described", "markdown", "rows_of", "summary"]
-
 _ROLE = re.compile(r":\w+:`(?:~?[\w.]*?(\w+)|([^<`]+) <[^>]+>)`")
 _QUOTED = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _PAGE = re.compile(r"\(docs/([\w-]+\.md)\)")

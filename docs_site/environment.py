@@ -6,8 +6,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["environment_rows", "variables"]
-
 _PACKAGES = ("coordinator", "spark_jobs", "statefleet", "store_actors")
 _METHODS = ("get", "setdefault", "pop")
 _OWN = "STATEFLEET_"

@@ -6,8 +6,6 @@ import re
 
 from sphinx.application import Sphinx
 
-__all__ = ["add_navigation", "chapters"]
-
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 _ITEM = re.compile(r"^- \[[^\]]+\]\(([\w-]+)\.md\)", re.MULTILINE)
 #: Chapter of pages that the index does not name.

@@ -9,8 +9,6 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-__all__ = ["add_summaries"]
-
 _FILE = "pages.js"
 _MAIN = re.compile(r"<article[^>]*role=\"main\"[^>]*>.*?</article>", re.DOTALL)
 #: Answers the fetches of Sphinx's search from the pages that came along.

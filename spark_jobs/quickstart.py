@@ -24,8 +24,6 @@ from spark_jobs.jobs.console import exit_code_of, job_session, keep_newest, run_
 from spark_jobs.jobs.events import EVENT_DDL, write_events
 from statefleet.fleet import Fleet, connect
 
-__all__ = ["build", "main"]
-
 NAME = "page-windows"
 _KEYS = ("start", "page")
 _COLUMNS = ("start", "page", "events", "amount", "average")

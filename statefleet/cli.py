@@ -19,8 +19,6 @@ from statefleet.commands.doctor import doctor
 from statefleet.commands.output import WIDTH
 from statefleet.commands.quickstart import quickstart
 
-__all__ = ["app", "main"]
-
 _COMMANDS: tuple[Callable[..., Any], ...] = (
     looking.status,
     looking.queries,

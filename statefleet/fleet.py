@@ -52,8 +52,6 @@ from store_actors.client.state_store import ReadStateStore, StateStore, store_sp
 from store_actors.connections.hand_over import sockets_of
 from store_actors.engine.compiled_code import warm_with_progress
 
-__all__ = ["Fleet", "connect"]
-
 log = logging.getLogger(__name__)
 
 #: Shared by all fleets of this driver, as its JVM has a single callback.

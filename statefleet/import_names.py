@@ -10,8 +10,6 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["PACKAGES", "check_import_names"]
-
 #: Packages that are imported by these names beside ``statefleet``.
 PACKAGES = ("coordinator", "store_actors", "spark_jobs")
 _FOLDER = Path(__file__).parents[1]

@@ -26,8 +26,6 @@ from store_actors.client.fleet_client import FleetAddress
 from store_actors.client.state_store import StateStore, store_specs
 from store_actors.messages.requests import StoreSpec
 
-__all__ = ["StoreFunction", "map_partitions_with_state_store"]
-
 #: Function from the open store and the partition's batches to the batches to emit.
 StoreFunction = Callable[[StateStore, Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 #: Maximum rows of a batch that a function gets.

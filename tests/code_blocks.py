@@ -9,8 +9,6 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-__all__ = ["PAGES", "Block", "blocks_of", "every_block", "runner"]
-
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _RESULT = re.compile(r"^result = ", re.MULTILINE)

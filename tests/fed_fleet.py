@@ -9,8 +9,6 @@ from typing import Any
 
 from coordinator.telemetry.batch_times import phases
 
-__all__ = ["FedFleet", "now_ms"]
-
 _NODES = 5
 _ACTORS_EACH = 2
 _ROWS = 4000

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["GoNotThereError", "cache_folder", "go_program", "run"]
-
 #: Oldest Go that the modules accept.
 _OLDEST_GO = (1, 25)
 _GO_WHEEL = """\

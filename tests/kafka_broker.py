@@ -16,8 +16,6 @@ from spark_jobs.session.connectors import Jar, fetch_jars
 from spark_jobs.session.java import choose_java_home
 from tests.processes import end_process, end_with_parent, free_ports
 
-__all__ = ["KafkaBroker", "KafkaError", "broker_jars"]
-
 #: What `kafka.Kafka` and the command-line tools load, of the dependencies of ``kafka_2.13`` and ``kafka-tools``.
 _JARS = """
 org.apache.kafka:kafka_2.13:4.3.1 b098abef5ff878e76f60cd6c559b9baa5663ccb1b55f2837558b22c329d32423

@@ -16,8 +16,6 @@ import yaml
 
 from tests.go_tool import GoNotThereError, cache_folder, go_program, run
 
-__all__ = ["VERSION", "schemas"]
-
 MODULE = "github.com/ray-project/kuberay/ray-operator"
 VERSION = "v1.5.0"
 _CHECKSUM = "h1:KCjCQ7PSsvs9Ke+90CZbbs498nuaIJ/JkXk4vd54EVg="

@@ -6,8 +6,6 @@ import ast
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["run_blocks"]
-
 
 def run_blocks(blocks: Iterable[tuple[str, str]], scope: dict[str, Any], places: dict[str, str]) -> None:
     """Run named blocks in one scope; what stands behind an expression as a comment is its value.

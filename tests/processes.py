@@ -11,8 +11,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-__all__ = ["AS_NOBODY", "NOBODY", "end_process", "end_with_parent", "free_ports", "paused"]
-
 #: Another user of the machine. Only a superuser can become one.
 NOBODY = 65534
 #: Begins a program that is run by another user, who may not be able to read this one's Python: what it needs is imported before.

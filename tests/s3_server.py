@@ -19,8 +19,6 @@ from pathlib import Path
 from tests.go_tool import GoNotThereError, cache_folder, go_program, run
 from tests.processes import end_process, end_with_parent, free_ports
 
-__all__ = ["BUCKET", "S3Server", "ServerNotThereError", "server_binary"]
-
 #: Its PUT honours ``If-None-Match: *`` under concurrency; `tests/integration/test_s3.py` holds that.
 MODULE = "github.com/versity/versitygw/cmd/versitygw"
 VERSION = "v1.8.0"

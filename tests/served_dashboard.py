@@ -16,8 +16,6 @@ from statefleet.reads.fleet import LiveFleet, attach
 from tests.fed_fleet import now_ms
 from tests.stored_shards import STORED
 
-__all__ = ["served"]
-
 
 def _stored_fleet() -> LiveFleet:
     return attach(f"file://{STORED}", offline=True)

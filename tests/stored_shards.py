@@ -12,8 +12,6 @@ from coordinator.model.schema import StateSchema
 from store_actors.operators.make_shard import OperatorShard
 from store_actors.serving.operator_shards import OperatorShards
 
-__all__ = ["STORED", "stored_rows"]
-
 #: The folder of a fleet with two states, ``clicks`` and ``profiles``, in the format of this release.
 STORED = Path(__file__).parent / "data" / "state"
 

@@ -8,9 +8,10 @@ from typing import Any
 import pyarrow as pa
 import ray
 
+from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.commits import CommitEntry
 from coordinator.model.identities import DEFAULT_STORE, StateStoreId, TaskIdentity
-from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.service.calls import Actors, RayActors
 from coordinator.service.client import CoordinatorClient
@@ -19,8 +20,6 @@ from store_actors.actor.deploy import fleet_client_of
 from store_actors.client.fleet_client import FleetAddress
 from store_actors.client.store_calls import ShardWork
 from store_actors.messages.requests import ShardInput
-
-__all__ = ["SCHEMA", "Tasks", "coordinator_of", "deltas_of", "shard_input"]
 
 SCHEMA = StateSchema(
     keys=(Field("v", "int64"),),

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["pytest_in"]
-
 ROOT = Path(__file__).parents[1]
 
 

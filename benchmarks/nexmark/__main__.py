@@ -24,8 +24,6 @@ from coordinator.model.text import format_table
 from spark_jobs.jobs.console import exit_code_of, job_session, run_to_end
 from statefleet.fleet import Fleet, connect
 
-__all__ = ["execute", "main", "parse", "prepare"]
-
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the job's options."""

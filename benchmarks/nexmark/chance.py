@@ -16,8 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["LOG_UNIFORM_BITS", "Ints", "Words", "below", "draw", "log_uniform", "pattern_text", "pick", "sliced_text"]
-
 Words = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int64]
 

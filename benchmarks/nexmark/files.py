@@ -16,17 +16,6 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from benchmarks.nexmark.generator import AUCTIONS, BIDS, EVENTS_OF_EPOCH, PERSONS, Events, Nexmark
 from coordinator.model.errors import InvalidRequestError
 
-__all__ = [
-    "Inputs",
-    "count_events",
-    "read_batch",
-    "read_stream",
-    "without_end",
-    "write_end",
-    "write_events",
-    "write_file",
-]
-
 _SCHEMAS: Final = Events(PERSONS, AUCTIONS, BIDS)
 #: Modification time of micro-batch 0, 2001-09-09 01:46:40 UTC; each further batch is a second younger.
 _EPOCH_S: Final = 1_000_000_000

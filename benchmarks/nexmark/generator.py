@@ -24,8 +24,6 @@ import pyarrow as pa
 from benchmarks.nexmark.chance import Ints, Words, below, draw, log_uniform, pattern_text, pick, sliced_text
 from coordinator.model.errors import InvalidRequestError
 
-__all__ = ["AUCTIONS", "BIDS", "EVENTS_OF_EPOCH", "PERSONS", "Events", "Nexmark"]
-
 _TIME: Final = pa.timestamp("us", tz="UTC")
 
 

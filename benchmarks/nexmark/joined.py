@@ -10,8 +10,6 @@ from pyspark.sql import functions as F
 from benchmarks.nexmark.files import Inputs
 from benchmarks.nexmark.query import Operators, Query, marked, unmarked
 
-__all__ = ["JOINED"]
-
 _LAST_AUCTIONS: Final = 10
 
 

@@ -19,8 +19,6 @@ from pyspark.sql import DataFrame
 
 from benchmarks.nexmark.files import Inputs
 
-__all__ = ["ORACLES", "Answer", "Oracle"]
-
 #: A query: from three inputs to its result. The streaming form of a query has the same signature and name as its oracle.
 Answer = Callable[[Inputs], DataFrame]
 

@@ -9,8 +9,6 @@ from benchmarks.nexmark.query import Query
 from benchmarks.nexmark.totals import TOTALS
 from benchmarks.nexmark.windowed import WINDOWED
 
-__all__ = ["QUERIES"]
-
 #: In the order of their numbers.
 QUERIES: Final[dict[str, Query]] = {
     query.name: query for query in sorted((*WINDOWED, *TOTALS, *JOINED), key=lambda query: int(query.name[1:]))

@@ -12,8 +12,6 @@ from pyspark.sql import functions as F
 from benchmarks.nexmark.files import Inputs
 from statefleet.fleet import Fleet
 
-__all__ = ["FleetOperators", "Operators", "Query", "marked", "unmarked"]
-
 #: How late events may be, as Nexmark defines its streams.
 _DELAY: Final = "4 seconds"
 

@@ -14,8 +14,6 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from benchmarks.nexmark.files import read_stream
 from benchmarks.nexmark.query import Operators, Query
 
-__all__ = ["answer", "batches_done", "start"]
-
 #: Column of a row's micro-batch among the results.
 _BATCH: Final = "batch"
 

@@ -10,8 +10,6 @@ from pyspark.sql import functions as F
 from benchmarks.nexmark.files import Inputs
 from benchmarks.nexmark.query import Operators, Query, marked
 
-__all__ = ["TOTALS"]
-
 _ALL: Final = 0
 _RANKS: Final = (1, 2, 3)
 

@@ -12,8 +12,6 @@ from pyspark.sql import functions as F
 from benchmarks.nexmark.files import Inputs
 from benchmarks.nexmark.query import Operators, Query, marked
 
-__all__ = ["WINDOWED"]
-
 _WINDOW: Final = "10 seconds"
 _SLIDE: Final = "2 seconds"
 

@@ -12,8 +12,6 @@ from coordinator.model.copy_result import ShardMove
 from coordinator.model.identities import ActorLocation
 from coordinator.model.stored_json import from_json
 
-__all__ = ["Assignment", "Assignments"]
-
 #: Newest moves of a shard that are kept.
 _MOVES = 8
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from coordinator.model.commits import CommitEntry
 
-__all__ = ["BatchResult", "BatchStats"]
-
 
 class BatchStats:
     """Sums over commits of one version of a state. Each sum is computed when it is asked for: there may be many thousands of shards.

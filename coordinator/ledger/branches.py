@@ -36,8 +36,6 @@ from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.errors import InvalidRequestError, VersionNotFoundError
 from coordinator.model.state_metadata import StateMetadata
 
-__all__ = ["Branch", "decide_beginning", "described", "first_record", "owners", "owners_of", "taken"]
-
 
 @dataclass(frozen=True, slots=True)
 class Branch:

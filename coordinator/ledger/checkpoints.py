@@ -31,18 +31,6 @@ from coordinator.ledger.records import Committed, Record, SnapshotAdded
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.stored_json import from_json
 
-__all__ = [
-    "PART_RECORDS",
-    "CheckpointPlan",
-    "Part",
-    "Since",
-    "Written",
-    "in_parts",
-    "newest_version",
-    "plan_checkpoint",
-    "records_of_part",
-]
-
 #: Records of a part: about a megabyte and a half, which is read and parsed in some hundredths of a second.
 PART_RECORDS = 2048
 

@@ -34,8 +34,6 @@ from dataclasses import dataclass, field
 from coordinator.ledger.discards import DataFile
 from coordinator.storage.protocol import ObjectInfo
 
-__all__ = ["ListingSchedule", "Pins", "abandoned", "orphans", "prunable_records"]
-
 #: Listings in a grace period in which something may be found, and grace periods between listings in which nothing is expected.
 _LISTINGS_A_GRACE = 4
 _GRACES_AT_REST = 24

@@ -18,18 +18,6 @@ from coordinator.model.schema import Accumulator, Field, OperatorKind, StateSche
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.type_names import is_wider
 
-__all__ = [
-    "changes",
-    "check_metadata",
-    "check_output_mode",
-    "continued",
-    "fitting",
-    "routing_keys",
-    "same_description",
-    "same_state",
-    "unroutable",
-]
-
 #: Options that say which rows are late, not what the state is.
 _LATENESS_OPTIONS = {"late_us", "late"}
 #: Kinds whose states are the same: which rows are counted depends on whether a column can be null.

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 
 from coordinator.model.errors import CommitUnknownError
 
-__all__ = ["DataFile", "Discards"]
-
 _DATA_FILE = re.compile(
     r"^[^/]+/\d+/(?P<partition>\d+)/(?:[^/]+/)?(?P<version>\d+)-[0-9a-f]+(?:-\d+)?\.(?P<kind>delta|snapshot)$"
 )

@@ -9,8 +9,6 @@ from coordinator.model.identities import ActorLocation
 from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.lease_placer import ActorLoad
 
-__all__ = ["KnownFleet"]
-
 
 class KnownFleet:
     """The fleet by what store actors reported and by the ledgers that are open; see

@@ -24,8 +24,6 @@ from coordinator.model.load_plans import LoadPlan, LoadPlans, Origin, Parent
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 
-__all__ = ["RetainedFiles", "StateHistory", "newest_entry"]
-
 
 @dataclass(frozen=True, slots=True)
 class RetainedFiles:

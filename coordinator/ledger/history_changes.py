@@ -16,8 +16,6 @@ from coordinator.model.identities import ShardKey
 from coordinator.model.schema import StateSchema
 from coordinator.model.stored_json import from_json
 
-__all__ = ["ChangingHistory"]
-
 
 class ChangingHistory(StateHistory):
     """A history that takes in records of the log."""

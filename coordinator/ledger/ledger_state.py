@@ -34,8 +34,6 @@ from coordinator.model.identities import PYTHON_QUERY_ID, ActorLocation
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.stored_json import from_json
 
-__all__ = ["LedgerState"]
-
 
 class LedgerState(ChangingHistory):
     """The fold of the records of one state; :class:`~coordinator.ledger.state_ledger.StateLedger` adds the rules for new ones.

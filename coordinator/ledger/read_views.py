@@ -24,8 +24,6 @@ from coordinator.model.errors import VersionNotFoundError
 from coordinator.model.identities import ActorLocation
 from coordinator.model.state_metadata import StateMetadata
 
-__all__ = ["ReadView", "ViewId", "WantedView", "committed", "cut_of", "finished", "newest_readable", "read_view"]
-
 
 class WantedView(Struct, frozen=True):
     """A request for a view of a state.

@@ -17,28 +17,6 @@ from coordinator.model.copy_result import CopyResult
 from coordinator.model.identities import ActorLocation
 from coordinator.model.schema import StateSchema
 
-__all__ = [
-    "BatchFinished",
-    "BranchBorn",
-    "BranchEnded",
-    "BranchMade",
-    "Branched",
-    "Committed",
-    "Discarded",
-    "Dropped",
-    "MoveFailed",
-    "Record",
-    "RescaleAsked",
-    "Rescaled",
-    "RunStarted",
-    "SchemaChanged",
-    "ShardsAssigned",
-    "SnapshotAdded",
-    "StateBegun",
-    "Truncated",
-    "recorded",
-]
-
 
 class _Record(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
     """A record of the log."""

@@ -21,15 +21,6 @@ from coordinator.model.errors import InvalidRequestError, StateStoreError
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.state_metadata import StateMetadata
 
-__all__ = [
-    "MAX_SHARDS",
-    "BatchShards",
-    "RescalePlan",
-    "decide_rescale_request",
-    "decide_shards",
-    "first_layout",
-]
-
 #: Most shards of a state, as tasks number them.
 MAX_SHARDS = 1 << 15
 

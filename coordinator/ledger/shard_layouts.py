@@ -23,8 +23,6 @@ from msgspec import Struct, to_builtins
 
 from coordinator.model.stored_json import from_json
 
-__all__ = ["ShardLayout", "ShardLayouts"]
-
 
 class ShardLayout(Struct, frozen=True, forbid_unknown_fields=True):
     """The shards of a state from a version on.

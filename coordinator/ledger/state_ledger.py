@@ -48,8 +48,6 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
 from coordinator.placement.lease_placer import FleetView, LeasePlacer, LeaseRequest
 
-__all__ = ["AcceptedCommits", "LeaseGrant", "StateLedger"]
-
 
 class LeaseGrant(Struct, frozen=True):
     """A lease and the version that the task's batch reads.

@@ -8,8 +8,6 @@ from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.identities import PYTHON_QUERY_ID
 from coordinator.runtime.runtime import Clock
 
-__all__ = ["EndedQueries"]
-
 
 class EndedQueries:
     """Finds the states whose query ended a while ago.

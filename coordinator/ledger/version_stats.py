@@ -13,8 +13,6 @@ from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.commits import CommitEntry
 from coordinator.model.state_metadata import StateMetadata
 
-__all__ = ["VersionStats", "version_stats"]
-
 
 class VersionStats(Struct, frozen=True):
     """Statistics of a version of a state.

@@ -23,8 +23,6 @@ from coordinator.runtime.runtime import Clock
 from coordinator.storage.probe import time_of_store
 from coordinator.storage.protocol import ObjectInfo, ObjectStore
 
-__all__ = ["Cleaner"]
-
 log = logging.getLogger(__name__)
 
 

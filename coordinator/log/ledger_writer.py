@@ -23,8 +23,6 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import Clock, MachineClock
 from coordinator.storage.protocol import ObjectInfo
 
-__all__ = ["RECENT_S", "Decide", "LedgerWriter"]
-
 log = logging.getLogger(__name__)
 
 #: Lost races for the log's next sequence number before a group of decisions fails.

@@ -26,8 +26,6 @@ from coordinator.model.stored_json import from_json
 from coordinator.runtime.runtime import Pool, random_id
 from coordinator.storage.protocol import ObjectStore
 
-__all__ = ["LogFiles", "parts_of", "seq_of"]
-
 log = logging.getLogger(__name__)
 
 #: Files that are being fetched while one is used.

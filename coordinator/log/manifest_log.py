@@ -40,8 +40,6 @@ from coordinator.model.stored_json import from_json
 from coordinator.runtime.runtime import Pool, random_id
 from coordinator.storage.protocol import ObjectInfo, ObjectStore
 
-__all__ = ["CHECKPOINT_INTERVAL", "ManifestLog", "Needed"]
-
 log = logging.getLogger(__name__)
 
 CHECKPOINT_INTERVAL = 64

@@ -19,8 +19,6 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import Runtime
 from coordinator.storage.protocol import ObjectStore
 
-__all__ = ["OpenStates", "RestingState"]
-
 log = logging.getLogger(__name__)
 
 #: Files of logs that are read at once.

@@ -8,8 +8,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["seal", "unseal"]
-
 #: Beginning of a sealed object.
 _SEALED = b'{"checksum": '
 

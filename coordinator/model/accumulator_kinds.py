@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["AccumulatorKind"]
-
 
 class AccumulatorKind(StrEnum):
     """The primitives that every supported aggregate is made of. Nulls are ignored unless stated."""

@@ -12,8 +12,6 @@ from coordinator.model.identities import DEFAULT_STORE, ShardKey
 from coordinator.model.stored_json import always_written
 from coordinator.model.watermarks import Watermarks
 
-__all__ = ["CommitEntry", "PartitionCommit", "SnapshotEntry", "StoredFile"]
-
 
 class CommitEntry(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """A shard's line in the manifest: the delta file that makes ``version`` of the shard."""

@@ -6,8 +6,6 @@ from msgspec import Struct
 
 from coordinator.model.identities import ActorLocation
 
-__all__ = ["CopyResult", "ShardMove"]
-
 
 class CopyResult(Struct, frozen=True, forbid_unknown_fields=True):
     """The copy of a partition that a store actor took from another one before it had the partition's lease.

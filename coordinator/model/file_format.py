@@ -11,8 +11,6 @@ from typing import Any
 
 from coordinator.model.errors import CorruptStateError, NewerFormatError
 
-__all__ = ["FORMAT", "check_format", "check_place"]
-
 #: Format of the files that this release reads and writes.
 FORMAT = 3
 

@@ -9,17 +9,6 @@ from typing import NewType
 
 from msgspec import Struct
 
-__all__ = [
-    "ActorLocation",
-    "DEFAULT_STORE",
-    "PYTHON_QUERY_ID",
-    "ShardKey",
-    "StateStoreId",
-    "StateStoreProviderId",
-    "TaskIdentity",
-    "Version",
-]
-
 #: Name of an operator's store where it has only one.
 DEFAULT_STORE = "default"
 

@@ -8,8 +8,6 @@ from msgspec import Struct
 
 from coordinator.model.identities import ActorLocation, StateStoreId
 
-__all__ = ["Lease", "ShardLocation"]
-
 
 @dataclass(frozen=True, slots=True)
 class ShardLocation:

@@ -12,8 +12,6 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import StateStoreProviderId
 from coordinator.model.schema import StateSchema
 
-__all__ = ["InstancePlans", "LoadPlan", "LoadPlans", "Origin", "Parent"]
-
 
 class LoadPlan(Struct, frozen=True):
     """The files of one version of a shard: the newest snapshot that can be read, then every later delta in order.

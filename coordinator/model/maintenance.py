@@ -6,8 +6,6 @@ from dataclasses import asdict, dataclass
 
 from coordinator.model.errors import InvalidRequestError
 
-__all__ = ["Maintenance"]
-
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:

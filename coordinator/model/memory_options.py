@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from coordinator.model.errors import InvalidRequestError
 
-__all__ = ["UNITS", "MemoryOptions", "MemoryUse"]
-
 UNITS = {"": 1, "B": 1}
 UNITS |= {f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", start=1)}
 UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", start=1)}

@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["BATCH_BUCKETS_S", "FLEET", "METRICS", "Increments", "Kind", "Metric", "Sample", "metric_of"]
-
 #: The label that every metric has: of which fleet of the Ray cluster it is.
 FLEET = "fleet"
 #: Upper bounds of the histogram of batches, in seconds.

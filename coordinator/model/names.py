@@ -7,20 +7,6 @@ import re
 
 from coordinator.model.errors import InvalidRequestError
 
-__all__ = [
-    "PACKAGES",
-    "check_state_name",
-    "check_store_name",
-    "dashboard_name",
-    "fleet_id_of",
-    "is_state_name",
-    "store_actor_id",
-    "store_actor_name",
-    "store_actor_number",
-    "store_actor_text",
-    "store_actors_prefix",
-]
-
 #: The project's packages.
 PACKAGES = ("coordinator", "spark_jobs", "statefleet", "store_actors")
 #: No '/', nothing that a path gives a meaning (``.``, ``..``), and no leading '_' or '.', which folders of the fleet's own have. 128

@@ -13,8 +13,6 @@ from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["has_map", "is_nested", "nested_name", "nested_spark_type", "nested_type"]
-
 _STARTS = ("array<", "map<", "struct<")
 _ATOMIC = re.compile(r"decimal\(\d+,\d+\)|\w+")
 _NOT_NULL = " not null"

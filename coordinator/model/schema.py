@@ -20,16 +20,6 @@ from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.stored_json import always_written
 from coordinator.model.type_names import spark_type, string_to_type
 
-__all__ = [
-    "ROW_COLUMN",
-    "Accumulator",
-    "AccumulatorKind",
-    "Field",
-    "OperatorKind",
-    "StateSchema",
-]
-
-
 #: Last key column of operators that hold many rows of a key: numbers them within the shard.
 ROW_COLUMN = "__row"
 

@@ -10,8 +10,6 @@ from coordinator.model.file_format import FORMAT
 from coordinator.model.schema import StateSchema
 from coordinator.model.stored_json import always_written, from_json
 
-__all__ = ["StateMetadata"]
-
 
 class StateMetadata(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The metadata of a state, which never change; ``<state>/metadata.json``, written once with put-if-absent.

@@ -9,8 +9,6 @@ import msgspec
 
 from coordinator.model.errors import NewerFormatError
 
-__all__ = ["always_written", "from_json"]
-
 _Value = TypeVar("_Value")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["clock_text", "format_table"]
-
 
 def clock_text(when_ms: int) -> str:
     """Return a time of day, in UTC."""

@@ -13,20 +13,6 @@ import pyarrow as pa
 
 from coordinator.model.nested_types import is_nested, nested_name, nested_spark_type, nested_type
 
-__all__ = [
-    "bins_type",
-    "counts_type",
-    "is_counted",
-    "is_growing",
-    "is_wider",
-    "list_type",
-    "payload_type",
-    "spark_type",
-    "string_to_type",
-    "type_to_string",
-    "words_type",
-]
-
 _SIMPLE: dict[str, pa.DataType] = {
     "bool": pa.bool_(),
     "int8": pa.int8(),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from msgspec import Struct, structs
 
-__all__ = ["Watermarks"]
-
 
 class Watermarks(Struct, frozen=True):
     """Watermarks of one operator after a version, in milliseconds since the epoch.

@@ -7,8 +7,6 @@ from collections.abc import Collection
 from coordinator.model.identities import ActorLocation
 from coordinator.model.memory_options import MemoryUse
 
-__all__ = ["ActorRegistry"]
-
 
 class ActorRegistry:
     """The newest known incarnation of each store actor.

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 from coordinator.model.identities import ActorLocation, StateStoreProviderId
 
-__all__ = ["InstanceRegistry"]
-
 
 class InstanceRegistry:
     """Records the store actor that has each shard loaded, per query run: Spark's StateStoreCoordinator, message by message.

@@ -13,8 +13,6 @@ from typing import Protocol
 from coordinator.model.identities import ActorLocation
 from coordinator.placement.policy import Choice
 
-__all__ = ["ActorLoad", "FleetView", "LeasePlacer", "LeaseRequest", "StayElseLocal"]
-
 
 @dataclass(frozen=True, slots=True)
 class ActorLoad:

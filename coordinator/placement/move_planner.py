@@ -19,18 +19,6 @@ from coordinator.placement.lease_placer import FleetView, LeaseRequest, StayElse
 from coordinator.placement.policies import POLICIES
 from coordinator.placement.policy import ActorSlot, Choice, PlacementPolicy, PlacementRequest, slot_order
 
-__all__ = [
-    "ELSEWHERE",
-    "INHERITED",
-    "LOCAL",
-    "MOVED",
-    "NO_EXECUTOR",
-    "UNPLACED",
-    "MovePlanner",
-    "PlacementExplanation",
-    "PlannedMove",
-]
-
 #: Outcome of a state operation: its task ran on the node of its shard, or why it did not.
 LOCAL = "local"
 MOVED = "the shard was moved to another node with this batch"

@@ -17,8 +17,6 @@ import numpy as np
 from coordinator.model.identities import ActorLocation
 from coordinator.placement.policy import ActorSlot, Choice, PlacementPolicy, PlacementRequest, slot_order
 
-__all__ = ["POLICIES", "Balance", "Stay", "spread"]
-
 
 class Balance:
     """Spreads the shards of a state over the store actors by their cores, with as few moves as that takes."""

@@ -14,8 +14,6 @@ from typing import Protocol
 from coordinator.model.copy_result import CopyResult
 from coordinator.model.identities import ActorLocation
 
-__all__ = ["ActorSlot", "Choice", "PlacementPolicy", "PlacementRequest", "slot_order"]
-
 
 @dataclass(frozen=True, slots=True)
 class ActorSlot:

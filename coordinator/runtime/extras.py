@@ -10,8 +10,6 @@ from typing import Any
 
 from coordinator.model.errors import SetupError
 
-__all__ = ["EXTRAS", "import_extra"]
-
 _SPARK = "spark35" if sys.version_info < (3, 12) else "spark4"
 #: By import name: the package's name in sentences, and the extra that installs it.
 EXTRAS = MappingProxyType(

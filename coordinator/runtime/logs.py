@@ -19,8 +19,6 @@ from coordinator.model.errors import InvalidRequestError, StateStoreError, SumOv
 from coordinator.model.identities import DEFAULT_STORE, StateStoreId
 from coordinator.model.names import PACKAGES, fleet_id_of
 
-__all__ = ["FIELDS", "JsonLines", "TextLines", "about", "log_to_stderr"]
-
 #: Fields of a line beside its message, if they are known, in this order. They come from ``extra=`` or from an error.
 #: `partition` is the number in the paths of files: the shard's, as long as the state was not rescaled.
 FIELDS = (

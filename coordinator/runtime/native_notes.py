@@ -8,8 +8,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-__all__ = ["native_notes_kept", "stderr_without_notes"]
-
 #: A line of Ray's C++ code, of level info (I) or warning (W): ``[2026-11-24 15:29:37,160 I 700 708] gcs_client.cc:96: ..``.
 #: Errors are passed on.
 _NOTE = re.compile(rb"\[\d{4}-\d\d-\d\d [\d:,]+ [IW] \d+ \d+\] \w+\.(?:cc|h):\d+: ")

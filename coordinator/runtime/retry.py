@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from coordinator.runtime.runtime import Clock
 
-__all__ = ["Retry"]
-
 
 class Retry:
     """Paces the attempts of one call, by pauses that double up to a limit.

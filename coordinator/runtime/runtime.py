@@ -17,20 +17,6 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-__all__ = [
-    "Clock",
-    "Future",
-    "Lock",
-    "MachineClock",
-    "Pool",
-    "Runtime",
-    "Threads",
-    "freeze_imports",
-    "now_ms",
-    "random_id",
-    "random_seed",
-]
-
 P = ParamSpec("P")
 Result = TypeVar("Result")
 

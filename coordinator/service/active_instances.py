@@ -10,8 +10,6 @@ from coordinator.model.identities import ActorLocation, StateStoreId, StateStore
 from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.instance_registry import InstanceRegistry
 
-__all__ = ["ActiveInstances"]
-
 
 class ActiveInstances:
     """Answers the messages of Spark's StateStoreCoordinator.

@@ -22,8 +22,6 @@ from coordinator.storage.forwarded_credentials import ForwardedCredentialsStore
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.uris import open_store_in_actor
 
-__all__ = ["CoordinatorActor"]
-
 log = logging.getLogger(__name__)
 
 #: Seconds that a store actor may take to answer whether it has the credentials.

@@ -22,8 +22,6 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import Clock, now_ms
 
-__all__ = ["Branching"]
-
 
 class Branching:
     """Makes branches of the states of a fleet.

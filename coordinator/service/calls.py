@@ -15,8 +15,6 @@ from coordinator.model.errors import SetupError, StateStoreError, StoreUnavailab
 from coordinator.runtime.retry import Retry
 from coordinator.runtime.runtime import Clock
 
-__all__ = ["NAMESPACE", "Actors", "RayActors", "answer", "call_until", "session_folder", "unwrapped"]
-
 log = logging.getLogger(__name__)
 
 #: How long a node's raylet may take to accept a connection, in seconds. Its kernel does, however busy its processes are.

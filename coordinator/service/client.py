@@ -14,8 +14,6 @@ from coordinator.service.coordinator import Coordinator
 from coordinator.service.deploy import coordinator_name, deploy_coordinator
 from coordinator.storage.options import Secrets, StorageOptions
 
-__all__ = ["CoordinatorClient"]
-
 #: How long a call waits for a coordinator that is restarting, in seconds.
 _DEADLINE_S = 60.0
 

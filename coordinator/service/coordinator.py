@@ -52,8 +52,6 @@ from coordinator.storage.probe import ProbeResult, look_into, probe, remove_left
 from coordinator.storage.protocol import ObjectStore
 from coordinator.telemetry.drivers import DriverReport
 
-__all__ = ["Coordinator"]
-
 log = logging.getLogger(__name__)
 
 #: Requests to the object store that are on their way at once, of all states.

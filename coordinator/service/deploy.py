@@ -27,17 +27,6 @@ from coordinator.runtime.native_notes import native_notes_kept
 from coordinator.service.calls import NAMESPACE
 from coordinator.storage.options import StorageOptions
 
-__all__ = [
-    "HEAD_RESOURCE",
-    "coordinator_name",
-    "deploy_coordinator",
-    "init_ray",
-    "join_cluster",
-    "options_on_head",
-    "owner_of",
-    "ray_address",
-]
-
 log = logging.getLogger(__name__)
 
 #: Options of ``ray.init``: the output of actors goes to their logs.

@@ -7,8 +7,6 @@ import re
 from coordinator.model.errors import InvalidRequestError
 from coordinator.storage.protocol import ObjectStore
 
-__all__ = ["DrainedNodes"]
-
 _FOLDER = "_drained"
 #: Ray's ids of nodes.
 _NODE_ID = re.compile(r"[0-9A-Za-z_-]{1,128}")

@@ -24,8 +24,6 @@ from coordinator.model.identities import PYTHON_QUERY_ID
 from coordinator.model.names import check_state_name
 from coordinator.storage.protocol import ObjectInfo, ObjectStore
 
-__all__ = ["DroppedState", "Dropping"]
-
 log = logging.getLogger(__name__)
 
 

@@ -25,8 +25,6 @@ from coordinator.placement.lease_placer import FleetView, LeaseRequest
 from coordinator.placement.move_planner import MovePlanner
 from coordinator.service.placement_service import Placement, PlacementService
 
-__all__ = ["Leasing"]
-
 log = logging.getLogger(__name__)
 
 

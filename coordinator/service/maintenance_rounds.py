@@ -16,8 +16,6 @@ from coordinator.service.dropping import Dropping
 from coordinator.service.overview import Overview
 from coordinator.service.state_metrics import StateMetrics
 
-__all__ = ["MaintenanceRounds"]
-
 log = logging.getLogger(__name__)
 
 

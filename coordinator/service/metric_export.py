@@ -12,8 +12,6 @@ from ray.util.metrics import Counter, Gauge, Histogram
 from coordinator.model.metric_table import BATCH_BUCKETS_S, FLEET, Increments, Kind, Metric, Sample, metric_of
 from coordinator.model.names import fleet_id_of
 
-__all__ = ["EXPORT_INTERVAL_S", "MetricExport", "keep_exporting"]
-
 log = logging.getLogger(__name__)
 
 #: Seconds between two exports. Ray collects about every ten seconds, and forgets gauges that were not set since.

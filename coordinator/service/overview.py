@@ -19,8 +19,6 @@ from coordinator.runtime.runtime import Clock, now_ms
 from coordinator.service.state_metrics import StateMetrics
 from coordinator.telemetry.status import fleet_status, query_details, query_status
 
-__all__ = ["Overview"]
-
 
 class Overview:
     """Projects ledgers, plans and records to status, details and samples.

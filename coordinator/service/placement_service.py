@@ -20,8 +20,6 @@ from coordinator.placement.policies import POLICIES
 from coordinator.placement.policy import ActorSlot
 from coordinator.service.drained_nodes import DrainedNodes
 
-__all__ = ["Placement", "PlacementService"]
-
 log = logging.getLogger(__name__)
 
 

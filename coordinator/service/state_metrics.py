@@ -34,8 +34,6 @@ from coordinator.telemetry.slow_batches import (
 from coordinator.telemetry.state_record import StateRecord
 from coordinator.telemetry.state_stats import ShardStats, StateStats, coordinator_samples
 
-__all__ = ["StateMetrics"]
-
 log = logging.getLogger(__name__)
 
 #: Shards that are looked at before other requests are answered.

@@ -20,8 +20,6 @@ from coordinator.model.leases import ShardLocation
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.service.branching import Branching
 
-__all__ = ["Versions"]
-
 log = logging.getLogger(__name__)
 
 

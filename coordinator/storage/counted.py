@@ -12,8 +12,6 @@ from coordinator.model.metric_table import Sample
 from coordinator.runtime.runtime import Clock
 from coordinator.storage.protocol import ObjectInfo, ObjectStore
 
-__all__ = ["CountedObjectStore", "StorageStats"]
-
 
 @dataclass(slots=True)
 class StorageStats:

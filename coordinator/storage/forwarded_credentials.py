@@ -14,8 +14,6 @@ from coordinator.model.errors import CredentialsNeededError
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.protocol import ObjectInfo, ObjectStore
 
-__all__ = ["ForwardedCredentialsStore"]
-
 #: Path that is read to check credentials. There need not be such an object: "not found" also shows that they are accepted.
 _ANY_OBJECT = "_probe/accepted"
 

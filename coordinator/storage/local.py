@@ -26,8 +26,6 @@ from typing import Protocol
 from coordinator.model.errors import CommitUnknownError, StorageUnavailableError
 from coordinator.storage.protocol import ObjectInfo
 
-__all__ = ["LocalObjectStore", "OsCalls"]
-
 _TEMPORARY_PREFIX = ".tmp-"
 
 

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 from coordinator.storage.protocol import ObjectInfo
 
-__all__ = ["MemoryObjectStore"]
-
 
 class MemoryObjectStore:
     """Stores objects in a dict; for tests and simulation."""

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["CLIENT_OPTIONS", "NO_CREDENTIALS", "PREFIXES", "Secrets", "StorageOptions", "bare_name", "split_options"]
-
 #: Options of obstore's HTTP client. obstore panics if a store's configuration contains these names.
 CLIENT_OPTIONS = (
     "allow_http",

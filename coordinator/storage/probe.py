@@ -20,8 +20,6 @@ from coordinator.model.errors import (
 from coordinator.storage.options import PREFIXES
 from coordinator.storage.protocol import ObjectStore
 
-__all__ = ["ProbeResult", "look_into", "probe", "prove_shared", "remove_left_over", "time_of_store"]
-
 log = logging.getLogger(__name__)
 
 #: Names of the objects that a store actor and the coordinator write for each other, in a folder named as `_FOLDER`.

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["ObjectInfo", "ObjectStore"]
-
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:

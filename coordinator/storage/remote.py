@@ -24,8 +24,6 @@ from coordinator.model.errors import CommitUnknownError, InvalidRequestError, St
 from coordinator.storage.options import CLIENT_OPTIONS, PREFIXES, bare_name
 from coordinator.storage.protocol import ObjectInfo
 
-__all__ = ["RemoteObjectStore", "SingleWriterObjectStore", "open_remote_store"]
-
 log = logging.getLogger(__name__)
 
 #: Timeouts of one request; a delta has a few MB.

@@ -16,8 +16,6 @@ from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.remote import open_remote_store
 
-__all__ = ["normalize_uri", "open_object_store", "open_store_in_actor"]
-
 _SCHEMES = ("file", "s3", "gs", "az")
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
 

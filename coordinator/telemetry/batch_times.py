@@ -8,8 +8,6 @@ from typing import Any
 
 from coordinator.model.commits import CommitEntry
 
-__all__ = ["PHASES", "PartitionTime", "moments", "phases"]
-
 #: Phases of a batch, in order.
 PHASES = ("spark", "lease", "hand_over", "apply", "write", "commit", "end")
 

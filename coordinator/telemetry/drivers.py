@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from coordinator.model.text import clock_text
 
-__all__ = ["DriverReport", "Drivers", "ExecutorState", "LongBatch"]
-
 #: Seconds without a report after which a driver is taken for dead. It reports every ten seconds.
 _SILENT_S = 30.0
 #: Newest losses that are remembered.

@@ -14,17 +14,6 @@ from coordinator.model.memory_options import MemoryUse
 from coordinator.telemetry.batch_times import PHASES
 from coordinator.telemetry.drivers import ExecutorState, LongBatch
 
-__all__ = [
-    "RECENT",
-    "BatchContext",
-    "EndedBatch",
-    "RunningBatch",
-    "SlowBatch",
-    "explanation",
-    "is_slow",
-    "running_batch",
-]
-
 #: A batch is slow if it takes this many times as long as the median, and so many milliseconds longer.
 _TIMES = 3
 _LONGER_MS = 1000

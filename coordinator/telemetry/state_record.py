@@ -12,8 +12,6 @@ from coordinator.model.metric_table import Sample
 from coordinator.telemetry.batch_times import PHASES, PartitionTime, moments, phases
 from coordinator.telemetry.slow_batches import RECENT, EndedBatch, SlowBatch
 
-__all__ = ["BatchRecord", "Refusal", "StateRecord"]
-
 #: Newest versions, refusals and slow batches that are kept of a state.
 _VERSIONS = 16
 _REFUSALS = 16

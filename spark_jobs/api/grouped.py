@@ -18,7 +18,6 @@ from spark_jobs.plan.spark_errors import InvalidArgumentError, InvalidTypeError,
 from spark_jobs.transform.plan import Transformation, build_transform
 from spark_jobs.transform.processor import StatefulProcessor
 
-__all__ = ["StatefulGroupedData"]
 _PER_BATCH = (
     "it would see the rows of one batch at a time, in Spark, too, and keeps no state; use applyInPandasWithState, or call it on the "
     "DataFrame that fleet.stateful was given"

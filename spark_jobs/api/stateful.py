@@ -16,8 +16,6 @@ from spark_jobs.operators.join import build_join
 from spark_jobs.operators.top import ColumnLike, build_top
 from spark_jobs.plan.spark_errors import RefusedQueryError
 
-__all__ = ["StatefulDataFrame"]
-
 
 class StatefulDataFrame(StreamingFrame):
     """A streaming DataFrame whose next stateful operator has its state in the fleet. Created by ``Fleet.stateful``.

@@ -12,8 +12,6 @@ from pyspark.sql import DataFrame
 from spark_jobs.plan.spark_errors import MissingAttributeError
 from spark_jobs.session.spark_connect import check_classic
 
-__all__ = ["StreamingFrame", "missing_attribute"]
-
 #: Methods of DataFrames that keep nothing from row to row: the result is stateful again.
 _ROW_BY_ROW = frozenset({
     "alias", "coalesce", "drop", "dropna", "fillna", "filter", "hint", "mapInArrow", "mapInPandas", "melt", "observe",

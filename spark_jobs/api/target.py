@@ -15,8 +15,6 @@ from spark_jobs.plan.spark_errors import InvalidArgumentError, RefusedQueryError
 from spark_jobs.plan.streaming_rules import refused_modes
 from spark_jobs.plan.timing import OUTPUT_MODES, query_modes
 
-__all__ = ["Target"]
-
 #: Tasks number shards with 16 bits.
 _MAX_SHARDS = 1 << 15
 

@@ -28,8 +28,6 @@ from spark_jobs.plan.executors import Executors
 from spark_jobs.plan.route import requested_state
 from store_actors.client.fleet_client import FleetAddress
 
-__all__ = ["DriverCalls", "PlacementOptions"]
-
 log = logging.getLogger(__name__)
 
 

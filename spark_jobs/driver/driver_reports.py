@@ -8,8 +8,6 @@ from typing import Protocol
 
 from coordinator.telemetry.drivers import DriverReport
 
-__all__ = ["DriverReports", "ReportedTo"]
-
 log = logging.getLogger(__name__)
 
 #: Seconds after which an unchanged report is repeated, as a coordinator that has restarted has none.

@@ -12,8 +12,6 @@ from ray.exceptions import RayError
 from coordinator.model.errors import StateStoreError
 from coordinator.service.client import CoordinatorClient
 
-__all__ = ["FinishedBatches"]
-
 log = logging.getLogger(__name__)
 
 #: Seconds for which a report may wait to be written with the records of the next batch.

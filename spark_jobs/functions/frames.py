@@ -17,8 +17,6 @@ from spark_jobs.functions.groups import Groups, single_chunk
 from spark_jobs.functions.state_batch import Mask
 from spark_jobs.plan.spark_version import SPARK, PandasConversions
 
-__all__ = ["PandasForm"]
-
 
 @dataclass(frozen=True)
 class PandasForm:

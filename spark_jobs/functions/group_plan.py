@@ -10,7 +10,8 @@ from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupStateTimeout
 
-from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+from coordinator.model.accumulator_kinds import AccumulatorKind
+from coordinator.model.schema import Accumulator, Field, OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.functions.group_task import KEY_INDEX, ArrowCalls, Calls, GroupStateProgram, GroupView
 from spark_jobs.functions.grouped_input import GroupedInput, function_mode, pandas_settings, struct_type
@@ -22,8 +23,6 @@ from spark_jobs.plan.spark_errors import InvalidArgumentError, InvalidTypeError
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.plan.view_components import ViewComponent, column
 from store_actors.client.fleet_client import FleetAddress
-
-__all__ = ["GroupFunction", "GroupStatePlan", "build_group_state"]
 
 _TIMEOUTS = (GroupStateTimeout.NoTimeout, GroupStateTimeout.ProcessingTimeTimeout, GroupStateTimeout.EventTimeTimeout)
 

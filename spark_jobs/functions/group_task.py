@@ -28,8 +28,6 @@ from store_actors.client.fleet_client import FleetClient
 from store_actors.client.state_store import StateStore
 from store_actors.messages.requests import StoreSpec
 
-__all__ = ["FOUND", "KEY_INDEX", "ArrowCalls", "Calls", "GroupStateProgram", "GroupView", "KeyedBatch"]
-
 #: Last column of the rows that an Arrow function gets: the index of their key in the table of keys.
 KEY_INDEX = "key_index"
 #: Keys for which a function is called at once.

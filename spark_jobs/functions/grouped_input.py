@@ -25,8 +25,6 @@ from spark_jobs.plan.state_types import REMEDIES
 from spark_jobs.plan.storable import has_duplicate_names, is_changed
 from spark_jobs.worker.exchange import HASH_COLUMN
 
-__all__ = ["GroupedInput", "function_mode", "pandas_settings", "struct_type"]
-
 
 @dataclass(frozen=True)
 class GroupedInput:

@@ -21,8 +21,6 @@ from coordinator.model.type_names import payload_type, type_to_string
 from store_actors.engine.packed_values import packed, unpacked
 from store_actors.messages.requests import StoreSpec
 
-__all__ = ["EXISTS", "TIMEOUT", "Groups", "StateColumns", "key_codes", "single_chunk"]
-
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
 #: Whether a key has state; without state, a row only has a timeout.

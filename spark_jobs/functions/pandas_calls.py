@@ -21,8 +21,6 @@ from spark_jobs.functions.state_batch import NO_TIMEOUT, StateBatch
 from spark_jobs.functions.values import to_arrow, to_python
 from spark_jobs.plan.spark_errors import StateCallError
 
-__all__ = ["PandasCalls", "PandasFunction"]
-
 #: ``func(key, pdfs, state)``, which returns the DataFrames to emit.
 PandasFunction = Callable[[tuple[Any, ...], Iterator[pd.DataFrame], GroupState], Iterable[pd.DataFrame]]
 

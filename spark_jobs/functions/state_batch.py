@@ -19,8 +19,6 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 from coordinator.model.errors import InvalidRequestError
 from spark_jobs.functions.groups import Numbers, StateColumns
 
-__all__ = ["FURTHEST_MS", "NO_TIMEOUT", "BatchFunction", "Mask", "BatchClock", "StateBatch"]
-
 Mask: TypeAlias = npt.NDArray[np.bool_]
 #: A column with a value for each key: Arrow, NumPy or a list.
 Values: TypeAlias = "pa.Array | pa.ChunkedArray | npt.NDArray[Any] | Sequence[Any]"

@@ -26,8 +26,6 @@ from store_actors.client.fleet_client import FleetAddress, FleetClient
 from store_actors.client.state_store import StateStore
 from store_actors.messages.requests import BatchFacts, StoreSpec
 
-__all__ = ["EVENT_TIME_FIELD", "OpenProgram", "UserBatch", "UserProgram", "UserStateTask"]
-
 #: Column of a row's event time, in microseconds, by which it is late; there if timeouts are of event time.
 EVENT_TIME_FIELD = Field("event_us", "int64")
 #: How often a batch is done again, within the task, whose store actor was lost.

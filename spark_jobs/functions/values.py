@@ -13,8 +13,6 @@ from pyspark.sql import types as T
 
 from spark_jobs.plan.spark_errors import StateCallError
 
-__all__ = ["Raw", "RowValues", "to_arrow", "to_python"]
-
 _LARGEST_FLOAT = 3.4028234663852886e38
 #: Types whose values are converted; values of all others are the same in Arrow and in Python.
 _CONVERTED = (T.TimestampType, T.ArrayType, T.MapType, T.StructType)

@@ -7,8 +7,6 @@ from pyspark.sql import functions as F
 
 from spark_jobs.jobs.input_job import reason
 
-__all__ = ["parse_log", "read_log"]
-
 #: host ident user [time] "method path protocol" status bytes "referer" "agent". The quoted parts repeat possessively (``*+``):
 #: otherwise Java recurses once for each character, and a long agent, which any client can send, would overflow the executor's stack.
 #: A line may end anywhere from the referer on, as lines that were cut to a length do; the fields before are complete.

@@ -26,17 +26,6 @@ from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.session.spark_session import start_session, stop_session
 from statefleet.fleet import Fleet
 
-__all__ = [
-    "add_job_options",
-    "error_text",
-    "exit_code_of",
-    "job_session",
-    "keep_newest",
-    "newest_rows",
-    "run_to_end",
-    "store_uri",
-]
-
 
 def add_job_options(parser: argparse.ArgumentParser, default_name: str) -> None:
     """Add the options of every job that reads a folder."""

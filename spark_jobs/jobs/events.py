@@ -8,8 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["EVENT_DDL", "make_events", "write_events"]
-
 #: Spark schema of the events.
 EVENT_DDL = "ts TIMESTAMP, user BIGINT, page STRING, amount DOUBLE"
 

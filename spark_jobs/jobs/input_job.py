@@ -19,8 +19,6 @@ from spark_jobs.jobs.kafka import read_topic, send_newest
 from spark_jobs.plan.bounds import UnboundedStateWarning
 from statefleet.fleet import Fleet, connect
 
-__all__ = ["MALFORMED_COLUMNS", "InputJob", "run_job"]
-
 #: Columns that a parsed DataFrame has besides its own: the raw line, and why it is malformed (null: it is well-formed).
 MALFORMED_COLUMNS = ("raw", "reason")
 

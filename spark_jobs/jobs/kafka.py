@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-__all__ = ["read_topic", "send_newest"]
-
 
 def read_topic(spark: SparkSession, servers: str, topic: str, records_per_trigger: int) -> DataFrame:
     """Return a streaming DataFrame of a topic from its first record on, with each record's ``value`` as a string."""

@@ -21,8 +21,6 @@ import pyspark
 from coordinator.model.errors import SetupError
 from spark_jobs.session.java import choose_java_home
 
-__all__ = ["LINES", "compile_jar", "jar_file", "present_jar"]
-
 log = logging.getLogger(__name__)
 
 #: The versions of Spark, by the folders of what is particular to each.

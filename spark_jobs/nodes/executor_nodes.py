@@ -19,8 +19,6 @@ from coordinator.service.calls import Actors, RayActors, unwrapped
 from store_actors.actor.deploy import actors_for, ensure_store_actor
 from store_actors.client.fleet_client import FleetAddress
 
-__all__ = ["ExecutorNodes"]
-
 log = logging.getLogger(__name__)
 
 #: Seconds that a store actor may take to start before it is checked for a hang.

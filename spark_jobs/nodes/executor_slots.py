@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 
-__all__ = ["ExecutorSlots"]
-
 log = logging.getLogger(__name__)
 
 #: Seconds for which a free slot is left to RayDP, which by itself restarts most lost executors.

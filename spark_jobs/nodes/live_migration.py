@@ -11,8 +11,6 @@ from coordinator.service.calls import RayActors
 from coordinator.service.client import CoordinatorClient
 from store_actors.actor.moving import carry_out
 
-__all__ = ["LiveMigration"]
-
 log = logging.getLogger(__name__)
 
 

@@ -32,8 +32,6 @@ from spark_jobs.plan.executors import Executors
 from spark_jobs.session.settings import EXECUTOR_RESOURCES, MAX_EXECUTORS, STORE_RESOURCE
 from store_actors.actor.deploy import end_store_actors
 
-__all__ = ["NodeWatch", "WatchedFleet"]
-
 log = logging.getLogger(__name__)
 
 _INTERVAL_S = 2.0

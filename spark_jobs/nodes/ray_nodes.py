@@ -10,8 +10,6 @@ import ray
 from ray._private import state as ray_state
 from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
 
-__all__ = ["RayCluster", "RayNode", "RestartingExecutor"]
-
 
 @dataclass(frozen=True, slots=True)
 class RayNode:

@@ -11,13 +11,12 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from coordinator.model.schema import AccumulatorKind, Field
+from coordinator.model.accumulator_kinds import AccumulatorKind
+from coordinator.model.schema import Field
 from spark_jobs.plan.aggregate_functions import AggregateFunction
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.state_types import state_field
 from spark_jobs.plan.storable import stored, stored_type
-
-__all__ = ["Part", "Use", "doubles"]
 
 
 @dataclass(frozen=True)

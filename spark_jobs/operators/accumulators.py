@@ -9,7 +9,7 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from coordinator.model.schema import AccumulatorKind
+from coordinator.model.accumulator_kinds import AccumulatorKind
 from spark_jobs.operators import counted_functions, sketch_functions
 from spark_jobs.operators.accumulator_parts import Part, Use, doubles
 from spark_jobs.operators.fingerprint import fingerprint_of
@@ -17,8 +17,6 @@ from spark_jobs.plan.aggregate_functions import AggregateExpression, AggregateFu
 from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.state_types import list_field, state_field
 from spark_jobs.plan.storable import check_compared, stored, stored_type
-
-__all__ = ["FUNCTIONS", "Function", "emitted_result", "supported_functions", "parts_of"]
 
 #: By Spark's class, what to use in place of a function that the fleet does not have.
 _REMEDIES = {"ListAgg": "use array_join(collect_list(..), ..), which joins strings in the order of their arrival"}

@@ -32,8 +32,6 @@ from spark_jobs.plan.state_types import spark_field
 from spark_jobs.plan.storable import restored, stored_type
 from spark_jobs.worker.exchange import HASH_COLUMN
 
-__all__ = ["AggregatePlan", "build_plan"]
-
 
 @dataclass
 class _Aggregate:

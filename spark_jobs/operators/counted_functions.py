@@ -10,14 +10,12 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from coordinator.model.schema import AccumulatorKind
+from coordinator.model.accumulator_kinds import AccumulatorKind
 from spark_jobs.operators.accumulator_parts import Part, Use
 from spark_jobs.plan.aggregate_functions import AggregateFunction
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.state_types import counts_field, list_field, state_field
 from spark_jobs.plan.storable import stored_type
-
-__all__ = ["approximate_percentile", "discrete_percentile", "mode", "of_its_type", "percentile"]
 
 _INTERVALS = (T.DayTimeIntervalType, T.YearMonthIntervalType)
 #: How a percentile is chosen: the ``rule`` of ``store_actors.engine.count_kernels.choose``.

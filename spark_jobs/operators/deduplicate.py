@@ -9,7 +9,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+from coordinator.model.accumulator_kinds import AccumulatorKind
+from coordinator.model.schema import Accumulator, Field, OperatorKind, StateSchema
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import event_time, several_event_times, watermark_delay_ms, watermark_time
 from spark_jobs.plan.keys import Key, key_of, leaf_field
@@ -21,8 +22,6 @@ from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.plan.storable import is_changed
 from spark_jobs.plan.view_components import ViewComponent, column
 from spark_jobs.worker.exchange import HASH_COLUMN
-
-__all__ = ["build_deduplicate", "build_limit"]
 
 _EXPIRES = Field("expires", "timestamp")
 #: The time by which a row is late, where the watermark column is no key.

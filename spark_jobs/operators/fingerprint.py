@@ -7,8 +7,6 @@ from pyspark.sql import SparkSession
 from spark_jobs.plan.aggregate_functions import AggregateExpression
 from spark_jobs.plan.catalyst import Expression
 
-__all__ = ["fingerprint_of"]
-
 
 def fingerprint_of(spark: SparkSession, aggregate: AggregateExpression) -> tuple[str, str]:
     """Return the fingerprint of a use of an aggregate function.

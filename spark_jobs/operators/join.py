@@ -31,8 +31,6 @@ from spark_jobs.plan.view_components import ViewComponent, column
 from spark_jobs.worker.exchange import HASH_COLUMN
 from store_actors.operators.join_schema import MATCHED_COLUMN, SIDE_COLUMN, JoinType, join_schema
 
-__all__ = ["JoinPlan", "JoinedSide", "build_join"]
-
 
 @dataclass(frozen=True)
 class JoinedSide:

@@ -13,8 +13,6 @@ from spark_jobs.plan.logical import Plan, analysed
 from spark_jobs.plan.spark_errors import RefusedQueryError
 from store_actors.operators.join_schema import JoinType
 
-__all__ = ["JoinNode", "analysed_join", "lags_ms"]
-
 _TYPES = {
     "INNER": JoinType.INNER,
     "CROSS": JoinType.INNER,

@@ -17,8 +17,6 @@ from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.state_types import state_field
 from store_actors.operators.join_condition import PairCondition
 
-__all__ = ["JoinCondition", "split_condition"]
-
 
 @dataclass
 class JoinCondition:

@@ -14,8 +14,6 @@ from spark_jobs.plan.keys import Key, KeyTree
 from spark_jobs.plan.state_types import state_field
 from spark_jobs.plan.storable import check_compared, is_changed, stored, stored_type
 
-__all__ = ["JoinKeys", "join_keys"]
-
 
 @dataclass(frozen=True)
 class JoinKeys:

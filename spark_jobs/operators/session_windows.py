@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from msgspec import structs
 from pyspark.sql import Column
 
-from coordinator.model.schema import ROW_COLUMN, Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+from coordinator.model.accumulator_kinds import AccumulatorKind
+from coordinator.model.schema import ROW_COLUMN, Accumulator, Field, OperatorKind, StateSchema
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.keys import Key, KeyTree
 from spark_jobs.plan.spark_errors import RefusedQueryError
-
-__all__ = ["Session"]
 
 #: Start and end of a session, as an input and in the state.
 _START, _END = Field("session_start", "timestamp"), Field("session_end", "timestamp")

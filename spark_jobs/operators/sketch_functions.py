@@ -8,24 +8,14 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from coordinator.model.schema import AccumulatorKind, Field
+from coordinator.model.accumulator_kinds import AccumulatorKind
+from coordinator.model.schema import Field
 from coordinator.model.type_names import words_type
 from spark_jobs.operators.accumulator_parts import Part, Use, doubles
 from spark_jobs.plan.aggregate_functions import AggregateFunction
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.state_types import bins_field, list_field, state_field, words_field
 from spark_jobs.plan.storable import stored_type
-
-__all__ = [
-    "bitmap",
-    "count_min_sketch",
-    "estimate",
-    "histogram",
-    "histogram_of_its_type",
-    "hll_sketch",
-    "registers",
-    "united_bitmaps",
-]
 
 _BITMAP_BYTES = 4096
 _BITMAP = words_type(_BITMAP_BYTES // 8)

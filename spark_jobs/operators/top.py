@@ -22,8 +22,6 @@ from spark_jobs.plan.view_components import ViewComponent, column
 from spark_jobs.worker.exchange import HASH_COLUMN
 from store_actors.operators.top_schema import RANK_COLUMN, top_schema
 
-__all__ = ["build_top"]
-
 ColumnLike = str | Column
 
 

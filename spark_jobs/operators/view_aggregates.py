@@ -16,8 +16,6 @@ from spark_jobs.plan.keys import Key
 from spark_jobs.plan.view_components import ViewComponent, column
 from store_actors.operators.expressions import ExpressionTree, NotComputableError
 
-__all__ = ["aggregation_view"]
-
 
 def aggregation_view(
     schema: StateSchema,

@@ -15,8 +15,6 @@ from spark_jobs.plan.catalyst import CATALYST, Expression, java_class, optional,
 from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.spark_version import SPARK
 
-__all__ = ["AggregateExpression", "AggregateFunction", "CountMinTable", "Registers", "nearest_biases"]
-
 #: Precision (bits of a hash that choose a register) from which on HyperLogLog++ has no tables.
 _NO_TABLES_FROM = 19
 #: Method of its helper that looks an estimate up in these tables.

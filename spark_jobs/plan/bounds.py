@@ -10,8 +10,6 @@ from pathlib import Path
 from coordinator.model.names import PACKAGES
 from coordinator.model.schema import OperatorKind, StateSchema
 
-__all__ = ["UnboundedStateWarning", "unbounded_reason", "warn_if_unbounded"]
-
 #: Folders of the project's packages, whose functions are between a user's call and this module.
 _OWN_FOLDERS = tuple(f"{Path(__file__).parents[2] / package}{os.sep}" for package in PACKAGES)
 

@@ -25,18 +25,6 @@ from pyspark.sql.types import DataType, _parse_datatype_json_string
 from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.spark_version import SPARK, class_name
 
-__all__ = [
-    "CATALYST",
-    "JOB_FAILURES",
-    "WATERMARK_KEY",
-    "Expression",
-    "conjunction",
-    "java_class",
-    "optional",
-    "scala_list",
-    "scala_seq",
-]
-
 #: Errors by which a job that Spark ran fails, seen from Python: PySpark's own where it has a class for the error.
 JOB_FAILURES = (CapturedException, Py4JJavaError)
 

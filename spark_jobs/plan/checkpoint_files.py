@@ -19,8 +19,6 @@ from coordinator.model.errors import InvalidRequestError, StorageUnavailableErro
 from spark_jobs.plan.catalyst import java_class
 from spark_jobs.plan.hadoop_files import HadoopFolder, write_query_id
 
-__all__ = ["begin_checkpoint", "begin_logs", "copy_checkpoint", "copy_logs"]
-
 _LOG_VERSION = "v1"
 #: In the log, the offset of a source that was not read.
 _NO_OFFSET = "-"

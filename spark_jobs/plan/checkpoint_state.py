@@ -23,16 +23,6 @@ from spark_jobs.plan.catalyst import java_class
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.plan.stateful_exchange import jvm_classes
 
-__all__ = [
-    "SPARK_DEFAULT_STORE",
-    "SparkStore",
-    "StoreSchema",
-    "checked_partitions",
-    "read_schema",
-    "state_rows",
-    "with_columns",
-]
-
 _STATE = "org.apache.spark.sql.execution.streaming.state"
 SPARK_DEFAULT_STORE = "default"
 _STRICT = "spark.sql.streaming.statefulOperator.useStrictDistribution"

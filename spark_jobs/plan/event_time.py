@@ -16,17 +16,6 @@ from spark_jobs.plan.logical import Plan
 from spark_jobs.plan.stateful_exchange import jvm_classes
 from spark_jobs.worker.exchange import ROUTE_COLUMN
 
-__all__ = [
-    "Upstream",
-    "event_time",
-    "operators_of",
-    "several_event_times",
-    "state_of_task",
-    "used_of",
-    "watermark_delay_ms",
-    "watermark_time",
-]
-
 #: With it off, Spark takes the first of several columns of event time.
 _ALLOWS_MULTIPLE = "spark.sql.streaming.statefulOperator.allowMultiple"
 

@@ -17,8 +17,6 @@ from coordinator.telemetry.drivers import DriverReport, ExecutorState, LongBatch
 from spark_jobs.plan.catalyst import java_class, optional, scala_list, scala_seq
 from spark_jobs.plan.spark_version import SPARK
 
-__all__ = ["Executor", "Executors"]
-
 #: Milliseconds for which a lost executor is reported.
 _REPORT_LOST_MS = 600_000
 #: Milliseconds after which a batch is reported as long.

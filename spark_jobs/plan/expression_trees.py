@@ -13,8 +13,6 @@ from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.state_types import state_field
 from spark_jobs.plan.storable import collation_of, stored_type
 
-__all__ = ["Node", "NotExpressibleError", "TreeWriter", "stored_type_name"]
-
 Node = dict[str, Any]
 
 _PLAIN = {

@@ -13,8 +13,6 @@ from pyspark.sql import SparkSession
 from coordinator.model.errors import CorruptStateError, StorageUnavailableError
 from spark_jobs.plan.catalyst import java_class
 
-__all__ = ["HadoopFolder", "write_query_id"]
-
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 

@@ -10,8 +10,6 @@ from spark_jobs.plan.catalyst import CATALYST, Expression, java_class, optional,
 from spark_jobs.plan.logical import Plan
 from spark_jobs.plan.streaming_rules import check_streaming
 
-__all__ = ["EquiJoin", "check_join", "equi_join", "pushed_down", "state_watermarks_ms", "with_condition"]
-
 
 @dataclass(frozen=True)
 class EquiJoin:

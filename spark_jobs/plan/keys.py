@@ -16,8 +16,6 @@ from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.state_types import state_field
 from spark_jobs.plan.storable import check_compared, has_map, is_changed, restored, stored, stored_type
 
-__all__ = ["Key", "KeyTree", "key_of", "leaf_field"]
-
 
 @dataclass(frozen=True)
 class Key:

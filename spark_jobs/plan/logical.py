@@ -12,8 +12,6 @@ from pyspark.sql.types import StructType
 
 from spark_jobs.plan.catalyst import CATALYST, Expression, java_class, optional, scala_list, scala_seq
 
-__all__ = ["Plan", "SortOrder", "analysed", "empty_frame", "projected", "quoted", "resolved"]
-
 
 class SortOrder(NamedTuple):
     """An expression that a plan sorts by."""

@@ -10,7 +10,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from coordinator.model.schema import Accumulator, AccumulatorKind, OperatorKind, StateSchema
+from coordinator.model.accumulator_kinds import AccumulatorKind
+from coordinator.model.schema import Accumulator, OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.type_names import string_to_type
 from spark_jobs.plan.bounds import warn_if_unbounded
@@ -20,17 +21,6 @@ from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.timing import output_lag_ms, query_modes, runs_again
 from store_actors.client.fleet_client import FleetAddress
 from store_actors.operators.operator_names import operator_name
-
-__all__ = [
-    "Collector",
-    "OperatorPlan",
-    "QueryModes",
-    "ReduceTask",
-    "RoutedOperator",
-    "SparksOwn",
-    "TaskMaker",
-    "check_output_mode",
-]
 
 #: A ``mapInArrow`` function, from the batches of a partition of the exchange to the batches that it emits.
 ReduceTask = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]

@@ -18,8 +18,6 @@ from spark_jobs.worker.exchange import END_COLUMN, HASH_COLUMN
 from store_actors.client.fleet_client import FleetAddress
 from store_actors.client.operator_task import OperatorTask
 
-__all__ = ["requested_state", "route_plan"]
-
 #: By the name of an operator's route column, the state as the program asks for it.
 _REQUESTED: dict[str, StateMetadata] = {}
 

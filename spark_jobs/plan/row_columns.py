@@ -19,8 +19,6 @@ from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.plan.storable import restored, stored, stored_type
 from spark_jobs.plan.view_components import ViewComponent
 
-__all__ = ["ProjectedPlan", "Result", "RowColumns"]
-
 
 @dataclass(frozen=True)
 class Result:

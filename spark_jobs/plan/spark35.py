@@ -12,26 +12,6 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.serializers import ArrowStreamPandasUDFSerializer
 from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 
-__all__ = [
-    "MOVED_CLASSES",
-    "NORMALISES_DUPLICATES",
-    "PROCESSOR_CLASSES",
-    "READS_STATE",
-    "WRONG_COLUMN_COUNT",
-    "added_option",
-    "aggregate_of_nothing",
-    "arrow_schema",
-    "arrow_type",
-    "column_of",
-    "current_batch",
-    "error_arguments",
-    "eval_mode",
-    "expression_of",
-    "pandas_conversions",
-    "pretty_sql",
-    "store_schemas",
-]
-
 #: PySpark's condition of an error about a DataFrame with too many or too few columns.
 WRONG_COLUMN_COUNT = "RESULT_LENGTH_MISMATCH_FOR_PANDAS_UDF"
 #: Whether ``dropDuplicates`` takes 0.0 and -0.0 for the same, and every NaN. Otherwise it compares bits.

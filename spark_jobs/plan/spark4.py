@@ -13,26 +13,6 @@ from pyspark.sql.conversion import ArrowArrayToPandasConversion, PandasToArrowCo
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema, to_arrow_type
 from pyspark.sql.streaming import StatefulProcessor
 
-__all__ = [
-    "MOVED_CLASSES",
-    "NORMALISES_DUPLICATES",
-    "PROCESSOR_CLASSES",
-    "READS_STATE",
-    "WRONG_COLUMN_COUNT",
-    "added_option",
-    "aggregate_of_nothing",
-    "arrow_schema",
-    "arrow_type",
-    "column_of",
-    "current_batch",
-    "error_arguments",
-    "eval_mode",
-    "expression_of",
-    "pandas_conversions",
-    "pretty_sql",
-    "store_schemas",
-]
-
 _SQL = "org.apache.spark.sql"
 _STREAMING = f"{_SQL}.execution.streaming"
 _STATEFUL = f"{_STREAMING}.operators.stateful"

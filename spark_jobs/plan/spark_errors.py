@@ -19,15 +19,6 @@ from pyspark.errors import (
 
 from coordinator.model.errors import InvalidRequestError
 
-__all__ = [
-    "InvalidArgumentError",
-    "InvalidTypeError",
-    "MissingAttributeError",
-    "RefusedQueryError",
-    "StateCallError",
-    "UnpicklableError",
-]
-
 
 class _PySparksError(InvalidRequestError, PySparkException):
     def __init__(self, message: str, **context: object) -> None:

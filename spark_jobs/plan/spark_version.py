@@ -10,8 +10,6 @@ import pyarrow as pa
 import pyspark
 from pyspark.sql import types as T
 
-__all__ = ["SPARK", "PandasConversions", "SparkVersion", "class_name"]
-
 
 class PandasConversions(Protocol):
     """PySpark's conversions between Arrow and pandas, as its functions with state use them."""

@@ -22,16 +22,6 @@ from coordinator.model.type_names import (
 from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.storable import check_compared
 
-__all__ = [
-    "REMEDIES",
-    "bins_field",
-    "counts_field",
-    "list_field",
-    "spark_field",
-    "state_field",
-    "words_field",
-]
-
 _NAMES: dict[type[T.DataType], str] = {
     T.BooleanType: "bool",
     T.ByteType: "int8",

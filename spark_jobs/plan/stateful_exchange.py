@@ -19,16 +19,6 @@ from spark_jobs.plan.catalyst import CATALYST, java_class
 from spark_jobs.plan.logical import Plan
 from spark_jobs.plan.spark_version import SPARK
 
-__all__ = [
-    "exchanged",
-    "handed_over",
-    "install",
-    "jvm_classes",
-    "marked_as_aggregation",
-    "shard_routes",
-    "with_sparks_own",
-]
-
 _ENTRY = "org.apache.spark.sql.statefleet.Sessions$"
 #: By application, as each has class loaders, and executors, of its own.
 _LOADED: dict[str, Any] = {}

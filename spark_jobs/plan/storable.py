@@ -18,17 +18,6 @@ from pyspark.sql import types as T
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.spark_errors import RefusedQueryError
 
-__all__ = [
-    "check_compared",
-    "collation_of",
-    "has_duplicate_names",
-    "has_map",
-    "is_changed",
-    "restored",
-    "stored",
-    "stored_type",
-]
-
 _MONTHS = T.YearMonthIntervalType(T.YearMonthIntervalType.MONTH, T.YearMonthIntervalType.MONTH)
 _FLOATS = (T.FloatType, T.DoubleType)
 #: The collation by which strings are equal if their bytes are, the only one of Spark 3.5.

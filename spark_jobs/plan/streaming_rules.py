@@ -9,8 +9,6 @@ from pyspark.errors import AnalysisException
 from spark_jobs.plan.catalyst import CATALYST, java_class
 from spark_jobs.plan.logical import Plan
 
-__all__ = ["check_streaming", "refused_modes"]
-
 
 def check_streaming(plan: Plan, output_mode: str) -> None:
     """Run Spark's check of a query in an output mode.

@@ -6,8 +6,6 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 
 from coordinator.model.schema import OperatorKind, StateSchema
 
-__all__ = ["OUTPUT_MODES", "output_lag_ms", "query_modes", "runs_again"]
-
 OUTPUT_MODES = ("update", "append", "complete")
 #: Timeouts of a function, and time modes of a processor (``spark_jobs.transform.variables.TimeMode``).
 _BY_CLOCK = (GroupStateTimeout.ProcessingTimeTimeout, "processingtime")

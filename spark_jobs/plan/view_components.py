@@ -14,8 +14,6 @@ from spark_jobs.plan.expression_trees import Node
 from spark_jobs.plan.keys import Key
 from store_actors.messages.requests import StoreSpec
 
-__all__ = ["ViewComponent", "column"]
-
 
 def column(name: str) -> Node:
     """Return the tree of a column."""

@@ -22,8 +22,6 @@ import pyspark
 from coordinator.model.errors import InvalidRequestError, SetupError
 from spark_jobs.session.java import choose_java_home
 
-__all__ = ["Jar", "connector_jars", "connector_settings", "fetch_jars", "with_connectors"]
-
 #: Spark's setting for a file of Ivy's settings, which names other repositories than Maven Central.
 IVY_SETTINGS = "spark.jars.ivySettings"
 #: Settings whose values are lists: a connector's and the user's are joined.

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from coordinator.model.errors import SetupError
 
-__all__ = ["choose_java_home", "java_version", "parse_version"]
-
 #: The Java version that both versions of Spark and of RayDP run on.
 REQUIRED = 17
 

@@ -6,19 +6,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-__all__ = [
-    "CLUSTER_SETTINGS",
-    "EXECUTOR_RESOURCES",
-    "HEAD_SETTINGS",
-    "LOCAL_SETTINGS",
-    "MAX_EXECUTORS",
-    "MAX_EXECUTORS_WHY",
-    "SETTINGS",
-    "STORE_RESOURCE",
-    "STORE_SETTINGS",
-    "Setting",
-]
-
 
 class Setting(NamedTuple):
     """A value, the reason for it, and the value with Spark 4 if that is another one."""

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from coordinator.model.errors import SetupError
 
-__all__ = ["check_classic", "check_no_remote"]
-
 _MODULE = "pyspark.sql.connect"
 #: Variables of the environment by which PySpark's builder makes sessions of Spark Connect.
 _REMOTE_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED")

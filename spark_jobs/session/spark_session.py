@@ -40,8 +40,6 @@ from spark_jobs.session.settings import (
 )
 from spark_jobs.session.spark_connect import check_no_remote
 
-__all__ = ["check_on_ray", "ensure_ray", "start_session", "started_ray", "stop_session"]
-
 log = logging.getLogger(__name__)
 
 #: Address of a local Ray, for this machine alone. Ray replaces 127.0.0.1 by the network's address; on other systems it uses the

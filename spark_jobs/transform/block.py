@@ -21,8 +21,6 @@ from spark_jobs.plan.spark_errors import StateCallError
 from spark_jobs.transform.variables import EXPIRY, PLACE, Variable
 from store_actors.client.state_store import StateStore
 
-__all__ = ["Block", "BlockPart", "DeletedBlock", "VariableStore", "spread"]
-
 
 class BlockPart(Protocol):
     """State of the keys of a block: a variable, or the timers."""

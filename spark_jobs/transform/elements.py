@@ -13,8 +13,6 @@ from spark_jobs.functions.values import Raw
 from spark_jobs.transform.block import Block, DeletedBlock, VariableStore, spread
 from spark_jobs.transform.variables import BEGIN, END, EXPIRY, HEAD, Variable
 
-__all__ = ["Elements", "Head", "ElementState", "ElementChanges"]
-
 
 @dataclass(slots=True)
 class Head:

@@ -17,8 +17,6 @@ from spark_jobs.transform.states import ListState, MapState, ValueState
 from spark_jobs.transform.timers import Timers
 from spark_jobs.transform.variables import TimeMode, Variable, VariableKind
 
-__all__ = ["ParsedSchemas", "StatefulProcessorHandle"]
-
 State = ValueState | ListState | MapState
 AnyState = TypeVar("AnyState", ValueState, ListState, MapState)
 

@@ -31,15 +31,6 @@ from spark_jobs.worker.exchange import HASH_COLUMN
 from store_actors.client.fleet_client import FleetAddress
 from store_actors.engine.arrays import as_type
 
-__all__ = [
-    "Transformation",
-    "TransformPlan",
-    "build_transform",
-    "check_event_time",
-    "declared_variables",
-    "pickled_processor",
-]
-
 _WATERMARK_DELAY = "spark.watermarkDelayMs"
 
 

@@ -10,8 +10,6 @@ from typing import Any
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.transform.handle import StatefulProcessorHandle
 
-__all__ = ["ExpiredTimerInfo", "StatefulProcessor", "TimerValues"]
-
 
 @dataclass(frozen=True, slots=True)
 class TimerValues:

@@ -15,8 +15,6 @@ from spark_jobs.functions.values import Raw, RowValues
 from spark_jobs.plan.spark_errors import StateCallError
 from spark_jobs.plan.spark_version import SPARK
 
-__all__ = ["RowForm", "Rows"]
-
 
 class Rows(Protocol):
     """The conversion of keys and rows for a processor, and of the rows that it emits: :class:`RowForm`, or

@@ -13,8 +13,6 @@ from spark_jobs.transform.block import Block, DeletedBlock, VariableStore
 from spark_jobs.transform.elements import ElementChanges, ElementState, Head
 from spark_jobs.transform.variables import Variable
 
-__all__ = ["ListState", "MapState", "ValueState"]
-
 #: PySpark says so of lists, too.
 _CHECKING = "Error checking value state exists"
 

@@ -28,8 +28,6 @@ from store_actors.client.fleet_client import FleetClient
 from store_actors.client.state_store import StateStore
 from store_actors.messages.requests import StoreSpec
 
-__all__ = ["InitialRows", "ProcessorProgram", "load_processor"]
-
 #: (state, run, partition, store) of deleted variables that have no rows, nor will have any in this run: each worker asks for them once.
 _EMPTY_STORES: set[tuple[str, str, int, str]] = set()
 

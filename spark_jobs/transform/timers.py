@@ -10,8 +10,6 @@ from spark_jobs.plan.spark_errors import StateCallError
 from spark_jobs.transform.block import Block
 from spark_jobs.transform.variables import DUE, TIMER
 
-__all__ = ["Timers"]
-
 #: Times are milliseconds in 64 bits, as in Spark; the largest one is never reached.
 _FURTHEST_MS = (1 << 63) - 1
 

@@ -25,9 +25,10 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as T
 
+from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.identities import DEFAULT_STORE
 from coordinator.model.names import check_store_name
-from coordinator.model.schema import Accumulator, AccumulatorKind, Field
+from coordinator.model.schema import Accumulator, Field
 from spark_jobs.functions.group_task import GroupView
 from spark_jobs.functions.groups import StateColumns
 from spark_jobs.functions.values import RowValues
@@ -37,23 +38,6 @@ from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.plan.storable import check_compared
 from spark_jobs.plan.view_components import ViewComponent, column
 from store_actors.messages.requests import StoreSpec
-
-__all__ = [
-    "BEGIN",
-    "DUE",
-    "END",
-    "EXPIRY",
-    "HEAD",
-    "PLACE",
-    "TIMER",
-    "TimeMode",
-    "Variable",
-    "VariableKind",
-    "accumulators_of",
-    "processor_stores",
-    "store_name",
-    "view_of",
-]
 
 #: When a timer fires, in milliseconds: as a key, and as the column by which rows are due.
 TIMER, DUE = Field("timer_ms", "int64", nullable=False), Field("due_ms", "int64")

@@ -17,8 +17,6 @@ from spark_jobs.transform.processor import ExpiredTimerInfo, StatefulProcessor, 
 from spark_jobs.transform.rows import Rows
 from spark_jobs.transform.variables import TIMER
 
-__all__ = ["TransformWork"]
-
 #: Number of keys whose state is in memory at once.
 _BLOCK_KEYS = 1 << 14
 

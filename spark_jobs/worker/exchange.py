@@ -12,8 +12,6 @@ from store_actors.engine import pieces
 from store_actors.engine.arrays import as_type
 from store_actors.messages.requests import ShardInput
 
-__all__ = ["END_COLUMN", "HASH_COLUMN", "ROUTE_COLUMN", "Received", "unpack"]
-
 #: The column of an operator's rows besides the keys and inputs: Spark's ``hash(keys)``.
 HASH_COLUMN = "__hash"
 #: The column by which Spark's shuffle gives a row to its shard (``OperatorRows.scala``), and the one of the row after a shard's last,

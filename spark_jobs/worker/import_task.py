@@ -22,18 +22,6 @@ from store_actors.engine.arrays import as_type
 from store_actors.engine.packed_values import packed
 from store_actors.messages.requests import BatchFacts, StoreSpec
 
-__all__ = [
-    "IMPORTED_SCHEMA",
-    "PRESENT_COLUMN",
-    "SHARD_COLUMN",
-    "STORE_COLUMN",
-    "ImportTask",
-    "StoresImportTask",
-    "as_state",
-    "in_pieces",
-    "row_column",
-]
-
 #: The shard of a row, and whether the row is a row of state. A row that is not only marks that the shard exists.
 SHARD_COLUMN = "__shard"
 PRESENT_COLUMN = "__present"

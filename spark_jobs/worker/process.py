@@ -21,8 +21,6 @@ from store_actors.actor.deploy import fleet_client_of
 from store_actors.client.batch import BatchHeader
 from store_actors.client.fleet_client import FleetAddress, FleetClient
 
-__all__ = ["ConnectTask", "executor_name", "fleet_client", "settle_process", "task_identity"]
-
 
 @cache
 def fleet_client(address: FleetAddress) -> FleetClient:

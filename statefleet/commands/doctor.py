@@ -13,8 +13,6 @@ from statefleet.commands.options import Address, AsJson
 from statefleet.commands.output import WIDTH, print_json, progress
 from statefleet.doctor.findings import Finding, Outcome, run_apart
 
-__all__ = ["doctor", "report"]
-
 #: How long a check may take, in seconds; Ray gives up a cluster that does not answer after ten.
 _LIMIT_S = 90.0
 

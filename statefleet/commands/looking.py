@@ -17,8 +17,6 @@ from statefleet.commands.output import (
     time_text,
 )
 
-__all__ = ["dashboard", "metrics", "queries", "shards", "status"]
-
 #: Number of store actors up to which each has its own column of counters.
 _ACTOR_COLUMNS = 3
 #: Number of the newest slow batches that are printed with the status.

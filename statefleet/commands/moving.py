@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from coordinator.service.client import CoordinatorClient
     from store_actors.actor.moving import MoveOutcome
 
-__all__ = ["MovesFailedError", "branch", "drain", "move", "rebalance", "rescale"]
 
 Node = Annotated[
     str, typer.Argument(metavar="NODE", help="a Ray node: its address, or its id or the beginning of that")

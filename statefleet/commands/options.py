@@ -15,25 +15,6 @@ if TYPE_CHECKING:
     from coordinator.service.client import CoordinatorClient
     from statefleet.reads.fleet import LiveFleet
 
-__all__ = [
-    "Address",
-    "AsJson",
-    "Columns",
-    "Consistency",
-    "DryRun",
-    "Name",
-    "Offline",
-    "Part",
-    "ReadConsistency",
-    "State",
-    "Uri",
-    "Version",
-    "chosen_states",
-    "column_names",
-    "find",
-    "open_states",
-    "readable_states",
-]
 
 #: How long completing a state's name may take, in seconds.
 _COMPLETION_S = 1.5

@@ -21,18 +21,6 @@ from humanize import naturalsize, naturaltime
 
 from statefleet.reads.json_values import cell_text, plain
 
-__all__ = [
-    "WIDTH",
-    "ago_text",
-    "print_json",
-    "print_records",
-    "print_table",
-    "print_text",
-    "progress",
-    "size_cell",
-    "time_text",
-]
-
 #: Maximum width of a table, also where it is piped, unless a name would have to be broken.
 WIDTH = 100
 #: Width of a cell beyond which the rows of a state are printed as a list of records instead of a table.

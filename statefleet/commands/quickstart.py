@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import typer
 
-__all__ = ["quickstart"]
-
 
 def quickstart(context: typer.Context) -> None:
     """Run the main job: counts of events, in a local fleet.

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from statefleet.reads.fleet import LiveFleet
     from statefleet.reads.state import LiveState
 
-__all__ = ["changes", "diff", "export", "get", "scan", "sql", "versions"]
 
 Limit = Annotated[int, typer.Option(min=0, help="most rows to show")]
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from coordinator.storage.protocol import ObjectStore
     from statefleet.reads.verify import Damage, StateCheck
 
-__all__ = ["drop", "gc", "stop", "verify", "warm"]
-
 
 def verify(uri: Uri, name: Name = None, as_json: AsJson = False) -> None:
     """Check every file that a version needs.

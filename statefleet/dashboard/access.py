@@ -10,8 +10,6 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-__all__ = ["Access", "is_loopback"]
-
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 #: Host names by which a browser on this machine reaches the server, with any port, since ``ssh -L`` may forward another one.

@@ -21,8 +21,6 @@ from statefleet.dashboard.server import Server
 from statefleet.dashboard.status_cache import StatusCache
 from statefleet.reads.fleet import LiveFleet, attach
 
-__all__ = ["DashboardActor"]
-
 log = logging.getLogger(__name__)
 
 #: Number of concurrent key look-ups.

@@ -17,8 +17,6 @@ from coordinator.service.calls import Actors, unwrapped
 from coordinator.service.deploy import options_on_head
 from statefleet.dashboard.options import DashboardOptions
 
-__all__ = ["dashboard_url"]
-
 log = logging.getLogger(__name__)
 
 #: How long a dashboard that ends or restarts is waited for, in seconds: a process of Ray's takes tens of them on a busy machine.

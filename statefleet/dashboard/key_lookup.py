@@ -8,8 +8,6 @@ from typing import Any
 from statefleet.reads.fleet import LiveFleet
 from statefleet.reads.json_values import cell_text, key_of
 
-__all__ = ["look_up"]
-
 #: Most rows of a key, and characters of a value, that are returned.
 _ROWS = 100
 _TEXT = 4000

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.names import fleet_id_of
 
-__all__ = ["DashboardOptions"]
-
 #: Variable in the environment of the head's Ray processes.
 _TOKEN = "STATEFLEET_DASHBOARD_TOKEN"
 _SHORTEST = 16

@@ -12,8 +12,6 @@ from coordinator.model.errors import SetupError
 from coordinator.service.calls import RayActors
 from coordinator.service.client import CoordinatorClient
 
-__all__ = ["RayProbe"]
-
 #: How long all store actors together may take to answer, in seconds, and how many are pinged at once.
 _PING_S = 0.5
 _PINGS = 100

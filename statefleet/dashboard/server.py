@@ -19,8 +19,6 @@ from statefleet.dashboard.key_lookup import look_up
 from statefleet.dashboard.status_cache import StatusCache
 from statefleet.reads.fleet import LiveFleet
 
-__all__ = ["Server"]
-
 log = logging.getLogger(__name__)
 _NO_HTTP = (HttpProcessingError, web.RequestPayloadError)
 _http_log = logging.getLogger(f"{__name__}.http")

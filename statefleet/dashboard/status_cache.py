@@ -11,8 +11,6 @@ from typing import Any
 
 from coordinator.model.metric_table import Sample
 
-__all__ = ["StatusCache"]
-
 log = logging.getLogger(__name__)
 
 #: Seconds from one request to the fleet to the next.

@@ -20,8 +20,6 @@ from coordinator.service.deploy import join_cluster, owner_of
 from coordinator.storage.uris import normalize_uri
 from statefleet.doctor.findings import Finding, Outcome, emit
 
-__all__ = ["compared", "findings", "ports"]
-
 _GCS_PORT, _DASHBOARD_PORT = 6379, 8265
 _KNOCK_S = 1.0
 #: How long nodes may take to return their packages, in seconds: each starts a worker for it.

@@ -13,8 +13,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-__all__ = ["Finding", "Outcome", "emit", "run_apart"]
-
 #: Prefix of the lines of a check's output that are findings; libraries print other lines.
 _MARK = "finding "
 

@@ -17,8 +17,6 @@ from spark_jobs.session.java import choose_java_home
 from statefleet.doctor.findings import Finding, Outcome, emit
 from store_actors.spilling.spill_folder import IN_MEMORY, file_system, free_bytes
 
-__all__ = ["disk_room", "java", "packages", "python", "raydp_jars", "shared_memory", "spill_folder"]
-
 #: Versions of Python that run each of Statefleet's extras.
 _PYTHONS = {"spark35": ("3.11",), "spark4": ("3.12", "3.13")}
 #: Share of the memory that Ray uses for its object store, in /dev/shm.

@@ -19,8 +19,6 @@ from coordinator.storage.uris import normalize_uri, open_object_store
 from statefleet.doctor.findings import Finding, Outcome, emit
 from statefleet.doctor.machine import disk_room
 
-__all__ = ["check_store", "clock", "findings"]
-
 #: Difference of clocks that is reported, in seconds. Half the grace period of cleaning is for clocks that differ.
 _CLOCK_S = 30.0
 

@@ -44,8 +44,6 @@ from statefleet.reads.json_values import key_of, plain
 from statefleet.reads.keys import FoundKey
 from statefleet.reads.state import LiveState
 
-__all__ = ["LiveStateService", "app"]
-
 #: Number of concurrent queries in a replica.
 _LOOK_UPS = 16
 #: How long a query may take, in seconds. A fleet whose coordinator or store actor is replaced answers after a few.

@@ -15,8 +15,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.errors import InvalidRequestError, StateMismatchError
-from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+from coordinator.model.schema import Accumulator, Field, OperatorKind, StateSchema
 from spark_jobs.operators.aggregate import AggregatePlan
 from spark_jobs.plan.aggregate_functions import AggregateExpression, AggregateFunction
 from spark_jobs.plan.catalyst import Expression
@@ -25,8 +26,6 @@ from spark_jobs.plan.logical import Plan
 from spark_jobs.plan.storable import stored, stored_type
 from statefleet.migration.checkpoint import SparkOperator
 from statefleet.migration.columns import check_types, hashed, key_columns, key_name, keys_over, named_columns, store_of
-
-__all__ = ["Buffer", "aggregation_rows", "state_columns", "without"]
 
 #: Setting in the offset log: whether values contain the keys as well (1) or not (2).
 _FORMAT = "spark.sql.streaming.aggregation.stateFormatVersion"

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping
 from spark_jobs.plan.event_time import operators_of, state_of_task
 from spark_jobs.plan.logical import Plan
 
-__all__ = ["aggregations_as_run"]
-
 
 def aggregations_as_run(plan: Plan, spark_plans: Mapping[str, Plan]) -> dict[str, Plan]:
     """Return each aggregation of a query as Spark would run it.

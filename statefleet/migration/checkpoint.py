@@ -23,8 +23,6 @@ from spark_jobs.plan.checkpoint_state import SPARK_DEFAULT_STORE, SparkStore, re
 from spark_jobs.plan.hadoop_files import HadoopFolder, write_query_id
 from spark_jobs.plan.spark_version import SPARK
 
-__all__ = ["JOIN_STORES", "NewCheckpoint", "SparkCheckpoint", "SparkOperator"]
-
 #: File with the query's id, which a new checkpoint has until it is complete.
 _BEGUN = "_importing"
 _PARTITIONS = "spark.sql.shuffle.partitions"

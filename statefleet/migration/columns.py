@@ -16,8 +16,6 @@ from spark_jobs.plan.logical import resolved
 from spark_jobs.worker.exchange import HASH_COLUMN
 from statefleet.migration.checkpoint import SparkOperator
 
-__all__ = ["check_types", "hashed", "keys_over", "named_columns", "store_of"]
-
 
 def store_of(operator: SparkOperator, name: str = SPARK_DEFAULT_STORE, *, has_keys: bool = True) -> SparkStore:
     """Return a store of a Spark operator; see :meth:`SparkOperator.store`.

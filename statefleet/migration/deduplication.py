@@ -13,8 +13,6 @@ from spark_jobs.plan.row_columns import ProjectedPlan
 from statefleet.migration.checkpoint import SparkOperator
 from statefleet.migration.columns import check_types, hashed, key_columns, key_name, keys_over, named_columns, store_of
 
-__all__ = ["deduplication_rows", "limit_rows"]
-
 
 def deduplication_rows(plan: ProjectedPlan, operator: SparkOperator) -> DataFrame:
     """Return the keys of a Spark operator, in the columns of the plan's state.

@@ -15,8 +15,6 @@ from spark_jobs.plan.checkpoint_state import state_rows
 from statefleet.migration.checkpoint import SparkOperator
 from statefleet.migration.columns import check_types, hashed, key_columns, key_name, keys_over, named_columns, store_of
 
-__all__ = ["function_rows"]
-
 
 def function_rows(plan: GroupStatePlan, operator: SparkOperator) -> DataFrame:
     """Return the state and timeouts of a Spark operator by key, in the columns of the plan's store.

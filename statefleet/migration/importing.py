@@ -12,9 +12,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.errors import InvalidRequestError, StateMismatchError, StoreUnavailableError
 from coordinator.model.identities import TaskIdentity
-from coordinator.model.schema import AccumulatorKind, OperatorKind, StateSchema
+from coordinator.model.schema import OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
 from coordinator.service.client import CoordinatorClient
@@ -40,8 +41,6 @@ from statefleet.migration.join import join_rows
 from statefleet.migration.processor_state import processor_rows
 from statefleet.migration.table import check_keys, table_rows
 from store_actors.client.fleet_client import FleetAddress
-
-__all__ = ["Imported", "Importer", "PlannedState"]
 
 
 @dataclass(frozen=True)

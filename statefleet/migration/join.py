@@ -24,8 +24,6 @@ from statefleet.migration.state_reader import KEY, VALUE, read_state, struct_of
 from store_actors.operators.expressions import columns_of
 from store_actors.operators.join_schema import MATCHED_COLUMN, SIDE_COLUMN, JoinOptions, JoinType
 
-__all__ = ["join_rows"]
-
 #: Spark's store of the rows of each side, by key and index; the other store of a side only has their number.
 _ROWS = JOIN_STORES[1::2]
 #: From this format on, one store has those stores as its column families.

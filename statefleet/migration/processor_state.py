@@ -34,8 +34,6 @@ from statefleet.migration.columns import check_types, hashed, key_columns, keys_
 from statefleet.migration.state_reader import KEY, VALUE, key_parts, operator_properties, read_state, struct_of
 from store_actors.messages.requests import StoreSpec
 
-__all__ = ["processor_rows"]
-
 #: A variable's kind by the name that Spark's metadata has for it.
 _KINDS = {f"{kind.name.title()}State": kind for kind in VariableKind}
 _TIMERS = "TimerState"

@@ -17,8 +17,6 @@ from spark_jobs.plan.checkpoint_state import checked_partitions
 from spark_jobs.plan.spark_version import SPARK
 from statefleet.migration.checkpoint import SparkOperator
 
-__all__ = ["KEY", "VALUE", "key_parts", "operator_properties", "read_state", "struct_of"]
-
 #: Columns of the reader with the key's columns, and with the value's, unless these are a collection.
 KEY, VALUE = "key", "value"
 

@@ -26,8 +26,6 @@ from spark_jobs.plan.storable import stored
 from spark_jobs.worker.exchange import HASH_COLUMN
 from statefleet.migration.columns import hashed, key_columns, keys_over
 
-__all__ = ["check_keys", "table_rows"]
-
 
 def _same(value: Column) -> list[Column]:
     return [value]

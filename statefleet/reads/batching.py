@@ -8,13 +8,12 @@ its shard was lost, delays the other keys of its batch for a bounded time only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from coordinator.runtime.runtime import Future, Threads
-
-__all__ = ["Batcher"]
+from coordinator.runtime.runtime import Threads
 
 Key = TypeVar("Key")
 Result = TypeVar("Result")

@@ -10,8 +10,6 @@ from typing import Any
 
 from coordinator.runtime.extras import import_extra
 
-__all__ = ["isolated_database", "lock_settings"]
-
 #: A query may come from any user who may read states, as with ``statefleet sql``; it runs with the rights of the process.
 _SETTINGS = MappingProxyType(
     {

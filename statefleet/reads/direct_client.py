@@ -12,8 +12,6 @@ from multiprocessing import AuthenticationError
 from coordinator.runtime.runtime import Runtime
 from store_actors.connections.direct_calls import DirectAddress, DirectMessages, connect
 
-__all__ = ["DirectClient"]
-
 log = logging.getLogger(__name__)
 
 #: Seconds that a caller waits for a connection or for an answer until it asks by Ray.

@@ -15,8 +15,6 @@ from coordinator.model.errors import InvalidRequestError, SetupError
 from coordinator.runtime.runtime import random_id
 from statefleet.reads.rows import Rows
 
-__all__ = ["export_parquet"]
-
 #: Called with the number of shards that are done, and of rows that are written.
 Progress = Callable[[int, int], object]
 

@@ -10,8 +10,6 @@ import pyarrow.parquet as pq
 
 from statefleet.reads.keys import key_array
 
-__all__ = ["Filter", "column_is", "expression_of"]
-
 #: A filter: an expression over the columns of the view, or a list that :func:`pyarrow.parquet.filters_to_expression` takes.
 Filter: TypeAlias = pc.Expression | list[Any]
 

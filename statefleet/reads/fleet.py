@@ -28,8 +28,6 @@ from statefleet.reads.sql import answer
 from statefleet.reads.state import LiveState
 from statefleet.reads.stored import StoredSource
 
-__all__ = ["LiveFleet", "attach"]
-
 log = logging.getLogger(__name__)
 
 _SCANNERS = 8

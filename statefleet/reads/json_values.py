@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from statefleet.reads.state import LiveState
 
-__all__ = ["cell_text", "key_of", "key_value", "plain"]
-
 
 def plain(value: Any) -> Any:
     """Return a value for JSON: times in ISO 8601, decimals as text, bytes in base64, and numbers that JSON lacks as text."""

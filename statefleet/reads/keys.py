@@ -15,8 +15,6 @@ from coordinator.model.errors import InvalidRequestError
 from statefleet.reads.projections import Projection
 from store_actors.messages.key_queries import FoundRows
 
-__all__ = ["FOUND_COLUMN", "Answers", "FoundKey", "Keys", "key_array", "key_table", "one_row_each"]
-
 #: Last column of :meth:`LiveState.multi_get` where a key has at most one row: whether the key has one.
 FOUND_COLUMN = "__found"
 

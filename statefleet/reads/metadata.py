@@ -14,8 +14,6 @@ from coordinator.model.schema import OperatorKind, StateSchema
 from store_actors.operators.operator_names import operator_name
 from store_actors.operators.view_columns import ViewColumns
 
-__all__ = ["STATE_METADATA", "metadata_of"]
-
 #: Spark's columns, except for the first: a state has a name instead of Spark's number of an operator.
 STATE_METADATA = pa.schema(
     [

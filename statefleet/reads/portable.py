@@ -11,8 +11,6 @@ import pyarrow.compute as pc
 
 from statefleet.reads.shard_reads import ReadVersion
 
-__all__ = ["Opened", "PortableScan", "ray_datasource"]
-
 
 class RowsByShard(Protocol):
     """Rows of a version; see :class:`~statefleet.reads.rows.Rows`."""

@@ -20,8 +20,6 @@ from store_actors.messages.key_queries import is_few
 from store_actors.messages.requests import ReadProjection
 from store_actors.operators.view_columns import ViewColumns
 
-__all__ = ["Projection", "projection_of", "named_part", "parts_of"]
-
 
 @dataclass(frozen=True)
 class Projection:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import polars as pl
     from ray.data import Dataset
 
-__all__ = ["PARTITION_FIELD", "Rows"]
 
 #: Number of the shard that a row is on, where a scan asks for it; named as by Spark's ``statestore`` reader.
 PARTITION_FIELD = pa.field("partition_id", pa.int32(), nullable=False)

@@ -23,8 +23,6 @@ from statefleet.reads.rows import PARTITION_FIELD, Rows
 from statefleet.reads.shard_reads import ReadVersion, ShardReads
 from store_actors.messages.requests import ReadProjection
 
-__all__ = ["StateScans"]
-
 
 class StateScans:
     """The scans of :class:`~statefleet.reads.state.LiveState`.

@@ -28,8 +28,6 @@ from store_actors.messages.key_queries import FoundRows
 from store_actors.messages.requests import ReadRequest
 from store_actors.serving.hot_key_tracker import HottestKeys
 
-__all__ = ["KeyPlan", "ReadVersion", "ShardReads"]
-
 Result = TypeVar("Result")
 
 #: How long a view is used without asking the coordinator, in seconds: a store actor that lost a shard without noticing may be behind

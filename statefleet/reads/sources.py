@@ -23,8 +23,6 @@ from store_actors.messages.key_queries import KeyQuery, KeyResult, KeyResults
 from store_actors.messages.requests import ReadRequest
 from store_actors.serving.hot_key_tracker import HottestKeys
 
-__all__ = ["FleetSource", "StoreActorLostError", "Source"]
-
 Result = TypeVar("Result")
 
 #: How long an answer may take, in seconds: a version that no store actor has in memory is loaded first.

@@ -13,8 +13,6 @@ from coordinator.runtime.extras import import_extra
 from statefleet.reads.databases import isolated_database, lock_settings
 from statefleet.reads.state import LiveState
 
-__all__ = ["answer"]
-
 #: How often the versions of several states are read, until two reads in a row are equal.
 _LOOKS = 20
 #: Type of DESCRIBE, SUMMARIZE and SHOW in DuckDB's parse tree.

@@ -21,8 +21,6 @@ from statefleet.reads.shard_reads import KeyPlan, ReadVersion
 from statefleet.reads.version_diff import Side, differing
 from store_actors.engine.hot_keys import SHARE_COLUMN
 
-__all__ = ["LiveState"]
-
 #: What accessed a key, and the smallest share of all accesses that it can have had.
 HEAT_FIELDS = (pa.field("_met_by", pa.string()), pa.field("_share", pa.float64()))
 

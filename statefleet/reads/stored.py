@@ -28,8 +28,6 @@ from store_actors.serving.reads import Reads
 from store_actors.serving.stored_rows import StoredRows
 from store_actors.spilling.store_memory import UnlimitedMemory
 
-__all__ = ["StoredSource"]
-
 log = logging.getLogger(__name__)
 
 

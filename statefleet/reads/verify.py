@@ -27,8 +27,6 @@ from coordinator.storage.protocol import ObjectStore
 from store_actors.serving.files import decode_file
 from store_actors.serving.reading_order import NoSnapshotError, nothing_in_memory, reading_order
 
-__all__ = ["Damage", "NeededFile", "StateCheck", "StateFiles", "check_files", "files_of", "state_names"]
-
 #: Files that are read at once; each may be as large as a piece of a snapshot.
 _THREADS = 4
 _AHEAD = 8

@@ -21,8 +21,6 @@ from statefleet.reads.rows import Rows
 from statefleet.reads.shard_reads import KeyPlan, ReadVersion, ShardReads
 from store_actors.messages.requests import CHANGE_FIELDS
 
-__all__ = ["Side", "differing"]
-
 #: Returns the statistics of a number of the newest versions, newest first.
 RecentStats: TypeAlias = Callable[[int], tuple[VersionStats, ...]]
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-__all__ = ["Faults", "Kill"]
-
 #: Longest time after the begin of a sink's write at which a store actor is killed, in seconds: a small batch takes less.
 _LATEST_KILL_S = 0.5
 

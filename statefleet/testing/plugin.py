@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from statefleet.testing.query import QueryTester
     from statefleet.testing.session import LocalSession
 
-__all__ = ["pytest_addoption", "query_tester", "statefleet_session"]
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option for seeds."""

@@ -23,8 +23,6 @@ from statefleet.testing.faults import Faults
 from statefleet.testing.results import ResultsDifferError, difference, normal
 from statefleet.testing.source import Input, Inputs
 
-__all__ = ["QueryTester"]
-
 #: Writes the rows of a batch to a sink in a folder: the rows, the batch's number, the folder.
 Write = Callable[[DataFrame, int, Path], Any]
 #: Returns the content of a sink in a folder: a DataFrame, or rows.

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Difference", "ResultsDifferError", "difference", "normal"]
-
 #: Number of rows of each kind that an error shows.
 _SHOWN = 5
 

@@ -9,8 +9,6 @@ from pyspark.sql import types as T
 from coordinator.model.errors import InvalidRequestError
 from spark_jobs.functions.values import Raw, RowValues
 
-__all__ = ["GivenRows"]
-
 
 class GivenRows:
     """Conversion of the rows of an input to tuples of Arrow's values.

@@ -14,8 +14,6 @@ from coordinator.model.errors import SetupError
 from spark_jobs.session.spark_session import start_session, stop_session
 from statefleet.fleet import Fleet, connect
 
-__all__ = ["LocalSession", "local_session"]
-
 _SETTINGS = {"spark.sql.shuffle.partitions": "2"}
 
 

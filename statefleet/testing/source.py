@@ -18,8 +18,6 @@ from spark_jobs.functions.grouped_input import struct_type
 from spark_jobs.plan.spark_version import SPARK
 from statefleet.testing.rows import GivenRows
 
-__all__ = ["Input", "Inputs"]
-
 _FIRST_S = 1_700_000_000
 
 #: A row of an input: the input's name and its values.

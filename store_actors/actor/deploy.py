@@ -19,18 +19,6 @@ from coordinator.service.client import CoordinatorClient
 from coordinator.storage.options import Secrets, StorageOptions
 from store_actors.client.fleet_client import FleetAddress, FleetClient
 
-__all__ = [
-    "CORES_EACH",
-    "actors_for",
-    "deploy_store_actor",
-    "end_fleet",
-    "end_store_actors",
-    "ensure_store_actor",
-    "fleet_client_of",
-    "forward_credentials",
-    "store_metrics",
-]
-
 log = logging.getLogger(__name__)
 
 #: Shards of one node that are worked on at once; more requests queue. Kernels and Arrow release the GIL, so threads

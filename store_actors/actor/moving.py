@@ -16,8 +16,6 @@ from coordinator.placement.move_planner import PlannedMove
 from coordinator.service.calls import Actors, unwrapped
 from coordinator.service.client import CoordinatorClient
 
-__all__ = ["MoveOutcome", "carry_out"]
-
 log = logging.getLogger(__name__)
 
 #: Moves that are under way at once: each needs room for a copy of a shard.

@@ -21,8 +21,6 @@ from coordinator.service.calls import Actors
 from store_actors.messages.requests import ReplicatedCommit
 from store_actors.serving.metrics import StoreMetrics
 
-__all__ = ["Replicator"]
-
 log = logging.getLogger(__name__)
 
 #: Commits on their way to one standby, at most. A standby that falls further behind gets no more until it has caught up. It then takes

@@ -62,8 +62,6 @@ from store_actors.serving.reads import Reads
 from store_actors.serving.storage_proof import StorageProof
 from store_actors.spilling.store_memory import LimitedMemory, StoreMemory, UnlimitedMemory
 
-__all__ = ["SHARDS_AT_ONCE", "StoreActor", "StoreProcess"]
-
 log = logging.getLogger(__name__)
 
 #: Shards of tasks with several that are worked on at once. Most of the time each waits for the object store.

@@ -9,8 +9,6 @@ from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.watermarks import Watermarks
 
-__all__ = ["BatchHeader", "EventTimes", "event_times"]
-
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:

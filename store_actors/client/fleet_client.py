@@ -32,8 +32,6 @@ from store_actors.client.state_store import ReadStateStore, StateStore
 from store_actors.client.store_calls import ApplyCall, ImportCall, OpenCall, SessionCalls, ShardWork, default_store
 from store_actors.messages.requests import OpenRequest, StoreSpec
 
-__all__ = ["FleetAddress", "FleetClient"]
-
 #: Bytes of rows from which on a task sends them before it reads more.
 _GROUP_BYTES = 8 << 20
 

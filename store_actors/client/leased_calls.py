@@ -18,8 +18,6 @@ from coordinator.runtime.runtime import Clock
 from coordinator.service.calls import Actors, unwrapped
 from coordinator.service.client import CoordinatorClient
 
-__all__ = ["DEADLINE_S", "PAUSE_S", "Granted", "LeasedCall", "LeasedCalls", "unavailable"]
-
 Result = TypeVar("Result", covariant=True)
 
 log = logging.getLogger(__name__)

@@ -22,8 +22,6 @@ from store_actors.client.store_calls import ShardWork
 from store_actors.engine.arrays import as_type
 from store_actors.messages.requests import ShardInput
 
-__all__ = ["HandedOver", "OperatorTask", "emitted_rows"]
-
 #: Columns of rows that a task hands over: the number of a row's input, where there are several, and the number of rows that a
 #: partially aggregated one stands for.
 _INPUT = "__input"

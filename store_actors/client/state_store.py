@@ -24,8 +24,6 @@ from store_actors.keyed.checks import Rows
 from store_actors.keyed.row_condition import Condition
 from store_actors.messages.requests import BatchFacts, StoreSpec, Write
 
-__all__ = ["Ask", "ReadStateStore", "StateStore", "store_specs"]
-
 #: A call of a handle's store actor: from a method and its arguments to the result.
 Ask = Callable[..., Any]
 

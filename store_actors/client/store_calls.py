@@ -21,8 +21,6 @@ from store_actors.client.leased_calls import Granted
 from store_actors.client.state_store import StateStore
 from store_actors.messages.requests import ApplyRequest, OpenRequest, ShardInput, StoreSpec
 
-__all__ = ["ApplyCall", "ImportCall", "OpenCall", "SessionCalls", "ShardWork", "default_store"]
-
 
 @dataclass(frozen=True, slots=True)
 class ShardWork:

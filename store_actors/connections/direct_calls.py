@@ -27,8 +27,6 @@ from queue import SimpleQueue
 
 from coordinator.runtime.runtime import Clock, Runtime
 
-__all__ = ["DirectAddress", "DirectMessages", "DirectServer", "accept_each", "connect", "end_listening"]
-
 log = logging.getLogger(__name__)
 
 #: Connections of a store actor at once, each with a thread that waits.

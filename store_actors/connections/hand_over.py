@@ -42,8 +42,6 @@ from store_actors.client.operator_task import HandedOver
 from store_actors.connections import unsafe_rows
 from store_actors.connections.direct_calls import accept_each, end_listening
 
-__all__ = ["HandOverServer", "Serve", "address_of", "hand_over_server", "sockets_of"]
-
 log = logging.getLogger(__name__)
 
 #: What follows: rows, the end of the answer, or the text of an error; after rows there is another of these.

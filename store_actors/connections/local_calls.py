@@ -9,8 +9,6 @@ from typing import Any
 from coordinator.runtime.runtime import Pool, Runtime
 from coordinator.service.calls import RayActors
 
-__all__ = ["LocalActors"]
-
 #: Calls of tasks at once; a node has as many tasks as cores.
 _AT_ONCE = 64
 

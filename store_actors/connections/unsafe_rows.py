@@ -24,8 +24,6 @@ from store_actors.engine.nested import is_text
 from store_actors.engine.pieces import cut
 from store_actors.engine.words import text_buffers, validity
 
-__all__ = ["are_supported", "read_blocks", "write_blocks", "write_end"]
-
 _LENGTH = struct.Struct(">i")
 _LOW32, _S32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 _WORD_BITS = 64

@@ -24,8 +24,6 @@ from store_actors.engine.index_kernels import (
 )
 from store_actors.engine.op_code_kernels import OpCode
 
-__all__ = ["ACCUMULATE_WORDS", "accumulate"]
-
 ACCUMULATE_WORDS = 12  # columns of the `ops` table of `accumulate`
 
 u64_1, u64_2, i64_1, i64_2 = uint64[::1], uint64[:, ::1], int64[::1], int64[:, ::1]

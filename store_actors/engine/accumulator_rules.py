@@ -13,8 +13,6 @@ from enum import Enum, auto
 from coordinator.model.accumulator_kinds import AccumulatorKind
 from store_actors.engine.op_code_kernels import OpCode
 
-__all__ = ["RULES", "Ordering", "Rule", "StateForm"]
-
 
 class Ordering(Enum):
     """The comparison of a type's values, as 64-bit words."""

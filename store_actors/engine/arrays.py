@@ -6,8 +6,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["Bytes", "Mask", "Slots", "Words", "as_type", "whole_numbers"]
-
 #: Rows, keys and values as 64-bit words (``words.py``).
 Words = npt.NDArray[np.uint64]
 #: Places of rows in a table, and other whole numbers.

@@ -17,8 +17,6 @@ from store_actors.engine.pieces import cut
 from store_actors.engine.strings import StringPool
 from store_actors.engine.table import GroupTable
 
-__all__ = ["compact_together"]
-
 #: Bytes of a string in a pool besides its own.
 _STRING_BYTES = 24
 #: Bytes of strings that are copied at once.

@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-__all__ = ["KERNELS", "drop_stale", "is_compiled", "warm", "warm_with_progress"]
-
 #: Folder of the store actors' kernels.
 KERNELS = Path(__file__).parent / "engine"
 

@@ -14,8 +14,6 @@ from numba.types import Tuple, float64, int64, uint8, uint64
 from store_actors.engine.index_kernels import _ZERO
 from store_actors.engine.list_kernels import _capacity
 
-__all__ = ["append_counted", "choose", "merge_counted", "most_frequent"]
-
 #: Lists that are full are looked through for repeated values from this length on.
 _COMBINED_FROM = 8
 

@@ -15,9 +15,6 @@ import numpy as np
 from store_actors.engine.arrays import Slots
 from store_actors.engine.memory import HEAP, Memory
 
-__all__ = ["NEVER", "ExpiryQueue"]
-
-
 #: Expiry of a row that never expires, in microseconds.
 NEVER = np.iinfo(np.int64).max
 #: A queue with fewer entries than this is not rebuilt.

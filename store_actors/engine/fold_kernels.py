@@ -13,8 +13,6 @@ from store_actors.engine.nested_kernels import compare_nested
 from store_actors.engine.op_code_kernels import OpCode
 from store_actors.engine.sketch_kernels import sketch_step
 
-__all__ = ["bytes_less", "decimal_less", "fold_step", "sum_registers"]
-
 _ONE = np.uint64(1)
 _ZERO = np.uint64(0)
 _INT_MAX = 2**31 - 1

@@ -18,8 +18,6 @@ from store_actors.engine.lists import ListPool
 from store_actors.engine.memory import Memory
 from store_actors.engine.strings import StringPool
 
-__all__ = ["FrozenRows"]
-
 
 class Freezable(Protocol):
     """The methods of a table that its frozen rows call."""

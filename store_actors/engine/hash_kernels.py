@@ -29,16 +29,6 @@ from numba.types import int64, uint8, uint64
 from store_actors.engine.arrays import Words
 from store_actors.engine.machine_kernels import load_word, upper_product
 
-__all__ = [
-    "ELEMENT_SECRETS",
-    "STRING_SECRETS",
-    "hash_element",
-    "hash_row",
-    "hash_string",
-    "row_secrets",
-    "secret_words",
-]
-
 #: Secret words of :func:`hash_element` and of :func:`hash_string`.
 ELEMENT_SECRETS = 5
 STRING_SECRETS = 4

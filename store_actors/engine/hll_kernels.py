@@ -17,8 +17,6 @@ from numba.types import Tuple, float64, int64, uint8, uint64
 
 from store_actors.engine.list_kernels import _capacity
 
-__all__ = ["combine", "coupons_of_longs", "coupons_of_texts", "marked", "merge", "open_sketches", "write_sketches"]
-
 _LOW32 = np.uint64(0xFFFFFFFF)
 _ZERO = np.uint64(0)
 #: Coupons are not smaller.

@@ -14,8 +14,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["COUNTERS", "SHARE_COLUMN", "HotKeys"]
-
 #: Keys that are kept.
 COUNTERS = 64
 #: Batches that are counted all; after them, the part of a summary.

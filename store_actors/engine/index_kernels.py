@@ -26,21 +26,6 @@ from numba.types import boolean, int64, uint8, uint64
 from store_actors.engine.hash_kernels import hash_row
 from store_actors.engine.machine_kernels import prefetch
 
-__all__ = [
-    "FLAG_BITS",
-    "LIVE",
-    "evict",
-    "grow_index",
-    "hash_tags",
-    "home",
-    "live_flags",
-    "live_slots",
-    "lookup",
-    "prefetch_rows",
-    "reindex",
-    "remove",
-]
-
 LIVE = np.uint64(1 << 31)
 FLAG_BITS = 31
 

@@ -8,8 +8,6 @@ from store_actors.engine.arrays import Words
 from store_actors.engine.index_kernels import grow_index
 from store_actors.engine.memory import Memory, blocks
 
-__all__ = ["index_room", "larger_index", "new_index"]
-
 #: How full an index may be: beyond that linear probing gets slow.
 _FULL = 0.85
 #: An index doubles below this size. Then it grows by a quarter: it is 0.77 full on average, and each entry was moved four times.

@@ -21,8 +21,6 @@ from store_actors.engine.list_kernels import FLOAT_SET, LIST, SET
 from store_actors.engine.nested import is_text, parts_of
 from store_actors.engine.op_code_kernels import OpCode
 
-__all__ = ["Feed", "FieldSlot", "ListSlot", "RowLayout", "Sketch", "all_words", "stored_type", "words_of"]
-
 #: State fields of a correlation; a covariance has fewer.
 _CORRELATION_FIELDS = 6
 #: Steps that compare arrays and structs.

@@ -18,21 +18,6 @@ from numba.types import Tuple, boolean, int64, uint8, uint32, uint64
 from store_actors.engine.hash_kernels import hash_element
 from store_actors.engine.index_kernels import _ONE, _ZERO
 
-__all__ = [
-    "FLOAT_SET",
-    "LIST",
-    "SET",
-    "append",
-    "gather",
-    "make_indexes",
-    "mark",
-    "measure",
-    "merge",
-    "renumber",
-    "room",
-    "store",
-]
-
 #: Kinds of lists: any elements; distinct elements; distinct floats, compared as in Spark: -0.0 equals 0.0, and no NaN equals another.
 LIST, SET, FLOAT_SET = 0, 1, 2
 #: Elements that are looked through one by one.

@@ -16,8 +16,6 @@ from store_actors.engine.nested import decode_nested, is_text
 from store_actors.engine.strings import StringPool
 from store_actors.engine.words import check_countable, decode_column, encode_column
 
-__all__ = ["ListPool", "element_words"]
-
 
 class ListPool:
     """The elements of all lists of a table; a row has two words of each list: its extent, and its length.

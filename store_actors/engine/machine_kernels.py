@@ -12,8 +12,6 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.types import boolean, int64, uint8, uint64
 
-__all__ = ["copy_bytes", "load_word", "prefetch", "same_bytes", "store_word", "upper_product"]
-
 _BIT, _BYTE, _INT, _WORD, _WIDE = (cgutils.ir.IntType(bits) for bits in (1, 8, 32, 64, 128))
 _WORD_BYTES = 8
 u8_1 = uint8[::1]

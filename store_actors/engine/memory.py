@@ -16,8 +16,6 @@ import numpy.typing as npt
 
 from store_actors.engine.pieces import PIECE_BYTES
 
-__all__ = ["HEAP", "Memory", "blocks", "steps"]
-
 #: Bytes of an array that are as much as one place of a step, when they are looked at one after the other.
 _PIECE_OF_A_STEP = 1 << 16
 _CACHE_LINE = 64

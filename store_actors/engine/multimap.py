@@ -21,8 +21,6 @@ from store_actors.engine.memory import HEAP, Memory, blocks, steps
 from store_actors.engine.table import GroupTable, Touched
 from store_actors.engine.versions import VersionedTable
 
-__all__ = ["ROW_COLUMN", "MultimapTable", "MultiTable"]
-
 
 class MultimapTable(GroupTable):
     """A table whose rows are also found by their leading key columns.

@@ -19,8 +19,6 @@ from store_actors.engine.index_kernels import (
 )
 from store_actors.engine.machine_kernels import prefetch
 
-__all__ = ["first_n_of_each", "first_of_each", "largest_number", "link", "match", "number_keys", "unlink"]
-
 _BLOCK = 256
 
 u64_1, u64_2, i64_1 = uint64[::1], uint64[:, ::1], int64[::1]

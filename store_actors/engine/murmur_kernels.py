@@ -14,8 +14,6 @@ import numpy as np
 from numba import njit, void
 from numba.types import Array, int32, int64, uint8, uint32, uint64
 
-__all__ = ["hash_bytes", "hash_ints", "hash_longs", "hash_wide"]
-
 _C1, _C2 = np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
 _M1, _M2, _ADDED, _FIVE = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35), np.uint32(0xE6546B64), np.uint32(5)
 _S13, _S15, _S16, _S17, _S19 = np.uint32(13), np.uint32(15), np.uint32(16), np.uint32(17), np.uint32(19)

@@ -23,8 +23,6 @@ from store_actors.engine.arrays import Bytes, Slots
 from store_actors.engine.machine_kernels import copy_bytes
 from store_actors.engine.part_kind_kernels import PartKind
 
-__all__ = ["decode_nested", "encode_nested", "is_text", "nested_keys", "parts_of"]
-
 Lengths: TypeAlias = npt.NDArray[np.int32]
 
 u8_1 = uint8[::1]

@@ -16,8 +16,6 @@ from numba.types import float64, int64, uint8
 
 from store_actors.engine.part_kind_kernels import PartKind
 
-__all__ = ["compare_nested"]
-
 i64_1, i64_2, u8_1 = int64[::1], int64[:, ::1], uint8[::1]
 
 

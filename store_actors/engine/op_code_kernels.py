@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["OpCode"]
-
 
 class OpCode(IntEnum):
     """Steps of ``accumulate_kernels``, ``fold_kernels`` and ``sketch_kernels``; each code is compared by its name there.

@@ -18,9 +18,6 @@ from store_actors.engine.arrays import Mask, Words
 from store_actors.engine.layout import FieldSlot, RowLayout
 from store_actors.engine.strings import StringPool
 
-__all__ = ["RowOrder", "sorts_before"]
-
-
 _SIGN = np.uint64(1 << 63)
 _NAN = np.array([np.nan]).view(np.uint64)[0] & ~_SIGN
 

@@ -10,8 +10,6 @@ from store_actors.engine.accumulator_rules import RULES
 from store_actors.engine.arrays import Words
 from store_actors.engine.layout import RowLayout
 
-__all__ = ["check_overflow"]
-
 
 def check_overflow(layout: RowLayout, rows: Words) -> None:
     """Refuse rows in which a checked sum has overflowed: it is null though a value came.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["packed", "unpacked"]
-
 
 def packed(array: pa.Array) -> pa.Array:
     """Return the values as binaries; null stays null."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["PartKind"]
-
 
 class PartKind(IntEnum):
     """Kinds that ``nested_kernels`` compares, each by its name there. A kind takes the last three bits of a part's line.

@@ -9,8 +9,6 @@ import pyarrow as pa
 
 from store_actors.engine.arrays import Slots
 
-__all__ = ["PIECE_BYTES", "batches", "cut"]
-
 #: Bytes of a piece in all its columns, by default: half of what Arrow, and Spark's JVM, take at once.
 PIECE_BYTES = 1 << 30
 

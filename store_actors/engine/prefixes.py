@@ -10,8 +10,6 @@ from store_actors.engine.larger_index import new_index
 from store_actors.engine.memory import HEAP
 from store_actors.engine.table import GroupTable
 
-__all__ = ["PrefixMatch"]
-
 _ALL_BITS = np.uint64((1 << 64) - 1)
 
 

@@ -9,14 +9,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from coordinator.model.schema import Accumulator, AccumulatorKind, StateSchema
+from coordinator.model.accumulator_kinds import AccumulatorKind
+from coordinator.model.schema import Accumulator, StateSchema
 from coordinator.model.type_names import string_to_type
 from store_actors.engine import count_kernels, fold_kernels
 from store_actors.engine.arrays import Mask, Words, whole_numbers
 from store_actors.engine.nested import nested_keys
 from store_actors.engine.sketches import sketch_bytes
-
-__all__ = ["results_of"]
 
 
 def results_of(rows: pa.Table, schema: StateSchema) -> pa.Table:

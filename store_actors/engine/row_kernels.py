@@ -23,8 +23,6 @@ from store_actors.engine.index_kernels import (
 )
 from store_actors.engine.machine_kernels import prefetch
 
-__all__ = ["differing", "gather", "insert", "put", "take_columns", "upsert"]
-
 #: Rows that are on their way to the cache.
 _AHEAD = 24
 

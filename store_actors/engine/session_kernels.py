@@ -16,8 +16,6 @@ from numba.types import Tuple, boolean, int64, uint8, uint64
 from store_actors.engine.accumulate_kernels import _fold_block
 from store_actors.engine.index_kernels import _BLOCK
 
-__all__ = ["arrange", "cut", "fold"]
-
 #: Events that are sorted by insertion, before sorted runs of them are merged.
 _RUN = 16
 

@@ -8,8 +8,6 @@ from numba.types import float64, int64, uint64
 
 from store_actors.engine.op_code_kernels import OpCode
 
-__all__ = ["sketch_step"]
-
 _S32 = np.uint64(32)
 _LOW32 = np.uint64(0xFFFFFFFF)
 #: Hashes of integers are taken modulo a prime, which is one less than a power of two.

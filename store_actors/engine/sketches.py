@@ -12,8 +12,6 @@ from store_actors.engine.layout import Sketch
 from store_actors.engine.strings import StringPool
 from store_actors.engine.words import check_countable
 
-__all__ = ["opened", "sketch_bytes"]
-
 
 def opened(sketch: Sketch, words: Words, valid: Bytes, pool: StringPool) -> tuple[Words, Slots, Slots]:
     """Lists of the values of a column, or of the sketches that they are: all their elements, where each begins, and its length.

@@ -20,8 +20,6 @@ import pyarrow.compute as pc
 from store_actors.engine import murmur_kernels
 from store_actors.engine.arrays import Bytes, Mask, Slots
 
-__all__ = ["SEED", "shards_of", "spark_hash"]
-
 #: Spark's seed.
 SEED = 42
 

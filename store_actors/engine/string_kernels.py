@@ -10,8 +10,6 @@ from store_actors.engine.hash_kernels import hash_string
 from store_actors.engine.index_kernels import find_tag, home, next_position
 from store_actors.engine.machine_kernels import copy_bytes, prefetch, same_bytes
 
-__all__ = ["find", "gather", "intern", "measure"]
-
 _LOW32 = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
 _ZERO = np.uint64(0)

@@ -12,8 +12,6 @@ from store_actors.engine.hash_kernels import STRING_SECRETS, secret_words
 from store_actors.engine.larger_index import index_room, larger_index, new_index
 from store_actors.engine.memory import HEAP, Memory, steps
 
-__all__ = ["StringPool"]
-
 #: From this size on, in bytes, an arena grows by half: at most a third of it is spare.
 _LARGE = 1 << 26
 

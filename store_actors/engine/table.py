@@ -24,8 +24,6 @@ from store_actors.engine.memory import HEAP, Memory, blocks, steps
 from store_actors.engine.sketches import opened
 from store_actors.engine.word_rows import EncodedBatch, WordRows
 
-__all__ = ["GroupTable", "Touched"]
-
 #: Bytes of rows that are overwritten at once, at most: states of many words would need room for every row of a batch.
 _UNDO_BYTES = 1 << 27
 #: Fewest keys that are put in order first, where that pays.

@@ -18,8 +18,6 @@ from store_actors.engine.table import GroupTable
 from store_actors.engine.version_view import VersionView
 from store_actors.engine.versions import Frozen, VersionedTable, frozen_pieces
 
-__all__ = ["Found", "ShardView", "TableView"]
-
 _Columns = tuple[list[FieldSlot], pa.Schema]
 
 #: The index of each row's key among the queried keys, in ascending order; and the rows.

@@ -8,8 +8,6 @@ from numba.types import boolean, int64, uint8, uint64
 
 from store_actors.engine.machine_kernels import copy_bytes, load_word, store_word
 
-__all__ = ["copy_texts", "find_rows", "put_texts", "read_words", "write_words"]
-
 _WORD = 8
 _LOW32 = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)

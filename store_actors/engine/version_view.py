@@ -15,8 +15,6 @@ from store_actors.engine.prefixes import PrefixMatch
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import VersionedTable
 
-__all__ = ["VersionView"]
-
 _LOW32 = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
 #: Version stamp of an overlay's row whose key the version does not have.

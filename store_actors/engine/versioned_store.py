@@ -10,8 +10,6 @@ import pyarrow as pa
 from coordinator.model.schema import StateSchema
 from store_actors.engine.versions import Frozen
 
-__all__ = ["Loadable", "VersionedStore"]
-
 
 class Loadable(Protocol):
     """A store, empty or at some version, that takes the rows of files."""

@@ -26,21 +26,6 @@ from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.pieces import batches
 from store_actors.engine.table import GroupTable
 
-__all__ = [
-    "CHANGE_COLUMN",
-    "REMOVED",
-    "RETAINED_VERSIONS",
-    "UPDATED",
-    "UPDATED_AND_REMOVED",
-    "Change",
-    "Compaction",
-    "Frozen",
-    "UndoPart",
-    "VersionStep",
-    "VersionedTable",
-    "frozen_pieces",
-]
-
 RETAINED_VERSIONS = 2
 
 #: Last column of a delta: what the batch did to the row's group.

@@ -22,8 +22,6 @@ from store_actors.engine.pieces import batches, cut
 from store_actors.engine.strings import StringPool
 from store_actors.engine.words import decode_column, encode_column, validity
 
-__all__ = ["EncodedBatch", "WordRows"]
-
 #: Times the bytes of words that rows take on their way out: as Arrow data, in a file, and as the bytes of that.
 _DECODED = 3
 

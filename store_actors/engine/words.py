@@ -27,8 +27,6 @@ from store_actors.engine.layout import words_of
 from store_actors.engine.nested import encode_nested, is_text
 from store_actors.engine.strings import StringPool
 
-__all__ = ["check_countable", "decode_column", "encode_column", "text_buffers", "validity"]
-
 #: Arrow counts the bytes of a column of strings, and the elements of one of lists, in 32 bits.
 _MOST = 2**31 - 1
 

@@ -12,8 +12,6 @@ from coordinator.model.schema import Field
 from coordinator.model.type_names import string_to_type
 from store_actors.engine.pieces import batches
 
-__all__ = ["Rows", "checked_table", "key_batch", "value_array"]
-
 Rows: TypeAlias = "pa.RecordBatch | pa.Table"
 
 

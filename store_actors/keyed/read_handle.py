@@ -15,8 +15,6 @@ from store_actors.keyed.checks import Rows, checked_table, key_batch
 from store_actors.keyed.table import KeyedTable, RowScan
 from store_actors.keyed.view import KeyedView
 
-__all__ = ["BATCH_ROWS", "FOUND_COLUMN", "HandleState", "KeyedMetrics", "ReadHandle", "Reads"]
-
 #: Largest number of rows in a batch of a scan, unless the caller says otherwise.
 BATCH_ROWS = 1 << 16
 #: Last column of ``multi_get``: whether the key is there.

@@ -12,8 +12,6 @@ import pyarrow.compute as pc
 from coordinator.model.errors import InvalidRequestError
 from store_actors.engine.arrays import Mask
 
-__all__ = ["Condition", "matches"]
-
 #: A ``pyarrow.compute`` expression over key and value columns, or a function that gives a boolean for every row of a batch.
 Condition: TypeAlias = "pc.Expression | Callable[[pa.RecordBatch], pa.Array | Mask]"
 

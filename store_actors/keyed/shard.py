@@ -29,23 +29,10 @@ from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.table_view import ShardView, TableView
 from store_actors.engine.versions import CHANGE_COLUMN, Change, Frozen, frozen_pieces
 from store_actors.keyed.checks import checked_table
-from store_actors.keyed.read_handle import BATCH_ROWS, FOUND_COLUMN, HandleState, KeyedMetrics, ReadHandle
+from store_actors.keyed.read_handle import ReadHandle
 from store_actors.keyed.table import KeyedTable
-from store_actors.keyed.update_handle import ADDED, CHANGED, GONE, UpdateHandle
+from store_actors.keyed.update_handle import UpdateHandle
 from store_actors.keyed.view import KeyedView
-
-__all__ = [
-    "ADDED",
-    "BATCH_ROWS",
-    "CHANGED",
-    "FOUND_COLUMN",
-    "GONE",
-    "HandleState",
-    "KeyedMetrics",
-    "KeyedShard",
-    "ReadHandle",
-    "UpdateHandle",
-]
 
 
 class KeyedShard:

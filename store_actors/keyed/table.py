@@ -25,9 +25,6 @@ from store_actors.engine.strings import StringPool
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, UndoPart, VersionedTable, VersionStep
 
-__all__ = ["DueRows", "KeyedTable", "NetChange", "RowScan"]
-
-
 _LOW32 = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
 

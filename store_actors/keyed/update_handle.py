@@ -16,8 +16,6 @@ from store_actors.keyed.read_handle import BATCH_ROWS, HandleState, Reads
 from store_actors.keyed.row_condition import Condition, matches
 from store_actors.keyed.table import KeyedTable
 
-__all__ = ["ADDED", "CHANGED", "GONE", "UpdateHandle"]
-
 #: Values of ``__change`` in :meth:`UpdateHandle.updates`.
 ADDED, CHANGED, GONE = "added", "changed", "removed"
 

@@ -15,9 +15,6 @@ from store_actors.engine.words import encode_column, validity
 from store_actors.keyed.checks import value_array
 from store_actors.keyed.table import KeyedTable, RowScan
 
-__all__ = ["KeyedView"]
-
-
 #: String types with 64-bit offsets, as all keys of a column together may have more than 2 GiB.
 _LARGE_TYPES = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 

@@ -22,8 +22,6 @@ from coordinator.model.errors import StateStoreError
 from coordinator.model.identities import StateStoreId
 from store_actors.messages.requests import ReadRequest, is_json
 
-__all__ = ["FoundRows", "KeyQuery", "KeyResult", "KeyResults", "is_few"]
-
 #: Rows of at most so many bytes are few.
 _FEW_BYTES = 1 << 15
 #: Before the JSON of what is encoded, its length.

@@ -18,24 +18,6 @@ from coordinator.model.schema import Field, OperatorKind, StateSchema
 from coordinator.model.stored_json import from_json
 from coordinator.model.watermarks import Watermarks
 
-__all__ = [
-    "CHANGE_FIELDS",
-    "DELETE",
-    "UPSERT",
-    "ApplyRequest",
-    "BatchFacts",
-    "ReplicatedCommit",
-    "TransferredStore",
-    "Transfer",
-    "OpenRequest",
-    "ReadProjection",
-    "ReadRequest",
-    "ShardInput",
-    "StoreSpec",
-    "Write",
-    "is_json",
-]
-
 #: What changes are shown with, after a row's columns: what was done to it (`UPSERT`, or `DELETE`, which shows it as it was last), by
 #: which version, and when that was committed. Named as in Delta Lake's change data feed.
 CHANGE_FIELDS = (

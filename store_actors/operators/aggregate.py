@@ -34,8 +34,6 @@ from store_actors.engine.versions import (
 from store_actors.engine.word_rows import EncodedBatch
 from store_actors.messages.requests import ShardInput
 
-__all__ = ["AggregateShard", "output_of"]
-
 
 class AggregateShard(VersionedTable):
     """Groups of one partition at its newest version, with the way back to the versions before.

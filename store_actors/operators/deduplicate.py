@@ -32,8 +32,6 @@ from store_actors.engine.versions import (
 )
 from store_actors.messages.requests import ShardInput
 
-__all__ = ["DeduplicateShard"]
-
 
 class DeduplicateShard(VersionedTable):
     """Keys seen by one partition.

@@ -49,8 +49,6 @@ from store_actors.engine.packed_values import unpacked
 from store_actors.operators import numbers
 from store_actors.operators.numbers import Datum, UnfitError
 
-__all__ = ["ExpressionTree", "Node", "NotComputableError", "columns_of"]
-
 Node: TypeAlias = Mapping[str, Any]
 Columns: TypeAlias = Mapping[str, pa.Array]
 

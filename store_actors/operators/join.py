@@ -35,8 +35,6 @@ from store_actors.operators.join_condition import PairCondition
 from store_actors.operators.join_schema import JoinOptions, JoinType
 from store_actors.operators.join_side import JoinSide, SideRows
 
-__all__ = ["JoinShard"]
-
 
 class JoinShard:
     """Both sides of a join in one partition at the newest version, with the undo of the versions before.

@@ -11,8 +11,6 @@ from coordinator.model.errors import InvalidRequestError
 from store_actors.engine.arrays import Mask
 from store_actors.operators.expressions import ExpressionTree, Node, NotComputableError
 
-__all__ = ["PairCondition"]
-
 
 class PairCondition:
     """A compiled condition.

@@ -29,10 +29,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from coordinator.model.schema import ROW_COLUMN, Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+from coordinator.model.accumulator_kinds import AccumulatorKind
+from coordinator.model.schema import ROW_COLUMN, Accumulator, Field, OperatorKind, StateSchema
 from store_actors.operators.expressions import columns_of
-
-__all__ = ["MATCHED_COLUMN", "SIDE_COLUMN", "JoinOptions", "JoinType", "join_schema"]
 
 #: Which side a row of state is of: 0 left, 1 right.
 SIDE_COLUMN = "__side"

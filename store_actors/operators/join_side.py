@@ -9,20 +9,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.errors import InvalidRequestError
-from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.model.schema import ROW_COLUMN, Accumulator, Field, StateSchema
 from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.layout import FieldSlot
 from store_actors.engine.memory import Memory
-from store_actors.engine.multimap import ROW_COLUMN, MultiTable
+from store_actors.engine.multimap import MultiTable
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import UndoPart, VersionStep
 from store_actors.engine.words import decode_column
 from store_actors.operators.join_schema import MATCHED_COLUMN, SIDE_COLUMN, JoinOptions, JoinType
-
-__all__ = ["JoinSide", "SideRows"]
 
 
 @dataclass(slots=True)

@@ -22,8 +22,6 @@ from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change, UndoPart, VersionedTable
 from store_actors.messages.requests import ShardInput
 
-__all__ = ["LimitShard"]
-
 
 class LimitShard(VersionedTable):
     """The number of rows that were emitted.

@@ -20,8 +20,6 @@ from store_actors.operators.limit import LimitShard
 from store_actors.operators.session_windows import SessionShard
 from store_actors.operators.top import top_shard
 
-__all__ = ["OperatorShard", "make_shard", "view_of"]
-
 
 class OperatorShard(VersionedStore, Protocol):
     """A shard of a stateful operator. Life of a batch: :meth:`apply`, then :meth:`commit` or :meth:`abort`."""

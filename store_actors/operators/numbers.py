@@ -14,26 +14,6 @@ import pyarrow.compute as pc
 
 from store_actors.engine.arrays import whole_numbers
 
-__all__ = [
-    "Datum",
-    "UnfitError",
-    "absolute",
-    "as_array",
-    "bias",
-    "cast",
-    "ceiling",
-    "check_alike",
-    "computed",
-    "divided_to_nearest",
-    "floor",
-    "logarithm",
-    "negated",
-    "on_arrays",
-    "rounded",
-    "square_root",
-    "timestamp",
-]
-
 #: A value for each row, or one for all.
 Datum: TypeAlias = "pa.Array | pa.Scalar"
 Doubles: TypeAlias = npt.NDArray[np.float64]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from coordinator.model.schema import OperatorKind, StateSchema
 
-__all__ = ["operator_name"]
-
 #: Spark's own operator of the kind; those that Spark does not have are named as their methods are.
 _NAMES = {
     OperatorKind.AGGREGATE: "stateStoreSave",

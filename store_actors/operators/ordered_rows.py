@@ -16,8 +16,6 @@ from store_actors.engine.ordering import RowOrder
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, UPDATED_AND_REMOVED, VersionedTable
 from store_actors.operators.top_schema import RANK_COLUMN
 
-__all__ = ["OrderedRows"]
-
 
 class OrderedRows(VersionedTable):
     """Rows of one partition of a ``topN`` or ``keepLast``; its subclasses say how a batch changes them.

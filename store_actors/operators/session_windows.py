@@ -22,20 +22,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from coordinator.model.schema import StateSchema
+from coordinator.model.schema import ROW_COLUMN, StateSchema
 from store_actors.engine import session_kernels
 from store_actors.engine.arrays import Bytes, Mask, Slots, Words
 from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.layout import Feed
 from store_actors.engine.memory import HEAP, Memory
-from store_actors.engine.multimap import ROW_COLUMN, MultiTable
+from store_actors.engine.multimap import MultiTable
 from store_actors.engine.overflow import check_overflow
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, UPDATED_AND_REMOVED, Change, UndoPart
 from store_actors.engine.word_rows import EncodedBatch
 from store_actors.messages.requests import ShardInput
-
-__all__ = ["MERGED", "SessionShard"]
 
 #: Change of a session that was merged into another one; the row has its values before that.
 MERGED = 3

@@ -26,19 +26,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from coordinator.model.errors import StateMismatchError
-from coordinator.model.schema import StateSchema
+from coordinator.model.schema import ROW_COLUMN, StateSchema
 from store_actors.engine import multimap_kernels as chain_kernels
 from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.memory import HEAP, Memory
-from store_actors.engine.multimap import ROW_COLUMN, MultiTable
+from store_actors.engine.multimap import MultiTable
 from store_actors.engine.ordering import sorts_before
 from store_actors.engine.versions import Change, UndoPart
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.ordered_rows import OrderedRows
-
-__all__ = ["FirstShard", "TopShard", "top_shard"]
-
 
 #: Arrival of a batch's rows: after all rows of the state.
 _NEW = np.int64(1 << 62)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.errors import InvalidRequestError
-from coordinator.model.schema import ROW_COLUMN, Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
-
-__all__ = ["RANK_COLUMN", "top_schema"]
+from coordinator.model.schema import ROW_COLUMN, Accumulator, Field, OperatorKind, StateSchema
 
 #: Place of a row in its partition, from 1.
 RANK_COLUMN = "rank"

@@ -34,8 +34,6 @@ from store_actors.messages.requests import StoreSpec
 from store_actors.operators.expressions import ExpressionTree, Node, NotComputableError
 from store_actors.operators.view_keys import leaves_of_keys
 
-__all__ = ["ViewColumns"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Plan:

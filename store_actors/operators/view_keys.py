@@ -12,8 +12,6 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import Field
 from store_actors.operators.expressions import Node
 
-__all__ = ["leaves_of_keys"]
-
 #: Types between which a key's values may be cast, each family by itself.
 _FAMILIES = (
     lambda kind: pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind),

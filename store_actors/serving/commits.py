@@ -28,8 +28,6 @@ from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.transactions import Delta, Transaction
 
-__all__ = ["CommitReplicator", "Commits"]
-
 log = logging.getLogger(__name__)
 
 #: Number of deltas that are written in parallel.

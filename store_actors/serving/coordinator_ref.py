@@ -9,8 +9,6 @@ from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.identities import StateStoreId, StateStoreProviderId
 from coordinator.model.load_plans import InstancePlans, LoadPlans
 
-__all__ = ["CoordinatorRef"]
-
 
 class CoordinatorRef(Protocol):
     """The coordinator; each call may be repeated without harm."""

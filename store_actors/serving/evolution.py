@@ -33,8 +33,6 @@ from store_actors.messages.requests import StoreSpec
 from store_actors.serving.files import schema_of
 from store_actors.serving.loading import IN_MEMORY
 
-__all__ = ["EvolvingStore", "evolve", "evolve_groups", "groups_adapter"]
-
 
 def groups_adapter(plan: LoadPlan, schema: StateSchema) -> Callable[[pa.Table, str], pa.Table]:
     """Return a function that converts the rows of an aggregation's file, whose name is its second argument, to a query's schema.

@@ -26,21 +26,6 @@ from coordinator.model.schema import StateSchema
 from coordinator.model.stored_json import from_json
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
 
-__all__ = [
-    "PIECE_BYTES",
-    "EncodedPiece",
-    "as_snapshot",
-    "corrupt_file",
-    "decode_file",
-    "delta_path",
-    "identity_in_state",
-    "encode_delta",
-    "encode_snapshot",
-    "room_of",
-    "schema_of",
-    "snapshot_path",
-]
-
 _METADATA_KEY = b"statefleet"
 #: Uncompressed bytes of rows at which a file of a snapshot ends and the next begins: writing a snapshot needs little memory.
 PIECE_BYTES = 1 << 26

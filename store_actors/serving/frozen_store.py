@@ -13,8 +13,6 @@ from coordinator.model.schema import StateSchema
 from coordinator.runtime.runtime import Lock
 from store_actors.engine.versions import Frozen
 
-__all__ = ["FrozenStore", "tables_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class FrozenStore:

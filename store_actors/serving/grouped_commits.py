@@ -22,8 +22,6 @@ from coordinator.model.errors import StateStoreError
 from coordinator.model.identities import TaskIdentity
 from coordinator.runtime.runtime import Clock, Lock
 
-__all__ = ["GroupedCommits"]
-
 #: Sends commits of a state to the coordinator; returns the outcome of each commit.
 Send = Callable[[str, Sequence[PartitionCommit]], Sequence[AcceptedCommits | StateStoreError]]
 

@@ -12,8 +12,6 @@ import pyarrow as pa
 from coordinator.runtime.runtime import Lock
 from store_actors.engine.hot_keys import HotKeys
 
-__all__ = ["HottestKeys", "HotKeyTracker"]
-
 log = logging.getLogger(__name__)
 
 #: Shards whose keys are counted: those that were met last.

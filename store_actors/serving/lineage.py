@@ -32,8 +32,6 @@ from types import MappingProxyType
 
 from coordinator.model.commits import CommitEntry
 
-__all__ = ["Lineage", "SyncAction"]
-
 #: Versions behind the newest whose attempt is remembered; more than memory can go back.
 _KNOWN_ATTEMPTS = 4
 

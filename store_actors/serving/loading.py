@@ -21,8 +21,6 @@ from store_actors.serving.files import corrupt_file, decode_file, room_of
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.reading_order import InMemory, NoSnapshotError, Step, nothing_in_memory, reading_order
 
-__all__ = ["IN_MEMORY", "Adapt", "Loader"]
-
 log = logging.getLogger(__name__)
 
 #: Converts rows to the columns of a store. Arguments: the rows, and the name of the file that they come from.

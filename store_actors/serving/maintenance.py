@@ -17,8 +17,6 @@ from store_actors.serving.partition_cache import PartitionCache
 from store_actors.serving.restoring import partition_fields
 from store_actors.spilling.store_memory import StoreMemory
 
-__all__ = ["PartitionMaintenance"]
-
 log = logging.getLogger(__name__)
 
 

@@ -8,8 +8,6 @@ from coordinator.model.memory_options import MemoryUse
 from coordinator.model.metric_table import Sample
 from store_actors.serving.metrics import StoreMetrics
 
-__all__ = ["COUNTERS", "store_samples"]
-
 #: Fields of :class:`~store_actors.serving.metrics.StoreMetrics` by the metrics that they are.
 COUNTERS = {
     "statefleet_store_commits_total": "commits",

@@ -26,8 +26,6 @@ from store_actors.serving.partition import Partition
 from store_actors.serving.partitions import Partitions
 from store_actors.serving.transactions import PreparedWrite, Transaction, check_first_version
 
-__all__ = ["OperatorShards"]
-
 #: Memory of a batch, in multiples of the bytes of the rows that it changes. They are kept with their old values, with their new values,
 #: as Arrow data, in a delta, and in the reply to the task.
 _CHANGE_FACTOR = 6

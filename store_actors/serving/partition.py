@@ -26,8 +26,6 @@ from store_actors.serving.loading import Loader
 from store_actors.serving.readable_rows import Views
 from store_actors.serving.store_formats import StoreDefinition, StoreFormat
 
-__all__ = ["Partition", "Writer", "catch_up_empty"]
-
 
 class Writer(Protocol):
     """A session that changes a partition over several calls.

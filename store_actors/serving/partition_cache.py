@@ -9,8 +9,6 @@ from coordinator.runtime.runtime import Runtime
 from store_actors.serving.partition import Partition
 from store_actors.serving.readable_rows import ReadableRows
 
-__all__ = ["PartitionCache"]
-
 #: Number of partitions that are reported when another one is opened, so that the coordinator returns the reassigned ones.
 _REPORTED = 64
 #: Rounds of maintenance for which a pinned copy is kept.

@@ -16,8 +16,6 @@ from store_actors.serving.stored_rows import StoredRows
 from store_actors.serving.transfers import Transfers
 from store_actors.spilling.store_memory import StoreMemory, UnlimitedMemory
 
-__all__ = ["Partitions"]
-
 
 class Partitions:
     """The partitions of one process, of operators and keyed stores alike. Thread-safe: one lock a partition.

@@ -9,8 +9,6 @@ from typing import Generic, TypeVar
 from coordinator.model.errors import OperationOutOfOrderError
 from coordinator.runtime.runtime import Lock
 
-__all__ = ["PieceStreams"]
-
 Piece = TypeVar("Piece")
 
 #: Seconds without a call after which a caller is taken for dead and its stream is closed, as streams take memory.

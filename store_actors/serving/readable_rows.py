@@ -12,8 +12,6 @@ from coordinator.runtime.runtime import Lock
 from store_actors.engine.table_view import Found, ShardView
 from store_actors.serving.frozen_store import tables_of
 
-__all__ = ["ReadableRows", "Views"]
-
 #: Keys that are looked for under the lock at once: a batch waits for no more than these.
 _KEYS_AT_ONCE = 1 << 14
 

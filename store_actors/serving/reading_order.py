@@ -18,8 +18,6 @@ from coordinator.model.errors import CorruptStateError
 from coordinator.model.load_plans import LoadPlan, Parent
 from store_actors.engine.spark_hash import spark_hash
 
-__all__ = ["InMemory", "MemoryRows", "NoSnapshotError", "Split", "Step", "nothing_in_memory", "reading_order"]
-
 #: Rows of a parent that memory holds at the version that is taken over; None if it does not.
 InMemory = Callable[[Parent, int], "MemoryRows | None"]
 

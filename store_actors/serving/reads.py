@@ -32,8 +32,6 @@ from store_actors.serving.readable_rows import ReadableRows
 from store_actors.serving.stored_rows import Changes, StoredRows
 from store_actors.spilling.store_memory import READ_BYTES
 
-__all__ = ["Planner", "Reads"]
-
 #: Versions that are kept loaded for readers, at most, and the seconds for which each is kept after its last read.
 _LOADED = 32
 _IDLE_S = 60.0

@@ -30,8 +30,6 @@ from store_actors.serving.reading_order import InMemory, MemoryRows, nothing_in_
 from store_actors.serving.store_formats import StoreDefinition, StoreFormat, store_format
 from store_actors.spilling.store_memory import StoreMemory
 
-__all__ = ["Restorer", "partition_fields"]
-
 log = logging.getLogger(__name__)
 
 

@@ -12,11 +12,10 @@ import pyarrow as pa
 from coordinator.model.errors import FencedError, OperationOutOfOrderError
 from coordinator.model.identities import TaskIdentity
 from coordinator.runtime.runtime import Lock
-from store_actors.keyed.shard import ReadHandle, UpdateHandle
+from store_actors.keyed.read_handle import ReadHandle
+from store_actors.keyed.update_handle import UpdateHandle
 from store_actors.messages.requests import OpenRequest
 from store_actors.serving.partition import Partition
-
-__all__ = ["IDLE_S", "Ended", "Session", "Sessions"]
 
 #: Seconds without a call after which a session is taken for abandoned.
 IDLE_S = 600.0

@@ -9,8 +9,6 @@ from coordinator.runtime.runtime import Lock
 from coordinator.storage.probe import ProbeResult, prove_shared
 from coordinator.storage.protocol import ObjectStore
 
-__all__ = ["StorageProof"]
-
 
 class StorageProof:
     """A proof that each incarnation of an actor makes once, as Ray may restart an actor on another node. Thread-safe.

@@ -28,8 +28,6 @@ from store_actors.serving.files import schema_of
 from store_actors.serving.loading import Adapt, Loader
 from store_actors.serving.reading_order import InMemory, nothing_in_memory
 
-__all__ = ["StoreFormat", "StoreDefinition", "newest_spec", "store_format"]
-
 #: The schema of an operator's shard, or the name and columns of a keyed store.
 StoreDefinition: TypeAlias = StateSchema | StoreSpec
 

@@ -20,8 +20,6 @@ from store_actors.serving.loading import Loader
 from store_actors.serving.store_formats import StoreFormat, newest_spec, store_format
 from store_actors.spilling.store_memory import StoreMemory
 
-__all__ = ["Changes", "LoadedView", "StoredRows"]
-
 #: Each commit, the rows that it changed (``__change`` is the last column), and their schema.
 Changes: TypeAlias = Iterator[tuple[CommitEntry, pa.Table, StateSchema]]
 

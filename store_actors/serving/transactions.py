@@ -26,8 +26,6 @@ from store_actors.engine.versions import Change
 from store_actors.serving.files import delta_path, encode_delta, identity_in_state
 from store_actors.serving.partition import Partition
 
-__all__ = ["Delta", "PreparedWrite", "Transaction", "Write", "check_first_version"]
-
 #: Manifest entry and file of one store's delta.
 Delta: TypeAlias = tuple[CommitEntry, bytes]
 

@@ -26,8 +26,6 @@ from store_actors.serving.piece_streams import PieceStreams
 from store_actors.serving.restoring import Restorer
 from store_actors.spilling.store_memory import StoreMemory
 
-__all__ = ["Transfers"]
-
 #: Bytes of memory that applying a delta takes for each byte of its file: files are compressed.
 _APPLIED = 8
 

@@ -17,8 +17,6 @@ import numpy as np
 from store_actors.engine.arrays import Bytes
 from store_actors.spilling.spill_folder import checked_folder
 
-__all__ = ["MappedFile", "Mapping", "mapping_of"]
-
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]

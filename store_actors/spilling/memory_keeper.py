@@ -19,8 +19,6 @@ from humanize import naturalsize
 from coordinator.model.errors import MemoryLimitError
 from store_actors.spilling.resident_memory import ResidentMemory, give_back
 
-__all__ = ["MemoryKeeper", "Spillable"]
-
 #: Highest rate, in bytes a second, at which a process's memory grows while it reads its files. The time to the next check follows it.
 _GROWTH_RATE = 16 << 30
 _SHORTEST_S, _LONGEST_S = 0.002, 0.05

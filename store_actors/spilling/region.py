@@ -24,8 +24,6 @@ from store_actors.spilling.mapped_files import MappedFile, Mapping, mapping_of
 from store_actors.spilling.memory_keeper import MemoryKeeper
 from store_actors.spilling.spill_folder import free_bytes
 
-__all__ = ["PieceSizes", "Region"]
-
 Item = TypeVar("Item", bound=np.generic)
 
 #: Smallest number of random accesses that is taken for the first step of a batch.

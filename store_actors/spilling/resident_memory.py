@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pyarrow as pa
 
-__all__ = ["ResidentMemory", "give_back", "keep_nothing_back", "resident_bytes"]
-
 _libc = ctypes.CDLL(None)
 #: Of ``mallopt``: from which size on a block is a mapping of its own, which goes back as it is freed; and how many arenas there are, of
 #: which each keeps what its threads freed.

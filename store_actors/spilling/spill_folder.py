@@ -8,8 +8,6 @@ from pathlib import Path
 
 from coordinator.model.errors import MemoryLimitError
 
-__all__ = ["IN_MEMORY", "checked_folder", "file_system", "free_bytes"]
-
 #: File systems that lie in memory: what is spilled there takes the memory that it was to free.
 IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 

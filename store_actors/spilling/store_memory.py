@@ -22,8 +22,6 @@ from store_actors.spilling.resident_memory import keep_nothing_back, resident_by
 from store_actors.spilling.spill_folder import checked_folder
 from store_actors.spilling.work_budget import WorkBudget
 
-__all__ = ["READ_BYTES", "LimitedMemory", "StoreMemory", "UnlimitedMemory"]
-
 #: Bytes of versions that are kept loaded for readers, where no limit says less.
 READ_BYTES = 1 << 28
 #: Seconds that a request waits for memory that others have.

@@ -12,8 +12,6 @@ from humanize import naturalsize
 
 from coordinator.model.errors import MemoryLimitError
 
-__all__ = ["WorkBudget"]
-
 
 class WorkBudget:
     """Memory that the requests of a process share, in the order of their arrival. Thread-safe.

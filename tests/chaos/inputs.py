@@ -8,8 +8,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["write_inputs"]
-
 
 def write_inputs(folder: Path, files: int, *, rows: int, distinct: int) -> Counter[int]:
     """Write the input files of a driver; returns how often each value is in them.

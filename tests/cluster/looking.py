@@ -10,8 +10,6 @@ import ray
 
 from statefleet.fleet import Fleet
 
-__all__ = ["RunsBatches", "address_of", "query_of", "run_until"]
-
 
 def query_of(fleet: Fleet, name: str) -> dict[str, Any]:
     (query,) = [entry for entry in fleet.status()["queries"] if entry["name"] == name]

@@ -11,8 +11,6 @@ from pyspark.sql import functions as F
 
 from tests.kafka_broker import KafkaBroker
 
-__all__ = ["newest", "read_records", "send_bytes", "send_json", "stream_of"]
-
 
 def send_bytes(spark: SparkSession, broker: KafkaBroker, topic: str, values: Iterable[tuple[int, bytes]]) -> None:
     """Send values, each to the partition with its number."""

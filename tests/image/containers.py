@@ -15,8 +15,6 @@ from pathlib import Path
 from tests.code_blocks import ROOT
 from tests.go_tool import cache_folder
 
-__all__ = ["IMAGE", "Containers", "why_not"]
-
 IMAGE = "localhost/statefleet:test"
 _BASE = "localhost/debian:bookworm"
 _TOOLS = ("buildah", "debootstrap", "unshare", "ip")

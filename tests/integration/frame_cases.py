@@ -15,8 +15,6 @@ from pyspark.sql import functions as F
 
 from tests.integration.operator_cases import RESTART, Case, Operators, Step, seconds
 
-__all__ = ["FRAME_CASES"]
-
 EVENTS = {"a": "k string, t timestamp, x int"}
 #: Rows of each step: a null key, a null of a rolled up column beside the total, a late row, a key that comes back.
 ROWS: tuple[list[tuple[Any, ...]], ...] = (

@@ -15,8 +15,6 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from tests.integration.operator_cases import Operators
 from tests.integration.processor_cases import StatefulProcessor
 
-__all__ = ["AFTER_A_BATCH", "BY_SPARK", "GOLDEN", "IMPORTED", "OF_FORMAT_1", "SAYS", "Batch", "Golden"]
-
 Batch = Sequence[tuple[Any, ...]]
 Query = Callable[[Operators, DataFrame], DataFrame]
 

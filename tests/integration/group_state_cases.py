@@ -21,8 +21,6 @@ from spark_jobs.functions.state_batch import StateBatch
 from spark_jobs.plan.spark_version import SPARK
 from tests.integration.operator_cases import RESTART, Case, Operators, Step, Totals
 
-__all__ = ["GROUP_STATE_CASES"]
-
 LETTERS = {"a": "k string"}
 VALUES = {"a": "k string, v int"}
 TIMES = {"a": "k string, t timestamp"}

@@ -10,8 +10,6 @@ from pyspark.sql import functions as F
 
 from tests.integration.operator_cases import RESTART, Case, Operators, Step, Totals, one, seconds, times
 
-__all__ = ["JOIN_CASES"]
-
 Inputs = Mapping[str, DataFrame]
 TWO = {"a": "v int", "b": "v int"}
 TIMED = {"a": "k string, t timestamp, x int", "b": "k string, u timestamp, y int"}

@@ -16,8 +16,6 @@ from pyspark.sql import functions as F
 
 from spark_jobs.plan.spark_version import SPARK
 
-__all__ = ["CASES", "RESTART", "Case", "Operators", "Step", "Totals"]
-
 #: Gives a DataFrame's next stateful operator, by name and output mode: on the fleet, or Spark's own.
 Operators = Callable[..., Any]
 

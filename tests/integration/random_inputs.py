@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["COLUMNS", "Action", "actions"]
-
 COLUMNS = {"a": "k string, s double, t timestamp, x int", "b": "k2 string, u timestamp, y int"}
 
 

@@ -20,8 +20,6 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from tests.integration.operator_cases import Operators
 from tests.integration.random_inputs import Action, actions
 
-__all__ = ["Program", "program"]
-
 Inputs = Mapping[str, DataFrame]
 Stage = Callable[[Operators, DataFrame], DataFrame]
 Columns = Callable[[], list[Column]]

@@ -24,8 +24,6 @@ from tests.integration.case_systems import ALL_CASES, Inputs, System, configured
 from tests.integration.conftest import SETTINGS
 from tests.integration.operator_cases import RESTART, Case, Operators, Step
 
-__all__ = ["VERSION_CASES", "VersionCase", "unpack"]
-
 _EVERY_KEY = "i int, l bigint, s string, b binary, x double, d decimal(20,2), o boolean, day date, t timestamp"
 
 

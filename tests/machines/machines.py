@@ -21,8 +21,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["SHARED", "USER", "Machine", "Machines", "why_not"]
-
 #: The user that logs in. Root by another name, so that the home is not that of the user who runs the tests.
 USER = "fleet"
 _HOME = Path("/home") / USER

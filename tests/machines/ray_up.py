@@ -17,8 +17,6 @@ import yaml
 
 from tests.machines.machines import USER, Machine, Machines
 
-__all__ = ["Job", "LocalCluster", "until"]
-
 _ROOT = Path(__file__).parents[2]
 _API = "http://127.0.0.1:8265"
 

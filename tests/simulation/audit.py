@@ -27,8 +27,6 @@ from tests.simulation.scheduler import Violation
 from tests.simulation.storage import RememberedObjects
 from tests.simulation.workload import Entry, Workload
 
-__all__ = ["audit_log", "audit_state", "counted_forms"]
-
 #: (shard, store)
 ActorSlot = tuple[int, str]
 

@@ -11,15 +11,6 @@ from coordinator.runtime.runtime import Pool
 from tests.simulation.event_loop import run_at_once
 from tests.simulation.scheduler import Fiber, Party, Scheduler
 
-__all__ = [
-    "InlinePool",
-    "ProcessClock",
-    "SimulatedClock",
-    "SimulatedIds",
-    "SimulatedThreads",
-    "Skew",
-]
-
 
 class SimulatedClock:
     """Time: a step takes a while, sleeping lets others go on. See :class:`coordinator.runtime.runtime.Clock`."""

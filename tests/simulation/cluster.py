@@ -17,8 +17,6 @@ from tests.simulation.clock import SimulatedClock
 from tests.simulation.event_loop import SimulatedLoop, run_at_once
 from tests.simulation.scheduler import Party, Scheduler
 
-__all__ = ["Cluster", "Life", "SimulatedActors"]
-
 #: Step from which on everybody reaches the present life of an actor, so that long work comes to its end.
 _HEALED = 6000
 

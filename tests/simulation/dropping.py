@@ -12,8 +12,6 @@ from coordinator.service.client import CoordinatorClient
 from tests.simulation.scheduler import Party, Violation
 from tests.simulation.storage import RememberedObjects
 
-__all__ = ["Dropper", "StateEnds"]
-
 
 class Dropper(Party):
     """Drops a state, says that its query is over, and is gone.

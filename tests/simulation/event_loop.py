@@ -9,8 +9,6 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-__all__ = ["SimulatedLoop"]
-
 #: Runs a blocking function and settles the future; a fiber in schedules, at once in audits.
 RunBlocking = Callable[[Callable[[], Any], "asyncio.Future[Any]"], None]
 

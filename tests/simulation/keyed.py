@@ -31,8 +31,6 @@ from store_actors.serving.partitions import Partitions
 from tests.simulation.scheduler import Violation
 from tests.simulation.workload import Entry, Read
 
-__all__ = ["KeyedWorkload"]
-
 _SPECS = (
     StoreSpec(DEFAULT_STORE, (Field("key", "string"),), (Field("history", "string"),)),
     StoreSpec("sizes", (Field("key", "int64"),), (Field("size", "int64"), Field("history", "string"))),

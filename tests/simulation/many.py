@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 
 from tests.simulation.world import run_seed
 
-__all__ = ["Totals", "run_many"]
-
 _AT_ONCE = 25
 
 

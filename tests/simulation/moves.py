@@ -11,8 +11,6 @@ from coordinator.service.client import CoordinatorClient
 from store_actors.actor.moving import carry_out
 from tests.simulation.scheduler import Party, Violation
 
-__all__ = ["Mover"]
-
 
 class Mover(Party):
     """Moves a shard to a node, and ends.

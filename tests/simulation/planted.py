@@ -36,18 +36,6 @@ from store_actors.serving.transfers import Transfers
 from tests.simulation.clock import ProcessClock
 from tests.simulation.spark import Driver
 
-__all__ = [
-    "BUGS",
-    "DROP_BUGS",
-    "KEYED_BUGS",
-    "MOVE_BUGS",
-    "READ_BUGS",
-    "READ_RESCALED_BUGS",
-    "RESCALE_BUGS",
-    "STOPPED_BUGS",
-    "planted",
-]
-
 
 def _conflicts_ignored(append: Callable[..., None]) -> Callable[..., None]:
     def careless(log: Any, records: Any) -> None:

@@ -18,8 +18,6 @@ from tests.simulation.clock import SimulatedThreads
 from tests.simulation.scheduler import Party, Violation
 from tests.simulation.workload import AggregationWorkload, Groups, compare, groups_of
 
-__all__ = ["Reader"]
-
 #: How far behind a read may be where processes are killed and frozen, in seconds: what a store actor, and a coordinator, that were
 #: replaced without noticing may be.
 _BEHIND_S = 2.5

@@ -36,8 +36,6 @@ from tests.simulation.workload import (
 )
 from tests.stored_shards import stored_rows
 
-__all__ = ["NUMBERS", "RescaledWorkload", "Rescaler"]
-
 #: What runs ask for.
 NUMBERS = (None, 1, 2, 3, 4, 6)
 

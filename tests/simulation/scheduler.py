@@ -14,8 +14,6 @@ from typing import Protocol
 
 from greenlet import getcurrent, greenlet
 
-__all__ = ["Crashed", "Event", "Fiber", "NoEndError", "Party", "Scheduler", "Violation"]
-
 _MAX_STEPS = 40_000
 
 

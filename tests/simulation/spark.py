@@ -18,8 +18,6 @@ from store_actors.client.fleet_client import FleetClient
 from tests.simulation.scheduler import Party, Scheduler, Violation
 from tests.simulation.workload import Workload
 
-__all__ = ["QUERY", "STATE", "CommitLog", "Driver", "Executor"]
-
 STATE, QUERY = "s", "query"
 #: ``spark.task.maxFailures``.
 _ATTEMPTS = 4

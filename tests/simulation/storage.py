@@ -10,8 +10,6 @@ from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
 from tests.simulation.scheduler import Crashed, Scheduler
 
-__all__ = ["RememberedObjects", "SimulatedObjects"]
-
 Result = TypeVar("Result")
 
 _CONDITIONAL = ("refused", "lost_request", "lost_answer", "lands_late", "conflict_without_object", "phantom_refusal")

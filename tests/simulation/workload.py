@@ -18,8 +18,9 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from coordinator.ledger.state_ledger import LeaseGrant
+from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.identities import DEFAULT_STORE, TaskIdentity
-from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.protocol import ObjectStore
 from store_actors.client.fleet_client import FleetClient
@@ -29,8 +30,6 @@ from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
 from tests.simulation.scheduler import Violation
 from tests.stored_shards import stored_rows
-
-__all__ = ["AggregationWorkload", "Entry", "Read", "Workload"]
 
 #: An entry of the manifest log: JSON data.
 Entry = dict[str, Any]

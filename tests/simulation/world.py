@@ -37,8 +37,6 @@ from tests.simulation.spark import QUERY, STATE, CommitLog, Driver
 from tests.simulation.storage import RememberedObjects, SimulatedObjects
 from tests.simulation.workload import AggregationWorkload, Entry, Workload
 
-__all__ = ["Outcome", "World", "is_keyed", "run_seed"]
-
 _URI = "file:///simulated"
 #: Moments of a schedule at which faults are still injected; after that it must come to its end.
 _FAULTY_STEPS = 1500

@@ -9,7 +9,8 @@ import pyarrow as pa
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.model.accumulator_kinds import AccumulatorKind
+from coordinator.model.schema import Accumulator, Field, StateSchema
 from store_actors.engine.table import GroupTable
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard, output_of

@@ -13,13 +13,14 @@ import pyarrow as pa
 from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
+from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import (
     StoreUnavailableError,
 )
 from coordinator.model.identities import DEFAULT_STORE, ActorLocation, StateStoreId, StateStoreProviderId, TaskIdentity
 from coordinator.model.load_plans import InstancePlans, LoadPlan, LoadPlans
-from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.lease_placer import StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore

@@ -8,7 +8,8 @@ import pyarrow as pa
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+from coordinator.model.accumulator_kinds import AccumulatorKind
+from coordinator.model.schema import Accumulator, Field, OperatorKind, StateSchema
 from coordinator.model.type_names import payload_type
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.deduplicate import DeduplicateShard

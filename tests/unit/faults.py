@@ -11,8 +11,6 @@ from typing import Any
 
 import store_actors
 
-__all__ = ["Fault", "memory_exhausted"]
-
 _ROOT = str(Path(store_actors.__path__[0]))
 
 

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import strategies as st
 
-from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.model.accumulator_kinds import AccumulatorKind
+from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.type_names import string_to_type
 from store_actors.engine.results import results_of
 from store_actors.engine.table import GroupTable

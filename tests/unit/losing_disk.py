@@ -12,8 +12,6 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["KEEPS", "LosingDisk", "PowerLoss", "Sync"]
-
 #: Which of the names that were not synced are there after a power loss: none, all, or each by chance.
 KEEPS = ("none", "all", "some")
 

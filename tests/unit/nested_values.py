@@ -9,8 +9,6 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-__all__ = ["NESTED", "arrays", "identity", "values"]
-
 ATOMIC = [
     pa.bool_(),
     pa.int8(),

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
 
-__all__ = ["ObservedObjectStore"]
-
 
 class ObservedObjectStore(MemoryObjectStore):
     """Objects in memory, with a record of the requests.

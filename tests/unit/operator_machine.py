@@ -16,8 +16,6 @@ from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
 from store_actors.messages.requests import ShardInput
 from tests.unit.shard_machine import ShardMachine
 
-__all__ = ["OperatorMachine"]
-
 Model = TypeVar("Model")
 
 

@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from coordinator.ledger.rescaling import decide_shards
 from coordinator.ledger.shard_layouts import ShardLayout
+from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.identities import TaskIdentity
-from coordinator.model.schema import ROW_COLUMN, Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.model.schema import ROW_COLUMN, Accumulator, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
 from store_actors.engine.spark_hash import shards_of

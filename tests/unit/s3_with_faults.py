@@ -10,8 +10,6 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
-__all__ = ["ACCESS_KEY", "DROP_AFTER", "DROP_BEFORE", "SECRET_KEY", "FaultyS3", "faulty_s3"]
-
 ACCESS_KEY, SECRET_KEY = "AKIATESTONLY", "tops3cret"
 
 #: The connection is closed instead of an answer: before or after the request was carried out.

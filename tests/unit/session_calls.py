@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from store_actors.keyed.shard import UpdateHandle
+from store_actors.keyed.update_handle import UpdateHandle
 
 
 def answer(handles: Mapping[str, UpdateHandle], kind: str, *args: Any) -> Any:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from msgspec import structs
 
-from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
-from store_actors.engine.multimap import ROW_COLUMN
+from coordinator.model.accumulator_kinds import AccumulatorKind
+from coordinator.model.schema import ROW_COLUMN, Accumulator, Field, OperatorKind, StateSchema
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.session_windows import SessionShard

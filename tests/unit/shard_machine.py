@@ -14,8 +14,6 @@ from store_actors.engine.versions import Frozen
 from store_actors.operators.make_shard import view_of
 from store_actors.serving.readable_rows import Views
 
-__all__ = ["ShardMachine", "read_frozen", "tables_of"]
-
 
 def tables_of(shard: Any) -> list[Any]:
     """Return the tables of any kind of shard."""

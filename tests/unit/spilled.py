@@ -14,8 +14,6 @@ from store_actors.engine.memory import HEAP
 from store_actors.spilling.memory_keeper import MemoryKeeper
 from store_actors.spilling.region import PieceSizes, Region
 
-__all__ = ["everything_spilled", "tiny_region"]
-
 
 def tiny_region(folder: str, limit: int = 1 << 50) -> Region:
     """Return memory in which every array, however small, is a file, and pieces have few rows."""

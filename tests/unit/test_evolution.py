@@ -17,11 +17,12 @@ from pyspark.sql import types as T
 from coordinator.ledger import compatibility
 from coordinator.ledger.compatibility import changes, check_metadata, continued, same_state
 from coordinator.ledger.state_ledger import LeaseGrant, Record, StateLedger
+from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import FencedError, NewerFormatError, StateMismatchError, SumOverflowError
 from coordinator.model.identities import ActorLocation, StateStoreProviderId, TaskIdentity
 from coordinator.model.maintenance import Maintenance
-from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+from coordinator.model.schema import Accumulator, Field, OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.type_names import is_wider, spark_type
 from coordinator.placement.lease_placer import StayElseLocal

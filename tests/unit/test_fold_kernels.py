@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.errors import SumOverflowError
-from coordinator.model.schema import AccumulatorKind, Field
+from coordinator.model.schema import Field
 from coordinator.model.type_names import words_type
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard

@@ -15,7 +15,7 @@ SOURCE = Path(statefleet.__file__)
 
 
 def test_every_public_name_is_found() -> None:
-    assert set(statefleet._MODULES) == set(statefleet.__all__)
+    assert sorted(statefleet._MODULES) == statefleet.__all__
     for name in statefleet.__all__:
         assert getattr(statefleet, name).__name__ == name
         assert getattr(statefleet, name).__module__.startswith(("coordinator", "spark_jobs", "statefleet."))

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.errors import InvalidRequestError
-from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.type_names import list_type
 from store_actors.engine.table import GroupTable
 from tests.unit.grouped_rows import Rows, aggregate_parts, batch_of, schema_of

@@ -12,10 +12,11 @@ from msgspec import structs
 from pyspark import TaskContext
 
 from coordinator.ledger.read_views import WantedView, finished, read_view
+from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import InvalidRequestError, StateMismatchError
 from coordinator.model.identities import TaskIdentity
-from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
 from spark_jobs.worker import import_task

@@ -11,7 +11,8 @@ import pytest
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import Field
 from store_actors.engine import expiry_queue
-from store_actors.keyed.shard import KeyedShard, UpdateHandle
+from store_actors.keyed.shard import KeyedShard
+from store_actors.keyed.update_handle import UpdateHandle
 
 KEYS, VALUES = (Field("k", "int64"),), (Field("name", "string"), Field("at", "int64"))
 

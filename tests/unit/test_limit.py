@@ -10,8 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
+from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.errors import InvalidRequestError
-from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+from coordinator.model.schema import Accumulator, Field, OperatorKind, StateSchema
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.limit import LimitShard
 from tests.unit.operator_machine import OperatorMachine

@@ -7,9 +7,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.model.schema import Field, StateSchema
+from coordinator.model.schema import ROW_COLUMN, Field, StateSchema
 from store_actors.engine.expiry_queue import NEVER, ExpiryQueue
-from store_actors.engine.multimap import ROW_COLUMN, MultiTable
+from store_actors.engine.multimap import MultiTable
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN, Compaction, UndoPart
 

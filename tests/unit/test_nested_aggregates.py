@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.nested_types import has_map
-from coordinator.model.schema import Accumulator, AccumulatorKind, Field
+from coordinator.model.schema import Accumulator, Field
 from coordinator.model.type_names import counts_type, list_type, string_to_type, type_to_string
 from tests.unit.grouped_rows import Rows, aggregate_parts, schema_of
 from tests.unit.nested_values import NESTED, identity, values

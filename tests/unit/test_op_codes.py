@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from coordinator.model.schema import AccumulatorKind, Field, StateSchema
+from coordinator.model.accumulator_kinds import AccumulatorKind
+from coordinator.model.schema import Field, StateSchema
 from coordinator.model.type_names import bins_type, type_to_string, words_type
 from store_actors.engine.op_code_kernels import OpCode
 from store_actors.engine.table import GroupTable

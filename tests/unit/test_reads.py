@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 
 from coordinator.ledger.read_views import WantedView, committed, read_view
+from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.errors import CorruptStateError, InvalidRequestError
 from coordinator.model.identities import DEFAULT_STORE, StateStoreId
-from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import Runtime
 from store_actors.messages.key_queries import FoundRows

@@ -7,7 +7,8 @@ import json
 import pytest
 from msgspec import structs, to_builtins
 
-from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+from coordinator.model.accumulator_kinds import AccumulatorKind
+from coordinator.model.schema import Accumulator, Field, OperatorKind, StateSchema
 from coordinator.model.stored_json import from_json
 
 TOP = StateSchema(

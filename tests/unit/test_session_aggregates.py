@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.model.accumulator_kinds import AccumulatorKind
+from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.type_names import counts_type, list_type
 from store_actors.engine.results import results_of
 from store_actors.messages.requests import ShardInput

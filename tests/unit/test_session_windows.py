@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.model.schema import Accumulator, Field, StateSchema
-from store_actors.engine.multimap import ROW_COLUMN
+from coordinator.model.schema import ROW_COLUMN, Accumulator, Field, StateSchema
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, UPDATED_AND_REMOVED, Change
 from store_actors.operators.session_windows import MERGED, SessionShard

@@ -18,6 +18,7 @@ from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
 from coordinator.log.ledger_writer import RECENT_S, LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.log.sealed_json import seal, unseal
+from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import (
     CommitUnknownError,
@@ -34,7 +35,7 @@ from coordinator.model.identities import (
     StateStoreProviderId,
     TaskIdentity,
 )
-from coordinator.model.schema import Accumulator, AccumulatorKind, Field, StateSchema
+from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.stored_json import from_json
 from coordinator.placement.instance_registry import InstanceRegistry

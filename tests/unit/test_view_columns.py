@@ -17,9 +17,10 @@ from msgspec import structs, to_builtins
 from coordinator.ledger.compatibility import check_metadata, same_description, same_state
 from coordinator.ledger.records import SchemaChanged
 from coordinator.ledger.state_ledger import StateLedger
+from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import TaskIdentity
-from coordinator.model.schema import Accumulator, AccumulatorKind, Field, OperatorKind, StateSchema
+from coordinator.model.schema import Accumulator, Field, OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.plan.view_components import ViewComponent
 from store_actors.messages.requests import StoreSpec
