@@ -16,7 +16,7 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.service.calls import Actors, RayActors
 from coordinator.service.client import CoordinatorClient
 from statefleet.fleet import Fleet
-from store_actors.actor.deploy import fleet_client_of
+from store_actors.actor.fleet_clients import fleet_client_of
 from store_actors.client.fleet_client import FleetAddress
 from store_actors.client.store_calls import ShardWork
 from store_actors.messages.requests import ShardInput

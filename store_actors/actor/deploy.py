@@ -13,11 +13,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.memory_options import MemoryOptions
 from coordinator.model.names import dashboard_name, store_actor_name
-from coordinator.runtime.runtime import Runtime
-from coordinator.service.calls import NAMESPACE, Actors, RayActors, unwrapped
+from coordinator.service.calls import NAMESPACE, Actors, unwrapped
 from coordinator.service.client import CoordinatorClient
 from coordinator.storage.options import Secrets, StorageOptions
-from store_actors.client.fleet_client import FleetAddress, FleetClient
 
 log = logging.getLogger(__name__)
 
@@ -49,19 +47,6 @@ def ensure_store_actor(
     name = store_actor_name(uri, node_id, number)
     handle = actors.find(name)
     return handle or deploy_store_actor(name, uri, storage_options, maintenance, node_id, memory)
-
-
-def fleet_client_of(address: FleetAddress, actors: Actors | None = None, runtime: Runtime | None = None) -> FleetClient:
-    """Return the client of a fleet for a process that is no store actor; a simulation passes actors and a machine of its own."""
-    actors, runtime = actors or RayActors(), runtime or Runtime()
-    options = address.storage_options, address.maintenance
-    return FleetClient(
-        CoordinatorClient.connect(address.uri, *options, actors=actors, runtime=runtime),
-        actors,
-        runtime.clock,
-        lambda: ensure_store_actor(actors, address.uri, *options, actors.node_id(), address.memory),
-        is_limited=address.memory.limit is not None,
-    )
 
 
 def deploy_store_actor(

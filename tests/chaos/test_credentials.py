@@ -29,7 +29,7 @@ from coordinator.storage.options import split_options
 from spark_jobs.session.spark_session import ensure_ray
 from spark_jobs.worker.process import ConnectTask, fleet_client
 from statefleet.fleet import Fleet, connect
-from store_actors.actor.deploy import fleet_client_of
+from store_actors.actor.fleet_clients import fleet_client_of
 from store_actors.client.state_store import store_specs
 from tests.unit.s3_with_faults import FaultyS3, faulty_s3
 

@@ -21,7 +21,7 @@ from coordinator.service.coordinator import Coordinator
 from coordinator.service.deploy import coordinator_name
 from coordinator.storage.options import StorageOptions
 from coordinator.storage.protocol import ObjectStore
-from store_actors.actor.deploy import fleet_client_of
+from store_actors.actor.fleet_clients import fleet_client_of
 from store_actors.actor.store_actor import StoreProcess
 from store_actors.client.fleet_client import FleetAddress, FleetClient
 from tests.simulation.audit import audit_log, audit_state, counted_forms

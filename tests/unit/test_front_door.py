@@ -18,7 +18,9 @@ def test_every_public_name_is_found() -> None:
     assert sorted(statefleet._MODULES) == statefleet.__all__
     for name in statefleet.__all__:
         assert getattr(statefleet, name).__name__ == name
-        assert getattr(statefleet, name).__module__.startswith(("coordinator", "spark_jobs", "statefleet."))
+        assert getattr(statefleet, name).__module__.startswith(
+            ("coordinator", "spark_jobs", "statefleet.", "store_actors")
+        )
     assert set(statefleet.__all__) <= set(dir(statefleet))
 
 
