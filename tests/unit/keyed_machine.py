@@ -14,10 +14,10 @@ from hypothesis.stateful import invariant, precondition, rule
 from coordinator.model.errors import VersionNotFoundError, WriterBusyError
 from coordinator.model.schema import Field
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, RETAINED_VERSIONS, UPDATED, Change
-from store_actors.keyed.read_handle import ReadHandle
-from store_actors.keyed.shard import ADDED, CHANGED, FOUND_COLUMN, GONE, HandleState, KeyedShard
+from store_actors.keyed.read_handle import FOUND_COLUMN, HandleState, ReadHandle
+from store_actors.keyed.shard import KeyedShard
 from store_actors.keyed.table import RowScan
-from store_actors.keyed.update_handle import UpdateHandle
+from store_actors.keyed.update_handle import ADDED, CHANGED, GONE, UpdateHandle
 from tests.unit.faults import memory_exhausted
 from tests.unit.shard_machine import ShardMachine
 

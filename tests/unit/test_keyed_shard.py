@@ -27,8 +27,8 @@ from coordinator.model.schema import Field, StateSchema
 from coordinator.model.stored_json import from_json
 from store_actors.engine import versions
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED
-from store_actors.keyed.read_handle import ReadHandle
-from store_actors.keyed.shard import FOUND_COLUMN, HandleState, KeyedShard
+from store_actors.keyed.read_handle import FOUND_COLUMN, HandleState, ReadHandle
+from store_actors.keyed.shard import KeyedShard
 from store_actors.keyed.update_handle import UpdateHandle
 from store_actors.serving.files import delta_path, encode_delta
 

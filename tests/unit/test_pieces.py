@@ -18,7 +18,8 @@ from coordinator.model.identities import StateStoreId
 from coordinator.model.schema import Accumulator, Field, OperatorKind, StateSchema
 from spark_jobs.worker.import_task import in_pieces as import_pieces
 from store_actors.engine.pieces import batches, cut
-from store_actors.keyed.shard import BATCH_ROWS, KeyedShard
+from store_actors.keyed.read_handle import BATCH_ROWS
+from store_actors.keyed.shard import KeyedShard
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.operators.deduplicate import DeduplicateShard
