@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -158,7 +159,7 @@ def stop(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> None:
 
 
 def warm() -> None:
-    """Compile the store actors' code on this machine.
+    """Compile the store actors' code, and the classes for Spark.
 
     It takes about a minute of a core, once; without it the first process that
     needs the code does it. For images and new nodes.
@@ -167,6 +168,11 @@ def warm() -> None:
 
     was_compiled = is_compiled()
     warm_with_progress()
+    # A machine without Spark has no use for them.
+    if find_spec("pyspark") is not None:
+        from spark_jobs.jvm.build import present_jar
+
+        present_jar()
     print_text(
         "the code was compiled already" if was_compiled else "compiled: what starts on this machine is quick now"
     )
