@@ -29,6 +29,9 @@ case class Facts(
     byPython: Option[String],
     accumulators: Option[Seq[Accumulator]]) {
 
+  /** Plans, which users see in errors, show the state's name only. */
+  override def toString: String = state
+
   /** The URI of the folder of the operator's state. */
   def stateId: String = s"$uri/$state"
 

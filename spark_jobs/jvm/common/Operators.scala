@@ -50,6 +50,8 @@ case class HandedOver(child: LogicalPlan, output: Seq[Attribute], operator: Stri
 
   @transient override lazy val references: AttributeSet = child.outputSet
 
+  override protected def stringArgs: Iterator[Any] = Iterator(output)
+
   override def newInstance(): LogicalPlan = copy(output = output.map(_.newInstance()))
 
   override protected def withNewChildInternal(newChild: LogicalPlan): HandedOver = copy(child = newChild)
