@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import ray
-from ray._private import worker
+from ray._private import state, worker
 from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError, RayTaskError
 
 from coordinator.model.errors import SetupError, StateStoreError, StoreUnavailableError
@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 
 #: How long a node's raylet may take to accept a connection, in seconds. Its kernel does, however busy its processes are.
 _KNOCK_S = 1.0
+
+#: How long an actor may take to start, in seconds, before it counts as hung: on a busy machine Ray and the imports take tens of them.
+START_S = 120.0
 
 #: Ray namespace of all the fleet's actors.
 NAMESPACE = "statefleet"
@@ -46,6 +49,9 @@ class Actors(Protocol):
 
     def put(self, value: Any) -> Any:
         """Return a reference to a value, for an argument that is large or sent more than once."""
+
+    def is_starting(self, handle: Any) -> bool:
+        """Return whether Ray still starts an actor, or starts it again: so long it answers no ping."""
 
     def kill(self, handle: Any, *, restart: bool) -> None:
         """End an actor's process; with `restart` Ray starts it again."""
@@ -84,6 +90,13 @@ class RayActors:
 
     def put(self, value: Any) -> Any:
         return ray.put(value)
+
+    def is_starting(self, handle: Any) -> bool:
+        return state.actors(handle._actor_id.hex()).get("State") in (
+            "DEPENDENCIES_UNREADY",
+            "PENDING_CREATION",
+            "RESTARTING",
+        )
 
     def kill(self, handle: Any, *, restart: bool) -> None:
         ray.kill(handle, no_restart=not restart)
@@ -124,7 +137,10 @@ def answer(actors: Actors, handle: Any, reference: Any) -> Any:
     """
     while not actors.wait([reference], actors.hung_after_s / 4):
         ping = handle.ping.remote()
-        if not actors.wait([ping, reference], actors.hung_after_s):
+        if not (
+            actors.wait([ping, reference], actors.hung_after_s)
+            or (actors.is_starting(handle) and actors.wait([ping, reference], START_S))
+        ):
             log.warning("an actor does not answer; it is ended and restarted: %r", handle)
             actors.kill(handle, restart=True)
             raise RayActorError(error_msg=f"the actor did not answer a ping for {actors.hung_after_s:.0f} s")

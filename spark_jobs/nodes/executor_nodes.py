@@ -15,14 +15,11 @@ from ray.exceptions import RayActorError, RayError
 
 from coordinator.model.errors import StateStoreError
 from coordinator.placement.policy import ActorSlot
-from coordinator.service.calls import Actors, RayActors, unwrapped
+from coordinator.service.calls import START_S, Actors, RayActors, unwrapped
 from store_actors.actor.deploy import actors_for, ensure_store_actor
 from store_actors.client.fleet_client import FleetAddress
 
 log = logging.getLogger(__name__)
-
-#: Seconds that a store actor may take to start before it is checked for a hang.
-_START_S = 120.0
 
 
 @dataclass(slots=True)
@@ -57,7 +54,7 @@ class _Watched:
             self.ping, self.waited_s = self.handle.ping.remote(), 0.0
             return False
         self.waited_s += passed_s
-        return self.waited_s >= (actors.hung_after_s if self.has_answered else _START_S)
+        return self.waited_s >= (actors.hung_after_s if self.has_answered else START_S)
 
 
 class ExecutorNodes:
@@ -99,7 +96,7 @@ class ExecutorNodes:
         slots = []
         for handle, location, cores in starting:
             # A store actor that is starting answers no ping, and is no hung one: it is checked for a hang only after this wait.
-            self._actors.wait([location], _START_S)
+            self._actors.wait([location], START_S)
             try:
                 slots.append(ActorSlot(unwrapped(self._actors, handle, location), cores))
             except (RayActorError, StateStoreError) as error:

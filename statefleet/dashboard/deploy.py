@@ -13,14 +13,11 @@ from coordinator.model.names import dashboard_name
 from coordinator.runtime.extras import import_extra
 from coordinator.runtime.retry import Retry
 from coordinator.runtime.runtime import MachineClock
-from coordinator.service.calls import Actors, unwrapped
+from coordinator.service.calls import START_S, Actors, unwrapped
 from coordinator.service.deploy import options_on_head
 from statefleet.dashboard.options import DashboardOptions
 
 log = logging.getLogger(__name__)
-
-#: How long a dashboard that ends or restarts is waited for, in seconds: a process of Ray's takes tens of them on a busy machine.
-_DEADLINE_S = 60.0
 
 
 def dashboard_url(actors: Actors, uri: str, options: DashboardOptions | None = None) -> str:
@@ -36,7 +33,7 @@ def dashboard_url(actors: Actors, uri: str, options: DashboardOptions | None = N
     SetupError, InvalidRequestError
         Nothing can be served there, or the token is not valid.
     """
-    retry = Retry(MachineClock(), _DEADLINE_S, first_pause_s=0.1, longest_pause_s=1.0)
+    retry = Retry(MachineClock(), START_S, first_pause_s=0.1, longest_pause_s=1.0)
     while True:
         try:
             handle = actors.find(dashboard_name(uri))

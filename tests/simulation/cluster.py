@@ -232,6 +232,9 @@ class SimulatedActors:
     def put(self, value: Any) -> Any:
         return value
 
+    def is_starting(self, handle: Handle) -> bool:
+        return False
+
     def kill(self, handle: Handle, *, restart: bool) -> None:
         """End an actor's present life; Ray does that while its caller goes on."""
         life = self._cluster.current[handle.name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from ray.exceptions import RayActorError
 
 from coordinator.model.errors import InvalidRequestError
+from coordinator.service.calls import answer
 from coordinator.telemetry.drivers import DriverReport, ExecutorState
 from spark_jobs.driver.driver_reports import DriverReports
 from spark_jobs.nodes.executor_nodes import ExecutorNodes
@@ -496,3 +498,40 @@ def test_store_actors_of_lost_nodes_are_pinged_no_more(pinged: tuple[ExecutorNod
     actors.hangs |= {"a", "b"}
     looked(nodes, 100, alive="a")
     assert set(actors.ended) == {"a"}
+
+
+class SlowActor:
+    """An actor that answers `answers_after_s` from now, by the time that is waited for it, and starts until then or hangs."""
+
+    hung_after_s = 20.0
+
+    def __init__(self, answers_after_s: float, *, starts: bool) -> None:
+        self.left_s, self.starts, self.was_ended = answers_after_s, starts, False
+        self.ping = SimpleNamespace(remote=lambda: "pong")
+
+    def wait(self, references: Sequence[str], timeout_s: float) -> bool:
+        self.left_s -= timeout_s
+        return self.left_s <= 0
+
+    def get(self, reference: str) -> str:
+        return reference
+
+    def is_starting(self, handle: Any) -> bool:
+        return self.starts
+
+    def kill(self, handle: Any, *, restart: bool) -> None:
+        assert restart
+        self.was_ended = True
+
+
+@pytest.mark.parametrize(
+    ("answers_after_s", "starts", "is_ended"),
+    [(24.9, False, False), (25.1, False, True), (25.1, True, False), (144.9, True, False), (145.1, True, True)],
+)
+def test_only_an_actor_that_runs_and_answers_nothing_is_ended(
+    answers_after_s: float, starts: bool, is_ended: bool
+) -> None:
+    actor: Any = SlowActor(answers_after_s, starts=starts)
+    with pytest.raises(RayActorError) if is_ended else nullcontext():
+        assert answer(actor, actor, "result") == "result"
+    assert actor.was_ended == is_ended
