@@ -19,7 +19,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 from pyspark.errors import PySparkValueError
 from pyspark.errors.exceptions.captured import CapturedException
-from pyspark.sql import Column
+from pyspark.sql import Column, SparkSession
 from pyspark.sql.types import DataType, _parse_datatype_json_string
 
 from spark_jobs.plan.spark_errors import RefusedQueryError
@@ -63,6 +63,11 @@ def scala_list(sequence: Any) -> list[Any]:
 def scala_seq(items: Iterable[Any]) -> Any:
     """Return JVM objects as a Scala Seq."""
     return java_class("org.apache.spark.api.python.PythonUtils").toSeq(list(items))
+
+
+def java_type(spark: SparkSession, kind: DataType) -> Any:
+    """Return a type as an object of the JVM."""
+    return spark._jsparkSession.parseDataType(kind.json())
 
 
 def optional(option: Any) -> Any:

@@ -19,7 +19,7 @@ from pyspark.sql import types as T
 
 from coordinator.model.errors import CorruptStateError
 from spark_jobs.plan.aggregate_functions import AggregateFunction
-from spark_jobs.plan.catalyst import java_class
+from spark_jobs.plan.catalyst import java_class, java_type
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.plan.stateful_exchange import jvm_classes
 
@@ -129,15 +129,15 @@ def state_rows(
     settings.set(_RUN_ID, str(uuid.uuid4()))
     hadoop = java_class("org.apache.spark.util.SerializableConfiguration")(settings)
     # The store's own types: a provider checks its files by them.
-    own_types = [session.parseDataType(schema.json()) for schema in (store.schema.keys, store.schema.values)]
+    own_types = [java_type(spark, schema) for schema in (store.schema.keys, store.schema.values)]
     # The format is not among the settings that Spark logs.
     conf = _store_conf(spark, {**store.conf, _FORMAT: "2" if store.snapshots else "1"})
-    rows = jvm_classes(spark).stateRows(
-        session, store.partitions, store.folder, store.operator, store.name, store.version, *own_types, prefix, conf, hadoop,
-        session.parseDataType(columns.json()), [None if function is None else function._java for function in functions],
-        list(store.snapshots),
+    sessions = jvm_classes(spark)
+    rows = java_class("org.apache.spark.sql.statefleet.StateRows")(
+        store.folder, store.operator, store.name, store.version, *own_types, prefix, conf, hadoop, java_type(spark, columns),
+        [None if function is None else function._java for function in functions], list(store.snapshots),
     )  # fmt: skip
-    frame = DataFrame(rows, spark)
+    frame = DataFrame(sessions.stateRows(session, store.partitions, rows), spark)
     # In checkpoints from before Spark 3.3 rows may be in other partitions: it used any partitioning that keeps equal keys together.
     if store.partitions == 1 or store.conf.get(_STRICT) != "true":
         return frame
@@ -149,7 +149,7 @@ def with_columns(rows: DataFrame, columns: T.StructType) -> DataFrame:
     """Return rows with other names of columns, and types that differ in nullability only."""
     session = rows.sparkSession._jsparkSession
     internal_rows = rows._jdf.queryExecution().toRdd()
-    typed = session.internalCreateDataFrame(internal_rows, session.parseDataType(columns.json()), False)
+    typed = session.internalCreateDataFrame(internal_rows, java_type(rows.sparkSession, columns), False)
     return DataFrame(typed, rows.sparkSession)
 
 

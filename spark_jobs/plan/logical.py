@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from spark_jobs.plan.catalyst import CATALYST, Expression, java_class, optional, scala_list, scala_seq
+from spark_jobs.plan.catalyst import CATALYST, Expression, java_class, java_type, optional, scala_list, scala_seq
 
 
 class SortOrder(NamedTuple):
@@ -203,7 +203,7 @@ def empty_frame(spark: SparkSession, kind: StructType) -> DataFrame:
     """Return a DataFrame of a type without rows."""
     session = spark._jsparkSession
     rows = java_class("java.util.ArrayList")()
-    return DataFrame(session.createDataFrame(rows, session.parseDataType(kind.json())), spark)
+    return DataFrame(session.createDataFrame(rows, java_type(spark, kind)), spark)
 
 
 def projected(frame: DataFrame, columns: Iterable[tuple[Column, Expression]]) -> DataFrame:

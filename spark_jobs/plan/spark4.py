@@ -15,7 +15,6 @@ from pyspark.sql.streaming import StatefulProcessor
 
 _SQL = "org.apache.spark.sql"
 _STREAMING = f"{_SQL}.execution.streaming"
-_STATEFUL = f"{_STREAMING}.operators.stateful"
 
 #: PySpark's condition of an error about a DataFrame with too many or too few columns.
 WRONG_COLUMN_COUNT = "RESULT_COLUMN_SCHEMA_MISMATCH"
@@ -27,20 +26,13 @@ PROCESSOR_CLASSES: tuple[type, ...] = (StatefulProcessor,)
 READS_STATE = True
 #: Kinds of expressions that have a mode of evaluation, and no context with one.
 _WITH_EVAL_MODE = ("Average", "Cast")
-#: Where Spark 4.2 has classes, by their names in Spark 3.5. Scala 2.13's ``Seq`` is the immutable one.
+#: Where Spark 4.2 has classes, by their names in Spark 3.5.
 MOVED_CLASSES: Mapping[str, str] = MappingProxyType(
     {
-        "scala.collection.Seq": "scala.collection.immutable.Seq",
         f"{_SQL}.Dataset": f"{_SQL}.classic.Dataset",
-        f"{_SQL}.SparkSession": f"{_SQL}.classic.SparkSession",
-        f"{_STREAMING}.IncrementalExecution": f"{_STREAMING}.runtime.IncrementalExecution",
         f"{_STREAMING}.OffsetSeqMetadata": f"{_STREAMING}.checkpointing.OffsetSeqMetadata",
-        f"{_STREAMING}.StateStoreWriter": f"{_STATEFUL}.StateStoreWriter",
-        f"{_STREAMING}.StatefulOperatorStateInfo": f"{_STATEFUL}.StatefulOperatorStateInfo",
-        f"{_STREAMING}.StreamExecution": f"{_STREAMING}.runtime.StreamExecution",
         f"{_STREAMING}.StreamMetadata": f"{_STREAMING}.runtime.StreamMetadata",
-        f"{_STREAMING}.StreamMetadata$": f"{_STREAMING}.runtime.StreamMetadata$",
-        f"{_STREAMING}.StreamingSymmetricHashJoinHelper": f"{_STATEFUL}.join.StreamingSymmetricHashJoinHelper",
+        f"{_STREAMING}.StreamingSymmetricHashJoinHelper": f"{_STREAMING}.operators.stateful.join.StreamingSymmetricHashJoinHelper",
     }
 )
 

@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 
 from coordinator.model.errors import SetupError
 from spark_jobs.jvm.build import present_jar
-from spark_jobs.plan.catalyst import CATALYST, java_class
+from spark_jobs.plan.catalyst import CATALYST, java_class, java_type
 from spark_jobs.plan.logical import Plan
 from spark_jobs.plan.spark_version import SPARK
 
@@ -106,8 +106,8 @@ def exchanged(inputs: Sequence[DataFrame], columns: T.StructType, shards: int, f
         What the operator is, in JSON (:class:`~spark_jobs.plan.event_time.Upstream`).
     """
     spark = inputs[0].sparkSession
-    kind = spark._jsparkSession.parseDataType(columns.json())
-    return DataFrame(jvm_classes(spark).exchanged([rows._jdf for rows in inputs], kind, shards, facts), spark)
+    frames, kind = [rows._jdf for rows in inputs], java_type(spark, columns)
+    return DataFrame(jvm_classes(spark).exchanged(frames, kind, shards, facts), spark)
 
 
 def handed_over(rows: DataFrame, columns: T.StructType, operator: str) -> DataFrame:
@@ -119,8 +119,7 @@ def handed_over(rows: DataFrame, columns: T.StructType, operator: str) -> DataFr
         What the store actors are told of the operator, in JSON.
     """
     spark = rows.sparkSession
-    kind = spark._jsparkSession.parseDataType(columns.json())
-    return DataFrame(jvm_classes(spark).handedOver(rows._jdf, kind, operator), spark)
+    return DataFrame(jvm_classes(spark).handedOver(rows._jdf, java_type(spark, columns), operator), spark)
 
 
 def marked_as_aggregation(exchange: DataFrame) -> DataFrame:

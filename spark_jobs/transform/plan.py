@@ -29,7 +29,7 @@ from spark_jobs.transform.task import InitialRows, ProcessorProgram, load_proces
 from spark_jobs.transform.variables import TimeMode, Variable, accumulators_of, view_of
 from spark_jobs.worker.exchange import HASH_COLUMN
 from store_actors.client.fleet_client import FleetAddress
-from store_actors.engine.arrays import as_type
+from store_actors.engine.arrays import in_schema
 
 _WATERMARK_DELAY = "spark.watermarkDelayMs"
 
@@ -77,8 +77,7 @@ def _chunks_of_shards(
     """Yield shards, and rows of them as Arrow record batches in bytes."""
     for batch in batches:
         shards = np.mod(batch.column(HASH_COLUMN).to_numpy(), np.int32(num_shards))
-        columns = [as_type(field.type, batch.column(field.name)) for field in schema]
-        rows, present = pa.RecordBatch.from_arrays(columns, schema=schema), np.unique(shards)
+        rows, present = in_schema(schema, batch), np.unique(shards)
         chunks = [rows.filter(pa.array(shards == shard)).serialize().to_pybytes() for shard in present]
         yield pa.record_batch({"shard": pa.array(present, pa.int32()), "chunk": pa.array(chunks, pa.binary())})
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from store_actors.client.batch import BatchHeader
 from store_actors.engine import pieces
-from store_actors.engine.arrays import as_type
+from store_actors.engine.arrays import in_schema
 from store_actors.messages.requests import ShardInput
 
 #: The column of an operator's rows besides the keys and inputs: Spark's ``hash(keys)``.
@@ -67,8 +67,7 @@ def unpack(
         end = batch.column(END_COLUMN)[-1]
         if end.is_valid:
             header, batch = BatchHeader.of_json(end.as_py()), batch.slice(0, batch.num_rows - 1)
-        columns = [as_type(field.type, batch.column(field.name)) for field in schema]
-        rows.append(pa.RecordBatch.from_arrays(columns, schema=schema))
+        rows.append(in_schema(schema, batch))
     if header is None:
         raise EOFError(
             "the rows of a shard ended in the middle of a batch; nothing of them was committed, and Spark's next attempt of the task "

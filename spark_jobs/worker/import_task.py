@@ -18,7 +18,7 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
 from spark_jobs.worker.process import executor_name, fleet_client
 from store_actors.client.fleet_client import FleetAddress
-from store_actors.engine.arrays import as_type
+from store_actors.engine.arrays import as_type, of_words
 from store_actors.engine.packed_values import packed
 from store_actors.messages.requests import BatchFacts, StoreSpec
 
@@ -162,13 +162,9 @@ def as_state(batch: pa.RecordBatch, schema: StateSchema, first_number: int) -> p
             # A nested value of a function's state.
             columns.append(packed(batch.column(field.name)))
         elif pa.types.is_fixed_size_binary(field.type) and pa.types.is_list(batch.column(field.name).type):
-            columns.append(_words(batch.column(field.name), field.type))
+            # 64-bit words that came as lists of integers, all of one length.
+            words = batch.column(field.name).flatten().to_numpy(zero_copy_only=False).astype("<i8")
+            columns.append(of_words(field.type, words))
         else:
             columns.append(as_type(field.type, batch.column(field.name)))
     return pa.RecordBatch.from_arrays(columns, schema=row_schema)
-
-
-def _words(lists: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return 64-bit slots that came as lists of integers, all of one length."""
-    words = np.ascontiguousarray(lists.flatten().to_numpy(zero_copy_only=False).astype("<i8"))
-    return pa.Array.from_buffers(kind, len(lists), [None, pa.py_buffer(words)])

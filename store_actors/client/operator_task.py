@@ -19,7 +19,7 @@ from coordinator.model.stored_json import from_json
 from store_actors.client.batch import BatchHeader
 from store_actors.client.fleet_client import FleetClient
 from store_actors.client.store_calls import ShardWork
-from store_actors.engine.arrays import as_type
+from store_actors.engine.arrays import as_type, of_words
 from store_actors.messages.requests import ShardInput
 
 #: Columns of rows that a task hands over: the number of a row's input, where there are several, and the number of rows that a
@@ -141,16 +141,12 @@ class _InputColumns:
         if self.number is not None:
             rows = rows.filter(pc.equal(rows.column(_INPUT), self.number))
         columns = [
-            _joined(field.type, rows.select(names)) if len(names) > 1 else as_type(field.type, rows.column(names[0]))
+            of_words(field.type, np.stack([rows.column(name).to_numpy() for name in names], axis=1))
+            if len(names) > 1
+            else as_type(field.type, rows.column(names[0]))
             for field, names in zip(self.schema, self.names, strict=True)
         ]
         return pa.Table.from_arrays(columns, schema=self.schema)
-
-
-def _joined(data_type: pa.FixedSizeBinaryType, words: pa.Table) -> pa.Array:
-    """Return states of which each column has a word."""
-    joined = np.ascontiguousarray(np.stack([column.to_numpy() for column in words.columns], axis=1))
-    return pa.Array.from_buffers(data_type, len(joined), [None, pa.py_buffer(joined)])
 
 
 def _rows_read(rows: pa.Table) -> int:

@@ -22,6 +22,18 @@ def as_type(data_type: pa.DataType, column: pa.Array) -> pa.Array:
     return column if column.type == data_type else column.cast(data_type)
 
 
+def in_schema(schema: pa.Schema, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the columns of a schema, by their names, in types that hold all their values."""
+    return pa.RecordBatch.from_arrays([as_type(item.type, batch.column(item.name)) for item in schema], schema=schema)
+
+
+def of_words(kind: pa.FixedSizeBinaryType, words: npt.NDArray[np.generic]) -> pa.Array:
+    """Return states of several 64-bit words, which follow one another in `words`."""
+    return pa.Array.from_buffers(
+        kind, words.nbytes // kind.byte_width, [None, pa.py_buffer(np.ascontiguousarray(words))]
+    )
+
+
 def whole_numbers(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """Return the numbers cut off to whole ones of 64 bits, as Java does it: NaN is 0, and what is beyond them the last one."""
     # Where Java stops at the last number numpy wraps.

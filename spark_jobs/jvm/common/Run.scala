@@ -88,7 +88,7 @@ class OperatorRun(facts: Facts) {
   import OperatorRun._
 
   private val shards = mutable.Map.empty[Long, Shards]
-  @volatile private var placedFor: Option[(Int, String)] = None
+  @volatile private var placedFor: Option[(Int, Executors)] = None
   @volatile private var places: Seq[Option[Place]] = Nil
 
   /** Rows and groups of the last batch that had rows. */
@@ -118,7 +118,7 @@ class OperatorRun(facts: Facts) {
   /** Has the shards of a batch placed before the first task of a run, and whenever the executors have changed. */
   def place(execution: IncrementalExecution, shards: Shards, executors: Executors): Unit = {
     // Shards of another layout are placed again.
-    val wanted = Some((shards.firstPartition, Json.write(executors)))
+    val wanted = Some((shards.firstPartition, executors))
     if (placedFor != wanted) {
       val message = Map("operator" -> facts, "executors" -> executors) ++ fields(shards)
       places = Driver.ask[Placed]("place", Driver.batchFields(execution) ++ message).found

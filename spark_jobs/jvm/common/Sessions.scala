@@ -3,14 +3,11 @@ package org.apache.spark.sql.statefleet
 import java.util.function.{Function => JavaFunction}
 import org.apache.spark.sql.Row
 import org.apache.spark.sql.catalyst.InternalRow
-import org.apache.spark.sql.catalyst.expressions.aggregate.TypedImperativeAggregate
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan
 import org.apache.spark.sql.catalyst.rules.Rule
 import org.apache.spark.sql.catalyst.types.DataTypeUtils.toAttributes
-import org.apache.spark.sql.execution.streaming.state.StateStoreConf
 import org.apache.spark.sql.streaming.StreamingQueryListener
 import org.apache.spark.sql.types.StructType
-import org.apache.spark.util.SerializableConfiguration
 import scala.jdk.CollectionConverters._
 
 /** What Python calls. */
@@ -68,37 +65,10 @@ object Sessions {
   /** Returns for each of a number of shards a number that Spark's hash partitioning puts there. */
   def routes(shards: Int): Array[Int] = Shards.routes(shards)
 
-  /** Returns rows of a state store, a partition in each task; the parameters are those of StateRows. */
-  def stateRows(
-      session: SparkSession,
-      partitions: Int,
-      folder: String,
-      operator: Long,
-      store: String,
-      version: Long,
-      keys: StructType,
-      values: StructType,
-      prefix: Int,
-      conf: StateStoreConf,
-      hadoop: SerializableConfiguration,
-      columns: StructType,
-      functions: java.util.List[TypedImperativeAggregate[_]],
-      snapshots: java.util.List[String]): Dataset[Row] = {
-    val rows = StateRows(
-      folder,
-      operator,
-      store,
-      version,
-      keys,
-      values,
-      prefix,
-      conf,
-      hadoop,
-      columns,
-      functions.asScala.toArray,
-      snapshots.asScala.toArray)
+  /** Returns rows of a state store, a partition in each task. */
+  def stateRows(session: SparkSession, partitions: Int, rows: StateRows): Dataset[Row] = {
     val none = session.sparkContext.parallelize(Seq.empty[InternalRow], partitions)
-    session.internalCreateDataFrame(none.mapPartitionsWithIndexInternal(rows), columns)
+    session.internalCreateDataFrame(none.mapPartitionsWithIndexInternal(rows), rows.rows)
   }
 
   private def dataset(session: SparkSession, plan: LogicalPlan): Dataset[Row] = Dataset.ofRows(session, plan)

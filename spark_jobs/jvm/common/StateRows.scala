@@ -9,6 +9,7 @@ import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.types.StructType
 import org.apache.spark.util.SerializableConfiguration
 import org.apache.spark.util.collection.OpenHashMap
+import scala.jdk.CollectionConverters._
 
 /**
  * Rows of a state store of a Spark checkpoint at a version: a task reads a partition of the state. Only Spark's
@@ -35,15 +36,15 @@ case class StateRows(
     conf: StateStoreConf,
     hadoop: SerializableConfiguration,
     rows: StructType,
-    functions: Array[TypedImperativeAggregate[_]],
-    snapshots: Array[String])
+    functions: java.util.List[TypedImperativeAggregate[_]],
+    snapshots: java.util.List[String])
   extends ((Int, Iterator[InternalRow]) => Iterator[InternalRow]) {
 
   /** Returns the rows of a partition; there are none before. */
   override def apply(partition: Int, none: Iterator[InternalRow]): Iterator[InternalRow] = {
     val id = StateStoreId(folder, operator, partition, store)
     val provider = StateStoreProvider.create(conf.providerClass)
-    val reader = OpenedStore(provider, id, this, snapshots.lift(partition))
+    val reader = OpenedStore(provider, id, this, snapshots.asScala.lift(partition))
     TaskContext.get().addTaskCompletionListener[Unit] { _ =>
       reader.abort()
       provider.close()
@@ -57,7 +58,7 @@ case class StateRows(
     if (functions.isEmpty) {
       value
     } else {
-      val fields = values.fields.zip(functions).zipWithIndex.map {
+      val fields = values.fields.zip(functions.asScala).zipWithIndex.map {
         case (_, place) if value.isNullAt(place) => null
         case ((field, null), place) => value.get(place, field.dataType)
         case ((_, function), place) => decoded(function, value.getBinary(place))

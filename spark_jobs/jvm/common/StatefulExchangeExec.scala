@@ -182,8 +182,7 @@ case class StatefulExchangeExec(
     tasks =
       if (facts.together) ShardTask.grouped(chosen, run, present.cores, sparkContext) else ShardTask.single(chosen, run)
     val specs = chosen.map(shard => CoalescedPartitionSpec(shard, shard + 1, None): ShufflePartitionSpec)
-    val ends = if (isOfFunction) chosen.toSeq.map(end) else Nil
-    new TaskRows(new ShuffledRowRDD(dependency, readMetrics, specs), tasks, ends)
+    new TaskRows(new ShuffledRowRDD(dependency, readMetrics, specs), tasks, if (isOfFunction) ends else Nil)
   }
 
   /** Returns the batch as tasks are told of it. */
@@ -215,12 +214,16 @@ case class StatefulExchangeExec(
   /** Whether a user's function gets the rows, in a Python worker; otherwise the tasks hand rows over. */
   private def isOfFunction: Boolean = facts.byPython.isDefined
 
-  /** Returns the last row of a shard: nulls, and the batch in the column before the route. */
-  private def end(shard: Int): InternalRow = {
-    val values = new Array[Any](output.size)
-    values(values.length - 2) = Json.write(description + ("shard" -> shard)).getBytes(UTF_8)
-    values(values.length - 1) = 0
-    UnsafeProjection.create(schema)(new GenericInternalRow(values)).copy()
+  /** Returns the last row of each shard: nulls, and the batch in the column before the route. */
+  private def ends: Seq[InternalRow] = {
+    val batch = description
+    val projection = UnsafeProjection.create(schema)
+    chosen.toSeq.map { shard =>
+      val values = new Array[Any](output.size)
+      values(values.length - 2) = Json.write(batch + ("shard" -> shard)).getBytes(UTF_8)
+      values(values.length - 1) = 0
+      projection(new GenericInternalRow(values)).copy()
+    }
   }
 
   private def executors: Executors = {
