@@ -1,7 +1,7 @@
-"""Queries of a few keys and their results, and their encoding: the rows of any number of shards as one piece of bytes.
+"""Queries of keys and their results; and of few keys the encoding: the rows of any number of shards as one piece of bytes.
 
-Messages of a direct connection (:mod:`store_actors.connections.direct_calls`) are JSON and Arrow data, which run no code: bytes from a
-socket are never unpickled.
+Many keys are sent by Ray, which passes on the buffers of Arrow data without a copy. Messages of a direct connection
+(:mod:`store_actors.connections.direct_calls`) are JSON and Arrow data, which run no code: bytes from a socket are never unpickled.
 """
 
 from __future__ import annotations
@@ -84,9 +84,6 @@ class KeyQuery:
     def __iter__(self) -> Iterator[tuple[ReadRequest, pa.Table]]:
         return zip(self.requests, self.keys, strict=True)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _query, (self.requests, _packed(self.keys))
-
     def encoded(self) -> bytes:
         """Return the query as JSON and Arrow data."""
         projections = list(dict.fromkeys(request.projection for request in self.requests))
@@ -129,13 +126,6 @@ class KeyResults:
 
     def __init__(self, each: Sequence[KeyResult]) -> None:
         self.each = tuple(each)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        facts = [
-            (result.version, result.newest, result.places) if isinstance(result, FoundRows) else result
-            for result in self.each
-        ]
-        return _results, (facts, _packed([result.rows for result in self.each if isinstance(result, FoundRows)]))
 
     def encoded(self) -> bytes:
         """Return the results as JSON and Arrow data; an error as class name, message and context as strings or numbers."""
@@ -189,11 +179,10 @@ def _store_id(root: str, operator_id: int, partition_id: int, store_name: str) -
 def _joined(facts: dict[str, Any], blobs: Sequence[bytes], tables: Sequence[pa.Table]) -> bytes:
     """Return JSON, pieces of bytes and tables joined: the length of the JSON, the JSON with the lengths of the pieces, the pieces."""
     packed = _packed(tables)
-    if isinstance(packed, tuple):
-        schema, rows, facts["lengths"] = packed
-        data = [schema, rows]
+    if packed is None:
+        data = [_as_stream(table) for table in tables]
     else:
-        data = [_as_stream(table) for table in packed]
+        *data, facts["lengths"] = packed
     parts = [*blobs, *data]
     head = json.dumps({**facts, "blobs": len(blobs), "sizes": [len(part) for part in parts]}).encode()
     return b"".join([_LENGTH.pack(len(head)), head, *parts])
@@ -210,8 +199,7 @@ def _parted(encoded: bytes) -> tuple[dict[str, Any], list[bytes], Sequence[pa.Ta
         begin += size
     blobs, data = parts[: facts["blobs"]], parts[facts["blobs"] :]
     if "lengths" in facts:
-        schema, rows = data
-        return facts, blobs, _unpacked((schema, rows, facts["lengths"]))
+        return facts, blobs, _unpacked(data[0], data[1], facts["lengths"])
     return facts, blobs, [pa.ipc.open_stream(stream).read_all() for stream in data]
 
 
@@ -223,30 +211,19 @@ def _as_stream(table: pa.Table) -> bytes:
     return written
 
 
-#: Tables as they are; or few rows of one schema: the schema, the rows as bytes, and the number of rows of each table.
-_Packed: TypeAlias = Sequence[pa.Table] | tuple[bytes, bytes, list[int]]
-
-
-def _packed(tables: Sequence[pa.Table]) -> _Packed:
-    """Return tables in a form that is pickled fast.
-
-    Ray takes the buffers of a table apart. For few rows that takes longer than everything else, so they are copied into one piece.
-    Many rows are not copied: they go through shared memory.
-    """
+def _packed(tables: Sequence[pa.Table]) -> tuple[bytes, bytes, list[int]] | None:
+    """Return few rows of one schema in one piece: the schema, the rows, and the number of rows of each table; None for other tables."""
     if not tables or any(table.schema != tables[0].schema for table in tables):
-        return list(tables)
+        return None
     joined = pa.concat_tables(tables)
     if not is_few(joined):
-        return list(tables)
+        return None
     (rows, *_) = joined.combine_chunks().to_batches() or [None]
     written = b"" if rows is None else rows.serialize().to_pybytes()
     return joined.schema.serialize().to_pybytes(), written, [table.num_rows for table in tables]
 
 
-def _unpacked(packed: _Packed) -> Sequence[pa.Table]:
-    if isinstance(packed, list):
-        return packed
-    encoded_schema, written, lengths = packed
+def _unpacked(encoded_schema: bytes, written: bytes, lengths: Sequence[int]) -> Sequence[pa.Table]:
     schema = _schema(encoded_schema)
     if not written:
         return [schema.empty_table() for _ in lengths]
@@ -261,19 +238,3 @@ def _unpacked(packed: _Packed) -> Sequence[pa.Table]:
 def _schema(written: bytes) -> pa.Schema:
     """Return a schema from its encoding; the many queries of a reader have few schemas."""
     return pa.ipc.read_schema(pa.py_buffer(written))
-
-
-def _query(requests: Sequence[ReadRequest], keys: _Packed) -> KeyQuery:
-    return KeyQuery(requests, _unpacked(keys))
-
-
-def _results(facts: Sequence[Any], rows: _Packed) -> KeyResults:
-    tables = iter(_unpacked(rows))
-    each: list[KeyResult] = []
-    for fields in facts:
-        if isinstance(fields, tuple):
-            version, newest, places = fields
-            each.append(FoundRows(version, newest, places, next(tables)))
-        else:
-            each.append(fields)
-    return KeyResults(each)
