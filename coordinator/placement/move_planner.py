@@ -1,5 +1,4 @@
-"""Plans where the shards of states are to be, and counts how many state operations ran on the node of their shard. Pure, in memory
-only.
+"""Plans where the shards of states are to be. Pure, in memory only.
 
 A shard that no live store actor has goes to its planned store actor with its next lease. A loaded one is migrated while batches go
 on: the next store actor takes a copy first (a :class:`PlannedMove`, carried out by the process that asked for the plan), and has
@@ -8,7 +7,7 @@ the shard from the end of a batch on.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -19,12 +18,6 @@ from coordinator.placement.lease_placer import FleetView, LeaseRequest, StayElse
 from coordinator.placement.policies import POLICIES
 from coordinator.placement.policy import ActorSlot, Choice, PlacementPolicy, PlacementRequest, slot_order
 
-#: Outcome of a state operation: its task ran on the node of its shard, or why it did not.
-LOCAL = "local"
-MOVED = "the shard was moved to another node with this batch"
-NO_EXECUTOR = "the shard's node has no executor"
-ELSEWHERE = "Spark ran the task on another node than it was asked to"
-UNPLACED = "the driver told of no executors"
 #: Why a shard of a rescaled state is where it is.
 INHERITED = "the shards that it is made of were there"
 
@@ -109,7 +102,7 @@ class _Plan:
 
 
 class MovePlanner:
-    """The plans of all states, by which it places leases, and where tasks ran.
+    """The plans of all states, by which it places leases.
 
     Attributes
     ----------
@@ -122,7 +115,6 @@ class MovePlanner:
         self._fallback = StayElseLocal()
         self.drained: set[str] = set()
         self._plans: defaultdict[str, _Plan] = defaultdict(_Plan)
-        self._operations: defaultdict[tuple[str, int], Counter[str]] = defaultdict(Counter)
 
     # -- plans ----------------------------------------------------------------------------------------------------
 
@@ -283,9 +275,9 @@ class MovePlanner:
 
     def _of_node(self, request: LeaseRequest, fleet: FleetView) -> ActorLocation:
         """Return the store actor of the asking node that is to have a shard, where the driver reported several there."""
-        plan = self._plans.get(request.state_name)
-        slots = () if plan is None else plan.slots
-        local = [slot.location for slot in slots if slot.location.node_id == request.asking.node_id]
+        local = [
+            slot.location for slot in self.slots(request.state_name) if slot.location.node_id == request.asking.node_id
+        ]
         live = [location for location in (_live(location, fleet) for location in local) if location is not None]
         return live[request.partition_id % len(live)] if live else request.asking
 
@@ -351,53 +343,14 @@ class MovePlanner:
         ready = self.standbys(state_name, partition_id, holder, fleet)
         return Choice(ready[0], "its standby took over from a store actor that was lost") if ready else None
 
-    # -- where tasks ran ------------------------------------------------------------------------------------------
-
-    def count(
-        self,
-        state_name: str,
-        partition_id: int,
-        asking: ActorLocation,
-        previous: ActorLocation | None,
-        holder: ActorLocation,
-    ) -> None:
-        """Count a task that asked for its shard's lease.
-
-        Parameters
-        ----------
-        asking
-            Store actor of the task's node.
-        previous, holder
-            Store actors that had the shard before, and that have it now.
-        """
-        self._operations[state_name, partition_id][self._outcome(state_name, asking, previous, holder)] += 1
-
-    def count_local(self, state_name: str, partition_id: int) -> None:
-        """Count a task that ran on the node of its shard."""
-        self._operations[state_name, partition_id][LOCAL] += 1
-
-    def _outcome(
-        self, state_name: str, asking: ActorLocation, previous: ActorLocation | None, holder: ActorLocation
-    ) -> str:
+    def slots(self, state_name: str) -> tuple[ActorSlot, ...]:
+        """Return the store actors of nodes that have executors, as a state's driver reported last; none if no driver reported any."""
         plan = self._plans.get(state_name)
-        slots = () if plan is None else plan.slots
-        if asking.node_id == holder.node_id:
-            return LOCAL
-        if not slots:
-            return UNPLACED
-        if not any(slot.location.node_id == holder.node_id and slot.cores > 0 for slot in slots):
-            return NO_EXECUTOR
-        return MOVED if previous is not None and previous.node_id == asking.node_id else ELSEWHERE
+        return () if plan is None else plan.slots
 
     def forget(self, state_name: str) -> None:
-        """Drop the plan of a state, and the counts of its tasks."""
+        """Drop the plan of a state."""
         self._plans.pop(state_name, None)
-        for key in [key for key in self._operations if key[0] == state_name]:
-            del self._operations[key]
-
-    def operations(self, state_name: str, partition_id: int) -> dict[str, int]:
-        """Return how many state operations of a shard had which outcome since the coordinator started."""
-        return dict(self._operations.get((state_name, partition_id), {}))
 
 
 def _live(location: ActorLocation, fleet: FleetView) -> ActorLocation | None:

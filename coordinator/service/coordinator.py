@@ -51,6 +51,7 @@ from coordinator.storage.counted import StorageStats
 from coordinator.storage.probe import ProbeResult, look_into, probe, remove_left_over
 from coordinator.storage.protocol import ObjectStore
 from coordinator.telemetry.drivers import DriverReport
+from coordinator.telemetry.task_locality import TaskLocality
 
 log = logging.getLogger(__name__)
 
@@ -109,14 +110,15 @@ class Coordinator:
         self._actors = ActorRegistry()
         self._instances = ActiveInstances(self._actors, self._writer_of)
         self._fleet = KnownFleet(self._actors, self._states.ledgers)
+        locality = TaskLocality()
         drained = DrainedNodes(store)
-        self._placement = PlacementService(self._fleet, self._writer_of, drained, self._partitions)
-        self._leasing = Leasing(self._fleet, self._placement.planner, self._writer_of)
+        self._placement = PlacementService(self._fleet, self._writer_of, drained, self._partitions, locality)
+        self._leasing = Leasing(self._fleet, self._placement.planner, locality, self._writer_of)
         self._maintenance = maintenance
         self._cleaner = Cleaner(self._store, maintenance, self._clock, self._writer_of, self._states.notice_deleted)
         self._versions = Versions(self._states, self._writer_of, Branching(self._writer_of, self._clock))
         self._dropping = Dropping(self._store, self._states, self._is_active)
-        self._metrics = StateMetrics(self._clock, self._actors, self._placement.planner, stats or StorageStats())
+        self._metrics = StateMetrics(self._clock, self._actors, locality, stats or StorageStats())
         self._ended_queries = EndedQueries(self._clock, maintenance.unload_after_s, self._is_running)
         self._overview = Overview(
             uri,
@@ -126,6 +128,7 @@ class Coordinator:
             self._states,
             self._actors,
             self._placement.planner,
+            locality,
             self._metrics,
             self._is_active,
         )
@@ -138,6 +141,7 @@ class Coordinator:
             self._overview,
             self._metrics,
             self._placement.planner,
+            locality,
             self._instances,
         )
         self._maintaining: asyncio.Task[None] | None = None

@@ -24,6 +24,7 @@ from coordinator.model.watermarks import Watermarks
 from coordinator.placement.lease_placer import FleetView, LeaseRequest
 from coordinator.placement.move_planner import MovePlanner
 from coordinator.service.placement_service import Placement, PlacementService
+from coordinator.telemetry.task_locality import TaskLocality
 
 log = logging.getLogger(__name__)
 
@@ -49,15 +50,22 @@ class Leasing:
         Store actors, as the coordinator knows them.
     placing
         Places leases.
+    locality
+        Counts where tasks ran.
     writer_of
         Returns the writer of a state's ledger.
     """
 
     def __init__(
-        self, fleet: FleetView, placing: MovePlanner, writer: Callable[[str], Awaitable[LedgerWriter]]
+        self,
+        fleet: FleetView,
+        placing: MovePlanner,
+        locality: TaskLocality,
+        writer: Callable[[str], Awaitable[LedgerWriter]],
     ) -> None:
         self._fleet = fleet
         self._placing = placing
+        self._locality = locality
         self._writer_of = writer
 
     async def check_start(
@@ -238,7 +246,8 @@ class Leasing:
             self._placing.batch_ended(task.state_name)
         grant, is_new, previous = await writer.decide(decide)
         if not task.is_of_python:
-            self._placing.count(task.state_name, task.partition_id, local, previous, grant.lease.location)
+            slots = self._placing.slots(task.state_name)
+            self._locality.count(task.state_name, task.partition_id, local, previous, grant.lease.location, slots)
         lease = structs.replace(
             grant.lease, standbys=self._standbys(task.state_name, task.partition_id, grant.lease.location)
         )
@@ -298,7 +307,7 @@ class Leasing:
 
     def count_piggybacked(self, state_name: str, partition_id: int) -> None:
         """Count a state operation under a piggybacked lease: tasks take those from the store actors of their own node only."""
-        self._placing.count_local(state_name, partition_id)
+        self._locality.count_local(state_name, partition_id)
 
 
 def _task_of(ledger: StateLedger, entry: CommitEntry) -> TaskIdentity:

@@ -15,6 +15,7 @@ from coordinator.service.active_instances import ActiveInstances
 from coordinator.service.dropping import Dropping
 from coordinator.service.overview import Overview
 from coordinator.service.state_metrics import StateMetrics
+from coordinator.telemetry.task_locality import TaskLocality
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ class MaintenanceRounds:
         The states, and what is done for each.
     ended_queries
         Says which queries ended long ago.
-    overview, metrics, planner, instances
+    overview, metrics, planner, locality, instances
         What memory has of a state besides its ledger, which is dropped with the ledger.
     """
 
@@ -44,6 +45,7 @@ class MaintenanceRounds:
         overview: Overview,
         metrics: StateMetrics,
         planner: MovePlanner,
+        locality: TaskLocality,
         instances: ActiveInstances,
     ) -> None:
         self._interval_s = interval_s
@@ -54,6 +56,7 @@ class MaintenanceRounds:
         self._overview = overview
         self._metrics = metrics
         self._planner = planner
+        self._locality = locality
         self._instances = instances
 
     async def run(self) -> None:
@@ -101,4 +104,5 @@ class MaintenanceRounds:
         if self._states.rest(state_name, details):
             self._metrics.forget(state_name)
             self._planner.forget(state_name)
+            self._locality.forget(state_name)
             self._instances.registry.deactivate_instances(ledger.run_id)

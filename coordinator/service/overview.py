@@ -18,6 +18,7 @@ from coordinator.placement.move_planner import MovePlanner
 from coordinator.runtime.runtime import Clock, now_ms
 from coordinator.service.state_metrics import StateMetrics
 from coordinator.telemetry.status import fleet_status, query_details, query_status
+from coordinator.telemetry.task_locality import TaskLocality
 
 
 class Overview:
@@ -31,8 +32,8 @@ class Overview:
         Measures how long an answer takes.
     states
         The states; only open ones are shown from their ledgers.
-    actors, planner, metrics
-        Store actors, plans, and what was recorded of states.
+    actors, planner, locality, metrics
+        Store actors, plans, where tasks ran, and what was recorded of states.
     is_active
         Returns whether the newest run of a state's query is not known to be over.
     """
@@ -46,6 +47,7 @@ class Overview:
         states: OpenStates,
         actors: ActorRegistry,
         planner: MovePlanner,
+        locality: TaskLocality,
         metrics: StateMetrics,
         is_active: Callable[[StateLedger], bool],
     ) -> None:
@@ -57,6 +59,7 @@ class Overview:
         self._states = states
         self._actors = actors
         self._planner = planner
+        self._locality = locality
         self._metrics = metrics
         self._is_active = is_active
 
@@ -64,7 +67,7 @@ class Overview:
         """Return store actors, queries and shards."""
         queries = [
             {
-                **query_status(ledger, metadata, self._planner, active=self._is_active(ledger)),
+                **query_status(ledger, metadata, self._locality, active=self._is_active(ledger)),
                 "slow_batches": [asdict(batch) for batch in self._metrics.record(metadata.state_name).slow_batches],
                 "running_batch": self._running_batch(ledger, metadata),
             }
@@ -104,7 +107,7 @@ class Overview:
     def details(self, ledger: StateLedger, created: StateMetadata, *, is_active: bool) -> dict[str, Any]:
         """Return all that is shown of a query."""
         record = self._metrics.record(ledger.state_name)
-        return query_details(ledger, created, self._planner, record, active=is_active)
+        return query_details(ledger, created, self._locality, record, active=is_active)
 
     def stamp(self, name: str, writer: LedgerWriter, *, is_active: bool) -> str:
         """Return a text that is another one once anything about a state has changed."""

@@ -19,6 +19,7 @@ from coordinator.placement.move_planner import MovePlanner, PlacementExplanation
 from coordinator.placement.policies import POLICIES
 from coordinator.placement.policy import ActorSlot
 from coordinator.service.drained_nodes import DrainedNodes
+from coordinator.telemetry.task_locality import TaskLocality
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +66,10 @@ class PlacementService:
         writer_of: Callable[[str], Awaitable[LedgerWriter]],
         drained: DrainedNodes,
         partitions: Callable[[str], Awaitable[range]],
+        locality: TaskLocality,
     ) -> None:
         self.planner = MovePlanner()
+        self._locality = locality
         self._fleet = fleet
         self._writer_of = writer_of
         self._drained = drained
@@ -123,7 +126,7 @@ class PlacementService:
                 holder,
                 None if planned is None or planned.location == holder else planned.location,
                 ledger.assignments.moves(partition_id),
-                self.planner.operations(state_name, partition_id),
+                self._locality.of(state_name, partition_id),
             )
 
         return await (await self._writer_of(state_name)).read(explanation)

@@ -18,7 +18,6 @@ from coordinator.model.leases import Lease
 from coordinator.model.metric_table import Sample
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.actor_registry import ActorRegistry
-from coordinator.placement.move_planner import MovePlanner
 from coordinator.runtime.logs import about
 from coordinator.runtime.runtime import Clock, now_ms
 from coordinator.storage.counted import StorageStats
@@ -33,6 +32,7 @@ from coordinator.telemetry.slow_batches import (
 )
 from coordinator.telemetry.state_record import StateRecord
 from coordinator.telemetry.state_stats import ShardStats, StateStats, coordinator_samples
+from coordinator.telemetry.task_locality import TaskLocality
 
 log = logging.getLogger(__name__)
 
@@ -64,17 +64,17 @@ class StateMetrics:
 
     Parameters
     ----------
-    actors, placing
+    actors, locality
         What is known of store actors, and where tasks ran.
     storage
         The coordinator's own requests to the object store.
     """
 
-    def __init__(self, clock: Clock, actors: ActorRegistry, placing: MovePlanner, storage: StorageStats) -> None:
+    def __init__(self, clock: Clock, actors: ActorRegistry, locality: TaskLocality, storage: StorageStats) -> None:
         self._clock = clock
         self._started_at_ms = now_ms(clock)
         self._actors = actors
-        self._placing = placing
+        self._locality = locality
         self._storage = storage
         self._states: defaultdict[str, _State] = defaultdict(_State)
         self._drivers = Drivers()
@@ -218,7 +218,7 @@ class StateMetrics:
         stats, partitions = StateStats(), ledger.layouts.newest(first_layout(metadata)).partitions
         for begin in range(0, len(partitions), _AT_ONCE):
             shards = partitions[begin : begin + _AT_ONCE]
-            stats.add(metadata, (ShardStats.of(ledger, self._placing, partition) for partition in shards))
+            stats.add(metadata, (ShardStats.of(ledger, self._locality, partition) for partition in shards))
             await asyncio.sleep(0)
         self._states[metadata.state_name].stats = stamp, stats
         return stats

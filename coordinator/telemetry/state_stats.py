@@ -12,7 +12,7 @@ from coordinator.model.identities import ActorLocation
 from coordinator.model.metric_table import Sample
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.actor_registry import ActorRegistry
-from coordinator.placement.move_planner import ELSEWHERE, LOCAL, MOVED, NO_EXECUTOR, UNPLACED, MovePlanner
+from coordinator.telemetry.task_locality import ELSEWHERE, LOCAL, MOVED, NO_EXECUTOR, UNPLACED, TaskLocality
 
 #: Where the tasks of state operations ran, as a label.
 _PLACES = {
@@ -60,7 +60,7 @@ class ShardStats:
     operations: Mapping[str, int]
 
     @classmethod
-    def of(cls, ledger: StateLedger, placing: MovePlanner, partition_id: int) -> ShardStats:
+    def of(cls, ledger: StateLedger, locality: TaskLocality, partition_id: int) -> ShardStats:
         """Return the shard of a partition."""
         rows, size = ledger.rows_and_bytes(partition_id)
         return cls(
@@ -70,7 +70,7 @@ class ShardStats:
             size,
             ledger.newest(partition_id),
             ledger.location(partition_id),
-            placing.operations(ledger.state_name, partition_id),
+            locality.of(ledger.state_name, partition_id),
         )
 
 

@@ -17,10 +17,10 @@ from coordinator.model.memory_options import MemoryUse
 from coordinator.model.names import fleet_id_of
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.actor_registry import ActorRegistry
-from coordinator.placement.move_planner import LOCAL, MovePlanner
 from coordinator.telemetry.batch_times import moments, phases
 from coordinator.telemetry.state_record import StateRecord
 from coordinator.telemetry.state_stats import ShardStats, StateStats
+from coordinator.telemetry.task_locality import LOCAL, TaskLocality
 
 #: Newest versions that rows per second are computed from, and newest batches that are shown.
 _BATCHES = 6
@@ -79,7 +79,9 @@ class _Batch:
     stats: BatchStats
 
 
-def query_status(ledger: StateLedger, metadata: StateMetadata, placing: MovePlanner, *, active: bool) -> dict[str, Any]:
+def query_status(
+    ledger: StateLedger, metadata: StateMetadata, locality: TaskLocality, *, active: bool
+) -> dict[str, Any]:
     """Return one query's row, with a row for each shard.
 
     ``version`` and ``watermark_ms`` are those of the newest version that every shard has. ``rows_per_second`` is over the last few
@@ -87,12 +89,12 @@ def query_status(ledger: StateLedger, metadata: StateMetadata, placing: MovePlan
     is None where it is not known yet.
     """
     layout = ledger.layouts.newest(first_layout(metadata))
-    shards = [ShardStats.of(ledger, placing, partition) for partition in layout.partitions]
+    shards = [ShardStats.of(ledger, locality, partition) for partition in layout.partitions]
     return _query(ledger, metadata, layout, shards, _newest_batches(ledger, layout), active=active)
 
 
 def query_details(
-    ledger: StateLedger, metadata: StateMetadata, placing: MovePlanner, record: StateRecord, *, active: bool
+    ledger: StateLedger, metadata: StateMetadata, locality: TaskLocality, record: StateRecord, *, active: bool
 ) -> dict[str, Any]:
     """Return :func:`query_status` with ``batches``, ``refusals``, ``slow_batches``, and more of each shard.
 
@@ -101,7 +103,7 @@ def query_details(
     :func:`~coordinator.telemetry.batch_times.phases`.
     """
     layout = ledger.layouts.newest(first_layout(metadata))
-    shards = [ShardStats.of(ledger, placing, partition) for partition in layout.partitions]
+    shards = [ShardStats.of(ledger, locality, partition) for partition in layout.partitions]
     batches = _newest_batches(ledger, layout)
     query = _query(ledger, metadata, layout, shards, batches, active=active)
     for row, shard in zip(query["shards"], shards, strict=True):

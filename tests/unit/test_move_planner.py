@@ -15,8 +15,9 @@ from coordinator.model.copy_result import CopyResult
 from coordinator.model.identities import ActorLocation
 from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.lease_placer import LeaseRequest
-from coordinator.placement.move_planner import ELSEWHERE, LOCAL, MOVED, NO_EXECUTOR, UNPLACED, MovePlanner, PlannedMove
+from coordinator.placement.move_planner import MovePlanner, PlannedMove
 from coordinator.placement.policy import ActorSlot
+from coordinator.telemetry.task_locality import ELSEWHERE, LOCAL, MOVED, NO_EXECUTOR, UNPLACED, TaskLocality
 from tests.unit.ledger_harness import actor
 
 SHARDS = 6
@@ -28,7 +29,7 @@ class PlannerHarness:
     def __init__(self, *names: str) -> None:
         self.store_actors = {name: actor(name) for name in names}
         self.dead: set[str] = set()
-        self.planner = MovePlanner()
+        self.planner, self.locality = MovePlanner(), TaskLocality()
         self.assigned: dict[int, ActorLocation] = {}
 
     def is_alive(self, location: ActorLocation) -> bool:
@@ -60,7 +61,8 @@ class PlannerHarness:
             request = LeaseRequest("s", shard, self.store_actors[local], self.assigned.get(shard))
             previous = self.assigned.get(shard)
             self.assigned[shard] = self.planner.place(request, self).location  # type: ignore[arg-type]
-            self.planner.count("s", shard, self.store_actors[local], previous, self.assigned[shard])
+            slots = self.planner.slots("s")
+            self.locality.count("s", shard, self.store_actors[local], previous, self.assigned[shard], slots)
         return self.nodes()
 
     def nodes(self) -> list[str]:
@@ -194,21 +196,21 @@ def test_several_store_actors_of_a_node_share_its_shards() -> None:
 def test_outcomes_of_operations_are_counted_by_reason() -> None:
     harness = PlannerHarness("a", "b")
     harness.run_batch("a", [0])
-    assert harness.planner.operations("s", 0) == {LOCAL: 1}
+    assert harness.locality.of("s", 0) == {LOCAL: 1}
     harness.run_batch("b", [0])
-    assert harness.planner.operations("s", 0) == {LOCAL: 1, UNPLACED: 1}
+    assert harness.locality.of("s", 0) == {LOCAL: 1, UNPLACED: 1}
     harness.plan("b")
     harness.run_batch("b", [0])
-    assert harness.planner.operations("s", 0)[NO_EXECUTOR] == 1
+    assert harness.locality.of("s", 0)[NO_EXECUTOR] == 1
     harness.plan("a", "b")
     harness.run_batch("b", [0])
-    assert harness.planner.operations("s", 0)[ELSEWHERE] == 1
+    assert harness.locality.of("s", 0)[ELSEWHERE] == 1
     harness.planner.copy_finished(
         PlannedMove("s", 0, harness.store_actors["a"], harness.store_actors["b"], "for a test"), None, harness
     )
     harness.planner.batch_ended("s")
     harness.run_batch("a", [0])
-    assert harness.planner.operations("s", 0)[MOVED] == 1
+    assert harness.locality.of("s", 0)[MOVED] == 1
 
 
 def test_standbys_are_on_other_nodes_and_spread() -> None:
