@@ -27,7 +27,6 @@ _READ = {
                                    "token that [viewers](dashboard.md#who-may-look) need, 16 characters or more"),
     "STATEFLEET_LOG_FORMAT": ("the fleet's actors, on each node",
                               "`json` (the default) or `text`: the form of lines of [their logs](metrics.md#logs)"),
-    "XDG_CACHE_HOME": ("`start_session`", "the user's caches, with the jars of [connectors](kafka.md); by default `~/.cache`"),
     "TMPDIR": ("`statefleet doctor`", "as `RAY_TMPDIR`, where that is not set"),
 }  # fmt: skip
 _SET = {

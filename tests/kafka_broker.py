@@ -1,6 +1,6 @@
 """A real Apache Kafka for tests: a broker in KRaft mode on loopback, with the project's own Java.
 
-Its jars come from Maven Central once, checked by their SHA-256 (:mod:`spark_jobs.session.connectors`).
+Its jars come from Maven Central once (:mod:`tests.maven_jars`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from spark_jobs.session.connectors import Jar, fetch_jars
 from spark_jobs.session.java import choose_java_home
+from tests.maven_jars import maven_jars
 from tests.processes import end_process, end_with_parent, free_ports
 
 #: What `kafka.Kafka` and the command-line tools load, of the dependencies of ``kafka_2.13`` and ``kafka-tools``.
@@ -67,11 +67,6 @@ class KafkaError(Exception):
     """The broker or one of its tools failed."""
 
 
-def broker_jars() -> list[Path]:
-    """Return the broker's jars; :class:`~coordinator.model.errors.SetupError` if they cannot be had."""
-    return fetch_jars([Jar.parse(line) for line in _JARS.split("\n") if line])
-
-
 class KafkaBroker:
     """A running broker, which is the cluster's controller as well.
 
@@ -82,14 +77,14 @@ class KafkaBroker:
 
     Raises
     ------
-    coordinator.model.errors.SetupError
+    OSError
         Its jars cannot be had.
     KafkaError
         It does not start.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._classpath = os.pathsep.join(map(str, broker_jars()))
+        self._classpath = os.pathsep.join(map(str, maven_jars(_JARS.strip().splitlines())))
         self._log = folder / "broker.log"
         self._settings = folder / "server.properties"
         folder.mkdir(parents=True, exist_ok=True)

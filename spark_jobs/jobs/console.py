@@ -7,7 +7,7 @@ import datetime as dt
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -67,10 +67,12 @@ def exit_code_of(job: Callable[[], None]) -> int:
 
 
 @contextmanager
-def job_session(name: str, *, num_executors: int = 1, connectors: Collection[str] = ()) -> Iterator[SparkSession]:
+def job_session(
+    name: str, *, num_executors: int = 1, configs: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
     """Start the session of a job, and stop it at the end. A job that fails before has none, and stops no other one."""
     try:
-        yield start_session(name, num_executors=num_executors, connectors=connectors)
+        yield start_session(name, num_executors=num_executors, configs=configs)
     finally:
         stop_session()
 

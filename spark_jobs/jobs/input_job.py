@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from coordinator.model.text import format_table
 from spark_jobs.jobs.console import add_job_options, exit_code_of, job_session, keep_newest, run_to_end, store_uri
-from spark_jobs.jobs.kafka import read_topic, send_newest
+from spark_jobs.jobs.kafka import PACKAGE, read_topic, send_newest
 from spark_jobs.plan.bounds import UnboundedStateWarning
 from statefleet.fleet import Fleet, connect
 
@@ -129,8 +129,8 @@ def run_job(job: InputJob, argv: Sequence[str] | None) -> int:
         parser.error("--to needs --kafka")
 
     def run() -> None:
-        connectors = ["kafka"] if options.kafka is not None else []
-        with job_session(f"statefleet-{job.name}", connectors=connectors) as spark:
+        configs = {} if options.kafka is None else {"spark.jars.packages": PACKAGE}
+        with job_session(f"statefleet-{job.name}", configs=configs) as spark:
             fleet = connect(store_uri(options))
             print(f"fleet: {fleet.uri}   dashboard: {fleet.dashboard_url()}", flush=True)
             rows, malformed = execute(spark, fleet, job, options)

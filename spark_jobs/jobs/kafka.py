@@ -1,11 +1,19 @@
-"""Kafka as a source of lines and as a sink of changed groups. Both need a session with the connector ``kafka``."""
+"""Kafka as a source of lines and as a sink of changed groups. Both need a session with Spark's connector, :data:`PACKAGE`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+
+#: Spark's connector for the Spark that is installed, as ``spark.jars.packages`` names it.
+PACKAGE = (
+    "org.apache.spark:spark-sql-kafka-0-10_2.12:3.5.7"
+    if pyspark.__version__.startswith("3.")
+    else "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
+)
 
 
 def read_topic(spark: SparkSession, servers: str, topic: str, records_per_trigger: int) -> DataFrame:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import pyspark
 import ray
 import raydp
 from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
@@ -20,13 +22,6 @@ from coordinator.model.errors import InvalidRequestError, SetupError
 from coordinator.runtime.native_notes import stderr_without_notes
 from coordinator.service.deploy import HEAD_RESOURCE, init_ray, join_cluster
 from spark_jobs.jvm.build import present_jar
-from spark_jobs.session.connectors import (
-    IVY_SETTINGS,
-    connector_jars,
-    connector_settings,
-    spark_series,
-    with_connectors,
-)
 from spark_jobs.session.java import choose_java_home
 from spark_jobs.session.settings import (
     CLUSTER_SETTINGS,
@@ -45,6 +40,8 @@ log = logging.getLogger(__name__)
 #: Address of a local Ray, for this machine alone. Ray replaces 127.0.0.1 by the network's address; on other systems it uses the
 #: loopback by itself.
 _LOOPBACK = "127.0.0.9" if sys.platform == "linux" else None
+
+_PACKAGES = "spark.jars.packages"
 
 #: RayDP's settings for what stands before its own jars on the class paths of the driver, and of executors.
 _CLASS_PATHS = ("spark.preferClassPath", "spark.ray.preferClassPath")
@@ -162,7 +159,6 @@ def start_session(
     executor_cores: int | None = None,
     executor_memory: str = "1g",
     ray_address: str | None = None,
-    connectors: Collection[str] = (),
     configs: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """Start a Spark session whose executors are Ray actors.
@@ -182,23 +178,19 @@ def start_session(
         fleet runs gets an executor, up to this number. By default `num_executors`: then only lost executors are replaced.
     ray_address
         Ray cluster to join; by default ``RAY_ADDRESS``, else a local one is started.
-    connectors
-        Spark's connectors that the session has: ``kafka``, ``avro``, ``delta``, ``iceberg``. Their jars are downloaded once, and
-        checked.
     configs
-        Further Spark configuration.
+        Further Spark configuration, such as ``spark.jars.packages`` for connectors.
 
     Raises
     ------
     SetupError
-        There is no Java 17, no Ray cluster where one was expected, or no jar of a connector; or the program uses Spark Connect.
+        There is no Java 17, no Ray cluster where one was expected, or no package of ``spark.jars.packages``; or the program uses
+        Spark Connect.
     InvalidRequestError
-        `max_executors` is less than `num_executors`, or there is no such connector.
+        `max_executors` is less than `num_executors`.
     """
     check_no_remote(os.environ)
     settings = {**_values(SETTINGS), **(configs or {})}
-    if connectors:
-        settings = _with_connectors(settings, connectors)
     if max_executors is not None:
         if max_executors < num_executors:
             raise InvalidRequestError(
@@ -209,6 +201,12 @@ def start_session(
         settings[MAX_EXECUTORS] = str(max_executors)
     with spark_environment():
         if "PYSPARK_GATEWAY_PORT" in os.environ:
+            if _PACKAGES in settings:
+                raise SetupError(
+                    "under raydp-submit the driver's JVM runs before the program: give the command these by its option `--packages`, "
+                    "and leave `spark.jars.packages` away",
+                    packages=settings[_PACKAGES],
+                )
             session = _submitted_session(app_name, ray_address, settings)
         else:
             cores = executor_cores or os.cpu_count() or 1
@@ -216,18 +214,6 @@ def start_session(
             session = _new_session(app_name, num_executors, cores, executor_memory, settings)
     session.sparkContext.setLogLevel("ERROR")
     return session
-
-
-def _with_connectors(settings: Mapping[str, str], connectors: Collection[str]) -> dict[str, str]:
-    if isinstance(connectors, str):
-        raise InvalidRequestError("connectors are a list of names", connectors=connectors)
-    if "PYSPARK_GATEWAY_PORT" in os.environ:
-        # The driver's JVM runs already, without their jars.
-        raise SetupError(
-            "under raydp-submit the command names the connectors: give it `--packages` with these, and leave `connectors` away",
-            packages=",".join(jar.coordinate for jar in connector_jars(connectors)),
-        )
-    return with_connectors(settings, connector_settings(connectors, ivy_settings=settings.get(IVY_SETTINGS)))
 
 
 def _submitted_session(app_name: str, ray_address: str | None, settings: Mapping[str, str]) -> SparkSession:
@@ -255,6 +241,15 @@ def _new_session(
     try:
         with _jvm_stderr_without_notes():
             session: SparkSession = raydp.init_spark(app_name, num_executors, cores, executor_memory, configs=configs)
+    except PySparkRuntimeError as error:
+        if error.getErrorClass() != "JAVA_GATEWAY_EXITED":
+            raise
+        raydp.stop_spark()
+        raise SetupError(
+            "the driver's JVM ended before Spark had started; what it printed says why. Packages of `spark.jars.packages` come from "
+            "Maven Central, or from where Spark's `spark.jars.ivySettings` says; without a network, name files by `spark.jars`",
+            packages=settings.get(_PACKAGES),
+        ) from error
     except FileNotFoundError as error:
         raise SetupError(
             "the Ray cluster cannot run RayDP: a file it needs is missing there, most likely `java`; start Ray on every "
@@ -294,7 +289,7 @@ def _cluster_settings(num_executors: int) -> dict[str, str]:
 
 
 def _values(settings: Mapping[str, Setting]) -> dict[str, str]:
-    is_spark_4 = not spark_series().startswith("3.")
+    is_spark_4 = not pyspark.__version__.startswith("3.")
     return {
         key: setting.with_spark_4 if is_spark_4 and setting.with_spark_4 else setting.value
         for key, setting in settings.items()

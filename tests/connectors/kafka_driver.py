@@ -14,7 +14,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark_jobs.jobs.kafka import send_newest
+from spark_jobs.jobs.kafka import PACKAGE, send_newest
 from spark_jobs.plan.bounds import UnboundedStateWarning
 from spark_jobs.session.spark_session import start_session, stop_session
 from statefleet.fleet import Fleet, connect
@@ -55,7 +55,7 @@ QUERIES = {counts: ("update", ["user"]), paid_orders: ("append", ["window", "ite
 
 def main(servers: str, query_name: str, prefix: str, folder: Path, uri: str) -> None:
     # A name of its own: a driver that was killed may still hold the former one.
-    spark = start_session(f"kafka-driver-{os.getpid()}", executor_cores=2, connectors=["kafka"])
+    spark = start_session(f"kafka-driver-{os.getpid()}", executor_cores=2, configs={"spark.jars.packages": PACKAGE})
     warnings.simplefilter("ignore", UnboundedStateWarning)
     (build,) = [query for query in QUERIES if query.__name__ == query_name]
     output_mode, keys = QUERIES[build]

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 import statefleet as sf
 from tests.code_blocks import blocks_of
-from tests.connectors.conftest import connectors
+from tests.connectors.conftest import HAS_ICEBERG
 from tests.integration.streams import Feed, Run
 from tests.page_programs import run_blocks
 
@@ -33,9 +33,7 @@ SINKS = {
     "append_to_iceberg": "lake.shop.revenue",
     "merge_into_iceberg": "lake.shop.totals",
 }
-needs_iceberg = pytest.mark.skipif(
-    "iceberg" not in connectors(), reason="there is no Iceberg for this version of Spark"
-)
+needs_iceberg = pytest.mark.skipif(not HAS_ICEBERG, reason="there is no Iceberg for this version of Spark")
 
 
 def programs() -> list[tuple[str, str]]:
@@ -51,7 +49,7 @@ def scope(spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, monkeypatch: pyt
     clicks.write.format("delta").save(f"{tmp_path}/clicks")
     scope: Scope = {}
     blocks = programs()
-    if "iceberg" in connectors():
+    if HAS_ICEBERG:
         for table in ("revenue", "totals", "clicks"):
             spark.sql(f"DROP TABLE IF EXISTS lake.shop.{table}")
         clicks.writeTo("lake.shop.clicks").create()

@@ -20,7 +20,6 @@ from pyspark.sql import DataFrame, SparkSession
 from coordinator.model.errors import CorruptStateError, InvalidRequestError, StateMismatchError
 from spark_jobs.plan.catalyst import java_class
 from spark_jobs.plan.spark_version import SPARK
-from spark_jobs.session.connectors import Jar, fetch_jars
 from statefleet.fleet import Fleet
 from tests.integration.case_systems import configured, on_spark
 from tests.integration.golden_cases import (
@@ -35,6 +34,7 @@ from tests.integration.golden_cases import (
 )
 from tests.integration.operator_cases import Operators
 from tests.integration.streams import Run
+from tests.maven_jars import maven_jars
 
 pytestmark = pytest.mark.golden
 
@@ -88,7 +88,7 @@ class System:
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with the checkpoints of Spark's suites."""
     folder = tmp_path_factory.mktemp("golden")
-    for jar in fetch_jars([Jar.parse(line) for line in JARS]):
+    for jar in maven_jars(JARS):
         with zipfile.ZipFile(jar) as archive:
             archive.extractall(folder, [name for name in archive.namelist() if name.startswith(_FOLDER)])
     return folder
