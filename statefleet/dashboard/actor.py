@@ -7,6 +7,7 @@ import logging
 import secrets
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import ray
 
@@ -19,7 +20,9 @@ from statefleet.dashboard.options import DashboardOptions
 from statefleet.dashboard.probe import RayProbe
 from statefleet.dashboard.server import Server
 from statefleet.dashboard.status_cache import StatusCache
-from statefleet.reads.fleet import LiveFleet, attach
+
+if TYPE_CHECKING:
+    from statefleet.reads.fleet import LiveFleet
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +83,9 @@ class DashboardActor:
 
     def _opened_fleet(self) -> LiveFleet:
         if self._fleet is None:
+            # Imported here: only looking up a key needs the engine, which takes as long to import as all the rest.
+            from statefleet.reads.fleet import attach
+
             self._fleet = attach(self._uri)
         return self._fleet
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from statefleet.reads.fleet import LiveFleet
 from statefleet.reads.json_values import cell_text, key_of
+
+if TYPE_CHECKING:
+    from statefleet.reads.fleet import LiveFleet
 
 #: Most rows of a key, and characters of a value, that are returned.
 _ROWS = 100

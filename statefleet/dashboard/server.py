@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -17,7 +18,9 @@ from coordinator.model.errors import InvalidRequestError, StateStoreError
 from statefleet.dashboard.access import Access
 from statefleet.dashboard.key_lookup import look_up
 from statefleet.dashboard.status_cache import StatusCache
-from statefleet.reads.fleet import LiveFleet
+
+if TYPE_CHECKING:
+    from statefleet.reads.fleet import LiveFleet
 
 log = logging.getLogger(__name__)
 _NO_HTTP = (HttpProcessingError, web.RequestPayloadError)
