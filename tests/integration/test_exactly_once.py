@@ -98,13 +98,20 @@ def test_an_actor_killed_in_the_middle_of_a_batch_changes_nothing(
         run.stop()
 
 
-def fail_first_attempt(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Fail once in each partition, after the stage's state has been committed."""
-    yield from list(batches)
-    context = TaskContext.get()
-    assert context is not None
-    if context.attemptNumber() == 0:
-        raise RuntimeError("this task fails after its commit, on purpose")
+def failing_once() -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return a function that fails once in each partition, after the stage's state has been committed.
+
+    Spark starts a new Python worker after a failure, and a function of this module would have each import all that tests need.
+    """
+
+    def fail_first_attempt(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from list(batches)
+        context = TaskContext.get()
+        assert context is not None
+        if context.attemptNumber() == 0:
+            raise RuntimeError("this task fails after its commit, on purpose")
+
+    return fail_first_attempt
 
 
 def test_a_task_that_fails_after_its_commit_is_not_applied_twice(
@@ -112,7 +119,7 @@ def test_a_task_that_fails_after_its_commit_is_not_applied_twice(
 ) -> None:
     feed = Feed(spark, tmp_path / "in", VALUES)
     counts = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("v").count()
-    run = Run(counts.mapInArrow(fail_first_attempt, counts.schema), "update", tmp_path / "ck")
+    run = Run(counts.mapInArrow(failing_once(), counts.schema), "update", tmp_path / "ck")
     before = sum(metrics["replayed_answers"] for metrics in fleet.metrics().values())
     try:
         for file in FILES[:2]:
