@@ -104,7 +104,7 @@ def nested_type(name: str, atomic: TypeOf) -> pa.DataType:
     Raises
     ------
     ValueError
-        It is no such name.
+        It is not such a name.
     """
     return _Reader(name, atomic).type()
 

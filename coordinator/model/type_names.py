@@ -92,7 +92,7 @@ def bins_type(centre: str) -> str:
 
 
 def words_type(words: int) -> str:
-    """Return the name of the type of a state of so many 64-bit words. Only accumulators have it, no column of a user's."""
+    """Return the name of the type of a state of `words` 64-bit words. Only accumulators have it, no column of a user's."""
     return f"{_WORDS}{words}>"
 
 

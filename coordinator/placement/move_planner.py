@@ -332,7 +332,7 @@ class MovePlanner:
         if plan is None or not plan.standbys:
             return ()
         standbys: list[ActorLocation] = []
-        # The search begins at another slot for each shard, and looks at few of them, however many there are.
+        # The search begins at another slot for each shard, and visits few of them, however many there are.
         for step in range(len(plan.slots)):
             location = plan.slots[(partition_id + step) % len(plan.slots)].location
             live = None if location.node_id in (holder.node_id, *self.drained) else _live(location, fleet)

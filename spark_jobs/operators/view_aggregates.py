@@ -30,7 +30,7 @@ def aggregation_view(
     Parameters
     ----------
     keys
-        Keys of the groups; a session among them is no key of the state.
+        Keys of the groups; a session among them is not a key of the state.
     outputs
         The results, as expressions of keys and aggregates.
     evaluated

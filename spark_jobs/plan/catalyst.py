@@ -111,7 +111,7 @@ class Expression:
 
     @property
     def unaliased(self) -> Expression:
-        """The expression that an alias names; the expression itself if it is no alias."""
+        """The expression that an alias names; the expression itself if it is not an alias."""
         return self.child if self.kind == "Alias" else self
 
     @property

@@ -44,7 +44,7 @@ class ValueState:
         Raises
         ------
         InvalidRequestError
-            The value is no tuple of the schema's columns.
+            The value is not a tuple of the schema's columns.
         """
         index = self._block.here()
         self._changed[index] = self._rows.raw(newValue)
@@ -123,7 +123,7 @@ class ListState(ElementState):
         Raises
         ------
         InvalidRequestError
-            There are no elements (use ``clear``), or an element is no tuple of the schema's columns.
+            There are no elements (use ``clear``), or an element is not a tuple of the schema's columns.
         """
         self._changed[self._block.here()] = _NewElements(True, self._checked(newState))
 
@@ -133,7 +133,7 @@ class ListState(ElementState):
         Raises
         ------
         InvalidRequestError
-            The element is no tuple of the schema's columns.
+            The element is not a tuple of the schema's columns.
         """
         index = self._block.here()
         raw = self._rows.raw(newState)
@@ -145,7 +145,7 @@ class ListState(ElementState):
         Raises
         ------
         InvalidRequestError
-            There are no elements, or an element is no tuple of the schema's columns.
+            There are no elements, or an element is not a tuple of the schema's columns.
         """
         index = self._block.here()
         rows = self._checked(newState)
@@ -232,7 +232,7 @@ class MapState(ElementState):
         Raises
         ------
         InvalidRequestError
-            The key or the value is no tuple of its schema's columns.
+            The key or the value is not a tuple of its schema's columns.
         """
         entries, raw, value_raw = self._map(), self._key(key), self._rows.raw(value)
         entries.values[raw] = value_raw

@@ -59,7 +59,7 @@ def read_blocks(source: BinaryIO, schema: pa.Schema, further: int) -> Iterator[p
     schema
         The first columns of the rows.
     further
-        Number of columns after those, which are left out; they are no strings.
+        Number of columns after those, which are left out; they are not strings.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """The keys that a shard has met most often lately: a few rows of each batch are counted, in bounded memory.
 
 A summary after Misra and Gries keeps some counters. Where more keys come than it has, each counter is lowered by the largest that is
-left out: what stays is at least what is told, and a key that has more than one part in :data:`COUNTERS` + 1 of all is never left out.
+left out: a count is at least what is reported, and a key that has more than one part in :data:`COUNTERS` + 1 of all is never left out.
 Older rows count less and less, so that what was hot once gives way.
 """
 

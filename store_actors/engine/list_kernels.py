@@ -40,7 +40,7 @@ def _capacity(length):
 
 @njit(int64(int64, int64, int64), cache=True, nogil=True)
 def _extent(capacity, width, kind):
-    """Return the words of an extent with space for so many elements."""
+    """Return the words of an extent with space for `capacity` elements."""
     return capacity * width + (capacity if kind != LIST and capacity > _SMALL else 0)
 
 

@@ -340,5 +340,5 @@ class Compaction:
 
 
 def _pooled(table: GroupTable) -> int:
-    """Return the bytes in a table's pools. Of lists only what is in use: room to grow is no garbage."""
+    """Return the bytes in a table's pools. Of lists only what is in use: room to grow is not garbage."""
     return table.pool.nbytes + table.lists.used * table.lists.arena.itemsize

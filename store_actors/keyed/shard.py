@@ -52,7 +52,7 @@ class KeyedShard:
     Raises
     ------
     InvalidRequestError
-        No key column, a name that is there twice or starts with two underscores, an unknown type, or `due` is no int64
+        No key column, a name that is there twice or starts with two underscores, an unknown type, or `due` is not int64
         value column.
     """
 

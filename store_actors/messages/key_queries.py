@@ -22,7 +22,7 @@ from coordinator.model.errors import StateStoreError
 from coordinator.model.identities import StateStoreId
 from store_actors.messages.requests import ReadRequest, is_json
 
-#: Rows of at most so many bytes are few.
+#: Rows are few if they have at most this many bytes.
 _FEW_BYTES = 1 << 15
 #: Before the JSON of what is encoded, its length.
 _LENGTH = struct.Struct("<I")
@@ -109,7 +109,7 @@ class KeyQuery:
         Raises
         ------
         ValueError
-            A projection is not JSON, or the bytes are no such encoding.
+            A projection is not JSON, or the bytes are not such an encoding.
         """
         facts, blobs, keys = _parted(encoded)
         projections = blobs[: facts["forms"]]
@@ -149,7 +149,7 @@ class KeyResults:
         Raises
         ------
         ValueError
-            The bytes are no such encoding.
+            The bytes are not such an encoding.
         """
         facts, _, tables = _parted(encoded)
         rows = iter(tables)

@@ -84,7 +84,7 @@ class BatchFacts:
     rows_in, rows_late
         Input rows of the partition, and those of them dropped as late.
     due_per_ms
-        Units of the first store's due column in a millisecond, if its rows fall due by processing time: the earliest is then told.
+        Units of the first store's due column in a millisecond, if its rows fall due by processing time: the earliest is then reported.
     """
 
     watermarks: Watermarks
@@ -178,7 +178,7 @@ class ReadProjection:
     filter
         Rows for which it is true, over columns as they are shown; all by default.
     filtered
-        Names of the columns that the filter looks at; None if they are not known.
+        Names of the filter's columns; None if they are not known.
     """
 
     schema: StateSchema | None

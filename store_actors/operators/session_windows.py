@@ -7,7 +7,7 @@ are one: from the first start to the last end, with what all their rows add up t
 - Rows are late by the end of their own session, before anything is merged: a late row is dropped even if an open session
   would take it in, in complete mode, too. Late rows that are equal in key and time count as one (in Spark, those of one map task).
 - Sessions and rows are merged in the order of their start; of rows with one start the one that ends first comes first. This is
-  what ``first`` and ``last`` go by.
+  by which ``first`` and ``last`` decide.
 - All sessions of a key that has a row on time count as updated; those whose start no session has any more, as removed.
 
 Schema: ``keys`` end with ``__row``, which numbers the sessions; ``inputs`` begin with ``session_start`` and ``session_end``, and so

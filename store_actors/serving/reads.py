@@ -308,7 +308,7 @@ def _projected_rows(rows: ReadableRows, view_columns: ViewColumns, projection: R
 
 
 def _scanned_columns(projection: ReadProjection) -> Sequence[str] | None:
-    """Return the columns that a scan needs: what it gives, and what its filter looks at."""
+    """Return the columns that a scan needs: those that it returns, and those of its filter."""
     if projection.filter is None or projection.columns is None:
         return projection.columns
     # Without their names the filter may look at any.
