@@ -222,7 +222,6 @@ class MovePlanner:
         present: Mapping[int, ActorLocation],
         fleet: FleetView,
     ) -> dict[int, Choice]:
-        """Return the policy's choices by partition."""
         plan = self._plans[state_name]
         going = {partition: choice.location for partition, choice in plan.with_lease.items()}
         current = {

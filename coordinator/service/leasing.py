@@ -302,7 +302,6 @@ class Leasing:
 
 
 def _task_of(ledger: StateLedger, entry: CommitEntry) -> TaskIdentity:
-    """Return the task that made a commit."""
     return TaskIdentity(
         ledger.state_name,
         ledger.query_id,

@@ -162,7 +162,7 @@ def running_batch(
 
 
 def is_slow(took_ms: int, recent: Sequence[EndedBatch]) -> bool:
-    """Whether a batch took much longer than the median of `recent`; False if these are too few."""
+    """Return whether a batch took much longer than the median of `recent`; False if these are too few."""
     if len(recent) < _LEAST:
         return False
     usual_ms = median(batch.took_ms for batch in recent)

@@ -93,7 +93,6 @@ def _no_rows(groups: Groups) -> Iterator[Iterator[pd.DataFrame]]:
 
 
 def _states(kind: T.StructType, state: StateBatch) -> Iterator[GroupState]:
-    """Yield a ``GroupState`` for each key."""
     columns = [
         [to_python(value, item.dataType) for value in array.to_pylist()]
         for item, array in zip(kind.fields, state.values.itercolumns(), strict=True)

@@ -30,7 +30,7 @@ class ValueState:
         block.join(self)
 
     def exists(self) -> bool:
-        """Whether there is a value."""
+        """Return whether there is a value."""
         return self._raw(_CHECKING) is not None
 
     def get(self) -> tuple[Any, ...] | None:
@@ -103,7 +103,7 @@ class ListState(ElementState):
         block.join(self)
 
     def exists(self) -> bool:
-        """Whether the list has elements."""
+        """Return whether the list has elements."""
         index = self._block.here(_CHECKING)
         change = self._changed.get(index)
         if change is not None and (change.added or change.replaces):
@@ -214,7 +214,7 @@ class MapState(ElementState):
         block.join(self)
 
     def exists(self) -> bool:
-        """Whether the map has entries."""
+        """Return whether the map has entries."""
         return bool(self._map("Error checking map state exists").values)
 
     def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -223,7 +223,7 @@ class MapState(ElementState):
         return None if raw is None else self._rows.row(raw)
 
     def containsKey(self, key: tuple[Any, ...]) -> bool:
-        """Whether there is a value under a key."""
+        """Return whether there is a value under a key."""
         return self._key(key) in self._map().values
 
     def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:

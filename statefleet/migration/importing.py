@@ -236,7 +236,6 @@ class Importer:
         return self._newest_rows(name)
 
     def _newest_rows(self, name: str) -> int:
-        """Return the number of rows of a state's newest version."""
         return self._coordinator.list_versions(name, 1)[0].state_rows
 
     def _write(self, state: PlannedState, rows: DataFrame, batch: _Batch, run_id: str) -> int:

@@ -149,7 +149,6 @@ class _Reader:
         return rows
 
     def _check_values(self, variable: Variable, values: T.DataType) -> None:
-        """Check the types of a variable."""
         element = values.elementType if isinstance(values, T.ArrayType) else values
         if isinstance(values, T.MapType):
             assert variable.user_key is not None, "it is a map"

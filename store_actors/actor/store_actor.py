@@ -173,7 +173,7 @@ class StoreProcess:
         return self._location.instance_id
 
     def location(self) -> ActorLocation:
-        """This incarnation of the actor."""
+        """Return this incarnation of the actor."""
         self._check_fitness()
         return self._location
 

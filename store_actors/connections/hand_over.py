@@ -188,7 +188,7 @@ class HandOverServer:
         )
 
     def _is_reached(self) -> bool:
-        """Whether the socket is there, and this process listens on it."""
+        """Return whether the socket is there, and this process listens on it."""
         with socket.socket(socket.AF_UNIX) as task:
             task.setblocking(False)
             try:
@@ -416,7 +416,6 @@ class _Counting(io.RawIOBase):
 
 
 def _read(source: _Pieces, size: int) -> bytes:
-    """Return the next bytes of a request."""
     if not 0 <= size <= _MOST_BYTES:
         raise ValueError(f"this is no request: a part of it has {size} bytes")
     data = source.read(size)

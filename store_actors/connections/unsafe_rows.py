@@ -44,7 +44,6 @@ def are_supported(schema: pa.Schema) -> bool:
 
 
 def _is_word(kind: pa.DataType) -> bool:
-    """Return whether a word holds a value."""
     if pa.types.is_decimal128(kind):
         return int(kind.precision) <= _LONG_DIGITS
     is_timestamp = pa.types.is_timestamp(kind) and kind.unit == "us"

@@ -84,7 +84,7 @@ class HotKeys:
         return first.select(self._columns).append_column(SHARE_COLUMN, shares)
 
     def _sample(self, rows: pa.Table, begin: float) -> pa.Table:
-        """Rows at equal distances, of which the first is a part of one away; copied, so that nothing else of the batch is kept."""
+        """Return rows at equal distances, the first a part of one away, as copies: nothing else of the batch is kept."""
         size = rows.num_rows
         spread = (np.arange(_SAMPLE) + begin) * (size / _SAMPLE)
         places = np.arange(size) if size <= _SAMPLE else spread.astype(np.int64)

@@ -65,7 +65,6 @@ def _hash(low, high, width, kind, secret):
 
 @njit(boolean(u64_1, u32_1, int64, int64, uint64, uint64, int64, int64, u64_1), cache=True, nogil=True)
 def _has(arena, buckets, offset, length, low, high, width, kind, secret):
-    """Whether a set has the element."""
     if kind == FLOAT_SET and _is_nan(low):
         return False
     capacity = _capacity(length)

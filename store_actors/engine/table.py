@@ -45,7 +45,7 @@ class Touched:
 
     @classmethod
     def of(cls, created: Slots, changed: Slots, before: Words, progress: Slots) -> Touched:
-        """The used parts of arrays that were made for a batch in which every row is a group of its own."""
+        """Return the used parts of arrays that were made for a batch in which every row is a group of its own."""
         return cls(_used(created, progress[0]), _used(changed, progress[1]), _used(before, progress[1]))
 
     def joined(self, later: Touched) -> Touched:

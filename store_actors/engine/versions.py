@@ -91,7 +91,7 @@ class UndoPart:
         return self.created.nbytes + self.before.nbytes
 
     def kept(self, memory: Memory) -> UndoPart:
-        """The same, for as long as the version can be gone back from."""
+        """Return the same, for as long as the version can be rolled back."""
         return UndoPart(memory.kept(self.created), memory.kept(self.before))
 
 

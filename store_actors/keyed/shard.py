@@ -107,7 +107,7 @@ class KeyedShard:
     # -- handles --------------------------------------------------------------------------------------------------
 
     def begin(self, version: int, next_version: int | None = None) -> UpdateHandle:
-        """The writer of the version after `version`, which must be the newest.
+        """Return the writer of the version after `version`, which must be the newest.
 
         Parameters
         ----------

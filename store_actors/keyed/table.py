@@ -238,7 +238,7 @@ class KeyedTable(VersionedTable):
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """A change of the table in place: where an error cuts it short, the table is given up, as it is not known how far it got."""
+        """Enter a change of the table in place. After an error within, the table is given up: how far the change got is unknown."""
         try:
             yield
         except BaseException:
@@ -415,5 +415,4 @@ def _chosen(rows: Words, mask: Mask) -> Words:
 
 
 def _joined(parts: list[Words], words: int) -> Words:
-    """Return the rows of all parts, of `words` words each."""
     return parts[0] if len(parts) == 1 else np.concatenate([np.empty((0, words), np.uint64), *parts])

@@ -29,7 +29,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def is_few(rows: pa.Table | pa.RecordBatch) -> bool:
-    """Whether rows are so few that a copy costs nothing that counts."""
+    """Return whether rows are so few that a copy costs nothing that counts."""
     # get_total_buffer_size does not go column by column, but counts the whole buffers of which a slice is a part.
     return bool(rows.get_total_buffer_size() <= _FEW_BYTES or rows.nbytes <= _FEW_BYTES)
 

@@ -211,7 +211,7 @@ class ReadProjection:
 
 
 def is_json(encoded: bytes) -> bool:
-    """Whether an encoded projection is JSON, so that it may come from anywhere."""
+    """Return whether an encoded projection is JSON, so that it may come from anywhere."""
     return encoded.startswith(b"{")
 
 
@@ -268,6 +268,6 @@ class ShardInput:
 
     @classmethod
     def of_raw(cls, schema: StateSchema, *batches: pa.RecordBatch) -> ShardInput:
-        """Rows of the first kind, of which none were combined."""
+        """Return the input of rows of the first kind, of which none were combined."""
         raw = pa.Table.from_batches(batches, schema=None if batches else schema.raw_schema())
         return cls((raw, *(kind.empty_table() for kind in schema.input_schemas()[1:])), raw.num_rows)

@@ -89,9 +89,7 @@ class DeduplicateShard(VersionedTable):
         return batch.filter(pa.array(is_kept))
 
     def _dated(self, batch: pa.Table, words: Words) -> Words:
-        """Words of rows; within a watermark, a row without a time is never late, but its key is forgotten as if it were of 1970, as in
-        Spark.
-        """
+        """Return words of rows; within a watermark, a row without a time is never late, but its key is forgotten as one of 1970."""
         for field in self.schema.state_fields:
             column = batch.column(field.name)
             if column.null_count:

@@ -165,7 +165,7 @@ class SessionShard(MultiTable):
         return self.table.encode_table(numbered)
 
     def _on_time(self, batch: EncodedBatch) -> tuple[EncodedBatch, int]:
-        """The batch without its late rows, and how many these are; rows of one key and time are one, as Spark adds them up before."""
+        """Return the batch without late rows, and how many these are; rows of one key and time count once, as in Spark."""
         closes = self.schema.expiry_key is not None
         if not closes and (self.schema.output_mode != "complete" or self.schema.delay_ms is None):
             return batch, 0
@@ -231,7 +231,7 @@ class SessionShard(MultiTable):
         )
 
     def _fold(self, line: _Timeline, batch: EncodedBatch, of_state: Slots, previous: Words) -> Words:
-        """Times and accumulators of the sessions with input: rows are folded into their pieces, then pieces into the first."""
+        """Return times and accumulators of sessions with input: rows are folded into their pieces, then pieces into the first."""
         layout = self.table.layout
         pieces = np.tile(layout.initial, (len(line.piece_slot), 1))
         pieces[of_state] = previous

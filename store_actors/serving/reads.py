@@ -283,7 +283,7 @@ def _limited(pieces: Iterator[pa.Table], limit: int | None) -> Generator[pa.Tabl
 
 
 def _projected_changes(changes: Changes, request: ReadRequest, projection: ReadProjection) -> Iterator[pa.Table]:
-    """Changes as they are shown: what they did, in which version and when comes last."""
+    """Yield changes as readers see them: what they did, in which version and when comes last."""
     columns = _scanned_columns(projection)
     for entry, table, schema in changes:
         view_columns = _view_columns(request, schema)

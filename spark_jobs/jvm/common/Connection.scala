@@ -41,7 +41,7 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = Conne
   private val received = ByteBuffer.allocate(Request.BlockBytes)
   private val proofUntil = System.nanoTime() + proofSeconds * 1000000000L
 
-  /** Whether the process has proved who it is: another user's process, which is not watched, could have a task wait for ever. */
+  /** Whether the process has proved who it is. Another user's, which is not watched, could hang for ever. */
   private var isProved = false
   private var readBytes = 0L
 
