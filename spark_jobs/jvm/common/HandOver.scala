@@ -57,7 +57,7 @@ class HandOverTask(work: HandOver, task: Int, input: Iterator[InternalRow], cont
   /** Whether all rows are in the request. */
   private var isWritten = false
 
-  /** Until when another store actor is waited for; 0 if none was lost. */
+  /** The deadline of another store actor; 0 if none was lost. */
   private var until = 0L
 
   context.addTaskCompletionListener[Unit](_ => close())
