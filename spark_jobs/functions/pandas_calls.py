@@ -87,7 +87,6 @@ class PandasCalls:
 
 
 def _no_rows(groups: Groups) -> Iterator[Iterator[pd.DataFrame]]:
-    """Yield, for each key, a DataFrame without rows."""
     for _ in range(len(groups)):
         yield iter([pd.DataFrame(columns=groups.rows.column_names)])
 

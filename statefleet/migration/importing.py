@@ -274,7 +274,6 @@ class Importer:
 def _numbers(
     states: Sequence[PlannedState], old: SparkCheckpoint, operators: Mapping[str, int] | None
 ) -> Mapping[str, int]:
-    """Return the number of the Spark operator of each state, by its name."""
     names, existing = [state.metadata.state_name for state in states], old.operators()
     numbers = dict(zip(names, existing, strict=False)) if operators is None else dict(operators)
     if sorted(numbers.values()) != existing or numbers.keys() != set(names):

@@ -105,7 +105,6 @@ def _enter(arena, buckets, offset, capacity, number, width, kind, secret):
 
 @njit(void(u64_1, u32_1, int64, int64, int64, int64, int64, u64_1), cache=True, nogil=True)
 def _index(arena, buckets, offset, capacity, length, width, kind, secret):
-    """Rebuild the index of a set."""
     begin = offset + capacity * width
     for word in range(begin, begin + capacity):
         arena[word] = _ZERO

@@ -126,7 +126,6 @@ class TableView:
 
 
 def _decoded(table: GroupTable, rows: Words, columns: _Columns, limit: int) -> pa.Table:
-    """Return some columns of rows that are given as words."""
     fields, schema = columns
     pieces = [
         pa.Table.from_arrays([table.decode_field(slot, rows[piece]) for slot in fields], schema=schema)
