@@ -10,7 +10,6 @@ from typing import Any
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.memory_options import UNITS
 from coordinator.storage.options import CLIENT_OPTIONS, NO_CREDENTIALS, PREFIXES
-from docs_site.cluster_keys import cluster_rows
 from docs_site.docstrings import rows_of, summary
 from docs_site.environment import environment_rows
 from spark_jobs.session import settings
@@ -119,23 +118,16 @@ def _environment() -> str:
     return (
         "## Environment variables\n\n"
         f"{table(('variable', 'read by', 'meaning'), rows['read'])}\n\n"
-        "Variables of the object store are above. Ray, Spark and Java have others of their own.\n\n"
+        "Variables of the object store are above. Ray, Spark and Java have others of their own. Keys of the cluster files are Ray's; "
+        "the comments in the files say what they mean here ([clusters.md](clusters.md#bringing-one-up)).\n\n"
         "These are set by `start_session` and `connect`, for the processes that they start:\n\n"
         f"{table(('variable', 'why'), rows['set'])}"
     )
 
 
-def _cluster() -> str:
-    return (
-        "## Cluster files\n\nKeys of `cluster.yaml` (AWS) and `cluster-local.yaml` (machines of your own). All are Ray's. The "
-        "comments in the files say more, and [clusters.md](clusters.md#what-is-set-and-why) has the reasons.\n\n"
-        f"{table(('key', 'AWS', 'own machines', 'meaning'), cluster_rows(ROOT))}"
-    )
-
-
 def page() -> str:
     """Return the text of the page."""
-    parts = [_HEAD.rstrip(), *_calls(), _maintenance(), _memory(), _storage(), *_settings(), _environment(), _cluster()]
+    parts = [_HEAD.rstrip(), *_calls(), _maintenance(), _memory(), _storage(), *_settings(), _environment()]
     return "\n\n".join(parts) + "\n"
 
 

@@ -168,7 +168,7 @@ class Fleet(LiveFleet):
         local = ensure_store_actor(self._actors, uri, options, maintenance, self._actors.node_id(), memory)
         started = local.location.remote()
         while not self._actors.wait([started], _START_S):
-            # Without a limit: a store actor that is starting answers no ping, and is no hung one.
+            # Without a limit: a store actor that is starting answers no ping, and does not hang.
             log.warning("the store actor of this node is still starting: %s", uri)
         try:
             unwrapped(self._actors, local, started)

@@ -1,4 +1,4 @@
-"""The check that Statefleet's import names lead to its own packages, which stand beside each other in one folder.
+"""The check that Statefleet's import names lead to its own packages, which are in one folder.
 
 ``coordinator``, ``store_actors`` and ``spark_jobs`` are names that a program's own modules may have. Python imports the first one on
 ``sys.path``. A program that would import another module is refused, before anything of that module is run.

@@ -144,7 +144,7 @@ def fitting(
 
 
 def same_state(first: StateSchema | None, second: StateSchema | None) -> bool:
-    """Whether the rows of two schemas mean the same, column by column, and both schemas say what they mean or neither does."""
+    """Return whether the rows of two schemas mean the same, column by column, and both schemas say what they mean or neither does."""
     first_accumulators, second_accumulators = _accumulators(first), _accumulators(second)
     if not _have_meanings(first_accumulators) or not _have_meanings(second_accumulators):
         return list(map(_layout, first_accumulators)) == list(map(_layout, second_accumulators))
@@ -154,7 +154,7 @@ def same_state(first: StateSchema | None, second: StateSchema | None) -> bool:
 
 
 def same_description(first: StateSchema | None, second: StateSchema | None) -> bool:
-    """Whether readers see the rows of two schemas, which mean the same, under the same names."""
+    """Return whether readers see the rows of two schemas, which mean the same, under the same names."""
     return (first.shown if first else {}) == (second.shown if second else {})
 
 

@@ -44,7 +44,7 @@ class KnownFleet:
         return [location for location in {**holders, **reported}.values() if self.is_alive(location)]
 
     def load(self, location: ActorLocation) -> ActorLoad:
-        """Return the sums over the partitions that are leased to an incarnation; looks at every partition of every ledger."""
+        """Return the sums over the partitions that are leased to an incarnation. It visits every partition of every ledger."""
         sizes = [
             ledger.rows_and_bytes(partition)
             for ledger in self._ledgers()

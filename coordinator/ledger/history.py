@@ -107,7 +107,7 @@ class StateHistory:
         return tuple(sorted({name for partition in partitions for name in self._stores.get(partition, ())}))
 
     def has_versions(self) -> bool:
-        """Whether anything was committed."""
+        """Return whether anything was committed."""
         return any(self._chains.values())
 
     def rows_and_bytes(self, partition_id: int) -> tuple[int, int]:
@@ -231,13 +231,12 @@ class StateHistory:
         return min((chain[0].version for chain in self._chains.values() if chain), default=0)
 
     def is_taken_over(self, partition_id: int) -> bool:
-        """Whether all shards that are made of a partition have commits of their own, or the state has no such partition any more."""
+        """Return whether all shards made of a partition have commits of their own, or the state has no such partition any more."""
         if self.layouts.of(partition_id) is None and self.layouts.was_given(partition_id):
             return True
         return any(map(self.layouts.counts, self.layouts.made_of(partition_id)))
 
     def _first_version(self, partition_id: int) -> int:
-        """Return the version that a partition was created with."""
         layout = self.layouts.of(partition_id)
         return 0 if layout is None else layout.version
 

@@ -98,7 +98,6 @@ class ChangingHistory(StateHistory):
     # -- truncation -----------------------------------------------------------------------------------------------
 
     def _truncate(self, shard: ShardKey, oldest: int) -> None:
-        """Drop the versions of a shard before the oldest one to retain."""
         chain = self._chains[shard]
         self._late_before[shard] = self._late_before.get(shard, 0) + sum(
             entry.rows_late for entry in chain if entry.version < oldest
@@ -159,7 +158,7 @@ class ChangingHistory(StateHistory):
         yield from (SnapshotAdded(snapshot) for snapshots in self._snapshots.values() for snapshot in snapshots)
 
     def retains(self, record: Committed | SnapshotAdded) -> bool:
-        """Whether a record of the log still counts."""
+        """Return whether a record of the log still counts."""
         if isinstance(record, SnapshotAdded):
             return record.snapshot in self._snapshots.get(record.snapshot.shard, ())
         entry = self.entry_of(record.entry.version, *record.entry.shard)

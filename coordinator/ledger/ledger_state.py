@@ -127,7 +127,7 @@ class LedgerState(ChangingHistory):
         return max((entry.version for entry in newest if entry.run_id == self.run_id), default=0)
 
     def _may_count(self, path: str, epoch: int) -> bool:
-        """Whether a file that was written at an epoch, or before, could still be committed."""
+        """Return whether a file that was written at an epoch, or before, could still be committed."""
         file = DataFile.of(path)
         if file is None:
             return False

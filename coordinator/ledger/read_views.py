@@ -245,7 +245,6 @@ def _not_retained(created: StateMetadata, version: int, oldest: int, newest: int
 def _layout_of(
     ledger: StateLedger, first: ShardLayout, former: ShardLayout, version: int, first_partition: int | None
 ) -> ShardLayout:
-    """Return the shard layout by which a version is read."""
     newest = ledger.layouts.with_version(first, version)
     if first_partition in (None, newest.first_partition):
         return newest

@@ -104,7 +104,7 @@ def _requested(ledger: StateLedger, task: TaskIdentity, requested: int | None) -
 
 
 def _is_ready(ledger: StateLedger, task: TaskIdentity, present: ShardLayout) -> bool:
-    """Whether every shard has the version that the batch reads, and nothing keeps the run from going on from it."""
+    """Return whether every shard has the version that the batch reads, and nothing keeps the run from going on from it."""
     try:
         ledger.check_query(task)
         ledger.check_not_of_the_past(task)

@@ -91,11 +91,11 @@ class ShardLayouts:
         return next((layout for layout in self.made if partition_id in layout.partitions), None)
 
     def was_given(self, partition_id: int) -> bool:
-        """Whether a partition is of a later layout, which may have been dropped."""
+        """Return whether a partition is of a later layout, which may have been dropped."""
         return self._first_end <= partition_id < self._given
 
     def counts(self, layout: ShardLayout) -> bool:
-        """Whether every shard of a layout has a commit."""
+        """Return whether every shard of a layout has a commit."""
         return layout.first_partition in self._counted
 
     def newest(self, first: ShardLayout) -> ShardLayout:

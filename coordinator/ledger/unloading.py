@@ -38,7 +38,7 @@ class EndedQueries:
         self._seen_ended_s.pop(state_name, None)
 
     def is_due(self, ledger: StateLedger) -> bool:
-        """Whether a state's query ended so long ago that no process should have its shards in memory.
+        """Return whether a state's query ended so long ago that no process should have its shards in memory.
 
         States that Python programs own have no query that could end.
         """

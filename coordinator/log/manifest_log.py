@@ -357,7 +357,7 @@ class ManifestLog(LogFiles):
         )
 
     def _make_own_durable(self, path: str) -> None:
-        # That it can be read is no proof: readers see contents that the disk may not have yet.
+        # That it can be read proves nothing: readers see contents that the disk may not have yet.
         try:
             self._store.ensure_durable(path)
         except StorageUnavailableError as error:

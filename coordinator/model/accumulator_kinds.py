@@ -59,7 +59,7 @@ class AccumulatorKind(StrEnum):
     #: line of the table, and the table. Options: ``depth`` (lines), ``initial`` (first words of an empty one). Emits Spark's bytes.
     COUNT_MIN = "count_min"
     COUNT_MIN_BYTES = "count_min_bytes"
-    #: A histogram of so many bins (option ``bins``). State: one field of words: how many are used, and the place and height of each, in
+    #: A histogram of ``bins`` bins (an option). State: one field of words: how many are used, and the place and height of each, in
     #: order, with room for one bin more. Emits them. Option ``floating``: whether inputs are doubles, or integers.
     HISTOGRAM = "histogram"
     #: All values, in the order of their arrival. State: a list of the input's type, never null.

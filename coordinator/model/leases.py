@@ -27,7 +27,7 @@ class ShardLocation:
 
 
 class Lease(Struct, frozen=True):
-    """The right of one store actor to commit a shard for one run, until a higher epoch is given out.
+    """The right of one store actor to commit a shard for one run, until there is a higher epoch.
 
     Attributes
     ----------

@@ -76,7 +76,7 @@ class LoadPlan(Struct, frozen=True):
         return structs.replace(self, snapshots=chosen, deltas=deltas, oldest_retained=snapshot, origin=None)
 
     def may_have_rows(self) -> bool:
-        """Whether the version is not known to be empty."""
+        """Return whether the version is not known to be empty."""
         if self.deltas:
             return self.deltas[-1].state_rows > 0
         return self.origin is not None and any(parent.plan.may_have_rows() for parent in self.origin.parents)

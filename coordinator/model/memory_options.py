@@ -35,7 +35,7 @@ class MemoryOptions:
         Raises
         ------
         InvalidRequestError
-            The limit is no size, or there is a spill folder without a limit.
+            The limit is not a size, or there is a spill folder without a limit.
         """
         if limit is None and spill_dir is not None:
             raise InvalidRequestError(

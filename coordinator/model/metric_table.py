@@ -1,6 +1,6 @@
 """Every metric that a fleet exports: the one table of names, kinds, labels and meanings. Pure.
 
-Names, kinds and labels are what dashboards and alerts of users stand on: the table is added to, and what is there is not changed.
+Users' dashboards and alerts depend on names, kinds and labels: metrics are added to the table, and present ones are not changed.
 Labels have few values: one of a shard, a key, a run, a version or a batch would make a time series of each.
 """
 
@@ -71,13 +71,13 @@ class Increments:
     """The increases of counters: an exporter sends differences only."""
 
     def __init__(self) -> None:
-        self._told: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._last: dict[tuple[str, tuple[str, ...]], float] = {}
 
     def of(self, sample: Sample) -> float:
         """Return the increase of a counter since the last call. A counter that is less than it was has begun again at 0."""
         key = sample.name, sample.labels
-        previous = self._told.get(key, 0)
-        self._told[key] = sample.value
+        previous = self._last.get(key, 0)
+        self._last[key] = sample.value
         return sample.value - previous if sample.value >= previous else sample.value
 
 
@@ -92,36 +92,36 @@ def _gauge(name: str, meaning: str, *labels: str) -> Metric:
 def _of_coordinator() -> Iterable[Metric]:
     yield _gauge("store_actors", "Store actors by `condition`: `alive`, or `lost` and not back yet", "condition")
     yield _gauge("coordinator_start_timestamp_seconds", "When the coordinator started")
-    yield _counter("executors_lost", "Executors that drivers reported as lost, and that were not ended on purpose")
-    yield _gauge("state_rows", "Rows that the shards hold", "state")
-    yield _gauge("state_bytes", "Bytes that the shards hold in memory, or have spilled", "state")
+    yield _counter(
+        "executors_lost", "Executors that were lost, as drivers reported; not those that were ended on purpose"
+    )
+    yield _gauge("state_rows", "Rows of the state", "state")
+    yield _gauge("state_bytes", "Bytes of the state, in memory or spilled", "state")
     yield _gauge("state_shards", "Shards", "state")
     yield _gauge(
         "state_shards_lost", "Shards whose store actor is lost, and which no other has taken over yet", "state"
     )
     yield _gauge("state_active", "1 while a run of the query goes on, else 0", "state")
     yield _gauge("state_version", "Newest version that all shards have", "state")
-    yield _gauge("watermark_timestamp_seconds", "Where the watermark stands, where there is one", "state")
-    yield _gauge("last_commit_timestamp_seconds", "When the newest commit was made", "state")
-    yield _counter("commits", "Commits of shards that were counted", "state")
-    yield _counter("rows_in", "Rows that reached the shards, late ones included", "state")
-    yield _counter("rows_late", "Rows that came after the watermark and were dropped", "state")
-    yield _counter("rows_updated", "Rows of state that were made or changed", "state")
+    yield _gauge("watermark_timestamp_seconds", "Watermark of the query, if it has one", "state")
+    yield _gauge("last_commit_timestamp_seconds", "Time of the newest commit", "state")
+    yield _counter("commits", "Commits of shards", "state")
+    yield _counter("rows_in", "Input rows of the shards, late ones included", "state")
+    yield _counter("rows_late", "Late rows, which were dropped", "state")
+    yield _counter("rows_updated", "Rows of state that were created or changed", "state")
     yield _counter("rows_removed", "Rows of state that were removed", "state")
-    yield _counter("delta_bytes", "Bytes of the commits' files", "state")
-    yield _counter("batches", "Batches that ended, after their sink", "state")
-    yield _counter("slow_batches", "Those that took much longer than usual; the coordinator's log says why", "state")
-    yield _gauge(
-        "batch_overdue_seconds", "How long a batch that takes much longer than usual has been running; else 0", "state"
-    )
+    yield _counter("delta_bytes", "Bytes of delta files", "state")
+    yield _counter("batches", "Batches that ended, sink included", "state")
+    yield _counter("slow_batches", "Batches that took much longer than usual; the coordinator's log says why", "state")
+    yield _gauge("batch_overdue_seconds", "How long an overdue batch has been running; 0 if none is overdue", "state")
     yield Metric(
         "statefleet_batch_seconds",
         Kind.HISTOGRAM,
-        "How long batches took, from Spark's plan until after the sink",
+        "Duration of batches, from Spark's plan to the end of the sink",
         ("state",),
     )
     yield _counter(
-        "batch_phase_seconds", "Time of batches by `phase`, of the shard that was counted last", "state", "phase"
+        "batch_phase_seconds", "Duration of batches by `phase`, of the shard that committed last", "state", "phase"
     )
     yield _counter(
         "leases",
@@ -131,48 +131,48 @@ def _of_coordinator() -> Iterable[Metric]:
     )
     yield _counter(
         "moves",
-        "Shards that went to another store actor, by `kind`: `move` from a living one, `recovery` after a loss, `failed`",
+        "Shards that went to another store actor, by `kind`: `move` from a live one, `recovery` after a loss, `failed`",
         "state",
         "kind",
     )
-    yield _counter("refusals", "Leases and commits that were refused, by `error`", "state", "error")
-    yield _counter("snapshots", "Snapshots that were counted", "state")
-    yield _counter("deleted_files", "Files that nothing needed any more and that were deleted", "state")
-    yield _counter("deleted_bytes", "Their bytes", "state")
+    yield _counter("refusals", "Refused leases and commits, by `error`", "state", "error")
+    yield _counter("snapshots", "Snapshots in the log", "state")
+    yield _counter("deleted_files", "Files that no version needed, and that were deleted", "state")
+    yield _counter("deleted_bytes", "Bytes of deleted files", "state")
     yield _counter("cleaning_failures", "Failed cleaning rounds", "state")
 
 
 def _of_store_actors() -> Iterable[Metric]:
-    yield _gauge("store_shards", "Shards in memory, of standbys, too")
+    yield _gauge("store_shards", "Shards in memory, copies of standbys included")
     yield _gauge("store_failing_shards", "Shards whose last maintenance failed: their logs and files grow")
     yield _gauge("memory_resident_bytes", "Memory of the process, without Ray's shared object store")
-    yield _gauge("memory_limit_bytes", "What it may have, where there is a limit")
-    yield _gauge("memory_spilled_bytes", "State that is in files of the node only")
-    yield _gauge("standby_behind_commits", "Commits on their way to the standbys of this store actor's shards")
-    yield _gauge("standby_behind_bytes", "Their bytes")
-    yield _counter("store_commits", "Commits of shards that this store actor made")
-    yield _counter("written_bytes", "Bytes of deltas and snapshots that were written")
+    yield _gauge("memory_limit_bytes", "Memory limit of the process, if it has one")
+    yield _gauge("memory_spilled_bytes", "Bytes of state that were spilled to the node's disk")
+    yield _gauge("standby_behind_commits", "Commits that standbys of this store actor's shards do not have yet")
+    yield _gauge("standby_behind_bytes", "Bytes of commits that standbys do not have yet")
+    yield _counter("store_commits", "Commits that this store actor made")
+    yield _counter("written_bytes", "Bytes of written deltas and snapshots")
     yield _counter("snapshots_written", "Snapshots that were written")
     yield _counter("loaded_bytes", "Bytes of files that were read to load shards, and for readers")
-    yield _counter("loaded_rows", "Their rows")
-    yield _counter("loading_seconds", "How long shards took to load, one after the other")
+    yield _counter("loaded_rows", "Rows of files that were read")
+    yield _counter("loading_seconds", "Total time of loading shards")
     yield _counter("loaded_deltas", "Deltas that were read")
     yield _counter("loaded_snapshots", "Snapshots that were read")
-    yield _counter("skipped_snapshots", "Snapshots that were damaged or missing, and made up for by older files")
-    yield _counter("replayed_answers", "Repeated tasks that were given the rows of the first")
-    yield _counter("adopted_commits", "Commits of another attempt that were counted first, and taken over")
-    yield _counter("rollbacks", "Shards in memory that went back to an earlier version")
-    yield _counter("caught_up", "Shards in memory that were brought to a later version by the commits since")
-    yield _counter("handed_over", "Shards whose rows were given to another store actor")
-    yield _counter("taken_over", "Shards whose rows were taken from another store actor")
-    yield _counter("taken_over_bytes", "Their bytes")
+    yield _counter("skipped_snapshots", "Damaged or missing snapshots that older files replaced")
+    yield _counter("replayed_answers", "Repeated tasks that got the rows of the first attempt")
+    yield _counter("adopted_commits", "Commits of another attempt that this store actor adopted")
+    yield _counter("rollbacks", "Shards in memory that were rolled back to an earlier version")
+    yield _counter("caught_up", "Shards in memory that were brought to a later version by deltas")
+    yield _counter("handed_over", "Shards whose rows were copied to another store actor")
+    yield _counter("taken_over", "Shards whose rows were copied from another store actor")
+    yield _counter("taken_over_bytes", "Bytes of rows that were copied from another store actor")
     yield _counter("unloaded_shards", "Shards unloaded because another store actor owns them")
-    yield _counter("rescaled_from_memory", "Shards in memory of which others were made without reading files")
-    yield _counter("between_nodes_bytes", "Rows that tasks on other nodes gave and got")
-    yield _counter("standby_commits", "Commits of others that were applied to the copies here")
-    yield _counter("standby_left_behind", "Times that a standby was not sent a commit: it is lost, or too far behind")
-    yield _counter("read_keys", "Keys that readers of live state looked up")
-    yield _counter("read_bytes", "Bytes of rows that readers of live state were given in scans")
+    yield _counter("rescaled_from_memory", "Shards in memory from which a rescale made others without reading files")
+    yield _counter("between_nodes_bytes", "Bytes of rows that were sent to and from tasks on other nodes")
+    yield _counter("standby_commits", "Commits that were applied to copies of standbys")
+    yield _counter("standby_left_behind", "Commits that a standby was not sent: it is lost, or too far behind")
+    yield _counter("read_keys", "Keys that readers looked up")
+    yield _counter("read_bytes", "Bytes of rows that readers got in scans")
     yield _counter("maintenance_failures", "Failed snapshots and ownership checks")
 
 
@@ -181,11 +181,9 @@ def _of_storage() -> Iterable[Metric]:
     yield _counter(
         "object_store_requests", "Requests by `operation`, of the `process` (`coordinator` or `store_actor`)", *labels
     )
-    yield _counter("object_store_seconds", "How long they took, their repetitions included", *labels)
+    yield _counter("object_store_seconds", "Total time of requests, repetitions included", *labels)
     yield _counter("object_store_errors", "Requests that failed in the end, by `error`", *labels, "error")
-    yield _counter(
-        "object_store_retries", "Conditional puts that were repeated; what obstore repeats is not seen", "process"
-    )
+    yield _counter("object_store_retries", "Repeated conditional puts; what obstore repeats is not counted", "process")
     yield _counter("object_store_read_bytes", "Bytes that were read", "process")
     yield _counter("object_store_written_bytes", "Bytes that were written", "process")
 

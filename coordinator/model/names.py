@@ -64,7 +64,7 @@ def is_state_name(name: object) -> bool:
 
 
 def check_state_name(name: str) -> None:
-    """Refuse a state's name that is no folder's.
+    """Refuse a state's name that is not a folder's.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def check_state_name(name: str) -> None:
 
 
 def check_store_name(name: str) -> None:
-    """Refuse a store's name that is no folder's beside the files of a partition.
+    """Refuse a store's name that is not a folder's beside the files of a partition.
 
     Raises
     ------

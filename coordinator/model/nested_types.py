@@ -25,12 +25,12 @@ NameOf = Callable[[pa.DataType], str]
 
 
 def is_nested(name: str) -> bool:
-    """Whether a name is one of :func:`nested_name`."""
+    """Return whether a name is one of :func:`nested_name`."""
     return name.startswith(_STARTS)
 
 
 def has_map(name: str) -> bool:
-    """Whether a type's name is a map, or one of a type with maps in it."""
+    """Return whether a type's name is a map, or one of a type with maps in it."""
     return is_nested(name) and "map<" in _FIELD_NAME.sub("", name)
 
 
@@ -104,7 +104,7 @@ def nested_type(name: str, atomic: TypeOf) -> pa.DataType:
     Raises
     ------
     ValueError
-        It is no such name.
+        It is not such a name.
     """
     return _Reader(name, atomic).type()
 

@@ -77,12 +77,12 @@ def counts_type(value: str) -> str:
 
 
 def is_growing(name: str) -> bool:
-    """Whether a type's name is one of :func:`list_type` or :func:`counts_type`."""
+    """Return whether a type's name is one of :func:`list_type` or :func:`counts_type`."""
     return name.startswith((_LIST, _COUNTS))
 
 
 def is_counted(name: str) -> bool:
-    """Whether a type's name is one of :func:`counts_type`."""
+    """Return whether a type's name is one of :func:`counts_type`."""
     return name.startswith(_COUNTS)
 
 
@@ -92,7 +92,7 @@ def bins_type(centre: str) -> str:
 
 
 def words_type(words: int) -> str:
-    """Return the name of the type of a state of so many 64-bit words. Only accumulators have it, no column of a user's."""
+    """Return the name of the type of a state of `words` 64-bit words. Only accumulators have it, no column of a user's."""
     return f"{_WORDS}{words}>"
 
 
@@ -127,7 +127,7 @@ def string_to_type(name: str) -> pa.DataType:
 
 
 def is_wider(before: str, after: str) -> bool:
-    """Whether the type named `after` holds every value of the one named `before`, exactly; of lists, that of their elements."""
+    """Return whether the type named `after` holds every value of the one named `before`, exactly; of lists, that of their elements."""
     if before.startswith(_LIST) and after.startswith(_LIST):
         return is_wider(before[len(_LIST) : -1], after[len(_LIST) : -1])
     if before.startswith("decimal(") and after.startswith("decimal("):

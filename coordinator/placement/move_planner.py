@@ -214,7 +214,6 @@ class MovePlanner:
         present: Mapping[int, ActorLocation],
         fleet: FleetView,
     ) -> dict[int, Choice]:
-        """Return the policy's choices by partition."""
         plan = self._plans[state_name]
         going = {partition: choice.location for partition, choice in plan.with_lease.items()}
         current = {
@@ -324,7 +323,7 @@ class MovePlanner:
         if plan is None or not plan.standbys:
             return ()
         standbys: list[ActorLocation] = []
-        # The search begins at another slot for each shard, and looks at few of them, however many there are.
+        # The search begins at another slot for each shard, and visits few of them, however many there are.
         for step in range(len(plan.slots)):
             location = plan.slots[(partition_id + step) % len(plan.slots)].location
             live = None if location.node_id in (holder.node_id, *self.drained) else _live(location, fleet)

@@ -116,7 +116,6 @@ def _safe_text(error: BaseException) -> str:
 
 
 def _errors(record: logging.LogRecord) -> Iterator[BaseException]:
-    """Yield the errors that a record is about."""
     if record.exc_info and record.exc_info[1] is not None:
         yield record.exc_info[1]
     if isinstance(record.args, tuple):

@@ -132,7 +132,7 @@ def join_cluster(address: str, *, node_ip: str | None = None) -> None:
     try:
         _check_answers(address)
         init_ray(address=address, _node_ip_address=node_ip)
-    except ValueError as error:  # how Ray says that it is no address
+    except ValueError as error:  # how Ray says that it is not an address
         raise SetupError(
             "this is no address of a Ray cluster; give host:port, or auto for the one of this machine",
             address=address,

@@ -31,7 +31,7 @@ class DrainedNodes:
         Raises
         ------
         InvalidRequestError
-            This is no id of a node.
+            This is not an id of a node.
         StorageUnavailableError
             The store failed; the node may be marked or not.
         """

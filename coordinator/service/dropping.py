@@ -150,7 +150,6 @@ class Dropping:
             await writer.remove_metadata()
 
     async def _branches(self, writer: LedgerWriter) -> set[str]:
-        """Return the branches of a state that exist."""
         noted = await writer.read(lambda ledger: sorted(ledger.branches))
         opened = [(name, await self._states.writer(name)) for name in noted]
         return {name for name, branch in opened if branch.metadata is not None}

@@ -197,7 +197,7 @@ class Leasing:
         result, layout, is_new, ledger = ended
         if is_new:
             log_rescale(task.state_name, layout)
-        # Once, after a decision that may have been repeated: moves that restore a plan are given out a single time.
+        # Once, after a decision that may have been repeated: moves that restore a plan are returned a single time.
         placement = placements.next_batch(ledger, shards.partitions, is_whole=not result.missing)
         return result, placement, BatchShards.of(layout)
 
@@ -311,7 +311,6 @@ class Leasing:
 
 
 def _task_of(ledger: StateLedger, entry: CommitEntry) -> TaskIdentity:
-    """Return the task that made a commit."""
     return TaskIdentity(
         ledger.state_name,
         ledger.query_id,

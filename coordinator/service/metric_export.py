@@ -32,7 +32,7 @@ class MetricExport:
         self._increments = Increments()
         self._instruments: dict[str, Any] = {}
 
-    def tell(self, samples: Iterable[Sample]) -> None:
+    def send(self, samples: Iterable[Sample]) -> None:
         """Export all samples of the process as they are now; of histograms, the values since the last export."""
         for sample in samples:
             metric = metric_of(sample.name)
@@ -68,9 +68,9 @@ async def keep_exporting(uri: str, samples: Callable[[], Awaitable[Iterable[Samp
     export = MetricExport(uri)
     while True:
         try:
-            export.tell(await samples())
+            export.send(await samples())
         except Exception:  # callers of the actor do without metrics
-            log.exception("metrics could not be told; it is tried again")
+            log.exception("metrics could not be exported; it is tried again")
         await asyncio.sleep(EXPORT_INTERVAL_S)
 
 

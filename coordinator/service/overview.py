@@ -130,7 +130,6 @@ class Overview:
         return None if running is None else asdict(running)
 
     def _running_batches(self) -> dict[str, dict[str, Any]]:
-        """Return the batches that have been running for some seconds, by state."""
         running = {
             metadata.state_name: self._running_batch(ledger, metadata) for ledger, metadata in self._states.described()
         }

@@ -68,7 +68,7 @@ class StorageOptions:
     Attributes
     ----------
     plain
-        Names and values of options that are no credentials.
+        Names and values of options that are not credentials.
     withheld
         Names of the other options.
     """

@@ -180,7 +180,7 @@ def look_into(store: ObjectStore, folder: str, process: str) -> ProbeResult:
     Raises
     ------
     InvalidRequestError
-        The folder is no folder of a proof.
+        The folder is not a folder of a proof.
     StorageUnavailableError
         The store failed.
     """

@@ -190,7 +190,6 @@ class RemoteObjectStore:
             raise self._failed(path, error) from None
 
     def _has(self, path: str, size: int) -> bool:
-        """Return whether an object of this name and size is there."""
         import obstore
         from obstore.exceptions import BaseError
 

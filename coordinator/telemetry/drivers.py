@@ -129,7 +129,7 @@ class Drivers:
         return [loss.executor for loss in self._losses if loss.number > number and loss.application in applications]
 
     def is_running(self, run_id: str, now_s: float) -> bool:
-        """Whether a living driver reports a run."""
+        """Return whether a living driver reports a run."""
         return any(run_id in report.run_ids for report in self._alive(now_s))
 
     def batch(self, run_id: str, now_s: float) -> LongBatch | None:

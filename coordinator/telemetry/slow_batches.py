@@ -14,16 +14,16 @@ from coordinator.model.memory_options import MemoryUse
 from coordinator.telemetry.batch_times import PHASES
 from coordinator.telemetry.drivers import ExecutorState, LongBatch
 
-#: A batch is slow if it takes this many times as long as the median, and so many milliseconds longer.
+#: A batch is slow if it takes this many times as long as the median, and this many milliseconds longer.
 _TIMES = 3
 _LONGER_MS = 1000
-#: A running batch is overdue after this many times the median, and so many milliseconds more.
+#: A running batch is overdue after this many times the median, and this many milliseconds more.
 _OVERDUE_TIMES = 10
 _OVERDUE_LONGER_MS = 5000
 #: Batches that a median is computed from: at most, and at least.
 RECENT = 20
 _LEAST = 5
-#: Phases are named that have at least this share of the lost time, and at most so many.
+#: Phases are named that have at least this share of the lost time, and at most this many.
 _NAMED_SHARE = 0.15
 _NAMED = 3
 #: A batch with more than this many times the median of rows has many.
@@ -162,7 +162,7 @@ def running_batch(
 
 
 def is_slow(took_ms: int, recent: Sequence[EndedBatch]) -> bool:
-    """Whether a batch took much longer than the median of `recent`; False if these are too few."""
+    """Return whether a batch took much longer than the median of `recent`; False if these are too few."""
     if len(recent) < _LEAST:
         return False
     usual_ms = median(batch.took_ms for batch in recent)

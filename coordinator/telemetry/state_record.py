@@ -147,7 +147,7 @@ class StateRecord:
         return ended
 
     def is_ended(self, version: int) -> bool:
-        """Whether the batch that makes a version is known to have ended."""
+        """Return whether the batch that makes a version is known to have ended."""
         return version in self._batches and self._batches[version].ended_ms is not None
 
     def add_refusal(self, partition_id: int, kind: str, text: str, now_ms: int) -> None:

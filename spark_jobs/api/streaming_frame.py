@@ -136,7 +136,6 @@ class StreamingFrame:
         return passing
 
     def _over(self, df: DataFrame) -> Self:
-        """Return this frame with other rows."""
         frame = copy(self)
         frame._df = df
         return frame

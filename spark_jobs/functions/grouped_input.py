@@ -69,7 +69,7 @@ class GroupedInput:
         Raises
         ------
         InvalidRequestError
-            There are no grouping columns, columns have the same name, or there is no event time for `late_times`.
+            There are no grouping columns, columns have the same name, or there is not event time for `late_times`.
         """
         df: DataFrame = grouped._df
         counted = grouped.agg(F.count(F.lit(1)))
@@ -78,7 +78,7 @@ class GroupedInput:
         if node.kind != "Aggregate" or not key_names:
             raise RefusedQueryError("group by the columns of a key first; for one state of everything, by a constant")
         if len(node.grouping) > len(key_names):
-            # It groups by the number of the grouping set as well, which is no column.
+            # It groups by the number of the grouping set as well, which is not a column.
             raise RefusedQueryError(
                 "a function has one state for each key: group by the columns of a key; rollup and cube are for agg"
             )
@@ -122,7 +122,7 @@ def struct_type(definition: T.DataType | str, subject: str) -> T.StructType:
     Raises
     ------
     InvalidRequestError
-        It is no struct, has no columns or two of the same name, or has a type that Arrow lacks.
+        It is not a struct, has no columns or two of the same name, or has a type that Arrow lacks.
     """
     kind = _parse_datatype_string(definition) if isinstance(definition, str) else definition
     if not isinstance(kind, T.StructType) or not kind.fields:
@@ -243,7 +243,7 @@ def function_mode(output_mode: str, stateful_mode: str | None) -> str:
 def pandas_settings(spark: SparkSession) -> dict[str, Any]:
     """Return a session's settings for conversions between Arrow and pandas (:class:`~spark_jobs.functions.frames.PandasForm`)."""
     conf = spark.conf
-    # Zero or less is no limit, as in Spark.
+    # Zero or less means no limit, as in Spark.
     max_rows = int(conf.get("spark.sql.execution.arrow.maxRecordsPerBatch", "10000") or 0)
     return {
         "timezone": conf.get("spark.sql.session.timeZone"),

@@ -87,13 +87,11 @@ class PandasCalls:
 
 
 def _no_rows(groups: Groups) -> Iterator[Iterator[pd.DataFrame]]:
-    """Yield, for each key, a DataFrame without rows."""
     for _ in range(len(groups)):
         yield iter([pd.DataFrame(columns=groups.rows.column_names)])
 
 
 def _states(kind: T.StructType, state: StateBatch) -> Iterator[GroupState]:
-    """Yield a ``GroupState`` for each key."""
     columns = [
         [to_python(value, item.dataType) for value in array.to_pylist()]
         for item, array in zip(kind.fields, state.values.itercolumns(), strict=True)

@@ -58,7 +58,7 @@ _BITS = {T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64}
 
 
 def _fits(value: Any, kind: T.DataType) -> bool:
-    """Whether a value fits a type without a change; values that Arrow refuses itself count as fitting.
+    """Return whether a value fits a type without a change; values that Arrow refuses itself count as fitting.
 
     Arrow silently truncates 1.5 to 1, and a timestamp to its date.
     """

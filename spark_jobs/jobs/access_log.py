@@ -37,7 +37,7 @@ def parse_log(lines: DataFrame) -> DataFrame:
         group(8).alias("status"),
         group(9).alias("bytes"),
     )
-    # What is no number, such as "-" (nothing sent), becomes null, in ANSI mode, too.
+    # What is not a number, such as "-" (nothing sent), becomes null, in ANSI mode, too.
     numbers = {name: F.expr(f"try_cast({name} AS {kind})") for name, kind in (("status", "INT"), ("bytes", "BIGINT"))}
     refusals = (F.col("client") == "", "not in combined log format"), (F.col("ts").isNull(), "time cannot be read")
     return parsed.withColumns(numbers | {"reason": reason(*refusals)})

@@ -33,7 +33,7 @@ class _Watched:
     waited_s
         How long that has been waited for.
     has_answered
-        Whether it has answered since it was started: one that is starting answers no ping, and is no hung one.
+        Whether it has answered since it was started: one that is starting answers no ping, and does not hang.
     """
 
     handle: Any
@@ -95,7 +95,7 @@ class ExecutorNodes:
                 starting.append((handle, handle.location.remote(), share))
         slots = []
         for handle, location, cores in starting:
-            # A store actor that is starting answers no ping, and is no hung one: it is checked for a hang only after this wait.
+            # A store actor that is starting answers no ping, and does not hang: it is checked for a hang only after this wait.
             self._actors.wait([location], START_S)
             try:
                 slots.append(ActorSlot(unwrapped(self._actors, handle, location), cores))

@@ -30,13 +30,13 @@ class RayNode:
     draining_until_ms: int | None
 
     def has_room(self, needed: Mapping[str, float]) -> bool:
-        """Whether an actor that needs these resources could start on it now."""
+        """Return whether an actor that needs these resources could start on it now."""
         return self.draining_until_ms is None and all(
             self.available.get(name, 0.0) >= amount for name, amount in needed.items()
         )
 
     def is_idle(self, names: tuple[str, ...]) -> bool:
-        """Whether the named resources are all free."""
+        """Return whether the named resources are all free."""
         return all(self.available.get(name, 0.0) >= self.total.get(name, 0.0) for name in names)
 
 
@@ -90,7 +90,7 @@ class RayCluster:
         ]
 
     def is_starting(self) -> bool:
-        """Whether Ray is starting a requested executor of any Spark application, or lacks the resources for it."""
+        """Return whether Ray is starting a requested executor of any Spark application, or lacks the resources for it."""
         return bool(_executors("PENDING_CREATION"))
 
     def end(self, executor: RestartingExecutor) -> None:

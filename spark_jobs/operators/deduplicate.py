@@ -24,7 +24,7 @@ from spark_jobs.plan.view_components import ViewComponent, column
 from spark_jobs.worker.exchange import HASH_COLUMN
 
 _EXPIRES = Field("expires", "timestamp")
-#: The time by which a row is late, where the watermark column is no key.
+#: The time by which a row is late, where the watermark column is not a key.
 _LATE = Field("late", "timestamp")
 _COUNT = Field("count", "int64")
 

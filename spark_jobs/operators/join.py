@@ -208,7 +208,7 @@ def _side(
 
 
 def _is_compared(node: JoinNode, side: int, attribute: Expression) -> bool:
-    """Whether the join itself reads a column of a side, so that Spark never prunes it."""
+    """Return whether the join itself reads a column of a side, so that Spark never prunes it."""
     compared = [*node.keys[side], *([] if node.rest is None else [node.rest])]
     return any(read.id == attribute.id for expression in compared for read in expression.references)
 

@@ -62,7 +62,7 @@ class JoinNode:
         return [column.nullable_attribute() for column in columns] if self.is_null_side(side) else columns
 
     def is_null_side(self, side: int) -> bool:
-        """Whether a side's columns are null where the other side's row matched nothing."""
+        """Return whether a side's columns are null where the other side's row matched nothing."""
         return side in _NULL_SIDES.get(self.kind, ())
 
 

@@ -30,7 +30,7 @@ def aggregation_view(
     Parameters
     ----------
     keys
-        Keys of the groups; a session among them is no key of the state.
+        Keys of the groups; a session among them is not a key of the state.
     outputs
         The results, as expressions of keys and aggregates.
     evaluated
@@ -122,7 +122,7 @@ def _aggregates(node: Expression) -> Iterator[AggregateExpression]:
 
 
 def _equal_types(left: pa.DataType, right: pa.DataType) -> bool:
-    """Whether two types are equal, apart from the nullability inside of them."""
+    """Return whether two types are equal, apart from the nullability inside of them."""
     if left.num_fields == 0 or left.num_fields != right.num_fields or left.id != right.id:
         return bool(left == right)
     fields = [(left.field(index), right.field(index)) for index in range(left.num_fields)]

@@ -111,7 +111,7 @@ class Expression:
 
     @property
     def unaliased(self) -> Expression:
-        """The expression that an alias names; the expression itself if it is no alias."""
+        """The expression that an alias names; the expression itself if it is not an alias."""
         return self.child if self.kind == "Alias" else self
 
     @property
@@ -170,7 +170,7 @@ class Expression:
         return str(self._java.canonicalized().toString())
 
     def matches(self, other: Expression) -> bool:
-        """Whether both have the same result, by Spark's own comparison."""
+        """Return whether both have the same result, by Spark's own comparison."""
         return bool(self._java.semanticEquals(other._java))
 
     # -- named expressions: attributes and aliases -----------------------------------------------------------------------

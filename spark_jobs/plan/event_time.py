@@ -86,7 +86,7 @@ class Upstream:
         Parameters
         ----------
         task
-            What store actors are told of the operator, in JSON.
+            The operator as store actors get it, in JSON.
         """
         digest = hashlib.sha256(f"{self.to_json()}{task}".encode()).hexdigest()
         # What explain() shows has to say why tasks do not hand rows over.

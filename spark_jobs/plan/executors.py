@@ -55,7 +55,7 @@ class Executors:
         self._ended: set[str] = set()
 
     def has_ended(self) -> bool:
-        """Whether the application has ended."""
+        """Return whether the application has ended."""
         try:
             return bool(self._context.isStopped())
         except (Py4JError, OSError):  # its JVM has ended

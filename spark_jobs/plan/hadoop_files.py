@@ -73,7 +73,7 @@ class HadoopFolder:
 
     @_storage_errors
     def exists(self, name: str = "") -> bool:
-        """Whether a file or folder exists; by default the folder itself."""
+        """Return whether a file or folder exists; by default the folder itself."""
         return bool(self._files.exists(self._at(name)))
 
     @_storage_errors

@@ -24,7 +24,7 @@ class Key:
     Attributes
     ----------
     expiry
-        Leaf by which the watermark removes rows of the key; None if the key is no event time.
+        Leaf by which the watermark removes rows of the key; None if the key is not event time.
     """
 
     expression: Expression

@@ -73,11 +73,11 @@ class Plan:
         return _expressions(self._java.output())
 
     def covers(self, expression: Expression) -> bool:
-        """Whether an expression reads no other columns than the plan's."""
+        """Return whether an expression reads no other columns than the plan's."""
         return bool(expression._java.references().subsetOf(self._columns))
 
     def reads(self, column: Expression) -> bool:
-        """Whether its own expressions read a column."""
+        """Return whether its own expressions read a column."""
         return bool(self._java.references().contains(column._java))
 
     @property
@@ -96,7 +96,7 @@ class Plan:
         return sum(child.streaming_sources for child in children) if children else int(self.is_streaming)
 
     def has_result_of(self, other: Plan) -> bool:
-        """Whether both have the same result, by Spark's own comparison."""
+        """Return whether both have the same result, by Spark's own comparison."""
         return bool(self._java.sameResult(other._java))
 
     # -- properties of some kinds ---------------------------------------------------------------------------------

@@ -261,5 +261,5 @@ def _operators_below(plan: Plan, state: str) -> Iterator[tuple[Upstream, Plan]]:
 
 
 def _is_mark(aggregate: Plan) -> bool:
-    """Whether an aggregation only marks an operator in complete mode (:mod:`spark_jobs.plan.stateful_exchange`)."""
+    """Return whether an aggregation only marks an operator in complete mode (:mod:`spark_jobs.plan.stateful_exchange`)."""
     return Upstream.of_plan(aggregate.child) is not None

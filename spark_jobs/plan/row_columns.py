@@ -53,7 +53,7 @@ class RowColumns:
     results
         The row's columns, in their order, computed from the emitted rows.
     leaves
-        For each of the row's columns its name in the state, if it is stored there as a single column of an atomic type and is no key.
+        For each of the row's columns its name in the state, if that is a single column of an atomic type, and not a key.
     """
 
     fields: tuple[Field, ...]

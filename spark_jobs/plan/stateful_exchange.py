@@ -116,7 +116,7 @@ def handed_over(rows: DataFrame, columns: T.StructType, operator: str) -> DataFr
     Parameters
     ----------
     operator
-        What the store actors are told of the operator, in JSON.
+        The operator as store actors get it, in JSON.
     """
     spark = rows.sparkSession
     return DataFrame(jvm_classes(spark).handedOver(rows._jdf, java_type(spark, columns), operator), spark)

@@ -44,7 +44,7 @@ def collation_of(kind: T.DataType) -> str | None:
 
 
 def has_map(kind: T.DataType) -> bool:
-    """Whether there is a map anywhere in a type."""
+    """Return whether there is a map anywhere in a type."""
     return any(isinstance(part, T.MapType) for part in _parts(kind))
 
 
@@ -85,7 +85,7 @@ def stored_type(kind: T.DataType) -> T.DataType:
 
 
 def is_changed(kind: T.DataType, *, normalised: bool) -> bool:
-    """Whether values of a type are stored as other values."""
+    """Return whether values of a type are stored as other values."""
     converted: tuple[type[T.DataType], ...] = (T.YearMonthIntervalType, T.NullType, *(_FLOATS if normalised else ()))
     return (
         any(isinstance(part, converted) for part in _parts(kind))
@@ -95,7 +95,7 @@ def is_changed(kind: T.DataType, *, normalised: bool) -> bool:
 
 
 def has_duplicate_names(kind: T.DataType) -> bool:
-    """Whether a struct anywhere in a type has two fields of the same name."""
+    """Return whether a struct anywhere in a type has two fields of the same name."""
     return any(isinstance(part, T.StructType) and _stored_names(part) != part.names for part in _parts(kind))
 
 

@@ -142,7 +142,7 @@ def ensure_ray(*, ray_address: str | None = None, num_cpus: int | None = None) -
 
 
 def started_ray() -> bool:
-    """Whether this process started a local Ray, and has not stopped it."""
+    """Return whether this process started a local Ray, and has not stopped it."""
     return _started_ray
 
 

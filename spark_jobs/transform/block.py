@@ -89,7 +89,7 @@ class Block:
         Parameters
         ----------
         failing
-            How PySpark's error about the call begins, by which its own tests know it; empty where nobody goes by it.
+            How PySpark's error about the call begins, by which its own tests know it; empty where no test does.
 
         Raises
         ------

@@ -246,7 +246,7 @@ def check_event_time(name: str, output: T.StructType, mode: str, delay_ms: int |
     Raises
     ------
     InvalidRequestError
-        It is no timestamp column of the output, the input has no watermark (no delay), or the output mode is not append.
+        It is not a timestamp column of the output, the input has no watermark (no delay), or the output mode is not append.
     """
     if not name:
         return

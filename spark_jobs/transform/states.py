@@ -30,7 +30,7 @@ class ValueState:
         block.join(self)
 
     def exists(self) -> bool:
-        """Whether there is a value."""
+        """Return whether there is a value."""
         return self._raw(_CHECKING) is not None
 
     def get(self) -> tuple[Any, ...] | None:
@@ -44,7 +44,7 @@ class ValueState:
         Raises
         ------
         InvalidRequestError
-            The value is no tuple of the schema's columns.
+            The value is not a tuple of the schema's columns.
         """
         index = self._block.here()
         self._changed[index] = self._rows.raw(newValue)
@@ -103,7 +103,7 @@ class ListState(ElementState):
         block.join(self)
 
     def exists(self) -> bool:
-        """Whether the list has elements."""
+        """Return whether the list has elements."""
         index = self._block.here(_CHECKING)
         change = self._changed.get(index)
         if change is not None and (change.added or change.replaces):
@@ -123,7 +123,7 @@ class ListState(ElementState):
         Raises
         ------
         InvalidRequestError
-            There are no elements (use ``clear``), or an element is no tuple of the schema's columns.
+            There are no elements (use ``clear``), or an element is not a tuple of the schema's columns.
         """
         self._changed[self._block.here()] = _NewElements(True, self._checked(newState))
 
@@ -133,7 +133,7 @@ class ListState(ElementState):
         Raises
         ------
         InvalidRequestError
-            The element is no tuple of the schema's columns.
+            The element is not a tuple of the schema's columns.
         """
         index = self._block.here()
         raw = self._rows.raw(newState)
@@ -145,7 +145,7 @@ class ListState(ElementState):
         Raises
         ------
         InvalidRequestError
-            There are no elements, or an element is no tuple of the schema's columns.
+            There are no elements, or an element is not a tuple of the schema's columns.
         """
         index = self._block.here()
         rows = self._checked(newState)
@@ -214,7 +214,7 @@ class MapState(ElementState):
         block.join(self)
 
     def exists(self) -> bool:
-        """Whether the map has entries."""
+        """Return whether the map has entries."""
         return bool(self._map("Error checking map state exists").values)
 
     def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -223,7 +223,7 @@ class MapState(ElementState):
         return None if raw is None else self._rows.row(raw)
 
     def containsKey(self, key: tuple[Any, ...]) -> bool:
-        """Whether there is a value under a key."""
+        """Return whether there is a value under a key."""
         return self._key(key) in self._map().values
 
     def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:
@@ -232,7 +232,7 @@ class MapState(ElementState):
         Raises
         ------
         InvalidRequestError
-            The key or the value is no tuple of its schema's columns.
+            The key or the value is not a tuple of its schema's columns.
         """
         entries, raw, value_raw = self._map(), self._key(key), self._rows.raw(value)
         entries.values[raw] = value_raw

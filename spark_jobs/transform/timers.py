@@ -31,7 +31,7 @@ class Timers:
         Raises
         ------
         InvalidRequestError
-            The time is no number of milliseconds.
+            The time is not a number of milliseconds.
         """
         self._change(time_ms, exists=True)
 

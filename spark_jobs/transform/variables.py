@@ -201,7 +201,7 @@ class Variable:
         component = ViewComponent(store=self.spec(keys))
         group_view.show_keys(component)
         if self.kind is not VariableKind.VALUE:
-            # Without the heads, which are no elements.
+            # Without the heads, which are not elements.
             zero = {"op": "literal", "type": PLACE.type, "value": 0}
             component.where = {"op": ">=", "args": [column(PLACE.name), zero]}
         for name, tree in (*self.key_columns.shown_trees(), *self.columns.shown_trees()):

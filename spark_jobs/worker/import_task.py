@@ -138,7 +138,7 @@ class _Numbering:
 
 
 def in_pieces(batches: Iterable[pa.RecordBatch], least_bytes: int = _PIECE_BYTES) -> Iterator[pa.Table]:
-    """Yield the rows in pieces that have at least so many bytes, but for the last."""
+    """Yield the rows in pieces that have at least `least_bytes`, but for the last."""
     pending: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:

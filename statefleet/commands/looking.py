@@ -61,14 +61,12 @@ def status(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> None
 
 
 def _print_unreadable(states: list[dict[str, Any]]) -> None:
-    """Print the states whose files cannot be read, and what to do."""
     for state in states:
         print()
         print_text(f"{state['name']} cannot be read: {state['error']}")
 
 
 def _print_executors(executors: list[dict[str, Any]]) -> None:
-    """Print Spark's executors, and when they were lost."""
     if not executors:
         return
     print()
@@ -89,7 +87,6 @@ def _print_executors(executors: list[dict[str, Any]]) -> None:
 
 
 def _print_overdue(queries: list[dict[str, Any]]) -> None:
-    """Print the running batches that take much longer than usual."""
     for running in (query["running_batch"] for query in queries):
         if running is not None and running["is_overdue"]:
             print()
@@ -97,7 +94,6 @@ def _print_overdue(queries: list[dict[str, Any]]) -> None:
 
 
 def _print_slow(queries: list[dict[str, Any]]) -> None:
-    """Print the newest slow batches, and where their time went."""
     slow = sorted((batch for query in queries for batch in query["slow_batches"]), key=lambda batch: -batch["at_ms"])
     for batch in slow[:_SLOW_SHOWN]:
         print()

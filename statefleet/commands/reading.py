@@ -124,7 +124,7 @@ def sql(
 def versions(
     uri: Uri,
     state: State,
-    limit: Annotated[int, typer.Option(min=1, help="so many of the newest ones")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="how many of the newest ones")] = 20,
     consistency: ReadConsistency = Consistency.FINISHED,
     offline: Offline = False,
     address: Address = "auto",
@@ -205,7 +205,7 @@ def diff(
 ) -> None:
     """Rows that only one of two versions has.
 
-    Those of the first are told as `delete`, those of the other as `insert`; a row that changed is there twice.
+    Rows of the first are shown as `delete`, rows of the other as `insert`; a row that changed is there twice.
     """
     read = _state(open_states(uri, address, offline=offline), state, part, None, consistency)
     _print_rows(read.diff(before, after, limit=limit), as_json, limit)

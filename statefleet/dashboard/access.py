@@ -37,7 +37,7 @@ _NO_TOKEN = "A token is needed here. `statefleet dashboard URI` prints the addre
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a server that is bound to a host can be reached from its own machine only."""
+    """Return whether a server that is bound to a host can be reached from its own machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -127,7 +127,7 @@ def _derived(token: str | None, purpose: str) -> str:
 
 
 def _is_equal(text: str, expected: str) -> bool:
-    """Whether two texts are equal, in a time that does not depend on where they differ."""
+    """Return whether two texts are equal, in a time that does not depend on where they differ."""
     # Bytes of a header that are no UTF-8 are surrogates here.
     return hmac.compare_digest(text.encode(errors="surrogatepass"), expected.encode())
 

@@ -258,7 +258,7 @@ def _counted(accumulator: Accumulator, buffer: Buffer) -> Column:
 
 
 def _have_same_fields(fields: Sequence[Field], buffer: Sequence[Buffer]) -> bool:
-    """Whether the state has a field for each column of a buffer, and perhaps one more: whether there is no value yet."""
+    """Return whether the state has a field for each column of a buffer, and perhaps one more: whether there is no value yet."""
     extra = [state for state in fields if state.name.endswith("_is_empty")]
     return len(fields) in (len(buffer), len(buffer) + len(extra))
 

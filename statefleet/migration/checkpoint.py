@@ -217,7 +217,7 @@ class SparkOperator:
         return partitions
 
     def is_undescribed(self, store: str) -> bool:
-        """Whether a store has files in the first partition, and nothing says what they hold."""
+        """Return whether a store has files in the first partition, and nothing says what they hold."""
         # Where Spark describes the variables of a processor, all stores of which are in one.
         if "_stateSchema" in self.checkpoint.folder.names(f"state/{self.number}"):
             return False

@@ -46,7 +46,6 @@ def deduplication_rows(plan: ProjectedPlan, operator: SparkOperator) -> DataFram
 
 
 def _has_columns(existing: T.StructType, columns: T.StructType) -> bool:
-    """Whether some columns are among the existing ones, by name and type."""
     named = {column.name: column.dataType for column in existing.fields}
     return all(named.get(column.name) == column.dataType for column in columns.fields)
 

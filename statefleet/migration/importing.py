@@ -236,7 +236,6 @@ class Importer:
         return self._newest_rows(name)
 
     def _newest_rows(self, name: str) -> int:
-        """Return the number of rows of a state's newest version."""
         return self._coordinator.list_versions(name, 1)[0].state_rows
 
     def _write(self, state: PlannedState, rows: DataFrame, batch: _Batch, run_id: str) -> int:
@@ -275,7 +274,6 @@ class Importer:
 def _numbers(
     states: Sequence[PlannedState], old: SparkCheckpoint, operators: Mapping[str, int] | None
 ) -> Mapping[str, int]:
-    """Return the number of the Spark operator of each state, by its name."""
     names, existing = [state.metadata.state_name for state in states], old.operators()
     numbers = dict(zip(names, existing, strict=False)) if operators is None else dict(operators)
     if sorted(numbers.values()) != existing or numbers.keys() != set(names):

@@ -149,7 +149,6 @@ class _Reader:
         return rows
 
     def _check_values(self, variable: Variable, values: T.DataType) -> None:
-        """Check the types of a variable."""
         element = values.elementType if isinstance(values, T.ArrayType) else values
         if isinstance(values, T.MapType):
             assert variable.user_key is not None, "it is a map"
@@ -186,6 +185,5 @@ def _value_columns(variable: Variable, value: Column) -> dict[str, Column]:
 
 
 def _fields(columns: StateColumns, kind: T.StructType | None, value: Column) -> dict[str, Column]:
-    """Return the columns of a store for a struct."""
     assert kind is not None, "columns have a type"
     return {field.name: value.getField(part.name) for part, field in zip(kind.fields, columns.fields, strict=True)}

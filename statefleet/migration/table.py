@@ -156,7 +156,6 @@ def _function_state(plan: GroupStatePlan, table: DataFrame) -> DataFrame:
 
 
 def _result_name(results: Sequence[tuple[str, Expression]], expression: Expression) -> str:
-    """Return the name of the column of a query's results that is an expression."""
     name = next((name for name, result in results if result.matches(expression)), None)
     if name is None:
         raise InvalidRequestError(

@@ -209,7 +209,7 @@ class LiveFleet:
         Raises
         ------
         InvalidRequestError
-            The query is not valid, or names a table that is no state, with DuckDB's message; or the consistency is unknown.
+            The query is not valid, or names a table that is not a state, with DuckDB's message; or the consistency is unknown.
         """
         if consistency not in _OF_ONE_VERSION:
             raise InvalidRequestError(

@@ -63,7 +63,7 @@ class Projection:
     def encoded_with_filter(
         self, columns: Sequence[str] | None, chosen: pc.Expression | None, filtered: Sequence[str] | None
     ) -> bytes:
-        """Return the encoded projection of a scan with a filter, which looks at the columns of `filtered`."""
+        """Return the encoded projection of a scan whose filter has the columns of `filtered`."""
         if chosen is None:
             return self.encoded(columns)
         self._check((*(columns or ()), *(filtered or ())))

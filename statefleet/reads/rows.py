@@ -209,7 +209,7 @@ def _ahead(
                 yield from scan.pieces
             waiting.popleft()
     finally:
-        # Store actors are told that the rest is not read.
+        # Store actors learn that the rest is not read.
         for scan in waiting:
             scan.end()
 

@@ -138,7 +138,7 @@ class StateScans:
         Raises
         ------
         InvalidRequestError
-            A column does not exist, `until` is before `since`, or `since` is no position.
+            A column does not exist, `until` is before `since`, or `since` is not a position.
         VersionReplacedError
             Another attempt has made the version of the position since; with consistency ``finished`` only if Spark's checkpoint was
             changed by hand.

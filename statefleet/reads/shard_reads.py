@@ -312,7 +312,7 @@ class ShardReads:
             view, is_now = self.view(read_version), True
 
     def _is_newest(self, view: ReadView, newest: Mapping[int, int], read_version: ReadVersion) -> bool:
-        """Whether a view is still the newest: as the newest versions in memory prove, else as the coordinator says."""
+        """Return whether a view is still the newest: as the newest versions in memory prove, else as the coordinator says."""
         if newest:
             if read_version.is_latest and min(newest.values()) >= 0:
                 return True

@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 _DEADLINE_S = 300.0
 #: How long a store actor may take to return the address of its direct calls, in seconds.
 _ADDRESS_S = 1.0
-#: How often store actors are told that the readers of scans are alive, in seconds: after a minute of silence a reader counts as dead.
+#: How often readers of scans report to store actors that they are alive, in seconds: after a minute of silence a reader counts as dead.
 _ALIVE_S = 15.0
 
 
@@ -80,7 +80,7 @@ class FleetSource:
     actors
         Calls of actors.
     runtime
-        Clock and threads, by which store actors are told that the readers of scans are alive.
+        Clock and threads, by which readers of scans report that they are alive.
     direct
         Connections for queries by a few keys; Ray's calls if it is None.
     """

@@ -182,7 +182,6 @@ def _result_columns(database: Any, query: str) -> list[tuple[str, str]] | None:
 
 
 def _nodes(data: Any) -> Iterator[dict[str, Any]]:
-    """Yield all objects within JSON data."""
     if isinstance(data, dict):
         yield data
     for child in data.values() if isinstance(data, dict) else data if isinstance(data, list) else ():

@@ -184,7 +184,6 @@ class LiveState(StateScans):
         return [answers.of_key(index, key_rows, shards[index]) for index, key_rows in enumerate(rows)]
 
     def _only_row(self, columns: Sequence[str] | None) -> FoundKey:
-        """Return the row of a state without keys."""
         view = self._view()
         rows = self._scan(columns, None, None, 1, view, read_version=ReadVersion.to(view))
         tables = ((shard, table) for shard in range(rows.num_shards) for table in rows.of_shard(shard, 1))

@@ -147,7 +147,6 @@ class StoredSource:
         return self._logs[name]
 
     def _ledger(self, name: str) -> StateLedger:
-        """Return the ledger as the log has it now."""
         # A log that several threads loaded at once would have the sequence number of one load and the ledger of another.
         with self._lock:
             if name not in self._ledgers or not self._log(name).is_current():

@@ -120,7 +120,7 @@ def state_names(objects: ObjectStore) -> list[str]:
 
 
 def _is_state(objects: ObjectStore, name: str) -> bool:
-    """Whether a folder has more than the remaining files of a dropped state or a deleted branch."""
+    """Return whether a folder has more than the remaining files of a dropped state or a deleted branch."""
     log = ManifestLog(objects, name, "")
     try:
         metadata = log.load_metadata()
@@ -162,7 +162,7 @@ def files_of(objects: ObjectStore, name: str) -> StateFiles:
 
 
 def _agrees(objects: ObjectStore, name: str) -> bool:
-    """Whether the files of a state's log belong together, even if its metadata do not."""
+    """Return whether the files of a state's log belong together, even if its metadata do not."""
     try:
         ManifestLog(objects, name, "").load()
     except (CorruptStateError, NewerFormatError):

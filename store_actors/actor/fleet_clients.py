@@ -1,4 +1,4 @@
-"""The fleet's client in a process that is no store actor, which has the store actor of its node started."""
+"""The fleet's client in a process that is not a store actor, which has the store actor of its node started."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from store_actors.client.fleet_client import FleetAddress, FleetClient
 
 
 def fleet_client_of(address: FleetAddress, actors: Actors | None = None, runtime: Runtime | None = None) -> FleetClient:
-    """Return the client of a fleet for a process that is no store actor; a simulation passes actors and a machine of its own."""
+    """Return the client of a fleet for a process that is not a store actor; a simulation passes actors and a machine of its own."""
     actors, runtime = actors or RayActors(), runtime or Runtime()
     options = address.storage_options, address.maintenance
     return FleetClient(

@@ -83,7 +83,7 @@ class Replicator:
         return len(under_way), sum(under_way)
 
     def _has_room(self, name: str, size: int) -> bool:
-        """Whether a standby is there, and can be sent `size` bytes more."""
+        """Return whether a standby is there, and can be sent `size` bytes more."""
         under_way = self._on_their_way[name]
         while under_way and self._actors.wait([under_way[0][0]], 0.0):
             try:

@@ -173,7 +173,7 @@ class StoreProcess:
         return self._location.instance_id
 
     def location(self) -> ActorLocation:
-        """This incarnation of the actor."""
+        """Return this incarnation of the actor."""
         self._check_fitness()
         return self._location
 
@@ -343,7 +343,7 @@ class StoreProcess:
     def next_rows(self, scan_id: str) -> pa.Table | StateStoreError | None:
         """Return the next rows of a scan; None after the last.
 
-        An error is returned, not raised: a reader that stops early never looks at the answer that is still on its way.
+        An error is returned, not raised: a reader that stops early never reads the answer that is still on its way.
         """
         try:
             return self._next_rows(scan_id)
@@ -408,9 +408,9 @@ class StoreActor(StoreProcess):
             pid=os.getpid(),
         )
         coordinator = CoordinatorClient.connect(uri, storage_options, maintenance)
-        figures = StorageStats()
-        self._store = open_store_in_actor(uri, storage_options, coordinator.forwarded_credentials, figures)
-        objects = CountedObjectStore(self._store, figures, runtime.clock)
+        storage_stats = StorageStats()
+        self._store = open_store_in_actor(uri, storage_options, coordinator.forwarded_credentials, storage_stats)
+        objects = CountedObjectStore(self._store, storage_stats, runtime.clock)
         self._unfit: MemoryLimitError | None = None
         try:
             of_process = _memory_of(memory)
@@ -421,9 +421,9 @@ class StoreActor(StoreProcess):
         super().__init__(
             location, objects, coordinator, maintenance, runtime, RayActors(), of_process, self._check_process
         )
-        self._figures = figures
+        self._storage_stats = storage_stats
         self._export = MetricExport(uri)
-        runtime.threads.start(self._tell_metrics, "statefleet-metrics")
+        runtime.threads.start(self._export_metrics, "statefleet-metrics")
         self._direct = _direct_answers(self._found_few, runtime)
         address = address_of(sockets_of(session_folder(), uri), location.host, store_actor_number(actor_name))
         actors = LocalActors(actor_name, self, runtime)
@@ -438,12 +438,12 @@ class StoreActor(StoreProcess):
         fields = {"actor": actor_name, "node": location.node_id}
         log.info("store actor of %s started on %s", uri, location.host, extra=fields)
 
-    def _tell_metrics(self) -> None:
+    def _export_metrics(self) -> None:
         while True:
             try:
-                self._export.tell([*self._samples(), *self._figures.samples("store_actor")])
+                self._export.send([*self._samples(), *self._storage_stats.samples("store_actor")])
             except Exception:  # batches do without
-                log.exception("metrics could not be told; it is tried again")
+                log.exception("metrics could not be exported; it is tried again")
             self._clock.sleep(EXPORT_INTERVAL_S)
 
     def _check_process(self) -> None:

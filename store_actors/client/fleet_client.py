@@ -198,7 +198,7 @@ class FleetClient:
 
 
 def _groups(works: Iterable[ShardWork], most_bytes: int) -> Iterator[list[ShardWork]]:
-    """Yield groups of consecutive works; a group ends once it has so many bytes of rows."""
+    """Yield groups of consecutive works; a group ends once it has `most_bytes` of rows."""
     group: list[ShardWork] = []
     size = 0
     for work in works:

@@ -150,5 +150,4 @@ class _InputColumns:
 
 
 def _rows_read(rows: pa.Table) -> int:
-    """Return the number of rows that the operator read."""
     return pc.sum(rows.column(_ROWS)).as_py() or 0 if _ROWS in rows.column_names else rows.num_rows

@@ -36,7 +36,7 @@ def store_specs(
     Raises
     ------
     InvalidRequestError
-        Neither or both are given, a name is no folder, or a column has a type that state cannot hold.
+        Neither or both are given, a name is not a folder, or a column has a type that state cannot hold.
     """
     if (stores is None) == (keys is None or values is None):
         raise InvalidRequestError("give either keys and values of one store, or stores by name")

@@ -53,7 +53,7 @@ _SHARD_END, _ANSWER_END = struct.Struct(">iqq"), struct.Struct(">qq")
 _CREDENTIALS = struct.Struct("3i")
 #: Bytes of the secret, and of what a task sends for its proof.
 _SECRET_BYTES = 32
-#: Raised with each change of what is sent (``HandOver.scala`` has the same): a task and a store actor of two releases do not talk.
+#: Raised with each change of what is sent (``Connection.scala`` has the same): a task and a store actor of two releases do not talk.
 _FORMAT = 4
 #: How the folders of sockets begin; each user has one for each session of Ray.
 _FOLDERS = "/tmp/statefleet-"
@@ -188,7 +188,7 @@ class HandOverServer:
         )
 
     def _is_reached(self) -> bool:
-        """Whether the socket is there, and this process listens on it."""
+        """Return whether the socket is there, and this process listens on it."""
         with socket.socket(socket.AF_UNIX) as task:
             task.setblocking(False)
             try:
@@ -290,7 +290,7 @@ def _is_private(folder: Path) -> bool:
 
 
 def _read_facts(address: Path) -> str:
-    """Return what a store actor's file says; in a stranger's folder it may be anything."""
+    """Return what a store actor's file says; in another user's folder it may be anything."""
     descriptor = os.open(address, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         return os.read(descriptor, _FACTS_BYTES).decode(errors="replace")
@@ -342,20 +342,20 @@ def hand_over_server(address: str, serve_task: Serve, runtime: Runtime) -> None:
 
     def serve() -> None:
         server: HandOverServer | None = None
-        told = ""
+        logged = ""
         while True:
             try:
                 if server is None:
                     server = HandOverServer(address, serve_task, runtime)
                 else:
                     server.publish_again()
-                told = ""
-            except Exception as error:  # nobody else gets the error of a thread
-                if told != str(error):
+                logged = ""
+            except Exception as error:  # no caller gets the error of a thread
+                if logged != str(error):
                     log.exception(
                         "Spark's tasks cannot hand rows over to this process; it is tried again [socket=`%s`]", address
                     )
-                told = str(error)
+                logged = str(error)
             runtime.clock.sleep(_AGAIN_S)
 
     runtime.threads.start(serve, "statefleet-hand-over-address")
@@ -416,7 +416,6 @@ class _Counting(io.RawIOBase):
 
 
 def _read(source: _Pieces, size: int) -> bytes:
-    """Return the next bytes of a request."""
     if not 0 <= size <= _MOST_BYTES:
         raise ValueError(f"this is no request: a part of it has {size} bytes")
     data = source.read(size)

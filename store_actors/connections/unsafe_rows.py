@@ -44,7 +44,6 @@ def are_supported(schema: pa.Schema) -> bool:
 
 
 def _is_word(kind: pa.DataType) -> bool:
-    """Return whether a word holds a value."""
     if pa.types.is_decimal128(kind):
         return int(kind.precision) <= _LONG_DIGITS
     is_timestamp = pa.types.is_timestamp(kind) and kind.unit == "us"
@@ -59,7 +58,7 @@ def read_blocks(source: BinaryIO, schema: pa.Schema, further: int) -> Iterator[p
     schema
         The first columns of the rows.
     further
-        Number of columns after those, which are left out; they are no strings.
+        Number of columns after those, which are left out; they are not strings.
 
     Raises
     ------

@@ -65,7 +65,7 @@ def _whole(folder: Path) -> Path:
 
 
 def is_compiled(folder: Path = KERNELS) -> bool:
-    """Whether all kernels are compiled on this machine; also where the folder cannot be written, and Numba keeps them elsewhere."""
+    """Return whether all kernels are compiled here; also where the folder cannot be written, and Numba keeps them elsewhere."""
     try:
         return _whole(folder).read_text() == _digest(folder)
     except OSError:

@@ -25,7 +25,7 @@ u8_1, u8_2 = uint8[::1], uint8[:, ::1]
 
 @njit(boolean(u8_1, i64_1, int64, int64), cache=True, nogil=True)
 def bytes_less(arena, offsets, left, right):
-    """Whether string `left` sorts before `right`: unsigned bytes, as Spark compares UTF8String and binary."""
+    """Return whether string `left` sorts before `right`: unsigned bytes, as Spark compares UTF8String and binary."""
     a, a_end = offsets[left], offsets[left + 1]
     b, b_end = offsets[right], offsets[right + 1]
     while a < a_end and b < b_end:
@@ -57,7 +57,7 @@ def _add_checked(rows, rows_i, slot, word, value, bits, flag_word, flag):
     cache=True, nogil=True,
 )  # fmt: skip
 def _replaces(code, rows, rows_i, rows_f, slot, word, values, values_f, column, row, limits, parts, arena, offsets):
-    """Whether the ordering of a row replaces the group's: an equal one does."""
+    """Return whether the ordering of a row replaces the group's: an equal one does."""
     if code == OpCode.MIN_BY_INT or code == OpCode.MAX_BY_INT:
         x, now = np.int64(values[column, row]), rows_i[slot, word]
         return x <= now if code == OpCode.MIN_BY_INT else x >= now

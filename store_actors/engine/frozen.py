@@ -1,6 +1,6 @@
-"""The rows of a table as they are at one moment, given out piece by piece while the table goes on: what snapshots are made of.
+"""The rows of a table as they are at one moment, emitted piece by piece while the table goes on: what snapshots are made of.
 
-Nothing is copied at first. A table reports to them which slots it is about to change, and what was not given out yet is copied
+Nothing is copied at first. A table reports to them which slots it is about to change, and what was not emitted yet is copied
 then. So a snapshot takes memory for what changes while it is written, and for the piece that is on its way.
 """
 
@@ -51,7 +51,7 @@ class FrozenRows(Iterator[Words]):
     table
         The table; it knows of this from now on.
     selected, extra
-        Which of its slots to give out (1, else 0; all live ones by default), and rows that are no longer in it.
+        Which of its slots to emit (1, else 0; all live ones by default), and rows that are no longer in it.
     words
         Which of their words are wanted, all by default; the others may be anything.
     """

@@ -1,7 +1,7 @@
 """The keys that a shard has met most often lately: a few rows of each batch are counted, in bounded memory.
 
 A summary after Misra and Gries keeps some counters. Where more keys come than it has, each counter is lowered by the largest that is
-left out: what stays is at least what is told, and a key that has more than one part in :data:`COUNTERS` + 1 of all is never left out.
+left out: a count is at least what is reported, and a key that has more than one part in :data:`COUNTERS` + 1 of all is never left out.
 Older rows count less and less, so that what was hot once gives way.
 """
 
@@ -84,7 +84,7 @@ class HotKeys:
         return first.select(self._columns).append_column(SHARE_COLUMN, shares)
 
     def _sample(self, rows: pa.Table, begin: float) -> pa.Table:
-        """Rows at equal distances, of which the first is a part of one away; copied, so that nothing else of the batch is kept."""
+        """Return rows at equal distances, the first a part of one away, as copies: nothing else of the batch is kept."""
         size = rows.num_rows
         spread = (np.arange(_SAMPLE) + begin) * (size / _SAMPLE)
         places = np.arange(size) if size <= _SAMPLE else spread.astype(np.int64)

@@ -20,7 +20,7 @@ def index_room(index: Words) -> int:
 
 
 def new_index(memory: Memory, keys: int) -> Words:
-    """Return an empty index for so many keys."""
+    """Return an empty index for `keys` keys."""
     return memory.zeros(int(keys / _FULL) + 2, np.uint64)
 
 

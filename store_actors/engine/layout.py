@@ -251,7 +251,7 @@ class Feed:
     operations
         One line of ``ACCUMULATE_WORDS`` int64 an accumulator, for ``accumulate_kernels.accumulate``: the step; its columns: first word
         of the first one, the word or column after that (or the parts of a nested type that is compared, in `limits`), the first word
-        of the last one (-1: none); word, flag word and flag of the first state field; what else the step goes by; whether it skips
+        of the last one (-1: none); word, flag word and flag of the first state field; the step's option; whether it skips
         nulls; word, flag word and flag of the last state field.
     lists
         State fields whose lists grow, each with the column that it grows by, and the one of how often (-1: once).

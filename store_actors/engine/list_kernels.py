@@ -40,7 +40,7 @@ def _capacity(length):
 
 @njit(int64(int64, int64, int64), cache=True, nogil=True)
 def _extent(capacity, width, kind):
-    """Return the words of an extent with space for so many elements."""
+    """Return the words of an extent with space for `capacity` elements."""
     return capacity * width + (capacity if kind != LIST and capacity > _SMALL else 0)
 
 
@@ -65,7 +65,6 @@ def _hash(low, high, width, kind, secret):
 
 @njit(boolean(u64_1, u32_1, int64, int64, uint64, uint64, int64, int64, u64_1), cache=True, nogil=True)
 def _has(arena, buckets, offset, length, low, high, width, kind, secret):
-    """Whether a set has the element."""
     if kind == FLOAT_SET and _is_nan(low):
         return False
     capacity = _capacity(length)
@@ -106,7 +105,6 @@ def _enter(arena, buckets, offset, capacity, number, width, kind, secret):
 
 @njit(void(u64_1, u32_1, int64, int64, int64, int64, int64, u64_1), cache=True, nogil=True)
 def _index(arena, buckets, offset, capacity, length, width, kind, secret):
-    """Rebuild the index of a set."""
     begin = offset + capacity * width
     for word in range(begin, begin + capacity):
         arena[word] = _ZERO

@@ -157,12 +157,12 @@ class ListPool:
         self._grow(2 * (length + 1) * (field.width + 1))
 
     def reserve(self, words: int) -> None:
-        """Make room for so many words in all."""
+        """Make room for `words` words in all."""
         if words > len(self.arena):
             self._grow(words - self.used)
 
     def _grow(self, more: int) -> None:
-        """Make room for so many words: half more than there is, at least."""
+        """Make room for `more` words: half more than there is, at least."""
         if self.used + more > len(self.arena):
             size = max(self.used + more, len(self.arena) + len(self.arena) // 2)
             self.arena = self.memory.larger(self.arena, self.used, size)

@@ -2,7 +2,7 @@
 
 Arrays that are as large as the state (rows, indexes, strings, lists, calendars, what versions overwrote) are made and grow here. By
 default they are NumPy's; a store actor with a memory limit gives arrays that lie in files (:mod:`store_actors.spilling`). What a batch
-needs for itself is no part of the state, and is NumPy's anyway.
+needs for itself is not part of the state, and is NumPy's anyway.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Memory(Protocol):
         """Return how many of `count` random accesses to its arrays are allowed before the next call; at least one."""
 
     def check(self, more: int) -> None:
-        """Refuse, by an error, to go on where a batch needs so many more bytes for itself than there are."""
+        """Refuse, by an error, to go on where a batch needs `more` bytes for itself, and there are fewer."""
 
     def kept(self, array: npt.NDArray[Item]) -> npt.NDArray[Item]:
         """Return an array that is seldom looked at from now on, or a copy in its place; it need not be from here."""
@@ -105,7 +105,7 @@ def steps(memory: Memory, size: int) -> Iterator[slice]:
 
 
 def blocks(memory: Memory, rows: npt.NDArray[Item], count: int | None = None) -> Iterator[slice]:
-    """Yield all lines of an array (or the first so many), in pieces of about :attr:`Memory.piece_bytes`, one after the other."""
+    """Yield all lines of an array (or the first `count`), in pieces of about :attr:`Memory.piece_bytes`, one after the other."""
     count = len(rows) if count is None else count
     size = max(1, memory.piece_bytes // max(1, rows.strides[0]))
     for begin in range(0, count, size):

@@ -96,7 +96,7 @@ class MultimapTable(GroupTable):
     def match_blocks(self, keys: Words, nulls: Words, pairs: int = 1 << 20) -> Iterator[tuple[Slots, Slots]]:
         """Yield :meth:`match` in blocks of at most `pairs` pairs, or all those of one key if they are more.
 
-        The table must not change meanwhile, except in words that are no keys.
+        The table must not change meanwhile, except in words that are not keys.
         """
         room, done = pairs, 0
         while done < len(keys):

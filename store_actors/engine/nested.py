@@ -46,7 +46,7 @@ def _begins(sizes: Slots) -> Slots:
 
 
 def _per_row(sizes: Slots | Lengths, counts: Slots) -> Slots:
-    """Sums of the sizes of each row's elements, of which there are `counts`."""
+    """Return the sums of the sizes of each row's elements, of which there are `counts`."""
     total = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
     ends = np.cumsum(counts)
     summed: Slots = total[ends] - total[ends - counts]

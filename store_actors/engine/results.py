@@ -62,7 +62,7 @@ def _cast(accumulator: Accumulator, state: pa.Array) -> list[pa.Array]:
 
 
 def _counted(accumulator: Accumulator, state: pa.Array) -> list[pa.Array]:
-    """The most frequent value, or percentiles (options ``percentages`` and ``rule``: see ``count_kernels.choose``)."""
+    """Return the most frequent value, or percentiles (options ``percentages`` and ``rule`` of ``count_kernels.choose``)."""
     counted = state.flatten()
     values, counts = counted.field(0), np.array(counted.field(1), np.int64)
     ends = np.cumsum(np.array(pc.list_value_length(state), np.int64))
@@ -107,7 +107,7 @@ def _of_doubles(numbers: npt.NDArray[np.float64], valid: Mask, kind: pa.DataType
 
 
 def _sketch(accumulator: Accumulator, state: pa.Array) -> list[pa.Array]:
-    """The bytes of Spark's CountMinSketch: version 1, total, depth, width, factors, table, all big-endian."""
+    """Return the bytes of Spark's CountMinSketch: version 1, total, depth, width, factors, table, all big-endian."""
     words, depth = _words(state), int(accumulator.options["depth"])
     width = (words.shape[1] - 1 - depth) // depth
     head = np.tile(np.array([1], ">i4").view(np.uint8), (len(words), 1))
@@ -119,7 +119,7 @@ def _sketch(accumulator: Accumulator, state: pa.Array) -> list[pa.Array]:
 
 
 def _bins(accumulator: Accumulator, state: pa.Array) -> list[pa.Array]:
-    """Place and height of the bins that are used; null where none is."""
+    """Return place and height of the bins that are used; null where none is."""
     words, kind = _words(state), string_to_type(accumulator.result[0].type)
     used = words[:, 0].view(np.int64) if len(words) else np.empty(0, np.int64)
     bins = words[:, 1:].view(np.float64).reshape(len(words), -1, 2)

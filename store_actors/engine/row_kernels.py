@@ -199,7 +199,7 @@ def gather(rows, slots, begin, end, out):
 
 @njit(void(u64_2, i64_1, u64_2, uint64, bool_1), cache=True, nogil=True)
 def differing(rows, slots, before, mask, out):
-    """Find which of the rows at some slots are other ones than before; of word 0 only the bits of `mask` count. Slot -1 is no row."""
+    """Find which of the rows at some slots are other ones than before; of word 0 only the bits of `mask` count. Slot -1: no row."""
     for number in range(slots.shape[0]):
         _prefetch_ahead(rows, slots, number)
         slot = max(slots[number], 0)

@@ -37,7 +37,7 @@ def _count(code, rows_i, slot, word, value, words, depth):
 
 @njit(void(f64_1, int64, int64), cache=True, nogil=True)
 def _trim(bins, used, most):
-    """Merge the two nearest bins, the first of those that are equally near, until there are at most so many."""
+    """Merge the two nearest bins, the first of those that are equally near, until there are at most `most`."""
     while used > most:
         nearest = 0
         for number in range(1, used - 1):
@@ -108,7 +108,7 @@ def _merge_bins(rows_i, rows_f, slot, word, values, values_f, a, row, most):
     cache=True, nogil=True,
 )  # fmt: skip
 def sketch_step(code, rows, rows_i, rows_f, slot, word, values, values_f, a, row, extra):
-    """Move a sketch by a row; ``extra`` is its number of words, and above 32 bits what else it goes by."""
+    """Move a sketch by a row; ``extra`` is its number of words, and above 32 bits its option."""
     words, further = extra & np.int64(0xFFFFFFFF), extra >> 32
     if code == OpCode.COUNT_LONG or code == OpCode.COUNT_HASHES:
         _count(code, rows_i, slot, word, values[a, row], words, further)

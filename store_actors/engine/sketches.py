@@ -14,7 +14,7 @@ from store_actors.engine.words import check_countable
 
 
 def opened(sketch: Sketch, words: Words, valid: Bytes, pool: StringPool) -> tuple[Words, Slots, Slots]:
-    """Lists of the values of a column, or of the sketches that they are: all their elements, where each begins, and its length.
+    """Return the values of a column, or the sketches that they are, as lists: all elements, where each begins, and its length.
 
     Parameters
     ----------

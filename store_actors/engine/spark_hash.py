@@ -196,7 +196,7 @@ def _offsets(values: pa.Array) -> Slots:
 
 
 def _valid(values: pa.Array) -> Bytes:
-    """1 for each value that is not null."""
+    """Return 1 for each value that is not null, else 0."""
     if values.null_count == 0:
         return np.ones(len(values), np.uint8)
     return pc.is_valid(values).to_numpy(zero_copy_only=False).view(np.uint8)  # type: ignore[no-any-return]

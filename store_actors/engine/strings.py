@@ -98,7 +98,7 @@ class StringPool:
             self.arena = self.memory.larger(self.arena, self._used, size)
 
     def reserve(self, count: int, size: int) -> None:
-        """Make room for so many values of together `size` bytes."""
+        """Make room for `count` values of together `size` bytes."""
         if count + 2 > len(self.offsets):
             self.offsets = self.memory.larger(self.offsets, self.count + 1, count + 2)
         if size > len(self.arena):

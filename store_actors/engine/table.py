@@ -45,7 +45,7 @@ class Touched:
 
     @classmethod
     def of(cls, created: Slots, changed: Slots, before: Words, progress: Slots) -> Touched:
-        """The used parts of arrays that were made for a batch in which every row is a group of its own."""
+        """Return the used parts of arrays that were made for a batch in which every row is a group of its own."""
         return cls(_used(created, progress[0]), _used(changed, progress[1]), _used(before, progress[1]))
 
     def joined(self, later: Touched) -> Touched:
@@ -137,7 +137,7 @@ class GroupTable(WordRows):
     ) -> None:
         """Let the lists of ``rows[targets]`` grow by a batch (as in :class:`EncodedBatch`), in its order.
 
-        Without `elements`, lists that are told by `values` are this table's own.
+        Without `elements`, lists in `values` are this table's own.
         """
         for field, column, often in feed.lists:
             if feed is self.layout.raw and field.sketch is not None:
@@ -393,7 +393,7 @@ class GroupTable(WordRows):
         self._frozen.discard(reader)
 
     def will_change(self, slots: Slots) -> None:
-        """Called before rows at these slots are changed or removed; -1 is no slot."""
+        """Called before rows at these slots are changed or removed; -1 means no slot."""
         for reader in list(self._frozen):
             reader.keep((slots,))
 

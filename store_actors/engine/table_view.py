@@ -74,16 +74,13 @@ class TableView:
 
     @property
     def nbytes(self) -> int:
-        """See :class:`ShardView`."""
         return self._view.nbytes
 
     @property
     def is_there(self) -> bool:
-        """See :class:`ShardView`."""
         return self._view.is_there
 
     def find(self, keys: pa.RecordBatch, columns: Sequence[str]) -> Found:
-        """See :class:`ShardView`."""
         places, rows = self.words_of(keys)
         table = self._store.table
         return places, _decoded(table, rows, self._columns(columns), table.piece_bytes)
@@ -104,7 +101,6 @@ class TableView:
         return key_numbers, rows[key_numbers]
 
     def frozen(self, columns: Sequence[str]) -> Frozen:
-        """See :class:`ShardView`."""
         projection = self._columns(columns)
         return frozen_pieces(self._view.frozen(all_words(projection[0])), partial(self._of_piece, projection))
 
@@ -130,7 +126,6 @@ class TableView:
 
 
 def _decoded(table: GroupTable, rows: Words, columns: _Columns, limit: int) -> pa.Table:
-    """Return some columns of rows that are given as words."""
     fields, schema = columns
     pieces = [
         pa.Table.from_arrays([table.decode_field(slot, rows[piece]) for slot in fields], schema=schema)

@@ -91,7 +91,7 @@ class UndoPart:
         return self.created.nbytes + self.before.nbytes
 
     def kept(self, memory: Memory) -> UndoPart:
-        """The same, for as long as the version can be gone back from."""
+        """Return the same, for as long as the version can be rolled back."""
         return UndoPart(memory.kept(self.created), memory.kept(self.before))
 
 
@@ -340,5 +340,5 @@ class Compaction:
 
 
 def _pooled(table: GroupTable) -> int:
-    """Return the bytes in a table's pools. Of lists only what is in use: room to grow is no garbage."""
+    """Return the bytes in a table's pools. Of lists only what is in use: room to grow is not garbage."""
     return table.pool.nbytes + table.lists.used * table.lists.arena.itemsize

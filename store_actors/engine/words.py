@@ -48,7 +48,7 @@ def check_countable(count: int, unit: str) -> None:
 
 
 def validity(array: pa.Array) -> Bytes:
-    """1 where a value is there, 0 where it is null; uint8 of length n."""
+    """Return 1 where there is a value, 0 where it is null; uint8 of length n."""
     if array.null_count == 0:
         return np.ones(len(array), np.uint8)
     # A copy: the compiled signatures take no read-only arrays, which Arrow's are.

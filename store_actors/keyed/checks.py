@@ -16,7 +16,7 @@ Rows: TypeAlias = "pa.RecordBatch | pa.Table"
 
 
 def checked_table(rows: Rows, fields: Sequence[Field]) -> pa.Table:
-    """The `fields` of a batch or table, in their order, in as few chunks as Arrow can; further columns are left out.
+    """Return the `fields` of a batch or table, in their order, in as few chunks as Arrow can, without further columns.
 
     Raises
     ------

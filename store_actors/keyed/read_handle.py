@@ -179,7 +179,7 @@ class Reads:
         return self._view.range_scan(slots[column], start, end, batch_rows)
 
     def metrics(self) -> KeyedMetrics:
-        """Return the figures of this version and its store."""
+        """Return the statistics of this version and its store."""
         self._require("metrics")
         return KeyedMetrics(len(self), self._store.nbytes, *self._changed_rows())
 
@@ -189,7 +189,7 @@ class Reads:
 
 
 class ReadHandle(Reads):
-    """Reads one version, also while the next ones are written, until memory lets go of it (VersionNotFoundError)."""
+    """Reads one version, also while the next ones are written, until memory no longer has it (VersionNotFoundError)."""
 
     def __init__(self, store: KeyedTable, version: int) -> None:
         super().__init__(store, version, HandleState.READING)

@@ -52,7 +52,7 @@ class KeyedShard:
     Raises
     ------
     InvalidRequestError
-        No key column, a name that is there twice or starts with two underscores, an unknown type, or `due` is no int64
+        No key column, a name that is there twice or starts with two underscores, an unknown type, or `due` is not int64
         value column.
     """
 
@@ -107,7 +107,7 @@ class KeyedShard:
     # -- handles --------------------------------------------------------------------------------------------------
 
     def begin(self, version: int, next_version: int | None = None) -> UpdateHandle:
-        """The writer of the version after `version`, which must be the newest.
+        """Return the writer of the version after `version`, which must be the newest.
 
         Parameters
         ----------

@@ -32,14 +32,14 @@ _S32 = np.uint64(32)
 class RowScan(Iterator[pa.RecordBatch]):
     """Rows as they were when the scan was made, as record batches in ``row_schema``; made by a handle.
 
-    It keeps slots, and copies the rows that it has yet to give out only when the table is about to change.
+    It keeps slots, and copies the rows that it has not emitted only when the table is about to change.
 
     Parameters
     ----------
     table
         Where the slots are.
     slots, extra
-        What to give out: rows of the table, then rows that are no longer in it.
+        What to emit: rows of the table, then rows that are no longer in it.
     batch_rows
         Largest number of rows in a batch.
     """
@@ -51,7 +51,7 @@ class RowScan(Iterator[pa.RecordBatch]):
         self._rows = extra
         self._position = 0
         self._batch_rows = batch_rows
-        #: Batches that were made with one that was given out: rows with much text are cut.
+        #: Batches that were made with one that was emitted: rows with much text are cut.
         self._ready: deque[pa.RecordBatch] = deque()
 
     def __iter__(self) -> RowScan:
@@ -238,7 +238,7 @@ class KeyedTable(VersionedTable):
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """A change of the table in place: where an error cuts it short, the table is given up, as it is not known how far it got."""
+        """Enter a change of the table in place. After an error within, the table is given up: how far the change got is unknown."""
         try:
             yield
         except BaseException:
@@ -275,7 +275,7 @@ class KeyedTable(VersionedTable):
         self.freeze_scans()
         with self.changing():
             removed = self.table.taken(self.table.remove_rows(keys))
-            # Rows that this version wrote are no part of the base, or were kept when it first wrote them.
+            # Rows that this version wrote are not part of the base, or were kept when it first wrote them.
             before = _chosen(removed, removed[:, 0] >> _S32 != np.uint64(step.version & 0xFFFFFFFF))
             before[:, 0] |= LIVE
             step.parts.append(UndoPart(np.empty((0, self.key_end), np.uint64), before).kept(self.table.memory))
@@ -415,5 +415,4 @@ def _chosen(rows: Words, mask: Mask) -> Words:
 
 
 def _joined(parts: list[Words], words: int) -> Words:
-    """Return the rows of all parts, which have so many words."""
     return parts[0] if len(parts) == 1 else np.concatenate([np.empty((0, words), np.uint64), *parts])

@@ -171,7 +171,7 @@ class UpdateHandle(Reads):
         """Return the net changes of the version against its base: ``row_schema`` and ``__change``, a string.
 
         Rows that are ``added`` or ``changed`` have their new values, rows that are ``removed`` their last values. A key that was added
-        and removed again is no net change, and neither is a key that was put with the values that it had.
+        and removed again is not a net change, and neither is a key that was put with the values that it had.
         """
         self._require("updates")
         net = self._store.net_change(self._step)

@@ -58,7 +58,7 @@ class KeyedView(VersionView):
         Raises
         ------
         InvalidRequestError
-            A bound of the range is no value of the column's type.
+            A bound of the range is not a value of the column's type.
         """
         slots, extra = self._all()
         if slot.words == 2 or slot.is_text:

@@ -22,14 +22,14 @@ from coordinator.model.errors import StateStoreError
 from coordinator.model.identities import StateStoreId
 from store_actors.messages.requests import ReadRequest, is_json
 
-#: Rows of at most so many bytes are few.
+#: Rows are few if they have at most this many bytes.
 _FEW_BYTES = 1 << 15
 #: Before the JSON of what is encoded, its length.
 _LENGTH = struct.Struct("<I")
 
 
 def is_few(rows: pa.Table | pa.RecordBatch) -> bool:
-    """Whether rows are so few that a copy costs nothing that counts."""
+    """Return whether rows are so few that a copy costs nothing that counts."""
     # get_total_buffer_size does not go column by column, but counts the whole buffers of which a slice is a part.
     return bool(rows.get_total_buffer_size() <= _FEW_BYTES or rows.nbytes <= _FEW_BYTES)
 
@@ -106,7 +106,7 @@ class KeyQuery:
         Raises
         ------
         ValueError
-            A projection is not JSON, or the bytes are no such encoding.
+            A projection is not JSON, or the bytes are not such an encoding.
         """
         facts, blobs, keys = _parted(encoded)
         projections = blobs[: facts["forms"]]
@@ -139,7 +139,7 @@ class KeyResults:
         Raises
         ------
         ValueError
-            The bytes are no such encoding.
+            The bytes are not such an encoding.
         """
         facts, _, tables = _parted(encoded)
         rows = iter(tables)

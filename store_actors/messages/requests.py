@@ -84,7 +84,7 @@ class BatchFacts:
     rows_in, rows_late
         Input rows of the partition, and those of them dropped as late.
     due_per_ms
-        Units of the first store's due column in a millisecond, if its rows fall due by processing time: the earliest is then told.
+        Units of the first store's due column in a millisecond, if its rows fall due by processing time: the earliest is then reported.
     """
 
     watermarks: Watermarks
@@ -178,7 +178,7 @@ class ReadProjection:
     filter
         Rows for which it is true, over columns as they are shown; all by default.
     filtered
-        Names of the columns that the filter looks at; None if they are not known.
+        Names of the filter's columns; None if they are not known.
     """
 
     schema: StateSchema | None
@@ -211,7 +211,7 @@ class ReadProjection:
 
 
 def is_json(encoded: bytes) -> bool:
-    """Whether an encoded projection is JSON, so that it may come from anywhere."""
+    """Return whether an encoded projection is JSON, so that it may come from anywhere."""
     return encoded.startswith(b"{")
 
 
@@ -268,6 +268,6 @@ class ShardInput:
 
     @classmethod
     def of_raw(cls, schema: StateSchema, *batches: pa.RecordBatch) -> ShardInput:
-        """Rows of the first kind, of which none were combined."""
+        """Return the input of rows of the first kind, of which none were combined."""
         raw = pa.Table.from_batches(batches, schema=None if batches else schema.raw_schema())
         return cls((raw, *(kind.empty_table() for kind in schema.input_schemas()[1:])), raw.num_rows)

@@ -1,12 +1,12 @@
 """First rows of each key: ``dropDuplicates`` and ``dropDuplicatesWithinWatermark``. Pure logic.
 
 State is the keys seen, with the time at which a key is forgotten: its event time, if that is one of the keys, or event time and
-delay of its first row (``within watermark``). The rows themselves are no state; the delta carries the first ones, so that a
+delay of its first row (``within watermark``). The rows themselves are not state; the delta carries the first ones, so that a
 retry of a committed batch emits the same rows.
 
 Schema: ``keys``; ``inputs`` are the other columns of a row, of any type; the accumulators are empty, or one ``VALUE``: the expiry,
 which then is an input, too. Option ``late_us``: how long before its expiry a row is late already, in microseconds (the delay,
-within watermark; else 0). Option ``late``: the input by whose time a row is late, where that is no key; it is not part of what is
+within watermark; else 0). Option ``late``: the input by whose time a row is late, where that is not a key; it is not part of what is
 emitted.
 """
 
@@ -89,9 +89,7 @@ class DeduplicateShard(VersionedTable):
         return batch.filter(pa.array(is_kept))
 
     def _dated(self, batch: pa.Table, words: Words) -> Words:
-        """Words of rows; within a watermark, a row without a time is never late, but its key is forgotten as if it were of 1970, as in
-        Spark.
-        """
+        """Return words of rows; within a watermark, a row without a time is never late, but its key is forgotten as one of 1970."""
         for field in self.schema.state_fields:
             column = batch.column(field.name)
             if column.null_count:

@@ -115,7 +115,7 @@ class ExpressionTree:
 
 
 def columns_of(node: Node) -> set[str]:
-    """Names of the columns that a tree reads."""
+    """Return the names of the columns that a tree reads."""
     if node.get("op") == "column":
         return {node["name"]}
     names = {node["null"]} if node.get("null") else set()

@@ -95,7 +95,7 @@ def _may_cast(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def timestamp(value: Datum, unit: str) -> Datum:
-    """Return the instant that is so many `unit` after the epoch; null if 64-bit microseconds do not reach it."""
+    """Return the instant that is `value` of `unit` after the epoch; null if 64-bit microseconds do not reach it."""
     if not pa.types.is_int64(value.type) or unit not in ("us", "ms"):
         raise UnfitError(f"{value.type} is no count of {unit}")
     if unit == "ms":

@@ -103,7 +103,7 @@ class OrderedRows(VersionedTable):
         return np.empty((0, self.table.layout.row_words), np.uint64)
 
     def _delta(self, updated: Words, closed: Words, removed: Words) -> pa.Table:
-        """Rows that are in the version, rows that are emitted though the watermark closed them at once, rows that are gone."""
+        """Return the delta: rows in the version, rows that are emitted though the watermark closed them at once, rows that are gone."""
         kinds = np.repeat(
             np.array([UPDATED, UPDATED_AND_REMOVED, REMOVED], np.int8), [len(updated), len(closed), len(removed)]
         )

@@ -7,7 +7,7 @@ are one: from the first start to the last end, with what all their rows add up t
 - Rows are late by the end of their own session, before anything is merged: a late row is dropped even if an open session
   would take it in, in complete mode, too. Late rows that are equal in key and time count as one (in Spark, those of one map task).
 - Sessions and rows are merged in the order of their start; of rows with one start the one that ends first comes first. This is
-  what ``first`` and ``last`` go by.
+  by which ``first`` and ``last`` decide.
 - All sessions of a key that has a row on time count as updated; those whose start no session has any more, as removed.
 
 Schema: ``keys`` end with ``__row``, which numbers the sessions; ``inputs`` begin with ``session_start`` and ``session_end``, and so
@@ -165,7 +165,7 @@ class SessionShard(MultiTable):
         return self.table.encode_table(numbered)
 
     def _on_time(self, batch: EncodedBatch) -> tuple[EncodedBatch, int]:
-        """The batch without its late rows, and how many these are; rows of one key and time are one, as Spark adds them up before."""
+        """Return the batch without late rows, and how many these are; rows of one key and time count once, as in Spark."""
         closes = self.schema.expiry_key is not None
         if not closes and (self.schema.output_mode != "complete" or self.schema.delay_ms is None):
             return batch, 0
@@ -231,7 +231,7 @@ class SessionShard(MultiTable):
         )
 
     def _fold(self, line: _Timeline, batch: EncodedBatch, of_state: Slots, previous: Words) -> Words:
-        """Times and accumulators of the sessions with input: rows are folded into their pieces, then pieces into the first."""
+        """Return times and accumulators of sessions with input: rows are folded into their pieces, then pieces into the first."""
         layout = self.table.layout
         pieces = np.tile(layout.initial, (len(line.piece_slot), 1))
         pieces[of_state] = previous

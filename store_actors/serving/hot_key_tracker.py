@@ -62,7 +62,7 @@ class HotKeyTracker:
             self._add((state_name, partition_id, True), keys.column_names, [keys], _LOOK_UPS)
 
     def hottest(self, state_name: str, partition_id: int, most: int) -> HottestKeys:
-        """The hottest keys of a shard, so many at most of each kind."""
+        """Return the hottest keys of a shard, `most` at most of each kind."""
         with self._lock:
             return HottestKeys(
                 *(self._hottest((state_name, partition_id, of_reads), most) for of_reads in (False, True))

@@ -96,7 +96,7 @@ class Lineage:
         return self.is_loaded and self.attempt_of(version) == counted
 
     def attempt_of(self, version: int) -> str:
-        """The attempt that made a version here; empty for one that is not remembered, and for the empty one."""
+        """Return the attempt that made a version here; empty for one that is not remembered, and for the empty one."""
         return self.attempts.get(version, "")
 
     def sync_action(self, base: int, counted: str, earlier: Mapping[int, str] = MappingProxyType({})) -> SyncAction:

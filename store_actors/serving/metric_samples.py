@@ -1,4 +1,4 @@
-"""The figures of a store actor as metrics. Pure."""
+"""A store actor's statistics as metrics. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ COUNTERS = {
 
 
 def store_samples(metrics: StoreMetrics, use: MemoryUse, shards: int, behind: tuple[int, int]) -> Iterator[Sample]:
-    """Yield a store actor's figures as they are now.
+    """Yield a store actor's statistics as they are now.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ class StoreMetrics:
     made_of_memory
         Shards in memory of whose rows a shard of a rescaled state was made, which then were not read.
     standbys_left_behind
-        Times that a standby was not told of a commit, as it was lost or had too many to apply.
+        Commits that a standby was not sent, as it was lost or had too many to apply.
     failing
         Shards whose last maintenance failed, by path, and why: their logs and files grow until it succeeds.
     """

@@ -120,7 +120,6 @@ class OperatorShards:
             return partition.emitted, entry
 
     def _restore(self, partition: Partition, request: ApplyRequest) -> OperatorShard:
-        """Return the shard at the version that the batch reads."""
         if not partition.is_loaded_as(DEFAULT_STORE, request.schema):
             # The query was changed: its state is read again, in the new schema.
             partition.forget()
@@ -196,7 +195,6 @@ def _shard_of(partition: Partition) -> OperatorShard:
 
 
 def _emitted(shard: OperatorShard, transaction: Transaction) -> pa.Table:
-    """Return the rows that the committed version emits."""
     delta = transaction.committed_delta(DEFAULT_STORE)
     # Complete mode emits the whole version, which the shard has: no second copy is kept.
     if shard.schema.output_mode == "complete":

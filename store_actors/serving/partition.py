@@ -132,7 +132,7 @@ class Partition:
         Returns
         -------
         int or None
-            None if that is no way: some stores are as they were, or at a version in between.
+            None if that is not possible: some stores are as they were, or at a version in between.
         """
         with self.changing:
             return self._catch_up(loading, base, loader)
@@ -152,7 +152,7 @@ class Partition:
         return deltas
 
     def replicate(self, entries: Sequence[CommitEntry], rows: Sequence[pa.Table]) -> bool:
-        """Apply the deltas of a commit, one a store; return False if that is no way: some stores are as they were."""
+        """Apply the deltas of a commit, one a store; return False if that is not possible: some stores are as they were."""
         with self.changing:
             return self._replicate(entries, rows)
 

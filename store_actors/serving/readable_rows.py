@@ -17,7 +17,7 @@ _KEYS_AT_ONCE = 1 << 14
 
 
 class Views:
-    """Views of the versions of a partition's stores. They are kept: what changes since is laid over each once."""
+    """Views of the versions of a partition's stores. They are kept, with an overlay of what changed since."""
 
     def __init__(self) -> None:
         self._views: dict[tuple[str, int], ShardView] = {}

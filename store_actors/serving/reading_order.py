@@ -58,7 +58,7 @@ class Split:
     into: tuple[tuple[int, int], ...]
 
     def rows(self, table: pa.Table, file: str) -> pa.Table:
-        """The rows that are wanted.
+        """Return the rows that are wanted.
 
         Raises
         ------

@@ -283,7 +283,7 @@ def _limited(pieces: Iterator[pa.Table], limit: int | None) -> Generator[pa.Tabl
 
 
 def _projected_changes(changes: Changes, request: ReadRequest, projection: ReadProjection) -> Iterator[pa.Table]:
-    """Changes as they are shown: what they did, in which version and when comes last."""
+    """Yield changes as readers see them: what they did, in which version and when comes last."""
     columns = _scanned_columns(projection)
     for entry, table, schema in changes:
         view_columns = _view_columns(request, schema)
@@ -308,7 +308,7 @@ def _projected_rows(rows: ReadableRows, view_columns: ViewColumns, projection: R
 
 
 def _scanned_columns(projection: ReadProjection) -> Sequence[str] | None:
-    """Return the columns that a scan needs: what it gives, and what its filter looks at."""
+    """Return the columns that a scan needs: those that it returns, and those of its filter."""
     if projection.filter is None or projection.columns is None:
         return projection.columns
     # Without their names the filter may look at any.

@@ -151,7 +151,7 @@ class Restorer:
         try:
             is_retained = partition.rollback(base)
         except BaseException:
-            # A partial rollback is no version.
+            # A partial rollback is not a version.
             partition.forget()
             raise
         if not is_retained:

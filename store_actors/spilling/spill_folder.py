@@ -13,7 +13,7 @@ IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 
 def checked_folder(folder: str) -> str:
-    """A folder that can be spilled to, made if it is not there.
+    """Return a folder that can be spilled to; it is made if it is not there.
 
     Raises
     ------

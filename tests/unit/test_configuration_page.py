@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from docs_site import cluster_keys, environment
+from docs_site import environment
 from docs_site.configuration import PAGE, page
 from docs_site.docstrings import described, markdown, rows_of
 from docs_site.environment import variables
@@ -68,7 +68,3 @@ def test_a_variable_without_a_description_is_reported(tmp_path: Path) -> None:
     (tmp_path / "coordinator" / "one.py").write_text('import os\nos.environ.get("NEW")\n')
     with pytest.raises(ValueError, match="NEW"):
         environment.environment_rows(tmp_path)
-    for name in ("cluster.yaml", "cluster-local.yaml"):
-        (tmp_path / name).write_text("idle_timeout_minutes: 5\n")
-    with pytest.raises(ValueError, match="idle_timeout_minutes"):
-        cluster_keys.cluster_rows(tmp_path)

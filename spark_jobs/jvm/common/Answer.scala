@@ -24,7 +24,7 @@ class Answer(kind: StructType, allocator: BufferAllocator) {
   private var begin = 0L
   private var over = false
 
-  /** Whether it has begun. */
+  /** Whether some of the answer has come. */
   def hasBegun: Boolean = rows != null
 
   /** Whether all of it was read, and is whole. */

@@ -41,7 +41,7 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = Conne
   private val received = ByteBuffer.allocate(Request.BlockBytes)
   private val proofUntil = System.nanoTime() + proofSeconds * 1000000000L
 
-  /** Whether the process has proved who it is: a stranger's, which nobody ends, could have a task wait for ever. */
+  /** Whether the process has proved who it is. Another user's, which is not watched, could hang for ever. */
   private var isProved = false
   private var readBytes = 0L
 
@@ -103,7 +103,7 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = Conne
         try channel.write(bytes)
         catch {
           case error: ClosedChannelException => throw error
-          // It may have said why it did not want all.
+          // The other side may have sent an error that says why.
           case error: IOException => if (hasArrived()) 0 else throw new Lost(InTheMiddle, error)
         }
       if (size == 0) await(SelectionKey.OP_WRITE | SelectionKey.OP_READ)
@@ -221,14 +221,14 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = Conne
 }
 
 object Connection {
-  /** Raised with each change of what is sent. */
+  /** Raised with each change of what is sent (_FORMAT in store_actors/connections/hand_over.py). */
   val Format = 4
 
   /** A store actor that hangs is ended sooner. */
   val ProofSeconds = 40L
   private val ProofBytes = 32
 
-  /** A task looks so often whether it was cancelled, if nothing interrupts it. */
+  /** Milliseconds between checks whether the task was cancelled, if nothing interrupts it. */
   private val LookMs = 1000L
   private val InTheMiddle = "was lost in the middle of a batch"
 }

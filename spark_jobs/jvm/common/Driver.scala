@@ -38,7 +38,7 @@ case class Done()
 
 /** The query that this thread plans or runs. */
 object CurrentQuery {
-  /** Returns the query whose thread this is; None if it is the thread of no query. */
+  /** Returns the query that runs in this thread, if any. */
   def query(context: SparkContext, session: SparkSession): Option[StreamExecution] =
     Option(context.getLocalProperty(StreamExecution.QUERY_ID_KEY))
       .flatMap(id => Option(session.sharedState.activeStreamingQueries.get(UUID.fromString(id))))

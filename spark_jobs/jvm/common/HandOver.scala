@@ -13,7 +13,7 @@ import org.apache.spark.util.CollectionAccumulator
  * and gets the rows that they emit (store_actors/connections/hand_over.py is the other side).
  *
  * @param sockets How the paths of the fleet's sockets begin.
- * @param operator What the store actor is told of the operator (store_actors/client/operator_task.py).
+ * @param operator The operator as the store actor gets it, in JSON (store_actors/client/operator_task.py).
  * @param batch The batch, in JSON.
  * @param shards The shards of each task.
  * @param actors The number, on its node, of the store actor that has the shards of each task.
@@ -40,7 +40,7 @@ case class HandOver(
 }
 
 /**
- * A task sends the rows of one shard after another, and gives out results as they come: it sends only while there are
+ * A task sends the rows of one shard after another, and returns results as they come: it sends only while there are
  * none. So neither side has all rows of a large task. The first megabytes are kept, and sent again to the next store
  * actor if one was lost before it answered. A row is valid until the next one is asked for.
  */
@@ -57,7 +57,7 @@ class HandOverTask(work: HandOver, task: Int, input: Iterator[InternalRow], cont
   /** Whether all rows are in the request. */
   private var isWritten = false
 
-  /** Until when another store actor is waited for; 0 if none was lost. */
+  /** The deadline of another store actor; 0 if none was lost. */
   private var until = 0L
 
   context.addTaskCompletionListener[Unit](_ => close())

@@ -22,7 +22,7 @@ class OperatorRows(exchange: StatefulExchange, shards: Int, repeats: Boolean) {
    */
   def plan(planned: LogicalPlan => SparkPlan): SparkPlan = {
     val first = exchange.inputs.head
-    // Rows without columns, which are only counted, have nothing that could be sent.
+    // Rows without columns, which are only counted, cannot be sent.
     val partial =
       if (values(first).isEmpty || repeats) facts.accumulators.flatMap(PartialAggregation.of(_, first.output)) else None
     partial match {

@@ -41,7 +41,7 @@ case class StatefulExchange(
 /**
  * The tasks of an operator, which hand its rows over to store actors.
  *
- * @param operator What store actors are told of the operator, in JSON (store_actors/client/operator_task.py).
+ * @param operator The operator as store actors get it, in JSON (store_actors/client/operator_task.py).
  */
 case class HandedOver(child: LogicalPlan, output: Seq[Attribute], operator: String)
   extends UnaryNode

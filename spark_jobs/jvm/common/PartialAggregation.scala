@@ -23,7 +23,7 @@ class PartialAggregation private (
     fields: Seq[NamedExpression],
     isSorted: Boolean) {
 
-  /** Returns the hash of the keys, as shards go by it. */
+  /** Returns the hash of the keys, by which rows go to shards. */
   def hash: Expression = if (keys.isEmpty) Literal(0) else new Murmur3Hash(keys)
 
   /** Returns the aggregated rows; `route` is their last column. */
@@ -44,7 +44,7 @@ class PartialAggregation private (
 
 object PartialAggregation {
   /**
-   * Returns the partial aggregation of rows; None if the state of an accumulator is no buffer of Spark's generated
+   * Returns the partial aggregation of rows; None if the state of an accumulator is not a buffer of Spark's generated
    * code.
    */
   def of(accumulators: Seq[Accumulator], columns: Seq[Attribute]): Option[PartialAggregation] = {

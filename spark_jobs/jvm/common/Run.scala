@@ -20,19 +20,19 @@ class Run private (id: UUID) {
   /**
    * Reports a batch that Spark's commit log has: once, for all operators of the query.
    *
-   * @param isAtOnce Whether to return only once the states' logs have the batch.
+   * @param waitsForLog Whether to return only once the states' logs have the batch.
    */
-  def report(execution: IncrementalExecution, isAtOnce: Boolean): Unit = {
+  def report(execution: IncrementalExecution, waitsForLog: Boolean): Unit = {
     val batch = execution.currentBatchId
-    if (batch != logged && (isAtOnce || batch != reported)) {
+    if (batch != logged && (waitsForLog || batch != reported)) {
       val states = Run.statesOf(execution.executedPlan).groupBy(_.uri).map { case (uri, facts) =>
         uri -> facts.map(_.state)
       }
       Driver.ask[Done](
         "finished",
-        Map("run_id" -> id.toString, "batch_id" -> batch, "at_once" -> isAtOnce, "states" -> states))
+        Map("run_id" -> id.toString, "batch_id" -> batch, "at_once" -> waitsForLog, "states" -> states))
       reported = batch
-      if (isAtOnce) logged = batch
+      if (waitsForLog) logged = batch
     }
   }
 }
@@ -185,7 +185,7 @@ object OperatorRun {
    * @param missing Shards that lack the batch, or whose rows no task counted.
    * @param next The next batch's shards.
    * @param dueMs When the operator has something to do without new rows.
-   * @param custom Further figures. (A number is of any class where Jackson does not know the type.)
+   * @param custom Further metrics. (A number is of any class where Jackson does not know the type.)
    */
   case class Settled(
       refused: Option[String],

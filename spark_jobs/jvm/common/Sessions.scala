@@ -49,7 +49,7 @@ object Sessions {
   /**
    * Returns the rows that an operator's tasks emit.
    *
-   * @param operator What store actors are told of the operator, in JSON.
+   * @param operator The operator as store actors get it, in JSON.
    */
   def handedOver(rows: Dataset[Row], columns: StructType, operator: String): Dataset[Row] =
     dataset(rows.sparkSession, HandedOver(rows.logicalPlan, toAttributes(columns), operator))

@@ -20,7 +20,7 @@ import scala.annotation.tailrec
  * @param shards The task's shards, in the order of their rows.
  * @param routes The route of each shard of the operator.
  * @param kind The columns before the route.
- * @param count Is told the number of rows that each shard is sent.
+ * @param count Takes a shard and the number of rows that it is sent.
  */
 case class TaskInput(
     rows: Iterator[InternalRow],

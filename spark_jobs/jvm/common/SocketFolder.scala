@@ -48,7 +48,7 @@ object SocketFolder {
     val until = deadline()
 
     @tailrec def tried(tries: Int): Connection = {
-      // Every store actor can do it. A task that runs elsewhere than planned may find fewer of them.
+      // Every store actor of the node can take the rows. A task that runs elsewhere than planned may find fewer of them.
       val address = if (actor > 0 && tries % 2 == 0 && new File(holder).exists) holder else first
       connectedTo(address, tries == Late, until, context) match {
         case Some(connection) => connection
@@ -79,7 +79,7 @@ object SocketFolder {
 
   /** Returns what a store actor's file says. The file is opened in the folder that was looked at. */
   def factsOf(address: Path): String = {
-    // To open something else may wait for ever.
+    // Opening anything but a folder may block for ever.
     if (!Files.readAttributes(address.getParent, classOf[BasicFileAttributes], LinkOption.NOFOLLOW_LINKS).isDirectory) {
       throw notPrivate(address.getParent, "it is no folder")
     }

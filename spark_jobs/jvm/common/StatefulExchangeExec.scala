@@ -94,7 +94,7 @@ case class StatefulExchangeExec(
     // reports this one.
     if (!again && !logged && !hasNewData) {
       batch.foreach { execution =>
-        Run.of(execution).report(execution, isAtOnce = true)
+        Run.of(execution).report(execution, waitsForLog = true)
         logged = true
       }
     }
@@ -185,7 +185,7 @@ case class StatefulExchangeExec(
     new TaskRows(new ShuffledRowRDD(dependency, readMetrics, specs), tasks, if (isOfFunction) ends else Nil)
   }
 
-  /** Returns the batch as tasks are told of it. */
+  /** Returns the batch as tasks get it. */
   private def description: Map[String, Any] = {
     val watermarks = execution.watermarkPropagator
     Driver.batchFields(execution) ++ Map(
