@@ -145,10 +145,10 @@ class LocalCoordinator:
 
 
 class AggregationFleet:
-    """Stores over one object store."""
+    """Stores over one object store; an empty one by default."""
 
-    def __init__(self) -> None:
-        self.objects = MemoryObjectStore()
+    def __init__(self, objects: MemoryObjectStore | None = None) -> None:
+        self.objects = objects or MemoryObjectStore()
         self.coordinator = LocalCoordinator(self.objects)
         self.store = self.new_store()
 
@@ -173,6 +173,13 @@ class AggregationFleet:
         self, batch: int, values: str, run: str = "run-1", schema: StateSchema = SCHEMA, *, shard: int = 0
     ) -> dict[str, int]:
         return counts(self.store.apply(self.request(batch, run, schema, shard=shard), rows(values))[0])
+
+    def copied(self) -> AggregationFleet:
+        """Return another fleet, just started, with files of its own that are the same."""
+        objects = MemoryObjectStore()
+        for info in self.objects.list(""):
+            objects.put(info.path, self.objects.get(info.path))
+        return AggregationFleet(objects)
 
     def deltas(self) -> list[str]:
         return [info.path for info in self.objects.list("") if info.path.endswith(".delta")]

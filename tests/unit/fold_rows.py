@@ -1,4 +1,4 @@
-"""Rows that are folded by one accumulator, at once or combined first."""
+"""Rows that are folded by accumulators, at once or combined first."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ from store_actors.engine.table import GroupTable
 Rows = list[tuple[Any, ...]]
 
 
+def schema_of_all(types: list[str], *accumulators: Accumulator) -> StateSchema:
+    """Return the schema of one group with several accumulators, over inputs `v0`, `v1` and so on."""
+    inputs = tuple(Field(f"v{number}", name) for number, name in enumerate(types))
+    return StateSchema((), inputs, accumulators, None, None, "update")
+
+
 def schema_of(
     kind: AccumulatorKind,
     types: list[str],
@@ -24,10 +30,10 @@ def schema_of(
     result: list[Field] | None = None,
     options: dict[str, Any] | None = None,
 ) -> StateSchema:
-    inputs = tuple(Field(f"v{number}", name) for number, name in enumerate(types))
-    names = tuple(field.name for field in inputs)
-    accumulator = Accumulator(kind, names, tuple(state), result=tuple(result or ()), options=options or {})
-    return StateSchema((), inputs, (accumulator,), None, None, "update")
+    names = tuple(f"v{number}" for number in range(len(types)))
+    return schema_of_all(
+        types, Accumulator(kind, names, tuple(state), result=tuple(result or ()), options=options or {})
+    )
 
 
 def raw(schema: StateSchema, rows: Rows) -> pa.Table:

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.commits import CommitEntry, SnapshotEntry
@@ -33,8 +34,8 @@ SCHEMA = StateSchema(
     delay_ms=None,
     output_mode="update",
 )
-#: 240 MB of keys, of rows and of their index together.
-GROUPS, BATCH, LENGTH = 1_000_000, 50_000, 150
+#: 100 MB of keys, of rows and of their index together.
+GROUPS, BATCH, LENGTH = 400_000, 50_000, 150
 #: Bytes of a file and a table of a snapshot, as a large shard has them.
 PIECE_BYTES = 1 << 22
 
@@ -53,7 +54,7 @@ def filled(groups: int) -> AggregateShard:
     shard = AggregateShard(SCHEMA)
     for version, begin in enumerate(range(0, groups, BATCH), start=1):
         numbers = np.arange(begin, begin + BATCH)
-        keys = pa.array([f"{number:0{LENGTH}}" for number in numbers])
+        keys = pc.utf8_lpad(pa.array(numbers).cast(pa.string()), LENGTH, "0")
         shard.apply(ShardInput.of_raw(SCHEMA, pa.record_batch({"k": keys, "v": numbers})), 0, version)
         shard.commit()
     return shard

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -13,6 +16,16 @@ from store_actors.engine import table
 from store_actors.engine.memory import HEAP
 from store_actors.spilling.memory_keeper import MemoryKeeper
 from store_actors.spilling.region import PieceSizes, Region
+
+
+def open_files(folder: Path) -> int:
+    """Return how many files of a folder are open; other threads' sockets and files are not counted."""
+    gc.collect()
+    count = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            count += os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"{folder}/")
+    return count
 
 
 def tiny_region(folder: str, limit: int = 1 << 50) -> Region:

@@ -1,21 +1,15 @@
-"""A shard against plain dicts: every operation, several versions, aborts, rollbacks, reloads from its deltas."""
+"""Versions and changes of an aggregation's shard; `test_shard_machines.py` compares it with plain dicts."""
 
 from __future__ import annotations
-
-from hypothesis import settings
 
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.operators.aggregate import AggregateShard
 from tests.unit.aggregate_machine import (
     SCHEMA,
-    AggregateMachine,
     batch_of,
     groups_of,
     input_of,
 )
-
-AggregateMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-TestShardAgainstDicts = AggregateMachine.TestCase
 
 
 def test_the_two_newest_versions_are_reachable_in_memory() -> None:

@@ -183,22 +183,26 @@ def test_help_is_printed_without_imports_that_take_long() -> None:
 
 
 def test_names_of_states_are_completed(uri: str) -> None:
-    def completed(words: str) -> list[str]:
-        environment = {
-            **os.environ, "_STATEFLEET_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split())),
-        }  # fmt: skip
-        if not words.endswith(" "):
-            environment["COMP_CWORD"] = str(len(words.split()) - 1)
-        program = "from statefleet.cli import app; app(prog_name='statefleet')"
-        ran = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment
-        )
-        return ran.stdout.split()
-
-    assert completed(f"statefleet scan {uri} ") == ["clicks", "profiles"]
-    assert completed(f"statefleet get {uri} pro") == ["profiles"]
-    assert completed("statefleet re") == ["rebalance", "rescale"]
-    assert completed("statefleet scan s3a:// ") == []
+    expected = {
+        f"statefleet scan {uri} ": ["clicks", "profiles"],
+        f"statefleet get {uri} pro": ["profiles"],
+        "statefleet re": ["rebalance", "rescale"],
+        "statefleet scan s3a:// ": [],
+    }
+    program = f"""
+import contextlib, io, json, os, sys
+from statefleet.cli import app
+completed = {{}}
+os.environ["_STATEFLEET_COMPLETE"] = "complete_bash"
+for words in {list(expected)}:
+    os.environ |= {{"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - (not words.endswith(" ")))}}
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+        app(prog_name="statefleet")
+    completed[words] = out.getvalue().split()
+json.dump(completed, sys.stdout)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert json.loads(ran.stdout) == expected
 
 
 # -- tables, records, times ---------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from coordinator.model.identities import StateStoreId
 from tests.stored_shards import stored_rows
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, counts, filled
 
+#: States whose files examples damage in copies of their own.
+THREE, WITH_SNAPSHOT, WITH_RECORDS = filled(3), filled(4, (3,)), filled(3, (2,))
 SHARD = StateStoreId("memory:///s", 0, 0)
 DAMAGE = st.one_of(
     st.tuples(st.just("flip"), st.integers(0, 1 << 30), st.integers(1, 255)),
@@ -44,7 +46,7 @@ def of(fleet: AggregationFleet, suffix: str) -> list[str]:
 @settings(max_examples=300, deadline=None)
 @given(damage=DAMAGE, which=st.integers(0, 99))
 def test_a_damaged_delta_is_never_read(damage: tuple[str, int, int], which: int) -> None:
-    fleet = filled(3)
+    fleet = THREE.copied()
     paths = of(fleet, ".delta")
     path = paths[which % len(paths)]
     content = fleet.objects.get(path)
@@ -59,7 +61,7 @@ def test_a_damaged_delta_is_never_read(damage: tuple[str, int, int], which: int)
 @settings(max_examples=200, deadline=None)
 @given(damage=DAMAGE)
 def test_a_damaged_snapshot_changes_no_answer(damage: tuple[str, int, int]) -> None:
-    fleet = filled(4, (3,))
+    fleet = WITH_SNAPSHOT.copied()
     (path,) = of(fleet, ".snapshot")
     fleet.objects.put(path, damaged(fleet.objects.get(path), damage))
     assert counts(stored_rows(fleet.store, SHARD, 4, SCHEMA)) == {"a": 4, "b": 1}
@@ -68,7 +70,7 @@ def test_a_damaged_snapshot_changes_no_answer(damage: tuple[str, int, int]) -> N
 @settings(max_examples=300, deadline=None)
 @given(damage=DAMAGE, which=st.integers(0, 99))
 def test_a_damaged_record_is_named(damage: tuple[str, int, int], which: int) -> None:
-    fleet = filled(3, (2,))
+    fleet = WITH_RECORDS.copied()
     paths = [info.path for info in fleet.objects.list("s/manifest")]
     whole = ManifestLog(fleet.objects, "s", "reader").load().to_json()
     path = paths[which % len(paths)]

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -70,19 +71,47 @@ def _styled(text: str) -> list[str]:
     ]
 
 
-def build(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
-    # In another process, since Sphinx leaves docutils' registries changed.
-    call = f"build(Path({str(source)!r}), Path({str(target)!r}))"
-    program = f"from docs_site.__main__ import build\nfrom pathlib import Path\nraise SystemExit({call})"
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+#: Builds sites, and prints what came of each.
+BUILDS = """
+import contextlib, io, json, sys
+from pathlib import Path
+from docs_site.__main__ import build
+outcomes = []
+for source, target in json.loads(sys.argv[1]):
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+        code = build(Path(source), Path(target))
+    outcomes.append((code, errors.getvalue()))
+json.dump(outcomes, sys.stdout)
+"""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A built site: its folder, the exit code and the errors of the build."""
+
+    folder: Path
+    code: int
+    errors: str
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("site")
-    built = build(ROOT / "docs", target)
-    assert built.returncode == 0, built.stderr
-    return target
+def builds(tmp_path_factory: pytest.TempPathFactory) -> list[Built]:
+    """The site of this project, and one with links that lead nowhere."""
+    broken = tmp_path_factory.mktemp("docs")
+    (broken / "index.md").write_text("# One\n\n[a](#no-such-heading) [b](no-such-page.md)\n")
+    folders = [(str(source), str(tmp_path_factory.mktemp("site"))) for source in (ROOT / "docs", broken)]
+    # In another process, since Sphinx leaves docutils' registries changed.
+    ran = subprocess.run(
+        [sys.executable, "-c", BUILDS, json.dumps(folders)], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert ran.returncode == 0, ran.stderr
+    return [Built(Path(target), *outcome) for (_, target), outcome in zip(folders, json.loads(ran.stdout), strict=True)]
+
+
+@pytest.fixture(scope="module")
+def site(builds: list[Built]) -> Path:
+    assert builds[0].code == 0, builds[0].errors
+    return builds[0].folder
 
 
 def test_every_link_and_anchor_of_the_site_is_there(site: Path) -> None:
@@ -127,13 +156,11 @@ def test_every_page_is_one_click_away(site: Path) -> None:
     assert {f"{page.stem}.html" for page in PAGES} <= linked | {"index.html"}
 
 
-def test_a_link_that_leads_nowhere_fails_the_build(tmp_path: Path) -> None:
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "index.md").write_text("# One\n\n[a](#no-such-heading) [b](no-such-page.md)\n")
-    built = build(tmp_path / "docs", tmp_path / "site")
-    assert built.returncode != 0
-    assert "no-such-heading" in built.stderr
-    assert "no-such-page" in built.stderr
+def test_a_link_that_leads_nowhere_fails_the_build(builds: list[Built]) -> None:
+    _, broken = builds
+    assert broken.code != 0
+    assert "no-such-heading" in broken.errors
+    assert "no-such-page" in broken.errors
 
 
 def test_chapters_have_every_page_once() -> None:

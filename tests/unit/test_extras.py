@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tomllib
@@ -16,71 +17,94 @@ from coordinator.runtime.extras import EXTRAS, import_extra
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
-#: Refuses imports of packages, as if they were not installed.
-BLOCKER = """
-import sys
+#: Runs programs one after the other, each where some packages cannot be imported, as if they were not installed.
+RUNNER = """
+import contextlib, io, json, sys, traceback
 
 class Blocker:
+    blocked = ()
+
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {blocked!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+        if name.partition(".")[0] in self.blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-sys.meta_path.insert(0, Blocker())
+blocker = Blocker()
+sys.meta_path.insert(0, blocker)
+outcomes = []
+for blocked, program in json.load(sys.stdin):
+    assert not {name.partition(".")[0] for name in sys.modules} & set(blocked), "imported before it is blocked"
+    blocker.blocked, code = blocked, 0
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
+        try:
+            exec(program, {})
+        except SystemExit as ended:
+            code = ended.code
+        except Exception:
+            code = traceback.print_exc() or 1
+    outcomes.append((code, out.getvalue(), errors.getvalue()))
+json.dump(outcomes, sys.stdout)
 """
-COMMAND = "from statefleet.cli import main\nsys.exit(main({arguments!r}))"
-
-
-def without(packages: set[str], program: str) -> subprocess.CompletedProcess[str]:
-    """Run a program in an interpreter that cannot import some packages."""
-    script = BLOCKER.format(blocked=packages) + program
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
-
-
-@pytest.mark.parametrize(
-    ("package", "program"),
-    [
-        ("duckdb", "from statefleet.reads.sql import answer\nanswer('SELECT 1', None)"),
-        ("polars", "from coordinator.runtime.extras import import_extra\nimport_extra('polars')"),
-        (
-            "aiohttp",
-            "from statefleet.dashboard.deploy import _deploy\n"
-            "from statefleet.dashboard.options import DashboardOptions\n_deploy('file:///tmp/x', DashboardOptions())",
-        ),
-        ("pyspark", "import statefleet\nstatefleet.connect"),
-        ("raydp", "import statefleet\nstatefleet.start_session"),
-    ],
-)
-def test_a_missing_package_is_one_sentence_with_the_line_that_installs_it(package: str, program: str) -> None:
-    ran = without({package}, program)
-    title, extra = EXTRAS[package]
-    last = ran.stderr.strip().rpartition("\n")[2]
-    assert f"SetupError: {title} is not installed here; " in last
-    assert f"(Statefleet's extra {extra})" in last
-
-
-def test_the_command_line_prints_it_without_a_traceback() -> None:
-    query = ["sql", "file:///tmp/no-fleet", "SELECT 1", "--offline"]
-    ran = without({"duckdb"}, COMMAND.format(arguments=query))
-    assert (ran.returncode, ran.stdout) == (1, "")
-    assert ran.stderr.startswith("error: DuckDB is not installed here; pip install 'duckdb")
-    ran = without({"pyspark"}, COMMAND.format(arguments=["quickstart"]))
-    assert (ran.returncode, ran.stdout) == (1, "")
-    assert ran.stderr.startswith("error: PySpark is not installed here; ")
-    assert "Traceback" not in ran.stderr
-
-
-def test_without_any_extra_all_that_needs_none_is_imported() -> None:
-    """Only Spark is: the public names of a query's side need it."""
-    program = """
+COMMAND = "import sys\nfrom statefleet.cli import main\nsys.exit(main({arguments!r}))"
+SQL = ["sql", "file:///tmp/no-fleet", "SELECT 1", "--offline"]
+#: Of the extras only Spark's is needed, by the public names of a query's side.
+ALL_ELSE = """
+import sys
 import statefleet
 for name, module in statefleet._MODULES.items():
     getattr(statefleet, name)
 from statefleet.cli import main
 sys.exit(main(["doctor", "--help"]))
 """
-    others = {"duckdb", "polars", "jupyterlab", "IPython", "fastapi", "starlette", "uvicorn"}
-    ran = without(others, program)
-    assert (ran.returncode, ran.stderr) == (0, "")
+#: What is done without packages. PySpark comes before those that import it.
+CASES = {
+    "duckdb": (["duckdb"], "from statefleet.reads.sql import answer\nanswer('SELECT 1', None)"),
+    "polars": (["polars"], "from coordinator.runtime.extras import import_extra\nimport_extra('polars')"),
+    "aiohttp": (
+        ["aiohttp"],
+        "from statefleet.dashboard.deploy import _deploy\n"
+        "from statefleet.dashboard.options import DashboardOptions\n_deploy('file:///tmp/x', DashboardOptions())",
+    ),
+    "sql on the command line": (["duckdb"], COMMAND.format(arguments=SQL)),
+    "quickstart on the command line": (["pyspark"], COMMAND.format(arguments=["quickstart"])),
+    "pyspark": (["pyspark"], "import statefleet\nstatefleet.connect"),
+    "raydp": (["raydp"], "import statefleet\nstatefleet.start_session"),
+    "all else": (["duckdb", "polars", "jupyterlab", "IPython", "fastapi", "starlette", "uvicorn"], ALL_ELSE),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, tuple[int, str, str]]:
+    """What came of each case: its exit code, output and errors, all in one process of their own."""
+    ran = subprocess.run(
+        [sys.executable, "-c", RUNNER], input=json.dumps(list(CASES.values())), capture_output=True, text=True, check=True, cwd=ROOT
+    )  # fmt: skip
+    return {name: tuple(outcome) for name, outcome in zip(CASES, json.loads(ran.stdout), strict=True)}
+
+
+@pytest.mark.parametrize("package", ["duckdb", "polars", "aiohttp", "pyspark", "raydp"])
+def test_a_missing_package_is_one_sentence_with_the_line_that_installs_it(
+    outcomes: dict[str, tuple[int, str, str]], package: str
+) -> None:
+    _, _, errors = outcomes[package]
+    title, extra = EXTRAS[package]
+    last = errors.strip().rpartition("\n")[2]
+    assert f"SetupError: {title} is not installed here; " in last
+    assert f"(Statefleet's extra {extra})" in last
+
+
+def test_the_command_line_prints_it_without_a_traceback(outcomes: dict[str, tuple[int, str, str]]) -> None:
+    code, out, errors = outcomes["sql on the command line"]
+    assert (code, out) == (1, "")
+    assert errors.startswith("error: DuckDB is not installed here; pip install 'duckdb")
+    code, out, errors = outcomes["quickstart on the command line"]
+    assert (code, out) == (1, "")
+    assert errors.startswith("error: PySpark is not installed here; ")
+    assert "Traceback" not in errors
+
+
+def test_without_any_extra_all_that_needs_none_is_imported(outcomes: dict[str, tuple[int, str, str]]) -> None:
+    code, _, errors = outcomes["all else"]
+    assert (code, errors) == (0, "")
 
 
 def test_another_missing_module_stays_the_error_that_it_is() -> None:

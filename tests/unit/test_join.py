@@ -23,7 +23,6 @@ from store_actors.operators.join_schema import join_schema
 from tests.unit.join_machine import (
     SECOND,
     Driver,
-    JoinMachine,
     Row,
     call,
     column,
@@ -411,10 +410,3 @@ def test_numbers_wrap_and_widen_as_in_spark() -> None:
 def test_conditions_that_cannot_be_evaluated_are_refused_before_any_batch(tree: Row) -> None:
     with pytest.raises(InvalidRequestError, match="condition"):
         truth(tree)
-
-
-# -- against plain lists ----------------------------------------------------------------------------------------------
-
-
-JoinMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
-TestJoinAgainstLists = JoinMachine.TestCase

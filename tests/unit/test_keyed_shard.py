@@ -1,4 +1,4 @@
-"""Order rules, checks and edge cases of the keyed store; `test_keyed_machine.py` compares it with plain dicts."""
+"""Order rules, checks and edge cases of the keyed store; `test_shard_machines.py` compares it with plain dicts."""
 
 from __future__ import annotations
 
@@ -468,16 +468,6 @@ def test_a_delta_is_a_file_like_any_other() -> None:
     assert table.schema.names == ["k", "v", CHANGE_COLUMN]
     assert delta_path(StateStoreId("x/s", 0, 3, "timers"), 2, "id") == "s/0/3/timers/2-id.delta"
     assert from_json(to_builtins(shard.schema), StateSchema) == shard.schema
-
-
-def test_removing_a_key_is_counted() -> None:
-    """Spark's P16."""
-    shard = filled(5)
-    assert shard.read().metrics().num_keys == 5
-    handle = shard.begin(5)
-    assert handle.remove(rows(k=[0, 0, 99])) == 1
-    handle.commit()
-    assert shard.read().metrics().num_keys == 4
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -91,10 +92,16 @@ IMPURE = {
 }  # fmt: skip
 
 
+@cache
+def nodes_of(file: Path) -> tuple[ast.AST, ...]:
+    """Return all nodes of a module, which several tests look through."""
+    return tuple(ast.walk(ast.parse(file.read_text())))
+
+
 def imports(file: Path) -> set[str]:
     """Return the full names of the modules that a file imports, anywhere in it."""
     imported = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in nodes_of(file):
         if isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -241,7 +248,7 @@ _JVM_NAMES = {
 
 def names_of_the_jvm(file: Path) -> set[str]:
     """Return the names by which a file touches objects of the JVM."""
-    nodes = list(ast.walk(ast.parse(file.read_text())))
+    nodes = nodes_of(file)
     attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     imported = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
     packages = {module.partition(".")[0] for module in imports(file)}

@@ -29,7 +29,6 @@ from tests.unit.accumulator_values import VALUES
 from tests.unit.list_machine import (
     SCHEMA,
     K,
-    ListMachine,
     batch_of,
     collected,
     distinct,
@@ -92,13 +91,6 @@ def test_lists_and_sets_of_every_type(type_name: str, merge: bool) -> None:
             assert sorted(exact(row["different"])) == sorted(exact(distinct(values)))
 
     check()
-
-
-# -- versions ---------------------------------------------------------------------------------------------------------
-
-
-ListMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
-TestListsAgainstRows = ListMachine.TestCase
 
 
 # -- costs ----------------------------------------------------------------------------------------------------

@@ -48,86 +48,64 @@ def parts_of(*kinds: pa.DataType) -> st.SearchStrategy[list[Rows]]:
     return st.lists(st.lists(row, min_size=1, max_size=12), min_size=1, max_size=3)
 
 
-combined_or_not = pytest.mark.parametrize("combined", [False, True])
-
-
-@combined_or_not
+@pytest.mark.parametrize("combined", [False, True])
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_extremes_follow_sparks_order_and_the_first_of_equal_values_is_kept(
-    combined: bool, data: st.DataObject
-) -> None:
-    kind = data.draw(KINDS.filter(lambda kind: not has_map(type_to_string(kind))))
-    name = type_to_string(kind)
-    schema = schema_of(
-        Accumulator(K.MAX, ("v0",), (Field("largest", name),)),
-        Accumulator(K.MIN, ("v0",), (Field("smallest", name),)),
-        types=[name],
-    )
-    parts = data.draw(parts_of(kind))
-    row_of_key = aggregate_parts(schema, parts, combined=combined)
-    for k, row in row_of_key.items():
-        present = [value for part in parts for key, value in part if key == k and value is not None]
-        order = cmp_to_key(lambda a, b: compared(kind, a, b))
-        assert identity(row["largest"]) == identity(max(present, key=order, default=None))
-        assert identity(row["smallest"]) == identity(min(present, key=order, default=None))
-
-
-@combined_or_not
-@given(data=st.data())
-@settings(max_examples=60, deadline=None)
-def test_values_by_an_ordering(combined: bool, data: st.DataObject) -> None:
+def test_every_aggregate_of_nested_values_side_by_side(combined: bool, data: st.DataObject) -> None:
     kind = data.draw(KINDS)
     by = data.draw(KINDS.filter(lambda kind: not has_map(type_to_string(kind))))
     name, by_name = type_to_string(kind), type_to_string(by)
-    schema = schema_of(
-        Accumulator(K.MAX_BY, ("v0", "v1"), (Field("last", name), Field("last_by", by_name))),
-        Accumulator(K.MIN_BY, ("v0", "v1"), (Field("first", name), Field("first_by", by_name))),
-        Accumulator(K.MAX_BY, ("v0", "v2"), (Field("numbered", name), Field("number", "decimal(38,4)"))),
-        types=[name, by_name, "decimal(38,4)"],
-    )
-    parts = data.draw(parts_of(kind, by, pa.decimal128(38, 4)))
-    for k, row in aggregate_parts(schema, parts, combined=combined).items():
-        rows = [values for part in parts for key, *values in part if key == k]
-        order = cmp_to_key(lambda a, b: compared(by, a[1], b[1]))
-        present = [row_values for row_values in reversed(rows) if row_values[1] is not None]
-        nothing = (None, None, None)
-        assert identity(row["last"]) == identity(max(present, key=order, default=nothing)[0])
-        assert identity(row["first"]) == identity(min(present, key=order, default=nothing)[0])
-        numbered = [row_values for row_values in reversed(rows) if row_values[2] is not None]
-        assert identity(row["numbered"]) == identity(
-            max(numbered, key=lambda row_values: row_values[2], default=nothing)[0]
-        )
-
-
-@combined_or_not
-@given(data=st.data())
-@settings(max_examples=60, deadline=None)
-def test_first_last_lists_and_counts(combined: bool, data: st.DataObject) -> None:
-    kind = data.draw(KINDS)
-    name = type_to_string(kind)
     listed, counted = Field("all", list_type(name), False), Field("mode", counts_type(name), False)
     schema = schema_of(
+        Accumulator(K.MAX, ("v1",), (Field("largest", by_name),)),
+        Accumulator(K.MIN, ("v1",), (Field("smallest", by_name),)),
+        Accumulator(K.MAX_BY, ("v0", "v1"), (Field("max_by", name), Field("max_by_by", by_name))),
+        Accumulator(K.MIN_BY, ("v0", "v1"), (Field("min_by", name), Field("min_by_by", by_name))),
+        Accumulator(K.MAX_BY, ("v0", "v2"), (Field("numbered", name), Field("number", "decimal(38,4)"))),
         Accumulator(K.FIRST, ("v0",), (Field("first", name), Field("first_set", "bool", False))),
         Accumulator(K.LAST_VALID, ("v0",), (Field("last", name), Field("last_set", "bool", False))),
         Accumulator(K.COLLECT_LIST, ("v0",), (listed,)),
         Accumulator(K.COLLECT_SET, ("v0",), (Field("different", list_type(name), False),)),
         Accumulator(K.COUNTED, ("v0",), (counted,), result=(Field("mode", name),)),
-        types=[name],
+        types=[name, by_name, "decimal(38,4)"],
     )
-    parts = data.draw(parts_of(kind))
+    parts = data.draw(parts_of(kind, by, pa.decimal128(38, 4)))
     for k, row in aggregate_parts(schema, parts, combined=combined).items():
-        all_values = [identity(value) for part in parts for key, value in part if key == k]
-        present = [value for value in all_values if value != identity(None)]
-        assert identity(row["first"]) == all_values[0]
-        assert identity(row["last"]) == (present[-1] if present else identity(None))
-        assert [identity(value) for value in row["all"]] == present
-        assert [identity(value) for value in row["different"]] == list(dict.fromkeys(present))
-        count_of = Counter(present)
-        assert (
-            identity(row["mode"]) in [value for value in count_of if count_of[value] == max(count_of.values())]
-            or not present
-        )
+        rows = [of_key for part in parts for key, *of_key in part if key == k]
+        check_extremes(row, [of_key[1] for of_key in rows], by)
+        check_values_by_an_ordering(row, rows, by)
+        check_values(row, [identity(of_key[0]) for of_key in rows])
+
+
+def check_extremes(row: dict[str, Any], given_values: list[Any], kind: pa.DataType) -> None:
+    """The extremes are those of Spark's order, and the first of equal values is kept."""
+    present = [value for value in given_values if value is not None]
+    order = cmp_to_key(lambda a, b: compared(kind, a, b))
+    assert identity(row["largest"]) == identity(max(present, key=order, default=None))
+    assert identity(row["smallest"]) == identity(min(present, key=order, default=None))
+
+
+def check_values_by_an_ordering(row: dict[str, Any], rows: list[list[Any]], by: pa.DataType) -> None:
+    order = cmp_to_key(lambda a, b: compared(by, a[1], b[1]))
+    present = [row_values for row_values in reversed(rows) if row_values[1] is not None]
+    nothing = (None, None, None)
+    assert identity(row["max_by"]) == identity(max(present, key=order, default=nothing)[0])
+    assert identity(row["min_by"]) == identity(min(present, key=order, default=nothing)[0])
+    numbered = [row_values for row_values in reversed(rows) if row_values[2] is not None]
+    largest = max(numbered, key=lambda row_values: row_values[2], default=nothing)
+    assert identity(row["numbered"]) == identity(largest[0])
+
+
+def check_values(row: dict[str, Any], all_values: list[Any]) -> None:
+    """The first and last values, all of them, the different ones, and the one that is there most often."""
+    present = [value for value in all_values if value != identity(None)]
+    assert identity(row["first"]) == all_values[0]
+    assert identity(row["last"]) == (present[-1] if present else identity(None))
+    assert [identity(value) for value in row["all"]] == present
+    assert [identity(value) for value in row["different"]] == list(dict.fromkeys(present))
+    count_of = Counter(present)
+    most = [value for value in count_of if count_of[value] == max(count_of.values())]
+    assert identity(row["mode"]) in most or not present
 
 
 FLOATS = pa.list_(pa.field("element", pa.float32()))

@@ -92,9 +92,9 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_rescaled_shards_go_on_as_one_shard_does(kind: str, way: str) -> None:
     chance, schema = random.Random(f"{kind} {way}"), KINDS[kind].schema
-    query, alone = RescaledQuery(schema, 4), RescaledQuery(schema, 1)
+    query, alone = RescaledQuery(schema, 2), RescaledQuery(schema, 1)
     store, alone_store = query.fleet.new_store(), alone.fleet.new_store()
-    for step, num_shards in enumerate((4, 8, 3, 1, 6)):
+    for step, num_shards in enumerate((2, 4, 3, 1, 6)):
         if step:
             if way == "files" or (way == "some of each" and step % 2):
                 store = query.fleet.new_store()
@@ -102,7 +102,7 @@ def test_rescaled_shards_go_on_as_one_shard_does(kind: str, way: str) -> None:
                 store.partitions.maintain(1)
             query.rescale(num_shards)
         before = store.metrics.bytes_loaded
-        for _ in range(2 if step % 2 else 3):
+        for _ in range(2):
             rows = KINDS[kind].rows(chance, query.batch)
             watermark_ms = 0 if schema.delay_ms is None else max(0, 10 * query.batch - 10) * 1000
             assert query.apply(rows, watermark_ms, store) == alone.apply(rows, watermark_ms, alone_store)
@@ -230,11 +230,11 @@ def rows_of(stores: KeyedStores, session: str, store: str) -> Iterator[dict[str,
 
 @pytest.mark.parametrize("way", ["memory", "files", "snapshots"])
 def test_keyed_stores_are_rescaled_together(way: str) -> None:
-    chance, query = random.Random(way), KeyedQuery(4)
+    chance, query = random.Random(way), KeyedQuery(2)
 
     new_stores = query.new_stores
     stores = new_stores()
-    for step, num_shards in enumerate((4, 8, 3, 1, 6)):
+    for step, num_shards in enumerate((2, 4, 3, 1, 6)):
         if step:
             if way == "files":
                 stores = new_stores()

@@ -22,7 +22,6 @@ from tests.unit.session_machine import (
     SECOND,
     TIMES,
     K,
-    SessionMachine,
     input_of,
     schema_of,
 )
@@ -253,13 +252,6 @@ def test_every_accumulator_merges_as_if_rows_had_come_in_order(
     for name, value in expected.items():
         # The formula that merges moments is not the one that adds values.
         assert row[name] == (pytest.approx(value, abs=1e-6) if name.startswith("m_") else value), name
-
-
-# -- against a model ------------------------------------------------------------------------------------------------------
-
-
-SessionMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
-TestSessionsAgainstLists = SessionMachine.TestCase
 
 
 def test_a_delta_marks_every_row_with_what_happened_to_its_session() -> None:

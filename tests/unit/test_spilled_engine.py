@@ -1,62 +1,19 @@
-"""Every kind of shard against its model, with all arrays in files that are dropped from memory at any point."""
+"""Arrays in files that are dropped from memory at any point; `test_shard_machines.py` has every kind of shard with them."""
 
 from __future__ import annotations
 
-import gc
-import os
 import threading
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from store_actors.engine.memory import HEAP
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.spilling.mapped_files import mapping_of
-from tests.unit.aggregate_machine import AggregateMachine
 from tests.unit.aggregation_fleet import SCHEMA
-from tests.unit.deduplicate_machine import DeduplicateMachine
-from tests.unit.join_machine import JoinMachine
-from tests.unit.keyed_machine import KeyedMachine
-from tests.unit.list_machine import ListMachine
-from tests.unit.session_machine import SessionMachine
-from tests.unit.spilled import everything_spilled, tiny_region
-from tests.unit.top_machine import TopMachine
-
-MACHINES = [
-    AggregateMachine, KeyedMachine, ListMachine, JoinMachine, SessionMachine, TopMachine, DeduplicateMachine
-]  # fmt: skip
-
-
-def open_files(folder: Path) -> int:
-    """Return how many files of a folder are open; other threads' sockets and files are not counted."""
-    gc.collect()
-    count = 0
-    for descriptor in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):
-            count += os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"{folder}/")
-    return count
-
-
-@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.__name__)
-def test_every_kind_of_shard_is_the_same_when_it_is_spilled(
-    machine: type[RuleBasedStateMachine], tmp_path: Path
-) -> None:
-    with everything_spilled(str(tmp_path)):
-        run_state_machine_as_test(
-            machine,
-            settings=settings(
-                max_examples=10, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
-            ),
-        )
-    assert not list(tmp_path.iterdir()), "files have no names, so that none is left behind"
-    # Exceptions that Hypothesis keeps may hold a table or two.
-    assert open_files(tmp_path) < 60
+from tests.unit.spilled import open_files, tiny_region
 
 
 def test_arrays_in_files_survive_being_dropped_while_they_change(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import settings
 from msgspec import structs
 
 from coordinator.model.errors import InvalidRequestError, StateMismatchError
@@ -22,7 +21,6 @@ from store_actors.operators.top import FirstShard, TopShard, top_shard
 from store_actors.operators.top_schema import RANK_COLUMN, top_schema
 from tests.unit.top_machine import (
     EPOCH,
-    TopMachine,
     TopModel,
     at,
     by,
@@ -246,10 +244,3 @@ def test_a_stream_of_many_batches_equals_pandas() -> None:
     expected[RANK_COLUMN] = expected.groupby("k").cumcount() + 1
     got = shard.snapshot().select(["k", "id", "v", RANK_COLUMN]).to_pandas().sort_values(["k", RANK_COLUMN])
     assert got.values.tolist() == expected.sort_values(["k", RANK_COLUMN]).values.tolist()
-
-
-# -- against lists ----------------------------------------------------------------------------------------------------
-
-
-TopMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
-TestTopAgainstLists = TopMachine.TestCase

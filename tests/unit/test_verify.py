@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.log.log_files import seq_of
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.errors import CorruptStateError
 from coordinator.model.state_metadata import StateMetadata
@@ -113,19 +114,25 @@ def test_a_file_that_is_cleaned_meanwhile_is_no_damage() -> None:
 @pytest.mark.parametrize("which", ["manifest", "checkpoints", "metadata.json"])
 def test_damage_of_the_log_is_named(folder: Path, which: str, kind: str) -> None:
     files = sorted((folder / "clicks").glob(which if which.endswith(".json") else f"{which}/*.json"))
-    for file in files:
-        content = file.read_bytes()
-        if kind == "gone" and (which == "checkpoints" or file == files[-1] != files[0]):
-            continue  # no file refers to it: the log ends before it, or does not need it
-        DAMAGES[kind](file)
-        path = str(file.relative_to(folder))
+    together, alone = [], files
+    if which == "manifest":
+        # The log is read without what the newest checkpoint has, so each of these is named, though all are damaged at once.
+        newest = max(seq_of(file.name) for file in (folder / "clicks" / "checkpoints").iterdir())
+        together = [file for file in files if seq_of(file.name) <= newest]
+        alone = [file for file in files if file not in together]
+        assert together
+        assert alone
+    if kind == "gone":
+        # No file refers to them: the log ends before its last record, and does not need a checkpoint.
+        alone = {"manifest": alone[:-1], "checkpoints": []}.get(which, alone)
+    for group in filter(None, (together, *([file] for file in alone))):
+        contents = {file: file.read_bytes() for file in group}
+        for file in group:
+            DAMAGES[kind](file)
         damages = {damage.file: damage for damage in checked(folder, "clicks").damages}
-        if which == "manifest" and int(file.stem) <= 64:
-            assert damages == {}, "before the older checkpoint"
-        else:
-            assert path in damages, path
-            assert damages[path].advice
-        file.write_bytes(content)
+        for file, content in contents.items():
+            assert damages[str(file.relative_to(folder))].advice
+            file.write_bytes(content)
     assert checked(folder, "clicks").damages == ()
 
 
