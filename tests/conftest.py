@@ -18,8 +18,9 @@ pytest.register_assert_rewrite("tests.unit", "tests.integration", "tests.chaos",
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
-# JVMs of tests live for minutes and run most of their code a few times: what optimising it once more takes, they never get back.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# JVMs of tests live for minutes and run most of their code a few times: what optimising it once more takes, they never get back. By
+# itself Java has little room for compiled code then, and compiles again and again what did not stay there.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m")
 
 #: A URI that no other test uses.
 NewUri = Callable[[], str]
