@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 
 #: Folder of the store actors' kernels.
-KERNELS = Path(__file__).parent / "engine"
+KERNELS = Path(__file__).parent
 
 log = logging.getLogger(__name__)
 

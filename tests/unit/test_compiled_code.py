@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from store_actors.engine.compiled_code import drop_stale, is_compiled, warm
+from store_actors.engine.compiled_code import KERNELS, drop_stale, is_compiled, warm
 
 INNER = """
 from numba import int64, njit
@@ -26,6 +26,10 @@ from inner_kernels import inner
 def outer(value):
     return inner(value)
 """
+
+
+def test_the_kernels_of_the_store_actors_are_where_they_are_looked_for() -> None:
+    assert (KERNELS / "row_kernels.py").is_file()
 
 
 def answer(folder: Path) -> int:
