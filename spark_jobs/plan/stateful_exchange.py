@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from py4j.java_gateway import java_import
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame, SparkSession
@@ -77,6 +78,8 @@ def jvm_classes(spark: SparkSession) -> Any:
 def _loaded(spark: SparkSession) -> Any:
     gateway = spark.sparkContext._gateway
     assert gateway is not None
+    # PySpark has each call of a function look its class up, through all packages that it imports and all jars, unless it has a name.
+    java_import(gateway.jvm, "org.apache.spark.sql.functions")
     loader = gateway.jvm.java.lang.Thread.currentThread().getContextClassLoader()
     try:
         entry = loader.loadClass(_ENTRY)

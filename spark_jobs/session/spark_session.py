@@ -13,7 +13,6 @@ from pathlib import Path
 import pyspark
 import ray
 import raydp
-from py4j.java_gateway import java_import
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
@@ -214,8 +213,6 @@ def start_session(
             ensure_ray(ray_address=ray_address, num_cpus=_local_cpus(cores * num_executors))
             session = _new_session(app_name, num_executors, cores, executor_memory, settings)
     session.sparkContext.setLogLevel("ERROR")
-    # PySpark has each call of a function look its class up, through all packages that it imports and all jars, unless it has a name.
-    java_import(session._jvm, "org.apache.spark.sql.functions")
     return session
 
 

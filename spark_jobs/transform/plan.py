@@ -29,7 +29,7 @@ from spark_jobs.transform.task import InitialRows, ProcessorProgram, load_proces
 from spark_jobs.transform.variables import TimeMode, Variable, accumulators_of, view_of
 from spark_jobs.worker.exchange import HASH_COLUMN
 from store_actors.client.fleet_client import FleetAddress
-from store_actors.engine.arrays import in_schema
+from store_actors.engine.columns import in_schema
 
 _WATERMARK_DELAY = "spark.watermarkDelayMs"
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from store_actors.client.batch import BatchHeader
 from store_actors.engine import pieces
-from store_actors.engine.arrays import in_schema
+from store_actors.engine.columns import in_schema
 from store_actors.messages.requests import ShardInput
 
 #: The column of an operator's rows besides the keys and inputs: Spark's ``hash(keys)``.

@@ -19,7 +19,7 @@ from coordinator.model.stored_json import from_json
 from store_actors.client.batch import BatchHeader
 from store_actors.client.fleet_client import FleetClient
 from store_actors.client.store_calls import ShardWork
-from store_actors.engine.arrays import as_type, of_words
+from store_actors.engine.columns import as_type, of_words
 from store_actors.messages.requests import ShardInput
 
 #: Columns of rows that a task hands over: the number of a row's input, where there are several, and the number of rows that a

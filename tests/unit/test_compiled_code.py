@@ -28,8 +28,19 @@ def outer(value):
 """
 
 
-def test_the_kernels_of_the_store_actors_are_where_they_are_looked_for() -> None:
-    assert (KERNELS / "row_kernels.py").is_file()
+def test_the_kernels_of_the_store_actors_are_where_they_are_looked_for_and_need_nothing_that_is_installed_later() -> (
+    None
+):
+    """Set-up compiles them beside the download of the other packages."""
+    kernels = [source.stem for source in KERNELS.glob("*kernels.py")]
+    assert "row_kernels" in kernels
+    program = f"import {', '.join(f'store_actors.engine.{name}' for name in kernels)}, sys; print(*sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=KERNELS.parents[1]
+    )
+    assert not {"pyarrow", "msgspec", "ray", "psutil", "obstore"} & {
+        name.partition(".")[0] for name in ran.stdout.split()
+    }
 
 
 def answer(folder: Path) -> int:
