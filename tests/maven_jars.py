@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
+import os
 import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,17 +29,14 @@ def _jar(coordinate: str, sha256: str) -> Path:
     group, artifact, version, *classifier = coordinate.split(":")
     name = f"{'-'.join((artifact, version, *classifier))}.jar"
     file = _FOLDER / name
-    if not file.exists():
-        _FOLDER.mkdir(parents=True, exist_ok=True)
-        with (
-            urllib.request.urlopen(
-                f"{_REPOSITORY}/{group.replace('.', '/')}/{artifact}/{version}/{name}", timeout=300
-            ) as answer,
-            tempfile.NamedTemporaryFile(dir=_FOLDER, delete=False) as download,
-        ):
-            download.write(answer.read())
-        # Two processes may do so at once: a file comes into the cache whole.
-        Path(download.name).replace(file)
-    with file.open("rb") as content:
-        assert hashlib.file_digest(content, "sha256").hexdigest() == sha256, f"{file} is not the jar that was expected"
-    return file
+    if file.exists() and hashlib.sha256(file.read_bytes()).hexdigest() == sha256:
+        return file
+    address = f"{_REPOSITORY}/{group.replace('.', '/')}/{artifact}/{version}/{name}"
+    with urllib.request.urlopen(address, timeout=300) as answer:
+        content = answer.read()
+    assert hashlib.sha256(content).hexdigest() == sha256, f"{address} is not the jar that was expected"
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    # Two processes may do so at once: a file comes into the cache whole.
+    download = file.with_suffix(f".{os.getpid()}")
+    download.write_bytes(content)
+    return download.replace(file)

@@ -8,12 +8,13 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from spark_jobs.jvm.build import line_of
+
 #: Spark's connector for the Spark that is installed, as ``spark.jars.packages`` names it.
-PACKAGE = (
-    "org.apache.spark:spark-sql-kafka-0-10_2.12:3.5.7"
-    if pyspark.__version__.startswith("3.")
-    else "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
-)
+PACKAGE = {
+    "spark35": "org.apache.spark:spark-sql-kafka-0-10_2.12:3.5.7",
+    "spark4": "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+}[line_of(pyspark.__version__)]
 
 
 def read_topic(spark: SparkSession, servers: str, topic: str, records_per_trigger: int) -> DataFrame:

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from coordinator.model.errors import InvalidRequestError, SetupError
 from coordinator.runtime.native_notes import stderr_without_notes
 from coordinator.service.deploy import HEAD_RESOURCE, init_ray, join_cluster
-from spark_jobs.jvm.build import present_jar
+from spark_jobs.jvm.build import line_of, present_jar
 from spark_jobs.session.java import choose_java_home
 from spark_jobs.session.settings import (
     CLUSTER_SETTINGS,
@@ -289,7 +289,7 @@ def _cluster_settings(num_executors: int) -> dict[str, str]:
 
 
 def _values(settings: Mapping[str, Setting]) -> dict[str, str]:
-    is_spark_4 = not pyspark.__version__.startswith("3.")
+    is_spark_4 = line_of(pyspark.__version__) == "spark4"
     return {
         key: setting.with_spark_4 if is_spark_4 and setting.with_spark_4 else setting.value
         for key, setting in settings.items()

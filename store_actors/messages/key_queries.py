@@ -199,7 +199,8 @@ def _parted(encoded: bytes) -> tuple[dict[str, Any], list[bytes], Sequence[pa.Ta
         begin += size
     blobs, data = parts[: facts["blobs"]], parts[facts["blobs"] :]
     if "lengths" in facts:
-        return facts, blobs, _unpacked(data[0], data[1], facts["lengths"])
+        schema, rows = data
+        return facts, blobs, _unpacked(schema, rows, facts["lengths"])
     return facts, blobs, [pa.ipc.open_stream(stream).read_all() for stream in data]
 
 

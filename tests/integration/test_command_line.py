@@ -216,21 +216,11 @@ def test_the_doctor_says_that_no_cluster_answers(statefleet: Statefleet) -> None
 
 def test_a_program_of_its_own_prints_json_and_nothing_else(fleet: sf.Fleet, clicks: str) -> None:
     address = ray.get_runtime_context().gcs_address
-    command = [
-        sys.executable,
-        "-m",
-        "statefleet.cli",
-        "get",
-        fleet.uri,
-        clicks,
-        "user=u1",
-        "--address",
-        address,
-        "--json",
-    ]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout)
+    for arguments in (["scan", fleet.uri, clicks], ["shards", fleet.uri], ["get", fleet.uri, clicks, "user=u1"]):
+        command = [sys.executable, "-m", "statefleet.cli", *arguments, "--address", address, "--json"]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert ran.returncode == 0, ran.stderr
+        assert json.loads(ran.stdout)
 
 
 def test_a_fleet_is_stopped_and_read_afterwards(

@@ -139,7 +139,7 @@ class World:
         drops: bool = False,
     ) -> None:
         self._drops_rng = random.Random(seed + 6)
-        self._drops, self._drops_left = drops, self._drops_rng.randint(1, 3) if drops else 0
+        self._drops_left = self._drops_rng.randint(1, 3) if drops else 0
         self._dropper: Dropper | None = None
         self.rescales = rescales
         self._reads = reads
@@ -304,9 +304,7 @@ class World:
     # -- what happens to them -------------------------------------------------------------------------------------
 
     def each_step(self) -> None:
-        # A schedule has thousands of steps: what never happens in it is not asked for.
-        is_faulty = self.scheduler.now < _FAULTY_STEPS
-        if self.rng.random() < self.fault_profile.process_faults and is_faulty:
+        if self.rng.random() < self._rate(self.fault_profile.process_faults):
             self._fail_process()
         if self.moves_shards and self._moves_rng.random() < self._rate(self._move_rate):
             self._move()
@@ -318,20 +316,15 @@ class World:
             and self._reads_rng.random() < self._rate(0.02)
         ):
             self._reader = Reader(self, self._label("reader"), STATE)
-        if self._drops:
-            self._drop()
+        self._drop()
         active = [
             driver
             for driver in self._drivers
             if not driver.dead and not driver.stopped and driver.commit_log is self.commit_log
         ]
-        now = self.scheduler.now
+        awake = [driver for driver in active if driver.frozen_until <= self.scheduler.now]
         unfinished = len(self.commit_log.finished) < self.workload.batches
-        if (
-            unfinished
-            and not any(driver.frozen_until <= now for driver in active)
-            and (not active or self.rng.random() < 0.1)
-        ):
+        if unfinished and not awake and (not active or self.rng.random() < 0.1):
             self.start_driver()
         elif self.fault_profile.second_driver and len(active) < 2 and self.rng.random() < self._rate(0.005):
             self.scheduler.fault("world", "second_driver")

@@ -94,3 +94,7 @@ def test_an_address_of_no_cluster_is_an_error_and_commands_import_neither_spark_
     loaded = imported_by(NO_CLUSTER)
     assert "ray" in loaded
     assert not loaded & {"pyspark", "raydp", "py4j", "numba"}
+
+
+def test_a_dashboard_on_which_no_key_is_looked_up_imports_neither_spark_nor_the_engine() -> None:
+    assert not imported_by("import statefleet.dashboard.actor") & {"pyspark", "raydp", "py4j", "numba"}
