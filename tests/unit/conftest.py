@@ -9,6 +9,7 @@ import pytest
 import ray
 
 from tests.unit.jvm import Jvm
+from tests.unit.running_fleet import RUNNING
 
 
 @pytest.fixture(autouse=True)
@@ -19,6 +20,14 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("unit tests run without Ray; test the rule without its actor")
 
     monkeypatch.setattr(ray, "init", refuse)
+
+
+@pytest.fixture(autouse=True)
+def no_running_fleet() -> Iterator[None]:
+    """Stop a test's fleets with it: what goes on in their threads would be in other tests."""
+    yield
+    for fleet in tuple(RUNNING):
+        fleet.stop()
 
 
 @pytest.fixture(scope="session")

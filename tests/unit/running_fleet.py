@@ -28,6 +28,8 @@ from tests.unit.rescaled_query import SUMS, random_sums, row_counts, rows_of_sha
 
 HERE = ActorLocation("a", "a-1", "node", "host", 1)
 Answer = TypeVar("Answer")
+#: The fleets whose loops run.
+RUNNING = set["RunningFleet"]()
 
 
 class RunningFleet:
@@ -49,6 +51,7 @@ class RunningFleet:
             part_records=3,
         )
         self.shards = OperatorShards(Partitions(objects, self, runtime=runtime))
+        RUNNING.add(self)
 
     def do(self, call: Coroutine[Any, Any, Answer]) -> Answer:
         """Run a call of the coordinator, and return its result."""
@@ -61,6 +64,7 @@ class RunningFleet:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        RUNNING.discard(self)
 
     async def _cancel(self) -> None:
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
