@@ -40,18 +40,14 @@ _SESSION_KEY = "spark.sessionWindow"
 
 def java_class(name: str) -> Any:
     """Return a class of the running Spark application's JVM, or a Scala object, by its full name in Spark 3.5."""
-    return _java_class(_jvm(), class_name(name))
-
-
-def _jvm() -> Any:
     context = SparkContext._active_spark_context
     assert context is not None, "expressions are those of a session"
-    return context._jvm
+    return _java_class(context._jvm, class_name(name))
 
 
 @cache
 def _java_class(jvm: Any, name: str) -> Any:
-    # Cached: each part of the name is a call of the JVM.
+    # Cached: with each part of the name the JVM looks for a class through all of its jars.
     return reduce(getattr, name.split("."), jvm)
 
 
@@ -84,11 +80,11 @@ class Expression:
     @classmethod
     def of(cls, column: Column) -> Expression:
         """Return the expression of a PySpark column."""
-        return cls(SPARK.expression_of(_jvm(), column._jc))
+        return cls(SPARK.expression_of(java_class, column._jc))
 
     def column(self) -> Column:
         """Return the expression as a PySpark column."""
-        return Column(SPARK.column_of(_jvm(), self._java))
+        return Column(SPARK.column_of(java_class, self._java))
 
     @cached_property
     def kind(self) -> str:
@@ -157,7 +153,7 @@ class Expression:
         """The name that Spark gives a column of this expression."""
         if self.is_attribute:
             return self.name
-        return str(SPARK.pretty_sql(_jvm(), self._java))
+        return str(SPARK.pretty_sql(java_class, self._java))
 
     @property
     def is_resolved(self) -> bool:

@@ -86,7 +86,7 @@ def read_schema(spark: SparkSession, folder: str, operator: int, store: str) -> 
     run_id = java_class("java.util.UUID").randomUUID()
     try:
         provider_id = java_class(f"{_STATE}.StateStoreProviderId")(store_id, run_id)
-        schemas = SPARK.store_schemas(spark._jvm, provider_id, conf)
+        schemas = SPARK.store_schemas(java_class, provider_id, conf)
     except Py4JJavaError as error:
         raise CorruptStateError(
             "a file of the checkpoint that says what its state holds cannot be read; nothing was written; restore the checkpoint, or "

@@ -106,7 +106,9 @@ class Executors:
         now_ms
             Milliseconds since the epoch.
         """
-        queries = list(self._spark._jsparkSession.sharedState().activeStreamingQueries().values())
+        active = self._spark._jsparkSession.sharedState().activeStreamingQueries().values().toArray()
+        # Not by iteration, whose end PySpark notices by an exception of the JVM: 50 lookups of classes for each report.
+        queries = [active[index] for index in range(len(active))]
         return DriverReport(
             str(self._context.applicationId()),
             tuple(self._states(now_ms)),

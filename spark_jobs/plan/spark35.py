@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -24,14 +24,14 @@ READS_STATE = False
 MOVED_CLASSES: Mapping[str, str] = MappingProxyType({})
 
 
-def expression_of(jvm: Any, column: Any) -> Any:
+def expression_of(java_class: Callable[[str], Any], column: Any) -> Any:
     """Return the expression of a column of the JVM."""
     return column.expr()
 
 
-def column_of(jvm: Any, expression: Any) -> Any:
+def column_of(java_class: Callable[[str], Any], expression: Any) -> Any:
     """Return an expression as a column of the JVM."""
-    return jvm.org.apache.spark.sql.Column(expression)
+    return java_class("org.apache.spark.sql.Column")(expression)
 
 
 def eval_mode(expression: Any, kind: str) -> Any:
@@ -44,9 +44,9 @@ def added_option(function: Any, kind: str) -> str:
     return ""
 
 
-def store_schemas(jvm: Any, provider_id: Any, hadoop: Any) -> tuple[Any, Any]:
+def store_schemas(java_class: Callable[[str], Any], provider_id: Any, hadoop: Any) -> tuple[Any, Any]:
     """Return the types of the keys and the values of a state store, as its checkpoint has them."""
-    checker = jvm.org.apache.spark.sql.execution.streaming.state.StateSchemaCompatibilityChecker
+    checker = java_class("org.apache.spark.sql.execution.streaming.state.StateSchemaCompatibilityChecker")
     schemas = checker(provider_id, hadoop).readSchemaFile()
     return schemas._1(), schemas._2()
 
@@ -56,14 +56,14 @@ def current_batch(query: Any) -> tuple[int, int]:
     return int(query.currentBatchId()), int(query.offsetSeqMetadata().batchTimestampMs())
 
 
-def pretty_sql(jvm: Any, expression: Any) -> str:
+def pretty_sql(java_class: Callable[[str], Any], expression: Any) -> str:
     """Return the name that Spark gives a column of an expression."""
-    return str(jvm.org.apache.spark.sql.catalyst.util.package.toPrettySQL(expression))
+    return str(java_class("org.apache.spark.sql.catalyst.util.package").toPrettySQL(expression))
 
 
-def aggregate_of_nothing(jvm: Any, columns: Any, plan: Any) -> Any:
+def aggregate_of_nothing(java_class: Callable[[str], Any], columns: Any, plan: Any) -> Any:
     """Return an aggregation of a plan that groups by columns and selects them."""
-    return jvm.org.apache.spark.sql.catalyst.plans.logical.Aggregate(columns, columns, plan)
+    return java_class("org.apache.spark.sql.catalyst.plans.logical.Aggregate")(columns, columns, plan)
 
 
 def arrow_type(kind: T.DataType) -> pa.DataType:

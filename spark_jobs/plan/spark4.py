@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -37,16 +37,16 @@ MOVED_CLASSES: Mapping[str, str] = MappingProxyType(
 )
 
 
-def expression_of(jvm: Any, column: Any) -> Any:
+def expression_of(java_class: Callable[[str], Any], column: Any) -> Any:
     """Return the expression of a column of the JVM."""
     # ``ExpressionUtils.expression`` would wrap it in a node that only the analyser takes out.
-    converter = getattr(jvm, "org.apache.spark.sql.classic.ColumnNodeToExpressionConverter$")
+    converter = java_class("org.apache.spark.sql.classic.ColumnNodeToExpressionConverter$")
     return getattr(converter, "MODULE$").apply(column.node())
 
 
-def column_of(jvm: Any, expression: Any) -> Any:
+def column_of(java_class: Callable[[str], Any], expression: Any) -> Any:
     """Return an expression as a column of the JVM."""
-    return jvm.org.apache.spark.sql.classic.ExpressionUtils.column(expression)
+    return java_class("org.apache.spark.sql.classic.ExpressionUtils").column(expression)
 
 
 def eval_mode(expression: Any, kind: str) -> Any:
@@ -63,11 +63,11 @@ def added_option(function: Any, kind: str) -> str:
     return ""
 
 
-def store_schemas(jvm: Any, provider_id: Any, hadoop: Any) -> tuple[Any, Any]:
+def store_schemas(java_class: Callable[[str], Any], provider_id: Any, hadoop: Any) -> tuple[Any, Any]:
     """Return the types of the keys and the values of a state store, as its checkpoint has them."""
-    checker = jvm.org.apache.spark.sql.execution.streaming.state.StateSchemaCompatibilityChecker
-    no_files, no_file = jvm.org.apache.spark.api.python.PythonUtils.toSeq([]).toList(), jvm.scala.Option.empty()
-    families = checker(provider_id, hadoop, no_files, no_file, False).readSchemaFile()
+    checker = java_class("org.apache.spark.sql.execution.streaming.state.StateSchemaCompatibilityChecker")
+    no_files = java_class("org.apache.spark.api.python.PythonUtils").toSeq([]).toList()
+    families = checker(provider_id, hadoop, no_files, java_class("scala.Option").empty(), False).readSchemaFile()
     return families.head().keySchema(), families.head().valueSchema()
 
 
@@ -77,14 +77,15 @@ def current_batch(query: Any) -> tuple[int, int]:
     return int(batch.batchId()), int(batch.offsetSeqMetadata().batchTimestampMs())
 
 
-def pretty_sql(jvm: Any, expression: Any) -> str:
+def pretty_sql(java_class: Callable[[str], Any], expression: Any) -> str:
     """Return the name that Spark gives a column of an expression."""
-    return str(jvm.org.apache.spark.sql.catalyst.util.package.toPrettySQL(expression, True))
+    return str(java_class("org.apache.spark.sql.catalyst.util.package").toPrettySQL(expression, True))
 
 
-def aggregate_of_nothing(jvm: Any, columns: Any, plan: Any) -> Any:
+def aggregate_of_nothing(java_class: Callable[[str], Any], columns: Any, plan: Any) -> Any:
     """Return an aggregation of a plan that groups by columns and selects them."""
-    return jvm.org.apache.spark.sql.catalyst.plans.logical.Aggregate(columns, columns, plan, jvm.scala.Option.empty())
+    aggregate = java_class("org.apache.spark.sql.catalyst.plans.logical.Aggregate")
+    return aggregate(columns, columns, plan, java_class("scala.Option").empty())
 
 
 def arrow_type(kind: T.DataType) -> pa.DataType:

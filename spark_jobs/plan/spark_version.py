@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import pandas as pd
@@ -22,7 +22,7 @@ class PandasConversions(Protocol):
 
 
 class SparkVersion(Protocol):
-    """The names of :mod:`spark_jobs.plan.spark35` and :mod:`spark_jobs.plan.spark4`.
+    """The names of :mod:`spark_jobs.plan.spark35` and :mod:`spark_jobs.plan.spark4`; `java_class` is that of ``catalyst``.
 
     Attributes
     ----------
@@ -53,10 +53,10 @@ class SparkVersion(Protocol):
     @property
     def READS_STATE(self) -> bool: ...
 
-    def expression_of(self, jvm: Any, column: Any) -> Any:
+    def expression_of(self, java_class: Callable[[str], Any], column: Any) -> Any:
         """Return the expression of a column of the JVM."""
 
-    def column_of(self, jvm: Any, expression: Any) -> Any:
+    def column_of(self, java_class: Callable[[str], Any], expression: Any) -> Any:
         """Return an expression as a column of the JVM."""
 
     def eval_mode(self, expression: Any, kind: str) -> Any:
@@ -65,16 +65,16 @@ class SparkVersion(Protocol):
     def added_option(self, function: Any, kind: str) -> str:
         """Return the option of an aggregate function that Spark 3.5's function of the kind does not have; "" for none."""
 
-    def store_schemas(self, jvm: Any, provider_id: Any, hadoop: Any) -> tuple[Any, Any]:
+    def store_schemas(self, java_class: Callable[[str], Any], provider_id: Any, hadoop: Any) -> tuple[Any, Any]:
         """Return the types of the keys and the values of a state store, as its checkpoint has them."""
 
     def current_batch(self, query: Any) -> tuple[int, int]:
         """Return the number of the batch that a query is at, and when it was planned, in milliseconds since the epoch."""
 
-    def pretty_sql(self, jvm: Any, expression: Any) -> str:
+    def pretty_sql(self, java_class: Callable[[str], Any], expression: Any) -> str:
         """Return the name that Spark gives a column of an expression."""
 
-    def aggregate_of_nothing(self, jvm: Any, columns: Any, plan: Any) -> Any:
+    def aggregate_of_nothing(self, java_class: Callable[[str], Any], columns: Any, plan: Any) -> Any:
         """Return an aggregation of a plan that groups by columns and selects them."""
 
     def arrow_type(self, kind: T.DataType) -> pa.DataType:

@@ -132,7 +132,7 @@ def marked_as_aggregation(exchange: DataFrame) -> DataFrame:
     """
     plan = exchange._jdf.queryExecution().analyzed()
     columns = plan.output()
-    aggregate = SPARK.aggregate_of_nothing(exchange.sparkSession._jvm, columns, plan)
+    aggregate = SPARK.aggregate_of_nothing(java_class, columns, plan)
     return Plan(aggregate, exchange.sparkSession).frame()
 
 
