@@ -106,9 +106,9 @@ class Executors:
         now_ms
             Milliseconds since the epoch.
         """
-        active = self._spark._jsparkSession.sharedState().activeStreamingQueries().values().toArray()
+        active = self._spark._jsparkSession.sharedState().activeStreamingQueries().entrySet().toArray()
         # Not by iteration, whose end PySpark notices by an exception of the JVM: 50 lookups of classes for each report.
-        queries = [active[index] for index in range(len(active))]
+        queries = [active[index].getValue() for index in range(len(active))]
         return DriverReport(
             str(self._context.applicationId()),
             tuple(self._states(now_ms)),
