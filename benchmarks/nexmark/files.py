@@ -114,12 +114,6 @@ def without_end(inputs: Inputs) -> Inputs:
     return Inputs(persons.where(is_real), auctions.where(is_real), bids.where(F.col("auction") != _END_ID))
 
 
-def count_events(folder: Path, first_batch: int = 0) -> int:
-    """Return the number of events of all three streams, in the micro-batches from a number on."""
-    files = (file for name in _SCHEMAS._fields for file in (folder / name).glob("batch-*.parquet"))
-    return sum(pq.read_metadata(file).num_rows for file in files if int(file.stem[len("batch-") :]) >= first_batch)
-
-
 def read_batch(spark: SparkSession, folder: Path) -> Inputs:
     """Return all events that :func:`write_events` has written, as tables."""
     return _read(spark.read, folder)
