@@ -46,9 +46,14 @@ def build_deduplicate(marked: DataFrame, output_mode: str, *, within_watermark: 
             "the first row"
         )
     attributes = node.child.output
-    if several := several_event_times(attributes, marked.sparkSession):
+    timed, several = attributes, several_event_times(attributes, marked.sparkSession)
+    of_keys = [key for key in node.keys if key.watermark_delay_ms is not None]
+    if several and len(of_keys) == 1 and not within_watermark:
+        # Spark leaves out what nothing reads after it. So where it runs the query, the key's is the only event time.
+        timed, several = of_keys, None
+    if several:
         raise RefusedQueryError(several)
-    delay_ms, time = watermark_delay_ms(attributes), event_time(attributes)
+    delay_ms, time = watermark_delay_ms(timed), event_time(timed)
     if within_watermark and (delay_ms is None or time is None):
         raise RefusedQueryError(
             "dropDuplicatesWithinWatermark needs a watermark; call withWatermark on the event-time column first"
@@ -68,7 +73,7 @@ def build_deduplicate(marked: DataFrame, output_mode: str, *, within_watermark: 
         # A row that would expire after the largest possible time never expires.
         ends = F.coalesce(F.try_add(F.unix_micros(time), F.lit(delay_ms * 1000).cast("long")), F.lit(2**63 - 1))
         selected.append(F.when(time.isNotNull(), F.timestamp_micros(ends)).alias(expiry))
-    late = None if within_watermark else _late_by(attributes, keys)
+    late = None if within_watermark else _late_by(timed, keys)
     if late is not None:
         selected.append(watermark_time(late).alias(_LATE.name))
     hashed = F.hash(*(value for key in keys for value in key.columns)).alias(HASH_COLUMN)

@@ -276,6 +276,35 @@ def test_several_event_times_end_sparks_query_and_are_refused_when_the_fleets_is
     ).count()
 
 
+def test_duplicates_are_late_by_their_key_where_spark_leaves_out_the_other_event_time(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.string()), ("t", pa.timestamp("us", "UTC"))]))
+    begin = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+
+    def result(operators: Callable[[DataFrame], Any]) -> DataFrame:
+        rows = feed.stream().withWatermark("t", "1 second").select("k", "t", F.window("t", "10 seconds"))
+        return operators(rows).dropDuplicates(["k", "window"]).select("k", "window")  # type: ignore[no-any-return]
+
+    sides = {
+        "fleet": result(lambda rows: fleet.stateful(rows, name=name, shards=2)),
+        "Spark": result(lambda rows: rows),
+    }
+    runs = [Run(frame, "append", tmp_path / side) for side, frame in sides.items()]
+    try:
+        # The third row is late by its own time, and not by its window; the fourth is late by both.
+        for second in (0, 100, 95, 85):
+            feed.add([("a", begin + dt.timedelta(seconds=second))])
+            for run in runs:
+                run.wait()
+        ours, sparks = (run.take() for run in runs)
+        assert sorted(ours) == sorted(sparks)
+        assert [row["window"]["start"].second for row in sorted(ours)] == [0, 30, 40]
+    finally:
+        for run in runs:
+            run.stop()
+
+
 def test_an_error_of_a_query_shows_its_plan_without_the_facts_of_operators(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
