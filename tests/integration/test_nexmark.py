@@ -113,6 +113,13 @@ def test_every_oracle_has_a_query() -> None:
     assert list(QUERIES) == list(ORACLES)
 
 
+def test_every_query_is_one_that_the_fleet_runs(spark: SparkSession, fleet: Fleet, name: str, events: Path) -> None:
+    """Few of them run with every change; what the fleet refuses it refuses when they are built."""
+    inputs = read_stream(spark, events)
+    for query in QUERIES.values():
+        assert query.build(FleetOperators(fleet, f"{name}-{query.name}", SHARDS), inputs).isStreaming
+
+
 @pytest.mark.parametrize("query", short_list(QUERIES, ["q5"]))
 def test_the_final_table_equals_the_oracle(
     spark: SparkSession,
