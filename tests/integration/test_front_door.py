@@ -155,7 +155,7 @@ try:
     stream = spark.readStream.format("rate").load()
     calls = {{
         "stateful": lambda: fleet.stateful(stream, name="local"),
-        "attach": lambda: fleet.attach(stream, "local", "keyed", None, 1, lambda metadata, address: stream),
+        "attach": lambda: fleet.attach(stream, "local", "keyed", None, 1, lambda metadata, address: stream, by_python=False),
     }}
     for name, call in calls.items():
         try:
