@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,9 +14,8 @@ from msgspec import structs
 
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import StateStoreId
-from coordinator.model.schema import Accumulator, Field, StateSchema
+from coordinator.model.schema import Field, StateSchema
 from coordinator.model.stored_json import from_json
-from coordinator.model.type_names import string_to_type
 from store_actors.engine import versions
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN
@@ -25,73 +23,16 @@ from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.operators.session_windows import SessionShard
 from store_actors.serving.files import delta_path, encode_delta
-from tests.unit.accumulator_values import VALUES
 from tests.unit.list_machine import (
     SCHEMA,
     K,
     batch_of,
     collected,
-    distinct,
-    exact,
     input_of,
 )
 from tests.unit.session_machine import input_of as session_input
 from tests.unit.session_machine import schema_of as session_schema
 from tests.unit.shard_machine import read_frozen
-
-# -- every type -------------------------------------------------------------------------------------------------------
-
-ANY_VALUES = VALUES | {"float32": st.floats(width=32), "float64": st.one_of(st.floats(), st.sampled_from([0.0, -0.0]))}
-
-
-def both_of(type_name: str) -> StateSchema:
-    return StateSchema(
-        keys=(Field("k", "int64"),),
-        inputs=(Field("v", type_name),),
-        accumulators=(
-            collected(K.COLLECT_LIST, "v", type_name, "all"),
-            Accumulator(K.COUNT_VALID, ("v",), (Field("n", "int64", False),)),
-            collected(K.COLLECT_SET, "v", type_name, "different"),
-        ),
-        expiry_key=None,
-        delay_ms=None,
-        output_mode="update",
-    )
-
-
-@pytest.mark.parametrize("merge", [False, True])
-@pytest.mark.parametrize("type_name", sorted(VALUES))
-def test_lists_and_sets_of_every_type(type_name: str, merge: bool) -> None:
-    schema, value_type = both_of(type_name), string_to_type(type_name)
-    values_or_null = st.one_of(st.none(), ANY_VALUES[type_name])
-    rows = st.tuples(st.sampled_from([1, 2, None]), values_or_null)
-
-    @settings(max_examples=25, deadline=None)
-    @given(parts=st.lists(st.lists(rows, max_size=30), min_size=1, max_size=4))
-    def check(parts: list[list[tuple[int | None, Any]]]) -> None:
-        final = GroupTable(schema)
-        for part in parts:
-            columns = [pa.array([k for k, _ in part], pa.int64()), pa.array([v for _, v in part], value_type)]
-            batch = pa.record_batch(columns, schema=schema.raw_schema())
-            if merge:
-                combined = GroupTable(schema)
-                combined.accumulate(combined.encode(batch), 1)
-                for partial in combined.decode(combined.rows[combined.live()]).to_batches():
-                    encoded = final.encode(partial, partial=True)
-                    final.accumulate(encoded.take(slice(0, len(encoded))), 1)
-            else:
-                final.accumulate(final.encode(batch), 1)
-        row_of_key = {row["k"]: row for row in final.decode(final.rows[final.live()]).to_pylist()}
-        given_rows = [row for part in parts for row in part]
-        assert row_of_key.keys() == {k for k, _ in given_rows}
-        for k, row in row_of_key.items():
-            values = [v for key, v in given_rows if key == k and v is not None]
-            assert exact(row["all"]) == exact(values)
-            assert row["n"] == len(values)
-            assert sorted(exact(row["different"])) == sorted(exact(distinct(values)))
-
-    check()
-
 
 # -- costs ----------------------------------------------------------------------------------------------------
 
