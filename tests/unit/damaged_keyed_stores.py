@@ -26,17 +26,13 @@ CREATED = StateMetadata("s", PYTHON_QUERY_ID, PARTITIONS, "keyed")
 class WritingProgram(KeyedFleet):
     """A program that writes partitions of a state that may be there."""
 
+    query = PYTHON_QUERY_ID
+
     def __init__(self, objects: MemoryObjectStore, run: str) -> None:
         super().__init__()
         self.run, self.objects = run, objects
         self.coordinator = LocalCoordinator(objects, CREATED, checkpoint_interval=6, part_records=3)
         self.stores = self.new_stores()
-        self.partition = 0
-
-    def request(self, batch: int, run: str = "run-1", attempt: int = 0, *specs: StoreSpec) -> OpenRequest:
-        task = TaskIdentity("s", PYTHON_QUERY_ID, run, batch, self.partition, attempt, "executor")
-        grant = self.coordinator.lease(task, "a")
-        return OpenRequest(task, grant.lease, grant.base_version, specs)
 
     def change(self, version: int, letter: str) -> list[str]:
         """Write the next version of the partition; return the rows that its stores had before."""
