@@ -25,7 +25,7 @@ from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.type_names import bins_type, counts_type, list_type, string_to_type, type_to_string, words_type
 from tests.unit import nested_values
 from tests.unit.accumulator_values import VALUES
-from tests.unit.grouped_rows import Rows, schema_of
+from tests.unit.grouped_rows import Rows, aggregate_parts, schema_of
 from tests.unit.list_machine import distinct
 
 K = AccumulatorKind
@@ -357,6 +357,19 @@ def few_bins(given: Given) -> Any:
     return Such(holds)
 
 
+def as_at_once(
+    kind: AccumulatorKind, type_name: str, state: str, result: str, **options: Any
+) -> tuple[Accumulator, Expected]:
+    """An accumulator that comes to what it does of all rows in one batch."""
+    alone = Inputs([type_name], [], [of(kind, [state], len, result=[result], **options)])
+
+    def expected(given: Given) -> Any:
+        rows = [(0, *row) for row in given.rows]
+        return aggregate_parts(alone.schema, [rows], combined=False)[0]["a0_0"]
+
+    return of(kind, [state], expected, result=[result], **options)
+
+
 # -- the table --------------------------------------------------------------------------------------------------------
 
 INT64, FLOATS = VALUES["int64"], st.floats(-100, 100)
@@ -436,6 +449,20 @@ CASES: dict[str, Inputs] = {
         [st.one_of(INT64, st.integers(-9, 9))],
         [count_min(K.COUNT_MIN, column_of_long), count_min(K.COUNT_MIN_BYTES, column_of_hashes)],
         30,
+    ),
+    "sketched": Inputs(
+        ["int64"],
+        [st.integers(-300, 300)],
+        [as_at_once(K.HLL_SKETCH, "int64", "list<int32>!", "binary!", lg_k=4)],
+    ),
+    "shares": Inputs(
+        ["float64"],
+        [st.integers(-9, 9).map(float)],
+        [
+            as_at_once(
+                K.COUNTED, "float64", f"{counts_type('float64')}!", "list<float64>", percentages=[0.0, 0.3, 1.0], rule=0
+            )
+        ],
     ),
     "bins of few values": Inputs(["int32"], [st.integers(-3, 3)], [histogram("int32", 7, exact_bins)], 30),
     "bins": Inputs(["float64"], [FLOATS], [histogram("float64", 4, few_bins)], 30),

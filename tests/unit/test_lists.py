@@ -1,4 +1,4 @@
-"""State that grows with its group, against plain Python: lists and sets of every type, through versions, files and sessions."""
+"""State that grows with its group: what it costs, how versions keep it, and its files."""
 
 from __future__ import annotations
 
@@ -8,30 +8,23 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from msgspec import structs
 
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import StateStoreId
-from coordinator.model.schema import Field, StateSchema
+from coordinator.model.schema import StateSchema
 from coordinator.model.stored_json import from_json
 from store_actors.engine import versions
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
-from store_actors.operators.session_windows import SessionShard
 from store_actors.serving.files import delta_path, encode_delta
 from tests.unit.list_machine import (
     SCHEMA,
-    K,
     batch_of,
-    collected,
     input_of,
 )
-from tests.unit.session_machine import input_of as session_input
-from tests.unit.session_machine import schema_of as session_schema
 from tests.unit.shard_machine import read_frozen
 
 # -- costs ----------------------------------------------------------------------------------------------------
@@ -143,42 +136,3 @@ def test_a_global_group_has_empty_lists_before_any_input() -> None:
     change = shard.apply(ShardInput.of_raw(shard.schema), 0, 1)
     (row,) = change.delta.drop_columns([CHANGE_COLUMN]).to_pylist()
     assert row == {"words": [], "top": None, "word_set": [], "amounts": [], "xs": []}
-
-
-# -- sessions ---------------------------------------------------------------------------------------------------------
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    batches=st.lists(
-        st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 60), st.integers(0, 15)), max_size=20),
-        max_size=5,
-    ),
-    undo=st.booleans(),
-)
-def test_sessions_collect_the_values_of_all_their_rows(batches: list[list[tuple[str, int, int]]], undo: bool) -> None:
-    accumulators = (
-        collected(K.COLLECT_LIST, "v", "int64", "all"),
-        collected(K.COLLECT_SET, "v", "int64", "different"),
-    )
-    schema = session_schema((Field("user", "string"),), (Field("v", "int64"),), accumulators, "complete")
-    shard, all_rows = SessionShard(schema), []
-    for version, rows in enumerate(batches, start=1):
-        columns = list(zip(*[(user, at, at + 4, v) for user, at, v in rows], strict=True)) or [()] * 4
-        if undo:
-            shard.apply(session_input(schema, columns), 0, version)
-            shard.abort()
-        shard.apply(session_input(schema, columns), 0, version)
-        shard.commit()
-        all_rows += rows
-        expected = []
-        for user in ("a", "b"):
-            sessions: list[list[tuple[int, int]]] = []
-            for at, v in sorted((at, v) for name, at, v in all_rows if name == user):
-                if sessions and at <= sessions[-1][-1][0] + 4:
-                    sessions[-1].append((at, v))
-                else:
-                    sessions.append([(at, v)])
-            expected += [(user, sorted(v for _, v in session), sorted({v for _, v in session})) for session in sessions]
-        emitted = [(row["user"], sorted(row["all"]), sorted(row["different"])) for row in shard.snapshot().to_pylist()]
-        assert sorted(emitted) == sorted(expected)

@@ -1,4 +1,4 @@
-"""Session windows: what a delta says of each session, and every accumulator; `test_shard_machines.py` compares with lists of rows.
+"""Session windows: what a delta says of each session; `test_shard_machines.py` compares with lists of rows.
 
 Spark's cases are in `tests/integration/operator_cases.py`.
 """
@@ -6,17 +6,11 @@ Spark's cases are in `tests/integration/operator_cases.py`.
 from __future__ import annotations
 
 from collections import Counter
-from decimal import Decimal
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from coordinator.model.schema import ROW_COLUMN, Accumulator, Field, StateSchema
-from store_actors.engine.table import GroupTable
+from coordinator.model.schema import ROW_COLUMN, Accumulator, Field
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, UPDATED_AND_REMOVED, Change
 from store_actors.operators.session_windows import MERGED, SessionShard
 from tests.unit.session_machine import (
@@ -91,65 +85,6 @@ def test_all_rows_of_a_hot_key_are_one_session_in_any_order() -> None:
     (row,) = shard.snapshot().to_pylist()
     assert (row["n"], row["first"]) == (5000, 0)
     assert (row["session_start"].timestamp(), row["session_end"].timestamp()) == (0, 5000)
-
-
-# -- every accumulator ----------------------------------------------------------------------------------------------------
-
-EVERY = (
-    COUNT,
-    Accumulator(K.COUNT_VALID, ("v",), (Field("valid", "int64", False),)),
-    Accumulator(K.SUM_INT, ("v",), (Field("sum", "int64"),)),
-    Accumulator(K.SUM_FLOAT, ("f",), (Field("total", "float64"),)),
-    Accumulator(K.SUM_DECIMAL, ("d",), (Field("money", "decimal(20,2)"), Field("money_empty", "bool", False))),
-    Accumulator(K.MIN, ("s",), (Field("least", "string"),)),
-    Accumulator(K.MAX, ("d",), (Field("most", "decimal(10,2)"),)),
-    Accumulator(K.FIRST, ("v",), FIRST),
-    Accumulator(K.LAST, ("s",), (Field("last", "string"), Field("last_set", "bool", False))),
-    Accumulator(K.FIRST_VALID, ("d",), (Field("some", "decimal(10,2)"), Field("some_set", "bool", False))),
-    Accumulator(K.LAST_VALID, ("v",), (Field("newest", "int64"), Field("newest_set", "bool", False))),
-    Accumulator(
-        K.MOMENTS,
-        ("f",),
-        (Field("m_n", "float64", False), Field("m_avg", "float64", False), Field("m_m2", "float64", False)),
-    ),
-)
-VALUES = (Field("v", "int64"), Field("f", "float64"), Field("s", "string"), Field("d", "decimal(10,2)"))
-VALUE_ROW = st.tuples(
-    st.none() | st.integers(-(2**63), 2**63 - 1),
-    st.none() | st.integers(-1000, 1000).map(float),
-    st.none() | st.text(max_size=3),
-    st.none() | st.decimals(Decimal("-999.99"), Decimal("999.99"), places=2),
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(VALUE_ROW, min_size=1, max_size=12), st.data())
-def test_every_accumulator_merges_as_if_rows_had_come_in_order(
-    values: list[tuple[Any, ...]], data: st.DataObject
-) -> None:
-    schema = schema_of(WORDS, VALUES, EVERY, "append")
-    shard = SessionShard(schema)
-    batch_of_row = data.draw(st.lists(st.integers(1, 4), min_size=len(values), max_size=len(values)))
-    for version in range(1, 5):
-        rows = [
-            ("k", 5 * at, 5 * at + 5, *value)
-            for at, (value, batch) in enumerate(zip(values, batch_of_row, strict=True))
-            if batch == version
-        ]
-        columns = zip(*rows, strict=True) if rows else ([] for _ in schema.raw_schema())
-        shard.apply(input_of(schema, columns), 0, version)
-        shard.commit()
-    plain = GroupTable(StateSchema(WORDS, VALUES, EVERY, None, None, "update"))
-    arrays = [
-        pa.array(column, field.arrow().type) for column, field in zip(zip(*values, strict=True), VALUES, strict=True)
-    ]
-    names = ["word", *(field.name for field in VALUES)]
-    plain.accumulate(plain.encode(pa.record_batch([pa.array(["k"] * len(values)), *arrays], names)), 1)
-    (expected,) = plain.decode(plain.rows[plain.live()]).to_pylist()
-    (row,) = shard.snapshot().to_pylist()
-    for name, value in expected.items():
-        # The formula that merges moments is not the one that adds values.
-        assert row[name] == (pytest.approx(value, abs=1e-6) if name.startswith("m_") else value), name
 
 
 def test_a_delta_marks_every_row_with_what_happened_to_its_session() -> None:
