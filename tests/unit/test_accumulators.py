@@ -22,7 +22,8 @@ from store_actors.engine.results import results_of
 from store_actors.engine.table import GroupTable
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.operators.session_windows import SessionShard
-from tests.unit.accumulator_cases import CASES, Given, Inputs, by_ordering, few_bins, histogram, of_any_type
+from tests.unit.accumulator_cases import CASES, by_ordering, few_bins, histogram, of_any_type
+from tests.unit.accumulator_inputs import Given, Inputs
 from tests.unit.accumulator_values import VALUES
 from tests.unit.grouped_rows import Rows, aggregate_parts, batch_of, combined_or_not, input_of, schema_of
 from tests.unit.nested_values import NESTED, identity, values
