@@ -1,11 +1,10 @@
-"""State of the user's own functions where time passes and workers die: cases F4 and F5 of Spark's suites."""
+"""State of the user's own functions where workers die (case F5 of Spark's suites) and behind other operators."""
 
 from __future__ import annotations
 
 import os
 import random
 import signal
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,74 +22,6 @@ from statefleet.fleet import Fleet
 from tests.integration.streams import Feed, Run
 
 LETTERS = pa.schema([("k", pa.string())])
-TIMEOUT_MS = 3000
-
-
-@pytest.mark.replay
-def test_keys_time_out_by_the_time_of_the_batch(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
-    """F4: a key that has been quiet for longer than its timeout is called in the next batch, which Spark runs for it if there are no
-    rows; also after a restart.
-    """
-
-    def count(key: Any, pdfs: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-        now = state.getCurrentProcessingTimeMs()
-        if state.hasTimedOut:
-            state.remove()
-            yield pd.DataFrame({"k": [key[0]], "n": [-1], "now": [now]})
-            return
-        total = (state.get[0] if state.exists else 0) + sum(len(pdf) for pdf in pdfs)
-        state.update((total,))
-        state.setTimeoutDuration(TIMEOUT_MS)
-        yield pd.DataFrame({"k": [key[0]], "n": [total], "now": [now]})
-
-    feed = Feed(spark, tmp_path / "in", LETTERS)
-
-    def start() -> Run:
-        grouped = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k")
-        timeout = GroupStateTimeout.ProcessingTimeTimeout
-        frame = grouped.applyInPandasWithState(count, "k string, n long, now long", "n long", "update", timeout)
-        return Run(frame, "update", tmp_path / "ck")
-
-    # A plain dict with the times of the batches, which depend on how busy the machine is.
-    counts: dict[str, int] = {}
-    due_ms: dict[str, int] = {}
-    run = start()
-    timed_out = 0
-    try:
-        for letters, pause_s, restarts in (
-            ("a", 0, False),
-            ("b", 4, False),
-            ("b", 0, True),
-            ("aab", 5, False),
-            ("c", 0, False),
-        ):
-            feed.add([(letter,) for letter in letters])
-            run.wait()
-            waiting = list(letters)
-            # Until the pause is over, batches may come that only time keys out.
-            time.sleep(pause_s)
-            for rows in [run.batches.pop(batch) for batch in sorted(run.batches)]:
-                if not rows:
-                    continue
-                (now,) = {row["now"] for row in rows}
-                expected = {}
-                for letter, times in Counter(waiting).items() if any(row["n"] > 0 for row in rows) else ():
-                    counts[letter] = expected[letter] = counts.get(letter, 0) + times
-                    due_ms[letter] = now + TIMEOUT_MS
-                if expected:
-                    waiting = []
-                for letter in [key for key, due in due_ms.items() if due < now]:
-                    expected[letter] = -1
-                    del counts[letter], due_ms[letter]
-                    timed_out += 1
-                assert {row["k"]: row["n"] for row in rows} == expected
-            assert not waiting
-            if restarts:
-                run.stop()
-                run = start()
-        assert timed_out >= 2
-    finally:
-        run.stop()
 
 
 @pytest.mark.replay

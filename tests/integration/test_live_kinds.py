@@ -1,4 +1,7 @@
-"""Reads of the state of each kind of operator, by key and as a whole; also of a state whose shards were split and merged."""
+"""Reads of a global group, of a processor's variables and timers, and of a state whose shards were split and merged.
+
+Rows of each kind of operator are read in `test_view_columns.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
-from pyspark.sql.streaming.state import GroupStateTimeout
 
 import statefleet as sf
 from tests.integration.streams import Feed, Run
@@ -47,29 +48,7 @@ def running(tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.replay
-def test_first_rows_and_keys_that_were_seen(fleet: sf.Fleet, visits: Feed, name: str, running: Any) -> None:
-    rows = visits.stream()
-    running(fleet.stateful(rows, name=f"{name}-top", shards=3).topN(2, "user", F.desc("ms")))
-    top = fleet.state(f"{name}-top")
-    assert sorted((row["page"], row["ms"]) for row in top.get_all({"user": "ann"})) == [("/", 50), ("/a", 70)]
-    assert [row["ms"] for row in top.get_all({"user": None})] == [40]
-    assert top.get_all({"user": "eve"}) == []
-    running(fleet.stateful(rows, name=f"{name}-seen", shards=3).dropDuplicates(["user", "page"]), "append")
-    distinct = fleet.state(f"{name}-seen")
-    assert distinct.get({"user": "ann", "page": "/a"}) == {"user": "ann", "page": "/a"}
-    assert distinct.get({"user": "bob", "page": "/a"}) is None
-    assert distinct.scan().to_arrow().num_rows == 4
-    assert sorted(row["page"] for row in distinct.prefix_scan({"user": "ann"}).to_arrow().to_pylist()) == ["/", "/a"]
-
-
-@pytest.mark.replay
-def test_open_sessions_and_the_one_global_group(fleet: sf.Fleet, visits: Feed, name: str, running: Any) -> None:
-    marked = visits.stream().withWatermark("ts", "1 hour")
-    sessions = fleet.stateful(marked, name=f"{name}-sessions", outputMode="append", shards=3)
-    running(sessions.groupBy("user", F.session_window("ts", "10 seconds")).count(), "append")
-    state = fleet.state(f"{name}-sessions")
-    total = sorted((row["session_window"]["start"], row["count"]) for row in state.get_all({"user": "ann"}))
-    assert total == [(NOON, 2), (NOON + dt.timedelta(minutes=1), 1)]
+def test_the_one_global_group(fleet: sf.Fleet, visits: Feed, name: str, running: Any) -> None:
     running(fleet.stateful(visits.stream(), name=f"{name}-all").groupBy().agg(F.sum("ms").alias("total")))
     whole = fleet.state(f"{name}-all")
     assert whole.get({}) == {"total": 200}
@@ -80,27 +59,6 @@ def test_open_sessions_and_the_one_global_group(fleet: sf.Fleet, visits: Feed, n
         {"total": 200, "partition_id": total.shard}
     ]
     assert fleet.state(f"{name}-all").keys == ()
-
-
-@pytest.mark.replay
-def test_state_of_functions_and_their_timeouts(fleet: sf.Fleet, visits: Feed, name: str, running: Any) -> None:
-    def count(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
-        n = (state.get[0] if state.exists else 0) + sum(map(len, frames))
-        state.update((n, [str(key[0])] * n))
-        yield pd.DataFrame({"user": [key[0]], "n": [n]})
-
-    grouped = fleet.stateful(visits.stream(), name=name, shards=3).groupBy("user")
-    running(
-        grouped.applyInPandasWithState(
-            count, "user string, n int", "n int, names array<string>", "update", GroupStateTimeout.NoTimeout
-        )
-    )
-    state = fleet.state(name)
-    row = state.get({"user": "ann"})
-    assert row is not None
-    assert (row["n"], row["names"], row["exists"]) == (3, ["ann"] * 3, True)
-    assert state.get({"user": "eve"}) is None
-    assert state.scan(["user", "n"], filter=[("n", "=", 1)]).to_arrow().num_rows == 2
 
 
 class Pages(sf.StatefulProcessor):

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -32,7 +31,7 @@ from tests.integration.processor_cases import (
 from tests.integration.streams import Feed, Run, short_list
 
 
-@pytest.mark.parametrize("case_name", short_list(CASES, ["T1 counts"]))
+@pytest.mark.parametrize("case_name", short_list(CASES, ["T1 counts", "initial state"]))
 def test_case(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case_name: str) -> None:
     is_sparks = bool(SPARK.PROCESSOR_CLASSES)
     conf = ROCKSDB if is_sparks else {}
@@ -66,40 +65,6 @@ class ProcessorQuery:
 @pytest.fixture
 def query(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> ProcessorQuery:
     return ProcessorQuery(spark, fleet, tmp_path, name)
-
-
-@pytest.mark.replay
-@pytest.mark.parametrize("in_pandas", [False, True])
-def test_t2_the_initial_state_is_taken_in_once(spark: SparkSession, query: ProcessorQuery, in_pandas: bool) -> None:
-    def summing() -> StatefulProcessor:
-        class Sum(StatefulProcessor):
-            def init(self, handle: Any) -> None:
-                self.sum = handle.getValueState("sum", "n int")
-
-            def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-                new = sum(int(batch["v"].sum()) for batch in rows) if in_pandas else sum(row.v for row in rows)
-                self.sum.update(((self.sum.get() or (0,))[0] + new,))
-                total = str(self.sum.get()[0])
-                yield pd.DataFrame({"id": key, "out": total}) if in_pandas else Row(id=key[0], out=total)
-
-            def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
-                value = int(initialState.at[0, "initVal"]) if in_pandas else initialState.initVal
-                self.sum.update((value + (self.sum.get() or (0,))[0],))
-
-        return Sum()
-
-    def options() -> dict[str, Any]:
-        initial = spark.createDataFrame([(789, "0"), (987, "3")], "initVal int, id string").groupBy("id")
-        return {"in_pandas": in_pandas, "initialState": initial}
-
-    first = [("0", 123), ("0", 46), ("1", 146), ("1", 346)]
-    assert query.batches(summing(), first, **options()) == [[("0", "958"), ("1", "492")]]
-    assert query.batches(summing(), [("0", 67), ("3", 12)], [("4", 1)], **options()) == [
-        [("0", "1025"), ("3", "999")],
-        [("4", "1")],
-    ]
-    # By now it is not read any more.
-    assert query.batches(summing(), [("3", 1)], **options()) == [[("3", "1000")]]
 
 
 @pytest.mark.replay

@@ -26,6 +26,7 @@ from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.worker.process import fleet_client
 from statefleet import StatefulProcessor
 from statefleet.fleet import Fleet
+from statefleet.reads.state import LiveState
 from store_actors.operators.view_columns import ViewColumns
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
@@ -177,6 +178,24 @@ def assert_found_by_keys(view: ViewColumns, state: pa.Table) -> None:
     of_state = state.select(leaves.schema.names)
     assert {repr(row) for row in leaves.to_pylist()} <= {repr(row) for row in of_state.to_pylist()}
     assert leaves.schema.types == of_state.schema.types
+
+
+def assert_read_by_keys(state: LiveState, table: pa.Table, keys: Sequence[str]) -> None:
+    """Programs get the same rows: all of them, those of each key, and those of each first part of the keys."""
+    names = table.column_names
+    assert (state.keys, plain(state.scan().to_arrow().select(names), names)) == (tuple(keys), plain(table, names))
+    rows = table.to_pylist()
+    for shown in rows:
+        key = {column: shown[column] for column in keys}
+        same = [each for each in rows if all(repr(each[column]) == repr(value) for column, value in key.items())]
+        assert sorted(map(repr, state.get_all(key))) == sorted(map(repr, same))
+        # Arrow compares no structs, such as windows.
+        if len(keys) > 1 and not isinstance(shown[keys[0]], dict):
+            starts_alike = [each for each in rows if repr(each[keys[0]]) == repr(shown[keys[0]])]
+            found = state.prefix_scan({keys[0]: shown[keys[0]]}).to_arrow().select(names).to_pylist()
+            assert sorted(map(repr, found)) == sorted(map(repr, starts_alike))
+    if tuple(keys) == ("user",):
+        assert state.get_all({"user": "eve"}) == []
 
 
 @pytest.mark.replay
@@ -415,6 +434,7 @@ def test_rows_of_an_operator_are_shown_under_the_users_names(
         assert table.schema == view.schema
         assert plain(table, names) == sorted(expected, key=repr)
         assert_found_by_keys(view, state)
+        assert_read_by_keys(fleet.state(name, part), table, view.keys)
     metadata = fleet._coordinator.describe_state(name)
     assert metadata is not None
     assert ViewColumns.parts_of(metadata.schema) == (() if "" in parts else tuple(parts))

@@ -1,12 +1,13 @@
-"""Kinds of damage to files of states, and a survey that damages each file in each way and looks at what readers get."""
+"""Kinds of damage to files of states, and surveys that damage each file in each way and look at what readers get."""
 
 from __future__ import annotations
 
 import json
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from coordinator.model.errors import StateStoreError
 from coordinator.runtime.runtime import Runtime
@@ -50,6 +51,18 @@ def rows_or_error(look: Callable[[], Iterable[object]]) -> str:
         return f"{ERROR}{error}"
 
 
+def rows_of_versions(objects: MemoryObjectStore, states: Iterable[str], versions: Iterable[int]) -> dict[str, str]:
+    """Return what a reader gets of versions of states, by the state's name and the version."""
+    answers = {}
+    for name in states:
+        state = state_in(objects, name)
+        for version in versions:
+            answers[f"{name} {version}"] = rows_or_error(
+                lambda version=version, state=state: state.at(version).scan().to_arrow().to_pylist()
+            )
+    return answers
+
+
 def named_by_verify(objects: MemoryObjectStore, states: Iterable[str]) -> set[str]:
     """Return the files that ``statefleet verify`` names."""
     damages = [
@@ -77,6 +90,11 @@ def rewritten(change: Callable[[bytes, random.Random], bytes]) -> Damage:
 def flipped(data: bytes, dice: random.Random) -> bytes:
     at = dice.randrange(len(data))
     return data[:at] + bytes([data[at] ^ dice.randrange(1, 256)]) + data[at + 1 :]
+
+
+def inserted(data: bytes, dice: random.Random) -> bytes:
+    at = dice.randrange(len(data))
+    return data[:at] + bytes([dice.randrange(256)]) + data[at:]
 
 
 def zeroed(data: bytes, dice: random.Random) -> bytes:
@@ -145,10 +163,16 @@ def taken_from(other_store: MemoryObjectStore, path_there: Callable[[str], str] 
     return damage
 
 
+def wrong_rows(answers: Mapping[str, str], expected: Mapping[str, str]) -> dict[str, str]:
+    """Return the answers that are neither the expected rows nor an error."""
+    return {name: rows for name, rows in answers.items() if not rows.startswith(ERROR) and rows != expected[name]}
+
+
 #: The kinds of damage that need only the store's files.
 DAMAGES: dict[str, Damage] = {
     "flip": rewritten(flipped),
     "cut": rewritten(lambda data, dice: data[: dice.randrange(len(data))]),
+    "insert": rewritten(inserted),
     "zero": rewritten(zeroed),
     "empty": rewritten(lambda data, dice: b""),
     "delete": deleted,
@@ -157,39 +181,69 @@ DAMAGES: dict[str, Damage] = {
 }
 
 
-@dataclass(frozen=True)
-class Survey:
-    """States without damage, the kinds of damage to their files, and what readers are expected to get.
+class Survey(ABC):
+    """Files of a kind of state, kinds of damage to them, and what is expected of who reads them.
 
     Attributes
     ----------
-    objects
-        Their files.
-    states
-        Their names.
-    read
-        Return what readers get from files: rows or an error (:func:`rows_or_error`) by the name of what was read.
+    damages
+        The kinds of damage by name.
     """
 
-    objects: MemoryObjectStore
-    states: tuple[str, ...]
-    read: Callable[[MemoryObjectStore], dict[str, str]]
-    damages: Mapping[str, Damage] = field(default_factory=lambda: DAMAGES)
-    expected: dict[str, str] = field(default_factory=dict)
+    damages: Mapping[str, Damage]
 
-    def __post_init__(self) -> None:
-        self.expected.update(self.read(copied(self.objects)))
+    @abstractmethod
+    def places(self) -> list[Any]:
+        """Return what can be damaged."""
 
-    def needed(self) -> list[str]:
+    @abstractmethod
+    def outcome(self, place: Any, kind: str, seed: int = 0) -> str:
+        """Return what is wrong after a damage: wrong rows, or a damage that no error names; empty if nothing is wrong."""
+
+    def cases(self, kinds: Iterable[str] = ()) -> list[tuple[Any, str]]:
+        """Return all places, each with each kind of damage."""
+        return [(place, kind) for place in self.places() for kind in kinds or self.damages]
+
+    def sample(self, count: int) -> list[tuple[Any, str]]:
+        """Return some of the cases, which depend only on their number."""
+        return random.Random(20261123).sample(self.cases(), count)
+
+    def outcomes(self, cases: Iterable[tuple[Any, str]], seed: int = 0) -> dict[tuple[Any, str], str]:
+        """Return what is wrong, by case; empty if nothing is wrong."""
+        return {case: outcome for case in cases if (outcome := self.outcome(*case, seed))}
+
+
+class StoredSurvey(Survey):
+    """Files that are damaged while no fleet runs.
+
+    Parameters
+    ----------
+    objects
+        The files.
+    states
+        The names of their states.
+    read
+        Return what readers get from files: rows or an error (:func:`rows_or_error`) by the name of what was read.
+    further
+        Kinds of damage beside :data:`DAMAGES`.
+    """
+
+    def __init__(
+        self,
+        objects: MemoryObjectStore,
+        states: tuple[str, ...],
+        read: Callable[[MemoryObjectStore], dict[str, str]],
+        further: Mapping[str, Damage],
+    ) -> None:
+        self.objects, self.states, self._read = objects, states, read
+        self.damages = {**DAMAGES, **further}
+        self.expected = read(copied(objects))
+
+    def places(self) -> list[str]:
         """Return the files that retained versions need, sorted by path."""
         return sorted({file.path for name in self.states for file in files_of(self.objects, name).files})
 
-    def cases(self, kinds: Iterable[str] = ()) -> list[tuple[str, str]]:
-        """Return all paths, each with each kind of damage."""
-        return [(path, kind) for path in self.needed() for kind in kinds or self.damages]
-
     def outcome(self, path: str, kind: str, seed: int = 0) -> str:
-        """Return what is wrong after a damage: wrong rows, or a damage that no error names; empty if nothing is wrong."""
         objects = copied(self.objects)
         if not self.damages[kind](objects, path, random.Random(f"{path} {kind} {seed}")):
             return ""
@@ -200,11 +254,8 @@ class Survey:
         if kind == "delete" and path == newest:
             # The log ends before the file, as if it had never been written. A query whose checkpoint is ahead is refused.
             return ""
-        answers = self.read(objects)
-        wrong = {
-            name: rows for name, rows in answers.items() if not rows.startswith(ERROR) and rows != self.expected[name]
-        }
-        if wrong:
+        answers = self._read(objects)
+        if wrong := wrong_rows(answers, self.expected):
             return f"wrong rows: {wrong}"
         if kind == "delete" and "/checkpoints/" in path:
             # Nothing shows that the checkpoint was there, and the log has the same content.
@@ -212,12 +263,3 @@ class Survey:
         named = named_by_verify(objects, self.states)
         touched = {path, neighbour(self.objects, path)} if kind == "swap" else {path}
         return "" if touched & named else f"verify names {sorted(named)}"
-
-    def outcomes(self, cases: Iterable[tuple[str, str]], seed: int = 0) -> dict[tuple[str, str], str]:
-        """Return what is wrong, by case; empty if nothing is wrong."""
-        outcome_of_case = {case: self.outcome(*case, seed) for case in cases}
-        return {case: outcome for case, outcome in outcome_of_case.items() if outcome}
-
-    def sampled(self, count: int) -> dict[tuple[str, str], str]:
-        """Return :meth:`outcomes` of a sample of the cases, which depends only on their number."""
-        return self.outcomes(random.Random(20261123).sample(self.cases(), count))

@@ -20,7 +20,15 @@ NAMES = StoreSpec("names", (Field("id", "int64"),), (Field("name", "string"),))
 
 
 class KeyedFleet:
-    """Keyed stores over one object store."""
+    """Keyed stores over one object store.
+
+    Attributes
+    ----------
+    query, run, partition
+        Whose the state is, the run that reads, and the partition that is opened.
+    """
+
+    query, run, partition = "query", "run-1", 0
 
     def __init__(self) -> None:
         self.objects = MemoryObjectStore()
@@ -32,7 +40,7 @@ class KeyedFleet:
         return KeyedStores(Partitions(self.objects, self.coordinator, self.metrics))
 
     def request(self, batch: int, run: str = "run-1", attempt: int = 0, *specs: StoreSpec) -> OpenRequest:
-        task = TaskIdentity("s", "query", run, batch, 0, attempt, "executor")
+        task = TaskIdentity("s", self.query, run, batch, self.partition, attempt, "executor")
         grant = self.coordinator.lease(task, "a")
         return OpenRequest(task, grant.lease, grant.base_version, specs or (COUNTS,))
 
@@ -57,8 +65,6 @@ class KeyedFleet:
         while (batch := self.stores.next_batch(session, scan)) is not None:
             rows += batch.to_pylist()
         return sorted(rows, key=str)
-
-    run = "run-1"
 
 
 def counts(**values: int) -> pa.RecordBatch:

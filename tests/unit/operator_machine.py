@@ -104,9 +104,9 @@ class OperatorMachine(ShardMachine, Generic[Model]):
         self.shard.abort()
         self.pending = None
 
-    @rule(back=st.integers(0, 4))
+    @rule(back=st.integers(-1, 4))
     def rollback(self, back: int) -> None:
-        """Go back to a version that is in memory, and to no other; a pending change is dropped."""
+        """Go back to a version that is in memory, and to no other, nor on to one; a pending change is dropped."""
         newest = self.shard.version
         version = max(0, newest - back)
         is_retained = version in self.retained()[0]

@@ -41,7 +41,7 @@ def schema_of(
 
 def input_of(schema: StateSchema, columns: Iterable[Iterable[Any]]) -> ShardInput:
     arrays = [
-        pa.array([None if value is None else value * SECOND for value in column], field.type)
+        pa.array([value * SECOND if isinstance(value, int) else value for value in column], field.type)
         if pa.types.is_timestamp(field.type)
         else pa.array(list(column), field.type)
         for field, column in zip(schema.raw_schema(), columns, strict=True)

@@ -7,67 +7,29 @@ import math
 from collections import Counter
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.schema import Accumulator, Field, StateSchema
-from coordinator.model.type_names import counts_type, string_to_type
-from store_actors.engine.results import results_of
-from store_actors.engine.table import GroupTable
-from store_actors.engine.versions import CHANGE_COLUMN
-from store_actors.messages.requests import ShardInput
+from coordinator.model.type_names import counts_type
 from store_actors.operators.aggregate import AggregateShard
 from tests.unit.accumulator_values import VALUES
+from tests.unit.grouped_rows import Rows, aggregated, combined_or_not, emitted, input_of, schema_of
 
 PERCENTAGES = [0.0, 0.25, 0.5, 1.0]
-Rows = list[tuple[int, Any, int | None]]
 
 
-def schema_of(type_name: str, result: str, options: dict[str, Any], *, often: bool = False) -> StateSchema:
-    inputs = (Field("v", type_name), *([Field("n", "int64")] if often else []))
-    accumulator = Accumulator(
-        AccumulatorKind.COUNTED,
-        tuple(field.name for field in inputs),
-        (Field("s", counts_type(type_name), False),),
-        result=(Field("s", result),),
-        options=options,
-    )
-    return StateSchema((Field("k", "int64"),), inputs, (accumulator,), None, None, "update")
-
-
-def given_rows(schema: StateSchema, rows: Rows, *, combined: bool) -> ShardInput:
-    columns = list(zip(*rows, strict=True))[: 1 + len(schema.inputs)]
-    kinds = [pa.int64(), *(string_to_type(field.type) for field in schema.inputs)]
-    table = pa.table(
-        [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)], schema=schema.raw_schema()
-    )
-    empty = schema.row_schema().empty_table()
-    if not combined:
-        return ShardInput((table, empty), len(rows))
-    groups = GroupTable(schema)
-    for batch in table.to_batches():
-        groups.accumulate(groups.encode(batch), 1)
-    return ShardInput((table.slice(0, 0), groups.decode(groups.rows[groups.live()])), len(rows))
+def counted(type_name: str, result: str, options: dict[str, Any], *, often: bool = False) -> StateSchema:
+    state, types = Field("s", counts_type(type_name), False), [type_name, *(["int64"] if often else [])]
+    inputs = tuple(f"v{number}" for number in range(len(types)))
+    accumulator = Accumulator(AccumulatorKind.COUNTED, inputs, (state,), result=(Field("s", result),), options=options)
+    return schema_of(accumulator, types=types)
 
 
 def fed(schema: StateSchema, parts: list[Rows], *, combined: bool) -> AggregateShard:
-    """Return a shard after all parts; each part was undone once and repeated, and the shard was reloaded half way."""
-    shard = AggregateShard(schema)
-    for number, part in enumerate(parts, start=1):
-        rows = given_rows(schema, part, combined=combined)
-        shard.apply(rows, 0, number)
-        shard.abort()
-        shard.apply(rows, 0, number)
-        shard.commit()
-        if number == 2:
-            snapshot = shard.snapshot()
-            shard = AggregateShard(schema)
-            change_codes = pa.array([0] * snapshot.num_rows, pa.int8())
-            shard.load(snapshot.append_column(CHANGE_COLUMN, change_codes), number, 0)
-    return shard
+    return aggregated(schema, [[row[: 1 + len(schema.inputs)] for row in part] for part in parts], combined=combined)
 
 
 def counts_of(shard: AggregateShard) -> dict[int, Counter[Any]]:
@@ -80,8 +42,8 @@ def counts_of(shard: AggregateShard) -> dict[int, Counter[Any]]:
     return counts_by_group
 
 
-def emitted(shard: AggregateShard) -> dict[int, Any]:
-    return {row["k"]: row["s"] for row in results_of(shard.snapshot(), shard.schema).to_pylist()}
+def results(shard: AggregateShard) -> dict[int, Any]:
+    return {key: row["s"] for key, row in emitted(shard).items()}
 
 
 def batches(value: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Rows]]:
@@ -89,7 +51,7 @@ def batches(value: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Rows]]:
     return st.lists(st.lists(row, min_size=1, max_size=30), min_size=1, max_size=4)
 
 
-@pytest.mark.parametrize("combined", [False, True])
+@combined_or_not
 @pytest.mark.parametrize("often", [False, True])
 @pytest.mark.parametrize("type_name", ["int32", "string", "decimal(7,2)", "timestamp", "bool"])
 def test_values_are_counted_and_the_most_frequent_is_emitted(type_name: str, often: bool, combined: bool) -> None:
@@ -97,13 +59,13 @@ def test_values_are_counted_and_the_most_frequent_is_emitted(type_name: str, oft
     @settings(max_examples=15, deadline=None)
     def check(pool: list[Any], data: st.DataObject) -> None:
         parts = data.draw(batches(st.sampled_from(pool)))
-        shard = fed(schema_of(type_name, type_name, {}, often=often), parts, combined=combined)
+        shard = fed(counted(type_name, type_name, {}, often=often), parts, combined=combined)
         expected: dict[int, Counter[Any]] = {key: Counter() for part in parts for key, _, _ in part}
         for key, value, count in (row for part in parts for row in part):
             if value is not None and (not often or (count or 0) > 0):
                 expected[key][value] += count if often and count else 1
         assert counts_of(shard) == expected
-        for key, chosen in emitted(shard).items():
+        for key, chosen in results(shard).items():
             most = max(expected[key].values(), default=None)
             assert (chosen is None) if most is None else expected[key][chosen] == most
 
@@ -126,7 +88,7 @@ def test_percentiles(descending: bool, parts: list[Rows]) -> None:
             values[key].append(value)
     for rule in (0, 1):
         options = {"percentages": PERCENTAGES, "rule": -1 - rule if descending else rule}
-        percentiles = emitted(fed(schema_of("float64", "list<float64>", options), parts, combined=False))
+        percentiles = results(fed(counted("float64", "list<float64>", options), parts, combined=False))
         for key, group_values in values.items():
             ordered = sorted(group_values, reverse=descending)
             if rule == 0:
@@ -137,10 +99,10 @@ def test_percentiles(descending: bool, parts: list[Rows]) -> None:
 
 
 def test_a_group_with_few_distinct_values_stays_small() -> None:
-    shard = AggregateShard(schema_of("int64", "int64", {}))
+    shard = AggregateShard(counted("int64", "int64", {}))
     for number in range(1, 201):
-        rows: Rows = [(0, value % 5, None) for value in range(number, number + 50)]
-        shard.apply(given_rows(shard.schema, rows, combined=number % 2 == 0), 0, number)
+        rows: Rows = [(0, value % 5) for value in range(number, number + 50)]
+        shard.apply(input_of(shard.schema, rows, combined=number % 2 == 0), 0, number)
         shard.commit()
     assert counts_of(shard)[0] == dict.fromkeys(range(5), 2000)
     (row,) = shard.snapshot().to_pylist()
@@ -150,12 +112,12 @@ def test_a_group_with_few_distinct_values_stays_small() -> None:
 def test_percentiles_of_dates_and_intervals_are_dates_and_intervals() -> None:
     options = {"percentages": [0.5], "rule": 1}
     rows: Rows = [(0, dt.date(2020, 1, day), None) for day in (3, 1, 2)]
-    assert emitted(fed(schema_of("date32", "list<date32>", options), [rows], combined=False)) == {
+    assert results(fed(counted("date32", "list<date32>", options), [rows], combined=False)) == {
         0: [dt.date(2020, 1, 2)]
     }
     rows = [(0, dt.timedelta(microseconds=us), None) for us in (1, 4)]
     options = {"percentages": [0.5], "rule": 0}
     # Truncated to whole microseconds, as Spark does.
-    assert emitted(fed(schema_of("duration", "list<duration>", options), [rows], combined=False)) == {
+    assert results(fed(counted("duration", "list<duration>", options), [rows], combined=False)) == {
         0: [dt.timedelta(microseconds=2)]
     }

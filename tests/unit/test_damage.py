@@ -1,92 +1,199 @@
-"""Damaged bytes of any file are reported as damage: never a crash, never silently wrong rows."""
+"""Every kind of damage to every kind of file: readers get the right rows or an error that says why, and `verify` names the file.
+
+The whole survey is run by ``./run soak``; here is a sample of it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import random
+import zlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
+from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.errors import CorruptStateError
 from coordinator.model.identities import StateStoreId
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.storage.memory import MemoryObjectStore
+from statefleet.reads.fleet import attach
+from statefleet.reads.verify import files_of
+from store_actors.serving.files import decode_file
 from tests.stored_shards import stored_rows
+from tests.unit import damaged_branches, damaged_keyed_stores
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, counts, filled
-
-#: States whose files examples damage in copies of their own.
-THREE, WITH_SNAPSHOT, WITH_RECORDS = filled(3), filled(4, (3,)), filled(3, (2,))
-SHARD = StateStoreId("memory:///s", 0, 0)
-DAMAGE = st.one_of(
-    st.tuples(st.just("flip"), st.integers(0, 1 << 30), st.integers(1, 255)),
-    st.tuples(st.just("cut"), st.integers(0, 1 << 30), st.just(0)),
-    st.tuples(st.just("insert"), st.integers(0, 1 << 30), st.integers(0, 255)),
-    st.tuples(st.just("zero"), st.integers(0, 1 << 30), st.integers(1, 64)),
+from tests.unit.checkpointed_state import BATCHES, state_files, write_files
+from tests.unit.damaged_branches import BRANCH, PARENT
+from tests.unit.damaged_fleet import FOLLOWING, STATE, RunningSurvey
+from tests.unit.damages import (
+    DAMAGES,
+    ERROR,
+    StoredSurvey,
+    Survey,
+    counterpart,
+    named_by_verify,
+    rows_of_versions,
+    rows_or_error,
+    taken_from,
 )
 
 
-def damaged(data: bytes, damage: tuple[str, int, int]) -> bytes:
-    kind, position, value = damage
-    index = position % len(data)
-    match kind:
-        case "flip":
-            return data[:index] + bytes([data[index] ^ value]) + data[index + 1 :]
-        case "cut":
-            return data[:index]
-        case "insert":
-            return data[:index] + bytes([value]) + data[index:]
-        case _:
-            return data[:index] + bytes(len(data[index : index + value])) + data[index + value :]
+@cache
+def of_one_state() -> StoredSurvey:
+    """A state with two checkpoints in parts, deltas and snapshots, beside a state of the same name in another fleet."""
+
+    def read(objects: MemoryObjectStore) -> dict[str, str]:
+        return rows_of_versions(objects, ["s"], range(BATCHES + 1))
+
+    return StoredSurvey(state_files("a"), ("s",), read, {"another fleet's": taken_from(state_files("b"))})
 
 
-def of(fleet: AggregationFleet, suffix: str) -> list[str]:
-    return [info.path for info in fleet.objects.list("s") if info.path.endswith(suffix)]
+running_survey = cache(RunningSurvey)
+#: By what is damaged: the survey, the number of cases that are tested with every change, and how often `soak` runs each of them.
+SURVEYS: dict[str, tuple[Callable[[], Survey], int, int]] = {
+    "a state": (of_one_state, 80, 3),
+    "a rescaled state and its branch": (damaged_branches.survey, 12, 1),
+    "keyed stores": (damaged_keyed_stores.survey, 30, 2),
+    "a running fleet": (running_survey, 24, 1),
+}
 
 
-@settings(max_examples=300, deadline=None)
-@given(damage=DAMAGE, which=st.integers(0, 99))
-def test_a_damaged_delta_is_never_read(damage: tuple[str, int, int], which: int) -> None:
-    fleet = THREE.copied()
-    paths = of(fleet, ".delta")
-    path = paths[which % len(paths)]
-    content = fleet.objects.get(path)
-    fleet.objects.put(path, damaged(content, damage))
-    if damaged(content, damage) == content:
-        assert counts(stored_rows(fleet.store, SHARD, 3, SCHEMA)) == {"a": 3, "b": 1}
-        return
-    with pytest.raises(CorruptStateError, match=path):
-        stored_rows(fleet.store, SHARD, 3, SCHEMA)
+@pytest.mark.parametrize("of", SURVEYS)
+def test_no_sampled_damage_gives_wrong_rows_or_stays_unnamed(of: str) -> None:
+    survey, sample, _ = SURVEYS[of]
+    assert survey().outcomes(survey().sample(sample)) == {}
 
 
-@settings(max_examples=200, deadline=None)
-@given(damage=DAMAGE)
-def test_a_damaged_snapshot_changes_no_answer(damage: tuple[str, int, int]) -> None:
-    fleet = WITH_SNAPSHOT.copied()
-    (path,) = of(fleet, ".snapshot")
-    fleet.objects.put(path, damaged(fleet.objects.get(path), damage))
-    assert counts(stored_rows(fleet.store, SHARD, 4, SCHEMA)) == {"a": 4, "b": 1}
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", [*DAMAGES, "a file of elsewhere"])
+@pytest.mark.parametrize("of", SURVEYS)
+def test_no_damage_gives_wrong_rows_or_stays_unnamed(of: str, kind: str) -> None:
+    survey, _, times = SURVEYS[of]
+    cases = survey().cases([kind] if kind in DAMAGES else sorted(survey().damages.keys() - DAMAGES.keys()))
+    for seed in range(times):
+        assert survey().outcomes(cases, seed) == {}
 
 
-@settings(max_examples=300, deadline=None)
-@given(damage=DAMAGE, which=st.integers(0, 99))
-def test_a_damaged_record_is_named(damage: tuple[str, int, int], which: int) -> None:
-    fleet = WITH_RECORDS.copied()
-    paths = [info.path for info in fleet.objects.list("s/manifest")]
+# -- what is damaged is there, and is read ------------------------------------------------------------------------------
+
+
+def folders(paths: list[str]) -> set[str]:
+    return {str(Path(path).parent) for path in paths}
+
+
+def test_every_kind_of_file_is_there(tmp_path: Path) -> None:
+    state = of_one_state()
+    assert folders(state.places()) == {"s", "s/manifest", "s/checkpoints", "s/parts", "s/0/0"}
+    assert {Path(path).suffix for path in state.places()} == {".json", ".delta", ".snapshot"}
+    for version in range(BATCHES + 1):
+        totals = {"a": version, "x": (version + 1) // 2, "y": version // 2}
+        rows = [{"v": value, "n": n} for value, n in totals.items() if n]
+        assert state.expected[f"s {version}"] == rows_or_error(lambda rows=rows: rows)
+    assert named_by_verify(state.objects, state.states) == set()
+    # A folder of files gives the same answers.
+    write_files(state.objects, tmp_path)
+    attached = attach(f"file://{tmp_path}", offline=True).state("s", consistency="committed")
+    assert rows_or_error(lambda: attached.scan().to_arrow().to_pylist()) == state.expected[f"s {BATCHES}"]
+
+
+def test_every_kind_of_file_of_a_rescaled_state_and_its_branch_is_there() -> None:
+    branches = damaged_branches.survey()
+    expected = branches.expected
+    assert not [name for name, rows in expected.items() if rows.startswith(ERROR) and name[-1] not in "123"]
+    assert expected[f"{PARENT} 4"] == expected[f"{BRANCH} 4"] != expected[f"{PARENT} 6"]
+    of_parent = {f"{PARENT}/{folder}" for folder in ("manifest", "checkpoints", "parts", "0/0", "0/4")}
+    assert folders(branches.places()) >= of_parent | {
+        f"{BRANCH}/{folder}" for folder in ("manifest", "checkpoints", "0/2", "0/4")
+    }
+    # The first record of a branch is checked.
+    for kind in ("delete", "a backup's"):
+        assert branches.outcome(f"{BRANCH}/manifest/{1:020d}.json", kind) == ""
+
+
+def test_every_kind_of_file_of_two_keyed_stores_is_there() -> None:
+    keyed = damaged_keyed_stores.survey()
+    partitions = {f"s/0/{partition}{store}" for partition in range(2) for store in ("", "/names")}
+    assert folders(keyed.places()) == {"s", "s/manifest", "s/checkpoints", "s/parts", *partitions}
+    assert folders([path for path in keyed.places() if path.endswith(".snapshot")]) == partitions
+    assert not [name for name, rows in keyed.expected.items() if rows.startswith(ERROR)]
+    assert keyed.expected["0 at 5"] != keyed.expected["1 at 5"] != keyed.expected["1 at 4"]
+    assert ["'id': 0" in keyed.expected[f"1 at {version}"] for version in (2, 3)] == [True, False]
+    assert named_by_verify(keyed.objects, keyed.states) == set()
+
+
+def test_every_kind_of_file_of_a_running_fleet_is_there_and_is_read_again_after_all_that_follows() -> None:
+    running = running_survey()
+    assert folders(running.files) == {"s", "s/manifest", "s/checkpoints", "s/parts", "s/0/0", "s/0/1"}
+    assert {Path(path).suffix for path in running.files} == {".json", ".delta", ".snapshot"}
+    for follow in FOLLOWING:
+        expected = running.expected[follow]
+        last = max(int(name[-1]) for name in expected if name.startswith(f"{STATE} emits"))
+        assert not [name for name, rows in expected.items() if "emits" in name and rows.startswith(ERROR)]
+        # The last answers came from storage.
+        assert not expected[f"{STATE} {last}"].startswith(ERROR)
+
+
+# -- what the files themselves say --------------------------------------------------------------------------------------
+
+
+def test_a_file_of_rows_of_another_fleet_is_refused_by_the_log_and_by_its_own_fields() -> None:
+    """Files of the shards of both layouts of a state, and of its branch, which shares a part of them."""
+    objects, other_fleet = damaged_branches.survey().objects, damaged_branches.files("b")
+    dice, refused = random.Random(0), set()
+    needed = {file.path: file for name in (PARENT, BRANCH) for file in files_of(objects, name).files}
+    for path, file in needed.items():
+        if file.entry is None:
+            continue
+        other_path = counterpart(other_fleet, path, dice)
+        assert other_path is not None
+        data = other_fleet.get(other_path)
+        with pytest.raises(CorruptStateError, match="its size or checksum differs"):
+            decode_file(data, file.entry, file.piece)
+        agreeing = structs.replace(file.entry, file_bytes=len(data), checksum=zlib.crc32(data))
+        with pytest.raises(CorruptStateError, match=r"not the one that belongs in its place.*field=`attempt`"):
+            decode_file(data, agreeing)
+        refused.add((path.partition("/")[0], file.entry.partition_id, Path(path).suffix))
+    shards = {(state, partition) for state, partition, _ in refused}
+    assert shards >= {(PARENT, 0), (PARENT, 2), (BRANCH, 2)}
+    assert {suffix for _, _, suffix in refused} == {".delta", ".snapshot"}
+
+
+@pytest.mark.parametrize(
+    ("suffix", "fleet"), [(".delta", filled(4)), (".snapshot", filled(4, (3,))), (".json", filled(4, (2,)))]
+)
+@given(kind=st.sampled_from(["flip", "cut", "insert", "zero"]), seed=st.integers(0, 1 << 30))
+@settings(max_examples=250, deadline=None)
+def test_a_change_of_any_byte_is_named_or_changes_no_answer(
+    suffix: str, fleet: AggregationFleet, kind: str, seed: int
+) -> None:
+    """A delta is never read, instead of a snapshot there are the deltas before it, and a record is named."""
+    fleet, dice = fleet.copied(), random.Random(seed)
     whole = ManifestLog(fleet.objects, "s", "reader").load().to_json()
-    path = paths[which % len(paths)]
-    fleet.objects.put(path, damaged(fleet.objects.get(path), damage))
+    path = dice.choice([info.path for info in fleet.objects.list("s") if info.path.endswith(suffix)])
+    content = fleet.objects.get(path)
+    DAMAGES[kind](fleet.objects, path, dice)
+    message = ""
     try:
-        message, ledger = "", ManifestLog(fleet.objects, "s", "reader").load()
+        is_whole = ManifestLog(fleet.objects, "s", "reader").load().to_json() == whole
+        rows = counts(stored_rows(fleet.store, StateStoreId("memory:///s", 0, 0), 4, SCHEMA))
     except CorruptStateError as error:
         message = str(error)
-    # A space that became a line break does not change the record.
-    assert path in message or ledger.to_json() == whole
+    else:
+        # A space of a record that became a line break does not change the record.
+        assert is_whole
+        assert rows == {"a": 4, "b": 1}
+    assert path in message or suffix != ".delta" or fleet.objects.get(path) == content
+    assert not message if suffix == ".snapshot" else path in message or not message
 
 
 def test_damaged_metadata_is_named() -> None:
-    from coordinator.log.ledger_writer import LedgerWriter
-    from coordinator.model.state_metadata import StateMetadata
-
     fleet = AggregationFleet()
     log = ManifestLog(fleet.objects, "s", "writer")
     log.create_metadata(StateMetadata("s", "q", 4, "update"))

@@ -14,7 +14,7 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.type_names import list_type
 from store_actors.engine.table import GroupTable
-from tests.unit.grouped_rows import Rows, aggregate_parts, batch_of, schema_of
+from tests.unit.grouped_rows import Rows, aggregate_parts, batch_of, combined_or_not, schema_of
 
 K = AccumulatorKind
 #: Coupons of 0, 1 and 2, and of 'ab' repeated 1 to 39 times, in order of their bits, as Spark 3.5 has them.
@@ -32,7 +32,6 @@ UNION = bytes.fromhex(
     "0a0107060010020a00000000000000000000000000900b400000000000000000030000000000000005060407020604040305050307040707050407080804030706"
     "030204050606040608030308040505020405060404070804040506050508050407060404030305"
 )
-combined_or_not = pytest.mark.parametrize("combined", [False, True])
 
 
 def sketch_of(type_name: str, lg_k: int) -> StateSchema:

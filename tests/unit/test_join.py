@@ -1,4 +1,4 @@
-"""Joins of two streams: Spark's own cases, conditions, and a shard against plain lists through versions."""
+"""Joins of two streams: what is kept and written, memory, and conditions; `test_shard_machines.py` compares with plain lists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import Field
 from coordinator.model.type_names import string_to_type
 from store_actors.engine import versions
-from store_actors.engine.versions import CHANGE_COLUMN, Change
+from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.operators.join_condition import PairCondition
 from store_actors.operators.join_schema import join_schema
 from tests.unit.join_machine import (
@@ -36,7 +36,7 @@ def literal(kind: str, value: object) -> Row:
     return {"op": "literal", "type": kind, "value": value}
 
 
-# -- Spark's cases ----------------------------------------------------------------------------------------------------
+# -- a shard; Spark's cases are in tests/integration/join_cases.py -----------------------------------------------------
 
 
 def simple(join_type: str = "inner", **options: Any) -> Driver:
@@ -45,25 +45,8 @@ def simple(join_type: str = "inner", **options: Any) -> Driver:
     return Driver(join_schema((Field("k0", "int64"),), fields, right_fields, {"join_type": join_type, **options}))
 
 
-def test_j1_inner_join_on_a_key_across_a_restart() -> None:
-    run = simple()
-
-    def keyed(change: Change) -> Counter[tuple[Any, ...]]:
-        return Counter((a, b, d) for a, b, _, d in rows_of(change.emitted).elements())
-
-    assert not rows_of(run.batch(left(1), []).emitted)
-    assert keyed(run.batch([], right(1, 10))) == {(1, 2, 3): 1}
-    assert keyed(run.batch(left(10), [])) == {(10, 20, 30): 1}
-    assert keyed(run.batch([], right(1))) == {(1, 2, 3): 1}
-    run.restart()
-    assert keyed(run.batch(left(1), [])) == {(1, 2, 3): 2}
-    run.restart()
-    assert keyed(run.batch(left(100), right(100))) == {(100, 200, 300): 1}
-    assert len(run.shard) == 8
-
-
-def windowed(join_type: str, *, condition: Any = None, pre: Any = None) -> Driver:
-    """Return a join on a key and a ten-second window, with a watermark of ten seconds on either side, as in J2 and JO1."""
+def windowed(join_type: str) -> Driver:
+    """Return a join on a key and a ten-second window, with a watermark of ten seconds on either side, as in JO1."""
     keys = Field("k0", "int64"), Field("k1", "timestamp")
     sides = [
         (Field(f"{s}0", "int64"), Field(f"{s}1", "int64"), Field(f"{s}t", "timestamp"), Field(f"{s}p", "bool"))
@@ -75,8 +58,6 @@ def windowed(join_type: str, *, condition: Any = None, pre: Any = None) -> Drive
         "expiry": ["k1", "k1"],
         "output": [["l0", "l1"], ["r0", "r1"]],
         "output_lag_us": [0, 0],
-        "condition": condition,
-        "pre": pre,
     }
     return Driver(join_schema(keys, *sides, options, 10_000))
 
@@ -101,103 +82,6 @@ def tl(*values: int) -> list[Row]:
 
 def tr(*values: int) -> list[Row]:
     return timed("r", 3, *values)
-
-
-def test_j2_windowed_inner_join_drops_what_the_watermark_passed() -> None:
-    run = windowed("inner")
-    first = run.batch(tl(1), [], 0)
-    assert (len(run.shard), first.rows_updated) == (1, 1)
-    assert rows_of(run.batch([], tr(1), 0).emitted) == {(1, 2, 1, 3): 1}
-    run.restart()
-    second = run.batch(tl(25), [], 15_000)
-    assert (len(run.shard), second.rows_updated, second.rows_removed) == (1, 1, 2)
-    assert rows_of(run.batch([], tr(25), 15_000).emitted) == {(25, 50, 25, 75): 1}
-    run.restart()
-    # In Spark's case the right side has no watermark: here it has one, so the right row is late, as the left one.
-    late = run.batch(tl(5), tr(1), 15_000)
-    assert (len(run.shard), late.rows_updated, late.rows_late) == (2, 0, 2)
-
-
-@pytest.mark.parametrize(
-    ("join_type", "closed", "num_kept"),
-    [
-        ("left_outer", {(1, 2, None, None): 1, (2, 4, None, None): 1}, 2),
-        ("right_outer", {(None, None, 6, 18): 1, (None, None, 7, 21): 1}, 2),
-        (
-            "full_outer",
-            {(1, 2, None, None): 1, (2, 4, None, None): 1, (None, None, 6, 18): 1, (None, None, 7, 21): 1},
-            2,
-        ),
-    ],
-)
-def test_jo1_outer_joins_emit_what_never_matched_once_its_window_ends(
-    join_type: str, closed: dict[tuple[Any, ...], int], num_kept: int
-) -> None:
-    run = windowed(join_type)
-    first = run.batch(tl(1, 2, 3, 4, 5), tr(3, 4, 5, 6, 7), 0)
-    assert rows_of(first.emitted) == {(3, 6, 3, 9): 1, (4, 8, 4, 12): 1, (5, 10, 5, 15): 1}
-    assert (len(run.shard), first.rows_updated) == (10, 10)
-    run.restart()
-    second = run.batch(tl(21), tr(22), 11_000)
-    assert rows_of(second.emitted) == closed
-    # As in Spark's progress, rows of an outer side are not counted when they leave.
-    removed = 0 if join_type == "full_outer" else 5
-    assert (len(run.shard), second.rows_updated, second.rows_removed) == (num_kept, 2, removed)
-    third = run.batch(tl(22), [], 11_000)
-    assert rows_of(third.emitted) == {(22, 44, 22, 66): 1}
-    assert (len(run.shard), third.rows_updated) == (3, 1)
-    late = run.batch(tl(1), tr(5), 11_000)
-    assert (late.rows_late, len(run.shard), rows_of(late.emitted)) == (2, 3, {})
-
-
-def test_jo2_rows_that_cannot_match_are_emitted_at_once_and_not_kept() -> None:
-    run = windowed("left_outer", pre=["lp", None])
-    first = run.batch(tl(1, 2, 3), tr(3, 4, 5), 0)
-    assert rows_of(first.emitted) == {(3, 6, 3, 9): 1, (1, 2, None, None): 1, (2, 4, None, None): 1}
-    assert (len(run.shard), first.rows_updated) == (4, 4)
-    second = run.batch(tl(20), tr(21), 10_000)
-    assert (rows_of(second.emitted), len(run.shard), second.rows_updated) == ({}, 2, 2)
-    assert rows_of(run.batch([], tr(20), 10_000).emitted) == {(20, 40, 20, 60): 1}
-
-
-def test_jo2_the_other_side_of_a_full_outer_join_gets_its_nulls_at_its_end() -> None:
-    run = windowed("full_outer", pre=["lp", None])
-    run.batch(tl(1, 2, 3), tr(3, 4, 5), 0)
-    assert rows_of(run.batch(tl(20), tr(21), 10_000).emitted) == {(None, None, 4, 12): 1, (None, None, 5, 15): 1}
-
-
-def test_j5_self_join_gives_every_pair_once() -> None:
-    fields = (Field("l0", "int64"),), (Field("r0", "int64"),)
-    run = Driver(join_schema((Field("k0", "int64"),), *fields, {"join_type": "inner"}))
-
-    def self_join(*values: int) -> Change:
-        return run.batch([{"k0": v % 5, "l0": v} for v in values], [{"k0": v % 5, "r0": v} for v in values])
-
-    assert rows_of(self_join(1, 2).emitted) == {(1, 1): 1, (2, 2): 1}
-    run.restart()
-    assert rows_of(self_join(3, 6).emitted) == {(3, 3): 1, (1, 6): 1, (6, 1): 1, (6, 6): 1}
-
-
-def test_jo6_null_keys_match_by_null_safe_equality_and_in_full_outer_joins() -> None:
-    safe, unsafe = simple(null_safe=["k0"]), simple("full_outer")
-    assert rows_of(safe.batch(left(None, 1), right(None, 1)).emitted) == {(None,) * 4: 1, (1, 2, 1, 3): 1}
-    # Spark keeps null keys out of a join by filters, which a full outer join does not have.
-    assert rows_of(unsafe.batch(left(None, 1), right(None, 1)).emitted) == {(None,) * 4: 1, (1, 2, 1, 3): 1}
-    assert (len(safe.shard), len(unsafe.shard)) == (4, 4)
-    inner = simple()
-    assert inner.batch(left(None), right(None)).rows_updated == len(inner.shard) == 0
-
-
-def test_semi_join_emits_a_left_row_at_its_first_match_and_forgets_it() -> None:
-    run = simple("left_semi", output=[["l0"], ["r1"]])
-    assert rows_of(run.batch(left(1, 2, 2), right(2, 2)).emitted) == {(2,): 2}
-    assert len(run.shard) == 3
-    change = run.batch([], right(1, 1, 2))
-    assert rows_of(change.emitted) == {(1,): 1}
-    assert change.rows_removed == 1
-    run.restart()
-    assert rows_of(run.batch(left(1), right(1)).emitted) == {(1,): 1}
-    assert [row["__side"] for row in run.shard.snapshot().to_pylist()] == [1] * 6
 
 
 def test_a_row_that_was_never_matched_and_comes_after_its_end_gets_its_nulls_in_its_batch() -> None:

@@ -330,16 +330,9 @@ def test_a_commit_whose_answer_was_lost_is_not_lost() -> None:
     fleet.write(0, a=1)
     session = fleet.open(1)
     fleet.put(session, a=2)
-    commit_all = fleet.coordinator.commit_all
-
-    def lose(*args: Any) -> Any:
-        commit_all(*args)
-        raise ConnectionError("the answer was lost")
-
-    fleet.coordinator.commit_all = lose  # type: ignore[method-assign]
-    with pytest.raises(ConnectionError):
+    fleet.coordinator.lose_answers = 1
+    with pytest.raises(StoreUnavailableError):
         fleet.stores.commit(session)
-    fleet.coordinator.commit_all = commit_all  # type: ignore[method-assign]
     retry = fleet.open(1, attempt=1)
     fleet.put(retry, a=2)
     assert fleet.stores.commit(retry) == 2
@@ -557,7 +550,7 @@ def test_an_error_of_a_write_is_raised_by_the_call_that_sends_it() -> None:
     with pytest.raises(InvalidRequestError, match="n"):
         handle.store.commit()
     assert not handle.store.has_committed
-    assert fleet.coordinator.lease(TaskIdentity("s", "query", "run-1", 0, 0, 1, "executor"), "a").base_version == 0
+    assert fleet.request(0, attempt=1).base_version == 0
 
 
 # -- calls of the coordinator, and locks ------------------------------------------------------------------------------
@@ -606,11 +599,11 @@ def test_a_partition_is_reported_with_its_neighbours_and_stale_ones_are_dropped(
     fleet.write(0, a=1)
     assert fleet.coordinator.reported == [(first, ())]
     fleet.coordinator.stale = {first}
-    task = TaskIdentity("s", "query", "run-1", 0, 1, 0, "executor")
-    grant = fleet.coordinator.lease(task, "a")
-    session, _ = fleet.stores.open_update(OpenRequest(task, grant.lease, grant.base_version, (COUNTS,)))
+    fleet.partition = 1
+    session = fleet.open(0)
     assert fleet.coordinator.reported[-1] == (second, (first,))
     fleet.stores.end(session)
+    fleet.partition = 0
     # The first partition is loaded again.
     assert fleet.metrics.bytes_loaded == 0
     fleet.write(1, b=1)
@@ -622,9 +615,8 @@ def test_each_of_many_partitions_is_reported_with_a_few_others_and_all_in_turns(
     fleet = KeyedFleet()
 
     def open_partition(partition: int) -> set[int]:
-        grant = fleet.coordinator.lease(TaskIdentity("s", "query", "run-1", 0, partition, 0, "executor"), "a")
-        task = TaskIdentity("s", "query", "run-1", 0, partition, 0, "executor")
-        fleet.stores.end(fleet.stores.open_update(OpenRequest(task, grant.lease, grant.base_version, (COUNTS,)))[0])
+        fleet.partition = partition
+        fleet.stores.end(fleet.open(0))
         return {instance.store_id.partition_id for instance in fleet.coordinator.reported[-1][1]}
 
     reported = [open_partition(partition) for partition in range(200)]
@@ -638,9 +630,9 @@ def test_a_partition_with_an_open_update_is_not_dropped_as_stale() -> None:
     session = fleet.open(0)
     fleet.put(session, a=1)
     fleet.coordinator.stale = {StateStoreProviderId(StateStoreId("memory:///s", 0, 0), "run-1")}
-    task = TaskIdentity("s", "query", "run-1", 0, 1, 0, "executor")
-    grant = fleet.coordinator.lease(task, "a")
-    fleet.stores.end(fleet.stores.open_update(OpenRequest(task, grant.lease, grant.base_version, (COUNTS,)))[0])
+    fleet.partition = 1
+    fleet.stores.end(fleet.open(0))
+    fleet.partition = 0
     assert fleet.stores.commit(session) == 1
     assert fleet.read(1) == [{"k": "a", "n": 1}]
 

@@ -37,18 +37,6 @@ def applied(shard: LimitShard, rows: ShardInput) -> list[Any]:
     return shard.output(change.delta).column("c0").to_pylist()
 
 
-def test_sparks_limit_of_ten_over_three_batches_of_four() -> None:
-    shard = LimitShard(schema_of(10))
-    counts = []
-    for batch in range(3):
-        emitted = applied(shard, numbers(list(range(4 * batch, 4 * batch + 4))))
-        assert emitted == list(range(4 * batch, min(10, 4 * batch + 4)))
-        counts += shard.snapshot().column("n").to_pylist()
-    assert counts == [4, 8, 10]
-    assert applied(shard, numbers([99])) == []
-    assert shard.snapshot().to_pylist() == [{"n": 10}]
-
-
 def test_columns_outside_the_state_may_have_any_type() -> None:
     kind = pa.list_(pa.struct({"a": pa.int8(), "m": pa.map_(pa.string(), pa.float64())}))
     nested = pa.table(

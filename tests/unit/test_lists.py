@@ -1,97 +1,31 @@
-"""State that grows with its group, against plain Python: lists and sets of every type, through versions, files and sessions."""
+"""State that grows with its group: what it costs, how versions keep it, and its files."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from msgspec import structs
 
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import StateStoreId
-from coordinator.model.schema import Accumulator, Field, StateSchema
+from coordinator.model.schema import StateSchema
 from coordinator.model.stored_json import from_json
-from coordinator.model.type_names import string_to_type
 from store_actors.engine import versions
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
-from store_actors.operators.session_windows import SessionShard
 from store_actors.serving.files import delta_path, encode_delta
-from tests.unit.accumulator_values import VALUES
 from tests.unit.list_machine import (
     SCHEMA,
-    K,
     batch_of,
-    collected,
-    distinct,
-    exact,
     input_of,
 )
-from tests.unit.session_machine import input_of as session_input
-from tests.unit.session_machine import schema_of as session_schema
 from tests.unit.shard_machine import read_frozen
-
-# -- every type -------------------------------------------------------------------------------------------------------
-
-ANY_VALUES = VALUES | {"float32": st.floats(width=32), "float64": st.one_of(st.floats(), st.sampled_from([0.0, -0.0]))}
-
-
-def both_of(type_name: str) -> StateSchema:
-    return StateSchema(
-        keys=(Field("k", "int64"),),
-        inputs=(Field("v", type_name),),
-        accumulators=(
-            collected(K.COLLECT_LIST, "v", type_name, "all"),
-            Accumulator(K.COUNT_VALID, ("v",), (Field("n", "int64", False),)),
-            collected(K.COLLECT_SET, "v", type_name, "different"),
-        ),
-        expiry_key=None,
-        delay_ms=None,
-        output_mode="update",
-    )
-
-
-@pytest.mark.parametrize("merge", [False, True])
-@pytest.mark.parametrize("type_name", sorted(VALUES))
-def test_lists_and_sets_of_every_type(type_name: str, merge: bool) -> None:
-    schema, value_type = both_of(type_name), string_to_type(type_name)
-    values_or_null = st.one_of(st.none(), ANY_VALUES[type_name])
-    rows = st.tuples(st.sampled_from([1, 2, None]), values_or_null)
-
-    @settings(max_examples=25, deadline=None)
-    @given(parts=st.lists(st.lists(rows, max_size=30), min_size=1, max_size=4))
-    def check(parts: list[list[tuple[int | None, Any]]]) -> None:
-        final = GroupTable(schema)
-        for part in parts:
-            columns = [pa.array([k for k, _ in part], pa.int64()), pa.array([v for _, v in part], value_type)]
-            batch = pa.record_batch(columns, schema=schema.raw_schema())
-            if merge:
-                combined = GroupTable(schema)
-                combined.accumulate(combined.encode(batch), 1)
-                for partial in combined.decode(combined.rows[combined.live()]).to_batches():
-                    encoded = final.encode(partial, partial=True)
-                    final.accumulate(encoded.take(slice(0, len(encoded))), 1)
-            else:
-                final.accumulate(final.encode(batch), 1)
-        row_of_key = {row["k"]: row for row in final.decode(final.rows[final.live()]).to_pylist()}
-        given_rows = [row for part in parts for row in part]
-        assert row_of_key.keys() == {k for k, _ in given_rows}
-        for k, row in row_of_key.items():
-            values = [v for key, v in given_rows if key == k and v is not None]
-            assert exact(row["all"]) == exact(values)
-            assert row["n"] == len(values)
-            assert sorted(exact(row["different"])) == sorted(exact(distinct(values)))
-
-    check()
-
 
 # -- costs ----------------------------------------------------------------------------------------------------
 
@@ -202,42 +136,3 @@ def test_a_global_group_has_empty_lists_before_any_input() -> None:
     change = shard.apply(ShardInput.of_raw(shard.schema), 0, 1)
     (row,) = change.delta.drop_columns([CHANGE_COLUMN]).to_pylist()
     assert row == {"words": [], "top": None, "word_set": [], "amounts": [], "xs": []}
-
-
-# -- sessions ---------------------------------------------------------------------------------------------------------
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    batches=st.lists(
-        st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 60), st.integers(0, 15)), max_size=20),
-        max_size=5,
-    ),
-    undo=st.booleans(),
-)
-def test_sessions_collect_the_values_of_all_their_rows(batches: list[list[tuple[str, int, int]]], undo: bool) -> None:
-    accumulators = (
-        collected(K.COLLECT_LIST, "v", "int64", "all"),
-        collected(K.COLLECT_SET, "v", "int64", "different"),
-    )
-    schema = session_schema((Field("user", "string"),), (Field("v", "int64"),), accumulators, "complete")
-    shard, all_rows = SessionShard(schema), []
-    for version, rows in enumerate(batches, start=1):
-        columns = list(zip(*[(user, at, at + 4, v) for user, at, v in rows], strict=True)) or [()] * 4
-        if undo:
-            shard.apply(session_input(schema, columns), 0, version)
-            shard.abort()
-        shard.apply(session_input(schema, columns), 0, version)
-        shard.commit()
-        all_rows += rows
-        expected = []
-        for user in ("a", "b"):
-            sessions: list[list[tuple[int, int]]] = []
-            for at, v in sorted((at, v) for name, at, v in all_rows if name == user):
-                if sessions and at <= sessions[-1][-1][0] + 4:
-                    sessions[-1].append((at, v))
-                else:
-                    sessions.append([(at, v)])
-            expected += [(user, sorted(v for _, v in session), sorted({v for _, v in session})) for session in sessions]
-        emitted = [(row["user"], sorted(row["all"]), sorted(row["different"])) for row in shard.snapshot().to_pylist()]
-        assert sorted(emitted) == sorted(expected)

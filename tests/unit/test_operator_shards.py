@@ -13,7 +13,6 @@ import pytest
 from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import (
     CommitUnknownError,
-    CorruptStateError,
     FencedError,
     StateMismatchError,
     StoreUnavailableError,
@@ -23,13 +22,6 @@ from store_actors.messages.requests import ShardInput
 from tests.code_blocks import blocks_of
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, LocalCoordinator, counts, rows
 from tests.unit.observed_objects import ObservedObjectStore
-
-
-def test_batches_follow_each_other() -> None:
-    fleet = AggregationFleet()
-    assert fleet.apply(0, "aab") == {"a": 2, "b": 1}
-    assert fleet.apply(1, "bc") == {"b": 2, "c": 1}
-    assert fleet.apply(2, "") == {}
 
 
 def test_a_repeated_request_gets_the_recorded_rows_and_applies_nothing() -> None:
@@ -101,17 +93,6 @@ def test_a_commit_whose_answer_was_lost_is_adopted_at_the_next_call() -> None:
     assert fleet.apply(1, "ab") == {"a": 2, "b": 1}
     assert fleet.store.metrics.adopted_commits == 1
     assert fleet.apply(2, "a") == {"a": 3}
-
-
-@pytest.mark.parametrize("damage", [None, b"", b"not arrow"])
-def test_a_delta_that_cannot_be_read_is_named(damage: bytes | None) -> None:
-    fleet = AggregationFleet()
-    fleet.apply(0, "a")
-    (path,) = fleet.deltas()
-    fleet.objects.delete(path) if damage is None else fleet.objects.put(path, damage)
-    fleet.store = fleet.new_store()
-    with pytest.raises(CorruptStateError, match=path):
-        fleet.apply(1, "a")
 
 
 def test_complete_mode_gives_every_group_also_to_a_retry() -> None:

@@ -105,48 +105,8 @@ def applied(shard: FirstShard | TopShard, rows: ShardInput, watermark_ms: int = 
     return sorted((tuple(row.values()) for row in shard.output(change.delta).to_pylist()), key=repr)
 
 
-def test_a_batch_emits_new_rows_and_rows_whose_rank_changed() -> None:
-    shard = top_shard(BIDS)
-    assert applied(shard, bids((1, "a", 10), (1, "b", 20), (2, "c", 5))) == [
-        (1, "a", 10, 2),
-        (1, "b", 20, 1),
-        (2, "c", 5, 1),
-    ]
-    assert applied(shard, bids((1, "d", 5), (2, "e", 4))) == [(2, "e", 4, 2)]
-    assert applied(shard, bids((1, "f", 15))) == [(1, "f", 15, 2)]
-    assert applied(shard, bids((1, "g", 30))) == [(1, "b", 20, 2), (1, "g", 30, 1)]
-    assert applied(shard, bids()) == []
-
-
-def test_an_equal_bid_does_not_take_the_place_of_an_earlier_one() -> None:
-    shard = top_shard(BIDS)
-    assert applied(shard, bids((1, "a", 10), (1, "b", 10), (1, "c", 10))) == [(1, "a", 10, 1), (1, "b", 10, 2)]
-    assert applied(shard, bids((1, "d", 10))) == []
-
-
 def visits(*rows: tuple[str | None, float | None, str]) -> ShardInput:
     return input_of(LATEST, [{"user": user, "ts": at(seconds), "page": page} for user, seconds, page in rows])
-
-
-def test_keep_last_keeps_the_newest_row_and_of_equal_times_the_one_that_came_last() -> None:
-    shard = top_shard(LATEST)
-    assert isinstance(shard, FirstShard)
-    assert applied(shard, visits(("u", 5, "x"), ("u", 3, "y"), (None, 1, "z"), ("v", 1, "p"), ("v", 1, "q"))) == [
-        ("u", at(5), "x"),
-        ("v", at(1), "q"),
-        (None, at(1), "z"),
-    ]
-    assert applied(shard, visits(("u", 4, "late"), ("v", 1, "r"), (None, None, "no time"))) == [("v", at(1), "r")]
-    assert applied(shard, visits(("w", None, "first"), ("w", 0, "then"))) == [("w", at(0), "then")]
-    assert len(shard) == 4
-
-
-def test_the_first_of_a_partition_with_ties_for_the_first_stays() -> None:
-    shard = top_shard(structs.replace(BIDS, options={**BIDS.options, "n": 1}))
-    assert isinstance(shard, FirstShard)
-    assert applied(shard, bids((1, "a", 10), (1, "b", 10))) == [(1, "a", 10, 1)]
-    assert applied(shard, bids((1, "c", 10))) == []
-    assert applied(shard, bids((1, "d", 11))) == [(1, "d", 11, 1)]
 
 
 def test_columns_that_are_only_ordered_by_are_not_emitted() -> None:
@@ -175,26 +135,6 @@ def test_closing_a_window_emits_its_last_ranks_and_nothing_more() -> None:
     assert (change.rows_late, change.rows_removed, len(shard), shard.output(change.delta).num_rows) == (1, 1, 0, 0)
 
 
-def test_rows_move_up_when_one_before_them_expires() -> None:
-    schema = top_schema((), (Field("id", "int64"), Field("ts", "timestamp")), 3, [by("id")], expiry="ts", delay_ms=0)
-    shard = top_shard(schema)
-    rows = [{"id": number, "ts": at(ts)} for number, ts in ((1, 5), (2, 50), (3, None))]
-    applied(shard, input_of(schema, rows))
-    assert applied(shard, input_of(schema, []), 5_000) == [(2, at(50), 1), (3, None, 2)]
-
-
-def test_keep_last_forgets_a_key_by_the_time_of_its_newest_row() -> None:
-    schema = structs.replace(LATEST, expiry_key="ts", delay_ms=0)
-    shard = top_shard(schema)
-    applied(shard, visits(("u", 5, "x")))
-    applied(shard, visits(("u", 15, "y")), 5_000)
-    assert len(shard) == 1
-    applied(shard, visits(), 14_000)
-    assert len(shard) == 1
-    applied(shard, visits(), 15_000)
-    assert len(shard) == 0
-
-
 def test_options_that_make_no_sense_are_refused() -> None:
     for options in ({"n": 0}, {"ties": "both"}):
         with pytest.raises(InvalidRequestError, match="correct the options"):
@@ -205,8 +145,10 @@ def test_options_that_make_no_sense_are_refused() -> None:
 
 def test_state_of_several_rows_is_not_taken_for_that_of_one() -> None:
     change = top_shard(BIDS).apply(bids((1, "a", 10), (1, "b", 20)), 0, 1)
+    of_one = top_shard(structs.replace(BIDS, options={**BIDS.options, "n": 1}))
+    assert isinstance(of_one, FirstShard)
     with pytest.raises(StateMismatchError, match="several rows"):
-        top_shard(structs.replace(BIDS, options={**BIDS.options, "n": 1})).load(change.delta, 1, 0)
+        of_one.load(change.delta, 1, 0)
 
 
 def test_strings_of_removed_rows_are_freed() -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -22,9 +21,7 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import DEFAULT_STORE, StateStoreId
 from coordinator.model.schema import Accumulator, Field
 from spark_jobs.api.grouped import StatefulGroupedData
-from spark_jobs.functions.frames import PandasForm
 from spark_jobs.functions.group_task import GroupView
-from spark_jobs.functions.groups import Groups
 from spark_jobs.plan.keys import KeyTree
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.transform.block import Block
@@ -49,7 +46,6 @@ OUTPUT = T.StructType().add("k", T.StringType()).add("out", T.StringType())
 KEYS = (Field("k", "string"),)
 VIEW = GroupView((("k", KeyTree(leaf="k")),), (("k", "k"), ("v", "v")))
 ROW_FORM = RowForm(OUTPUT, KEY, ROWS, 1000)
-PANDAS_FORM = PandasForm(OUTPUT, "UTC", safe=False, by_name=True, max_rows=1000)
 NONE, PROCESSING, EVENT = TimeMode.NONE, TimeMode.PROCESSING_TIME, TimeMode.EVENT_TIME
 
 TYPES = {"int": T.IntegerType(), "bigint": T.LongType(), "string": T.StringType(), "double": T.DoubleType()}
@@ -90,15 +86,12 @@ class FunctionProcessor(StatefulProcessor):
             return super().handleExpiredTimer(key, timerValues, expiredTimerInfo)
         return self._timer(self, key, expiredTimerInfo.getExpiryTimeInMs(), timerValues)
 
-    def handleInitialState(self, key: tuple[Any, ...], initialState: Any, timerValues: TimerValues) -> None:
-        self._init_value(key, initialState)  # type: ignore[attr-defined]
-
 
 class ProcessorQuery:
     """A processor on one partition, batch by batch, directly on keyed shards."""
 
-    def __init__(self, processor: StatefulProcessor, mode: TimeMode = NONE, form: Any = ROW_FORM) -> None:
-        self.processor, self.mode, self.form = processor, mode, form
+    def __init__(self, processor: StatefulProcessor, mode: TimeMode = NONE) -> None:
+        self.processor, self.mode = processor, mode
         self.shards: dict[str, tuple[StoreSpec, KeyedShard]] = {}
         self.store_calls: list[str] = []
 
@@ -119,7 +112,6 @@ class ProcessorQuery:
         *rows: tuple[Any, Any],
         now_ms: int = 1000,
         watermark: tuple[int, int] = (-1, -1),
-        initial: Iterable[tuple[Any, Any]] = (),
     ) -> list[Any]:
         """Run a batch, and return its output rows; `watermark` is the one before and the one after."""
         block = Block(["k"])
@@ -142,10 +134,8 @@ class ProcessorQuery:
 
         store = StateStore(ask, StateStoreId("file:///x/s", 0, 0), 0)
         block.open(store, now_ms)
-        work = TransformWork(self.processor, handle, block, VIEW, self.form)
+        work = TransformWork(self.processor, handle, block, VIEW, ROW_FORM)
         before, after = (TimerValues(now_ms, watermark_ms) for watermark_ms in watermark)
-        if initial:
-            work.take_initial(Groups.of(table(initial), ["k"]), VIEW, self.form, before)
         out = list(work.process(table(rows), before))
         if self.mode is not NONE:
             at = after if self.mode is EVENT else before
@@ -351,39 +341,6 @@ def counting(init_extra: Init | None = None) -> tuple[Init, Handler]:
     return init, work
 
 
-def test_t1_counts_go_on_from_batch_to_batch() -> None:
-    query = ProcessorQuery(FunctionProcessor(*counting()))
-    assert sorted(query.batch(("0", 123), ("0", 46), ("1", 146), ("1", 346))) == [("0", "2"), ("1", "2")]
-    assert sorted(query.batch(("0", 1), (None, 1)), key=repr) == [("0", "3"), (None, "1")]
-    assert query.stored("value.count") == [{"k": "0", "s_n": 3}, {"k": "1", "s_n": 2}, {"k": None, "s_n": 1}]
-
-
-def test_t2_initial_state_comes_before_any_rows() -> None:
-    def init(self: Any, handle: StatefulProcessorHandle) -> None:
-        self.sum = handle.getValueState("sum", "n int")
-
-    def take(self: Any, key: Any, initial: Any) -> None:
-        self.sum.update((int(initial.at[0, "v"]) if isinstance(initial, pd.DataFrame) else initial.v,))
-
-    def in_rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
-        n = (self.sum.get() or (0,))[0] + sum(row.v for row in rows)
-        self.sum.update((n,))
-        yield T.Row(out=str(n), k=key[0])  # in another order than the output has them
-
-    def in_pandas(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
-        n = (self.sum.get() or (0,))[0] + sum(int(pdf["v"].sum()) for pdf in rows)
-        self.sum.update((n,))
-        yield pd.DataFrame({"k": key, "out": str(n)})
-
-    for form, work in ((ROW_FORM, in_rows), (PANDAS_FORM, in_pandas)):
-        processor = FunctionProcessor(init, work)
-        processor._init_value = take.__get__(processor)  # type: ignore[attr-defined]
-        query = ProcessorQuery(processor, form=form)
-        first = [("0", 123), ("0", 46), ("1", 146), ("1", 346)]
-        assert sorted(query.batch(*first, initial=[("0", 789), ("3", 987)])) == [("0", "958"), ("1", "492")]
-        assert sorted(query.batch(("0", 67), ("3", 12))) == [("0", "1025"), ("3", "999")]
-
-
 def test_t4_a_timer_of_processing_time_fires_after_the_rows_of_the_next_batch() -> None:
     init, count = counting()
 
@@ -439,56 +396,6 @@ def test_event_time_timers_go_by_the_watermark_with_the_batch_included() -> None
     assert query.batch(("a", 1), watermark=(0, 10)) == [("a", "0"), ("a at 0", "10")]
     assert query.batch(watermark=(10, 49)) == [("a at 1", "49")]
     assert query.batch(watermark=(49, 50)) == [("a at 2", "50"), ("a at 50", "50")]
-
-
-def test_t6_a_value_is_there_until_its_time_and_then_removed() -> None:
-    def init(self: Any, handle: StatefulProcessorHandle) -> None:
-        self.value = handle.getValueState("v", "n int", 60_000)
-
-    def work(self: Any, key: Any, rows: Any, times: TimerValues) -> Iterator[Any]:
-        for row in rows:
-            if row.v:
-                self.value.update((row.v,))
-            yield (key[0], str(self.value.get()))
-
-    query = ProcessorQuery(FunctionProcessor(init, work), PROCESSING)
-    assert query.batch(("a", 1), now_ms=1000) == [("a", "Row(n=1)")]
-    assert query.stored("value.v") == [{"k": "a", "s_n": 1, "expiry_ms": 61_000}]
-    assert query.batch(("a", 0), now_ms=2000) == [("a", "Row(n=1)")]
-    query.batch(("a", 2), now_ms=35_000)
-    assert query.stored("value.v") == [{"k": "a", "s_n": 2, "expiry_ms": 95_000}]
-    assert query.batch(("a", 0), now_ms=94_999) == [("a", "Row(n=2)")]
-    assert query.batch(("a", 0), now_ms=95_000) == [("a", "None")]
-    assert query.stored("value.v") == []
-    query.batch(("a", 3), now_ms=95_000)
-    query.batch(("b", 0), now_ms=200_000)
-    assert query.stored("value.v") == [], "also that of a key without rows"
-
-
-def test_t7_state_without_a_time_to_live_stays_beside_state_with_one() -> None:
-    def init(self: Any, handle: StatefulProcessorHandle) -> None:
-        self.plain = handle.getValueState("state", "n int")
-        self.value = handle.getValueState("ttl-state", "n int", 10_000)
-        self.list = handle.getListState("ttl-list-state", "n int", 10_000)
-        self.map = handle.getMapState("ttl-map-state", "id string", "n int", 10_000)
-
-    def work(self: Any, key: Any, rows: Any, times: TimerValues) -> Iterator[Any]:
-        n = sum(1 for _ in rows)
-        plain, value = (n + (variable.get() or (0,))[0] for variable in (self.plain, self.value))
-        elements = n + sum(element for (element,) in self.list.get())
-        entry = n + (self.map.getValue(key) or (0,))[0]
-        self.plain.update((plain,))
-        if not (value == 2 and key == ("0",)):
-            self.value.update((value,))
-            self.list.put([(elements,), (elements,)])
-            self.map.updateValue(key, (entry,))
-        yield (key[0], f"{value} {elements} {entry} {plain}")
-
-    query = ProcessorQuery(FunctionProcessor(init, work), PROCESSING)
-    rows = [("0", 1), ("1", 1)]
-    assert query.batch(*rows, now_ms=0) == [("0", "1 1 1 1"), ("1", "1 1 1 1")]
-    assert query.batch(*rows, now_ms=6000) == [("0", "2 3 2 2"), ("1", "2 3 2 2")]
-    assert query.batch(*rows, now_ms=12_000) == [("0", "1 1 1 3"), ("1", "3 7 3 3")]
 
 
 def test_indices_of_removed_elements_are_used_again() -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import Row
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupStateTimeout
 
@@ -22,15 +20,9 @@ from spark_jobs.functions import user_state_task
 from spark_jobs.functions.group_task import ArrowCalls, GroupStateProgram, GroupView
 from spark_jobs.functions.groups import StateColumns
 from spark_jobs.functions.state_batch import StateBatch
-from spark_jobs.functions.user_state_task import EVENT_TIME_FIELD, UserProgram, UserStateTask
+from spark_jobs.functions.user_state_task import EVENT_TIME_FIELD, UserStateTask
 from spark_jobs.plan.keys import KeyTree
 from spark_jobs.plan.spark_version import SPARK
-from spark_jobs.transform.block import Block
-from spark_jobs.transform.handle import StatefulProcessorHandle
-from spark_jobs.transform.processor import StatefulProcessor
-from spark_jobs.transform.rows import RowForm
-from spark_jobs.transform.task import ProcessorProgram
-from spark_jobs.transform.variables import TimeMode
 from spark_jobs.worker.exchange import Received
 from store_actors.client.batch import BatchHeader
 from store_actors.client.fleet_client import FleetAddress
@@ -105,50 +97,17 @@ class FakeClient:
         return StateStore(ask, default_store(grant.lease.store_id, stores), base), grant
 
 
-class Summing(StatefulProcessor):
-    """A processor that adds the rows of each key to a value, and emits it."""
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        self._sum = handle.getValueState("sum", T.StructType([T.StructField("n", T.LongType())]))
-
-    def handleInputRows(self, key: tuple[Any, ...], rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
-        before = self._sum.get()[0] if self._sum.exists() else 0
-        after = before + sum(row["v"] for row in rows)
-        self._sum.update((after,))
-        yield Row(k=key[0], n=after)
-
-
-def processor_program() -> ProcessorProgram:
-    handle = StatefulProcessorHandle(Block(), TimeMode.NONE, {})
-    Summing().init(handle)
-    text = T.StructType([T.StructField("k", T.StringType())])
-    output, row_type = text.add("n", T.LongType()), T.StructType([T.StructField("v", T.LongType())])
-    return ProcessorProgram(
-        processor=pickle.dumps(Summing()),
-        view=VIEW,
-        form=RowForm(output, T.StructType([text["k"]]), row_type, 100),
-        time_mode=TimeMode.NONE,
-        variables=handle.variables,
-        schemas={},
-        initial=None,
-        event_time="",
-        has_watermark=True,
-    )
-
-
 FUNCTION = GroupStateProgram(ArrowCalls(sums, OUTPUT), VIEW, COLUMNS, GroupStateTimeout.NoTimeout, has_watermark=True)
 
 
 class Query:
     """A program on one partition, batch by batch."""
 
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, client: FakeClient, program: UserProgram = FUNCTION, **task: Any
-    ) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, client: FakeClient, *, drops_late_rows: bool = False) -> None:
         metadata = StateMetadata("s", "query", 1, "update", SCHEMA)
         self.task = UserStateTask(
-            program=program,
-            drops_late_rows=task.get("drops_late_rows", False),
+            program=FUNCTION,
+            drops_late_rows=drops_late_rows,
             due_per_ms=None,
             schema=SCHEMA,
             metadata=metadata,
@@ -170,13 +129,6 @@ class Query:
         self.batch_id += 1
         emitted = self.task._repeated(Received(ShardInput.of_raw(SCHEMA, table), header))
         return sorted((row["k"], row["n"]) for part in emitted for row in part.to_pylist())
-
-
-@pytest.mark.parametrize("program", [FUNCTION, processor_program()], ids=["function", "processor"])
-def test_state_goes_on_from_batch_to_batch(monkeypatch: pytest.MonkeyPatch, program: UserProgram) -> None:
-    query = Query(monkeypatch, FakeClient(), program)
-    assert query.batch(("a", 1, 5), ("b", 2, 5), ("a", 3, 5)) == [("a", 4), ("b", 2)]
-    assert query.batch(("a", 1, 5), ("c", 7, 5)) == [("a", 5), ("c", 7)]
 
 
 @pytest.mark.parametrize(("drops", "expected"), [(True, [("b", 2)]), (False, [("a", 1), ("b", 2)])])

@@ -1,17 +1,12 @@
-"""Damage to files of keyed stores, as readers of every version and the program that continues see it.
-
-Two partitions with two named stores each, whose commits are in parts of checkpoints. The whole survey is run by ``./run soak``; here is
-a sample of it.
-"""
+"""Two partitions with two named stores each, whose commits are in parts of checkpoints, and whose files can be damaged."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
-import pytest
 
 from coordinator.model.identities import PYTHON_QUERY_ID, ActorLocation, StateStoreId, TaskIdentity
 from coordinator.model.leases import Lease
@@ -19,31 +14,25 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages.requests import OpenRequest, StoreSpec
 from tests.unit.aggregation_fleet import LocalCoordinator
-from tests.unit.damages import DAMAGES, ERROR, Survey, copied, named_by_verify, rows_or_error, state_in, taken_from
+from tests.unit.damages import StoredSurvey, copied, rows_or_error, state_in, taken_from
 from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet
 
 PARTITIONS = 2
 VERSIONS = 5
 STORES = (COUNTS, NAMES)
-#: Size of the sample that is tested with every change.
-SAMPLE = 30
 CREATED = StateMetadata("s", PYTHON_QUERY_ID, PARTITIONS, "keyed")
 
 
 class WritingProgram(KeyedFleet):
     """A program that writes partitions of a state that may be there."""
 
+    query = PYTHON_QUERY_ID
+
     def __init__(self, objects: MemoryObjectStore, run: str) -> None:
         super().__init__()
         self.run, self.objects = run, objects
         self.coordinator = LocalCoordinator(objects, CREATED, checkpoint_interval=6, part_records=3)
         self.stores = self.new_stores()
-        self.partition = 0
-
-    def request(self, batch: int, run: str = "run-1", attempt: int = 0, *specs: StoreSpec) -> OpenRequest:
-        task = TaskIdentity("s", PYTHON_QUERY_ID, run, batch, self.partition, attempt, "executor")
-        grant = self.coordinator.lease(task, "a")
-        return OpenRequest(task, grant.lease, grant.base_version, specs)
 
     def change(self, version: int, letter: str) -> list[str]:
         """Write the next version of the partition; return the rows that its stores had before."""
@@ -107,29 +96,6 @@ def read(objects: MemoryObjectStore) -> dict[str, str]:
     return answers
 
 
-@pytest.fixture(scope="module")
-def survey() -> Survey:
-    return Survey(files("a"), ("s",), read, {**DAMAGES, "another fleet's": taken_from(files("b"))})
-
-
-def test_every_kind_of_file_of_two_stores_is_there(survey: Survey) -> None:
-    folders = {str(Path(path).parent) for path in survey.needed()}
-    partitions = {f"s/0/{partition}{store}" for partition in range(PARTITIONS) for store in ("", "/names")}
-    assert folders == {"s", "s/manifest", "s/checkpoints", "s/parts", *partitions}
-    of_rows = {str(Path(path).parent) for path in survey.needed() if path.endswith(".snapshot")}
-    assert of_rows == partitions
-    assert not [name for name, rows in survey.expected.items() if rows.startswith(ERROR)]
-    assert survey.expected["0 at 5"] != survey.expected["1 at 5"] != survey.expected["1 at 4"]
-    assert "'id': 0" in survey.expected["1 at 2"]
-    assert "'id': 0" not in survey.expected["1 at 3"]
-    assert named_by_verify(survey.objects, survey.states) == set()
-
-
-def test_no_sampled_damage_of_keyed_stores_gives_wrong_rows_or_stays_unnamed(survey: Survey) -> None:
-    assert survey.sampled(SAMPLE) == {}
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", range(2))
-def test_no_damage_of_keyed_stores_gives_wrong_rows_or_stays_unnamed(survey: Survey, seed: int) -> None:
-    assert survey.outcomes(survey.cases(), seed) == {}
+@cache
+def survey() -> StoredSurvey:
+    return StoredSurvey(files("a"), ("s",), read, {"another fleet's": taken_from(files("b"))})
