@@ -24,7 +24,7 @@ from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
 from store_actors.actor.store_actor import SHARDS_AT_ONCE
-from store_actors.serving.grouped_commits import GroupedCommits
+from store_actors.serving.coordinator_ref import GroupedCommits
 
 Result = TypeVar("Result")
 

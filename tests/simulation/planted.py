@@ -30,7 +30,7 @@ from store_actors.messages.requests import ReplicatedCommit
 from store_actors.serving import reads
 from store_actors.serving.commits import Commits
 from store_actors.serving.lineage import Lineage, SyncAction
-from store_actors.serving.reading_order import MemoryRows, Split
+from store_actors.serving.loading import MemoryRows, Split
 from store_actors.serving.restoring import Restorer, _as_snapshot
 from store_actors.serving.transfers import Transfers
 from tests.simulation.clock import ProcessClock
