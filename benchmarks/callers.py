@@ -18,7 +18,7 @@ from coordinator.model.commits import CommitEntry, PartitionCommit
 from coordinator.model.errors import StateStoreError
 from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.placement.policy import ActorSlot
+from coordinator.placement.policies import ActorSlot
 from coordinator.runtime.runtime import MachineClock
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore

@@ -26,11 +26,11 @@ from coordinator.service.client import CoordinatorClient
 from spark_jobs.driver.driver_reports import DriverReports
 from spark_jobs.nodes.executor_nodes import ExecutorNodes
 from spark_jobs.nodes.executor_slots import ExecutorSlots
-from spark_jobs.nodes.live_migration import LiveMigration
 from spark_jobs.nodes.ray_nodes import RayCluster, RayNode
 from spark_jobs.plan.executors import Executors
 from spark_jobs.session.settings import EXECUTOR_RESOURCES, MAX_EXECUTORS, STORE_RESOURCE
 from store_actors.actor.deploy import end_store_actors
+from store_actors.actor.moving import LiveMigration
 
 log = logging.getLogger(__name__)
 

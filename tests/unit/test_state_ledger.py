@@ -38,8 +38,8 @@ from coordinator.model.identities import (
 from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.stored_json import from_json
-from coordinator.placement.instance_registry import InstanceRegistry
 from coordinator.placement.lease_placer import StayElseLocal
+from coordinator.service.active_instances import InstanceRegistry
 from coordinator.storage.memory import MemoryObjectStore
 from tests.clocks import LaterClock
 from tests.unit.ledger_harness import (
