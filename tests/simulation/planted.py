@@ -25,7 +25,7 @@ from coordinator.service import versions
 from coordinator.service.coordinator import Coordinator
 from statefleet.reads.shard_reads import ReadVersion, ShardReads
 from store_actors.actor.store_actor import StoreProcess
-from store_actors.engine.version_view import VersionView
+from store_actors.engine.table_view import VersionView
 from store_actors.messages.requests import ReplicatedCommit
 from store_actors.serving import reads
 from store_actors.serving.commits import Commits
