@@ -16,8 +16,8 @@ from coordinator.ledger.compatibility import check_metadata
 from coordinator.ledger.records import Record
 from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
 from coordinator.log.ledger_writer import RECENT_S, LedgerWriter
+from coordinator.log.log_files import seal, unseal
 from coordinator.log.manifest_log import ManifestLog
-from coordinator.log.sealed_json import seal, unseal
 from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import (
