@@ -18,13 +18,13 @@ from coordinator.model.commits import CommitEntry, PartitionCommit
 from coordinator.model.errors import StateStoreError
 from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.placement.policy import ActorSlot
+from coordinator.placement.policies import ActorSlot
 from coordinator.runtime.runtime import MachineClock
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
 from store_actors.actor.store_actor import SHARDS_AT_ONCE
-from store_actors.serving.grouped_commits import GroupedCommits
+from store_actors.serving.coordinator_ref import GroupedCommits
 
 Result = TypeVar("Result")
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from statefleet.migration.importing import Imported as Imported
     from statefleet.reads.fleet import LiveFleet as LiveFleet
     from statefleet.reads.fleet import attach as attach
-    from statefleet.reads.keys import FoundKey as FoundKey
+    from statefleet.reads.projections import FoundKey as FoundKey
     from statefleet.reads.rows import Rows as Rows
     from statefleet.reads.state import LiveState as LiveState
     from store_actors.client.state_store import ReadStateStore as ReadStateStore
@@ -79,7 +79,7 @@ _NAMES = {
     "spark_jobs.transform.states": "ListState MapState ValueState",
     "statefleet.migration.importing": "Imported",
     "statefleet.reads.fleet": "LiveFleet attach",
-    "statefleet.reads.keys": "FoundKey",
+    "statefleet.reads.projections": "FoundKey",
     "statefleet.reads.rows": "Rows",
     "statefleet.reads.state": "LiveState",
     "store_actors.client.state_store": "ReadStateStore StateStore",

@@ -34,8 +34,7 @@ from spark_jobs.api.target import Target
 from spark_jobs.driver.driver_calls import DriverCalls, PlacementOptions
 from spark_jobs.plan.catalyst import JOB_FAILURES
 from spark_jobs.plan.checkpoint_files import begin_checkpoint, copy_checkpoint
-from spark_jobs.plan.operator_plan import Collector, OperatorPlan, QueryModes, RoutedOperator
-from spark_jobs.plan.route import route_plan
+from spark_jobs.plan.operator_plan import Collector, OperatorPlan, QueryModes, RoutedOperator, route_plan
 from spark_jobs.plan.stateful_exchange import install
 from spark_jobs.plan.timing import OUTPUT_MODES
 from spark_jobs.session.spark_connect import check_classic

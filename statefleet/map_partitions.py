@@ -15,8 +15,7 @@ from coordinator.model.schema import Field, OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.type_names import payload_type
 from spark_jobs.plan.logical import analysed
-from spark_jobs.plan.operator_plan import ReduceTask, RoutedOperator
-from spark_jobs.plan.route import route_plan
+from spark_jobs.plan.operator_plan import ReduceTask, RoutedOperator, route_plan
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.session.spark_connect import check_classic
 from spark_jobs.worker.exchange import HASH_COLUMN, unpack

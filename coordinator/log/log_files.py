@@ -6,18 +6,20 @@ The ledger of a checkpoint is in ``<state>/checkpoints/<seq>.json``; of a large 
 
 from __future__ import annotations
 
+import json
 import logging
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 from msgspec import structs
 
 from coordinator.ledger.checkpoints import Part, Written, records_of_part
 from coordinator.ledger.records import Committed, SnapshotAdded
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.log.sealed_json import seal, unseal
 from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import CommitUnknownError, CorruptStateError, StorageUnavailableError
 from coordinator.model.file_format import FORMAT, check_format, check_place
@@ -26,10 +28,45 @@ from coordinator.model.stored_json import from_json
 from coordinator.runtime.runtime import Pool, random_id
 from coordinator.storage.protocol import ObjectStore
 
+#: Beginning of a sealed object.
+_SEALED = b'{"checksum": '
 log = logging.getLogger(__name__)
 
 #: Files that are being fetched while one is used.
 _READ_AHEAD = 16
+
+
+def seal(body: dict[str, Any]) -> bytes:
+    """Return a JSON object as bytes. Its first field is a checksum of the bytes that it has without that field."""
+    data = msgspec.json.encode(body)
+    return b"%s%d, %s" % (_SEALED, zlib.crc32(data), memoryview(data)[1:])
+
+
+def unseal(data: bytes) -> dict[str, Any]:
+    """Return the object that :func:`seal` was given.
+
+    Raises
+    ------
+    ValueError
+        A byte of it has changed.
+    """
+    body: Any = msgspec.json.decode(data)
+    checksum = body.pop("checksum", None) if isinstance(body, dict) else None
+    if checksum is None or (checksum != _checksum(data) and checksum != _checksum_of_fields(body)):
+        raise ValueError("the checksum differs")
+    fields: dict[str, Any] = body
+    return fields
+
+
+def _checksum(data: bytes) -> int | None:
+    """Return the checksum that a sealed object has to have, by its bytes; None if these do not begin as one."""
+    end = data.find(b", ", len(_SEALED))
+    return zlib.crc32(memoryview(data)[end + 2 :], zlib.crc32(b"{")) if data.startswith(_SEALED) and end > 0 else None
+
+
+def _checksum_of_fields(body: dict[str, Any]) -> int:
+    """Return the checksum of an object whose fields are in another order, or that was written before this form was."""
+    return zlib.crc32(json.dumps(body, sort_keys=True).encode())
 
 
 def seq_of(path: str) -> int:

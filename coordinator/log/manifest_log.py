@@ -26,8 +26,7 @@ from coordinator.ledger.checkpoints import (
 )
 from coordinator.ledger.records import Committed, Dropped, Record, SnapshotAdded, recorded
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.log.log_files import LogFiles, parts_of, seq_of
-from coordinator.log.sealed_json import seal, unseal
+from coordinator.log.log_files import LogFiles, parts_of, seal, seq_of, unseal
 from coordinator.model.errors import (
     CommitUnknownError,
     CorruptStateError,
@@ -44,8 +43,6 @@ log = logging.getLogger(__name__)
 
 CHECKPOINT_INTERVAL = 64
 _APPEND_ATTEMPTS = 4
-#: Files that are on their way while one is used.
-_READ_AHEAD = 16
 
 
 @dataclass(frozen=True, slots=True)

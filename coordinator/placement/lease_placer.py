@@ -1,4 +1,7 @@
-"""The choice of the store actor that gets a shard's lease: the ledger asks for it with every lease. Pure.
+"""The one decider of which store actor gets a shard's lease: the ledger asks it with every lease. Pure, in memory only.
+
+A shard goes to the store actor that was planned for it, else to its standby if its store actor was lost; else it stays, or goes to the
+node whose task asks (:class:`PlannedLeases`). :mod:`coordinator.placement.move_planner` makes the plans, by a policy.
 
 Where the answer is not where the shard is, the shard goes there under a new epoch, which is written to the log with the reason before
 any caller learns of it (:meth:`coordinator.ledger.state_ledger.StateLedger.decide_lease`).
@@ -6,12 +9,13 @@ any caller learns of it (:meth:`coordinator.ledger.state_ledger.StateLedger.deci
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from coordinator.model.identities import ActorLocation
-from coordinator.placement.policy import Choice
+from coordinator.placement.policies import POLICIES, ActorSlot, Choice, PlacementPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +84,183 @@ class StayElseLocal:
         if fleet.is_alive(request.present):
             return Choice(request.present)
         return Choice(request.asking, "the store actor that had it was lost; the task that asked for it ran there")
+
+
+@dataclass(slots=True)
+class LeasePlan:
+    """The plan for the leases of one state's shards.
+
+    Attributes
+    ----------
+    with_lease
+        Store actors that shards go to with their next lease.
+    at_end
+        Those that they go to once the batch at hand has ended: tasks of it were sent to where the shards are.
+    slots
+        Store actors of nodes that have executors, as the driver reported last; none if no driver reported any.
+    policy
+        Of the driver that reported last.
+    standbys
+        How many each shard is to have.
+    is_skewed
+        Whether shards went elsewhere than planned, as after the loss of a store actor.
+    """
+
+    slots: tuple[ActorSlot, ...] = ()
+    policy: PlacementPolicy = POLICIES["balance"]
+    standbys: int = 0
+    is_skewed: bool = False
+    with_lease: dict[int, Choice] = field(default_factory=dict)
+    at_end: dict[int, Choice] = field(default_factory=dict)
+
+    def end_batch(self) -> None:
+        """Have finished copies take over: no task of the batch at hand is to come."""
+        self.with_lease |= self.at_end
+        self.at_end = {}
+
+
+class PlannedLeases:
+    """Places the leases of all states by their plans.
+
+    Attributes
+    ----------
+    drained
+        Ray ids of nodes that are to have no shards.
+    """
+
+    def __init__(self) -> None:
+        #: Places shards that are in no plan.
+        self._fallback = StayElseLocal()
+        self.drained: set[str] = set()
+        self._plans: defaultdict[str, LeasePlan] = defaultdict(LeasePlan)
+
+    def plan_of(self, state_name: str) -> LeasePlan:
+        """Return the plan of a state; it is empty at first."""
+        return self._plans[state_name]
+
+    def forget(self, state_name: str) -> None:
+        """Drop the plan of a state."""
+        self._plans.pop(state_name, None)
+
+    def slots(self, state_name: str) -> tuple[ActorSlot, ...]:
+        """Return the store actors of nodes that have executors, as a state's driver reported last; none if no driver reported any."""
+        plan = self._plans.get(state_name)
+        return () if plan is None else plan.slots
+
+    # -- leases ---------------------------------------------------------------------------------------------------
+
+    def place(self, request: LeaseRequest, fleet: FleetView) -> Choice:
+        """Return the planned store actor, if it is alive, else a standby, else the choice of :class:`StayElseLocal`."""
+        planned = self.planned(request.state_name, request.partition_id, fleet)
+        if planned is not None:
+            return planned
+        promoted = self.promoted(request.state_name, request.partition_id, request.present, fleet)
+        choice = promoted or self._fallback.place(replace(request, asking=self._of_node(request, fleet)), fleet)
+        plan = self._plans.get(request.state_name)
+        if plan is not None and plan.slots and choice.location != request.present:
+            plan.is_skewed = True
+        return choice
+
+    def _of_node(self, request: LeaseRequest, fleet: FleetView) -> ActorLocation:
+        """Return the store actor of the asking node that is to have a shard, where the driver reported several there."""
+        local = [
+            slot.location for slot in self.slots(request.state_name) if slot.location.node_id == request.asking.node_id
+        ]
+        live = [
+            location for location in (live_incarnation(location, fleet) for location in local) if location is not None
+        ]
+        return live[request.partition_id % len(live)] if live else request.asking
+
+    def stays(self, request: LeaseRequest, fleet: FleetView) -> bool:
+        """Return whether a shard stays where it is in the batch after the one at hand, as far as is known."""
+        plan = self._plans.get(request.state_name)
+        if request.present is None or (plan is not None and request.partition_id in plan.at_end):
+            return False
+        planned = self.planned(request.state_name, request.partition_id, fleet)
+        choice = planned or self._fallback.place(request, fleet)
+        return choice.location == request.present and fleet.is_alive(request.present)
+
+    def planned(self, state_name: str, partition_id: int, fleet: FleetView) -> Choice | None:
+        """Return the store actor that a shard goes to with its next lease, if that is planned."""
+        plan = self._plans.get(state_name)
+        choice = None if plan is None else plan.with_lease.get(partition_id)
+        if choice is None or fleet.is_alive(choice.location):
+            return choice
+        restarted = live_incarnation(choice.location, fleet)
+        return None if restarted is None else Choice(restarted, "the store actor of its node started again")
+
+    def holders(
+        self, state_name: str, partitions: range, assigned: Mapping[int, ActorLocation], fleet: FleetView
+    ) -> tuple[ActorLocation | None, ...]:
+        """Return the store actor of each shard at its next lease; None for one that goes to the node that asks for it."""
+
+        def holder_of(partition_id: int) -> ActorLocation | None:
+            holder = assigned.get(partition_id)
+            choice = self.planned(state_name, partition_id, fleet) or self.promoted(
+                state_name, partition_id, holder, fleet
+            )
+            location = holder if choice is None else choice.location
+            return location if location is not None and fleet.is_alive(location) else None
+
+        return tuple(map(holder_of, partitions))
+
+    # -- the end of a batch ----------------------------------------------------------------------------------------
+
+    def give_at_end(self, state_name: str, partition_id: int, choice: Choice, fleet: FleetView) -> bool:
+        """Have a store actor own a shard from the end of the batch at hand on.
+
+        Returns
+        -------
+        bool
+            False if the shard is about to go to another store actor, or the node was drained: nothing is changed.
+        """
+        going = self.going_to(state_name, partition_id, fleet)
+        if going not in (None, choice.location) or choice.location.node_id in self.drained:
+            return False
+        self._plans[state_name].at_end[partition_id] = choice
+        return True
+
+    def going_to(self, state_name: str, partition_id: int, fleet: FleetView) -> ActorLocation | None:
+        """Return the live store actor that a shard goes to at the end of the batch at hand, if its copy is finished."""
+        plan = self._plans.get(state_name)
+        choice = None if plan is None else plan.at_end.get(partition_id)
+        return choice.location if choice is not None and fleet.is_alive(choice.location) else None
+
+    def batch_ended(self, state_name: str) -> None:
+        """Have finished copies take over: no task of the batch at hand is to come."""
+        self._plans[state_name].end_batch()
+
+    # -- standbys -------------------------------------------------------------------------------------------------
+
+    def standbys(
+        self, state_name: str, partition_id: int, holder: ActorLocation, fleet: FleetView
+    ) -> tuple[ActorLocation, ...]:
+        """Return the store actors on other nodes that are sent the commits of a shard's holder."""
+        plan = self._plans.get(state_name)
+        if plan is None or not plan.standbys:
+            return ()
+        standbys: list[ActorLocation] = []
+        # The search begins at another slot for each shard, and visits few of them, however many there are.
+        for step in range(len(plan.slots)):
+            location = plan.slots[(partition_id + step) % len(plan.slots)].location
+            live = None if location.node_id in (holder.node_id, *self.drained) else live_incarnation(location, fleet)
+            if live is not None:
+                standbys.append(live)
+            if len(standbys) == plan.standbys:
+                break
+        return tuple(standbys)
+
+    def promoted(
+        self, state_name: str, partition_id: int, holder: ActorLocation | None, fleet: FleetView
+    ) -> Choice | None:
+        """Return the standby that takes over a shard, if its holder was lost and there is a standby."""
+        if holder is None or fleet.is_alive(holder):
+            return None
+        ready = self.standbys(state_name, partition_id, holder, fleet)
+        return Choice(ready[0], "its standby took over from a store actor that was lost") if ready else None
+
+
+def live_incarnation(location: ActorLocation, fleet: FleetView) -> ActorLocation | None:
+    """Return the newest incarnation of a store actor; None if that is dead, too."""
+    newest = fleet.newest(location)
+    return newest if fleet.is_alive(newest) else None

@@ -1,4 +1,4 @@
-"""Plans where the shards of states are to be. Pure, in memory only.
+"""Plans where the shards of states are to be. Pure, in memory only; :mod:`coordinator.placement.lease_placer` places leases by it.
 
 A shard that no live store actor has goes to its planned store actor with its next lease. A loaded one is migrated while batches go
 on: the next store actor takes a copy first (a :class:`PlannedMove`, carried out by the process that asked for the plan), and has
@@ -7,16 +7,14 @@ the shard from the end of a batch on.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from coordinator.model.copy_result import CopyResult, ShardMove
 from coordinator.model.identities import ActorLocation
-from coordinator.placement.lease_placer import FleetView, LeaseRequest, StayElseLocal
-from coordinator.placement.policies import POLICIES
-from coordinator.placement.policy import ActorSlot, Choice, PlacementPolicy, PlacementRequest, slot_order
+from coordinator.placement.lease_placer import FleetView, PlannedLeases, live_incarnation
+from coordinator.placement.policies import POLICIES, ActorSlot, Choice, PlacementPolicy, PlacementRequest, slot_order
 
 #: Why a shard of a rescaled state is where it is.
 INHERITED = "the shards that it is made of were there"
@@ -69,54 +67,17 @@ class PlacementExplanation:
     operations: Mapping[str, int]
 
 
-@dataclass(slots=True)
-class _Plan:
-    """The plan of one state.
-
-    Attributes
-    ----------
-    with_lease
-        Store actors that shards go to with their next lease.
-    at_end
-        Those that they go to once the batch at hand has ended: tasks of it were sent to where the shards are.
-    slots
-        Store actors of nodes that have executors, as the driver reported last; none if no driver reported any.
-    policy
-        Of the driver that reported last.
-    standbys
-        How many each shard is to have.
-    is_skewed
-        Whether shards went elsewhere than planned, as after the loss of a store actor.
-    """
-
-    slots: tuple[ActorSlot, ...] = ()
-    policy: PlacementPolicy = POLICIES["balance"]
-    standbys: int = 0
-    is_skewed: bool = False
-    with_lease: dict[int, Choice] = field(default_factory=dict)
-    at_end: dict[int, Choice] = field(default_factory=dict)
-
-    def end_batch(self) -> None:
-        self.with_lease |= self.at_end
-        self.at_end = {}
-
-
 class MovePlanner:
-    """The plans of all states, by which it places leases.
+    """Makes the plans of all states, by their policies.
 
-    Attributes
+    Parameters
     ----------
-    drained
-        Ray ids of nodes that are to have no shards.
+    leases
+        Places leases by the plans.
     """
 
-    def __init__(self) -> None:
-        #: Places shards that are in no plan.
-        self._fallback = StayElseLocal()
-        self.drained: set[str] = set()
-        self._plans: defaultdict[str, _Plan] = defaultdict(_Plan)
-
-    # -- plans ----------------------------------------------------------------------------------------------------
+    def __init__(self, leases: PlannedLeases) -> None:
+        self.leases = leases
 
     def plan(
         self,
@@ -143,12 +104,12 @@ class MovePlanner:
         inherited
             Store actors that have the rows of which shards without a store actor will be made.
         """
-        plan = self._plans[state_name]
+        plan = self.leases.plan_of(state_name)
         # By the slots that were reported before: standbys have their copies there.
         promoted = {
             partition: choice
             for partition, holder in present.items()
-            if (choice := self._promoted(state_name, partition, holder, fleet)) is not None
+            if (choice := self.leases.promoted(state_name, partition, holder, fleet)) is not None
         }
         plan.slots, plan.standbys, plan.policy = tuple(sorted(slots, key=slot_order)), standbys, policy
         # Copies that were made for the end of a batch that never ended are there now.
@@ -183,7 +144,7 @@ class MovePlanner:
 
         If no driver reported any since the coordinator started, all nodes that have a store actor count.
         """
-        slots = self._plans[state_name].slots or [ActorSlot(location, 1) for location in fleet.actors()]
+        slots = self.leases.slots(state_name) or [ActorSlot(location, 1) for location in fleet.actors()]
         choices = self._assign(state_name, query_id, partitions, slots, present, fleet)
         return _moves(state_name, partitions, choices, present, fleet)
 
@@ -196,10 +157,10 @@ class MovePlanner:
         fleet: FleetView,
     ) -> tuple[PlannedMove, ...]:
         """Return :meth:`moves` of a state whose shards went elsewhere than planned, once; none of others."""
-        plan = self._plans.get(state_name)
-        if plan is None or not plan.is_skewed:
+        plan = self.leases.plan_of(state_name)
+        if not plan.is_skewed:
             return ()
-        if any(_live(slot.location, fleet) is None for slot in plan.slots):
+        if any(live_incarnation(slot.location, fleet) is None for slot in plan.slots):
             # A store actor that was lost is being restarted, or the driver will report that its executor is gone.
             return ()
         plan.is_skewed = False
@@ -214,7 +175,7 @@ class MovePlanner:
         present: Mapping[int, ActorLocation],
         fleet: FleetView,
     ) -> dict[int, Choice]:
-        plan = self._plans[state_name]
+        plan = self.leases.plan_of(state_name)
         going = {partition: choice.location for partition, choice in plan.with_lease.items()}
         current = {
             partition - partitions.start: location
@@ -224,7 +185,8 @@ class MovePlanner:
         live_slots = [
             replace(slot, location=live)
             for slot in slots
-            if slot.location.node_id not in self.drained and (live := _live(slot.location, fleet)) is not None
+            if slot.location.node_id not in self.leases.drained
+            and (live := live_incarnation(slot.location, fleet)) is not None
         ]
         request = PlacementRequest(
             state_name,
@@ -232,130 +194,14 @@ class MovePlanner:
             len(partitions),
             tuple(sorted(live_slots, key=slot_order)),
             MappingProxyType(current),
-            frozenset(self.drained),
+            frozenset(self.leases.drained),
         )
         return {partitions[shard]: choice for shard, choice in plan.policy.assign(request).items()}
 
     def copy_finished(self, move: PlannedMove, copy_result: CopyResult | None, fleet: FleetView) -> bool:
-        """Have the target own the shard from the end of the batch at hand on.
-
-        Returns
-        -------
-        bool
-            False if the shard is about to go to another store actor, or the target's node was drained: nothing is changed.
-        """
-        going = self.going_to(move.state_name, move.partition_id, fleet)
-        if going not in (None, move.target) or move.target.node_id in self.drained:
-            return False
-        self._plans[move.state_name].at_end[move.partition_id] = Choice(move.target, move.reason, copy_result)
-        return True
-
-    def going_to(self, state_name: str, partition_id: int, fleet: FleetView) -> ActorLocation | None:
-        """Return the live store actor that a shard goes to at the end of the batch at hand, if its copy is finished."""
-        plan = self._plans.get(state_name)
-        choice = None if plan is None else plan.at_end.get(partition_id)
-        return choice.location if choice is not None and fleet.is_alive(choice.location) else None
-
-    def batch_ended(self, state_name: str) -> None:
-        """Have finished copies take over: no task of the batch at hand is to come."""
-        self._plans[state_name].end_batch()
-
-    def place(self, request: LeaseRequest, fleet: FleetView) -> Choice:
-        """Return the planned store actor, if it is alive; see :class:`~coordinator.placement.lease_placer.LeasePlacer`."""
-        planned = self.planned(request.state_name, request.partition_id, fleet)
-        if planned is not None:
-            return planned
-        promoted = self._promoted(request.state_name, request.partition_id, request.present, fleet)
-        choice = promoted or self._fallback.place(replace(request, asking=self._of_node(request, fleet)), fleet)
-        plan = self._plans.get(request.state_name)
-        if plan is not None and plan.slots and choice.location != request.present:
-            plan.is_skewed = True
-        return choice
-
-    def _of_node(self, request: LeaseRequest, fleet: FleetView) -> ActorLocation:
-        """Return the store actor of the asking node that is to have a shard, where the driver reported several there."""
-        local = [
-            slot.location for slot in self.slots(request.state_name) if slot.location.node_id == request.asking.node_id
-        ]
-        live = [location for location in (_live(location, fleet) for location in local) if location is not None]
-        return live[request.partition_id % len(live)] if live else request.asking
-
-    def stays(self, request: LeaseRequest, fleet: FleetView) -> bool:
-        """Return whether a shard stays where it is in the batch after the one at hand, as far as is known."""
-        plan = self._plans.get(request.state_name)
-        if request.present is None or (plan is not None and request.partition_id in plan.at_end):
-            return False
-        planned = self.planned(request.state_name, request.partition_id, fleet)
-        choice = planned or self._fallback.place(request, fleet)
-        return choice.location == request.present and fleet.is_alive(request.present)
-
-    def planned(self, state_name: str, partition_id: int, fleet: FleetView) -> Choice | None:
-        """Return the store actor that a shard goes to with its next lease, if that is planned."""
-        plan = self._plans.get(state_name)
-        choice = None if plan is None else plan.with_lease.get(partition_id)
-        if choice is None or fleet.is_alive(choice.location):
-            return choice
-        restarted = _live(choice.location, fleet)
-        return None if restarted is None else Choice(restarted, "the store actor of its node started again")
-
-    def holders(
-        self, state_name: str, partitions: range, assigned: Mapping[int, ActorLocation], fleet: FleetView
-    ) -> tuple[ActorLocation | None, ...]:
-        """Return the store actor of each shard at its next lease; None for one that goes to the node that asks for it."""
-
-        def holder_of(partition_id: int) -> ActorLocation | None:
-            holder = assigned.get(partition_id)
-            choice = self.planned(state_name, partition_id, fleet) or self._promoted(
-                state_name, partition_id, holder, fleet
-            )
-            location = holder if choice is None else choice.location
-            return location if location is not None and fleet.is_alive(location) else None
-
-        return tuple(map(holder_of, partitions))
-
-    # -- standbys -------------------------------------------------------------------------------------------------
-
-    def standbys(
-        self, state_name: str, partition_id: int, holder: ActorLocation, fleet: FleetView
-    ) -> tuple[ActorLocation, ...]:
-        """Return the store actors on other nodes that are sent the commits of a shard's holder."""
-        plan = self._plans.get(state_name)
-        if plan is None or not plan.standbys:
-            return ()
-        standbys: list[ActorLocation] = []
-        # The search begins at another slot for each shard, and visits few of them, however many there are.
-        for step in range(len(plan.slots)):
-            location = plan.slots[(partition_id + step) % len(plan.slots)].location
-            live = None if location.node_id in (holder.node_id, *self.drained) else _live(location, fleet)
-            if live is not None:
-                standbys.append(live)
-            if len(standbys) == plan.standbys:
-                break
-        return tuple(standbys)
-
-    def _promoted(
-        self, state_name: str, partition_id: int, holder: ActorLocation | None, fleet: FleetView
-    ) -> Choice | None:
-        """Return the standby that takes over a shard, if its holder was lost and there is a standby."""
-        if holder is None or fleet.is_alive(holder):
-            return None
-        ready = self.standbys(state_name, partition_id, holder, fleet)
-        return Choice(ready[0], "its standby took over from a store actor that was lost") if ready else None
-
-    def slots(self, state_name: str) -> tuple[ActorSlot, ...]:
-        """Return the store actors of nodes that have executors, as a state's driver reported last; none if no driver reported any."""
-        plan = self._plans.get(state_name)
-        return () if plan is None else plan.slots
-
-    def forget(self, state_name: str) -> None:
-        """Drop the plan of a state."""
-        self._plans.pop(state_name, None)
-
-
-def _live(location: ActorLocation, fleet: FleetView) -> ActorLocation | None:
-    """Return the newest incarnation of a store actor; None if that is dead, too."""
-    newest = fleet.newest(location)
-    return newest if fleet.is_alive(newest) else None
+        """Have the target of a move own the shard from the end of the batch at hand on; see :meth:`PlannedLeases.give_at_end`."""
+        choice = Choice(move.target, move.reason, copy_result)
+        return self.leases.give_at_end(move.state_name, move.partition_id, choice, fleet)
 
 
 def _moves(

@@ -35,16 +35,15 @@ from coordinator.model.metric_table import Sample
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.move_planner import PlacementExplanation, PlannedMove
-from coordinator.placement.policy import ActorSlot
+from coordinator.placement.policies import ActorSlot
 from coordinator.runtime.runtime import Runtime, now_ms
 from coordinator.service.active_instances import ActiveInstances
 from coordinator.service.branching import Branching
-from coordinator.service.drained_nodes import DrainedNodes
 from coordinator.service.dropping import DroppedState, Dropping
 from coordinator.service.leasing import Leasing
 from coordinator.service.maintenance_rounds import MaintenanceRounds
 from coordinator.service.overview import Overview
-from coordinator.service.placement_service import Placement, PlacementService
+from coordinator.service.placement_service import DrainedNodes, Placement, PlacementService
 from coordinator.service.state_metrics import StateMetrics
 from coordinator.service.versions import Versions
 from coordinator.storage.counted import StorageStats
@@ -113,7 +112,7 @@ class Coordinator:
         locality = TaskLocality()
         drained = DrainedNodes(store)
         self._placement = PlacementService(self._fleet, self._writer_of, drained, self._partitions, locality)
-        self._leasing = Leasing(self._fleet, self._placement.planner, locality, self._writer_of)
+        self._leasing = Leasing(self._fleet, self._placement.leases, locality, self._writer_of)
         self._maintenance = maintenance
         self._cleaner = Cleaner(self._store, maintenance, self._clock, self._writer_of, self._states.notice_deleted)
         self._versions = Versions(self._states, self._writer_of, Branching(self._writer_of, self._clock))
@@ -127,7 +126,7 @@ class Coordinator:
             self._clock,
             self._states,
             self._actors,
-            self._placement.planner,
+            self._placement.leases,
             locality,
             self._metrics,
             self._is_active,
@@ -140,7 +139,7 @@ class Coordinator:
             self._ended_queries,
             self._overview,
             self._metrics,
-            self._placement.planner,
+            self._placement.leases,
             locality,
             self._instances,
         )

@@ -21,8 +21,7 @@ from coordinator.model.leases import Lease
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
-from coordinator.placement.lease_placer import FleetView, LeaseRequest
-from coordinator.placement.move_planner import MovePlanner
+from coordinator.placement.lease_placer import FleetView, LeaseRequest, PlannedLeases
 from coordinator.service.placement_service import Placement, PlacementService
 from coordinator.telemetry.task_locality import TaskLocality
 
@@ -59,7 +58,7 @@ class Leasing:
     def __init__(
         self,
         fleet: FleetView,
-        placing: MovePlanner,
+        placing: PlannedLeases,
         locality: TaskLocality,
         writer: Callable[[str], Awaitable[LedgerWriter]],
     ) -> None:

@@ -10,7 +10,7 @@ from coordinator.ledger.unloading import EndedQueries
 from coordinator.log.cleaner import Cleaner
 from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.open_states import OpenStates
-from coordinator.placement.move_planner import MovePlanner
+from coordinator.placement.lease_placer import PlannedLeases
 from coordinator.service.active_instances import ActiveInstances
 from coordinator.service.dropping import Dropping
 from coordinator.service.overview import Overview
@@ -31,7 +31,7 @@ class MaintenanceRounds:
         The states, and what is done for each.
     ended_queries
         Says which queries ended long ago.
-    overview, metrics, planner, locality, instances
+    overview, metrics, leases, locality, instances
         What memory has of a state besides its ledger, which is dropped with the ledger.
     """
 
@@ -44,7 +44,7 @@ class MaintenanceRounds:
         ended_queries: EndedQueries,
         overview: Overview,
         metrics: StateMetrics,
-        planner: MovePlanner,
+        leases: PlannedLeases,
         locality: TaskLocality,
         instances: ActiveInstances,
     ) -> None:
@@ -55,7 +55,7 @@ class MaintenanceRounds:
         self._ended_queries = ended_queries
         self._overview = overview
         self._metrics = metrics
-        self._planner = planner
+        self._leases = leases
         self._locality = locality
         self._instances = instances
 
@@ -103,6 +103,6 @@ class MaintenanceRounds:
         details = None if created is None else self._overview.details(ledger, created, is_active=False)
         if self._states.rest(state_name, details):
             self._metrics.forget(state_name)
-            self._planner.forget(state_name)
+            self._leases.forget(state_name)
             self._locality.forget(state_name)
             self._instances.registry.deactivate_instances(ledger.run_id)

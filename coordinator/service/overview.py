@@ -14,7 +14,7 @@ from coordinator.log.open_states import OpenStates
 from coordinator.model.metric_table import Sample
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.actor_registry import ActorRegistry
-from coordinator.placement.move_planner import MovePlanner
+from coordinator.placement.lease_placer import PlannedLeases
 from coordinator.runtime.runtime import Clock, now_ms
 from coordinator.service.state_metrics import StateMetrics
 from coordinator.telemetry.status import fleet_status, query_details, query_status
@@ -32,7 +32,7 @@ class Overview:
         Measures how long an answer takes.
     states
         The states; only open ones are shown from their ledgers.
-    actors, planner, locality, metrics
+    actors, leases, locality, metrics
         Store actors, plans, where tasks ran, and what was recorded of states.
     is_active
         Returns whether the newest run of a state's query is not known to be over.
@@ -46,7 +46,7 @@ class Overview:
         clock: Clock,
         states: OpenStates,
         actors: ActorRegistry,
-        planner: MovePlanner,
+        leases: PlannedLeases,
         locality: TaskLocality,
         metrics: StateMetrics,
         is_active: Callable[[StateLedger], bool],
@@ -58,7 +58,7 @@ class Overview:
         self._started_at_ms = now_ms(clock)
         self._states = states
         self._actors = actors
-        self._planner = planner
+        self._leases = leases
         self._locality = locality
         self._metrics = metrics
         self._is_active = is_active
@@ -100,7 +100,7 @@ class Overview:
             **fleet_status(self._uri, self._coordinator(), self._actors, queries),
             "executors": self._metrics.executors(),
             "running": self._running_batches(),
-            "drained": sorted(self._planner.drained),
+            "drained": sorted(self._leases.drained),
             "took_ms": int(1000 * took_s),
         }
 

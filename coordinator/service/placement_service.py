@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,13 +16,17 @@ from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.model.copy_result import CopyResult
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import ActorLocation
+from coordinator.placement.lease_placer import PlannedLeases
 from coordinator.placement.move_planner import MovePlanner, PlacementExplanation, PlannedMove
-from coordinator.placement.policies import POLICIES
-from coordinator.placement.policy import ActorSlot
-from coordinator.service.drained_nodes import DrainedNodes
+from coordinator.placement.policies import POLICIES, ActorSlot
+from coordinator.storage.protocol import ObjectStore
 from coordinator.telemetry.task_locality import TaskLocality
 
 log = logging.getLogger(__name__)
+
+_DRAINED = "_drained"
+#: Ray's ids of nodes.
+_NODE_ID = re.compile(r"[0-9A-Za-z_-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,43 @@ class Placement:
     moves: tuple[PlannedMove, ...]
 
 
+class DrainedNodes:
+    """The nodes that are to have no shards: for each an empty object, ``_drained/<node id>``, which a restarted coordinator finds.
+
+    Ray never uses an id again, so the object of a node that has ended affects no other node.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def node_ids(self) -> set[str]:
+        """Return the ids of the drained nodes."""
+        return {info.path.rpartition("/")[2] for info in self._store.list(_DRAINED)}
+
+    def add(self, node_id: str) -> None:
+        """Mark a node as drained, durably.
+
+        Raises
+        ------
+        InvalidRequestError
+            This is not an id of a node.
+        StorageUnavailableError
+            The store failed; the node may be marked or not.
+        """
+        # A concurrent writer writes the same.
+        self._store.put(_drained_path(node_id), b"")
+
+    def remove(self, node_id: str) -> None:
+        """Remove the mark; nothing happens if the node was not drained."""
+        self._store.delete(_drained_path(node_id))
+
+
+def _drained_path(node_id: str) -> str:
+    if _NODE_ID.fullmatch(node_id) is None:
+        raise InvalidRequestError("this is no id of a Ray node; nothing was changed", node=node_id)
+    return f"{_DRAINED}/{node_id}"
+
+
 class PlacementService:
     """Places the shards of a fleet's states.
 
@@ -56,8 +98,8 @@ class PlacementService:
 
     Attributes
     ----------
-    planner
-        The plans.
+    leases
+        Places leases, by the plans.
     """
 
     def __init__(
@@ -68,7 +110,8 @@ class PlacementService:
         partitions: Callable[[str], Awaitable[range]],
         locality: TaskLocality,
     ) -> None:
-        self.planner = MovePlanner()
+        self.leases = PlannedLeases()
+        self._planner = MovePlanner(self.leases)
         self._locality = locality
         self._fleet = fleet
         self._writer_of = writer_of
@@ -77,7 +120,7 @@ class PlacementService:
 
     async def open(self) -> None:
         """Load which nodes were drained before this coordinator started."""
-        self.planner.drained |= await asyncio.to_thread(self._drained.node_ids)
+        self.leases.drained |= await asyncio.to_thread(self._drained.node_ids)
 
     async def place(
         self,
@@ -94,10 +137,10 @@ class PlacementService:
         assigned, inherited = await (await self._writer_of(state_name)).read(
             lambda ledger: (_of(ledger.assigned(), partitions), ledger.inherited(partitions))
         )
-        moves = self.planner.plan(
+        moves = self._planner.plan(
             state_name, query_id, partitions, slots, assigned, self._fleet, standbys, inherited, POLICIES[policy]
         )
-        return Placement(self.planner.holders(state_name, partitions, assigned, self._fleet), moves)
+        return Placement(self.leases.holders(state_name, partitions, assigned, self._fleet), moves)
 
     def next_batch(self, ledger: StateLedger, partitions: range, *, is_whole: bool) -> Placement:
         """Return where the tasks of the next batch should run, and what is to be moved meanwhile.
@@ -109,9 +152,9 @@ class PlacementService:
         """
         name, assigned = ledger.state_name, _of(ledger.assigned(), partitions)
         if is_whole:
-            self.planner.batch_ended(name)
-        holders = self.planner.holders(name, partitions, assigned, self._fleet)
-        moves = self.planner.repairs(name, ledger.query_id, partitions, assigned, self._fleet)
+            self.leases.batch_ended(name)
+        holders = self.leases.holders(name, partitions, assigned, self._fleet)
+        moves = self._planner.repairs(name, ledger.query_id, partitions, assigned, self._fleet)
         return Placement(holders, moves)
 
     async def explain(self, state_name: str, shard: int) -> PlacementExplanation:
@@ -121,7 +164,7 @@ class PlacementService:
 
         def explanation(ledger: StateLedger) -> PlacementExplanation:
             holder = ledger.holder(partition_id)
-            planned = self.planner.planned(state_name, partition_id, self._fleet)
+            planned = self.leases.planned(state_name, partition_id, self._fleet)
             return PlacementExplanation(
                 holder,
                 None if planned is None or planned.location == holder else planned.location,
@@ -147,12 +190,12 @@ class PlacementService:
                 "no living store actor has the shard, so there is nothing to move; it is placed with its next batch",
                 **facts,
             )
-        if node_id in self.planner.drained:
+        if node_id in self.leases.drained:
             raise InvalidRequestError(
                 "the node is drained, so no shard goes there; nothing was changed; `statefleet drain NODE --undo` lets them back",
                 **facts,
             )
-        going = self.planner.going_to(state_name, partitions[shard], self._fleet)
+        going = self.leases.going_to(state_name, partitions[shard], self._fleet)
         if going is not None and going.node_id != node_id:
             raise InvalidRequestError(
                 "the shard was moved a moment ago, and goes to another node at the end of the batch at hand; nothing was changed; "
@@ -180,7 +223,7 @@ class PlacementService:
         for name, partitions in states:
             writer = await self._writer_of(name)
             query_id, assigned = await writer.read(lambda ledger: (ledger.query_id, ledger.assigned()))
-            moves += self.planner.moves(name, query_id, partitions, _of(assigned, partitions), self._fleet)
+            moves += self._planner.moves(name, query_id, partitions, _of(assigned, partitions), self._fleet)
         return tuple(moves)
 
     async def drain(
@@ -193,33 +236,33 @@ class PlacementService:
         InvalidRequestError
             No other node has a living store actor.
         """
-        if not any(actor.node_id not in {node_id, *self.planner.drained} for actor in self._fleet.actors()):
+        if not any(actor.node_id not in {node_id, *self.leases.drained} for actor in self._fleet.actors()):
             raise InvalidRequestError(
                 "no other node has a living store actor, so the shards have nowhere to go; nothing was changed; add a node with an "
                 "executor first",
                 node=node_id,
             )
-        was_drained = node_id in self.planner.drained
+        was_drained = node_id in self.leases.drained
         if not dry_run:
             await asyncio.to_thread(self._drained.add, node_id)
-        self.planner.drained.add(node_id)
+        self.leases.drained.add(node_id)
         try:
             return tuple(move for move in await self.rebalance(states) if move.source.node_id == node_id)
         finally:
             if dry_run and not was_drained:
-                self.planner.drained.discard(node_id)
+                self.leases.drained.discard(node_id)
 
     async def undrain(self, node_id: str) -> None:
         """Let shards be placed on a node again."""
         await asyncio.to_thread(self._drained.remove, node_id)
-        self.planner.drained.discard(node_id)
+        self.leases.drained.discard(node_id)
 
     async def copy_finished(self, move: PlannedMove, copy_result: CopyResult | None) -> bool:
         """Have the target of a move, which has a copy, own the shard from the end of the batch at hand on; False if it cannot."""
         source = await self._holder(move.state_name, move.partition_id)
         if source != move.source or not self._fleet.is_alive(move.target):
             return False
-        return self.planner.copy_finished(move, copy_result, self._fleet)
+        return self._planner.copy_finished(move, copy_result, self._fleet)
 
     async def failed(self, move: PlannedMove, error: str) -> None:
         """Write to the state's log why a move failed, unless the state was dropped meanwhile."""

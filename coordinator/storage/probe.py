@@ -17,6 +17,8 @@ from coordinator.model.errors import (
     StateStoreError,
     StorageUnavailableError,
 )
+from coordinator.model.identities import ActorLocation
+from coordinator.runtime.runtime import Lock
 from coordinator.storage.options import PREFIXES
 from coordinator.storage.protocol import ObjectStore
 
@@ -235,3 +237,44 @@ def prove_shared(store: ObjectStore, look: Callable[[str], ProbeResult], process
             store_actor=process,
             coordinator=result.process,
         )
+
+
+class StorageProof:
+    """A proof that each incarnation of an actor makes once, as Ray may restart an actor on another node. Thread-safe.
+
+    Parameters
+    ----------
+    objects
+        The storage that this process sees.
+    look_into
+        Asks the coordinator to read and answer in a folder of its storage; see :func:`look_into`.
+    location
+        This incarnation of the actor.
+    lock
+        Lock that nothing else uses.
+    """
+
+    def __init__(
+        self, objects: ObjectStore, look_into: Callable[[str], ProbeResult], location: ActorLocation, lock: Lock
+    ) -> None:
+        self._objects = objects
+        self._look_into = look_into
+        self._location = location
+        self._lock = lock
+        self._is_proven = False
+
+    def check(self) -> None:
+        """Make the proof, unless it was made before.
+
+        Raises
+        ------
+        SetupError
+            The coordinator sees other storage.
+        StorageUnavailableError
+            The storage cannot be used.
+        """
+        with self._lock:
+            if not self._is_proven:
+                actor = self._location
+                prove_shared(self._objects, self._look_into, f"pid {actor.pid} on {actor.host}, node {actor.node_id}")
+                self._is_proven = True

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from coordinator.model.identities import ActorLocation
-from coordinator.placement.policy import ActorSlot
+from coordinator.placement.policies import ActorSlot
 
 #: Outcome of a state operation: its task ran on the node of its shard, or why it did not.
 LOCAL = "local"

@@ -22,10 +22,10 @@ from coordinator.service.deploy import coordinator_name
 from coordinator.service.placement_service import Placement
 from spark_jobs.driver.finished_batches import FinishedBatches
 from spark_jobs.nodes.executor_nodes import ExecutorNodes
-from spark_jobs.nodes.live_migration import LiveMigration
 from spark_jobs.nodes.node_watch import NodeWatch, WatchedFleet
 from spark_jobs.plan.executors import Executors
-from spark_jobs.plan.route import requested_state
+from spark_jobs.plan.operator_plan import requested_state
+from store_actors.actor.moving import LiveMigration
 from store_actors.client.fleet_client import FleetAddress
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import RayActorError, RayError
 
 from coordinator.model.errors import StateStoreError
-from coordinator.placement.policy import ActorSlot
+from coordinator.placement.policies import ActorSlot
 from coordinator.service.calls import START_S, Actors, RayActors, unwrapped
 from store_actors.actor.deploy import actors_for, ensure_store_actor
 from store_actors.client.fleet_client import FleetAddress

@@ -23,17 +23,19 @@ from coordinator.model.errors import StateStoreError
 from coordinator.placement.move_planner import PlannedMove
 from coordinator.service.calls import Actors, RayActors
 from coordinator.service.client import CoordinatorClient
-from spark_jobs.driver.driver_reports import DriverReports
+from coordinator.telemetry.drivers import DriverReport
 from spark_jobs.nodes.executor_nodes import ExecutorNodes
 from spark_jobs.nodes.executor_slots import ExecutorSlots
-from spark_jobs.nodes.live_migration import LiveMigration
 from spark_jobs.nodes.ray_nodes import RayCluster, RayNode
 from spark_jobs.plan.executors import Executors
 from spark_jobs.session.settings import EXECUTOR_RESOURCES, MAX_EXECUTORS, STORE_RESOURCE
 from store_actors.actor.deploy import end_store_actors
+from store_actors.actor.moving import LiveMigration
 
 log = logging.getLogger(__name__)
 
+#: Seconds after which an unchanged report is repeated, as a coordinator that has restarted has none.
+_REPEAT_S = 10.0
 _INTERVAL_S = 2.0
 #: Seconds after which the move of a shard off a node is begun again: a batch has to end after the copy for the shard to move.
 _AGAIN_S = 30.0
@@ -43,6 +45,28 @@ _STORE_ACTORS_S = 10.0
 _LAST_BATCH_S = 10.0
 #: Resources that only executors use.
 _USED_BY_EXECUTORS = ("CPU", STORE_RESOURCE)
+
+
+class DriverReports:
+    """Sends a changed report at once, and repeats an unchanged one periodically."""
+
+    def __init__(self) -> None:
+        self._last: DriverReport | None = None
+        self._reported_s = 0.0
+
+    def report(self, report: DriverReport, coordinators: Iterable[CoordinatorClient], now_s: float) -> None:
+        """Send a report if it is due.
+
+        Parameters
+        ----------
+        now_s
+            Time of a monotonic clock.
+        """
+        if report == self._last and now_s - self._reported_s < _REPEAT_S:
+            return
+        for coordinator in coordinators:
+            coordinator.report_driver(report)
+        self._last, self._reported_s = report, now_s
 
 
 class WatchedFleet(NamedTuple):

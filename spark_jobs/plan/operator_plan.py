@@ -1,4 +1,9 @@
-"""A stateful operator on its way into a streaming plan: the protocol of its kind."""
+"""A stateful operator on its way into a streaming plan: the protocol of its kind, and the plan around its tasks.
+
+An exchange gives the rows of an operator's inputs to its shards, and the tasks above it hand them over to store actors; or a user's
+function above it gets them, in Python workers. Both are nodes of ours in Spark's plan (``spark_jobs/jvm/common/Operators.scala``).
+Partition p is shard p, and it is the partition where Spark's own aggregation would put the same keys.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql import types as T
 from pyspark.sql.types import StructType
 
 from coordinator.model.accumulator_kinds import AccumulatorKind
@@ -15,17 +21,23 @@ from coordinator.model.schema import Accumulator, OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.type_names import string_to_type
 from spark_jobs.plan.bounds import warn_if_unbounded
+from spark_jobs.plan.catalyst import WATERMARK_KEY
 from spark_jobs.plan.event_time import Upstream
 from spark_jobs.plan.logical import Plan, analysed
 from spark_jobs.plan.spark_errors import RefusedQueryError
+from spark_jobs.plan.stateful_exchange import exchanged, handed_over, marked_as_aggregation, with_sparks_own
 from spark_jobs.plan.timing import output_lag_ms, query_modes, runs_again
+from spark_jobs.worker.exchange import END_COLUMN, HASH_COLUMN
 from store_actors.client.fleet_client import FleetAddress
+from store_actors.client.operator_task import OperatorTask
 from store_actors.operators.operator_names import operator_name
 
 #: A ``mapInArrow`` function, from the batches of a partition of the exchange to the batches that it emits.
 ReduceTask = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 #: Spark's own operators with a user's function and its state.
 _OF_A_FUNCTION = frozenset({"FlatMapGroupsInPandasWithState", "FlatMapGroupsWithState"})
+#: By the name of an operator's route column, the state as the program asks for it.
+_REQUESTED: dict[str, StateMetadata] = {}
 
 
 class OperatorPlan(Protocol):
@@ -263,3 +275,45 @@ def _operators_below(plan: Plan, state: str) -> Iterator[tuple[Upstream, Plan]]:
 def _is_mark(aggregate: Plan) -> bool:
     """Return whether an aggregation only marks an operator in complete mode (:mod:`spark_jobs.plan.stateful_exchange`)."""
     return Upstream.of_plan(aggregate.child) is not None
+
+
+def requested_state(route: str, query_mode: str | None) -> StateMetadata:
+    """Return the state that an operator of a plan asks for.
+
+    Parameters
+    ----------
+    route
+        Name of its route column.
+    query_mode
+        The query's output mode, for an operator that has no mode of its own.
+    """
+    requested = _REQUESTED[route]
+    if query_mode is None or requested.schema is None:
+        return requested
+    return requested.in_output_mode(requested.schema.in_output_mode(query_mode))
+
+
+def route_plan(operator: RoutedOperator, metadata: StateMetadata, address: FleetAddress) -> DataFrame:
+    """Return the streaming DataFrame of an operator's results, with its state in the fleet."""
+    schema, plan, upstream = operator.schema, operator.plan, operator.upstream
+    task = OperatorTask(schema, metadata).to_json()
+    facts = upstream.to_json()
+    route = upstream.route_column(task)
+    _REQUESTED[route] = metadata
+    is_marked = upstream.mode in (None, "complete")
+    # Spark's checks look for the event time of groups, as append mode asks for.
+    marks = {WATERMARK_KEY: 0} if is_marked and "append" in upstream.modes else None
+    columns = [T.StructField(route, T.IntegerType(), metadata=marks)]
+    if isinstance(plan, TaskMaker):
+        (rows,) = plan.inputs
+        values = [T.StructField(item.name, item.dataType) for item in rows.schema if item.name != HASH_COLUMN]
+        columns = [*values, T.StructField(END_COLUMN, T.BinaryType()), *columns]
+    rows = exchanged(plan.inputs, T.StructType(columns), metadata.num_shards, facts)
+    if is_marked:
+        rows = marked_as_aggregation(rows)
+    if isinstance(plan, TaskMaker):
+        emitted = rows.mapInArrow(plan.reduce_task(schema, metadata, address), plan.row_type())
+    else:
+        emitted = handed_over(rows, plan.row_type(), task)
+    results = plan.finish(emitted)
+    return with_sparks_own(results, plan.analysed) if isinstance(plan, SparksOwn) else results

@@ -41,7 +41,7 @@ from coordinator.model.errors import (
 )
 from statefleet.reads.fleet import LiveFleet, attach
 from statefleet.reads.json_values import key_of, plain
-from statefleet.reads.keys import FoundKey
+from statefleet.reads.projections import FoundKey
 from statefleet.reads.state import LiveState
 
 #: Number of concurrent queries in a replica.

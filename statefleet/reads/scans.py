@@ -1,13 +1,15 @@
-"""Scans of one part of a state: all rows, rows by a prefix of the key, and changes."""
+"""Scans of one part of a state: all rows, those of a filter, rows by a prefix of the key, and changes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import and_
-from typing import Any
+from typing import Any, TypeAlias
 
+import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from coordinator.ledger.compatibility import same_description
 from coordinator.ledger.read_views import ReadView
@@ -15,13 +17,28 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import DEFAULT_STORE
 from coordinator.model.schema import StateSchema
 from statefleet.reads.batching import Batcher
-from statefleet.reads.filters import Filter, column_is, expression_of
-from statefleet.reads.keys import FoundKey
 from statefleet.reads.portable import Opened, PortableScan
-from statefleet.reads.projections import Projection, named_part, projection_of
+from statefleet.reads.projections import FoundKey, Projection, key_array, named_part, projection_of
 from statefleet.reads.rows import PARTITION_FIELD, Rows
 from statefleet.reads.shard_reads import ReadVersion, ShardReads
 from store_actors.messages.requests import ReadProjection
+
+#: A filter: an expression over the columns of the view, or a list that :func:`pyarrow.parquet.filters_to_expression` takes.
+Filter: TypeAlias = pc.Expression | list[Any]
+
+
+def column_is(field: pa.Field, value: Any) -> pc.Expression:
+    """Return a filter for rows in which a column has a value; null equals null."""
+    column = pc.field(field.name)
+    return column.is_null() if value is None else column == key_array([value], field)[0]
+
+
+def expression_of(chosen: Filter | None) -> tuple[pc.Expression | None, list[str] | None]:
+    """Return a filter as an expression, and the columns that it uses if they are known."""
+    if chosen is None or isinstance(chosen, pc.Expression):
+        return chosen, None
+    flat = [term for terms in chosen for term in (terms if isinstance(terms, list) else [terms])]
+    return pq.filters_to_expression(chosen), [*dict.fromkeys(name for name, _, _ in flat)]
 
 
 class StateScans:

@@ -14,8 +14,7 @@ from coordinator.ledger.read_views import ReadView
 from coordinator.ledger.version_stats import VersionStats
 from coordinator.model.errors import InvalidRequestError
 from statefleet.reads.batching import Batcher
-from statefleet.reads.keys import Answers, FoundKey, Keys, key_table, one_row_each
-from statefleet.reads.projections import Projection, parts_of
+from statefleet.reads.projections import Answers, FoundKey, Keys, Projection, key_table, one_row_each, parts_of
 from statefleet.reads.scans import StateScans
 from statefleet.reads.shard_reads import KeyPlan, ReadVersion
 from statefleet.reads.version_diff import Side, differing

@@ -24,8 +24,8 @@ from store_actors.messages.requests import ReadRequest
 from store_actors.serving.hot_key_tracker import HottestKeys
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
+from store_actors.serving.readable_rows import StoredRows
 from store_actors.serving.reads import Reads
-from store_actors.serving.stored_rows import StoredRows
 from store_actors.spilling.store_memory import UnlimitedMemory
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import Runtime
 from coordinator.storage.protocol import ObjectStore
 from store_actors.serving.files import decode_file
-from store_actors.serving.reading_order import NoSnapshotError, nothing_in_memory, reading_order
+from store_actors.serving.loading import NoSnapshotError, nothing_in_memory, reading_order
 
 #: Files that are read at once; each may be as large as a piece of a snapshot.
 _THREADS = 4

@@ -32,6 +32,7 @@ from coordinator.service.metric_export import EXPORT_INTERVAL_S, MetricExport
 from coordinator.storage.counted import CountedObjectStore, StorageStats
 from coordinator.storage.forwarded_credentials import ForwardedCredentialsStore
 from coordinator.storage.options import Secrets, StorageOptions
+from coordinator.storage.probe import StorageProof
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_store_in_actor
 from store_actors.actor.replicator import Replicator
@@ -51,15 +52,13 @@ from store_actors.messages.requests import (
     Transfer,
     Write,
 )
-from store_actors.serving.grouped_commits import GroupedCommits
+from store_actors.serving.coordinator_ref import GroupedCommits
 from store_actors.serving.hot_key_tracker import HotKeyTracker, HottestKeys
 from store_actors.serving.keyed_stores import KeyedStores
-from store_actors.serving.metric_samples import store_samples
-from store_actors.serving.metrics import StoreMetrics
+from store_actors.serving.metrics import StoreMetrics, store_samples
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
 from store_actors.serving.reads import Reads
-from store_actors.serving.storage_proof import StorageProof
 from store_actors.spilling.store_memory import LimitedMemory, StoreMemory, UnlimitedMemory
 
 log = logging.getLogger(__name__)
@@ -369,7 +368,7 @@ class StoreProcess:
         return self._reads.describe(request)
 
     def unload(self, store_id: StateStoreId) -> bool:
-        """Unload a partition, as :meth:`PartitionCache.unload <store_actors.serving.partition_cache.PartitionCache.unload>`."""
+        """Unload a partition, as :meth:`PartitionCache.unload <store_actors.serving.partition.PartitionCache.unload>`."""
         return self._partitions.cache.unload(store_id)
 
     def metrics(self) -> dict[str, Any]:

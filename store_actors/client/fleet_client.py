@@ -27,9 +27,19 @@ from coordinator.runtime.runtime import Clock
 from coordinator.service.calls import Actors, unwrapped
 from coordinator.service.client import CoordinatorClient
 from coordinator.storage.options import StorageOptions
-from store_actors.client.leased_calls import DEADLINE_S, PAUSE_S, LeasedCalls, unavailable
+from store_actors.client.leased_calls import (
+    DEADLINE_S,
+    PAUSE_S,
+    ApplyCall,
+    ImportCall,
+    LeasedCalls,
+    OpenCall,
+    SessionCalls,
+    ShardWork,
+    default_store,
+    unavailable,
+)
 from store_actors.client.state_store import ReadStateStore, StateStore
-from store_actors.client.store_calls import ApplyCall, ImportCall, OpenCall, SessionCalls, ShardWork, default_store
 from store_actors.messages.requests import OpenRequest, StoreSpec
 
 #: Bytes of rows from which on a task sends them before it reads more.

@@ -18,7 +18,7 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.stored_json import from_json
 from store_actors.client.batch import BatchHeader
 from store_actors.client.fleet_client import FleetClient
-from store_actors.client.store_calls import ShardWork
+from store_actors.client.leased_calls import ShardWork
 from store_actors.engine.columns import as_type, of_words
 from store_actors.messages.requests import ShardInput
 

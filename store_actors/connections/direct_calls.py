@@ -1,6 +1,6 @@
 """Direct connections to a store actor, for queries of a few keys: the store actor's side, and the messages of both sides.
 
-The reader's side is :mod:`statefleet.reads.direct_client`. A query over a direct connection takes less CPU than an empty call of Ray.
+The reader's side is :mod:`statefleet.reads.sources`. A query over a direct connection takes less CPU than an empty call of Ray.
 Nothing depends on these connections. A reader without one, or whose connection breaks or is slow to answer, asks by a call of Ray,
 which reports what became of the store actor. So the same keys may be asked for twice.
 

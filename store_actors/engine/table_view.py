@@ -1,4 +1,8 @@
-"""A version of a shard's rows as Arrow tables, for readers: by key, and all of them."""
+"""A version of a shard's rows, for readers, while later ones are made: by key, by leading key columns, all of it.
+
+A view lays the steps that were made since its version (:class:`~store_actors.engine.versions.VersionStep`) over the table, so an
+older version is read without copying it, also while the next one is being written.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +14,25 @@ import numpy as np
 import pyarrow as pa
 
 from coordinator.model.schema import ROW_COLUMN, StateSchema
-from store_actors.engine.arrays import Slots, Words
+from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.layout import FieldSlot, all_words
 from store_actors.engine.multimap import MultimapTable
+from store_actors.engine.prefixes import PrefixMatch
 from store_actors.engine.table import GroupTable
-from store_actors.engine.version_view import VersionView
 from store_actors.engine.versions import Frozen, VersionedTable, frozen_pieces
 
 _Columns = tuple[list[FieldSlot], pa.Schema]
 
 #: The index of each row's key among the queried keys, in ascending order; and the rows.
 Found = tuple[Slots, pa.Table]
+_LOW32 = np.uint64(0xFFFFFFFF)
+_S32 = np.uint64(32)
+#: Version stamp of an overlay's row whose key the version does not have.
+_ABSENT = np.uint64(1 << 32)
+#: Up to this many keys are searched in each step's changes, at most this many times; then an overlay is built once, which serves all
+#: later look-ups.
+_FEW_KEYS, _FEW_LOOKS = 4, 8
 
 
 class ShardView(Protocol):
@@ -132,3 +143,205 @@ def _decoded(table: GroupTable, rows: Words, columns: _Columns, limit: int) -> p
         for piece in table.cut(rows, fields, limit=limit)
     ]
     return pieces[0] if len(pieces) == 1 else pa.concat_tables([schema.empty_table(), *pieces])
+
+
+class VersionView:
+    """A view of one version of a table, or (`version` None) of its rows at each moment, pending changes included.
+
+    The owner of the table locks during each call.
+
+    Parameters
+    ----------
+    store
+        The table with its versions.
+    version
+        A retained version.
+    """
+
+    def __init__(self, store: VersionedTable, version: int | None) -> None:
+        self._store = store
+        self._version = version
+        self._serial = -1 if version is None else store.retained()[version]
+        self._forget()
+
+    @property
+    def _table(self) -> GroupTable:
+        return self._store.table
+
+    @property
+    def nbytes(self) -> int:
+        """Memory besides the store's, in bytes."""
+        return self._overlay.nbytes - self._overlay.pool.nbytes
+
+    @property
+    def is_there(self) -> bool:
+        """Whether memory still has the version, and not another attempt's of the same number."""
+        return self._version is None or self._store.retained().get(self._version) == self._serial
+
+    def _forget(self) -> None:
+        #: Keys that changed since the version, with what they were in it.
+        self._overlay = self._new_overlay()
+        self._lists = self._table.lists
+        #: Parts of each step (by serial) that are in the overlay; and look-ups that went without it.
+        self._seen: dict[int, int] = {}
+        self._looks = 0
+
+    def _new_overlay(self) -> GroupTable:
+        overlay = type(self._table)(self._store.schema, self._table.seed, self._table.memory)
+        overlay.pool = self._table.pool
+        return overlay
+
+    def _catch_up(self) -> None:
+        """Lay what changed since the last look over the version.
+
+        Raises
+        ------
+        VersionNotFoundError
+            Memory no longer holds the version.
+        """
+        if self._version is None:
+            return
+        steps = self._store.steps_since(self._version, self._serial)
+        if self._overlay.pool is not self._table.pool or self._lists is not self._table.lists:
+            # What was compacted has other words.
+            self._forget()
+        for step in steps:
+            for part in step.parts[self._seen.get(step.serial, 0) :]:
+                self._lay_over(self._overlay, part.before, np.uint64(0))
+                self._lay_over(self._overlay, part.created, _ABSENT)
+            self._seen[step.serial] = len(step.parts)
+
+    def _lay_over(self, overlay: GroupTable, rows: Words, mark: np.uint64) -> None:
+        # The oldest change of a key has its row in the version; later ones do not count.
+        new = rows[overlay.find(rows) < 0]
+        whole = np.zeros((len(new), self._table.layout.row_words), np.uint64)
+        whole[:, : new.shape[1]] = new
+        whole[:, 0] = (whole[:, 0] & _LOW32) | mark
+        overlay.put(whole)
+
+    def _overlay_for(self, keys: Words, nulls: Words, mask: np.uint64) -> GroupTable:
+        """Return at least the changes since the version to rows with some leading key words.
+
+        Parameters
+        ----------
+        mask
+            Of the null bits.
+        """
+        if len(keys) > _FEW_KEYS or self._looks >= _FEW_LOOKS or self._seen or self._version is None:
+            self._catch_up()
+            return self._overlay
+        overlay = self._overlay
+        for step in self._store.steps_since(self._version, self._serial):
+            for part in step.parts:
+                for rows, mark in ((part.before, np.uint64(0)), (part.created, _ABSENT)):
+                    chosen = self._with_keys(rows, keys, nulls, mask)
+                    if len(chosen):
+                        overlay = self._new_overlay() if overlay is self._overlay else overlay
+                        self._lay_over(overlay, rows[chosen], mark)
+                    self._looks += len(rows) > 0
+        return overlay
+
+    def _with_keys(self, rows: Words, keys: Words, nulls: Words, mask: np.uint64) -> Slots:
+        """Return the places of the rows that have one of a few keys."""
+        first = self._table.layout.flag_words
+        of_rows, matches = rows[:, first : first + keys.shape[1]], [np.empty(0, np.int64)]
+        for key, null in zip(keys, nulls, strict=True):
+            candidates = np.flatnonzero(of_rows[:, 0] == key[0]) if len(key) else np.arange(len(rows))
+            is_same = (of_rows[candidates] == key).all(axis=1) & (rows[candidates, 0] & mask == null)
+            matches.append(candidates[is_same])
+        return np.unique(np.concatenate(matches))
+
+    def __len__(self) -> int:
+        slots, extra = self._all()
+        return len(slots) + len(extra)
+
+    # -- by key ---------------------------------------------------------------------------------------------------
+
+    def rows_of_keys(self, keys: Words) -> tuple[Words, Mask]:
+        """Return the rows with these keys (zeros where there is none), and whether each was found."""
+        overlay = self._overlay_for(*self._table.keys_of(keys), self._table.layout.key_mask)
+        slots = self._table.find(keys)
+        is_found = slots >= 0
+        rows = self._table.columns(slots)
+        if len(overlay):
+            hidden = overlay.find(keys)
+            changed = hidden >= 0
+            rows[changed] = overlay.rows[hidden[changed]]
+            is_found[changed] = rows[changed, 0] >> _S32 == 0
+            rows[~is_found] = 0
+        return rows, is_found
+
+    def rows_of_chains(self, keys: Words, nulls: Words) -> tuple[Slots, Words]:
+        """Return all rows that have one of some leading keys, of a table whose rows share them.
+
+        Parameters
+        ----------
+        keys, nulls
+            As :meth:`MultimapTable.chain_keys <store_actors.engine.multimap.MultimapTable.chain_keys>` gives them.
+
+        Returns
+        -------
+        tuple
+            For each row the place of its key, in ascending order, and the row.
+        """
+        table, overlay = self._table, self._overlay_for(keys, nulls, self._table.layout.chain_mask)
+        assert isinstance(table, MultimapTable)
+        assert isinstance(overlay, MultimapTable)
+        places, slots = table.match(keys, nulls)
+        rows = table.taken(slots)
+        if not len(overlay):
+            return places, rows
+        unchanged = overlay.find(rows) < 0
+        then_places, then_slots = overlay.match(keys, nulls)
+        then = overlay.taken(then_slots)
+        was_there = then[:, 0] >> _S32 == 0
+        places = np.concatenate([places[unchanged], then_places[was_there]])
+        rows = np.concatenate([rows[unchanged], then[was_there]])
+        order = np.argsort(places, kind="stable")
+        return places[order], rows[order]
+
+    def rows_of_prefixes(self, prefixes: Words, columns: int) -> tuple[Slots, Words]:
+        """Return all rows whose first `columns` key columns are as in one of some distinct prefixes; in one pass over the keys.
+
+        Returns
+        -------
+        tuple
+            As :meth:`rows_of_chains`.
+        """
+        matching = PrefixMatch(self._table, prefixes, columns)
+        slots, extra = self._all()
+        at_slots, at_extra = (
+            matching.places(self._words(slots, matching.words)),
+            matching.places(extra[:, matching.words]),
+        )
+        rows = np.concatenate([self._table.taken(slots[at_slots >= 0]), extra[at_extra >= 0]])
+        places = np.concatenate([at_slots[at_slots >= 0], at_extra[at_extra >= 0]])
+        order = np.argsort(places, kind="stable")
+        return places[order], rows[order]
+
+    def _words(self, slots: Slots, words: list[int]) -> Words:
+        return np.column_stack([np.take(self._table.rows[:, word], slots) for word in words])
+
+    # -- all ------------------------------------------------------------------------------------------------------
+
+    def _all(self) -> tuple[Slots, Words]:
+        """Return every row of the version: slots of the table, and rows that are no longer in it."""
+        self._catch_up()
+        slots = self._table.live()
+        changed = self._overlay.taken(self._overlay.live())
+        if not len(changed):
+            return slots, changed
+        hidden = self._table.find(changed)
+        is_unchanged = np.ones(len(self._table.rows), np.bool_)
+        is_unchanged[hidden[hidden >= 0]] = False
+        return slots[is_unchanged[slots]], changed[changed[:, 0] >> _S32 == 0]
+
+    def frozen(self, words: Slots | None = None) -> FrozenRows:
+        """Return all rows, in no particular order, as copies of their words that are made little by little; see :class:`FrozenRows`."""
+        self._catch_up()
+        if not len(self._overlay):
+            return FrozenRows(self._table, words=words)
+        slots, extra = self._all()
+        selected = np.zeros(len(self._table.used_rows()), np.uint8)
+        selected[slots] = 1
+        return FrozenRows(self._table, selected, extra, words)

@@ -2,7 +2,7 @@
 
 State is changed in place. Each :class:`VersionStep` remembers the keys that its version made and the rows it overwrote or
 removed; going back puts those back, and a reader of an older version lays them over the table
-(:mod:`store_actors.engine.version_view`). Nothing else is copied.
+(:mod:`store_actors.engine.table_view`). Nothing else is copied.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.layout import FieldSlot
 from store_actors.engine.prefixes import PrefixMatch
 from store_actors.engine.strings import StringPool
-from store_actors.engine.version_view import VersionView
+from store_actors.engine.table_view import VersionView
 from store_actors.engine.words import encode_column, validity
 from store_actors.keyed.checks import value_array
 from store_actors.keyed.table import KeyedTable, RowScan

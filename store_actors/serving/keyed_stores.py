@@ -19,10 +19,10 @@ from store_actors.keyed.read_handle import ReadHandle
 from store_actors.keyed.shard import KeyedShard
 from store_actors.keyed.update_handle import UpdateHandle
 from store_actors.messages.requests import BatchFacts, OpenRequest, Write
+from store_actors.serving.commits import PreparedWrite, Transaction, check_first_version
 from store_actors.serving.partition import Partition
 from store_actors.serving.partitions import Partitions
 from store_actors.serving.sessions import IDLE_S, Ended, Session, Sessions
-from store_actors.serving.transactions import PreparedWrite, Transaction, check_first_version
 
 #: Methods of handles that a client may call through a session. A scan (below) is read batch by batch.
 _CALLS = frozenset(

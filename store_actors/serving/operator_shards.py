@@ -21,10 +21,10 @@ from store_actors.engine.results import results_of
 from store_actors.engine.versions import Change
 from store_actors.messages.requests import ApplyRequest, ShardInput
 from store_actors.operators.make_shard import OperatorShard
+from store_actors.serving.commits import PreparedWrite, Transaction, check_first_version
 from store_actors.serving.files import as_snapshot
 from store_actors.serving.partition import Partition
 from store_actors.serving.partitions import Partitions
-from store_actors.serving.transactions import PreparedWrite, Transaction, check_first_version
 
 #: Memory of a batch, in multiples of the bytes of the rows that it changes. They are kept with their old values, with their new values,
 #: as Arrow data, in a delta, and in the reply to the task.

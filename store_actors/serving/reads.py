@@ -26,10 +26,8 @@ from store_actors.engine.versions import CHANGE_COLUMN, UPDATED
 from store_actors.messages.key_queries import FoundRows
 from store_actors.messages.requests import CHANGE_FIELDS, DELETE, UPSERT, ReadProjection, ReadRequest
 from store_actors.operators.view_columns import ViewColumns
-from store_actors.serving.partition_cache import PartitionCache
-from store_actors.serving.piece_streams import PieceStreams
-from store_actors.serving.readable_rows import ReadableRows
-from store_actors.serving.stored_rows import Changes, StoredRows
+from store_actors.serving.partition import PartitionCache
+from store_actors.serving.readable_rows import Changes, PieceStreams, ReadableRows, StoredRows
 from store_actors.spilling.store_memory import READ_BYTES
 
 #: Versions that are kept loaded for readers, at most, and the seconds for which each is kept after its last read.
@@ -235,8 +233,8 @@ class Reads:
         size = loading.state_bytes()
         with self._one_large if size > self._most_bytes // _LARGE else nullcontext():
             self._make_room(size)
-            loaded = self._stored.view(store_id, version, loading, projection.shard_schema)
-            return _Loaded(ReadableRows(self._new_lock(), loaded.view), loaded.nbytes, self._elapsed_s())
+            view, nbytes = self._stored.view(store_id, version, loading, projection.shard_schema)
+            return _Loaded(ReadableRows(self._new_lock(), view), nbytes, self._elapsed_s())
 
 
 @lru_cache(maxsize=256)

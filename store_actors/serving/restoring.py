@@ -20,13 +20,11 @@ from store_actors.engine.versioned_store import VersionedStore
 from store_actors.engine.versions import Frozen
 from store_actors.serving.coordinator_ref import CoordinatorRef
 from store_actors.serving.files import as_snapshot
-from store_actors.serving.frozen_store import tables_of
 from store_actors.serving.lineage import SyncAction
-from store_actors.serving.loading import Loader
+from store_actors.serving.loading import InMemory, Loader, MemoryRows, nothing_in_memory
 from store_actors.serving.metrics import StoreMetrics
-from store_actors.serving.partition import Partition, catch_up_empty
-from store_actors.serving.partition_cache import PartitionCache
-from store_actors.serving.reading_order import InMemory, MemoryRows, nothing_in_memory
+from store_actors.serving.partition import Partition, PartitionCache, catch_up_empty
+from store_actors.serving.readable_rows import tables_of
 from store_actors.serving.store_formats import StoreDefinition, StoreFormat, store_format
 from store_actors.spilling.store_memory import StoreMemory
 

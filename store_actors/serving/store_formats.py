@@ -25,8 +25,7 @@ from store_actors.messages.requests import StoreSpec
 from store_actors.operators.make_shard import OperatorShard, make_shard, view_of
 from store_actors.serving.evolution import EvolvingStore, evolve, groups_adapter
 from store_actors.serving.files import schema_of
-from store_actors.serving.loading import Adapt, Loader
-from store_actors.serving.reading_order import InMemory, nothing_in_memory
+from store_actors.serving.loading import Adapt, InMemory, Loader, nothing_in_memory
 
 #: The schema of an operator's shard, or the name and columns of a keyed store.
 StoreDefinition: TypeAlias = StateSchema | StoreSpec

@@ -19,10 +19,9 @@ from store_actors.engine.versions import Frozen
 from store_actors.messages.requests import ReplicatedCommit, Transfer
 from store_actors.serving.coordinator_ref import CoordinatorRef
 from store_actors.serving.files import as_snapshot, decode_file
-from store_actors.serving.frozen_store import tables_of
 from store_actors.serving.metrics import StoreMetrics
-from store_actors.serving.partition_cache import PartitionCache
-from store_actors.serving.piece_streams import PieceStreams
+from store_actors.serving.partition import PartitionCache
+from store_actors.serving.readable_rows import PieceStreams, tables_of
 from store_actors.serving.restoring import Restorer
 from store_actors.spilling.store_memory import StoreMemory
 

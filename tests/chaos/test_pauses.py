@@ -27,7 +27,7 @@ from coordinator.model.maintenance import Maintenance
 from coordinator.model.memory_options import MemoryOptions
 from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.lease_placer import FleetView, LeaseRequest
-from coordinator.placement.policy import Choice
+from coordinator.placement.policies import Choice
 from coordinator.service.calls import RayActors
 from coordinator.storage.options import StorageOptions
 from coordinator.storage.uris import open_object_store

@@ -25,12 +25,12 @@ from coordinator.service import versions
 from coordinator.service.coordinator import Coordinator
 from statefleet.reads.shard_reads import ReadVersion, ShardReads
 from store_actors.actor.store_actor import StoreProcess
-from store_actors.engine.version_view import VersionView
+from store_actors.engine.table_view import VersionView
 from store_actors.messages.requests import ReplicatedCommit
 from store_actors.serving import reads
 from store_actors.serving.commits import Commits
 from store_actors.serving.lineage import Lineage, SyncAction
-from store_actors.serving.reading_order import MemoryRows, Split
+from store_actors.serving.loading import MemoryRows, Split
 from store_actors.serving.restoring import Restorer, _as_snapshot
 from store_actors.serving.transfers import Transfers
 from tests.simulation.clock import ProcessClock

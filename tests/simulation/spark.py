@@ -11,7 +11,7 @@ from ray.exceptions import RayError
 from coordinator.ledger.rescaling import BatchShards
 from coordinator.model.errors import CorruptStateError, StateMismatchError, StateStoreError
 from coordinator.model.identities import TaskIdentity
-from coordinator.placement.policy import ActorSlot
+from coordinator.placement.policies import ActorSlot
 from coordinator.service.calls import unwrapped
 from coordinator.service.client import CoordinatorClient
 from store_actors.client.fleet_client import FleetClient

@@ -18,8 +18,8 @@ from msgspec import structs
 from coordinator.ledger.records import Committed, Record
 from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
 from coordinator.log.ledger_writer import LedgerWriter
+from coordinator.log.log_files import unseal
 from coordinator.log.manifest_log import ManifestLog
-from coordinator.log.sealed_json import unseal
 from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import (
     FencedError,

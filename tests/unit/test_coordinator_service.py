@@ -15,7 +15,7 @@ from coordinator.model.errors import CorruptStateError, InvalidRequestError
 from coordinator.model.identities import StateStoreProviderId
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.placement.policy import ActorSlot
+from coordinator.placement.policies import ActorSlot
 from coordinator.runtime.runtime import MachineClock, now_ms
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore

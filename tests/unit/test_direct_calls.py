@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from coordinator.runtime.runtime import Runtime
-from statefleet.reads import direct_client
-from statefleet.reads.direct_client import DirectClient
+from statefleet.reads import sources
+from statefleet.reads.sources import DirectClient
 from store_actors.connections import direct_calls
 from store_actors.connections.direct_calls import DirectAddress, DirectServer
 from tests.clocks import LaterClock, until
@@ -108,11 +108,11 @@ def test_a_call_that_fails_is_left_to_ray_and_does_not_end_the_others(
 
 
 def test_a_slow_answer_is_not_taken_for_another_one(actor: EchoActor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct_client, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(sources, "_PATIENCE_S", 0.1)
     caller = Caller(actor.direct.address)
     assert caller.ask(b"slow") is None
     actor.resume.set()
-    caller.clock.later_s = direct_client._AGAIN_S
+    caller.clock.later_s = sources._AGAIN_S
     for request in (b"x", b"y"):
         assert caller.ask(request) == 2 * request
 
@@ -168,12 +168,12 @@ def test_the_proof_of_one_caller_proves_nothing_to_another(actor: EchoActor) -> 
 def test_a_slow_store_actor_is_not_waited_for_again(actor: EchoActor, monkeypatch: pytest.MonkeyPatch) -> None:
     caller = Caller(actor.direct.address)
     assert caller.ask(b"x") == b"xx"
-    monkeypatch.setattr(direct_client, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(sources, "_PATIENCE_S", 0.1)
     assert caller.ask_at_once(b"slow") is None
     for _ in range(3):
         assert caller.ask(b"x") is None
     assert caller.looked_up == 1
-    caller.clock.later_s = direct_client._AGAIN_S
+    caller.clock.later_s = sources._AGAIN_S
     assert caller.ask(b"x") == b"xx"
 
 
@@ -210,7 +210,7 @@ def test_signals_do_not_keep_a_caller_waiting(actor: EchoActor, monkeypatch: pyt
     """A profiler sends signals, for example: each restarts the kernel's time limit."""
     caller = Caller(actor.direct.address)
     assert caller.ask(b"x") == b"xx"
-    monkeypatch.setattr(direct_client, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(sources, "_PATIENCE_S", 0.3)
     signals: list[int] = []
     previous = signal.signal(signal.SIGALRM, lambda *_: signals.append(1))
     signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
@@ -235,7 +235,7 @@ def test_an_interrupted_caller_closes_nothing_of_others(actor: EchoActor, monkey
 
     monkeypatch.setattr(direct_calls, "_wait_at_most", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        direct_calls.connect(actor.direct.address, direct_client._PATIENCE_S)
+        direct_calls.connect(actor.direct.address, sources._PATIENCE_S)
     opened = [socket.socket() for _ in range(8)]
     gc.collect()
     assert all(opened_socket.getsockname() for opened_socket in opened)
@@ -248,7 +248,7 @@ def test_connections_of_store_actors_that_are_gone_are_closed_in_time(actor: Ech
     for number in range(3):
         assert caller.ask(b"x", "life", f"gone-{number}") == b"xx"
     assert sum(len(incarnation.spare) for incarnation in caller.calls._incarnations.values()) == 3
-    caller.clock.later_s = direct_client._IDLE_S + 1
+    caller.clock.later_s = sources._IDLE_S + 1
     assert caller.ask(b"x") == b"xx"
     assert [len(incarnation.spare) for incarnation in caller.calls._incarnations.values()] == [1]
     assert caller.ask(b"x", "another") == b"xx"
@@ -386,13 +386,13 @@ def test_where_there_is_no_connection_it_is_tried_again_after_a_while(actor: Ech
     caller.address = None
     assert caller.ask(b"x", "third") is None
     caller.address = actor.direct.address
-    caller.clock.later_s = direct_client._AGAIN_S
+    caller.clock.later_s = sources._AGAIN_S
     assert caller.ask(b"x", "third") == b"xx"
 
 
 def test_a_store_actor_that_answers_nothing_is_asked_by_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped process, for example: its machine still accepts connections for it."""
-    monkeypatch.setattr(direct_client, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(sources, "_PATIENCE_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         caller = Caller(DirectAddress("127.0.0.1", listening.getsockname()[1], KEY))
         assert caller.ask(b"x") is None
@@ -435,7 +435,7 @@ def test_a_process_that_was_forked_has_connections_of_its_own(actor: EchoActor) 
 def test_only_some_calls_are_worked_on_at_once(actor: EchoActor, monkeypatch: pytest.MonkeyPatch) -> None:
     callers = [Caller(actor.direct.address) for _ in range(direct_calls._AT_ONCE + 4)]
     with ThreadPoolExecutor(len(callers)) as threads:
-        monkeypatch.setattr(direct_client, "_PATIENCE_S", 30.0)
+        monkeypatch.setattr(sources, "_PATIENCE_S", 30.0)
         waiting = [threads.submit(caller.ask, b"slow") for caller in callers]
         until(lambda: actor.direct._connected == len(callers) and len(actor.requests) == direct_calls._AT_ONCE)
         time.sleep(0.2)

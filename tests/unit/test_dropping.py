@@ -7,8 +7,8 @@ from msgspec import structs
 
 from coordinator.ledger.records import Dropped
 from coordinator.ledger.state_ledger import StateLedger
+from coordinator.log.log_files import seal
 from coordinator.log.manifest_log import ManifestLog
-from coordinator.log.sealed_json import seal
 from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import (
     CorruptStateError,

@@ -12,9 +12,8 @@ from msgspec import structs
 
 from coordinator.ledger.records import Committed
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.log.log_files import seq_of
+from coordinator.log.log_files import seal, seq_of, unseal
 from coordinator.log.manifest_log import ManifestLog
-from coordinator.log.sealed_json import seal, unseal
 from coordinator.model.errors import CorruptStateError, InvalidRequestError, NewerFormatError
 from coordinator.model.file_format import FORMAT
 from coordinator.model.identities import StateStoreId

@@ -9,7 +9,7 @@ from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.identities import ActorLocation
 from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.lease_placer import ActorLoad, FleetView, LeasePlacer, LeaseRequest, StayElseLocal
-from coordinator.placement.policy import Choice
+from coordinator.placement.policies import Choice
 from tests.unit.ledger_harness import FakeFleetView, LedgerHarness, actor, entry, task
 
 

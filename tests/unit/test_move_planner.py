@@ -14,9 +14,9 @@ from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.copy_result import CopyResult
 from coordinator.model.identities import ActorLocation
 from coordinator.placement.actor_registry import ActorRegistry
-from coordinator.placement.lease_placer import LeaseRequest
+from coordinator.placement.lease_placer import LeaseRequest, PlannedLeases
 from coordinator.placement.move_planner import MovePlanner, PlannedMove
-from coordinator.placement.policy import ActorSlot
+from coordinator.placement.policies import ActorSlot
 from coordinator.telemetry.task_locality import ELSEWHERE, LOCAL, MOVED, NO_EXECUTOR, UNPLACED, TaskLocality
 from tests.unit.ledger_harness import actor
 
@@ -29,7 +29,8 @@ class PlannerHarness:
     def __init__(self, *names: str) -> None:
         self.store_actors = {name: actor(name) for name in names}
         self.dead: set[str] = set()
-        self.planner, self.locality = MovePlanner(), TaskLocality()
+        self.leases, self.locality = PlannedLeases(), TaskLocality()
+        self.planner = MovePlanner(self.leases)
         self.assigned: dict[int, ActorLocation] = {}
 
     def is_alive(self, location: ActorLocation) -> bool:
@@ -52,7 +53,7 @@ class PlannerHarness:
 
     def standbys(self) -> list[list[str]]:
         """Names of the standbys of each shard."""
-        standbys = [self.planner.standbys("s", shard, self.assigned[shard], self) for shard in range(SHARDS)]  # type: ignore[arg-type]
+        standbys = [self.leases.standbys("s", shard, self.assigned[shard], self) for shard in range(SHARDS)]  # type: ignore[arg-type]
         return [[location.actor_name for location in of_shard] for of_shard in standbys]
 
     def run_batch(self, local: str = "a", shards: Iterable[int] = range(SHARDS)) -> list[str]:
@@ -60,8 +61,8 @@ class PlannerHarness:
         for shard in shards:
             request = LeaseRequest("s", shard, self.store_actors[local], self.assigned.get(shard))
             previous = self.assigned.get(shard)
-            self.assigned[shard] = self.planner.place(request, self).location  # type: ignore[arg-type]
-            slots = self.planner.slots("s")
+            self.assigned[shard] = self.leases.place(request, self).location  # type: ignore[arg-type]
+            slots = self.leases.slots("s")
             self.locality.count("s", shard, self.store_actors[local], previous, self.assigned[shard], slots)
         return self.nodes()
 
@@ -69,7 +70,7 @@ class PlannerHarness:
         return [self.assigned[shard].actor_name for shard in sorted(self.assigned)]
 
     def repairs(self) -> tuple[PlannedMove, ...]:
-        self.planner.batch_ended("s")
+        self.leases.batch_ended("s")
         return self.planner.repairs("s", "query", range(SHARDS), self.assigned, self)  # type: ignore[arg-type]
 
 
@@ -89,7 +90,7 @@ def test_resident_shards_are_moved_once_their_target_is_ready_and_the_batch_has_
     for move in moves:
         harness.planner.copy_finished(move, CopyResult(1, 10, 1), harness)
     assert set(harness.run_batch()) == {"a"}, "tasks of the batch were sent there"
-    harness.planner.batch_ended("s")
+    harness.leases.batch_ended("s")
     assert sorted(harness.run_batch()) == ["a"] * 3 + ["b"] * 3
     assert harness.repairs() == ()
 
@@ -124,12 +125,12 @@ def test_a_second_move_of_a_shard_is_refused_for_the_first_and_drained_nodes_get
         for to in ("b", "c")
     )
     assert harness.planner.copy_finished(first, None, harness)
-    assert harness.planner.going_to("s", 0, harness) == harness.store_actors["b"]
+    assert harness.leases.going_to("s", 0, harness) == harness.store_actors["b"]
     assert not harness.planner.copy_finished(second, None, harness)
     assert harness.planner.copy_finished(first, None, harness), "the answer was lost"
-    harness.planner.batch_ended("s")
-    assert harness.planner.going_to("s", 0, harness) is None
-    harness.planner.drained.add(harness.store_actors["c"].node_id)
+    harness.leases.batch_ended("s")
+    assert harness.leases.going_to("s", 0, harness) is None
+    harness.leases.drained.add(harness.store_actors["c"].node_id)
     assert not harness.planner.copy_finished(second, None, harness)
 
 
@@ -147,7 +148,7 @@ def test_shards_of_a_lost_store_actor_go_where_tasks_are_and_back_once_it_has_re
     assert harness.repairs() == (), "returned once"
     for move in moves:
         harness.planner.copy_finished(move, None, harness)
-    harness.planner.batch_ended("s")
+    harness.leases.batch_ended("s")
     assert sorted(harness.run_batch()) == sorted(before)
 
 
@@ -165,12 +166,12 @@ def test_a_drained_node_is_given_nothing() -> None:
     harness = PlannerHarness("a", "b", "c")
     harness.plan("a", "b", "c")
     harness.run_batch()
-    harness.planner.drained.add(harness.store_actors["b"].node_id)
+    harness.leases.drained.add(harness.store_actors["b"].node_id)
     moves = harness.planner.moves("s", "query", range(SHARDS), harness.assigned, harness)  # type: ignore[arg-type]
     assert {move.source.actor_name for move in moves} == {"b"}
     assert sorted(move.target.actor_name for move in moves) == ["a", "c"]
     assert all(move.target.actor_name != "b" for move in harness.plan("a", "b", "c"))
-    harness.planner.drained.clear()
+    harness.leases.drained.clear()
     assert harness.plan("a", "b", "c") == ()
 
 
@@ -208,7 +209,7 @@ def test_outcomes_of_operations_are_counted_by_reason() -> None:
     harness.planner.copy_finished(
         PlannedMove("s", 0, harness.store_actors["a"], harness.store_actors["b"], "for a test"), None, harness
     )
-    harness.planner.batch_ended("s")
+    harness.leases.batch_ended("s")
     harness.run_batch("a", [0])
     assert harness.locality.of("s", 0)[MOVED] == 1
 
@@ -221,7 +222,7 @@ def test_standbys_are_on_other_nodes_and_spread() -> None:
         assert len(set(standbys)) == 2
         assert holder not in standbys
     assert len({name for names in harness.standbys() for name in names}) == 4
-    harness.planner.drained.add(harness.store_actors["d"].node_id)
+    harness.leases.drained.add(harness.store_actors["d"].node_id)
     assert all("d" not in names for names in harness.standbys())
     harness.plan("a", standbys=2)
     assert harness.standbys() == [[] if holder == "a" else ["a"] for holder in holders], "there is no other store actor"
@@ -236,7 +237,7 @@ def test_a_lost_store_actors_shards_go_to_their_standbys(is_planned: bool) -> No
     harness.dead.add(harness.store_actors["b"].instance_id)
     if is_planned:
         assert harness.plan("a", "c", standbys=1) == ()
-    holders = harness.planner.holders("s", range(SHARDS), harness.assigned, harness)  # type: ignore[arg-type]
+    holders = harness.leases.holders("s", range(SHARDS), harness.assigned, harness)  # type: ignore[arg-type]
     after = harness.run_batch("a")
     assert after == [standby if was == "b" else was for was, (standby,) in zip(before, standbys, strict=True)]
     assert list(holders) == [harness.store_actors[name] for name in after], "tasks are sent there at once"

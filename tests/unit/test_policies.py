@@ -8,9 +8,9 @@ import pytest
 
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import ActorLocation
+from coordinator.placement.lease_placer import PlannedLeases
 from coordinator.placement.move_planner import MovePlanner, PlannedMove
-from coordinator.placement.policies import Balance, Stay
-from coordinator.placement.policy import ActorSlot, Choice, PlacementPolicy, PlacementRequest
+from coordinator.placement.policies import ActorSlot, Balance, Choice, PlacementPolicy, PlacementRequest, Stay
 from statefleet.fleet import connect
 
 SHARDS = 6
@@ -58,12 +58,12 @@ def plan(
 
 
 def planned(planner: MovePlanner, current: Mapping[int, ActorLocation]) -> list[str]:
-    holders = planner.holders("s", range(SHARDS), current, LiveFleet("abc"))  # type: ignore[arg-type]
+    holders = planner.leases.holders("s", range(SHARDS), current, LiveFleet("abc"))  # type: ignore[arg-type]
     return ["nobody" if holder is None else holder.node_id.removeprefix("node-") for holder in holders]
 
 
 def test_stay_spreads_new_shards_and_moves_none_to_a_node_that_joins() -> None:
-    stay, balance = MovePlanner(), MovePlanner()
+    stay, balance = MovePlanner(PlannedLeases()), MovePlanner(PlannedLeases())
     for planner, policy in ((stay, Stay()), (balance, Balance())):
         assert plan(planner, "ab", {}, policy) == ()
         assert sorted(planned(planner, {})) == ["a", "a", "a", "b", "b", "b"]
@@ -74,25 +74,27 @@ def test_stay_spreads_new_shards_and_moves_none_to_a_node_that_joins() -> None:
 
 def test_stay_leaves_a_drained_node() -> None:
     current = {shard: store_actor("ab"[shard % 2]) for shard in range(SHARDS)}
-    planner = MovePlanner()
-    planner.drained.add("node-a")
+    planner = MovePlanner(PlannedLeases())
+    planner.leases.drained.add("node-a")
     moves = plan(planner, "abc", current, Stay())
     assert {move.source for move in moves} == {store_actor("a")}
     assert len(moves) == 3
 
 
 def test_a_policy_says_where_shards_are_and_why() -> None:
-    planner = MovePlanner()
+    planner = MovePlanner(PlannedLeases())
     assert plan(planner, "bca", {}, OneNode()) == ()
     assert planned(planner, {}) == ["a"] * SHARDS
     current = {shard: store_actor("b") for shard in range(SHARDS)}
-    moves = plan(MovePlanner(), "abc", current, OneNode())
+    moves = plan(MovePlanner(PlannedLeases()), "abc", current, OneNode())
     assert {(move.target, move.reason) for move in moves} == {(store_actor("a"), "all on one node")}
     assert len(moves) == SHARDS
 
 
 def test_a_choice_of_where_a_shard_is_moves_nothing() -> None:
-    assert plan(MovePlanner(), "abc", {shard: store_actor("a") for shard in range(SHARDS)}, OneNode()) == ()
+    assert (
+        plan(MovePlanner(PlannedLeases()), "abc", {shard: store_actor("a") for shard in range(SHARDS)}, OneNode()) == ()
+    )
 
 
 def test_a_policy_of_another_name_is_refused_before_anything_is_started() -> None:

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from coordinator.model.identities import ActorLocation
-from coordinator.placement.policies import spread
-from coordinator.placement.policy import ActorSlot
+from coordinator.placement.policies import ActorSlot, spread
 from tests.unit.ledger_harness import actor
 
 NODES = "abcdef"

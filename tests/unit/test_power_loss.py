@@ -15,8 +15,8 @@ from msgspec import structs
 
 from coordinator.ledger.records import Committed, Record
 from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
+from coordinator.log.log_files import unseal
 from coordinator.log.manifest_log import ManifestLog
-from coordinator.log.sealed_json import unseal
 from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import CommitUnknownError, StateStoreError, StorageUnavailableError
 from coordinator.model.identities import StateStoreId

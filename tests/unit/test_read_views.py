@@ -24,8 +24,8 @@ from coordinator.ledger.records import (
 from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.log.ledger_writer import LedgerWriter
+from coordinator.log.log_files import unseal
 from coordinator.log.manifest_log import ManifestLog
-from coordinator.log.sealed_json import unseal
 from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import StateMismatchError, StorageUnavailableError, VersionNotFoundError
 from coordinator.model.identities import PYTHON_QUERY_ID, TaskIdentity

@@ -20,9 +20,9 @@ from store_actors.messages.requests import OpenRequest, ShardInput, StoreSpec
 from store_actors.operators.join_schema import join_schema
 from store_actors.operators.top_schema import top_schema
 from store_actors.serving.keyed_stores import KeyedStores
+from store_actors.serving.loading import Split
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.partitions import Partitions
-from store_actors.serving.reading_order import Split
 from tests.unit.deduplicate_machine import WITHIN
 from tests.unit.deduplicate_machine import input_of as dedup_input
 from tests.unit.join_machine import table_of

@@ -21,11 +21,10 @@ from coordinator.service.client import CoordinatorClient
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.local import LocalObjectStore
 from coordinator.storage.memory import MemoryObjectStore
-from coordinator.storage.probe import ProbeResult, prove_shared
+from coordinator.storage.probe import ProbeResult, StorageProof, prove_shared
 from coordinator.storage.protocol import ObjectStore
 from store_actors.actor.store_actor import StoreProcess
 from store_actors.messages.requests import OpenRequest
-from store_actors.serving.storage_proof import StorageProof
 from tests.unit.observed_objects import ObservedObjectStore
 
 URI = "file:///var/lib/statefleet"

@@ -16,8 +16,8 @@ from coordinator.ledger.compatibility import check_metadata
 from coordinator.ledger.records import Record
 from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
 from coordinator.log.ledger_writer import RECENT_S, LedgerWriter
+from coordinator.log.log_files import seal, unseal
 from coordinator.log.manifest_log import ManifestLog
-from coordinator.log.sealed_json import seal, unseal
 from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import (
@@ -38,8 +38,8 @@ from coordinator.model.identities import (
 from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.stored_json import from_json
-from coordinator.placement.instance_registry import InstanceRegistry
 from coordinator.placement.lease_placer import StayElseLocal
+from coordinator.service.active_instances import InstanceRegistry
 from coordinator.storage.memory import MemoryObjectStore
 from tests.clocks import LaterClock
 from tests.unit.ledger_harness import (

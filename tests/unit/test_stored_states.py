@@ -13,8 +13,8 @@ from msgspec import to_builtins
 
 from coordinator.ledger.records import Record, recorded
 from coordinator.ledger.state_ledger import StateLedger
+from coordinator.log.log_files import unseal
 from coordinator.log.manifest_log import ManifestLog
-from coordinator.log.sealed_json import unseal
 from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.identities import ActorLocation, ShardKey, StateStoreId, TaskIdentity
 from coordinator.model.leases import Lease

@@ -13,7 +13,7 @@ from coordinator.runtime.runtime import MachineClock, Runtime
 from store_actors.messages.requests import StoreSpec
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
-from store_actors.serving.piece_streams import _IDLE_S
+from store_actors.serving.readable_rows import _IDLE_S
 from tests.unit.aggregation_fleet import AggregationFleet, counts, rows
 from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet
 from tests.unit.shard_transfer import offer_of, pieces, store_id, transfer_shard

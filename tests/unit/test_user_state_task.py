@@ -26,8 +26,8 @@ from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.worker.exchange import Received
 from store_actors.client.batch import BatchHeader
 from store_actors.client.fleet_client import FleetAddress
+from store_actors.client.leased_calls import default_store
 from store_actors.client.state_store import StateStore
-from store_actors.client.store_calls import default_store
 from store_actors.messages.requests import OpenRequest, ShardInput, StoreSpec
 from tests.unit.keyed_fleet import KeyedFleet
 

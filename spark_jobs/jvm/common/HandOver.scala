@@ -3,7 +3,12 @@ package org.apache.spark.sql.statefleet
 import java.nio.ByteBuffer
 import java.nio.charset.StandardCharsets.UTF_8
 import org.apache.spark.{SparkEnv, TaskContext}
+import org.apache.spark.rdd.RDD
 import org.apache.spark.sql.catalyst.InternalRow
+import org.apache.spark.sql.catalyst.expressions.{Attribute, AttributeSet}
+import org.apache.spark.sql.catalyst.plans.physical.{Partitioning, UnknownPartitioning}
+import org.apache.spark.sql.execution.{SparkPlan, UnaryExecNode}
+import org.apache.spark.sql.execution.exchange.ReusedExchangeExec
 import org.apache.spark.sql.types.StructType
 import org.apache.spark.sql.util.ArrowUtils
 import org.apache.spark.util.CollectionAccumulator
@@ -137,5 +142,27 @@ class HandOverTask(work: HandOver, task: Int, input: Iterator[InternalRow], cont
     connection = null
     request.rewind()
     SocketFolder.pause()
+  }
+}
+
+/** The tasks of an operator that hand rows over to store actors. */
+case class HandOverExec(output: Seq[Attribute], child: SparkPlan, operator: String) extends UnaryExecNode {
+  override def producedAttributes: AttributeSet = outputSet
+
+  override def outputPartitioning: Partitioning = UnknownPartitioning(child.outputPartitioning.numPartitions)
+
+  override protected def stringArgs: Iterator[Any] = Iterator(output)
+
+  override protected def withNewChildInternal(newChild: SparkPlan): HandOverExec = copy(child = newChild)
+
+  override protected def doExecute(): RDD[InternalRow] = {
+    val rows = child.execute()
+    rows.mapPartitionsWithIndexInternal(exchange.handedOver(operator, schema))
+  }
+
+  private def exchange: StatefulExchangeExec = child match {
+    case exchange: StatefulExchangeExec => exchange
+    case ReusedExchangeExec(_, exchange: StatefulExchangeExec) => exchange
+    case other => throw new IllegalStateException(s"an operator's tasks are above ${other.nodeName}")
   }
 }

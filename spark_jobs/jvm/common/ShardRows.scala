@@ -8,7 +8,7 @@ import org.apache.arrow.vector.ipc.ArrowStreamWriter
 import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.arrow.ArrowWriter
-import org.apache.spark.sql.types.StructType
+import org.apache.spark.sql.types._
 import org.apache.spark.sql.util.ArrowUtils
 import org.apache.spark.unsafe.Platform
 import scala.annotation.tailrec
@@ -247,4 +247,22 @@ private object ArrowShardRows {
   /** Rows and bytes of a record batch at most; the last row may exceed the bytes. */
   private val MostRows = 1 << 16
   private val MostBytes = 16L << 20
+}
+
+/** Which rows are sent as Spark has them in memory (store_actors/connections/unsafe_rows.py reads and writes them too). */
+object UnsafeTypes {
+  /** Returns whether rows of a type can be sent so. */
+  def areSupported(rows: StructType): Boolean = rows.forall(field => isWord(field.dataType) || isText(field.dataType))
+
+  /** Returns whether a row of a type has a size of its own. */
+  def haveTexts(rows: StructType): Boolean = rows.exists(field => isText(field.dataType))
+
+  private def isWord(kind: DataType): Boolean = kind match {
+    case decimal: DecimalType => decimal.precision <= Decimal.MAX_LONG_DIGITS
+    case BooleanType | ByteType | ShortType | IntegerType | LongType | FloatType | DoubleType => true
+    case DateType | TimestampType | TimestampNTZType => true
+    case _ => false
+  }
+
+  private def isText(kind: DataType): Boolean = kind.isInstanceOf[StringType] || kind == BinaryType
 }

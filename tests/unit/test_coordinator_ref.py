@@ -15,7 +15,7 @@ from coordinator.model.errors import FencedError, StateStoreError, StoreUnavaila
 from coordinator.model.identities import StateStoreId
 from coordinator.model.leases import Lease
 from coordinator.runtime.runtime import MachineClock, MachineThreads
-from store_actors.serving.grouped_commits import GroupedCommits
+from store_actors.serving.coordinator_ref import GroupedCommits
 from tests.clocks import until
 from tests.unit.ledger_harness import actor, entry, task
 
