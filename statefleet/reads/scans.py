@@ -28,9 +28,30 @@ Filter: TypeAlias = pc.Expression | list[Any]
 
 
 def column_is(field: pa.Field, value: Any) -> pc.Expression:
-    """Return a filter for rows in which a column has a value; null equals null."""
-    column = pc.field(field.name)
-    return column.is_null() if value is None else column == key_array([value], field)[0]
+    """Return a filter for rows in which a key column has a value; null equals null, and NaN equals NaN.
+
+    Raises
+    ------
+    InvalidRequestError
+        The value is of a wrong type, or the column has lists.
+    """
+    return _is_value((field.name,), key_array([value], field)[0])
+
+
+def _is_value(path: tuple[str, ...], value: pa.Scalar) -> pc.Expression:
+    column = pc.field(*path)
+    if not value.is_valid:
+        return column.is_null()
+    if pa.types.is_struct(value.type):
+        # Arrow compares no structs, such as windows; their fields it does.
+        parts = [_is_value((*path, field.name), value[field.name]) for field in value.type]
+        return reduce(and_, parts, column.is_valid())
+    if pa.types.is_nested(value.type):
+        raise InvalidRequestError(
+            "rows are not scanned by lists, which Arrow does not compare; use get for all key columns, or scan for all rows",
+            column=".".join(path),
+        )
+    return column.is_nan() if value.as_py() != value.as_py() else column == value
 
 
 def expression_of(chosen: Filter | None) -> tuple[pc.Expression | None, list[str] | None]:
@@ -183,7 +204,7 @@ class StateScans:
         Raises
         ------
         InvalidRequestError
-            The columns are not the leading key columns, or a value is of a wrong type.
+            The columns are not the leading key columns, a value is of a wrong type, or a column has lists.
         """
         projection = self._cached_projection()
         leading = projection.view_columns.keys[: len(prefix)]

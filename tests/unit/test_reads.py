@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from coordinator.model.identities import DEFAULT_STORE, StateStoreId
 from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import Runtime
+from statefleet.reads.scans import column_is
 from store_actors.messages.key_queries import FoundRows
 from store_actors.messages.requests import ReadProjection, ReadRequest, ShardInput
 from store_actors.serving.reads import Reads
@@ -254,3 +256,25 @@ def test_a_version_is_read_by_way_of_a_named_snapshot_and_of_no_other_file() -> 
             assert totals_of(process.scan(process.request(snapshot=snapshot))) == totals(5)
         assert totals_of(process.scan(process.request())) == totals(5)
         objects.put(path, whole)
+
+
+def test_a_filter_of_a_key_compares_as_keys_are_compared() -> None:
+    rows = pa.table(
+        {
+            "window": [{"start": 1, "end": 2}, {"start": 1, "end": 3}, None, {"start": None, "end": 2}],
+            "x": [1.5, math.nan, None, -0.0],
+            "list": [[1], [2], None, [3]],
+        }
+    )
+
+    def places(name: str, value: Any) -> list[int]:
+        numbered = rows.append_column("place", pa.array(range(rows.num_rows)))
+        return numbered.filter(column_is(rows.schema.field(name), value))["place"].to_pylist()  # type: ignore[no-any-return]
+
+    for name in ("window", "x"):
+        for place, value in enumerate(rows[name].to_pylist()):
+            assert places(name, value) == [place]
+    assert places("x", 0.0) == [3]
+    assert places("list", None) == [2]
+    with pytest.raises(InvalidRequestError, match=r"rows are not scanned by lists.*column=`list`"):
+        places("list", [1])
