@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from msgspec import structs
@@ -14,6 +14,7 @@ from ray.exceptions import RayError
 from coordinator.model.copy_result import CopyResult
 from coordinator.model.errors import StateStoreError
 from coordinator.placement.move_planner import PlannedMove
+from coordinator.runtime.runtime import MachineThreads
 from coordinator.service.calls import Actors, RayActors, unwrapped
 from coordinator.service.client import CoordinatorClient
 
@@ -118,7 +119,8 @@ class LiveMigration:
 
     def __init__(self, coordinator: CoordinatorClient) -> None:
         self._coordinator = coordinator
-        self._guard = threading.Lock()
+        self._threads = MachineThreads()
+        self._guard = self._threads.lock()
         #: Shards whose move is running: until it ends, the same move is planned repeatedly.
         self._moving: set[tuple[str, int]] = set()
 
@@ -128,8 +130,8 @@ class LiveMigration:
             new = [move for move in moves if _shard(move) not in self._moving]
             self._moving.update(map(_shard, new))
         if new:
-            # A daemon: the driver can stop without waiting for moves, which only make batches faster.
-            threading.Thread(target=self._carry_out, args=(new,), name="statefleet-moves", daemon=True).start()
+            # It ends with the process: the driver can stop without waiting for moves, which only make batches faster.
+            self._threads.start(partial(self._carry_out, new), "statefleet-moves")
 
     def _carry_out(self, moves: Sequence[PlannedMove]) -> None:
         try:
