@@ -137,7 +137,7 @@ class LiveFleet:
         part
             ``left`` or ``right`` of a join, a variable of a processor, a keyed store; empty where there is only one.
         consistency
-            ``finished``: the newest version whose batch Spark has finished; it is never replaced. ``committed``: the newest version
+            ``finished``: the newest version whose batch Spark has finished; no failure replaces it. ``committed``: the newest version
             that all shards of the query's operators have, while the batch's sink and Spark's commit log may not be done: if the
             batch fails there, it is repeated, and another program may make the version with other rows. ``latest``: the newest
             version of each shard itself, which a batch that fails may take back.
