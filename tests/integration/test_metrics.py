@@ -69,10 +69,12 @@ def test_prometheus_gets_the_figures_that_the_fleet_shows(fleet: sf.Fleet, count
     (query,) = [entry for entry in fleet.status()["queries"] if entry["name"] == counted]
     labels_of_state = {FLEET: fleet_id_of(fleet.uri), "state": counted}
     commits = query["num_shards"] * query["version"]
-    # Ray leaves out a gauge whose last report is old, as on a busy machine; it keeps counters.
+    # A batch is counted after its commits. Ray leaves out a gauge whose last report is old, as on a busy machine; it keeps counters.
     samples = until(
         lambda scrape: (
             value(scrape, "statefleet_commits_total", labels_of_state) == [commits]
+            and value(scrape, "statefleet_batches_total", labels_of_state) == [query["version"]]
+            and value(scrape, "statefleet_batch_seconds_count", labels_of_state) == [query["version"]]
             and value(scrape, "statefleet_state_rows", labels_of_state) != []
         )
     )
