@@ -147,6 +147,7 @@ def test_credentials_are_nowhere_but_in_the_memory_of_the_fleets_processes(serve
         fleet.shutdown()
 
 
+@pytest.mark.soak
 def test_a_worker_has_no_credentials_and_needs_none(fleet: Fleet) -> None:
     put(fleet, 1)
     address = pickle.loads(pickle.dumps(fleet._address))
@@ -157,6 +158,7 @@ def test_a_worker_has_no_credentials_and_needs_none(fleet: Fleet) -> None:
         assert store.get(1) == {"v": 1}
 
 
+@pytest.mark.soak
 def test_a_driver_forwards_its_credentials_again_when_no_other_process_has_them(fleet: Fleet) -> None:
     put(fleet, 3)
     kill_all_at_once(fleet)
@@ -176,6 +178,7 @@ def kill_all_at_once(fleet: Fleet) -> None:
             os.kill(process["pid"], sent)
 
 
+@pytest.mark.soak
 def test_a_fleet_without_its_coordinator_is_started_by_drivers_only(server: FaultyS3) -> None:
     fleet = connect(f"s3://bucket/{secrets.token_hex(4)}", storage_options=options_of(server, canary()))
     address = fleet._address

@@ -28,9 +28,7 @@ SHORT_LIST = {
     "J1 inner",
     "late rows of a join by key, one time read",
     "late rows of dropDuplicates by a time that is no key",
-    "rollup, update",
     "grouping sets, update",
-    "distinct",
 }
 
 

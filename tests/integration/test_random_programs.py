@@ -27,7 +27,7 @@ from tests.integration.spark_checks import check_as_spark_does
 from tests.integration.streams import Run
 
 #: Seeds that every change is tried with, which are a step shorter than others, and those of `./run replay`.
-FEW, ALL = 10, 500
+FEW, ALL = 5, 500
 
 
 #: Rows, and the watermark with the figures of operators, of each batch.
