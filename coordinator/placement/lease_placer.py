@@ -163,11 +163,11 @@ class PlannedLeases:
 
     def _of_node(self, request: LeaseRequest, fleet: FleetView) -> ActorLocation:
         """Return the store actor of the asking node that is to have a shard, where the driver reported several there."""
-        local = [
-            slot.location for slot in self.slots(request.state_name) if slot.location.node_id == request.asking.node_id
-        ]
         live = [
-            location for location in (live_incarnation(location, fleet) for location in local) if location is not None
+            location
+            for slot in self.slots(request.state_name)
+            if slot.location.node_id == request.asking.node_id
+            and (location := live_incarnation(slot.location, fleet)) is not None
         ]
         return live[request.partition_id % len(live)] if live else request.asking
 

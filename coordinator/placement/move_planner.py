@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from coordinator.model.copy_result import CopyResult, ShardMove
+from coordinator.model.copy_result import ShardMove
 from coordinator.model.identities import ActorLocation
 from coordinator.placement.lease_placer import FleetView, PlannedLeases, live_incarnation
 from coordinator.placement.policies import POLICIES, ActorSlot, Choice, PlacementPolicy, PlacementRequest, slot_order
@@ -197,11 +197,6 @@ class MovePlanner:
             frozenset(self.leases.drained),
         )
         return {partitions[shard]: choice for shard, choice in plan.policy.assign(request).items()}
-
-    def copy_finished(self, move: PlannedMove, copy_result: CopyResult | None, fleet: FleetView) -> bool:
-        """Have the target of a move own the shard from the end of the batch at hand on; see :meth:`PlannedLeases.give_at_end`."""
-        choice = Choice(move.target, move.reason, copy_result)
-        return self.leases.give_at_end(move.state_name, move.partition_id, choice, fleet)
 
 
 def _moves(

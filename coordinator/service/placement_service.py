@@ -18,7 +18,7 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import ActorLocation
 from coordinator.placement.lease_placer import PlannedLeases
 from coordinator.placement.move_planner import MovePlanner, PlacementExplanation, PlannedMove
-from coordinator.placement.policies import POLICIES, ActorSlot
+from coordinator.placement.policies import POLICIES, ActorSlot, Choice
 from coordinator.storage.protocol import ObjectStore
 from coordinator.telemetry.task_locality import TaskLocality
 
@@ -262,7 +262,8 @@ class PlacementService:
         source = await self._holder(move.state_name, move.partition_id)
         if source != move.source or not self._fleet.is_alive(move.target):
             return False
-        return self._planner.copy_finished(move, copy_result, self._fleet)
+        choice = Choice(move.target, move.reason, copy_result)
+        return self.leases.give_at_end(move.state_name, move.partition_id, choice, self._fleet)
 
     async def failed(self, move: PlannedMove, error: str) -> None:
         """Write to the state's log why a move failed, unless the state was dropped meanwhile."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import and_
@@ -51,7 +52,8 @@ def _is_value(path: tuple[str, ...], value: pa.Scalar) -> pc.Expression:
             "rows are not scanned by lists, which Arrow does not compare; use get for all key columns, or scan for all rows",
             column=".".join(path),
         )
-    return column.is_nan() if value.as_py() != value.as_py() else column == value
+    is_nan = pa.types.is_floating(value.type) and math.isnan(value.as_py())
+    return column.is_nan() if is_nan else column == value
 
 
 def expression_of(chosen: Filter | None) -> tuple[pc.Expression | None, list[str] | None]:

@@ -16,7 +16,7 @@ from coordinator.model.identities import ActorLocation
 from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.lease_placer import LeaseRequest, PlannedLeases
 from coordinator.placement.move_planner import MovePlanner, PlannedMove
-from coordinator.placement.policies import ActorSlot
+from coordinator.placement.policies import ActorSlot, Choice
 from coordinator.telemetry.task_locality import ELSEWHERE, LOCAL, MOVED, NO_EXECUTOR, UNPLACED, TaskLocality
 from tests.unit.ledger_harness import actor
 
@@ -50,6 +50,10 @@ class PlannerHarness:
     def plan(self, *names: str, standbys: int = 0) -> tuple[PlannedMove, ...]:
         slots = [ActorSlot(self.store_actors[name], 2) for name in names]
         return self.planner.plan("s", "query", range(SHARDS), slots, self.assigned, self, standbys)  # type: ignore[arg-type]
+
+    def copy_finished(self, move: PlannedMove, copy_result: CopyResult | None) -> bool:
+        choice = Choice(move.target, move.reason, copy_result)
+        return self.leases.give_at_end(move.state_name, move.partition_id, choice, self)  # type: ignore[arg-type]
 
     def standbys(self) -> list[list[str]]:
         """Names of the standbys of each shard."""
@@ -88,7 +92,7 @@ def test_resident_shards_are_moved_once_their_target_is_ready_and_the_batch_has_
     assert [(move.source.actor_name, move.target.actor_name) for move in moves] == [("a", "b")] * 3
     assert set(harness.run_batch()) == {"a"}, "no target is ready"
     for move in moves:
-        harness.planner.copy_finished(move, CopyResult(1, 10, 1), harness)
+        harness.copy_finished(move, CopyResult(1, 10, 1))
     assert set(harness.run_batch()) == {"a"}, "tasks of the batch were sent there"
     harness.leases.batch_ended("s")
     assert sorted(harness.run_batch()) == ["a"] * 3 + ["b"] * 3
@@ -99,7 +103,7 @@ def test_a_move_that_was_prepared_while_no_batch_ran_holds_for_the_next_run() ->
     harness = PlannerHarness("a", "b")
     harness.run_batch("a")
     for move in harness.plan("a", "b"):
-        harness.planner.copy_finished(move, None, harness)
+        harness.copy_finished(move, None)
     assert harness.plan("a", "b") == (), "a prepared move is not planned again"
     assert sorted(harness.run_batch()) == ["a"] * 3 + ["b"] * 3
 
@@ -124,14 +128,14 @@ def test_a_second_move_of_a_shard_is_refused_for_the_first_and_drained_nodes_get
         PlannedMove("s", 0, harness.store_actors["a"], harness.store_actors[to], "asked for by `statefleet move`")
         for to in ("b", "c")
     )
-    assert harness.planner.copy_finished(first, None, harness)
+    assert harness.copy_finished(first, None)
     assert harness.leases.going_to("s", 0, harness) == harness.store_actors["b"]
-    assert not harness.planner.copy_finished(second, None, harness)
-    assert harness.planner.copy_finished(first, None, harness), "the answer was lost"
+    assert not harness.copy_finished(second, None)
+    assert harness.copy_finished(first, None), "the answer was lost"
     harness.leases.batch_ended("s")
     assert harness.leases.going_to("s", 0, harness) is None
     harness.leases.drained.add(harness.store_actors["c"].node_id)
-    assert not harness.planner.copy_finished(second, None, harness)
+    assert not harness.copy_finished(second, None)
 
 
 def test_shards_of_a_lost_store_actor_go_where_tasks_are_and_back_once_it_has_restarted() -> None:
@@ -147,7 +151,7 @@ def test_shards_of_a_lost_store_actor_go_where_tasks_are_and_back_once_it_has_re
     assert {move.target for move in moves} == {harness.store_actors["b"]}
     assert harness.repairs() == (), "returned once"
     for move in moves:
-        harness.planner.copy_finished(move, None, harness)
+        harness.copy_finished(move, None)
     harness.leases.batch_ended("s")
     assert sorted(harness.run_batch()) == sorted(before)
 
@@ -206,9 +210,7 @@ def test_outcomes_of_operations_are_counted_by_reason() -> None:
     harness.plan("a", "b")
     harness.run_batch("b", [0])
     assert harness.locality.of("s", 0)[ELSEWHERE] == 1
-    harness.planner.copy_finished(
-        PlannedMove("s", 0, harness.store_actors["a"], harness.store_actors["b"], "for a test"), None, harness
-    )
+    harness.copy_finished(PlannedMove("s", 0, harness.store_actors["a"], harness.store_actors["b"], "for a test"), None)
     harness.leases.batch_ended("s")
     harness.run_batch("a", [0])
     assert harness.locality.of("s", 0)[MOVED] == 1
