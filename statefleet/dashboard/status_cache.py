@@ -13,12 +13,8 @@ from coordinator.model.metric_table import Sample
 
 log = logging.getLogger(__name__)
 
-#: Seconds from one request to the fleet to the next.
-_INTERVAL_S = 2.0
 #: After a request the fleet rests for this many times as long as the coordinator could answer no other call.
 _REST = 20
-#: Seconds after which a coordinator that has not answered is reported. It is not asked again before it answers.
-_PATIENCE_S = 5.0
 #: Newest batches of each query that are kept: the coordinator reports fewer, charts show more.
 _BATCHES = 40
 
@@ -32,10 +28,22 @@ class StatusCache:
         Returns :meth:`Coordinator.status_details <coordinator.service.coordinator.Coordinator.status_details>`; called in a thread.
     now_ms
         Returns the milliseconds since the epoch.
+    interval_s
+        Seconds from one request to the fleet to the next.
+    patience_s
+        Seconds after which a coordinator that has not answered is reported. It is not asked again before it answers.
     """
 
-    def __init__(self, ask: Callable[[], dict[str, Any]], now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        ask: Callable[[], dict[str, Any]],
+        now_ms: Callable[[], int],
+        *,
+        interval_s: float = 2.0,
+        patience_s: float = 5.0,
+    ) -> None:
         self._ask = ask
+        self._interval_s, self._patience_s = interval_s, patience_s
         self._now_ms = now_ms
         self._batches: dict[str, dict[int, Any]] = {}
         self._fleet = "null"
@@ -60,13 +68,13 @@ class StatusCache:
             self._asking = asyncio.create_task(self._refresh())
         error = None
         if self._asking is not None:
-            done, _ = await asyncio.wait([self._asking], timeout=_PATIENCE_S)
+            done, _ = await asyncio.wait([self._asking], timeout=self._patience_s)
             if not done:
-                error = f"no answer for {_PATIENCE_S:.0f} s; queries go on once it is back"
+                error = f"no answer for {self._patience_s:.0f} s; queries go on once it is back"
         return f'{{"now_ms": {self._now_ms()}, "error": {json.dumps(error or self._error)}, "fleet": {self._fleet}}}'
 
     async def _refresh(self) -> None:
-        rest_s = _INTERVAL_S
+        rest_s = self._interval_s
         began_s = time.monotonic()
         try:
             self._fleet, took_ms = await asyncio.to_thread(self._answer)

@@ -20,7 +20,6 @@ from coordinator.service.deploy import join_cluster, owner_of
 from coordinator.storage.uris import normalize_uri
 from statefleet.doctor.findings import Finding, Outcome, emit
 
-_GCS_PORT, _DASHBOARD_PORT = 6379, 8265
 _KNOCK_S = 1.0
 #: How long nodes may take to return their packages, in seconds: each starts a worker for it.
 _NODES_S = 30.0
@@ -60,26 +59,26 @@ def _not_joined(address: str, error: SetupError) -> Finding:
     return Finding("Ray cluster", Outcome.WRONG, f"none answers at {address}", str(error))
 
 
-def ports() -> Iterator[Finding]:
+def ports(gcs_port: int = 6379, dashboard_port: int = 8265) -> Iterator[Finding]:
     """Yield whether the ports that Ray uses by default are free, or used by Ray."""
     of_ray = {address.rpartition(":")[2] for address in services.find_gcs_addresses()}  # type: ignore[no-untyped-call]
-    if not _is_taken(_GCS_PORT) or str(_GCS_PORT) in of_ray:
-        text = "taken by Ray itself" if str(_GCS_PORT) in of_ray else "free"
-        yield Finding(f"port {_GCS_PORT} (GCS)", Outcome.OK, text)
+    if not _is_taken(gcs_port) or str(gcs_port) in of_ray:
+        text = "taken by Ray itself" if str(gcs_port) in of_ray else "free"
+        yield Finding(f"port {gcs_port} (GCS)", Outcome.OK, text)
     else:
         yield Finding(
-            f"port {_GCS_PORT} (GCS)",
+            f"port {gcs_port} (GCS)",
             Outcome.WARNING,
             "taken by another program, so `ray start --head` fails",
             "give it another one: ray start --head --port=6380",
         )
-    if not _is_taken(_DASHBOARD_PORT):
-        yield Finding(f"port {_DASHBOARD_PORT} (Ray's dashboard)", Outcome.OK, "free")
-    elif _is_dashboard(_DASHBOARD_PORT):
-        yield Finding(f"port {_DASHBOARD_PORT} (Ray's dashboard)", Outcome.OK, "taken by Ray itself")
+    if not _is_taken(dashboard_port):
+        yield Finding(f"port {dashboard_port} (Ray's dashboard)", Outcome.OK, "free")
+    elif _is_dashboard(dashboard_port):
+        yield Finding(f"port {dashboard_port} (Ray's dashboard)", Outcome.OK, "taken by Ray itself")
     else:
         yield Finding(
-            f"port {_DASHBOARD_PORT} (Ray's dashboard)",
+            f"port {dashboard_port} (Ray's dashboard)",
             Outcome.WARNING,
             "taken by another program, so Ray's dashboard takes the next free port, and `ray job submit` does not find it",
             "ray start --head --dashboard-port=8266, and RAY_API_SERVER_ADDRESS for `ray job submit`",

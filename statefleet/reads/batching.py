@@ -18,11 +18,6 @@ from coordinator.runtime.runtime import Threads
 Key = TypeVar("Key")
 Result = TypeVar("Result")
 
-#: How long a batch waits for the call before it, in seconds.
-_MAX_WAIT_FOR_TURN_S = 0.02
-#: How long a key waits for the result of its batch before it is queried alone, in seconds.
-_MAX_WAIT_FOR_BATCH_S = 0.25
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Batch(Generic[Key, Result]):
@@ -44,10 +39,22 @@ class Batcher(Generic[Key, Result]):
         Queries keys with one call, and returns the result of each in their order. With several keys it may give up early.
     threads
         Makes locks and futures.
+    turn_s
+        How long a batch waits for the call before it, in seconds.
+    batch_s
+        How long a key waits for the result of its batch before it is queried alone, in seconds.
     """
 
-    def __init__(self, find_all: Callable[[Sequence[Key]], Sequence[Result]], threads: Threads) -> None:
+    def __init__(
+        self,
+        find_all: Callable[[Sequence[Key]], Sequence[Result]],
+        threads: Threads,
+        *,
+        turn_s: float = 0.02,
+        batch_s: float = 0.25,
+    ) -> None:
         self._find_all = find_all
+        self._turn_s, self._batch_s = turn_s, batch_s
         self._new_future = threads.future
         self._lock = threads.lock()
         self._calls = 0
@@ -78,7 +85,7 @@ class Batcher(Generic[Key, Result]):
             self._send(batch)
         results = None
         with suppress(TimeoutError):
-            results = batch.results.result(_MAX_WAIT_FOR_BATCH_S)
+            results = batch.results.result(self._batch_s)
         return self._find_all([key])[0] if results is None else results[index]
 
     def _send(self, batch: _Batch[Key, Result]) -> None:
@@ -86,7 +93,7 @@ class Batcher(Generic[Key, Result]):
         results = None
         try:
             with suppress(TimeoutError):
-                batch.turn.result(_MAX_WAIT_FOR_TURN_S)
+                batch.turn.result(self._turn_s)
             self._close(batch)
             results = self._find_all(batch.keys)
         except Exception:

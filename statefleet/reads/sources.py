@@ -38,8 +38,6 @@ _DEADLINE_S = 300.0
 _ADDRESS_S = 1.0
 #: How often readers of scans report to store actors that they are alive, in seconds: after a minute of silence a reader counts as dead.
 _ALIVE_S = 15.0
-#: Seconds that a caller waits for a connection or for an answer until it asks by Ray.
-_PATIENCE_S = 1.0
 #: Seconds until the next attempt after no connection came about.
 _AGAIN_S = 30.0
 #: Unused connections to one store actor.
@@ -291,9 +289,15 @@ class DirectClient:
     ----------
     address_of
         Asks a store actor, by its name, for its address; returns None if it has none now.
+
+    Attributes
+    ----------
+    patience_s
+        Seconds that a caller waits for a connection or for an answer until it asks by Ray.
     """
 
     def __init__(self, address_of: Callable[[str], DirectAddress | None], runtime: Runtime) -> None:
+        self.patience_s = 1.0
         self._address_of = address_of
         self._clock = runtime.clock
         self._threads = runtime.threads
@@ -326,7 +330,7 @@ class DirectClient:
     def _received(self, incarnation: _Incarnation, connection: DirectMessages) -> bytes | None:
         try:
             # The kernel's limit starts again with every signal.
-            if not connection.poll(_PATIENCE_S):
+            if not connection.poll(self.patience_s):
                 raise TimeoutError("no answer")
             answer = connection.receive()
         except TimeoutError:
@@ -378,7 +382,7 @@ class DirectClient:
         connection = None
         try:
             address = self._address_of(actor_name)
-            connection = None if address is None else connect(address, _PATIENCE_S)
+            connection = None if address is None else connect(address, self.patience_s)
         except Exception:  # calls go by Ray, which reports what is wrong
             log.info("no connection to %s; its look-ups go by Ray", actor_name, exc_info=True)
         with self._guard:

@@ -45,8 +45,6 @@ _PAUSE_S = 1.0
 _STRANGERS = 16
 #: The two sides' proofs differ: no process can pass the proof of one caller on to another one as a store actor's.
 _CALLER, _STORE_ACTOR = b"caller", b"store actor"
-#: Seconds that a stranger has for the whole proof, and a caller to receive an answer.
-_PROOF_S = 5.0
 #: Bytes of the random number that each side sends for a connection, of a proof, and of a message's code.
 _NONCE_BYTES, _PROOF_BYTES, _CODE_BYTES = 32, 32, 16
 
@@ -77,6 +75,8 @@ class DirectServer:
         Random bytes, which no process can guess.
     answer
         Returns the answer to a call. An error of it is logged and ends the connection: the caller asks again by Ray, which reports it.
+    proof_s
+        Seconds that a stranger has for the whole proof, and a caller to receive an answer.
 
     Raises
     ------
@@ -84,12 +84,15 @@ class DirectServer:
         No port of `host` can be listened to.
     """
 
-    def __init__(self, host: str, key: bytes, answer: Callable[[bytes], bytes], runtime: Runtime) -> None:
+    def __init__(
+        self, host: str, key: bytes, answer: Callable[[bytes], bytes], runtime: Runtime, *, proof_s: float = 5.0
+    ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listening = socket.create_server((host, 0), family=family, backlog=_MOST)
         #: Where callers connect.
         self.address = DirectAddress(host, self._listening.getsockname()[1], key)
         self._answer = answer
+        self._proof_s = proof_s
         self._clock = runtime.clock
         self._start_thread = runtime.threads.start
         self._guard = runtime.threads.lock()
@@ -108,7 +111,7 @@ class DirectServer:
     def _take(self, caller: socket.socket) -> None:
         # Ends a connection whose machine is gone.
         caller.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection = _connection(caller, _PROOF_S)
+        connection = _connection(caller, self._proof_s)
         with self._guard:
             if len(self._strangers) == _STRANGERS:
                 # A proof takes milliseconds: a stranger that needs longer gives way to the next one.
@@ -144,7 +147,7 @@ class DirectServer:
     def _proved(self, connection: Connection) -> DirectMessages | None:
         """Return the messages of a caller that has proved to have the key; None if there are `_MOST` connections."""
         try:
-            messages = _greeted(connection, self.address.key, self._clock.elapsed_s)
+            messages = _greeted(connection, self.address.key, self._clock.elapsed_s, self._proof_s)
         finally:
             self._no_stranger(connection)
         with self._guard:
@@ -236,7 +239,7 @@ def _code(key: bytes, number: int, content: bytes) -> bytes:
     return hashlib.blake2b(number.to_bytes(8, "little") + content, key=key, digest_size=_CODE_BYTES).digest()
 
 
-def _greeted(connection: Connection, key: bytes, elapsed_s: Callable[[], float]) -> DirectMessages:
+def _greeted(connection: Connection, key: bytes, elapsed_s: Callable[[], float], proof_s: float) -> DirectMessages:
     """Return the messages of a connection, after the proofs: a number of the store actor; the caller's number and proof; its proof.
 
     Raises
@@ -246,7 +249,7 @@ def _greeted(connection: Connection, key: bytes, elapsed_s: Callable[[], float])
     OSError, EOFError
         The connection broke.
     """
-    until_s = elapsed_s() + _PROOF_S
+    until_s = elapsed_s() + proof_s
     nonce = os.urandom(_NONCE_BYTES)
     connection.send_bytes(nonce)
     answer = _received_until(connection, _NONCE_BYTES + _PROOF_BYTES, until_s, elapsed_s)

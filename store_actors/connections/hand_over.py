@@ -66,10 +66,6 @@ _MOST_BYTES = 16 << 20
 _PIECE_BYTES = 32 << 20
 #: Connections that wait to be taken.
 _WAITING = 1024
-#: Seconds that a task may be silent before its rows, and among them: they may come from far away.
-_REQUEST_S, _ROWS_S = 30.0, 600.0
-#: Seconds until a server that could not be started is tried again, and after which it is looked whether tasks still find it.
-_AGAIN_S = 5.0
 
 
 def sockets_of(session_folder: str, uri: str, uid: int | None = None) -> str:
@@ -112,6 +108,8 @@ class HandOverServer:
         Path by which tasks find the socket (:func:`address_of`). What an earlier process left there is replaced.
     serve
         Does the work of a task.
+    request_s, rows_s
+        Seconds that a task may be silent before its rows, and among them: they may come from far away.
 
     Raises
     ------
@@ -119,8 +117,11 @@ class HandOverServer:
         The folder is not this user's alone, or cannot be made or written.
     """
 
-    def __init__(self, address: str, serve: Serve, runtime: Runtime) -> None:
+    def __init__(
+        self, address: str, serve: Serve, runtime: Runtime, *, request_s: float = 30.0, rows_s: float = 600.0
+    ) -> None:
         self._serve_task = serve
+        self._request_s, self._rows_s = request_s, rows_s
         self._start_thread, self._clock = runtime.threads.start, runtime.clock
         self._address, self._path = Path(address), Path(f"{address}.{os.getpid()}")
         self._secret = os.urandom(_SECRET_BYTES)
@@ -207,7 +208,7 @@ class HandOverServer:
 
     def _serve(self, task: socket.socket) -> None:
         try:
-            task.settimeout(_REQUEST_S)
+            task.settimeout(self._request_s)
             with task, _file(task, "rb") as source, _file(task, "wb") as buffered:
                 _, user, _ = _CREDENTIALS.unpack(
                     task.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -235,7 +236,7 @@ class HandOverServer:
         """Write the rows that a task's shards emit; return how many rows and bytes they are."""
         request = json.loads(_read(source, *_LENGTH.unpack(_read(source, _LENGTH.size))))
         operator = _read(source, request["operator_bytes"])
-        task.settimeout(_ROWS_S)
+        task.settimeout(self._rows_s)
         rows = _received(source, request["shards"], request["unsafe_rows"])
         work = HandedOver(operator, request["batch"], request["attempt"], request["executor"], request["shards"], rows)
         emitted = _counted(self._serve_task(work), counts := [0])
@@ -337,8 +338,14 @@ def _check_end(rows: Iterator[pa.Table]) -> None:
         raise ValueError("the operator left rows of the task's shards unread")
 
 
-def hand_over_server(address: str, serve_task: Serve, runtime: Runtime) -> None:
-    """Start the server of a process, and see to it that tasks find it: on a full disk, and after someone cleared the folder away."""
+def hand_over_server(address: str, serve_task: Serve, runtime: Runtime, *, again_s: float = 5.0) -> None:
+    """Start the server of a process, and see to it that tasks find it: on a full disk, and after someone cleared the folder away.
+
+    Parameters
+    ----------
+    again_s
+        Seconds until a server that could not be started is tried again, and after which it is looked whether tasks still find it.
+    """
 
     def serve() -> None:
         server: HandOverServer | None = None
@@ -356,7 +363,7 @@ def hand_over_server(address: str, serve_task: Serve, runtime: Runtime) -> None:
                         "Spark's tasks cannot hand rows over to this process; it is tried again [socket=`%s`]", address
                     )
                 logged = str(error)
-            runtime.clock.sleep(_AGAIN_S)
+            runtime.clock.sleep(again_s)
 
     runtime.threads.start(serve, "statefleet-hand-over-address")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Container, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.types import StructType
 
 _numbers = itertools.count()
 _FIRST_S = 1_700_000_000
@@ -52,20 +54,20 @@ class Feed:
         os.utime(temporary, (_FIRST_S + number, _FIRST_S + number))
         temporary.rename(file)
 
-    def _ddl(self) -> Any:
+    @cached_property
+    def _sparks_schema(self) -> StructType:
         empty = self.folder.parent / f"{self.folder.name}-schema.parquet"
-        if not empty.exists():
-            pq.write_table(self.schema.empty_table(), empty)
+        pq.write_table(self.schema.empty_table(), empty)
         return self.spark.read.parquet(str(empty)).schema
 
     def stream(self) -> DataFrame:
         """Return the rows as a streaming DataFrame, a file a batch."""
-        reader = self.spark.readStream.schema(self._ddl()).option("maxFilesPerTrigger", 1)
+        reader = self.spark.readStream.schema(self._sparks_schema).option("maxFilesPerTrigger", 1)
         return reader.option("pathGlobFilter", "*.parquet").parquet(str(self.folder))
 
     def batch(self) -> DataFrame:
         """Return all rows so far as a batch DataFrame."""
-        return self.spark.read.schema(self._ddl()).parquet(str(self.folder))
+        return self.spark.read.schema(self._sparks_schema).parquet(str(self.folder))
 
 
 class Run:

@@ -10,7 +10,6 @@ from threading import Event
 import pytest
 
 from coordinator.runtime.runtime import Runtime
-from statefleet.reads import batching
 from statefleet.reads.batching import Batcher
 from tests.clocks import until
 
@@ -50,9 +49,8 @@ def look_ups(calls: GatedCalls) -> Batcher[int, int]:
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "_MAX_WAIT_FOR_TURN_S", 60.0)
-    monkeypatch.setattr(batching, "_MAX_WAIT_FOR_BATCH_S", 60.0)
+def patient(calls: GatedCalls) -> Batcher[int, int]:
+    return Batcher(calls, Runtime().threads, turn_s=60, batch_s=60)
 
 
 def waiting(look_ups: Batcher[int, int]) -> int:
@@ -79,30 +77,28 @@ def test_a_key_alone_goes_at_once(look_ups: Batcher[int, int], calls: GatedCalls
     assert calls.batches == [[3], [4]]
 
 
-@pytest.mark.usefixtures("patient")
 def test_keys_that_come_while_a_call_is_under_way_are_the_next_one(
-    threads: ThreadPoolExecutor, look_ups: Batcher[int, int], calls: GatedCalls
+    threads: ThreadPoolExecutor, patient: Batcher[int, int], calls: GatedCalls
 ) -> None:
-    futures = meet(threads, look_ups, calls, [1, 2, 3, 2, 4])
+    futures = meet(threads, patient, calls, [1, 2, 3, 2, 4])
     assert [future.result(30) for future in futures] == [2, 4, 6, 4, 8]
     assert calls.batches == [[1], [2, 3, 2, 4]]
     # A later key is sent at once again.
-    assert look_ups.find(5) == 10
+    assert patient.find(5) == 10
     assert calls.batches[2:] == [[5]]
 
 
-@pytest.mark.usefixtures("patient")
 def test_a_key_that_cannot_be_found_fails_for_its_caller_only(
-    threads: ThreadPoolExecutor, look_ups: Batcher[int, int], calls: GatedCalls
+    threads: ThreadPoolExecutor, patient: Batcher[int, int], calls: GatedCalls
 ) -> None:
     calls.bad = {3}
-    first, second, third = meet(threads, look_ups, calls, [1, 2, 3])
+    first, second, third = meet(threads, patient, calls, [1, 2, 3])
     assert (first.result(30), second.result(30)) == (2, 4)
     with pytest.raises(ValueError, match=r"bad: \[3\]"):
         third.result(30)
     assert sorted(map(sorted, calls.batches)) == [[1], [2], [2, 3], [3]]
     with pytest.raises(ValueError, match="bad"):
-        look_ups.find(3)
+        patient.find(3)
     assert calls.batches[4:] == [[3]]  # and is not tried twice
 
 
@@ -121,10 +117,9 @@ def test_a_call_that_hangs_holds_up_its_own_key_only(
 
 
 def test_a_key_is_asked_for_alone_if_the_others_of_its_call_take_long(
-    threads: ThreadPoolExecutor, look_ups: Batcher[int, int], calls: GatedCalls, monkeypatch: pytest.MonkeyPatch
+    threads: ThreadPoolExecutor, calls: GatedCalls
 ) -> None:
-    monkeypatch.setattr(batching, "_MAX_WAIT_FOR_TURN_S", 60.0)
-    monkeypatch.setattr(batching, "_MAX_WAIT_FOR_BATCH_S", 0.01)
+    look_ups = Batcher(calls, Runtime().threads, turn_s=60, batch_s=0.01)
     calls.blocked, resume = {1}, Event()
     futures = [threads.submit(look_ups.find, 1)]
     until(lambda: bool(calls.batches))
@@ -142,26 +137,25 @@ def test_a_key_is_asked_for_alone_if_the_others_of_its_call_take_long(
     assert sorted(calls.batches) == [[1], [2, 3, 4], [3], [4]]
 
 
-@pytest.mark.usefixtures("patient")
 def test_an_interrupted_thread_leaves_the_others_to_ask_by_themselves(
-    threads: ThreadPoolExecutor, look_ups: Batcher[int, int], calls: GatedCalls
+    threads: ThreadPoolExecutor, patient: Batcher[int, int], calls: GatedCalls
 ) -> None:
     calls.blocked = {1}
-    first = threads.submit(look_ups.find, 1)
+    first = threads.submit(patient.find, 1)
     until(lambda: bool(calls.batches))
-    interrupted = threads.submit(look_ups.find, 2)
-    until(lambda: waiting(look_ups) == 1)
-    later = threads.submit(look_ups.find, 3)
-    until(lambda: waiting(look_ups) == 2)
-    assert look_ups._open is not None
-    look_ups._open.turn.set_exception(KeyboardInterrupt())
+    interrupted = threads.submit(patient.find, 2)
+    until(lambda: waiting(patient) == 1)
+    later = threads.submit(patient.find, 3)
+    until(lambda: waiting(patient) == 2)
+    assert patient._open is not None
+    patient._open.turn.set_exception(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         interrupted.result(30)
     assert later.result(30) == 6
     calls.resume.set()
     assert first.result(30) == 2
-    assert look_ups.find(7) == 14
-    assert look_ups._calls == 0
+    assert patient.find(7) == 14
+    assert patient._calls == 0
 
 
 def test_every_thread_gets_its_own_values(threads: ThreadPoolExecutor) -> None:

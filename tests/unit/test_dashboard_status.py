@@ -7,18 +7,8 @@ import json
 import threading
 from typing import Any
 
-import pytest
-
-from statefleet.dashboard import status_cache
 from statefleet.dashboard.status_cache import StatusCache
 from tests.fed_fleet import FedFleet
-
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything is a hundred times as fast."""
-    monkeypatch.setattr(status_cache, "_INTERVAL_S", 0.05)
-    monkeypatch.setattr(status_cache, "_PATIENCE_S", 0.2)
 
 
 class Asked:
@@ -40,6 +30,11 @@ class Asked:
         return {**self.fed.status(), "took_ms": self.took_ms}
 
 
+def cache_of(fleet: Asked, now_ms: int = 0) -> StatusCache:
+    """Return a cache that is many times as fast as by itself."""
+    return StatusCache(fleet.status, lambda: now_ms, interval_s=0.05, patience_s=0.2)
+
+
 async def told(cache: StatusCache) -> tuple[str | None, int | None]:
     """Return the error and the version that a page is told."""
     answer = json.loads(await cache.status())
@@ -50,7 +45,7 @@ async def told(cache: StatusCache) -> tuple[str | None, int | None]:
 def test_pages_share_a_request_and_nobody_asks_while_no_page_does() -> None:
     async def scenario() -> None:
         fleet = Asked()
-        cache = StatusCache(fleet.status, lambda: 5)
+        cache = cache_of(fleet, now_ms=5)
         answers = await asyncio.gather(*(cache.status() for _ in range(8)))
         assert len(set(answers)) == fleet.requests == 1
         assert json.loads(answers[0])["now_ms"] == 5
@@ -66,7 +61,7 @@ def test_pages_share_a_request_and_nobody_asks_while_no_page_does() -> None:
 def test_the_last_picture_stays_while_the_coordinator_fails_or_hangs_and_it_is_not_asked_twice() -> None:
     async def scenario() -> None:
         fleet = Asked()
-        cache = StatusCache(fleet.status, lambda: 0)
+        cache = cache_of(fleet)
         fleet.error = "in trouble"
         assert await told(cache) == ("RuntimeError: in trouble", None)
         await asyncio.sleep(0.06)
@@ -90,7 +85,7 @@ def test_a_slow_coordinator_is_asked_less_often() -> None:
     async def scenario() -> None:
         fleet = Asked()
         fleet.took_ms = 50
-        cache = StatusCache(fleet.status, lambda: 0)
+        cache = cache_of(fleet)
         await told(cache)
         await asyncio.sleep(0.3)
         assert await told(cache) == (None, 101), "the pause is twenty times as long as it took"

@@ -34,7 +34,11 @@ class EchoActor:
     def __init__(self) -> None:
         self.resume = threading.Event()
         self.requests: list[bytes] = []
-        self.direct = DirectServer("127.0.0.1", KEY, self.answer, Runtime())
+        self.direct = self.listening()
+
+    def listening(self, proof_s: float = 5.0) -> DirectServer:
+        """Return another server of its own."""
+        return DirectServer("127.0.0.1", KEY, self.answer, Runtime(), proof_s=proof_s)
 
     def answer(self, request: bytes) -> bytes:
         self.requests.append(request)
@@ -107,9 +111,9 @@ def test_a_call_that_fails_is_left_to_ray_and_does_not_end_the_others(
     until(lambda: actor.direct._connected == 1)
 
 
-def test_a_slow_answer_is_not_taken_for_another_one(actor: EchoActor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_PATIENCE_S", 0.1)
+def test_a_slow_answer_is_not_taken_for_another_one(actor: EchoActor) -> None:
     caller = Caller(actor.direct.address)
+    caller.calls.patience_s = 0.1
     assert caller.ask(b"slow") is None
     actor.resume.set()
     caller.clock.later_s = sources._AGAIN_S
@@ -165,10 +169,10 @@ def test_the_proof_of_one_caller_proves_nothing_to_another(actor: EchoActor) -> 
         assert [call.result(30) for call in asking] == [None, None]
 
 
-def test_a_slow_store_actor_is_not_waited_for_again(actor: EchoActor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_store_actor_is_not_waited_for_again(actor: EchoActor) -> None:
     caller = Caller(actor.direct.address)
     assert caller.ask(b"x") == b"xx"
-    monkeypatch.setattr(sources, "_PATIENCE_S", 0.1)
+    caller.calls.patience_s = 0.1
     assert caller.ask_at_once(b"slow") is None
     for _ in range(3):
         assert caller.ask(b"x") is None
@@ -206,11 +210,11 @@ def test_another_program_on_the_port_is_not_used(actor: EchoActor, greeting: byt
         assert Caller(DirectAddress("127.0.0.1", listening.getsockname()[1], KEY)).ask(b"x") is None
 
 
-def test_signals_do_not_keep_a_caller_waiting(actor: EchoActor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signals_do_not_keep_a_caller_waiting(actor: EchoActor) -> None:
     """A profiler sends signals, for example: each restarts the kernel's time limit."""
     caller = Caller(actor.direct.address)
     assert caller.ask(b"x") == b"xx"
-    monkeypatch.setattr(sources, "_PATIENCE_S", 0.3)
+    caller.calls.patience_s = 0.3
     signals: list[int] = []
     previous = signal.signal(signal.SIGALRM, lambda *_: signals.append(1))
     signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
@@ -235,7 +239,7 @@ def test_an_interrupted_caller_closes_nothing_of_others(actor: EchoActor, monkey
 
     monkeypatch.setattr(direct_calls, "_wait_at_most", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        direct_calls.connect(actor.direct.address, sources._PATIENCE_S)
+        direct_calls.connect(actor.direct.address, 1.0)
     opened = [socket.socket() for _ in range(8)]
     gc.collect()
     assert all(opened_socket.getsockname() for opened_socket in opened)
@@ -254,17 +258,17 @@ def test_connections_of_store_actors_that_are_gone_are_closed_in_time(actor: Ech
     assert caller.ask(b"x", "another") == b"xx"
 
 
-def test_silent_strangers_are_disconnected(actor: EchoActor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct_calls, "_PROOF_S", 0.2)
-    address = (actor.direct.address.host, actor.direct.address.port)
+def test_silent_strangers_are_disconnected(actor: EchoActor) -> None:
+    listening = actor.listening(proof_s=0.2)
+    address = (listening.address.host, listening.address.port)
     silent = [socket.create_connection(address) for _ in range(150)]
     for connection in silent:
         connection.settimeout(30)
         while connection.recv(1 << 10):
             pass
         connection.close()
-    until(lambda: actor.direct._connected == 0)
-    assert Caller(actor.direct.address).ask(b"x") == b"xx"
+    until(lambda: listening._connected == 0)
+    assert Caller(listening.address).ask(b"x") == b"xx"
 
 
 def test_a_crowd_that_sends_its_proof_slowly_keeps_no_caller_out(actor: EchoActor) -> None:
@@ -282,11 +286,9 @@ def test_a_crowd_that_sends_its_proof_slowly_keeps_no_caller_out(actor: EchoActo
         connection.close()
 
 
-def test_a_stranger_who_sends_a_byte_now_and_then_has_the_time_of_one_proof(
-    actor: EchoActor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(direct_calls, "_PROOF_S", 0.5)
-    with socket.create_connection((actor.direct.address.host, actor.direct.address.port)) as slow:
+def test_a_stranger_who_sends_a_byte_now_and_then_has_the_time_of_one_proof(actor: EchoActor) -> None:
+    listening = actor.listening(proof_s=0.5)
+    with socket.create_connection((listening.address.host, listening.address.port)) as slow:
         slow.settimeout(30)
         slow.recv(1 << 10)
         with pytest.raises(OSError):  # noqa: PT012 - it is shut out in the middle
@@ -390,11 +392,11 @@ def test_where_there_is_no_connection_it_is_tried_again_after_a_while(actor: Ech
     assert caller.ask(b"x", "third") == b"xx"
 
 
-def test_a_store_actor_that_answers_nothing_is_asked_by_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_actor_that_answers_nothing_is_asked_by_ray() -> None:
     """A stopped process, for example: its machine still accepts connections for it."""
-    monkeypatch.setattr(sources, "_PATIENCE_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         caller = Caller(DirectAddress("127.0.0.1", listening.getsockname()[1], KEY))
+        caller.calls.patience_s = 0.1
         assert caller.ask(b"x") is None
         assert caller.looked_up == 1
 
@@ -432,10 +434,11 @@ def test_a_process_that_was_forked_has_connections_of_its_own(actor: EchoActor) 
     assert caller.looked_up == 1
 
 
-def test_only_some_calls_are_worked_on_at_once(actor: EchoActor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_some_calls_are_worked_on_at_once(actor: EchoActor) -> None:
     callers = [Caller(actor.direct.address) for _ in range(direct_calls._AT_ONCE + 4)]
     with ThreadPoolExecutor(len(callers)) as threads:
-        monkeypatch.setattr(sources, "_PATIENCE_S", 30.0)
+        for caller in callers:
+            caller.calls.patience_s = 30.0
         waiting = [threads.submit(caller.ask, b"slow") for caller in callers]
         until(lambda: actor.direct._connected == len(callers) and len(actor.requests) == direct_calls._AT_ONCE)
         time.sleep(0.2)

@@ -179,12 +179,10 @@ def test_clocks_are_compared(tmp_path: Path, off_s: float, outcome: Outcome) -> 
 def test_ports_of_other_programs_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        monkeypatch.setattr(cluster, "_GCS_PORT", port)
-        monkeypatch.setattr(cluster, "_DASHBOARD_PORT", port)
-        assert [finding.outcome for finding in cluster.ports()] == [WARNING, WARNING]
+        assert [finding.outcome for finding in cluster.ports(port, port)] == [WARNING, WARNING]
         monkeypatch.setattr(cluster.services, "find_gcs_addresses", lambda: {f"127.0.0.1:{port}"})
-        assert [finding.outcome for finding in cluster.ports()] == [OK, WARNING]
-    assert [finding.found for finding in cluster.ports()][1] == "free"
+        assert [finding.outcome for finding in cluster.ports(port, port)] == [OK, WARNING]
+    assert [finding.found for finding in cluster.ports(port, port)][1] == "free"
 
 
 def test_nodes_are_compared_with_this_machine() -> None:

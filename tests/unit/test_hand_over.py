@@ -390,10 +390,8 @@ def test_what_a_length_says_is_not_reserved_before_it_arrives() -> None:
     assert hand_over._Pieces(BytesIO(pieces + b"next")).read(len(pieces)) == pieces
 
 
-@pytest.mark.usefixtures("server")
-def test_strangers_that_are_silent_are_cut_and_hold_nobody_up(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hand_over, "_REQUEST_S", 0.2)
-    monkeypatch.setattr(hand_over, "_ROWS_S", 0.2)
+def test_strangers_that_are_silent_are_cut_and_hold_nobody_up(path: str) -> None:
+    HandOverServer(path, serve, Runtime(), request_s=0.2, rows_s=0.2)
     message = request_of([3], [4])
     silent = []
     for sent in (0, 2, 30, len(message) - 200):
@@ -419,14 +417,10 @@ def test_what_earlier_processes_left_is_replaced(path: str, server: HandOverServ
     assert [file.exists() for file in others] == [False, True]
 
 
-def test_a_server_that_cannot_start_is_tried_again(
-    path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(hand_over, "_AGAIN_S", 0.01)
+def test_a_server_that_cannot_start_is_tried_again(path: str, caplog: pytest.LogCaptureFixture) -> None:
     folder = Path(path).parent
     folder.touch()  # no folder can be made there
-    runtime = Runtime()
-    hand_over_server(path, serve, runtime)
+    hand_over_server(path, serve, Runtime(), again_s=0.01)
     time.sleep(0.1)
     folder.unlink()
     while not Path(path).exists():
