@@ -21,7 +21,7 @@ def files(jvm: Jvm) -> Any:
     return jvm.named(f"{_HADOOP}.FileSystem").newInstance(jvm.named("java.net.URI").create("file:///"), conf)
 
 
-@pytest.mark.parametrize("mode", ["0", "1", "400", "644", "755", "777", "1777"])
+@pytest.mark.parametrize("mode", ["000", "001", "400", "644", "755", "777", "1777"])
 def test_a_file_and_its_checksums_have_the_permissions_that_they_are_given(
     jvm: Jvm, files: Any, tmp_path: Path, mode: str
 ) -> None:
