@@ -31,6 +31,10 @@ SETTINGS = MappingProxyType(
         "spark.ui.enabled": Setting(
             "false", "Spark would serve its pages on all addresses of the machine, to everybody"
         ),
+        "spark.sql.ui.explainMode": Setting(
+            "simple",
+            "Spark writes the plan of each batch as text for its pages; by default with a paragraph for each node",
+        ),
         "spark.ui.showConsoleProgress": Setting("false", "its bars would be written over what a program prints"),
         "spark.python.worker.reuse": Setting("true", "a Python worker connects to the fleet once, not in each task"),
         "spark.python.daemon.module": Setting(
@@ -56,9 +60,13 @@ LOCAL_SETTINGS = MappingProxyType(
         "spark.driver.bindAddress": Setting(_LOOPBACK, "as above"),
         "spark.sql.streaming.checkpointFileManagerClass": Setting(
             f"{_STREAMING}.FileSystemBasedCheckpointFileManager",
-            "Spark's default starts a process for each look at a link of a local disk, and several for each file of a checkpoint; this "
-            "one writes a file under another name and renames it as the default does",
+            "Spark's default starts a process for each look at a link of a local disk; this one writes a file under another name and "
+            "renames it as the default does",
             with_spark_4=f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager",
+        ),
+        "spark.hadoop.fs.file.impl": Setting(
+            "org.apache.spark.sql.statefleet.LocalFiles",
+            "Hadoop starts processes for the permissions of each file that it writes, where its native library is not there",
         ),
     }
 )
