@@ -30,8 +30,6 @@ class StatusCache:
     ----------
     ask
         Returns :meth:`Coordinator.status_details <coordinator.service.coordinator.Coordinator.status_details>`; called in a thread.
-    now_ms
-        Returns the milliseconds since the epoch.
     """
 
     def __init__(self, ask: Callable[[], dict[str, Any]], now_ms: Callable[[], int]) -> None:

@@ -42,8 +42,6 @@ class Batcher(Generic[Key, Result]):
     ----------
     find_all
         Queries keys with one call, and returns the result of each in their order. With several keys it may give up early.
-    threads
-        Makes locks and futures.
     """
 
     def __init__(self, find_all: Callable[[Sequence[Key]], Sequence[Result]], threads: Threads) -> None:
