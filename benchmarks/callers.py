@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from benchmarks.schemas import COUNT_AND_SUM
+from benchmarks.without_spark import COUNT_AND_SUM
 from coordinator.ledger.rescaling import BatchShards
 from coordinator.ledger.state_ledger import AcceptedCommits, LeaseGrant
 from coordinator.model.commits import CommitEntry, PartitionCommit
@@ -193,13 +193,7 @@ def commit_of(query: Query, partition: int, version: int, epoch: int) -> CommitE
 
 
 class Node:
-    """A node that runs a task on each core, each task for several shards, with the calls of its store actors to the coordinator.
-
-    Parameters
-    ----------
-    loop
-        The coordinator's event loop.
-    """
+    """A node that runs a task on each core, each task for several shards, with the calls of its store actors to the coordinator."""
 
     def __init__(
         self,

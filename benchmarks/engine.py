@@ -24,8 +24,7 @@ import numpy as np
 import pyarrow as pa
 from numba import njit
 
-from benchmarks.schemas import COUNT_AND_SUM
-from benchmarks.uuids import uuids
+from benchmarks.without_spark import COUNT_AND_SUM, uuids
 from coordinator.model.schema import Field
 from store_actors.engine.versions import RETAINED_VERSIONS
 from store_actors.keyed.shard import KeyedShard
@@ -84,15 +83,7 @@ def _table_ns(keys: int, rows: int, times: int) -> float:
 
 
 class _Store:
-    """A keyed store of all keys.
-
-    Parameters
-    ----------
-    keys
-        All of its keys.
-    rows
-        Rows of a batch.
-    """
+    """A keyed store of all keys."""
 
     def __init__(self, keys: pa.Array, rows: int, seed: int) -> None:
         self._keys, self._rows = keys, rows

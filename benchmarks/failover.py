@@ -48,7 +48,6 @@ def _query(spark: SparkSession, fleet: Fleet, side: str, root: Path, shards: int
 
 
 def _total(fleet: Fleet, node_ids: set[str], counter: str) -> float:
-    """Return the sum of a counter over the store actors of some nodes."""
     actors = [actor for actor in fleet.status()["store_actors"] if actor["node_id"] in node_ids]
     return sum(metrics[counter] for metrics in store_metrics(RayActors(), {"store_actors": actors}).values())
 

@@ -110,15 +110,7 @@ def session(
     options: argparse.Namespace,
     configs: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[SparkSession, Path]]:
-    """Start a Spark session with one executor, and create a folder for files; both are removed afterwards.
-
-    Parameters
-    ----------
-    options
-        The options of :func:`add_options`.
-    configs
-        Further Spark configuration.
-    """
+    """Start a Spark session with one executor, and create a folder for files; both are removed afterwards."""
     settings = {"spark.sql.shuffle.partitions": str(options.shards), **ONE_BATCH, **(configs or {})}
     spark = start_session(app_name, executor_cores=cores(), executor_memory=options.executor_memory, configs=settings)
     # Some of the queries measure unbounded state, on every side.
@@ -139,14 +131,10 @@ def fairness() -> str:
     )
 
 
-def settings_of(side: str, shards: int) -> dict[str, str]:
-    """Return the configuration of Spark with which a query of a side starts."""
-    return {"spark.sql.shuffle.partitions": str(shards), POLLING: _SELDOM, **SPARK_STORES.get(side, {})}
-
-
 def use_side(spark: SparkSession, side: str, shards: int) -> None:
     """Have the next query be one of a side: a query keeps the settings of its start."""
-    for key, value in settings_of(side, shards).items():
+    settings = {"spark.sql.shuffle.partitions": str(shards), POLLING: _SELDOM, **SPARK_STORES.get(side, {})}
+    for key, value in settings.items():
         spark.conf.set(key, value)
 
 
@@ -177,12 +165,8 @@ class Variant:
     ----------
     batch_s, fill_s
         Seconds of the measured batches, and of the batches before that built up state.
-    rows_out
-        Rows that each of the measured batches gave to the sink.
     failure, limit_s
         Why the query was stopped (empty if it was not), and the limit of a batch that took too long.
-    progress
-        Spark's progress of the newest batch.
     """
 
     name: str
@@ -286,9 +270,7 @@ class Target:
     is_least: bool = True
 
 
-def ratios_of(
-    results: Mapping[str, Mapping[str, Any]], targets: Sequence[Target], **facts: Any
-) -> list[dict[str, Any]]:
+def ratios_of(results: Mapping[str, Mapping[str, Any]], targets: Sequence[Target]) -> list[dict[str, Any]]:
     """Return the ratios of medians of which both sides were measured; if the numerator was stopped at ``limit_s``, its lower bound.
 
     Their quartiles are those of the ratios batch by batch.
@@ -300,7 +282,7 @@ def ratios_of(
         if above is None or "median_s" not in under:
             continue
         value, is_bound = above / under["median_s"], "median_s" not in over
-        row = {**facts, "ratio": f"{target.over} / {target.under}", "value": value, "is_lower_bound": is_bound}
+        row = {"ratio": f"{target.over} / {target.under}", "value": value, "is_lower_bound": is_bound}
         pairs = list(zip(over.get("batch_s", ()), under.get("batch_s", ()), strict=False))
         if pairs and not is_bound:
             row["quartiles"] = quartiles([one / other for one, other in pairs])
@@ -311,18 +293,6 @@ def ratios_of(
             row["target"] = f"{'at least' if target.is_least else 'at most'} {target.bound}"
         ratios.append(row)
     return ratios
-
-
-def print_ratios(ratios: Sequence[Mapping[str, Any]], label: str) -> None:
-    """Print a line for each ratio; `label` is the key of its subject."""
-    if not ratios:
-        return
-    print("\nratios of medians")
-    marks = {True: "met", False: "MISSED", None: "unknown"}
-    for row in ratios:
-        target = f"  target {row['target']}  {marks[row['met']]}" if "target" in row else ""
-        value = f"{'>' if row['is_lower_bound'] else ' '}{row['value']:7.2f}"
-        print(f"  {row[label]!s:<16} {row['ratio']:<28} {value}{target}")
 
 
 def report_json(options: argparse.Namespace, **document: Any) -> None:

@@ -1,6 +1,6 @@
 """The latency of small batches: p50 and p99 from the arrival of rows to their results in the sink, with each state store.
 
-``python -m benchmarks.latency --json result.json``
+``./run bench --only latency``
 
 A query of counts and sums triggers as fast as it can. It gets some rows at a time, as a file, and the next ones once Spark has written
 down that the batch is done. Rows arrive when their file appears in the folder of the source; their results have arrived when Spark is
@@ -11,13 +11,8 @@ One query runs at a time, the sides take turns in rounds, and a query goes on wh
 
 from __future__ import annotations
 
-import argparse
-import functools
 import statistics
-import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -32,12 +27,8 @@ from benchmarks.harness import (
     POLLING,
     SPARK_STORES,
     Variant,
-    add_options,
-    fairness,
     in_turn,
     own_operators,
-    report_json,
-    session,
     use_side,
     write_rows,
 )
@@ -46,48 +37,24 @@ from benchmarks.workloads import Counts
 from statefleet.fleet import Fleet, connect
 
 SIDES = (FLEET, *SPARK_STORES, PLAIN)
+#: Rows at a time, and the keys that they are drawn from.
+ROWS, KEYS = 100, 10_000
+SHARDS = 4
+#: Rounds of all sides; measured batches of each side in a round, and batches before them.
+ROUNDS, BATCHES, WARMUP = 2, 25, 4
 
 
-@dataclass(frozen=True)
-class Trickle:
-    """How rows come.
-
-    Attributes
-    ----------
-    rows, keys
-        Rows at a time, and the keys that they are drawn from.
-    rounds, batches, warmup
-        Rounds of all sides; measured batches of each side in a round, and batches before them.
-    """
-
-    sides: Sequence[str] = SIDES
-    rows: int = 100
-    keys: int = 10_000
-    shards: int = 4
-    rounds: int = 3
-    batches: int = 50
-    warmup: int = 5
-
-
-def measure(spark: SparkSession, trickle: Trickle, root: Path, report: Callable[[str], None]) -> dict[str, Any]:
-    """Measure all sides; return the seconds of each: p50, p99 and all of them.
-
-    Parameters
-    ----------
-    root
-        A folder of its own.
-    report
-        Takes a line of text after each side of a round.
-    """
-    latencies: dict[str, list[float]] = {side: [] for side in trickle.sides}
+def measure(spark: SparkSession, root: Path) -> dict[str, Any]:
+    """Measure all sides, with files in a folder of its own; return the seconds of each: p50, p99 and all of them."""
+    latencies: dict[str, list[float]] = {side: [] for side in SIDES}
     root.mkdir(parents=True)
     fleet = connect(f"file://{root}/fleet")
     try:
-        for number in range(trickle.rounds):
-            for side in in_turn(trickle.sides, number):
-                seconds = _round(spark, fleet, trickle, side, number, root)
+        for number in range(ROUNDS):
+            for side in in_turn(SIDES, number):
+                seconds = _round(spark, fleet, side, number, root)
                 latencies[side] += seconds
-                report(f"  round {number}: {side:<10} p50 {statistics.median(seconds) * 1000:.0f} ms")
+                print(f"  round {number}: {side:<10} p50 {statistics.median(seconds) * 1000:.0f} ms", flush=True)
     finally:
         fleet.shutdown()
     return {
@@ -100,21 +67,21 @@ def measure(spark: SparkSession, trickle: Trickle, root: Path, report: Callable[
     }
 
 
-def _round(spark: SparkSession, fleet: Fleet, trickle: Trickle, side: str, number: int, root: Path) -> list[float]:
+def _round(spark: SparkSession, fleet: Fleet, side: str, number: int, root: Path) -> list[float]:
     """Run a side's batches of a round; return the seconds of those that are measured."""
-    workload = Counts(trickle.rows, trickle.keys)
+    workload = Counts(ROWS, KEYS)
     source = spark.readStream.schema(workload.columns).parquet(str(Variant.input_folder(root, side)))
-    use_side(spark, side, trickle.shards)
+    use_side(spark, side, SHARDS)
     spark.conf.set(POLLING, AT_ONCE)
     if side == PLAIN:
-        frame = workload.plain(source, trickle.shards)
+        frame = workload.plain(source, SHARDS)
     else:
-        ops = FleetOperators(fleet, side, trickle.shards) if side.startswith(FLEET) else own_operators
+        ops = FleetOperators(fleet, side, SHARDS) if side.startswith(FLEET) else own_operators
         frame = workload.query(ops, source, side)
     variant = Variant.start(side, root, frame, workload.mode)
     seconds = []
     try:
-        for batch in range(trickle.warmup + trickle.batches):
+        for batch in range(WARMUP + BATCHES):
             # Spark lists the folder in every trigger; it may ask for the last file again when a query is restarted.
             for read in sorted(variant.folder.iterdir())[:-1]:
                 read.unlink()
@@ -126,7 +93,7 @@ def _round(spark: SparkSession, fleet: Fleet, trickle: Trickle, side: str, numbe
             file.unlink()
     finally:
         variant.query.stop()
-    return seconds[trickle.warmup :]
+    return seconds[WARMUP:]
 
 
 def _sunk(progress: dict[str, Any]) -> float:
@@ -134,33 +101,3 @@ def _sunk(progress: dict[str, Any]) -> float:
     began = datetime.fromisoformat(progress["timestamp"]).timestamp()
     milliseconds = progress["durationMs"]
     return began + float(milliseconds["triggerExecution"] - milliseconds.get("commitOffsets", 0)) / 1000
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.latency", description=(__doc__ or "").split("\n")[0])
-    default = Trickle()
-    parser.add_argument("--rows", type=int, default=default.rows, help="rows at a time (%(default)s)")
-    parser.add_argument("--keys", type=int, default=default.keys, help="distinct keys (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=default.rounds, help="rounds of all sides (%(default)s)")
-    parser.add_argument("--batches", type=int, default=default.batches, help="measured in a round (%(default)s)")
-    parser.add_argument("--warmup", type=int, default=default.warmup, help="batches before them (%(default)s)")
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
-    add_options(parser, executor_memory="2g")
-    return parser.parse_args(argv)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the comparison; return the exit code."""
-    options = _parse(argv)
-    trickle = Trickle(**{item.name: getattr(options, item.name) for item in fields(Trickle)})
-    with session("statefleet-latency", options) as (spark, root):
-        results = measure(spark, trickle, root / "latency", functools.partial(print, flush=True))
-    print(f"\n{fairness()}\n\n{trickle.rows} rows at a time; milliseconds from arrival to sink")
-    for side, row in results.items():
-        print(f"  {side:<10} p50 {row['p50_s'] * 1000:6.0f}  p99 {row['p99_s'] * 1000:6.0f}")
-    report_json(options, rows=trickle.rows, keys=trickle.keys, shards=trickle.shards, fairness=fairness(), **results)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

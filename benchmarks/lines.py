@@ -6,8 +6,8 @@ A line gives rows: for each of its sides seconds (with quartiles), and the ratio
 
 from __future__ import annotations
 
+import functools
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -19,19 +19,15 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from benchmarks import latency
 from benchmarks.harness import FLEET, PLAIN, SPARK_STORES, Target, quartiles, ratios_of
-from benchmarks.latency import Trickle
-from benchmarks.latency import measure as measure_latency
 from benchmarks.nexmark.queries import QUERIES
-from benchmarks.nexmark.throughput import Runs
-from benchmarks.nexmark.throughput import measure as measure_query
-from benchmarks.operators import Plan, compare, steps_of
-from benchmarks.workloads import Counts, Deduplicate, Join, Session, TextCounts, Top, Window, Workload
+from benchmarks.nexmark.throughput import Runs, measure
+from benchmarks.operators import Plan, compare
+from benchmarks.workloads import WORKLOADS, Counts, Deduplicate, Join, Session, TextCounts, Top, Window, Workload
 from statefleet.fleet import connect
 
 Row = dict[str, Any]
-#: Takes the share of a line that is done.
-Step = Callable[[float], None]
 
 HDFS, ROCKSDB = SPARK_STORES
 _OVER_STORES = Target(HDFS, FLEET), Target(ROCKSDB, FLEET)
@@ -40,29 +36,18 @@ _EVERY = (Target(FLEET, PLAIN), *_OVER_STORES)
 
 @dataclass(frozen=True)
 class Line(ABC):
-    """A line of the benchmark.
-
-    Attributes
-    ----------
-    name, title
-        Name for ``--only``, and title for readers.
-    expected_s
-        About how long it takes on two cores, for the progress bar.
-    targets
-        The ratios that it reports, with their margins.
-    """
+    """A line of the benchmark."""
 
     name: str
     title: str
-    expected_s: float
     targets: Sequence[Target] = _EVERY
 
     @abstractmethod
-    def run(self, spark: SparkSession, root: Path, step: Step) -> list[Row]:
+    def run(self, spark: SparkSession, root: Path) -> list[Row]:
         """Measure; return the rows. `root` is a folder of its own."""
 
     def beside(self, side: str) -> Line:
-        """Return the line with a further store of Spark's, if it is one with sides."""
+        """Return the line with a further store of Spark's, if it does not have all."""
         return self
 
     def row(self, title: str, detail: str, sides: Mapping[str, Mapping[str, Any]]) -> Row:
@@ -79,16 +64,9 @@ class OperatorLine(Line):
     workload: Callable[[], Workload] = field(kw_only=True)
     plan: Plan = field(kw_only=True)
 
-    def run(self, spark: SparkSession, root: Path, step: Step) -> list[Row]:
-        workload, done = self.workload(), 0
-        steps = steps_of(workload, self.plan)
-
-        def report(text: str) -> None:
-            nonlocal done
-            done += 1
-            step(done / steps)
-
-        sides = compare(spark, workload, self.plan, root, report)
+    def run(self, spark: SparkSession, root: Path) -> list[Row]:
+        workload = self.workload()
+        sides = compare(spark, workload, self.plan, root)
         detail = (
             f"{workload.rows:,} rows, {workload.state:,} {workload.state_unit}, {self.plan.shards} shards; "
             f"{self.plan.batches} batches"
@@ -106,26 +84,20 @@ class OperatorLine(Line):
 
 @dataclass(frozen=True)
 class NexmarkLine(Line):
-    """Nexmark's stateful queries that plain Spark can run: a row for each, and the best of Spark's stores."""
+    """Nexmark's stateful queries, or those that plain Spark can run: a row for each."""
 
     targets: Sequence[Target] = _OVER_STORES
     runs: Runs = field(kw_only=True)
+    has_all: bool = False
 
-    def run(self, spark: SparkSession, root: Path, step: Step) -> list[Row]:
-        queries = [query for query in QUERIES.values() if query.plain_spark]
-        runs, done, rows = self.runs, 0, []
-        total = len(queries) * len(runs.variants) * runs.rounds
-
-        def report(text: str) -> None:
-            nonlocal done
-            done += 1
-            step(done / total)
-
+    def run(self, spark: SparkSession, root: Path) -> list[Row]:
+        queries = [query for query in QUERIES.values() if self.has_all or query.plain_spark]
+        runs, rows = self.runs, []
         runs.write(root / "events")
         fleet = connect(f"file://{root}/fleet")
         try:
             for query in queries:
-                sides = measure_query(spark, fleet, query, runs, root, report)
+                sides = measure(spark, fleet, query, runs, root)
                 batches = len(sides[FLEET]["batch_s"])
                 detail = f"{runs.batch_events:,} events, {runs.shards} shards; {batches} batches"
                 rows.append(self.row(f"{self.title}: {query.name}", detail, sides))
@@ -133,40 +105,19 @@ class NexmarkLine(Line):
             fleet.shutdown()
         return rows
 
-    def beside(self, side: str) -> Line:
-        return replace(
-            self,
-            runs=replace(self.runs, variants=list(dict.fromkeys((*self.runs.variants, side)))),
-        )
-
 
 @dataclass(frozen=True)
 class LatencyLine(Line):
     """From the arrival of a few rows to their results in the sink: a row for p50, and one for p99."""
 
-    trickle: Trickle = field(kw_only=True)
-
-    def run(self, spark: SparkSession, root: Path, step: Step) -> list[Row]:
-        trickle, done = self.trickle, 0
-
-        def report(text: str) -> None:
-            nonlocal done
-            done += 1
-            step(done / (trickle.rounds * len(trickle.sides)))
-
-        measured = measure_latency(spark, trickle, root, report)
-        detail = f"{trickle.rows} rows, {trickle.shards} shards; {trickle.rounds * trickle.batches} batches"
+    def run(self, spark: SparkSession, root: Path) -> list[Row]:
+        measured = latency.measure(spark, root)
+        detail = f"{latency.ROWS} rows, {latency.SHARDS} shards; {latency.ROUNDS * latency.BATCHES} batches"
         middle = {
             side: {"median_s": row["p50_s"], "quartiles_s": quartiles(row["batch_s"])} for side, row in measured.items()
         }
         worst = {side: {"median_s": row["p99_s"]} for side, row in measured.items()}
         return [self.row(f"{self.title}, p50", detail, middle), self.row(f"{self.title}, p99", detail, worst)]
-
-    def beside(self, side: str) -> Line:
-        return replace(
-            self,
-            trickle=replace(self.trickle, sides=list(dict.fromkeys((*self.trickle.sides, side)))),
-        )
 
 
 @dataclass(frozen=True)
@@ -178,17 +129,17 @@ class EngineLine(Line):
     keys: int = 2_000_000
     times: int = 7
 
-    def run(self, spark: SparkSession | None, root: Path, step: Step) -> list[Row]:
+    def run(self, spark: SparkSession | None, root: Path) -> list[Row]:
         root.mkdir(parents=True)
-        engine = _measured("engine", root, "--keys", str(self.keys), "--times", str(self.times))
-        step(0.6)
-        loading = _measured("loading", root, "--rows", str(self.keys // 2), "--deltas", "3", "--times", "3")
-        step(1.0)
+        file = root / "engine.json"
+        sizes = ("--keys", str(self.keys), "--times", str(self.times))
+        command = [sys.executable, "-m", "benchmarks.engine", *sizes, "--json", str(file)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        engine = json.loads(file.read_text())
         figures = {kind: engine[kind] for kind in ("int64 keys", "UUID text keys")}
         figures["int64 keys"] |= {
             "fold_ns": engine["count and sum, int64 keys"]["fold_ns"],
             **engine["a hash table alone, int64 keys"],
-            "loaded_rows_per_s": loading["load_rows_per_s"],
         }
         # Ratios of nanoseconds are ratios of seconds.
         sides = {
@@ -200,28 +151,16 @@ class EngineLine(Line):
         return [{**row, "figures": figures}]
 
 
-def _measured(measurement: str, folder: Path, *arguments: str) -> dict[str, Any]:
-    """Run a measurement without Spark on one core, and return its figures."""
-    file = folder / f"{measurement}.json"
-    command = [sys.executable, "-m", f"benchmarks.{measurement}", *arguments, "--json", str(file)]
-    core = {min(os.sched_getaffinity(0))}
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, preexec_fn=lambda: os.sched_setaffinity(0, core))
-    result: dict[str, Any] = json.loads(file.read_text())
-    return result
-
-
 def _in_full(
     workload: Callable[[], Workload],
     sides: Sequence[str],
     name: str,
     title: str,
-    expected_s: float,
     targets: Sequence[Target] = _EVERY,
     **plan: Any,
 ) -> Line:
-    """Return a line of the full run."""
     steady = {"warmup": 1, "batches": 5, **plan}
-    return OperatorLine(name, title, expected_s, targets, workload=workload, plan=Plan(sides, **steady))
+    return OperatorLine(name, title, targets, workload=workload, plan=Plan(sides, **steady))
 
 
 #: Where keys repeat, Spark adds up before its store.
@@ -230,25 +169,20 @@ _SMALL = {"warmup": 3, "batches": 9}
 _WITH_HDFS, _WITH_STORES = (FLEET, HDFS, PLAIN), (FLEET, HDFS, ROCKSDB, PLAIN)
 #: About ten minutes on a quiet machine with two cores.
 FULL: Sequence[Line] = (
-    EngineLine("engine", "the engine alone", 25),
-    _in_full(lambda: Counts(1_000_000, 5_000_000), _WITH_HDFS, "counts", "count and sum", 110, Counts.targets),
-    _in_full(lambda: Counts(1_000_000, 100_000), _WITH_STORES, "hot", "count and sum, few keys", 50, _FEW_KEYS),
-    _in_full(lambda: Counts(200_000, 1_000_000), _WITH_STORES, "medium", "count and sum, smaller batches", 70),
-    _in_full(lambda: TextCounts(500_000, 2_000_000), _WITH_HDFS, "text", "count and sum, UUID text keys", 60),
-    _in_full(lambda: Counts(1_000, 100_000), (FLEET, PLAIN), "small", "small batches", 12, **_SMALL),
-    _in_full(lambda: Counts(1_000, 100_000), (FLEET, PLAIN), "shards", "small batches", 25, shards=32, **_SMALL),
-    _in_full(lambda: Window(200_000, 600_000), _WITH_HDFS, "window", "windows", 25),
-    _in_full(lambda: Session(200_000, 600_000), _WITH_HDFS, "session", "session windows", 35),
-    _in_full(lambda: Deduplicate(200_000, 600_000), _WITH_HDFS, "dedup", "dropDuplicates", 20),
-    _in_full(lambda: Join(200_000, 600_000), _WITH_HDFS, "join", "stream-stream join", 35),
-    _in_full(lambda: Top(200_000, 600_000), _WITH_HDFS, "top", "topN", 25),
-    LatencyLine("latency", "latency", 50, trickle=Trickle(rounds=2, batches=25, warmup=4)),
-    NexmarkLine(
-        "nexmark",
-        "Nexmark",
-        130,
-        runs=Runs(events=80_000, batch_events=20_000, rounds=2, warmup=1),
-    ),
+    EngineLine("engine", "the engine alone"),
+    _in_full(lambda: Counts(1_000_000, 5_000_000), _WITH_HDFS, "counts", "count and sum", Counts.targets),
+    _in_full(lambda: Counts(1_000_000, 100_000), _WITH_STORES, "hot", "count and sum, few keys", _FEW_KEYS),
+    _in_full(lambda: Counts(200_000, 1_000_000), _WITH_STORES, "medium", "count and sum, smaller batches"),
+    _in_full(lambda: TextCounts(500_000, 2_000_000), _WITH_HDFS, "text", "count and sum, UUID text keys"),
+    _in_full(lambda: Counts(1_000, 100_000), (FLEET, PLAIN), "small", "small batches", **_SMALL),
+    _in_full(lambda: Counts(1_000, 100_000), (FLEET, PLAIN), "shards", "small batches", shards=32, **_SMALL),
+    _in_full(lambda: Window(200_000, 600_000), _WITH_HDFS, "window", "windows"),
+    _in_full(lambda: Session(200_000, 600_000), _WITH_HDFS, "session", "session windows"),
+    _in_full(lambda: Deduplicate(200_000, 600_000), _WITH_HDFS, "dedup", "dropDuplicates"),
+    _in_full(lambda: Join(200_000, 600_000), _WITH_HDFS, "join", "stream-stream join"),
+    _in_full(lambda: Top(200_000, 600_000), _WITH_HDFS, "top", "topN"),
+    LatencyLine("latency", "latency"),
+    NexmarkLine("nexmark", "Nexmark", runs=Runs(events=80_000, batch_events=20_000, rounds=2, warmup=1)),
 )  # fmt: skip
 
 
@@ -256,7 +190,7 @@ def _quickly(workload: Callable[[], Workload], name: str, title: str, targets: S
     """Return a line of the quick run; its targets have margins that noise does not reach."""
     sides = [FLEET, *dict.fromkeys(side for target in targets for side in (target.over, target.under) if side != FLEET)]
     steady = {"warmup": 2, "batches": 5, **plan}
-    return OperatorLine(name, title, 15, targets, workload=workload, plan=Plan(sides, **steady))
+    return OperatorLine(name, title, targets, workload=workload, plan=Plan(sides, **steady))
 
 
 #: About two minutes on a quiet machine with two cores. Ratios stay within these margins also where the load is ten times its cores.
@@ -264,7 +198,6 @@ QUICK: Sequence[Line] = (
     EngineLine(
         "engine",
         "the engine alone",
-        15,
         (Target("upsert", "table", 8.0, is_least=False), Target("get", "table", 6.0, is_least=False)),
         keys=500_000,
         times=3,
@@ -279,3 +212,17 @@ QUICK: Sequence[Line] = (
     ),
     _quickly(lambda: Join(50_000, 150_000), "join", "stream-stream join", (Target(HDFS, FLEET, 0.8),)),
 )  # fmt: skip
+
+
+def large(rows: int, state: int, active_keys: int) -> list[Line]:
+    """Return the lines of the large run: every operator that the installed Spark has, and all Nexmark queries."""
+    lines: list[Line] = []
+    for kind in WORKLOADS.values():
+        if kind.missing:
+            continue
+        sizes = kind.rows_a_key * active_keys or rows, state
+        # RocksDB, which takes minutes, only where Spark's operator needs it.
+        sides = (*kind.forms, *kind.stores[:1], PLAIN)
+        workload = functools.partial(kind, *sizes)
+        lines.append(OperatorLine(kind.name, kind.name, kind.comparisons(*sizes), workload=workload, plan=Plan(sides)))
+    return [*lines, NexmarkLine("nexmark", "Nexmark", runs=Runs(events=500_000, rounds=3), has_all=True)]

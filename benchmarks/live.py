@@ -10,14 +10,14 @@ beside a copy of the same bytes through Ray's object store. Then batches in turn
 from __future__ import annotations
 
 import argparse
-import json
+import multiprocessing
 import statistics
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import cycle
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -91,67 +91,60 @@ class _Reader:
     """Another process, whose threads get keys at a rate, from :meth:`start` to :meth:`stop`."""
 
     def __init__(self, uri: str, keys: int, gets_s: int, threads: int) -> None:
-        facts = {"uri": uri, "address": ray_address(), "keys": keys, "gets_s": gets_s, "threads": threads}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.live", "--reader", json.dumps(facts)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        self._ask("")
-
-    def _ask(self, line: str) -> str:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{line}\n")
-        self._process.stdin.flush()
-        return self._process.stdout.readline()
+        processes = multiprocessing.get_context("spawn")
+        self._pipe, theirs = processes.Pipe()
+        self._process = processes.Process(target=_read, args=(theirs, uri, ray_address(), keys, gets_s, threads))
+        self._process.start()
+        self._pipe.recv()
 
     def start(self) -> None:
         """Begin to get keys."""
-        self._ask("start")
+        self._pipe.send(True)
 
     def stop(self) -> dict[str, float]:
         """Pause; return the calls a second, their median and the processor time of each, in milliseconds."""
-        figures: dict[str, float] = json.loads(self._ask("halt"))
+        self._pipe.send(False)
+        figures: dict[str, float] = self._pipe.recv()
         return figures
 
     def end(self) -> None:
         self._process.kill()
-        self._process.wait()
+        self._process.join()
 
 
-def _read(settings: str) -> int:
+def _read(pipe: Connection, uri: str, address: str, keys: int, gets_s: int, readers: int) -> None:
     """Run the other process."""
-    facts = json.loads(settings)
-    state = attach(facts["uri"], address=facts["address"]).state(_NAME)
-    keys = cycle(np.random.default_rng(facts["threads"]).integers(0, facts["keys"], 100_000).tolist())
-    state.get({"key": next(keys)})
-    going, took, between_s = threading.Event(), list[float](), facts["threads"] / facts["gets_s"]
+    state = attach(uri, address=address).state(_NAME)
+    drawn = cycle(np.random.default_rng(readers).integers(0, keys, 100_000).tolist())
+    state.get({"key": next(drawn)})
+    going, took, between_s = threading.Event(), list[float](), readers / gets_s
 
     def make_calls(number: int) -> None:
         while True:
             going.wait()
-            due = time.perf_counter() + between_s * number / facts["threads"]
+            due = time.perf_counter() + between_s * number / readers
             while going.is_set():
                 time.sleep(max(0.0, due - time.perf_counter()))
-                took.append(_timed(lambda: state.get({"key": next(keys)}))[0])
+                took.append(_timed(lambda: state.get({"key": next(drawn)}))[0])
                 due = max(due + between_s, time.perf_counter() - 0.1)
 
-    for number in range(facts["threads"]):
+    for number in range(readers):
         threading.Thread(target=make_calls, args=(number,), daemon=True).start()
-    begun = used = 0.0
-    for line in sys.stdin:
-        figures: dict[str, float] = {}
-        if line.strip() == "start":
-            took.clear()
-            begun, used = time.perf_counter(), time.process_time()
-            going.set()
-        elif line.strip() == "halt":
-            going.clear()
-            passed, used = time.perf_counter() - begun, time.process_time() - used
-            figures = {"calls_s": len(took) / passed, "call_ms": 1000 * statistics.median(took or [0.0])}
-            figures["cpu_ms"] = 1000 * used / max(1, len(took))
-        print(json.dumps(figures), flush=True)
-    return 0
+    pipe.send("ready")
+    while pipe.recv():
+        took.clear()
+        begun, used = time.perf_counter(), time.process_time()
+        going.set()
+        pipe.recv()
+        going.clear()
+        passed, used = time.perf_counter() - begun, time.process_time() - used
+        pipe.send(
+            {
+                "calls_s": len(took) / passed,
+                "call_ms": 1000 * statistics.median(took or [0.0]),
+                "cpu_ms": 1000 * used / max(1, len(took)),
+            }
+        )
 
 
 def _beside(variant: Variant, files: Path, reader: _Reader, options: argparse.Namespace) -> dict[str, float]:
@@ -183,7 +176,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--gets", type=int, nargs="+", default=[100, 1000], help="gets a second beside batches (%(default)s)"
     )
     parser.add_argument("--readers", type=int, default=32, help="threads that get keys beside batches (%(default)s)")
-    parser.add_argument("--reader", help=argparse.SUPPRESS)
     add_options(parser, executor_memory="2g")
     return parser.parse_args(argv)
 
@@ -191,8 +183,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure reads alone and beside batches; return the exit code."""
     options = _parse(argv)
-    if options.reader:
-        return _read(options.reader)
     with session("statefleet-live", options, SMALL_SPLITS) as (spark, root):
         fleet = connect(f"file://{root}/fleet")
         source = spark.readStream.schema(SCHEMA).parquet(str(Variant.input_folder(root, FLEET)))

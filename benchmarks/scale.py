@@ -51,20 +51,14 @@ _TICK_S = 0.005
 class Timed:
     """Calls of a kind: their number, their time, and the longest time for which the event loop was blocked."""
 
-    calls: int
-    seconds: float
-    stall_s: float
+    calls: int = 0
+    seconds: float = 0.0
+    longest_stall_s: float = 0.0
     requests: Counter[str] = field(default_factory=Counter)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the figures as JSON values."""
-        return {
-            "calls": self.calls,
-            "seconds": self.seconds,
-            "calls_per_second": self.calls / self.seconds,
-            "longest_stall_s": self.stall_s,
-            "requests": dict(self.requests),
-        }
+    @property
+    def calls_per_second(self) -> float:
+        return self.calls / self.seconds
 
 
 class Meter:
@@ -86,10 +80,10 @@ class Meter:
             seconds = time.perf_counter() - started
             await asyncio.sleep(2 * _TICK_S)
             ticking.cancel()
-        timed = self.timed.setdefault(name, Timed(0, 0.0, 0.0))
+        timed = self.timed.setdefault(name, Timed())
         timed.calls += calls
         timed.seconds += seconds
-        timed.stall_s = max(timed.stall_s, watching.longest_s)
+        timed.longest_stall_s = max(timed.longest_stall_s, watching.longest_s)
         timed.requests += self._objects.requests - before
         return result
 
@@ -119,7 +113,6 @@ async def _all(calls: Iterable[Awaitable[Result]], at_once: int = _AT_ONCE) -> l
 
 
 def _resident_mib() -> float:
-    """Return the memory of this process."""
     gc.collect()
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmRSS:")[2].split()[0]) / 1024
@@ -166,7 +159,6 @@ def _coordinator(objects: CountedObjects) -> Coordinator:
 
 
 async def _large(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure a single state of many shards."""
     objects = CountedObjects()
     coordinator = _coordinator(objects)
     query = Query(coordinator, "large", options.shards, actors(options.actors))
@@ -175,7 +167,6 @@ async def _large(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _many(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure many queries."""
     objects = CountedObjects()
     coordinator, present = _coordinator(objects), actors(options.actors)
     queries = [Query(coordinator, f"query-{n:02d}", options.query_shards, present) for n in range(options.queries)]
@@ -187,9 +178,9 @@ def _report(title: str, meter: Meter) -> dict[str, Any]:
     print(f"{title}\n  {'':<26}{'calls':>8}{'calls/s':>10}{'seconds':>9}{'stall':>9}  requests")
     for name, timed in meter.timed.items():
         requests = ", ".join(f"{count} {kind}" for kind, count in sorted(timed.requests.items()))
-        rate = timed.calls / timed.seconds
-        print(f"  {name:<26}{timed.calls:>8}{rate:>10.0f}{timed.seconds:>9.3f}{timed.stall_s:>8.3f}s  {requests}")
-    return {name: timed.to_json() for name, timed in meter.timed.items()}
+        times = f"{timed.calls_per_second:>10.0f}{timed.seconds:>9.3f}{timed.longest_stall_s:>8.3f}s"
+        print(f"  {name:<26}{timed.calls:>8}{times}  {requests}")
+    return {name: {**vars(timed), "calls_per_second": timed.calls_per_second} for name, timed in meter.timed.items()}
 
 
 # -- recovery ---------------------------------------------------------------------------------------------------------

@@ -58,8 +58,6 @@ _FILLED_AT_ONCE = 1 << 17
 
 
 class _Shards:
-    """Shards of a store actor."""
-
     def __init__(self, memory: StoreMemory) -> None:
         self._memory = memory
         self._ids = [StateStoreId("bench", 0, shard) for shard in range(SHARDS)]

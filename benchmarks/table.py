@@ -24,7 +24,7 @@ NAMES = {
     HDFS: "Spark HDFSBacked",
     ROCKSDB: "Spark RocksDB",
 }
-#: Columns of ratios.
+#: The first columns of ratios.
 _RATIOS = (f"{FLEET} / {PLAIN}", f"{HDFS} / {FLEET}", f"{ROCKSDB} / {FLEET}")
 _FIGURES = {
     "upsert_ns": "upsert, ns a row",
@@ -33,7 +33,6 @@ _FIGURES = {
     "fold_ns": "count and sum, ns a row",
     "table_ns": "upsert in a hash table that does nothing else, ns a row",
     "bytes_a_key": "memory, bytes a key",
-    "loaded_rows_per_s": "loaded from files, rows a second",
 }
 _BEGIN, _END = "<!-- the table of ./run bench -->\n", "<!-- its end -->\n"
 _BETWEEN = re.compile(f"(?<={re.escape(_BEGIN)}).*(?={re.escape(_END)})", re.DOTALL)
@@ -69,7 +68,8 @@ def _seconds(row: Mapping[str, Any]) -> str:
 def _compared(rows: Iterable[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """Return the columns and cells of all rows with sides, those columns that have a figure."""
     rows = [row for row in rows if "figures" not in row]
-    ratios = [name for name in _RATIOS if any(_ratio(row, name) for row in rows)]
+    measured = [ratio["ratio"] for row in rows for ratio in row["ratios"]]
+    ratios = [name for name in dict.fromkeys((*_RATIOS, *measured)) if name in measured]
     columns = ["", "a batch", *map(_said, ratios), "Statefleet, s"]
     return columns, [
         [row["title"], row["detail"], *(_ratio(row, name) for name in ratios), _seconds(row)] for row in rows
@@ -164,8 +164,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, default=root / "docs" / "performance.md", help="the page (%(default)s)")
     options = parser.parse_args(argv)
     results = json.loads(options.results.read_text())
-    if results["quick"]:
-        parser.error("these are figures of a quick run; the page has those of a full one")
+    if not results["is_documented"]:
+        parser.error("these are figures of a quick or large run; the page has those of a full one")
     options.page.write_text(with_table(options.page.read_text(), results))
     return 0
 

@@ -1,4 +1,4 @@
-"""The workloads of ``benchmarks.operators``: for each stateful operator a stream of rows in a steady state, and the query over it.
+"""The workloads of :mod:`benchmarks.operators`: for each stateful operator a stream of rows in a steady state, and the query over it.
 
 A stream is a function of row numbers: row `i` has ``i / RATE`` seconds of event time. Watermarks, gaps and ranges are given in
 rows, so that the state has about the requested number of rows for any size of a batch. The first :attr:`Workload.fill` rows build
@@ -24,7 +24,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from benchmarks.harness import FLEET, PLAIN, SPARK_STORES, Target, shuffled
 from benchmarks.nexmark.query import Operators
-from benchmarks.uuids import uuids
+from benchmarks.without_spark import uuids
 from spark_jobs.functions.state_batch import StateBatch
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.transform.processor import StatefulProcessor
@@ -70,29 +70,14 @@ def _promised(hdfs: float, rocksdb: float) -> tuple[Target, ...]:
 class Workload(ABC):
     """A stream and a query with state.
 
-    Parameters
-    ----------
-    rows
-        Rows of a batch.
-    state
-        Approximate number of rows of the state.
-
     Attributes
     ----------
-    columns
-        Columns of the files, as Spark's DDL.
-    mode
-        Output mode.
-    keys
-        Columns by which rows are shuffled.
     targets, full_size
         The ratios to compare, and the `rows` and `state` from which on their bounds are promised.
     state_unit
         What `state` counts.
     forms
         Variants on the fleet: :data:`FLEET`, and variants that only the fleet has.
-    stores
-        Spark's stores that can run it.
     missing
         Why the installed Spark cannot be compared with, as a sentence; empty if it can.
     rows_a_key
@@ -134,11 +119,6 @@ class Workload(ABC):
     def _step(self) -> int:
         return max(2 * self.rows, _FILL_ROWS)
 
-    @property
-    def filling_batches(self) -> int:
-        """The number of batches that build up state."""
-        return -(-self.fill // self._step)
-
     def batch(self, number: int) -> pa.Table:
         """Return a batch after those that build up state."""
         begin = self.fill + number * self.rows
@@ -152,10 +132,11 @@ class Workload(ABC):
         """Return the rows with the columns by which they are shuffled."""
         return source
 
-    def comparisons(self) -> list[Target]:
+    @classmethod
+    def comparisons(cls, rows: int, state: int) -> list[Target]:
         """Return the targets; without their bounds, if the workload is smaller than the promise."""
-        is_full = self.rows >= self.full_size[0] and self.state >= self.full_size[1]
-        return [target if is_full else replace(target, bound=None) for target in self.targets]
+        is_full = rows >= cls.full_size[0] and state >= cls.full_size[1]
+        return [target if is_full else replace(target, bound=None) for target in cls.targets]
 
     def _random(self, begin: int) -> np.random.Generator:
         return np.random.default_rng([len(self.name), begin])
@@ -423,7 +404,6 @@ class Profile(Workload):
 
 
 def _profile(key: tuple[int], pdfs: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-    """Update the profile of a user."""
     n, total, largest = state.get if state.exists else (0, 0.0, 0.0)
     for pdf in pdfs:
         # Not by pandas, which is slow for columns of a few rows: the cost around the function is measured.
@@ -434,7 +414,6 @@ def _profile(key: tuple[int], pdfs: Iterator[pd.DataFrame], state: GroupState) -
 
 
 def _profiles(keys: pa.Table, rows: pa.Table, state: StateBatch) -> pa.Table:
-    """Update the profiles of all users."""
     new = rows.group_by("key_index", use_threads=False).aggregate([("amount", "sum"), ("amount", "max")])
     n = pc.add(state.get("n", 0), np.diff(state.offsets))
     total = pc.add(state.get("total", 0.0), new["amount_sum"])

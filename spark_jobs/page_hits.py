@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from coordinator.model.text import format_table
 from spark_jobs.jobs.access_log import parse_log, read_log
-from spark_jobs.jobs.input_job import InputJob, run_job
+from spark_jobs.jobs.console import exit_code_of, job_session, keep_newest, run_to_end
+from spark_jobs.jobs.kafka import PACKAGE, read_topic, send_newest
+from spark_jobs.plan.bounds import UnboundedStateWarning
+from statefleet.fleet import Fleet, connect
+
+NAME = "page-hits"
+_KEYS = ("hour", "path")
+#: Columns of a parsed line besides its own: the raw line, and why it is malformed (null: it is well-formed).
+_MALFORMED_COLUMNS = ("raw", "reason")
 
 
 def build(requests: Any) -> DataFrame:
@@ -27,12 +40,104 @@ def build(requests: Any) -> DataFrame:
     return result
 
 
-JOB = InputJob("page-hits", __doc__ or "", read_log, build, ("hour", "path"), "hits", parse_log)
+def _keep_malformed(batch: DataFrame, batch_id: int, folder: Path) -> None:
+    """Write a batch's malformed lines with their reasons; a repeated batch overwrites its own file."""
+    batch.select(*_MALFORMED_COLUMNS).where("reason IS NOT NULL").write.mode("overwrite").parquet(
+        str(folder / f"batch={batch_id}")
+    )
+
+
+def execute(spark: SparkSession, fleet: Fleet, options: argparse.Namespace) -> tuple[int, int]:
+    """Run the job over all present input; return (rows read by this run, malformed lines written so far)."""
+    folder = options.folder.resolve()
+    if options.kafka is None:
+        parsed = read_log(spark, options.input, options.files_per_trigger)
+    else:
+        parsed = parse_log(read_topic(spark, options.kafka, options.input, options.records_per_trigger))
+    good = parsed.where("reason IS NULL").drop(*_MALFORMED_COLUMNS)
+    with warnings.catch_warnings():
+        # The input ends, and so do its groups.
+        warnings.simplefilter("ignore", UnboundedStateWarning)
+        results = build(fleet.stateful(good, name=options.name, outputMode="update", shards=options.shards))
+    table = folder / "results.parquet"
+
+    def keep(rows: DataFrame, batch_id: int) -> None:
+        keep_newest(rows, table, _KEYS)
+        if options.to is not None:
+            send_newest(rows, batch_id, options.kafka, options.to, _KEYS)
+
+    query = (
+        results.writeStream.outputMode("update")
+        .foreachBatch(keep)
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    malformed_query = (
+        parsed.writeStream.foreachBatch(lambda rows, number: _keep_malformed(rows, number, folder / "malformed"))
+        .option("checkpointLocation", str(folder / "checkpoint-malformed"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    rows = run_to_end(query, fleet, options.name)
+    malformed_query.awaitTermination()
+    malformed = spark.read.parquet(str(folder / "malformed")).count() if (folder / "malformed").is_dir() else 0
+    return rows, malformed
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m spark_jobs.page_hits", description=__doc__)
+    parser.add_argument("input", help="file or folder to read, as a path or URI")
+    parser.add_argument("--folder", type=Path, default=Path(f"statefleet-data/{NAME}"),
+                        help="where checkpoint and malformed lines go, and the state without --store (%(default)s)")  # fmt: skip
+    parser.add_argument("--store", help="URI of the fleet, file:// or s3:// (default: below --folder)")
+    parser.add_argument("--name", default=NAME, help="name of the state (%(default)s)")
+    parser.add_argument("--shards", type=int, help="shards of a new state (default: by the cluster's cores)")
+    parser.add_argument("--files-per-trigger", type=int, default=1, help="input files a batch (%(default)s)")
+    parser.add_argument("--top", type=int, default=10, help="rows of the table at the end (%(default)s)")
+    parser.add_argument(
+        "--kafka", metavar="SERVERS", help="read Kafka: its bootstrap servers; the input is a topic, a line a record"
+    )
+    parser.add_argument(
+        "--records-per-trigger", type=int, default=100_000, help="Kafka's records a batch (%(default)s)"
+    )
+    parser.add_argument(
+        "--to", metavar="TOPIC", help="send changed groups to this topic as well, as JSON (docs/kafka.md)"
+    )
+    options = parser.parse_args(argv)
+    if options.to is not None and options.kafka is None:
+        parser.error("--to needs --kafka")
+    return options
+
+
+def _report(options: argparse.Namespace, fleet: Fleet, rows: int, malformed: int) -> None:
+    file = options.folder.resolve() / "results.parquet"
+    if file.exists():
+        table = pq.read_table(file).sort_by([("hits", "descending")])
+        print(
+            format_table(table.column_names, [tuple(row.values()) for row in table.slice(0, options.top).to_pylist()])
+        )
+        print(f"\n{table.num_rows:,} groups in {file}")
+    print(
+        f"{rows:,} rows read by this run, malformed ones included; {malformed:,} malformed lines kept so far in "
+        f"{options.folder.resolve() / 'malformed'}"
+    )
+    print(f"state persisted in {fleet.uri}/{options.name}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the job; return the exit code."""
-    return run_job(JOB, argv)
+    options = _parse(argv)
+
+    def run() -> None:
+        configs = {} if options.kafka is None else {"spark.jars.packages": PACKAGE}
+        with job_session(f"statefleet-{NAME}", configs=configs) as spark:
+            fleet = connect(options.store or (options.folder.resolve() / "fleet").as_uri())
+            print(f"fleet: {fleet.uri}   dashboard: {fleet.dashboard_url()}", flush=True)
+            rows, malformed = execute(spark, fleet, options)
+            _report(options, fleet, rows, malformed)
+
+    return exit_code_of(run)
 
 
 if __name__ == "__main__":

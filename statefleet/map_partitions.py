@@ -33,13 +33,7 @@ _BATCH_ROWS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class _PartitionTask:
-    """A ``mapInArrow`` function.
-
-    Attributes
-    ----------
-    rows
-        The columns that the function gets, as from Spark's ``mapInArrow``.
-    """
+    """A ``mapInArrow`` function."""
 
     function: StoreFunction
     rows: pa.Schema

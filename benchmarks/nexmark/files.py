@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from benchmarks.nexmark.generator import AUCTIONS, BIDS, EVENTS_OF_EPOCH, PERSONS, Events, Nexmark
@@ -27,7 +26,7 @@ _END_S: Final = 3600
 
 
 class Inputs(NamedTuple):
-    """The three streams as DataFrames, streaming or not: the input of every query."""
+    """The three streams as DataFrames: the input of every query."""
 
     persons: DataFrame
     auctions: DataFrame
@@ -51,16 +50,8 @@ def write_events(
 
     Parameters
     ----------
-    folder
-        The folder; created if it does not exist.
-    nexmark
-        The stream of events.
-    events
-        Number of events to write; the last batch may have fewer.
     batch_events
         Events of a micro-batch, of all three streams together.
-    first_batch, last_batch
-        Write only batches from `first_batch` up to and without `last_batch`.
 
     Raises
     ------
@@ -107,24 +98,9 @@ def write_end(folder: Path, nexmark: Nexmark, events: int, batch_events: int) ->
         write_file(folder / name, batch, first)
 
 
-def without_end(inputs: Inputs) -> Inputs:
-    """Return the events without those of :func:`write_end`."""
-    persons, auctions, bids = inputs
-    is_real = F.col("id") != _END_ID
-    return Inputs(persons.where(is_real), auctions.where(is_real), bids.where(F.col("auction") != _END_ID))
-
-
-def read_batch(spark: SparkSession, folder: Path) -> Inputs:
-    """Return all events that :func:`write_events` has written, as tables."""
-    return _read(spark.read, folder)
-
-
 def read_stream(spark: SparkSession, folder: Path) -> Inputs:
-    """Return them as streams, with a file of each for every micro-batch."""
-    return _read(spark.readStream.option("maxFilesPerTrigger", 1), folder)
-
-
-def _read(reader: Any, folder: Path) -> Inputs:
+    """Return all events that :func:`write_events` has written as streams, with a file of each for every micro-batch."""
+    reader = spark.readStream.option("maxFilesPerTrigger", 1)
     return Inputs(
         *(
             reader.schema(from_arrow_schema(schema)).parquet(str(folder / name))

@@ -1,325 +1,248 @@
-"""The answers of Nexmark's stateful queries: batch Spark SQL over the same finite events, to hold a streaming run against.
+"""The answers of Nexmark's stateful queries: plain Python over the same finite events, to hold a streaming run against.
 
-Every oracle gives the *final table*: what is left when the stream has ended, all windows, sessions and auctions are closed and
+Every answer is the *final table*: what is left when the stream has ended, all windows, sessions and auctions are closed and
 every update has replaced the row of its key. A run that emits only what a watermark has closed lacks the last windows; it
 is compared after an event that closes them, or on the windows before them (all windowed answers carry their window's end).
 
 What is arbitrary in Nexmark's SQL is settled here by the total order of events, (``dateTime``, ``eventNumber``), and an average
-of integers is an integer, rounded toward zero, as in Flink. Days and minutes are those of the session's time zone: UTC in
-sessions of this project. Where Nexmark's result lacks what names a row (a window, a bid), the answer has it in addition.
+of integers is an integer, rounded toward zero, as in Flink. Days and minutes are those of UTC, and times are microseconds since 1970.
+Where Nexmark's result lacks what names a row (a window, a bid), the answer has it in addition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
 
-from pyspark.sql import DataFrame
+import pyarrow as pa
 
-from benchmarks.nexmark.files import Inputs
-
-#: A query: from three inputs to its result. The streaming form of a query has the same signature and name as its oracle.
-Answer = Callable[[Inputs], DataFrame]
-
-
-@dataclass(frozen=True, slots=True)
-class Oracle:
-    """The batch answer of a query.
-
-    Attributes
-    ----------
-    name
-        As in Nexmark: ``q3``.
-    key
-        Columns that name a row of the answer; no two rows have the same.
-    answer
-        Makes the final table from three batch DataFrames.
-    """
-
-    name: str
-    key: tuple[str, ...]
-    answer: Answer
+Row = dict[str, Any]
+_S: Final = 1_000_000
+_WINDOW: Final = 10 * _S
 
 
-#: Every stateful query that has a checkable answer, by name.
-ORACLES: Final[dict[str, Oracle]] = {}
+class Tables(NamedTuple):
+    """The events of the three streams as rows, with times in microseconds."""
+
+    persons: Sequence[Row]
+    auctions: Sequence[Row]
+    bids: Sequence[Row]
+
+    @classmethod
+    def of(cls, streams: Iterable[pa.RecordBatch | pa.Table]) -> Tables:
+        """Return the rows of events: persons, auctions and bids."""
+        return cls(*map(_rows, streams))
 
 
-def _oracle(*key: str) -> Callable[[Answer], Answer]:
-    """Put the decorated function into :data:`ORACLES`."""
-
-    def register(answer: Answer) -> Answer:
-        name = answer.__name__
-        ORACLES[name] = Oracle(name, key, answer)
-        return answer
-
-    return register
+def _rows(events: pa.RecordBatch | pa.Table) -> list[Row]:
+    columns = [c.cast(pa.int64()) if pa.types.is_timestamp(c.type) else c for c in events.columns]
+    rows: list[Row] = pa.table(columns, events.schema.names).to_pylist()
+    return rows
 
 
-def _sql(inputs: Inputs, text: str, **frames: DataFrame) -> DataFrame:
-    """Run a query in which ``{persons}``, ``{auctions}``, ``{bids}`` and others by name are tables."""
-    # Only what the text names is passed: each becomes a temporary view.
-    tables = {name: frame for name, frame in {**inputs._asdict(), **frames}.items() if f"{{{name}}}" in text}
-    return inputs.bids.sparkSession.sql(text, **tables)
+def _order(event: Row) -> tuple[int, int]:
+    """Return the place of an event in the total order."""
+    return event["dateTime"], event["eventNumber"]
 
 
-_RANKS: Final = ("", "price < 10000", "price >= 10000 AND price < 1000000", "price >= 1000000")
+def _time_text(event: Row, form: str) -> str:
+    return datetime.fromtimestamp(event["dateTime"] // _S, UTC).strftime(form)
 
 
-def _by_rank(aggregate: str, name: str) -> str:
-    """The aggregate over all bids and over each of the three price ranks, as columns ``total_..``, ``rank1_..`` to ``rank3_..``."""
-    names = (f"total_{name}", *(f"rank{rank}_{name}" for rank in (1, 2, 3)))
-    filters = (f" FILTER (WHERE {rank})" if rank else "" for rank in _RANKS)
-    return ", ".join(f"{aggregate}{chosen} AS {column}" for column, chosen in zip(names, filters, strict=True))
+def _day(event: Row) -> str:
+    return _time_text(event, "%Y-%m-%d")
 
 
-_BIDS_BY_RANK: Final = _by_rank("count(*)", "bids")
-_STATISTICS: Final = ", ".join(
-    [_BIDS_BY_RANK, _by_rank("count(DISTINCT bidder)", "bidders"), _by_rank("count(DISTINCT auction)", "auctions")]
-)
+def _window_starts(event: Row, slide: int = _WINDOW) -> Iterable[int]:
+    """Return the starts of the windows of 10 s that hold an event, aligned to 1970."""
+    newest = event["dateTime"] // slide * slide
+    return range(newest, newest - _WINDOW, -slide)
 
 
-def _final_prices(inputs: Inputs) -> DataFrame:
-    """The highest valid bid of each auction that has one: made from its begin to its expiry, both included."""
-    return _sql(
-        inputs,
-        """
-        SELECT a.id, a.seller, a.category, a.expires, max(b.price) AS final
-        FROM {auctions} a JOIN {bids} b ON b.auction = a.id AND b.dateTime BETWEEN a.dateTime AND a.expires
-        GROUP BY a.id, a.seller, a.category, a.expires
-        """,
-    )
+def _groups(events: Iterable[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
+    groups = defaultdict(list)
+    for event in events:
+        groups[key(event)].append(event)
+    return groups
 
 
-@_oracle("id")
-def q3(inputs: Inputs) -> DataFrame:
-    """Who sells in category 10 in Oregon, Idaho or California.
-
-    A join without bounds: an auction may come before its seller (by up to ten ids).
-    """
-    return _sql(
-        inputs,
-        """
-        SELECT p.name, p.city, p.state, a.id
-        FROM {auctions} a JOIN {persons} p ON a.seller = p.id
-        WHERE a.category = 10 AND p.state IN ('OR', 'ID', 'CA')
-        """,
-    )
+def _chosen(event: Row, names: str) -> Row:
+    return {name: event[name] for name in names.split()}
 
 
-@_oracle("category")
-def q4(inputs: Inputs) -> DataFrame:
-    """Average selling price by category, over all auctions that have a valid bid, whether or not they expired in the events.
-
-    A bid is valid from its auction's ``dateTime`` to its ``expires``, both included, regardless of the initial bid and reserve.
-    """
-    return _sql(
-        inputs,
-        "SELECT category, sum(final) DIV count(final) AS final FROM {prices} GROUP BY category",
-        prices=_final_prices(inputs),
-    )
+def valid_bids(tables: Tables) -> Iterator[tuple[Row, list[Row]]]:
+    """Yield each auction that has valid bids, with these: made from its begin to its expiry, both included, at whichever price."""
+    bids = _groups(tables.bids, lambda b: b["auction"])
+    for auction in tables.auctions:
+        valid = [b for b in bids.get(auction["id"], ()) if auction["dateTime"] <= b["dateTime"] <= auction["expires"]]
+        if valid:
+            yield auction, valid
 
 
-@_oracle("starttime", "auction")
-def q5(inputs: Inputs) -> DataFrame:
-    """Hot items: the auctions with the most bids in each window of 10 s that slides by 2 s; all of them where several tie.
-
-    Windows are aligned to 1970 and include those that begin before the first event.
-    """
-    return _sql(
-        inputs,
-        """
-        WITH counts AS (
-            SELECT window.start AS starttime, window.end AS endtime, auction, count(*) AS num
-            FROM {bids} GROUP BY window(dateTime, '10 seconds', '2 seconds'), auction
-        ), ranked AS (
-            SELECT *, max(num) OVER (PARTITION BY starttime) AS most FROM counts
-        )
-        SELECT starttime, endtime, auction, num FROM ranked WHERE num = most
-        """,
-    )
+def q3(tables: Tables) -> Iterator[Row]:
+    """Who sells in category 10 in Oregon, Idaho or California; an auction may come before its seller."""
+    persons = {p["id"]: p for p in tables.persons if p["state"] in ("OR", "ID", "CA")}
+    for auction in tables.auctions:
+        if auction["category"] == 10 and auction["seller"] in persons:
+            yield {**_chosen(persons[auction["seller"]], "name city state"), "id": auction["id"]}
 
 
-@_oracle("seller")
-def q6(inputs: Inputs) -> DataFrame:
+def q4(tables: Tables) -> Iterator[Row]:
+    """Average selling price by category, over all auctions that have a valid bid, whether or not they expired in the events."""
+    finals = defaultdict(list)
+    for auction, valid in valid_bids(tables):
+        finals[auction["category"]].append(max(b["price"] for b in valid))
+    for category, prices in finals.items():
+        yield {"category": category, "final": sum(prices) // len(prices)}
+
+
+def q5(tables: Tables) -> Iterator[Row]:
+    """Hot items: the auctions with the most bids in each window of 10 s that slides by 2 s; all of them where several tie."""
+    counts: dict[int, Counter[int]] = defaultdict(Counter)
+    for bid in tables.bids:
+        for start in _window_starts(bid, slide=2 * _S):
+            counts[start][bid["auction"]] += 1
+    for start, of in counts.items():
+        most = max(of.values())
+        for auction, num in of.items():
+            if num == most:
+                yield {"starttime": start, "endtime": start + _WINDOW, "auction": auction, "num": num}
+
+
+def q6(tables: Tables) -> Iterator[Row]:
     """Average selling price of each seller's last ten auctions.
 
-    Nexmark has no SQL text of it that Flink can run. Here: the auctions of a seller that have a valid bid (see :func:`q4`) in the
-    order of (``expires``, ``id``), the last ten of them or all if there are fewer, and the average of their highest valid bids.
-    When the stream has ended every auction is closed, also those that would expire after the last event.
+    Nexmark has no SQL text of it that Flink can run. Here: the auctions of a seller that have a valid bid in the order of
+    (``expires``, ``id``), the last ten of them or all if there are fewer, and the average of their highest valid bids. When the
+    stream has ended every auction is closed, also those that would expire after the last event.
     """
-    return _sql(
-        inputs,
-        """
-        WITH closed AS (
-            SELECT seller, final, row_number() OVER (PARTITION BY seller ORDER BY expires DESC, id DESC) AS age
-            FROM {prices}
-        )
-        SELECT seller, sum(final) DIV count(final) AS final FROM closed WHERE age <= 10 GROUP BY seller
-        """,
-        prices=_final_prices(inputs),
-    )
+    closed = defaultdict(list)
+    for auction, valid in valid_bids(tables):
+        closed[auction["seller"]].append((auction["expires"], auction["id"], max(b["price"] for b in valid)))
+    for seller, auctions in closed.items():
+        last = [price for _, _, price in sorted(auctions)[-10:]]
+        yield {"seller": seller, "final": sum(last) // len(last)}
 
 
-@_oracle("endtime", "eventNumber")
-def q7(inputs: Inputs) -> DataFrame:
+def q7(tables: Tables) -> Iterator[Row]:
     """The highest bids of each window of 10 s; all of them where several tie.
 
     As in Nexmark's SQL a bid is compared with the highest price of each window whose begin and end enclose it, *both included*:
     one made at the very end of a window, which belongs to the next, also answers for this one if its price is the same.
     """
-    return _sql(
-        inputs,
-        """
-        WITH highest AS (
-            SELECT window.start AS starttime, window.end AS endtime, max(price) AS price
-            FROM {bids} GROUP BY window(dateTime, '10 seconds')
-        )
-        SELECT h.endtime, b.auction, b.bidder, b.price, b.dateTime, b.extra, b.eventNumber
-        FROM {bids} b JOIN highest h ON b.price = h.price AND b.dateTime BETWEEN h.starttime AND h.endtime
-        """,
-    )
+    for (start,), bids in _groups(tables.bids, lambda b: tuple(_window_starts(b))).items():
+        highest = max(b["price"] for b in bids)
+        for bid in tables.bids:
+            if bid["price"] == highest and start <= bid["dateTime"] <= start + _WINDOW:
+                yield {**_chosen(bid, "auction bidder price dateTime extra eventNumber"), "endtime": start + _WINDOW}
 
 
-@_oracle("starttime", "id")
-def q8(inputs: Inputs) -> DataFrame:
+def q8(tables: Tables) -> Iterator[Row]:
     """Who arrived and opened an auction in the same window of 10 s."""
-    return _sql(
-        inputs,
-        """
-        WITH arrived AS (
-            SELECT DISTINCT window(dateTime, '10 seconds') AS period, id, name FROM {persons}
-        ), sold AS (
-            SELECT DISTINCT window(dateTime, '10 seconds') AS period, seller FROM {auctions}
-        )
-        SELECT a.id, a.name, a.period.start AS starttime, a.period.end AS endtime
-        FROM arrived a JOIN sold s ON s.seller = a.id AND s.period = a.period
-        """,
-    )
+    sold = {(a["seller"], start) for a in tables.auctions for start in _window_starts(a)}
+    for person in tables.persons:
+        for start in _window_starts(person):
+            if (person["id"], start) in sold:
+                yield {**_chosen(person, "id name"), "starttime": start, "endtime": start + _WINDOW}
 
 
-@_oracle("id")
-def q9(inputs: Inputs) -> DataFrame:
-    """The winning bid of each auction that has a valid one (see :func:`q4`): the highest, of equals the first in the total order."""
-    return _sql(
-        inputs,
-        """
-        WITH valid AS (
-            SELECT a.*, b.auction, b.bidder, b.price, b.dateTime AS bid_dateTime, b.extra AS bid_extra,
-                b.eventNumber AS bid_eventNumber,
-                row_number() OVER (PARTITION BY a.id ORDER BY b.price DESC, b.dateTime, b.eventNumber) AS place
-            FROM {auctions} a JOIN {bids} b ON b.auction = a.id AND b.dateTime BETWEEN a.dateTime AND a.expires
-        )
-        SELECT id, itemName, description, initialBid, reserve, dateTime, expires, seller, category, extra,
-            auction, bidder, price, bid_dateTime, bid_extra, bid_eventNumber
-        FROM valid WHERE place = 1
-        """,
-    )
+def q9(tables: Tables) -> Iterator[Row]:
+    """The winning bid of each auction that has a valid one: the highest, of equals the first in the total order."""
+    for auction, valid in valid_bids(tables):
+        best = min(valid, key=lambda b: (-b["price"], _order(b)))
+        bid = {f"bid_{name}": best[name] for name in ("dateTime", "extra", "eventNumber")}
+        row = {**auction, **_chosen(best, "auction bidder price"), **bid}
+        del row["eventNumber"]
+        yield row
 
 
-@_oracle("bidder", "starttime")
-def q11(inputs: Inputs) -> DataFrame:
+def q11(tables: Tables) -> Iterator[Row]:
     """Bids of each bidder's sessions; a session ends 10 s after its last bid.
 
     Two bids exactly 10 s apart are in one session, as Spark has it: sessions that touch are merged.
     """
-    return _sql(
-        inputs,
-        """
-        SELECT bidder, count(*) AS bid_count, session_window.start AS starttime, session_window.end AS endtime
-        FROM {bids} GROUP BY bidder, session_window(dateTime, '10 seconds')
-        """,
-    )
+    for bidder, bids in _groups(tables.bids, lambda b: b["bidder"]).items():
+        times = sorted(b["dateTime"] for b in bids)
+        starts = [0, *(i for i in range(1, len(times)) if times[i] - times[i - 1] > _WINDOW), len(times)]
+        for first, end in itertools.pairwise(starts):
+            session = {"starttime": times[first], "endtime": times[end - 1] + _WINDOW}
+            yield {"bidder": bidder, "bid_count": end - first, **session}
 
 
-@_oracle("bidder")
-def q12(inputs: Inputs) -> DataFrame:
+def q12(tables: Tables) -> Iterator[Row]:
     """Bids of each bidder: what the counts of all its windows add up to.
 
     The query counts in windows of 10 s of *processing* time, so which window a bid is counted in is chance; the sums are not.
     """
-    return _sql(inputs, "SELECT bidder, count(*) AS bid_count FROM {bids} GROUP BY bidder")
+    for bidder, count in Counter(b["bidder"] for b in tables.bids).items():
+        yield {"bidder": bidder, "bid_count": count}
 
 
-@_oracle("day")
-def q15(inputs: Inputs) -> DataFrame:
-    """Bids, distinct bidders and distinct auctions of each day: all, and of the price ranks below 10^4, below 10^6 and above."""
-    return _sql(
-        inputs,
-        f"""
-        SELECT date_format(dateTime, 'yyyy-MM-dd') AS day, {_STATISTICS}
-        FROM {{bids}} GROUP BY date_format(dateTime, 'yyyy-MM-dd')
-        """,
-    )
+def _by_rank(bids: list[Row]) -> dict[str, list[Row]]:
+    """Return all bids, and those of the price ranks below 10^4, below 10^6 and above."""
+    ends = [0, 10_000, 1_000_000, 10**12]
+    parts = {f"rank{i + 1}": [b for b in bids if ends[i] <= b["price"] < ends[i + 1]] for i in range(3)}
+    return {"total": bids, **parts}
 
 
-@_oracle("channel", "day")
-def q16(inputs: Inputs) -> DataFrame:
+def _statistics(bids: list[Row]) -> Row:
+    return {
+        f"{rank}_{name}": len({b[key] for b in of})
+        for name, key in (("bids", "eventNumber"), ("bidders", "bidder"), ("auctions", "auction"))
+        for rank, of in _by_rank(bids).items()
+    }
+
+
+def q15(tables: Tables) -> Iterator[Row]:
+    """Bids, distinct bidders and distinct auctions of each day: all, and of each price rank."""
+    for day, bids in _groups(tables.bids, _day).items():
+        yield {"day": day, **_statistics(bids)}
+
+
+def q16(tables: Tables) -> Iterator[Row]:
     """:func:`q15` for each channel and day, and the minute of the day's last bid."""
-    return _sql(
-        inputs,
-        f"""
-        SELECT channel, date_format(dateTime, 'yyyy-MM-dd') AS day, max(date_format(dateTime, 'HH:mm')) AS minute, {_STATISTICS}
-        FROM {{bids}} GROUP BY channel, date_format(dateTime, 'yyyy-MM-dd')
-        """,
-    )
+    for (channel, day), bids in _groups(tables.bids, lambda b: (b["channel"], _day(b))).items():
+        minute = _time_text(max(bids, key=_order), "%H:%M")
+        yield {"channel": channel, "day": day, "minute": minute, **_statistics(bids)}
 
 
-@_oracle("auction", "day")
-def q17(inputs: Inputs) -> DataFrame:
+def q17(tables: Tables) -> Iterator[Row]:
     """Bids of each auction and day: how many, of each price rank, and the lowest, highest, average and sum of prices."""
-    return _sql(
-        inputs,
-        f"""
-        SELECT auction, date_format(dateTime, 'yyyy-MM-dd') AS day, {_BIDS_BY_RANK}, min(price) AS min_price,
-            max(price) AS max_price, sum(price) DIV count(price) AS avg_price, sum(price) AS sum_price
-        FROM {{bids}} GROUP BY auction, date_format(dateTime, 'yyyy-MM-dd')
-        """,
-    )
+    for (auction, day), bids in _groups(tables.bids, lambda b: (b["auction"], _day(b))).items():
+        prices = [b["price"] for b in bids]
+        figures = {"min": min(prices), "max": max(prices), "avg": sum(prices) // len(prices), "sum": sum(prices)}
+        counts = {f"{rank}_bids": len(of) for rank, of in _by_rank(bids).items()}
+        yield {"auction": auction, "day": day, **counts, **{f"{key}_price": n for key, n in figures.items()}}
 
 
-@_oracle("bidder", "auction")
-def q18(inputs: Inputs) -> DataFrame:
+def q18(tables: Tables) -> Iterator[Row]:
     """The last bid, in the total order, of each bidder for each auction."""
-    return _sql(
-        inputs,
-        """
-        WITH numbered AS (
-            SELECT *, row_number() OVER (PARTITION BY bidder, auction ORDER BY dateTime DESC, eventNumber DESC) AS place
-            FROM {bids}
-        )
-        SELECT auction, bidder, price, channel, url, dateTime, extra, eventNumber FROM numbered WHERE place = 1
-        """,
-    )
+    for bids in _groups(tables.bids, lambda b: (b["bidder"], b["auction"])).values():
+        yield max(bids, key=_order)
 
 
-@_oracle("auction", "rank_number")
-def q19(inputs: Inputs) -> DataFrame:
+def q19(tables: Tables) -> Iterator[Row]:
     """The ten highest bids for each auction with their ranks 1 to 10; of equals the first in the total order ranks first."""
-    return _sql(
-        inputs,
-        """
-        WITH numbered AS (
-            SELECT *, row_number() OVER (PARTITION BY auction ORDER BY price DESC, dateTime, eventNumber) AS rank_number
-            FROM {bids}
-        )
-        SELECT auction, bidder, price, channel, url, dateTime, extra, eventNumber, rank_number
-        FROM numbered WHERE rank_number <= 10
-        """,
-    )
+    for bids in _groups(tables.bids, lambda b: b["auction"]).values():
+        for rank, bid in enumerate(sorted(bids, key=lambda b: (-b["price"], _order(b)))[:10], start=1):
+            yield {**bid, "rank_number": rank}
 
 
-@_oracle("eventNumber")
-def q20(inputs: Inputs) -> DataFrame:
+def q20(tables: Tables) -> Iterator[Row]:
     """Every bid for an auction of category 10, with that auction; bids made before it begins or after it expires count too."""
-    return _sql(
-        inputs,
-        """
-        SELECT b.auction, b.bidder, b.price, b.channel, b.url, b.dateTime AS bid_dateTime, b.extra AS bid_extra,
-            a.itemName, a.description, a.initialBid, a.reserve, a.dateTime, a.expires, a.seller, a.category, a.extra,
-            b.eventNumber
-        FROM {bids} b JOIN {auctions} a ON b.auction = a.id
-        WHERE a.category = 10
-        """,
-    )
+    auctions = {a["id"]: a for a in tables.auctions if a["category"] == 10}
+    for bid in tables.bids:
+        if bid["auction"] in auctions:
+            auction = {k: v for k, v in auctions[bid["auction"]].items() if k not in ("id", "eventNumber")}
+            bid_columns = _chosen(bid, "auction bidder price channel url eventNumber")
+            yield {**auction, **bid_columns, "bid_dateTime": bid["dateTime"], "bid_extra": bid["extra"]}
+
+
+#: By name, every stateful query that has a checkable answer.
+ORACLES: Final[dict[str, Callable[[Tables], Iterator[Row]]]] = {
+    answer.__name__: answer
+    for answer in (q3, q4, q5, q6, q7, q8, q9, q11, q12, q15, q16, q17, q18, q19, q20)
+}  # fmt: skip

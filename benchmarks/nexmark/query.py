@@ -28,12 +28,8 @@ class FleetOperators:
 
     Parameters
     ----------
-    fleet
-        The fleet.
     prefix
         Prefix of the names of the states; it belongs to a single checkpoint.
-    shards
-        Shards of new states; by default the fleet's own choice.
 
     Attributes
     ----------
@@ -62,14 +58,8 @@ class Query:
 
     Attributes
     ----------
-    name
-        Name in Nexmark, such as ``q3``.
-    build
-        Function that returns the streaming DataFrame.
     key
         Columns that identify a row: the last row that the stream emits for a key is the valid one.
-    mode
-        Output mode to start it with. In ``append`` mode, emitted rows are final.
     closes
         Whether rows are emitted once the watermark has passed them: windows that are open when the stream ends are missing.
     finish

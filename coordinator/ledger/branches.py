@@ -67,13 +67,6 @@ class Branch:
 def first_record(ledger: StateLedger, created: StateMetadata, name: str, version: int) -> Branched:
     """Return the first record of a branch's log.
 
-    Parameters
-    ----------
-    ledger, created
-        Ledger and metadata of the parent.
-    name
-        Name of the branch.
-
     Raises
     ------
     VersionNotFoundError

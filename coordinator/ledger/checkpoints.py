@@ -42,10 +42,6 @@ class Part(Struct, frozen=True, forbid_unknown_fields=True):
     ----------
     file
         Path relative to the fleet's URI.
-    records
-        Number of its commits and snapshots.
-    newest_version
-        Newest version of one of them.
     """
 
     file: str
@@ -94,14 +90,10 @@ class CheckpointPlan:
         Sequence number of the last record that is in it.
     ledger
         The ledger without the commits and snapshots that parts have.
-    parts
-        Parts that are written already.
     further
         Records that are to be written as parts (:func:`in_parts`).
     rest
         The commits and snapshots after these, of which some may be obsolete.
-    record_id
-        Id of the last record that is in it.
     """
 
     seq: int
@@ -125,8 +117,6 @@ def plan_checkpoint(
     ----------
     written
         The contents of the checkpoint before; None if they are not known, or it was not stored.
-    since
-        The newest records of the log.
     """
     size = ledger.size()
     if size <= part_records:

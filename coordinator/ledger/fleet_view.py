@@ -13,13 +13,6 @@ from coordinator.placement.lease_placer import ActorLoad
 class KnownFleet:
     """The fleet by what store actors reported and by the ledgers that are open; see
     :class:`~coordinator.placement.lease_placer.FleetView`.
-
-    Parameters
-    ----------
-    lives
-        Which store actors there are.
-    ledgers
-        Gives the ledgers that are open.
     """
 
     def __init__(self, registry: ActorRegistry, ledgers: Callable[[], Iterable[StateLedger]]) -> None:

@@ -31,8 +31,6 @@ class RetainedFiles:
 
     Attributes
     ----------
-    deltas, snapshots
-        How many of each.
     snapshot_version
         Version of the newest snapshot; None without any.
     """

@@ -88,7 +88,6 @@ class ChangingHistory(StateHistory):
         self._stores[shard[0]].remove(shard[1])
 
     def _drop_snapshots_ahead(self, partition_id: int) -> None:
-        """Drop snapshots whose versions do not count any more."""
         for name in self._stores[partition_id]:
             snapshots, chain = self._snapshots.get((partition_id, name), []), self._chains[partition_id, name]
             newest = chain[-1].version if chain else 0
@@ -243,7 +242,6 @@ class ChangingHistory(StateHistory):
             self._supersede_layouts(newest.first_partition, ())
 
     def _forget_truncated(self) -> None:
-        """Drop what was read and is not retained any more."""
         for shard in [shard for shard in self._oldest_retained if shard in self._chains]:
             oldest = self._oldest_retained[shard]
             self._chains[shard] = [entry for entry in self._chains[shard] if entry.version >= oldest]

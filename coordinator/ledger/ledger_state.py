@@ -36,13 +36,7 @@ from coordinator.model.stored_json import from_json
 
 
 class LedgerState(ChangingHistory):
-    """The fold of the records of one state; :class:`~coordinator.ledger.state_ledger.StateLedger` adds the rules for new ones.
-
-    Parameters
-    ----------
-    root
-        Folder of the state, ``<fleet uri>/<state name>``.
-    """
+    """The fold of the records of one state; :class:`~coordinator.ledger.state_ledger.StateLedger` adds the rules for new ones."""
 
     def __init__(self, root: str) -> None:
         super().__init__(root)

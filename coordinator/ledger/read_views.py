@@ -58,10 +58,6 @@ class ReadView(Struct, frozen=True):
 
     Attributes
     ----------
-    metadata
-        Metadata of the state at the version: its schema, its number of shards.
-    root
-        Folder of the state.
     oldest
         Oldest version that every shard still has.
     versions, attempts
@@ -70,8 +66,6 @@ class ReadView(Struct, frozen=True):
     lineage
         Digest of the attempts that made the version on all shards: a version that was made again has another one. The same for all
         shard layouts that have the version. Empty for programs' states, whose partitions have versions of their own.
-    stores
-        Names of the stores that the partitions have.
     holders
         Index into `locations` of the store actor that has each shard; -1 for none.
     """
@@ -170,10 +164,6 @@ def read_view(
     ----------
     cut
         Newest version of the query.
-    request
-        The requested version.
-    cached
-        Id of the view that the caller has.
 
     Raises
     ------

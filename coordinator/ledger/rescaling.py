@@ -48,8 +48,6 @@ class RescalePlan:
 
     Attributes
     ----------
-    num_shards, new_shards
-        Before and after.
     sources
         For each new shard the old shards that have its rows.
     """
@@ -72,8 +70,6 @@ def decide_shards(
 
     Parameters
     ----------
-    task
-        Any task of the batch.
     requested
         How many shards the program of a run asks for when it begins; None if it takes the present number.
     """

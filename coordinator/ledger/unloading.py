@@ -17,13 +17,9 @@ class EndedQueries:
 
     Parameters
     ----------
-    clock
-        Measures what has elapsed.
     after_s
         Seconds after which shards of an ended query leave memory; see
         :class:`Maintenance.unload_after_s <coordinator.model.maintenance.Maintenance>`.
-    is_running
-        Whether a driver reports the run of a ledger.
     """
 
     def __init__(self, clock: Clock, after_s: float, is_running: Callable[[StateLedger], bool]) -> None:

@@ -50,8 +50,6 @@ def version_stats(
     ----------
     oldest, newest
         The oldest and the newest version that can be read.
-    count
-        How many versions to return at most.
     """
     first = first_layout(created)
     versions = range(newest, max(oldest - 1, newest - count), -1)

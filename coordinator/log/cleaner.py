@@ -31,10 +31,6 @@ class Cleaner:
 
     Parameters
     ----------
-    store
-        The fleet's object store.
-    maintenance
-        How many versions are retained, and for how long files are.
     clock
         Measures elapsed time. Ages of files are measured by the object store's own times.
     writer_of

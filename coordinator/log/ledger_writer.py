@@ -51,8 +51,6 @@ class _Group:
 
     Attributes
     ----------
-    decisions
-        With the futures of their callers.
     is_fence
         Whether it is appended even if it has no records.
     max_age_s
@@ -74,13 +72,9 @@ class LedgerWriter:
 
     Parameters
     ----------
-    manifest_log
-        The state's log.
     max_age_s
         Once a ledger was not compared with the log for so long, sequence numbers of the log that it takes for free may have been used
         and cleaned away since. The log is asked whether they were, and read again if so.
-    clock
-        By which that age is measured.
 
     Attributes
     ----------
@@ -467,5 +461,4 @@ class LedgerWriter:
 
 
 def _fields(ledger: StateLedger) -> dict[str, object]:
-    """Return the fields of a log line about a state."""
     return {"state": ledger.state_name, "query": ledger.query_id, "run": ledger.run_id, "epoch": ledger.epoch}

@@ -90,12 +90,6 @@ class LogFiles:
 
     Parameters
     ----------
-    store
-        The fleet's object store.
-    state_name
-        Folder of the state.
-    new_id
-        Makes the ids of states and records.
     readers
         Threads that read files side by side; without them one is read after the other.
     """
@@ -121,7 +115,6 @@ class LogFiles:
         return f"{self._state_name}/{folder}/{seq:020d}.json"
 
     def _facts(self) -> dict[str, Any]:
-        """Return the fields that every file of the log has."""
         return {"format": FORMAT, "state": self._state_name, "state_id": self._state_id}
 
     def _checkpoint_of(self, path: str) -> tuple[StateLedger, Written, str]:

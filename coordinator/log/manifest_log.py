@@ -66,20 +66,10 @@ class ManifestLog(LogFiles):
 
     Parameters
     ----------
-    store
-        The fleet's object store.
-    state_name
-        Folder of the state.
-    writer_id
-        The writing process, for readers of a record.
-    new_id
-        Makes the ids by which a writer knows its own records.
     checkpoint_interval
         Appends from one checkpoint to the next.
     part_records
         Commits and snapshots of a part of a checkpoint.
-    readers
-        Threads that read files side by side; without them one is read after the other.
     """
 
     def __init__(

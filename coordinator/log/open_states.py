@@ -33,8 +33,6 @@ class RestingState:
 
     Attributes
     ----------
-    query_id
-        Its query.
     encoded
         :func:`~coordinator.telemetry.status.query_details` of it, as JSON, which takes a fraction of the objects' memory.
     """
@@ -49,21 +47,7 @@ class RestingState:
 
 
 class OpenStates:
-    """Writers of ledgers, by the names of their states.
-
-    Parameters
-    ----------
-    store
-        The fleet's object store.
-    writer_id
-        Of this incarnation of the coordinator.
-    checkpoint_interval
-        Of the manifest logs, in appends.
-    part_records
-        Of their checkpoints.
-    max_age_s
-        See :class:`~coordinator.log.ledger_writer.LedgerWriter`.
-    """
+    """Writers of ledgers, by the names of their states."""
 
     def __init__(
         self,

@@ -16,8 +16,6 @@ class CopyResult(Struct, frozen=True, forbid_unknown_fields=True):
         Newest version of the copy; 0 if there is none: the partition will be loaded from its files.
     moved_bytes
         Bytes of Arrow data that came from the memory of the other store actor.
-    duration_ms
-        How long the copy took.
     """
 
     version: int

@@ -20,10 +20,6 @@ def check_format(facts: Mapping[str, Any], file: str, field: str = "format") -> 
 
     Parameters
     ----------
-    facts
-        The fields of the file.
-    file
-        Its path.
     field
         Name of the field with its format.
 

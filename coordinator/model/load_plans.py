@@ -136,8 +136,6 @@ class LoadPlans(Struct, frozen=True):
     ----------
     attempt_id
         The attempt that made the version (all stores of a partition commit together); empty for the empty version.
-    plans
-        Plans by store name.
     """
 
     attempt_id: str

@@ -65,7 +65,6 @@ class MemoryUse:
 
 
 def _size(option: int | str) -> int:
-    """Return a size in bytes."""
     size = -1
     if isinstance(option, str):
         match = _SIZE.fullmatch(option)

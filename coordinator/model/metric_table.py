@@ -32,8 +32,6 @@ class Metric:
     ----------
     name
         As the fleet gives it to Ray, which puts ``ray_`` before it.
-    meaning
-        A sentence for the readers of a dashboard.
     labels
         Beside :data:`FLEET`, and those of Ray.
     """

@@ -57,8 +57,6 @@ def nested_name(data_type: pa.DataType, name_of: NameOf) -> str | None:
 
 
 class _Reader:
-    """Reads a name from left to right."""
-
     def __init__(self, name: str, atomic: TypeOf) -> None:
         self._name, self._position, self._atomic = name, 0, atomic
 

@@ -125,8 +125,6 @@ class StateSchema(Struct, frozen=True, omit_defaults=True):
         Watermark delay; None without a watermark.
     output_mode
         ``update``, ``append`` or ``complete``.
-    operator
-        What is done with the state.
     options
         What else the operator needs to know (JSON values); see the operator's module.
     shown

@@ -26,8 +26,6 @@ class PlannedMove:
 
     Attributes
     ----------
-    source, target
-        Store actors that have the shard now, and afterwards.
     first_partition
         Partition of the state's shard 0.
     """
@@ -68,13 +66,7 @@ class PlacementExplanation:
 
 
 class MovePlanner:
-    """Makes the plans of all states, by their policies.
-
-    Parameters
-    ----------
-    leases
-        Places leases by the plans.
-    """
+    """Makes the plans of all states, by their policies."""
 
     def __init__(self, leases: PlannedLeases) -> None:
         self.leases = leases
@@ -97,10 +89,6 @@ class MovePlanner:
 
         Parameters
         ----------
-        partitions
-            Of the state's shards.
-        present
-            Store actors of partitions, by the leases.
         inherited
             Store actors that have the rows of which shards without a store actor will be made.
         """

@@ -51,8 +51,6 @@ class PlacementRequest:
 
     Attributes
     ----------
-    state_name
-        The state.
     query_id
         Its query, by Spark's id. All operators of a query have it in common.
     num_shards
@@ -80,8 +78,6 @@ class Choice:
 
     Attributes
     ----------
-    location
-        The store actor.
     reason
         Why it is this one, in words. The state's log and ``fleet.explain_placement`` have it.
     copy_result
@@ -154,12 +150,6 @@ def spread(
     ----------
     slots
         Store actors of nodes that have executors. Without any nothing is moved.
-    current
-        Store actors of shards.
-    query_id
-        The state's query.
-    drained
-        Ray ids of nodes that are to have no shards.
     """
     ordered = sorted((slot for slot in slots if slot.cores > 0), key=slot_order)
     if not ordered:

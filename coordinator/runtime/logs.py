@@ -37,15 +37,7 @@ def about(store_id: StateStoreId, **more: object) -> dict[str, object]:
 
 
 def log_to_stderr(uri: str, process: str) -> None:
-    """Log to this process's standard error, which Ray keeps with its logs; for actors.
-
-    Parameters
-    ----------
-    uri
-        The fleet's normalised URI.
-    process
-        Kind of actor.
-    """
+    """Log to this process's standard error, which Ray keeps with its logs; for actors."""
     line_format = os.environ.get(_FORMAT, "json")
     facts = {"fleet": fleet_id_of(uri), "process": process, "pid": os.getpid()}
     handler = logging.StreamHandler(sys.stderr)
@@ -59,13 +51,7 @@ def log_to_stderr(uri: str, process: str) -> None:
 
 
 class JsonLines(logging.Formatter):
-    """Formats a record as a JSON object on one line.
-
-    Parameters
-    ----------
-    facts
-        Fields of every line.
-    """
+    """Formats a record as a JSON object on one line."""
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
         super().__init__()

@@ -10,8 +10,6 @@ class Retry:
 
     Parameters
     ----------
-    clock
-        Measures the time, and pauses.
     within_s
         Seconds after which no further attempt is to be made.
     first_pause_s, longest_pause_s

@@ -121,8 +121,6 @@ class Runtime:
 
     Attributes
     ----------
-    new_id
-        As :func:`random_id`.
     hash_seed
         Seed of the hashes of keys, so that a producer of keys cannot choose many keys with the same hash. No stored data depends on it.
     """

@@ -60,22 +60,7 @@ class InstanceRegistry:
 
 
 class ActiveInstances:
-    """Answers the messages of Spark's StateStoreCoordinator.
-
-    Parameters
-    ----------
-    store_actors
-        Registers each store actor that reports.
-    writer_of
-        Returns the writer of a state's ledger.
-
-    Attributes
-    ----------
-    registry
-        The shards that were reported to this incarnation of the coordinator.
-    ended_runs
-        Runs that are known to be over.
-    """
+    """Answers the messages of Spark's StateStoreCoordinator."""
 
     def __init__(self, store_actors: ActorRegistry, writer_of: Callable[[str], Awaitable[LedgerWriter]]) -> None:
         self.registry = InstanceRegistry()

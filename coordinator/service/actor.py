@@ -29,15 +29,7 @@ _PEER_S = 5.0
 
 
 class CoordinatorActor(Coordinator):
-    """The coordinator as Ray starts it, and restarts it whenever it dies.
-
-    Parameters
-    ----------
-    uri, storage_options
-        The fleet, and how its object store is opened.
-    namespace
-        Ray's, of the fleet's actors.
-    """
+    """The coordinator as Ray starts it, and restarts it whenever it dies."""
 
     def __init__(self, uri: str, storage_options: StorageOptions, maintenance: Maintenance, namespace: str) -> None:
         freeze_imports()

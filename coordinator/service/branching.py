@@ -24,15 +24,7 @@ from coordinator.runtime.runtime import Clock, now_ms
 
 
 class Branching:
-    """Makes branches of the states of a fleet.
-
-    Parameters
-    ----------
-    writer_of
-        Returns the writer of a state's ledger.
-    clock
-        Gives the time at which a branch was made, which is shown to users.
-    """
+    """Makes branches of the states of a fleet."""
 
     def __init__(self, writer: Callable[[str], Awaitable[LedgerWriter]], clock: Clock) -> None:
         self._writer_of = writer
@@ -60,13 +52,6 @@ class Branching:
 
     async def make(self, parent: StateMetadata, version: int, name: str) -> Branch:
         """Create a state that begins with a version of another one.
-
-        Parameters
-        ----------
-        parent
-            Metadata of the other state.
-        name
-            Name of the branch.
 
         Raises
         ------

@@ -183,8 +183,6 @@ def call_until(
 
     Parameters
     ----------
-    deadline_s
-        Seconds for which the call is repeated.
     renew
         Returns the handle for the next attempt.
 

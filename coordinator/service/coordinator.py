@@ -66,19 +66,6 @@ class Coordinator:
       answers as the previous one did.
     - Every method may be called again after a lost answer.
     - :class:`coordinator.service.client.CoordinatorClient` has the methods that other processes call.
-
-    Parameters
-    ----------
-    uri, store
-        The fleet, and its object store.
-    node_id
-        Ray node that it runs on.
-    checkpoint_interval
-        Appends from one checkpoint of a manifest log to the next.
-    part_records
-        Records of a part of a checkpoint (:mod:`coordinator.ledger.checkpoints`).
-    stats
-        The counts of requests to `store`, if they are counted.
     """
 
     def __init__(
@@ -240,15 +227,7 @@ class Coordinator:
         return await self._leasing.begin_batch(task, planned, requested)
 
     async def batch_result(self, task: TaskIdentity, shards: BatchShards) -> tuple[BatchResult, Placement, BatchShards]:
-        """Return the result of a batch, with the shards that have not committed it, and the next batch's placement and shards.
-
-        Parameters
-        ----------
-        task
-            Any task of the batch.
-        shards
-            The batch's shards.
-        """
+        """Return the result of a batch, with the shards that have not committed it, and the next batch's placement and shards."""
         ended = await self._leasing.end_batch(task, shards, self._placement)
         ledger = (await self._writer_of(task.state_name)).ledger
         if not ended[0].missing and ledger is not None:
@@ -314,12 +293,8 @@ class Coordinator:
 
         Parameters
         ----------
-        slots
-            Store actors of these nodes.
         standbys
             How many store actors on other nodes are sent the commits of each shard.
-        policy
-            Name of a policy (:data:`~coordinator.placement.policies.POLICIES`).
         """
         return await self._placement.place(state_name, query_id, shards, slots, standbys, policy)
 

@@ -33,8 +33,6 @@ class DroppedState:
 
     Attributes
     ----------
-    versions
-        Number of versions that could be read.
     files, file_bytes
         Number of files in its folder without those of its log, and their bytes.
     others
@@ -49,17 +47,7 @@ class DroppedState:
 
 
 class Dropping:
-    """Drops states of a fleet.
-
-    Parameters
-    ----------
-    store
-        The fleet's object store.
-    states
-        The states whose ledgers this coordinator has.
-    is_active
-        Returns whether the query of a ledger is active.
-    """
+    """Drops states of a fleet."""
 
     def __init__(self, store: ObjectStore, states: OpenStates, is_active: Callable[[StateLedger], bool]) -> None:
         self._store = store

@@ -41,19 +41,7 @@ def log_rescale(state_name: str, layout: ShardLayout) -> None:
 
 
 class Leasing:
-    """Gives leases of the states of a fleet.
-
-    Parameters
-    ----------
-    fleet
-        Store actors, as the coordinator knows them.
-    placing
-        Places leases.
-    locality
-        Counts where tasks ran.
-    writer_of
-        Returns the writer of a state's ledger.
-    """
+    """Gives leases of the states of a fleet."""
 
     def __init__(
         self,
@@ -80,8 +68,6 @@ class Leasing:
             The id in its checkpoint; empty for a new query.
         output_mode
             None if it was checked before.
-        is_active
-            Returns whether the newest run of a state may still be active.
         """
         writer = await self._writer_of(state_name)
         created = writer.metadata
@@ -148,12 +134,8 @@ class Leasing:
 
         Parameters
         ----------
-        task
-            Any task of the batch.
         planned
             Number of shards of a state that does not exist yet.
-        requested
-            See :func:`~coordinator.ledger.rescaling.decide_shards`.
         """
         writer = await self._writer_of(task.state_name)
         created = writer.metadata
@@ -203,13 +185,7 @@ class Leasing:
     async def lease(
         self, task: TaskIdentity, metadata: StateMetadata, local: ActorLocation
     ) -> tuple[LeaseGrant, bool, ActorLocation | None]:
-        """Return a task's lease, whether its run is new, and the store actor that had the shard before.
-
-        Parameters
-        ----------
-        local
-            Store actor of the task's own node.
-        """
+        """Return a task's lease, whether its run is new, and the store actor that had the shard before."""
         writer = await self._writer_of(task.state_name)
 
         if writer.metadata is None:

@@ -25,12 +25,6 @@ class MaintenanceRounds:
 
     Parameters
     ----------
-    interval_s
-        Seconds between two rounds.
-    states, cleaner, dropping
-        The states, and what is done for each.
-    ended_queries
-        Says which queries ended long ago.
     overview, metrics, leases, locality, instances
         What memory has of a state besides its ledger, which is dropped with the ledger.
     """

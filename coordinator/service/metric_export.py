@@ -19,13 +19,7 @@ EXPORT_INTERVAL_S = 4.0
 
 
 class MetricExport:
-    """Exports the samples of one process of a fleet to Ray.
-
-    Parameters
-    ----------
-    uri
-        The fleet's normalised URI.
-    """
+    """Exports the samples of one process of a fleet to Ray."""
 
     def __init__(self, uri: str) -> None:
         self._fleet = fleet_id_of(uri)
@@ -56,15 +50,7 @@ class MetricExport:
 
 
 async def keep_exporting(uri: str, samples: Callable[[], Awaitable[Iterable[Sample]]]) -> None:
-    """Export the samples of an asynchronous actor to Ray, again and again.
-
-    Parameters
-    ----------
-    uri
-        The fleet's normalised URI.
-    samples
-        Returns all samples of the process, as they are now.
-    """
+    """Export the samples of an asynchronous actor to Ray, again and again."""
     export = MetricExport(uri)
     while True:
         try:

@@ -26,16 +26,8 @@ class Overview:
 
     Parameters
     ----------
-    uri, node_id, coordinator_id
-        The fleet, the coordinator's Ray node, and its incarnation.
-    clock
-        Measures how long an answer takes.
     states
         The states; only open ones are shown from their ledgers.
-    actors, leases, locality, metrics
-        Store actors, plans, where tasks ran, and what was recorded of states.
-    is_active
-        Returns whether the newest run of a state's query is not known to be over.
     """
 
     def __init__(
@@ -125,7 +117,6 @@ class Overview:
         return await self._metrics.samples(states)
 
     def _running_batch(self, ledger: StateLedger, metadata: StateMetadata) -> dict[str, Any] | None:
-        """Return a state's batch that has been running for some seconds."""
         running = self._metrics.running(ledger, metadata) if self._is_active(ledger) else None
         return None if running is None else asdict(running)
 

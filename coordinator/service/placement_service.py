@@ -83,24 +83,7 @@ def _drained_path(node_id: str) -> str:
 
 
 class PlacementService:
-    """Places the shards of a fleet's states.
-
-    Parameters
-    ----------
-    fleet
-        Store actors, as the coordinator knows them.
-    writer_of
-        Returns the writer of a state's ledger.
-    drained
-        The nodes that were drained, in the object store.
-    partitions
-        Returns the partitions of a state's shards.
-
-    Attributes
-    ----------
-    leases
-        Places leases, by the plans.
-    """
+    """Places the shards of a fleet's states."""
 
     def __init__(
         self,

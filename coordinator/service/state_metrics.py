@@ -60,15 +60,7 @@ class _State:
 
 
 class StateMetrics:
-    """Records what happens to the states of a fleet.
-
-    Parameters
-    ----------
-    actors, locality
-        What is known of store actors, and where tasks ran.
-    storage
-        The coordinator's own requests to the object store.
-    """
+    """Records what happens to the states of a fleet."""
 
     def __init__(self, clock: Clock, actors: ActorRegistry, locality: TaskLocality, storage: StorageStats) -> None:
         self._clock = clock
@@ -225,7 +217,6 @@ class StateMetrics:
 
 
 def _fields(ledger: StateLedger, entry: CommitEntry, shard: int) -> dict[str, object]:
-    """Return the fields of a log line about a commit."""
     return {
         "state": ledger.state_name,
         "query": ledger.query_id,

@@ -24,17 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Versions:
-    """Versions of the states of a fleet.
-
-    Parameters
-    ----------
-    states
-        The states that are open.
-    writer_of
-        Returns the writer of a state's ledger.
-    branching
-        Makes branches.
-    """
+    """Versions of the states of a fleet."""
 
     def __init__(
         self, states: OpenStates, writer: Callable[[str], Awaitable[LedgerWriter]], branching: Branching
@@ -52,8 +42,6 @@ class Versions:
         ----------
         request
             The newest version by default: one cut across the shards of all operators of its query, whose batch Spark has finished.
-        cached
-            Id of the view that the caller has.
 
         Returns
         -------
@@ -98,11 +86,6 @@ class Versions:
 
     async def list_newest(self, state_name: str, count: int, is_committed: bool) -> tuple[VersionStats, ...]:
         """Return statistics of the newest versions of a state that can be read, newest first, `count` at most.
-
-        Parameters
-        ----------
-        is_committed
-            See :class:`~coordinator.ledger.read_views.WantedView`.
 
         Raises
         ------
@@ -175,10 +158,6 @@ class Versions:
 
         Parameters
         ----------
-        state_name
-            The other state.
-        name
-            Name of the branch.
         version
             A version whose batch Spark has finished; the newest of all operators of the query by default. Partitions of a state that
             Python programs own have versions of their own: there it is the newest of each, and none can be asked for.

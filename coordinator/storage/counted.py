@@ -62,15 +62,7 @@ class StorageStats:
 
 
 class CountedObjectStore:
-    """Counts the requests to another store; see :class:`coordinator.storage.protocol.ObjectStore`.
-
-    Parameters
-    ----------
-    store
-        The store that requests go to.
-    stats
-        Counters of its requests.
-    """
+    """Counts the requests to another store; see :class:`coordinator.storage.protocol.ObjectStore`."""
 
     def __init__(self, store: ObjectStore, stats: StorageStats, clock: Clock) -> None:
         self.uri = store.uri

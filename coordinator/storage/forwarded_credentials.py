@@ -23,14 +23,10 @@ class ForwardedCredentialsStore:
 
     Parameters
     ----------
-    uri
-        Normalised URI.
     options
         Options without credentials.
     ask
         Asks other processes of the fleet for the credentials; returns None if none has them.
-    open_store
-        Opens the store of a URI with all its options.
     """
 
     def __init__(

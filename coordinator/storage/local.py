@@ -59,8 +59,6 @@ class LocalObjectStore:
     root
         Absolute folder. The first write creates it, readable by its user only, as state is as private as its input rows. An existing
         folder keeps its permissions.
-    calls
-        Calls of the operating system.
     """
 
     tells_writers_apart = True

@@ -90,15 +90,7 @@ def bare_name(option: str, scheme: str) -> str:
 
 
 def split_options(uri: str, storage_options: Mapping[str, str] | None) -> tuple[StorageOptions, Secrets]:
-    """Return the options that may be sent, and the withheld values; a folder needs neither.
-
-    Parameters
-    ----------
-    uri
-        Normalised URI.
-    storage_options
-        As the user gave them.
-    """
+    """Return the options that may be sent, and the withheld values; a folder needs neither."""
     scheme = uri.partition(":")[0]
     options = {} if scheme == "file" else dict(storage_options or {})
     withheld = {name for name, value in options.items() if not _is_plain(bare_name(name, scheme), value)}

@@ -165,8 +165,6 @@ class ProbeResult:
     ----------
     received
         Content of the store actor's object; None if the coordinator sees no such object.
-    answer
-        Content of the object that the coordinator wrote as its reply.
     process
         Where the coordinator runs, for messages.
     """
@@ -204,12 +202,8 @@ def prove_shared(store: ObjectStore, look: Callable[[str], ProbeResult], process
 
     Parameters
     ----------
-    store
-        This process's store.
     look
         Calls the coordinator's :func:`look_into` with a folder.
-    process
-        Where this process runs, for messages.
 
     Raises
     ------
@@ -244,12 +238,6 @@ class StorageProof:
 
     Parameters
     ----------
-    objects
-        The storage that this process sees.
-    look_into
-        Asks the coordinator to read and answer in a folder of its storage; see :func:`look_into`.
-    location
-        This incarnation of the actor.
     lock
         Lock that nothing else uses.
     """

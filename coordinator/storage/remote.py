@@ -53,13 +53,9 @@ def open_remote_store(
 
     Parameters
     ----------
-    uri
-        Normalised URI.
     storage_options
         obstore's names for the scheme, with or without prefix (``aws_region``, ``region``), its client's (``allow_http``,
         ``timeout``, ..), and ``single_writer``.
-    repeated
-        See :class:`RemoteObjectStore`.
 
     Raises
     ------
@@ -105,8 +101,6 @@ class RemoteObjectStore:
 
     Parameters
     ----------
-    uri
-        Normalised URI.
     store
         An obstore store whose root is the URI.
     once

@@ -87,16 +87,7 @@ def open_object_store(
 def open_store_in_actor(
     uri: str, options: StorageOptions, ask: Callable[[], Secrets | None], stats: StorageStats
 ) -> ObjectStore:
-    """Return the object store of a URI in an actor, whose withheld options are forwarded later.
-
-    Parameters
-    ----------
-    ask
-        Asks other processes of the fleet for the withheld options; see
-        :class:`~coordinator.storage.forwarded_credentials.ForwardedCredentialsStore`.
-    stats
-        See :func:`open_object_store`.
-    """
+    """Return the object store of a URI in an actor, whose withheld options are forwarded later."""
     if options.withheld:
         return ForwardedCredentialsStore(uri, options, ask, partial(open_object_store, stats=stats))
     return open_object_store(uri, dict(options.plain), stats)

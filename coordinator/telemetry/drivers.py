@@ -23,8 +23,6 @@ class ExecutorState:
         Address of its node.
     lost_at_ms
         When Spark gave it up, by the driver's clock; None while it lives.
-    reason
-        Why it was lost, in Spark's words.
     is_expected
         Whether it was ended on purpose.
     """
@@ -60,13 +58,7 @@ class LongBatch:
 
 @dataclass(frozen=True, slots=True)
 class DriverReport:
-    """A driver's executors, those that were lost lately included, its runs, and the batches of these that take long.
-
-    Attributes
-    ----------
-    application
-        Spark's id of the application.
-    """
+    """A driver's executors, those that were lost lately included, its runs, and the batches of these that take long."""
 
     application: str
     executors: tuple[ExecutorState, ...] = ()

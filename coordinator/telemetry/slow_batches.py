@@ -40,8 +40,6 @@ class EndedBatch:
     ----------
     took_ms
         From Spark's plan to the end.
-    phases
-        See :func:`~coordinator.telemetry.batch_times.phases`.
     last
         The commit that came last: the batch waited for it.
     """
@@ -60,10 +58,6 @@ class SlowBatch:
     ----------
     number
         Number of the batch among the slow ones of the state since the coordinator started, from 1.
-    shard
-        The shard that committed last.
-    text
-        Where the batch's time went.
     """
 
     number: int
@@ -84,14 +78,10 @@ class BatchContext:
         The shard that committed last, by its number, and where it is.
     move
         How it came to that store actor, if it did with this batch; `was_lost` if the store actor that had it was lost.
-    memory
-        Memory of that store actor, if it has a limit.
     refusals
         How many leases and commits were refused meanwhile, by error.
     storage
         How many of the coordinator's own requests to the object store failed meanwhile, by error, and were ``repeated``.
-    lost_executors
-        Executors of the batch's application that were lost meanwhile.
     """
 
     shard: int
@@ -112,10 +102,6 @@ class RunningBatch:
     ----------
     running_ms, median_ms
         How long it has been running, and how long batches usually take; None while too few are known.
-    is_overdue
-        Whether it takes much longer than usual.
-    text
-        What it waits for.
     """
 
     batch_id: int
@@ -133,15 +119,7 @@ def running_batch(
     num_shards: int,
     lost_executors: Sequence[ExecutorState],
 ) -> RunningBatch:
-    """Return a running batch, with what it waits for as far as that is known.
-
-    Parameters
-    ----------
-    recent
-        The batches before it.
-    missing
-        Shards of the state that have not committed it yet.
-    """
+    """Return a running batch, with what it waits for as far as that is known."""
     usual_ms = int(median(earlier.took_ms for earlier in recent)) if len(recent) >= _LEAST else None
     is_overdue = usual_ms is not None and (
         batch.running_ms > _OVERDUE_TIMES * usual_ms and batch.running_ms - usual_ms >= _OVERDUE_LONGER_MS
@@ -170,13 +148,7 @@ def is_slow(took_ms: int, recent: Sequence[EndedBatch]) -> bool:
 
 
 def explanation(state_name: str, batch: EndedBatch, recent: Sequence[EndedBatch], context: BatchContext) -> str:
-    """Return a sentence that says where the time of a slow batch went, and why, as far as that is known.
-
-    Parameters
-    ----------
-    recent
-        The batches before it.
-    """
+    """Return a sentence that says where the time of a slow batch went, and why, as far as that is known."""
     usual_ms = median(earlier.took_ms for earlier in recent)
     summary = f"batch {batch.last.version - 1} of {state_name} took {_s(batch.took_ms)} (median {_s(usual_ms)})"
     where = ", ".join(_lost(batch, recent, context)) or "it is not known where its time went"

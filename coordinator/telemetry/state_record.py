@@ -29,14 +29,10 @@ class BatchRecord:
 
     Attributes
     ----------
-    partitions
-        Moments of the task of each partition.
     ended_ms
         When the driver was told that all shards have committed, after the sink; None until then.
     last
         The commit that was accepted last; None before the first one and after the batch has ended.
-    rows_in
-        Rows of the commits that were accepted.
     """
 
     partitions: defaultdict[int, PartitionTime] = field(default_factory=lambda: defaultdict(PartitionTime))
@@ -72,8 +68,6 @@ class Refusal:
     ----------
     number
         Number of the refusal among all of the state, from 1.
-    kind, text
-        Name of the error, and its text.
     """
 
     number: int
@@ -93,12 +87,6 @@ class StateRecord:
         A number that is another one once something was added.
     counts
         By the name of the metric, for those that have no label but the state.
-    phase_ms
-        Time of batches by phase.
-    moves, refused
-        How many, by kind of move, and by error.
-    recent
-        The batches that ended last.
     refusals, slow_batches
         The newest ones, oldest first.
     """
@@ -178,13 +166,7 @@ class StateRecord:
         self._batches.clear()
 
     def samples(self, state_name: str, operations: Mapping[str, int]) -> Iterator[Sample]:
-        """Return the counts as metrics; the duration of each batch is returned once.
-
-        Parameters
-        ----------
-        operations
-            State operations by where their tasks ran.
-        """
+        """Return the counts as metrics; the duration of each batch is returned once."""
         for name, count in self.counts.items():
             yield Sample(f"statefleet_{name}_total", count, (state_name,))
         for phase, took_ms in self.phase_ms.items():

@@ -39,8 +39,6 @@ class ShardStats:
 
     Attributes
     ----------
-    version
-        Newest version.
     rows, bytes
         Of that version, all stores together.
     entry
@@ -86,10 +84,6 @@ class StateStats:
         When the newest commit was made; None without any.
     watermark_ms
         The lowest watermark; None unless every shard has one.
-    holders
-        How many shards each store actor has.
-    operations
-        State operations by where their tasks ran.
     """
 
     shards: int = 0

@@ -34,15 +34,7 @@ def fleet_status(
     actors: ActorRegistry,
     queries: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return store actors, queries and shards of a fleet.
-
-    Parameters
-    ----------
-    coordinator
-        What is shown of the coordinator itself.
-    queries
-        The queries whose states are open, as of :func:`query_status`.
-    """
+    """Return store actors, queries and shards of a fleet."""
     return {
         "fleet_id": fleet_id_of(uri),
         "uri": uri,

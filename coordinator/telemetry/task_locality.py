@@ -31,17 +31,7 @@ class TaskLocality:
         holder: ActorLocation,
         slots: Sequence[ActorSlot],
     ) -> None:
-        """Count a task that asked for its shard's lease.
-
-        Parameters
-        ----------
-        asking
-            Store actor of the task's node.
-        previous, holder
-            Store actors that had the shard before, and that have it now.
-        slots
-            Store actors of nodes that have executors, as the driver reported last.
-        """
+        """Count a task that asked for its shard's lease."""
         if asking.node_id == holder.node_id:
             outcome = LOCAL
         elif not slots:

@@ -29,8 +29,6 @@ class Target:
         None for the operator's default.
     shards
         None if the fleet chooses.
-    run_plan
-        Function that gives an operator its state, and returns its results.
     """
 
     name: str

@@ -25,13 +25,7 @@ class _Report(NamedTuple):
 
 
 class FinishedBatches:
-    """Reports of a fleet: one at a time for each run, repeated while the coordinator restarts, until the states' logs have it.
-
-    Parameters
-    ----------
-    coordinator
-        The fleet's coordinator.
-    """
+    """Reports of a fleet: one at a time for each run, repeated while the coordinator restarts, until the states' logs have it."""
 
     def __init__(self, coordinator: CoordinatorClient) -> None:
         self._coordinator = coordinator

@@ -24,8 +24,6 @@ class PandasForm:
 
     Attributes
     ----------
-    output
-        Type of the emitted rows.
     timezone, safe, by_name, max_rows
         Settings of Spark's session: its time zone, whether conversions to Arrow are checked, whether columns of results are found
         by name, and the largest number of rows in one DataFrame.
@@ -111,7 +109,6 @@ def _wrong_return(expected: str, actual: str) -> PySparkTypeError:
 
 
 def _frame(rows: pa.Table, conversions: PandasConversions) -> pd.DataFrame:
-    """Return rows as a DataFrame, converted as in Spark."""
     # As one array: PySpark 4 converts no times of a column that has no chunk.
     series = [
         conversions.to_pandas(single_chunk(column)).rename(name)

@@ -88,15 +88,7 @@ class Calls(Protocol):
 
 @dataclass(frozen=True)
 class ArrowCalls:
-    """A function of many keys.
-
-    Attributes
-    ----------
-    function
-        The user's.
-    output
-        Columns of what it emits.
-    """
+    """A function of many keys."""
 
     function: BatchFunction
     output: pa.Schema
@@ -204,11 +196,6 @@ class GroupStateProgram:
     """A function that is called for each key; see :class:`~spark_jobs.functions.user_state_task.UserProgram`.
 
     The store's keys are the schema's; its values are those of `columns`, ``exists`` and ``timeout_us``, by which rows fall due.
-
-    Attributes
-    ----------
-    has_watermark
-        Whether event time reaches the operator.
     """
 
     calls: Calls

@@ -34,16 +34,8 @@ class GroupedInput:
     ----------
     frame
         Rows with key leaves, payload and hash.
-    keys, inputs
-        Columns of the operator's schema.
-    view
-        The columns as the user sees them.
-    key_type, row_type
-        Spark's types of the grouping columns and of the rows.
     delay_ms
         Watermark delay; None without a watermark.
-    grouping
-        The grouping columns, with their leaves.
     """
 
     frame: DataFrame

@@ -96,15 +96,7 @@ def key_codes(rows: pa.Table, keys: Sequence[str]) -> Numbers:
 
 @dataclass(frozen=True)
 class StateColumns:
-    """A user's state type, and its value columns in a keyed store.
-
-    Attributes
-    ----------
-    schema
-        The user's columns.
-    prefix
-        Prefix of the names of the store's columns.
-    """
+    """A user's state type, and its value columns in a keyed store."""
 
     schema: pa.Schema
     prefix: str = "s"

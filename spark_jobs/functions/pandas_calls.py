@@ -27,17 +27,7 @@ PandasFunction = Callable[[tuple[Any, ...], Iterator[pd.DataFrame], GroupState],
 
 @dataclass(frozen=True)
 class PandasCalls:
-    """A function of a single key, called for many keys.
-
-    Attributes
-    ----------
-    function
-        The user's function.
-    state
-        Type of the state.
-    form
-        Conversions of the rows that the function receives and emits.
-    """
+    """A function of a single key, called for many keys."""
 
     function: PandasFunction
     state: T.StructType

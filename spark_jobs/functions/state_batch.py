@@ -38,14 +38,8 @@ class BatchClock:
 
     Attributes
     ----------
-    timeout_conf
-        The query's ``GroupStateTimeout``.
     watermark_ms
         The watermark; None without one.
-    processing_time_ms
-        Processing time of the batch.
-    has_timed_out
-        Whether the function is called for keys that timed out.
     """
 
     timeout_conf: str

@@ -40,12 +40,8 @@ class UserBatch:
     ----------
     rows
         In ``StateSchema.raw_schema()``, without those that are late.
-    times
-        The batch's watermarks.
     time_ms
         When Spark planned the batch, in milliseconds since the epoch.
-    base_version
-        The version that is read.
     """
 
     rows: pa.Table
@@ -81,8 +77,6 @@ class UserStateTask:
 
     Attributes
     ----------
-    program
-        The user's.
     drops_late_rows
         Whether rows that are late by :data:`EVENT_TIME_FIELD` are left out.
     due_per_ms

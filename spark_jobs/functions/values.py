@@ -87,8 +87,6 @@ class RowValues:
 
     Parameters
     ----------
-    kind
-        The struct.
     subject
         Name of the tuples in errors.
     needs_names

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark_jobs.jobs.input_job import reason
-
 #: host ident user [time] "method path protocol" status bytes "referer" "agent". The quoted parts repeat possessively (``*+``):
 #: otherwise Java recurses once for each character, and a long agent, which any client can send, would overflow the executor's stack.
 #: A line may end anywhere from the referer on, as lines that were cut to a length do; the fields before are complete.
@@ -39,8 +37,10 @@ def parse_log(lines: DataFrame) -> DataFrame:
     )
     # What is not a number, such as "-" (nothing sent), becomes null, in ANSI mode, too.
     numbers = {name: F.expr(f"try_cast({name} AS {kind})") for name, kind in (("status", "INT"), ("bytes", "BIGINT"))}
-    refusals = (F.col("client") == "", "not in combined log format"), (F.col("ts").isNull(), "time cannot be read")
-    return parsed.withColumns(numbers | {"reason": reason(*refusals)})
+    reason = F.when(F.col("client") == "", "not in combined log format").when(
+        F.col("ts").isNull(), "time cannot be read"
+    )
+    return parsed.withColumns(numbers | {"reason": reason})
 
 
 def read_log(spark: SparkSession, path: str, files_per_trigger: int) -> DataFrame:

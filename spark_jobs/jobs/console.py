@@ -1,8 +1,7 @@
-"""Shared by all jobs: their options, a line of progress for each batch, and a table at the end."""
+"""Shared by all jobs: a line of progress for each batch, and the table of results."""
 
 from __future__ import annotations
 
-import argparse
 import datetime as dt
 import re
 import sys
@@ -25,23 +24,6 @@ from coordinator.model.errors import StateStoreError
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.session.spark_session import start_session, stop_session
 from statefleet.fleet import Fleet
-
-
-def add_job_options(parser: argparse.ArgumentParser, default_name: str) -> None:
-    """Add the options of every job that reads a folder."""
-    parser.add_argument("input", help="file or folder to read, as a path or URI")
-    parser.add_argument("--folder", type=Path, default=Path(f"statefleet-data/{default_name}"),
-                        help="where checkpoint and malformed lines go, and the state without --store (%(default)s)")  # fmt: skip
-    parser.add_argument("--store", help="URI of the fleet, file:// or s3:// (default: below --folder)")
-    parser.add_argument("--name", default=default_name, help="name of the state (%(default)s)")
-    parser.add_argument("--shards", type=int, help="shards of a new state (default: by the cluster's cores)")
-    parser.add_argument("--files-per-trigger", type=int, default=1, help="input files a batch (%(default)s)")
-    parser.add_argument("--top", type=int, default=10, help="rows of the table at the end (%(default)s)")
-
-
-def store_uri(options: argparse.Namespace) -> str:
-    """Return the URI of the fleet in a job's options."""
-    return str(options.store or (options.folder.resolve() / "fleet").as_uri())
 
 
 def error_text(error: Exception) -> str:

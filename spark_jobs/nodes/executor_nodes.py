@@ -28,8 +28,6 @@ class _Watched:
 
     Attributes
     ----------
-    ping
-        The ping that is not answered yet.
     waited_s
         How long that has been waited for.
     has_answered
@@ -62,8 +60,6 @@ class ExecutorNodes:
 
     Parameters
     ----------
-    address
-        The fleet.
     per_node
         Store actors on each node; None for a number by the cores of its executors.
     """
@@ -76,13 +72,7 @@ class ExecutorNodes:
         self._watched: dict[tuple[str, int], _Watched] = {}
 
     def slots(self, executors: Mapping[str, int]) -> list[ActorSlot]:
-        """Return the store actors of the nodes that have executors; start them where there are none.
-
-        Parameters
-        ----------
-        executors
-            Cores of the executors by host.
-        """
+        """Return the store actors of the nodes that have executors; start them where there are none."""
         by_host = self._nodes_by_host()
         starting = []
         for host, cores in executors.items():
@@ -117,8 +107,6 @@ class ExecutorNodes:
 
         Parameters
         ----------
-        nodes
-            Ids of the living nodes.
         passed_s
             Seconds of waiting since the last call, and not of a clock, which goes on while this process or the machine is halted.
         """

@@ -13,13 +13,7 @@ _START_S = 60.0
 
 
 class ExecutorSlots:
-    """Compares the executors with the nodes that have resources for one.
-
-    Parameters
-    ----------
-    limit
-        Maximum number of executors.
-    """
+    """Compares the executors with the nodes that have resources for one."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -39,8 +33,6 @@ class ExecutorSlots:
         ----------
         now_s
             Time of a monotonic clock.
-        present
-            Number of living executors.
         free
             Number of nodes with resources for an executor.
         """

@@ -83,16 +83,10 @@ class _Drain:
 
     Attributes
     ----------
-    begun_s
-        When each move of a shard off the node was begun.
     empty_s
         Since when the node is known to have no shards.
-    is_logged
-        Whether the log says that the node ends.
     is_refused
         Whether the move of its shards was refused, as no other node can take them.
-    ended
-        Executors on the node that were ended.
     """
 
     node: RayNode
@@ -104,19 +98,7 @@ class _Drain:
 
 
 class NodeWatch:
-    """Watches nodes for one Spark application.
-
-    Parameters
-    ----------
-    executors
-        The executors of the application.
-    fleets
-        Returns the fleets of this driver.
-    cluster
-        Ray's nodes.
-    actors
-        Ray's actors.
-    """
+    """Watches nodes for one Spark application."""
 
     def __init__(
         self,
@@ -286,7 +268,6 @@ class NodeWatch:
                 self._empty(drain, now_s)
 
     def _empty(self, drain: _Drain, now_s: float) -> None:
-        """Have a node's shards moved."""
         node, shards, refused = drain.node, 0, None
         for fleet in self._fleets():
             try:

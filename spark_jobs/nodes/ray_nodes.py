@@ -50,8 +50,6 @@ class RestartingExecutor:
         The namespace of its application: executors of several applications have the same names.
     node_id
         The node that it last ran on.
-    restarts
-        How often Ray has restarted it.
     """
 
     actor_id: str

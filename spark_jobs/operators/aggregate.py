@@ -49,12 +49,6 @@ class AggregatePlan:
     ----------
     prepared
         Key leaves and inputs, named as in `schema`, and the hash of the keys.
-    schema
-        The state's schema.
-    appends
-        Whether an emitted row is final.
-    analysed
-        Spark's own aggregation.
     refused
         If it has the query's output mode, the modes that it does not support, and why; None if it has a mode of its own.
     """
@@ -165,7 +159,6 @@ def _restored(frame: DataFrame, column: Expression, data_type: T.DataType) -> Ex
 
 
 def _resolve(frame: DataFrame, column: Column) -> Expression:
-    """Return a column over a DataFrame's columns as a resolved expression."""
     return analysed(frame.select(column.alias("resolved"))).projected[0].child
 
 
@@ -228,12 +221,8 @@ class _Grouping:
 
     Attributes
     ----------
-    expressions
-        The grouping expressions.
     keys
         Keys of the exchange and the state: all but a session.
-    session
-        The session window, if there is one.
     delay_ms
         The delay of the watermark; None if there is none.
     """

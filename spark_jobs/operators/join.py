@@ -38,8 +38,6 @@ class JoinedSide:
 
     Attributes
     ----------
-    attributes
-        Columns of its rows.
     keys
         Expressions that are equal to those of the other side.
     leaves, columns
@@ -60,16 +58,10 @@ class JoinPlan:
     ----------
     columns
         The join's own columns: Spark's attribute, and the column computed from the rows that shards emit.
-    outputs
-        The results, over the join's columns.
     later
         Parts of the condition that Spark evaluates on the emitted rows.
     sides
         Each side, for an import of its rows from another source.
-    late_columns
-        See :class:`~spark_jobs.plan.event_time.Upstream`.
-    analysed
-        Spark's own join.
     """
 
     inputs: tuple[DataFrame, ...]

@@ -36,16 +36,8 @@ class JoinNode:
     ----------
     analysed
         The plan as Spark analysed it, whose output is the query's.
-    join
-        The join in it.
     sides
         Both sides' plans, with the filters that Spark pushes to them or infers.
-    keys
-        Equal expressions of both sides.
-    rest
-        The condition without the keys.
-    kind
-        The type of the join.
     """
 
     analysed: Plan
@@ -102,7 +94,6 @@ def analysed_join(joined: DataFrame) -> JoinNode:
 
 
 def _check(join: Plan, sql: str) -> None:
-    """Refuse a join that Spark does not run."""
     if sql not in _TYPES:
         raise RefusedQueryError(
             "Spark has inner, left outer, right outer, full outer and left semi joins of two streams; use one of these",

@@ -53,8 +53,6 @@ def split_condition(
     ----------
     condition
         The condition without the equalities that are keys.
-    sides
-        Both sides' plans.
     stored
         Fields of the columns that are stored in any case, by expression id.
     is_inner

@@ -50,8 +50,6 @@ class JoinKeys:
 
 @dataclass
 class _Leaves:
-    """The leaves of a pair of expressions."""
-
     subject: str
     fields: list[Field] = field(default_factory=list)
     columns: tuple[list[Column], list[Column]] = field(default_factory=lambda: ([], []))

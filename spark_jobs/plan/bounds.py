@@ -31,13 +31,7 @@ def unbounded_reason(schema: StateSchema) -> str | None:
 
 
 def warn_if_unbounded(schema: StateSchema, state: str) -> None:
-    """Warn, at the line of the user's own code, if an operator's state grows for ever.
-
-    Parameters
-    ----------
-    state
-        The state's name.
-    """
+    """Warn, at the line of the user's own code, if an operator's state grows for ever."""
     reason = unbounded_reason(schema)
     if reason is not None:
         remedy = f"Where it stays small all the same, ignore this category of warnings (UnboundedStateWarning) [state=`{state}`]"

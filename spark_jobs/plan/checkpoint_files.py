@@ -94,12 +94,8 @@ def begin_checkpoint(
     ----------
     target, branch
         As for :func:`copy_checkpoint`.
-    sources
-        Number of sources of the query.
     batch_time_ms
         When the batch before was planned, in milliseconds since the epoch.
-    watermark_ms
-        The watermark of the batch before.
 
     Raises
     ------

@@ -50,8 +50,6 @@ class SparkStore:
     ----------
     folder
         The folder with the state of all operators.
-    partitions
-        Number of partitions.
     conf
         Spark's settings that the files were written with.
     snapshots
@@ -160,8 +158,6 @@ def checked_partitions(
 
     Parameters
     ----------
-    folder
-        The folder of the operator, for the error.
     present
         The partition in which a row was found.
     """

@@ -31,8 +31,6 @@ class Upstream:
     appends
         Whether an emitted row is final: an aggregation in update mode, for example, emits a group again when it changes. An
         operator with the query's mode may append; whether it does is known when the query starts.
-    has_watermark
-        Whether its output has a watermark.
     name, again, lag_ms
         Its name in Spark's progress, when Spark runs it again, and its lag (:mod:`spark_jobs.plan.timing`).
     mode

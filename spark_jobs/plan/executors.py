@@ -40,13 +40,7 @@ class Executor:
 
 
 class Executors:
-    """The executors of one Spark application on RayDP.
-
-    Parameters
-    ----------
-    spark
-        A session of the application.
-    """
+    """The executors of one Spark application on RayDP."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -99,13 +93,7 @@ class Executors:
             self._context.schedulerBackend().driverEndpoint().send(message(executor_id, reason))
 
     def report(self, now_ms: int) -> DriverReport:
-        """Return a report of all executors, recently lost ones included, and of the batches that have been running for some seconds.
-
-        Parameters
-        ----------
-        now_ms
-            Milliseconds since the epoch.
-        """
+        """Return a report of all executors, recently lost ones included, and of the batches that have been running for some seconds."""
         active = self._spark._jsparkSession.sharedState().activeStreamingQueries().entrySet().toArray()
         # Not by iteration, whose end PySpark notices by an exception of the JVM: 50 lookups of classes for each report.
         queries = [active[index].getValue() for index in range(len(active))]

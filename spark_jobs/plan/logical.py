@@ -122,11 +122,6 @@ class Plan:
         return _expressions(self._java.keys())
 
     @property
-    def partitioning(self) -> list[Expression]:
-        """The expressions by which rows are repartitioned."""
-        return _expressions(self._java.partitionExpressions())
-
-    @property
     def sorting(self) -> list[SortOrder]:
         """The expressions by which rows are sorted."""
         return [

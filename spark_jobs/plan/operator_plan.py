@@ -93,8 +93,6 @@ class QueryModes(NamedTuple):
     ----------
     mode
         The operator's own output mode; None if it has the query's.
-    modes
-        Output modes that the query may use.
     refused
         By output mode, why the query may not use it.
     """

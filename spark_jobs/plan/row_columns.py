@@ -30,8 +30,6 @@ class Result:
         The same column of Spark's own operator.
     tree
         The column computed from the state's rows (:mod:`store_actors.operators.expressions`), if they have it.
-    key
-        The key that the column is, if it is a key.
     """
 
     column: Column
@@ -46,10 +44,6 @@ class RowColumns:
 
     Attributes
     ----------
-    fields
-        The columns in the operator's schema.
-    selected
-        The columns computed from the operator's input.
     results
         The row's columns, in their order, computed from the emitted rows.
     leaves
@@ -120,8 +114,6 @@ class ProjectedPlan:
     ----------
     keys
         The keys by which it stores rows; empty if it has none.
-    late_columns
-        See :class:`~spark_jobs.plan.event_time.Upstream`.
     """
 
     inputs: tuple[DataFrame, ...]

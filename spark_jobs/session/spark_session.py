@@ -95,7 +95,6 @@ def child_environment(**variables: str) -> Iterator[None]:
 
 
 def _with_first(variable: str, folder: str) -> str:
-    """Return a search path of the environment with ``folder`` as its first entry."""
     entries = [entry for entry in os.environ.get(variable, "").split(os.pathsep) if entry and entry != folder]
     return os.pathsep.join([folder, *entries])
 

@@ -30,20 +30,7 @@ class BlockPart(Protocol):
 
 
 class Block:
-    """The keys that a processor works on, and the index of the current one.
-
-    Parameters
-    ----------
-    leaves
-        Names of the operator's key leaves.
-
-    Attributes
-    ----------
-    keys
-        Keys of the block.
-    now_ms
-        Processing time of the batch.
-    """
+    """The keys that a processor works on, and the index of the current one."""
 
     def __init__(self, leaves: Sequence[str] = ()) -> None:
         self.leaves = list(leaves)
@@ -113,15 +100,7 @@ class DeletedBlock(Block):
 
 
 class VariableStore:
-    """Reads and writes one variable for the keys of the block.
-
-    Parameters
-    ----------
-    block
-        The keys.
-    variable
-        The variable.
-    """
+    """Reads and writes one variable for the keys of the block."""
 
     def __init__(self, block: Block, variable: Variable) -> None:
         self.block, self.variable = block, variable

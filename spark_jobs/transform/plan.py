@@ -36,13 +36,7 @@ _WATERMARK_DELAY = "spark.watermarkDelayMs"
 
 @dataclass(frozen=True)
 class Transformation:
-    """The arguments of ``transformWithState``.
-
-    Attributes
-    ----------
-    in_pandas
-        Whether rows are DataFrames.
-    """
+    """The arguments of ``transformWithState``."""
 
     processor: StatefulProcessor
     output: T.StructType | str
@@ -84,13 +78,7 @@ def _chunks_of_shards(
 
 @dataclass(frozen=True)
 class TransformPlan:
-    """A processor as an operator's plan, which makes its tasks (:mod:`spark_jobs.plan.operator_plan`).
-
-    Attributes
-    ----------
-    initial
-        Rows that the state starts from, once they are collected.
-    """
+    """A processor as an operator's plan, which makes its tasks (:mod:`spark_jobs.plan.operator_plan`)."""
 
     inputs: tuple[DataFrame, ...]
     schema: StateSchema

@@ -47,10 +47,6 @@ class RowForm:
 
     Attributes
     ----------
-    output
-        Type of the emitted rows.
-    key_type, row_type
-        Spark's types of the grouping columns and of the rows.
     max_rows
         Number of rows from which on emitted rows are sent.
     """

@@ -42,8 +42,6 @@ class InitialRows:
         By shard, a broadcast of chunks (IPC record batches), which a worker loads when it uses the value.
     schema
         Columns of the rows: key leaves and the DataFrame's.
-    view, form
-        Columns of the rows for the processor, and their conversion.
     """
 
     shards: dict[int, Any]
@@ -66,18 +64,12 @@ class ProcessorProgram:
     ----------
     processor
         The processor, pickled: each attempt has a copy as it was when the query was built.
-    view, form
-        Columns of keys and rows for the processor, and their conversion.
-    time_mode
-        The clock of the timers.
     variables, schemas
         Variables that its ``init`` requested when the query was built, and types by their DDL.
     initial
         The initial state; None if the first batch was over when the query was built.
     event_time
         Emitted column that later operators use as event time; empty if there is none.
-    has_watermark
-        Whether event time reaches the operator.
     """
 
     processor: bytes

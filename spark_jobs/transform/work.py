@@ -23,17 +23,7 @@ _BLOCK_KEYS = 1 << 14
 
 @dataclass
 class TransformWork:
-    """A processor at work on an open store.
-
-    Parameters
-    ----------
-    processor, handle
-        The processor, and the handle of its ``init``.
-    block
-        The keys that it works on.
-    view, form
-        The columns of keys and rows for the user, and their conversion.
-    """
+    """A processor at work on an open store."""
 
     processor: StatefulProcessor
     handle: StatefulProcessorHandle

@@ -22,15 +22,7 @@ END_COLUMN = "__end"
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """The part of a micro-batch that one shard received.
-
-    Attributes
-    ----------
-    rows
-        The shard's rows.
-    header
-        The batch.
-    """
+    """The part of a micro-batch that one shard received."""
 
     rows: ShardInput
     header: BatchHeader
@@ -47,8 +39,6 @@ def unpack(
         The rows that a task received, of which the last one is the end.
     schema
         The columns of the result, which are among those of the rows.
-    state
-        Name of the state, for errors.
     piece_bytes
         Bytes of a piece of the result: Arrow counts the strings of lists in 32 bits, so larger tables have several pieces.
 

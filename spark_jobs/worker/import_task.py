@@ -41,8 +41,6 @@ class ImportTask:
     ----------
     task
         The task of shard 0.
-    watermarks
-        The watermarks of the version.
     """
 
     schema: StateSchema
@@ -67,8 +65,6 @@ class StoresImportTask:
     ----------
     stores
         The stores; the first is the one that has rows which fall due.
-    due_per_ms
-        See :class:`~store_actors.messages.requests.BatchFacts`.
     """
 
     stores: tuple[StoreSpec, ...]
@@ -119,13 +115,7 @@ def _report(task: TaskIdentity, rows: int) -> pa.RecordBatch:
 
 @dataclass(slots=True)
 class _Numbering:
-    """One numbering for all rows of a shard.
-
-    Attributes
-    ----------
-    rows
-        Number of rows so far.
-    """
+    """One numbering for all rows of a shard."""
 
     schema: StateSchema
     rows: int = 0

@@ -35,8 +35,6 @@ class DashboardActor:
 
     Parameters
     ----------
-    uri
-        The fleet's normalised URI.
     options
         Host and port. Ray keeps them, so they have no token.
     """

@@ -20,13 +20,7 @@ _UNANSWERED = 3
 
 
 class RayProbe:
-    """A fleet on this Ray cluster.
-
-    Parameters
-    ----------
-    uri
-        The fleet's normalised URI.
-    """
+    """A fleet on this Ray cluster."""
 
     def __init__(self, uri: str) -> None:
         self._uri = uri

@@ -42,19 +42,7 @@ _IN_LOOP_BYTES = 65536
 
 
 class Server:
-    """The server of a fleet's dashboard.
-
-    Parameters
-    ----------
-    status
-        The fleet's status.
-    fleet
-        Returns the fleet's states, to be read; called in a thread.
-    threads
-        Threads of look-ups.
-    access
-        Check of every request.
-    """
+    """The server of a fleet's dashboard."""
 
     def __init__(self, status: StatusCache, fleet: Callable[[], LiveFleet], threads: Executor, access: Access) -> None:
         self._status = status

@@ -26,8 +26,6 @@ class StatusCache:
     ----------
     ask
         Returns :meth:`Coordinator.status_details <coordinator.service.coordinator.Coordinator.status_details>`; called in a thread.
-    now_ms
-        Returns the milliseconds since the epoch.
     interval_s
         Seconds from one request to the fleet to the next.
     patience_s

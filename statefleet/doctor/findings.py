@@ -31,12 +31,6 @@ class Finding:
 
     Attributes
     ----------
-    check
-        Name of the check.
-    outcome
-        Severity.
-    found
-        What was found, and what that means.
     advice
         What to do; empty if nothing has to be done.
     """
@@ -69,8 +63,6 @@ def run_apart(checks: Sequence[tuple[str, str, Sequence[str]]], limit_s: float) 
 
 
 class _RunningCheck:
-    """A check in its own process."""
-
     def __init__(self, name: str, module: str, arguments: Sequence[str], limit_s: float) -> None:
         self._name = name
         self._limit_s = limit_s

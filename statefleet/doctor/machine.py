@@ -168,7 +168,6 @@ def _build_version(raydp_version: str) -> str:
 
 
 def _spark_of(jars: Path) -> str | None:
-    """Return the version of Spark in the names of its jars."""
     cores = (re.fullmatch(r"spark-core_[\d.]+-(.+)\.jar", file.name) for file in sorted(jars.glob("spark-core_*.jar")))
     return next((match[1] for match in cores if match), None)
 

@@ -18,8 +18,6 @@ def aggregations_as_run(plan: Plan, spark_plans: Mapping[str, Plan]) -> dict[str
 
     Parameters
     ----------
-    plan
-        The query, as analysed.
     spark_plans
         Spark's own plan of each aggregation of the fleet in the query, as analysed, by the name of the state.
 

@@ -38,8 +38,6 @@ class SparkCheckpoint:
 
     Attributes
     ----------
-    batch_id
-        The newest batch that is committed.
     batch_time_ms, watermark_ms
         When the batch was planned, and its watermark.
     conf
@@ -190,11 +188,6 @@ class SparkOperator:
 
     def partitions(self, *, is_alone: bool = False) -> int:
         """Return the number of partitions.
-
-        Parameters
-        ----------
-        is_alone
-            Whether all rows are in one partition.
 
         Raises
         ------

@@ -51,8 +51,6 @@ def check_types(
     ----------
     columns
         Name of the columns in the error.
-    existing
-        Columns of the state.
     expected
         Names (None for any name) and types of the query's columns.
 

@@ -211,7 +211,6 @@ class Importer:
         return planned
 
     def _check_new(self, states: Sequence[PlannedState], new: NewCheckpoint) -> None:
-        """Check that the names of the states are not taken."""
         for state in states:
             existing = self._coordinator.describe_state(state.metadata.state_name)
             if existing is not None and existing.query_id != new.query_id:
@@ -224,7 +223,6 @@ class Importer:
                 )
 
     def _rows_of(self, name: str, new: NewCheckpoint) -> int:
-        """Return the number of rows of an imported state now."""
         existing = self._coordinator.describe_state(name)
         if existing is None or existing.query_id != new.query_id:
             raise StateMismatchError(

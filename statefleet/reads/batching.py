@@ -37,8 +37,6 @@ class Batcher(Generic[Key, Result]):
     ----------
     find_all
         Queries keys with one call, and returns the result of each in their order. With several keys it may give up early.
-    threads
-        Makes locks and futures.
     turn_s
         How long a batch waits for the call before it, in seconds.
     batch_s

@@ -96,17 +96,7 @@ def _attach_once(storage_options: tuple[tuple[str, str], ...], **options: Any) -
 
 
 class LiveFleet:
-    """The states of a fleet. Made by :func:`attach`.
-
-    Parameters
-    ----------
-    source
-        The store actors, or the object store.
-    opened
-        How other processes open the fleet.
-    coordinator
-        Coordinator of a running fleet.
-    """
+    """The states of a fleet. Made by :func:`attach`."""
 
     def __init__(
         self,

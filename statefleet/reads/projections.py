@@ -32,12 +32,6 @@ class Projection:
 
     Attributes
     ----------
-    read
-        Projection as store actors take it.
-    store_name
-        Store that has the rows.
-    view_columns
-        Columns of the rows.
     routing
         Key columns, as the state stores them, whose hash decides the shard of a row; empty where any shard may have any row.
     has_one
@@ -94,8 +88,6 @@ class Projection:
         ----------
         leaves
             The keys, as the state stores them.
-        shards
-            Shard of each key, as :meth:`shards_of` returns it.
         """
         written = view.written
         if shards is None:
@@ -285,15 +277,7 @@ def key_array(values: list[Any], field: pa.Field) -> pa.Array:
 
 
 def one_row_each(of_keys: pa.Table, rows: pa.Table, indexes: npt.NDArray[np.int64], projection: Projection) -> pa.Table:
-    """Return a row for each key: its columns, with nulls and a false ``__found`` for a key that has no row.
-
-    Parameters
-    ----------
-    of_keys
-        The key columns.
-    rows, indexes
-        Rows that were found, and the index of the key of each.
-    """
+    """Return a row for each key: its columns, with nulls and a false ``__found`` for a key that has no row."""
     where = np.full(of_keys.num_rows, -1, np.int64)
     where[indexes] = np.arange(len(indexes))
     is_found = where >= 0

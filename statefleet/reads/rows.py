@@ -37,23 +37,7 @@ _STALE_S = 20.0
 
 
 class Rows:
-    """Rows of a scan: iterable, any number of times, always of the same version.
-
-    Parameters
-    ----------
-    reads
-        Reads of the shards.
-    view, read_version
-        The version.
-    projection, encoded
-        Columns, and the encoded projection that is sent to store actors.
-    scan
-        The same scan for other processes.
-    limit
-        Maximum number of rows.
-    position
-        See :attr:`position`; by default that of the view.
-    """
+    """Rows of a scan: iterable, any number of times, always of the same version."""
 
     def __init__(
         self,

@@ -69,14 +69,8 @@ class StateScans:
 
     Parameters
     ----------
-    reads
-        Reads of its shards.
-    opened
-        How other processes open the fleet.
     name, part
         The state, and one of its parts: ``left`` or ``right`` of a join, a state variable, a keyed store; empty for the only one.
-    read_version
-        The version that is read.
     """
 
     def __init__(

@@ -75,12 +75,8 @@ class KeyPlan:
 
     Attributes
     ----------
-    store_name
-        Store that is queried.
     projection
         Columns of the rows: an encoded :class:`~store_actors.messages.requests.ReadProjection`.
-    keys
-        Keys to find on each shard.
     """
 
     store_name: str
@@ -92,21 +88,7 @@ PlanOf = TypeVar("PlanOf", bound=KeyPlan)
 
 
 class ShardReads:
-    """Reads of the shards of one state.
-
-    Parameters
-    ----------
-    source
-        The store actors, or the object store.
-    name
-        Name of the state.
-    runtime
-        Clock and locks of the readers.
-    threads
-        Threads that fetch the next pieces of scans.
-    is_committed
-        See :class:`~coordinator.ledger.read_views.WantedView`.
-    """
+    """Reads of the shards of one state."""
 
     def __init__(
         self, source: Source, name: str, runtime: Runtime, threads: Pool, *, is_committed: bool = False

@@ -88,12 +88,6 @@ class FleetSource:
 
     Parameters
     ----------
-    coordinator
-        The fleet's coordinator.
-    actors
-        Calls of actors.
-    runtime
-        Clock and threads, by which readers of scans report that they are alive.
     direct
         Connections for queries by a few keys; Ray's calls if it is None.
     """

@@ -30,8 +30,6 @@ class _RoutedKeys(KeyPlan):
 
     Attributes
     ----------
-    of
-        Projection of the rows.
     shards
         Shard of each key, int64; None where any shard may have any key.
     indexes

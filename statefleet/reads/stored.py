@@ -32,13 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class StoredSource:
-    """The object store as a source; see :class:`~statefleet.reads.sources.Source`.
-
-    Parameters
-    ----------
-    objects
-        The fleet's object store.
-    """
+    """The object store as a source; see :class:`~statefleet.reads.sources.Source`."""
 
     def __init__(self, objects: ObjectStore, runtime: Runtime) -> None:
         self._objects = objects

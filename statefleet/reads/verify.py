@@ -44,8 +44,6 @@ class NeededFile:
         Bytes according to the log; None for a file of the log, which contains its own checksum.
     entry
         Commit or snapshot of the file; None for a file of the log.
-    piece
-        Piece of the snapshot, for a file of one.
     """
 
     path: str
@@ -88,8 +86,6 @@ class StateFiles:
     ----------
     ledger
         The ledger; None if the log cannot be read.
-    damages
-        Damage of the log itself.
     """
 
     name: str

@@ -50,13 +50,7 @@ from counted, lateral (select unnest(range(abs(__more)::bigint)))
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A version that is compared with another.
-
-    Attributes
-    ----------
-    rows
-        All rows of the version.
-    """
+    """A version that is compared with another."""
 
     reads: ShardReads
     view: ReadView
@@ -91,8 +85,6 @@ def differing(
     ----------
     changed
         Changes by the commits between them, with the key columns alone; None if these cannot be used.
-    version_stats
-        Returns statistics of versions; used for the number of rows of the newest one.
     """
     if earlier.rows.schema.names != later.rows.schema.names:
         raise InvalidRequestError(

@@ -258,8 +258,6 @@ def _comparison(seed: int, expected: Sequence[list[Any]], oracle: str) -> Observ
 
 @dataclass(frozen=True)
 class _Case:
-    """A query with its inputs and its sink."""
-
     spark: SparkSession
     query: Callable[..., DataFrame]
     inputs: Inputs
@@ -285,13 +283,7 @@ class _Case:
 
 
 class _Run:
-    """A run of a case, which ends and is started again as its faults say.
-
-    Attributes
-    ----------
-    events
-        What was done to the query so far.
-    """
+    """A run of a case, which ends and is started again as its faults say."""
 
     def __init__(self, case: _Case, folder: Path, stores: _Stores, faults: Faults) -> None:
         self._case, self._stores, self._faults = case, stores, faults

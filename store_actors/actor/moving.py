@@ -109,13 +109,7 @@ def _log_failure(coordinator: CoordinatorClient, outcome: MoveOutcome) -> None:
 
 
 class LiveMigration:
-    """Carries out the moves of one fleet, in a thread that ends with them.
-
-    Parameters
-    ----------
-    coordinator
-        The fleet's coordinator.
-    """
+    """Carries out the moves of one fleet, in a thread that ends with them."""
 
     def __init__(self, coordinator: CoordinatorClient) -> None:
         self._coordinator = coordinator

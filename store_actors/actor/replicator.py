@@ -31,17 +31,7 @@ _BYTES_ON_THEIR_WAY = 1 << 28
 
 
 class Replicator:
-    """The standbys of one process's partitions. Thread-safe.
-
-    Parameters
-    ----------
-    actors
-        Reaches the standbys.
-    own_name
-        Name of this store actor, from which standbys take copies.
-    guard
-        Lock of the list of commits on their way.
-    """
+    """The standbys of one process's partitions. Thread-safe."""
 
     def __init__(self, actors: Actors, own_name: str, metrics: StoreMetrics, guard: Lock) -> None:
         self._guard = guard
@@ -58,13 +48,7 @@ class Replicator:
         entries: Sequence[CommitEntry],
         files: Sequence[bytes],
     ) -> None:
-        """Send a committed version of a partition to its standbys, without waiting for them.
-
-        Parameters
-        ----------
-        base_attempt, entries, files
-            See :class:`~store_actors.messages.requests.ReplicatedCommit`.
-        """
+        """Send a committed version of a partition to its standbys, without waiting for them."""
         size = sum(len(file) for file in files)
         with self._guard:
             ready = [name for name in lease.standbys if self._has_room(name, size)]

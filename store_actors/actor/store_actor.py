@@ -100,14 +100,6 @@ class StoreProcess:
 
     Parameters
     ----------
-    location
-        This incarnation of the actor.
-    objects
-        The fleet's object store.
-    coordinator
-        The fleet's coordinator.
-    actors
-        How it reaches other store actors.
     memory
         Of the process; as much as the state takes by default.
     check_fitness

@@ -26,10 +26,6 @@ class BatchHeader:
         When Spark planned the batch: its processing time. In the offset log, so a repeated batch has the same.
     former_time_ms
         `time_ms` of the batch before; None in the first batch.
-    output_mode
-        The output mode of the operator, or else of its query.
-    is_temporary
-        Whether the query's checkpoint is deleted when it ends.
     """
 
     query_id: str

@@ -61,17 +61,7 @@ class FleetAddress:
 
 
 class FleetClient:
-    """Routes the state operations of a process.
-
-    Parameters
-    ----------
-    coordinator, actors, clock
-        The fleet's coordinator and calls of its actors, and the clock of the machine.
-    find_local
-        Returns the handle of the store actor of this process's node, which is started if there is none.
-    is_limited
-        Whether the fleet's store actors have a memory limit.
-    """
+    """Routes the state operations of a process."""
 
     def __init__(
         self,

@@ -39,13 +39,7 @@ Granted: TypeAlias = Sequence[tuple[int, LeaseGrant]]
 
 
 class LeasedCall(Protocol[Result]):
-    """A method of a store actor that is called for tasks whose shards are leased to it.
-
-    Attributes
-    ----------
-    method
-        Name of the method.
-    """
+    """A method of a store actor that is called for tasks whose shards are leased to it."""
 
     @property
     def method(self) -> str: ...
@@ -262,13 +256,7 @@ def unavailable(task: TaskIdentity, error: Exception) -> StoreUnavailableError:
 
 @dataclass(frozen=True, slots=True)
 class ShardWork:
-    """The rows of a task for one shard.
-
-    Attributes
-    ----------
-    late_ms, evict_ms, output_mode
-        Facts of the batch; see :class:`~store_actors.client.batch.BatchHeader`.
-    """
+    """The rows of a task for one shard."""
 
     task: TaskIdentity
     rows: ShardInput

@@ -36,14 +36,8 @@ class HandedOver:
     ----------
     operator
         The operator, as :meth:`OperatorTask.to_json` writes it.
-    batch
-        The batch as Spark's driver describes it, without the shard.
     attempt, executor
         Spark's id of the task attempt, and ``host:pid`` of its executor.
-    shards
-        The task's shards.
-    rows
-        The rows of each shard, which are received when they are asked for.
     """
 
     operator: bytes
@@ -87,13 +81,7 @@ class OperatorTask:
 
 
 def emitted_rows(client: FleetClient, work: HandedOver) -> Iterator[pa.RecordBatch]:
-    """Yield the rows that the shards of a task emit.
-
-    Parameters
-    ----------
-    client
-        The fleet, as the store actor's process sees it to which the task handed its rows over.
-    """
+    """Yield the rows that the shards of a task emit."""
     operator = OperatorTask.of_json(work.operator)
     works = operator.works(work)
     first = next(works)

@@ -54,13 +54,7 @@ def _fields(schema: pa.Schema) -> tuple[Field, ...]:
 
 
 class _Session:
-    """The session that handles on several stores share: calls of its store actor, and the writes that go with the next call.
-
-    Attributes
-    ----------
-    committed
-        Whether a commit was confirmed.
-    """
+    """The session that handles on several stores share: calls of its store actor, and the writes that go with the next call."""
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask

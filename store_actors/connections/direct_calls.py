@@ -69,10 +69,6 @@ class DirectServer:
 
     Parameters
     ----------
-    host
-        Address of this node, at which other nodes reach it.
-    key
-        Random bytes, which no process can guess.
     answer
         Returns the answer to a call. An error of it is logged and ends the connection: the caller asks again by Ray, which reports it.
     proof_s
@@ -207,13 +203,7 @@ class DirectMessages:
 
 
 def accept_each(listening: socket.socket, take: Callable[[socket.socket], None], clock: Clock, failure: str) -> None:
-    """Pass each connection of a listening socket to `take`, until :func:`end_listening`. One that cannot be taken is closed.
-
-    Parameters
-    ----------
-    failure
-        What the log says of a connection that was not taken.
-    """
+    """Pass each connection of a listening socket to `take`, until :func:`end_listening`. One that cannot be taken is closed."""
     while True:
         try:
             connection, _ = listening.accept()

@@ -75,8 +75,6 @@ def sockets_of(session_folder: str, uri: str, uid: int | None = None) -> str:
 
     Parameters
     ----------
-    session_folder
-        Ray's folder of the session, which has the same path on each node.
     uid
         The user of Ray's processes; by default this process's.
     """
@@ -106,8 +104,6 @@ class HandOverServer:
     ----------
     address
         Path by which tasks find the socket (:func:`address_of`). What an earlier process left there is replaced.
-    serve
-        Does the work of a task.
     request_s, rows_s
         Seconds that a task may be silent before its rows, and among them: they may come from far away.
 
@@ -129,7 +125,6 @@ class HandOverServer:
         self._listening = self._published()
 
     def _published(self) -> socket.socket:
-        """Return a socket that tasks find."""
         _make_private(self._address.parent)
         self._path.unlink(missing_ok=True)
         listening = socket.socket(socket.AF_UNIX)
@@ -369,13 +364,7 @@ def hand_over_server(address: str, serve_task: Serve, runtime: Runtime, *, again
 
 
 class _Pieces(io.RawIOBase):
-    """What a task sends. However much is asked for, no more is reserved than has arrived, and one piece.
-
-    Attributes
-    ----------
-    size
-        Bytes that were read.
-    """
+    """What a task sends. However much is asked for, no more is reserved than has arrived, and one piece."""
 
     def __init__(self, source: BinaryIO) -> None:
         self._source = source
@@ -397,13 +386,7 @@ class _Pieces(io.RawIOBase):
 
 
 class _Counting(io.RawIOBase):
-    """What a task is sent.
-
-    Attributes
-    ----------
-    size
-        Bytes that were written.
-    """
+    """What a task is sent."""
 
     def __init__(self, sink: BinaryIO) -> None:
         self._sink = sink

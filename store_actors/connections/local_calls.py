@@ -44,8 +44,6 @@ class LocalActors(RayActors):
 
 @dataclass(frozen=True, slots=True)
 class _Handle:
-    """The handle of this process's store actor."""
-
     process: Any
     threads: Pool
 

@@ -29,13 +29,7 @@ _Lists = tuple[ListSlot, Slots, Slots]
 
 
 def compact_together(tables: Sequence[tuple[GroupTable, Sequence[Words]]]) -> None:
-    """Drop strings and lists that no live row refers to, of tables that share one pool of strings; ids and extents change in place.
-
-    Parameters
-    ----------
-    tables
-        Each with further rows of its layout (whole ones, or only flag and key words) that stay in use.
-    """
+    """Drop strings and lists that no live row refers to, of tables that share one pool of strings; ids and extents change in place."""
     old = tables[0][0].pool
     lists_of_tables = [(table, *_lists(table, [table.used_rows(), *further_rows])) for table, further_rows in tables]
     string_lists = [

@@ -24,13 +24,7 @@ _PAGE_ENTRIES = 32
 
 
 class ExpiryQueue:
-    """Slots by the time at which their rows expire, in microseconds.
-
-    Parameters
-    ----------
-    memory
-        Where its pages come from.
-    """
+    """Slots by the time at which their rows expire, in microseconds."""
 
     def __init__(self, memory: Memory = HEAP) -> None:
         self._memory = memory

@@ -48,8 +48,6 @@ class FrozenRows(Iterator[Words]):
 
     Parameters
     ----------
-    table
-        The table; it knows of this from now on.
     selected, extra
         Which of its slots to emit (1, else 0; all live ones by default), and rows that are no longer in it.
     words

@@ -38,8 +38,6 @@ class HotKeys:
 
     Parameters
     ----------
-    columns
-        Names of the key columns.
     part
         What part of the batches is counted.
     """

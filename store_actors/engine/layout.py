@@ -147,23 +147,12 @@ class ListSlot:
 class RowLayout:
     """Layout of the rows of one schema, and of the two kinds of batches that are folded into them.
 
-    Parameters
-    ----------
-    schema
-        The operator's schema.
-
     Attributes
     ----------
     raw, partial
         How batches of raw inputs (``schema.raw_schema()``) and of partial accumulators (``schema.row_schema()``) are folded.
-    lists
-        State fields whose lists grow.
     key_words
         Number of words of the key beside `key_mask` in word 0: nulls of keys beyond the first 31 (`null_words`), then values.
-    initial
-        The words of a new group.
-    fails_on_overflow
-        Whether there are sums whose overflow fails the batch.
     """
 
     def __init__(self, schema: StateSchema) -> None:
@@ -246,8 +235,6 @@ class Feed:
 
     Attributes
     ----------
-    inputs
-        Columns besides the keys.
     operations
         One line of ``ACCUMULATE_WORDS`` int64 an accumulator, for ``accumulate_kernels.accumulate``: the step; its columns: first word
         of the first one, the word or column after that (or the parts of a nested type that is compared, in `limits`), the first word
@@ -331,7 +318,6 @@ class Feed:
         return code[_ordering(compared.type) if compared.nested is None else Ordering.NESTED]
 
     def _input_column(self, name: str) -> int:
-        """Return the first column of an input in the words of an encoded batch."""
         column = 0
         for input_field in self.inputs:
             if input_field.name == name:

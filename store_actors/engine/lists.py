@@ -22,13 +22,6 @@ class ListPool:
 
     Lists are only ever appended to, so a row of an earlier version keeps what it had, by its own two words. Extents that no row has
     any more stay until the pool is rebuilt (``compaction.py``).
-
-    Parameters
-    ----------
-    seed
-        As :class:`~store_actors.engine.table.GroupTable`.
-    memory
-        Where its arrays come from.
     """
 
     def __init__(self, seed: int = 0, memory: Memory = HEAP) -> None:
@@ -153,7 +146,6 @@ class ListPool:
         self.arena = self.memory.copied(self.arena)
 
     def _grow_for(self, field: ListSlot, length: int) -> None:
-        """Make room for the next extent of a list."""
         self._grow(2 * (length + 1) * (field.width + 1))
 
     def reserve(self, words: int) -> None:

@@ -29,8 +29,6 @@ class MultimapTable(GroupTable):
     ----------
     schema
         Its last key is :data:`ROW_COLUMN`, int64.
-    seed, memory, capacity
-        As :class:`GroupTable`.
     """
 
     def __init__(self, schema: StateSchema, seed: int = 0, memory: Memory = HEAP, *, capacity: int = 1 << 8) -> None:
@@ -180,8 +178,6 @@ class MultiTable(VersionedTable):
     ----------
     schema
         Its last key is :data:`ROW_COLUMN`, int64, filled by :meth:`numbers`.
-    seed, memory
-        As :class:`GroupTable`.
     """
 
     table: MultimapTable

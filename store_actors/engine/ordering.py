@@ -27,8 +27,6 @@ class RowOrder:
 
     Parameters
     ----------
-    layout
-        Where the columns are.
     order
         The most significant column first, each as ``{"column": name, "descending": bool, "nulls_first": bool}``; no column at
         all makes all rows equal.
@@ -56,13 +54,6 @@ class RowOrder:
         """Return the words of the rows of all blocks, one line a row: of two rows that with the smaller line comes first.
 
         They can be compared with those of the same call only.
-
-        Parameters
-        ----------
-        blocks
-            Whole rows of the layout.
-        pool
-            Strings of the rows.
         """
         columns: list[Words] = []
         for slot, descending, nulls_first in self._columns:

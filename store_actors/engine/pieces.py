@@ -14,13 +14,7 @@ PIECE_BYTES = 1 << 30
 
 
 def cut(sizes: Slots, limit: int) -> Iterator[slice]:
-    """Yield the successive rows of together at most `limit` bytes, or single rows that are larger; one empty piece of no rows.
-
-    Parameters
-    ----------
-    sizes
-        Bytes of each row.
-    """
+    """Yield the successive rows of together at most `limit` bytes, or single rows that are larger; one empty piece of no rows."""
     if not len(sizes):
         yield slice(0, 0)
     ends, begin, done = np.cumsum(sizes), 0, 0

@@ -18,15 +18,8 @@ class PrefixMatch:
 
     Parameters
     ----------
-    table
-        Whose rows they are.
     prefixes
         Rows of its layout of which the first `columns` key columns count.
-
-    Attributes
-    ----------
-    words
-        Which words of the rows are looked at.
     """
 
     def __init__(self, table: GroupTable, prefixes: Words, columns: int) -> None:

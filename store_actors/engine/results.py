@@ -19,15 +19,7 @@ from store_actors.engine.sketches import sketch_bytes
 
 
 def results_of(rows: pa.Table, schema: StateSchema) -> pa.Table:
-    """Return the rows that an operator emits: its keys, and of each accumulator the fields that it emits.
-
-    Parameters
-    ----------
-    rows
-        Keys and state fields.
-    schema
-        The operator's schema.
-    """
+    """Return the rows that an operator emits: its keys, and of each accumulator the fields that it emits."""
     if not any(accumulator.result for accumulator in schema.accumulators):
         return rows
     state = {field.name for field in schema.state_fields}

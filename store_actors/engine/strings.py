@@ -20,13 +20,6 @@ class StringPool:
     """Every distinct string or binary value of one table, addressed by id.
 
     Ids are dense and stay valid for the life of the pool; values are never removed one by one.
-
-    Parameters
-    ----------
-    seed
-        As :class:`~store_actors.engine.table.GroupTable`.
-    memory
-        Where its arrays come from.
     """
 
     def __init__(self, seed: int = 0, memory: Memory = HEAP) -> None:
@@ -131,5 +124,4 @@ class StringPool:
 
 
 def _spare(size: int) -> int:
-    """Return the bytes to grow by."""
     return size if size < _LARGE else size // 2

@@ -59,17 +59,7 @@ class Touched:
 
 
 class GroupTable(WordRows):
-    """All groups of one shard, or of one map task's batch. Not thread-safe; its owner locks.
-
-    Parameters
-    ----------
-    schema
-        The operator's schema.
-    seed, memory
-        As :class:`~store_actors.engine.word_rows.WordRows`.
-    capacity
-        Groups that fit without growing.
-    """
+    """All groups of one shard, or of one map task's batch. Not thread-safe; its owner locks."""
 
     def __init__(self, schema: StateSchema, seed: int = 0, memory: Memory = HEAP, *, capacity: int = 1 << 8) -> None:
         super().__init__(schema, seed, memory)

@@ -66,15 +66,7 @@ class ShardView(Protocol):
 
 
 class TableView:
-    """A version of one table.
-
-    Parameters
-    ----------
-    store
-        The table with its versions.
-    version
-        A retained version.
-    """
+    """A version of one table."""
 
     def __init__(self, store: VersionedTable, version: int) -> None:
         self._store = store
@@ -149,13 +141,6 @@ class VersionView:
     """A view of one version of a table, or (`version` None) of its rows at each moment, pending changes included.
 
     The owner of the table locks during each call.
-
-    Parameters
-    ----------
-    store
-        The table with its versions.
-    version
-        A retained version.
     """
 
     def __init__(self, store: VersionedTable, version: int | None) -> None:
@@ -220,13 +205,7 @@ class VersionView:
         overlay.put(whole)
 
     def _overlay_for(self, keys: Words, nulls: Words, mask: np.uint64) -> GroupTable:
-        """Return at least the changes since the version to rows with some leading key words.
-
-        Parameters
-        ----------
-        mask
-            Of the null bits.
-        """
+        """Return at least the changes since the version to rows with some leading key words."""
         if len(keys) > _FEW_KEYS or self._looks >= _FEW_LOOKS or self._seen or self._version is None:
             self._catch_up()
             return self._overlay

@@ -113,17 +113,7 @@ class VersionStep:
 
 
 class VersionedTable:
-    """Rows at the newest version, with the way back to the :data:`RETAINED_VERSIONS` versions before.
-
-    Parameters
-    ----------
-    schema
-        Schema of the rows.
-    seed, memory
-        As :class:`GroupTable`.
-    table
-        Makes the table that holds them.
-    """
+    """Rows at the newest version, with the way back to the :data:`RETAINED_VERSIONS` versions before."""
 
     def __init__(
         self,

@@ -72,8 +72,6 @@ class WordRows:
 
     Parameters
     ----------
-    schema
-        The operator's schema.
     seed
         128 secret bits, where others choose the keys: see :mod:`store_actors.engine.hash_kernels`.
     memory
@@ -198,13 +196,7 @@ class WordRows:
     def cut(
         self, rows: Words, fields: Sequence[FieldSlot], pool: StringPool | None = None, limit: int | None = None
     ) -> Iterable[slice]:
-        """Return the pieces of rows given as words, of which these fields are at most `limit` bytes of Arrow data (or a single row).
-
-        Parameters
-        ----------
-        limit
-            :attr:`piece_bytes` by default.
-        """
+        """Return the pieces of rows given as words, of which these fields are at most `limit` bytes of Arrow data (or a single row)."""
         limit = self.piece_bytes if limit is None else limit
         if len(rows) * self.longest_row(rows, fields, pool) <= limit:
             return (slice(0, len(rows)),)

@@ -41,8 +41,6 @@ class KeyedMetrics:
     ----------
     rows_updated
         Distinct keys that were put and not removed again, also if the values were the same (as Spark counts).
-    rows_removed
-        Keys of the version before that are gone.
     """
 
     num_keys: int

@@ -42,12 +42,8 @@ class KeyedShard:
     ----------
     keys
         Key columns, at least one. A key column may hold nulls unless its field says no.
-    values
-        Value columns; may be empty (a set of keys).
     due
         Value column by which rows fall due (:meth:`UpdateHandle.due`), of type int64; none by default.
-    seed, memory
-        As :class:`~store_actors.engine.table.GroupTable`.
 
     Raises
     ------
@@ -108,13 +104,6 @@ class KeyedShard:
 
     def begin(self, version: int, next_version: int | None = None) -> UpdateHandle:
         """Return the writer of the version after `version`, which must be the newest.
-
-        Parameters
-        ----------
-        version
-            Version to build on, in memory.
-        next_version
-            Version to make; `version` + 1 by default.
 
         Raises
         ------

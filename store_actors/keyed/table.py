@@ -36,12 +36,8 @@ class RowScan(Iterator[pa.RecordBatch]):
 
     Parameters
     ----------
-    table
-        Where the slots are.
     slots, extra
         What to emit: rows of the table, then rows that are no longer in it.
-    batch_rows
-        Largest number of rows in a batch.
     """
 
     def __init__(self, table: GroupTable, slots: Slots, extra: Words, batch_rows: int) -> None:
@@ -107,8 +103,6 @@ class NetChange:
     ----------
     rows
         New rows, then changed ones with their new words, then removed ones with their last.
-    added, changed, removed
-        How many of each.
     rows_updated
         Keys that were put and are there, also those with the words that they had.
     """
@@ -135,8 +129,6 @@ class DueRows:
 
     Parameters
     ----------
-    table
-        The rows.
     slot
         The column; a row with null is never due.
     """
@@ -186,17 +178,7 @@ class DueRows:
 
 
 class KeyedTable(VersionedTable):
-    """Rows of value words under key words, with the way back to the versions before.
-
-    Parameters
-    ----------
-    keys, values
-        Columns of the store.
-    due
-        Value column (int64) by which rows fall due.
-    seed, memory
-        As :class:`~store_actors.engine.table.GroupTable`.
-    """
+    """Rows of value words under key words, with the way back to the versions before."""
 
     def __init__(
         self,

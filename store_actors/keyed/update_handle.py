@@ -21,17 +21,7 @@ ADDED, CHANGED, GONE = "added", "changed", "removed"
 
 
 class UpdateHandle(Reads):
-    """Makes the next version of a store. As a context manager, it aborts the version unless that was committed.
-
-    Parameters
-    ----------
-    store
-        The store.
-    next_version
-        Number of the version to make, which follows the newest one.
-    on_end
-        Called when the handle commits or aborts.
-    """
+    """Makes the next version of a store. As a context manager, it aborts the version unless that was committed."""
 
     def __init__(self, store: KeyedTable, next_version: int, on_end: Callable[[UpdateHandle], None]) -> None:
         super().__init__(store, store.version, HandleState.UPDATING)

@@ -24,8 +24,6 @@ class KeyedView(VersionView):
 
     Parameters
     ----------
-    store
-        The store.
     version
         A retained version; None for the current rows of the store's table.
     """

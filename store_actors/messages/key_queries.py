@@ -40,14 +40,10 @@ class FoundRows:
 
     Attributes
     ----------
-    version
-        The version that was read.
     newest
         Newest committed version that the store actor has in memory; -1 if it has none.
     places
         For each row the index of its key among the query's keys, in ascending order.
-    rows
-        Columns of the view.
     """
 
     version: int
@@ -61,15 +57,7 @@ KeyResult: TypeAlias = FoundRows | StateStoreError | None
 
 
 class KeyQuery:
-    """Keys to look for on some shards.
-
-    Parameters
-    ----------
-    requests
-        The read request of each shard.
-    keys
-        The keys to find on each shard; all tables have one schema.
-    """
+    """Keys to look for on some shards."""
 
     __slots__ = ("keys", "requests")
 

@@ -44,8 +44,6 @@ class ApplyRequest:
         Where event time stands in the version that is made, the same for all shards of the operator.
     late_ms
         Watermark up to which rows are late, in milliseconds; that of the version before if None.
-    node_id
-        Ray node of the task.
     """
 
     task: TaskIdentity
@@ -81,8 +79,6 @@ class BatchFacts:
     ----------
     watermarks
         Where event time stands with the batch included, the same for all partitions.
-    rows_in, rows_late
-        Input rows of the partition, and those of them dropped as late.
     due_per_ms
         Units of the first store's due column in a millisecond, if its rows fall due by processing time: the earliest is then reported.
     """
@@ -146,14 +142,8 @@ class ReplicatedCommit:
 
     Attributes
     ----------
-    store_id
-        The partition.
-    source
-        Name of the store actor that has it.
     base_attempt
         Attempt that made the version which the commit builds on; empty for the empty one.
-    entries, files
-        The commit of each store, and its delta file.
     """
 
     store_id: StateStoreId

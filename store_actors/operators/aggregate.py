@@ -36,13 +36,7 @@ from store_actors.messages.requests import ShardInput
 
 
 class AggregateShard(VersionedTable):
-    """Groups of one partition at its newest version, with the way back to the versions before.
-
-    Parameters
-    ----------
-    schema
-        The operator's schema.
-    """
+    """Groups of one partition at its newest version, with the way back to the versions before."""
 
     # -- a batch --------------------------------------------------------------------------------------------------
 
@@ -51,12 +45,8 @@ class AggregateShard(VersionedTable):
 
         Parameters
         ----------
-        rows
-            The shard's rows of the batch.
         watermark_ms
             Groups that it has passed are closed.
-        version
-            Version to make, larger than the newest.
         late_ms
             Watermark by which rows are late; by default that of the version before.
 

@@ -34,15 +34,7 @@ from store_actors.messages.requests import ShardInput
 
 
 class DeduplicateShard(VersionedTable):
-    """Keys seen by one partition.
-
-    Parameters
-    ----------
-    schema
-        As the module says.
-    seed, memory
-        As :class:`~store_actors.engine.table.GroupTable`.
-    """
+    """Keys seen by one partition."""
 
     def __init__(self, schema: StateSchema, seed: int = 0, memory: Memory = HEAP) -> None:
         super().__init__(schema, seed, memory)

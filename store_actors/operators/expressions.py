@@ -57,15 +57,7 @@ _ELEMENT = ""
 
 
 class NotComputableError(Exception):
-    """A tree cannot be evaluated.
-
-    Attributes
-    ----------
-    node
-        The part that cannot.
-    reason
-        Why, in words.
-    """
+    """A tree cannot be evaluated."""
 
     def __init__(self, node: Node, reason: str) -> None:
         super().__init__(reason)
@@ -74,13 +66,6 @@ class NotComputableError(Exception):
 
 class ExpressionTree:
     """A tree that is known to be computable.
-
-    Parameters
-    ----------
-    tree
-        As the module says.
-    types
-        Type of every column that it may name.
 
     Raises
     ------

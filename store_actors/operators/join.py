@@ -39,13 +39,6 @@ from store_actors.operators.join_side import JoinSide, SideRows
 class JoinShard:
     """Both sides of a join in one partition at the newest version, with the undo of the versions before.
 
-    Parameters
-    ----------
-    schema
-        As made by :func:`~store_actors.operators.join_schema.join_schema`.
-    seed, memory
-        As :class:`~store_actors.engine.table.GroupTable`.
-
     Raises
     ------
     InvalidRequestError

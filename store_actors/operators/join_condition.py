@@ -15,13 +15,6 @@ from store_actors.operators.expressions import ExpressionTree, Node, NotComputab
 class PairCondition:
     """A compiled condition.
 
-    Parameters
-    ----------
-    tree
-        Over columns of either side, and keys.
-    types
-        Type of every column that it may name.
-
     Raises
     ------
     InvalidRequestError

@@ -120,10 +120,6 @@ def join_schema(
     ----------
     keys
         Leaves of the join key, without ``__row``.
-    left, right
-        Columns of either side, with names of their own.
-    options
-        As the module says; ``sides`` is filled in.
     delay_ms
         Watermark delay; None without a watermark.
     """

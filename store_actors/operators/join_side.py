@@ -34,12 +34,8 @@ class SideRows:
         The rows as words of the side's table; numbers are yet to be given.
     probes
         Which of them have no null in a key compared by ``=``.
-    matched
-        Those that matched something.
     excluded
         Rows of an outer side that cannot match anything: emitted at once, never kept.
-    late
-        Rows dropped as late.
     """
 
     words: Words
@@ -54,16 +50,8 @@ class JoinSide(MultiTable):
 
     Parameters
     ----------
-    schema
-        The operator's schema.
-    options
-        Read from it.
     side
         0 left, 1 right.
-    stored
-        Columns of the side that state holds.
-    seed, memory
-        As :class:`~store_actors.engine.table.GroupTable`.
     """
 
     def __init__(

@@ -26,13 +26,6 @@ from store_actors.messages.requests import ShardInput
 class LimitShard(VersionedTable):
     """The number of rows that were emitted.
 
-    Parameters
-    ----------
-    schema
-        See the module's docstring.
-    seed, memory
-        See :class:`~store_actors.engine.table.GroupTable`.
-
     Raises
     ------
     InvalidRequestError

@@ -52,7 +52,7 @@ _SHARDS: dict[OperatorKind, Callable[[StateSchema, int, Memory], OperatorShard]]
 
 
 def make_shard(schema: StateSchema, seed: int, memory: Memory = HEAP) -> OperatorShard:
-    """Return an empty shard of an operator; `seed` and `memory` as of :class:`~store_actors.engine.table.GroupTable`."""
+    """Return an empty shard of an operator; `seed` and `memory` as of :class:`~store_actors.engine.word_rows.WordRows`."""
     return _SHARDS[schema.operator](schema, seed, memory)
 
 

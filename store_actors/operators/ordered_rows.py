@@ -18,15 +18,7 @@ from store_actors.operators.top_schema import RANK_COLUMN
 
 
 class OrderedRows(VersionedTable):
-    """Rows of one partition of a ``topN`` or ``keepLast``; its subclasses say how a batch changes them.
-
-    Parameters
-    ----------
-    schema
-        As :func:`store_actors.operators.top_schema.top_schema` makes it.
-    seed, memory
-        As :class:`~store_actors.engine.table.GroupTable`.
-    """
+    """Rows of one partition of a ``topN`` or ``keepLast``; its subclasses say how a batch changes them."""
 
     def __init__(self, schema: StateSchema, seed: int = 0, memory: Memory = HEAP) -> None:
         super().__init__(schema, seed, memory)

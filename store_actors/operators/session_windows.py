@@ -96,15 +96,7 @@ class _Merged:
 
 
 class SessionShard(MultiTable):
-    """Open sessions of one partition.
-
-    Parameters
-    ----------
-    schema
-        As the module says.
-    seed, memory
-        As :class:`~store_actors.engine.table.GroupTable`.
-    """
+    """Open sessions of one partition."""
 
     def __init__(self, schema: StateSchema, seed: int = 0, memory: Memory = HEAP) -> None:
         super().__init__(schema, seed, memory)

@@ -48,13 +48,7 @@ def top_shard(schema: StateSchema, seed: int = 0, memory: Memory = HEAP) -> Firs
 
 
 class FirstShard(OrderedRows):
-    """The first row of each partition; all of them are number 0 of their partition, so a better row takes the other's place.
-
-    Parameters
-    ----------
-    schema
-        As the module says, with ``n`` 1.
-    """
+    """The first row of each partition; all of them are number 0 of their partition, so a better row takes the other's place."""
 
     def apply(self, rows: ShardInput, watermark_ms: int, version: int, late_ms: int | None = None) -> Change:
         """Let better rows take the places of others; see :meth:`AggregateShard.apply`."""
@@ -123,13 +117,7 @@ class _Picked:
 
 
 class TopShard(OrderedRows, MultiTable):
-    """The first rows of each partition.
-
-    Parameters
-    ----------
-    schema
-        As the module says.
-    """
+    """The first rows of each partition."""
 
     def apply(self, rows: ShardInput, watermark_ms: int, version: int, late_ms: int | None = None) -> Change:
         """Let rows enter, and others leave; see :meth:`AggregateShard.apply`."""

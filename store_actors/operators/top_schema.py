@@ -31,16 +31,12 @@ def top_schema(
     ----------
     partition, columns
         Key leaves and the other columns of a row.
-    n
-        How many rows of each partition are kept.
     order
         See :class:`~store_actors.engine.ordering.RowOrder`; names columns and order columns.
     order_columns
         What is ordered by and not emitted.
     ties
         Which of rows that are equal in the order is first: the one that came "first" or "last".
-    rank
-        Whether rows are emitted with their rank.
     expiry
         Timestamp column or key leaf that rows expire by.
 

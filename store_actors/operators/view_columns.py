@@ -61,13 +61,6 @@ class _Plan:
 class ViewColumns:
     """The view schema of one store of a state.
 
-    Parameters
-    ----------
-    schema
-        The state's schema.
-    described
-        A part of its description, as the module says.
-
     Raises
     ------
     InvalidRequestError
@@ -311,15 +304,7 @@ def _refused(error: NotComputableError) -> InvalidRequestError:
 
 
 class _Taken:
-    """Takes the values of a key column apart.
-
-    Parameters
-    ----------
-    name, kind
-        Name and type of the column.
-    fields
-        The state's key leaves.
-    """
+    """Takes the values of a key column apart."""
 
     def __init__(self, name: str, kind: pa.DataType, fields: Mapping[str, pa.Field]) -> None:
         self._name, self._kind, self._fields = name, kind, fields

@@ -57,8 +57,6 @@ class PreparedWrite:
 
     Attributes
     ----------
-    state_rows, state_bytes
-        Rows and memory of the store with the change.
     watermarks
         Watermarks that go with the version; that of the change by default.
     due_ms
@@ -87,10 +85,6 @@ class Transaction:
     ----------
     partition
         The partition. The caller has its lock until the transaction has ended.
-    task, lease
-        Who makes the version, and under which lease.
-    writes
-        By store name.
     """
 
     def __init__(self, partition: Partition, task: TaskIdentity, lease: Lease, writes: Mapping[str, Write]) -> None:
@@ -100,13 +94,7 @@ class Transaction:
         self._adopted: dict[str, pa.Table] = {}
 
     def prepare(self, attempt_id: str, committed_at_ms: int) -> Sequence[Delta]:
-        """Make the changes, and return the delta of each store; nothing is written yet.
-
-        Parameters
-        ----------
-        attempt_id, committed_at_ms
-            Id of the attempt, and the time in milliseconds since the epoch.
-        """
+        """Make the changes, and return the delta of each store; nothing is written yet."""
         partition = self.partition
         with partition.changing:
             try:
@@ -221,18 +209,10 @@ class Commits:
 
     Parameters
     ----------
-    objects
-        Store of the files.
-    coordinator
-        Accepts or refuses commits.
     loader
         Reads the deltas of another attempt, if that attempt was committed first.
-    metrics
-        Counters of the process.
     piece_bytes
         Bytes of rows at which a file of a snapshot is closed.
-    standbys
-        Receiver of committed versions.
     """
 
     def __init__(
@@ -351,12 +331,8 @@ class Commits:
 
         Parameters
         ----------
-        entry
-            The commit that made the version.
         tables
             All rows in ``row_schema``, in pieces. A piece is encoded and stored before the next but one is taken.
-        room
-            Sizes that the rows need in memory; see :func:`~store_actors.serving.files.encode_snapshot`.
         """
         created_at_ms = now_ms(self._runtime.clock)
         attempt_id = self._runtime.new_id()

@@ -73,10 +73,6 @@ class _CommitQueue:
     ----------
     turn
         Lock of the thread that sends the waiting commits.
-    expected
-        Partitions whose commits are being prepared.
-    call_s
-        Duration of the last call, in seconds.
     """
 
     turn: Lock
@@ -86,17 +82,7 @@ class _CommitQueue:
 
 
 class GroupedCommits:
-    """Sends the commits of one process to the coordinator, in groups. Thread-safe.
-
-    Parameters
-    ----------
-    send
-        Sends commits of a state to the coordinator; may be repeated.
-    new_lock
-        Makes locks.
-    clock
-        Measures waits.
-    """
+    """Sends the commits of one process to the coordinator, in groups. Thread-safe."""
 
     def __init__(self, send: Send, new_lock: Callable[[], Lock], clock: Clock) -> None:
         self._send = send

@@ -65,13 +65,6 @@ class EvolvingStore:
 
     A version that was written without a column has dropped it. Values of that column in older files are ignored, of any type. A row
     has null there until it is written with the column again. So the result does not depend on which versions have snapshots.
-
-    Parameters
-    ----------
-    make
-        Makes an empty store.
-    spec
-        The store's current columns.
     """
 
     def __init__(self, make: Callable[[], KeyedShard], spec: StoreSpec) -> None:

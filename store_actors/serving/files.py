@@ -63,13 +63,7 @@ def identity_in_state(store_id: StateStoreId, attempt_id: str) -> dict[str, Any]
 
 
 def encode_delta(change: Change, schema: StateSchema, identity: Mapping[str, Any]) -> tuple[bytes, int]:
-    """Return the bytes of a delta's file, and their CRC-32.
-
-    Parameters
-    ----------
-    identity
-        Metadata of :func:`identity_in_state`.
-    """
+    """Return the bytes of a delta's file, and their CRC-32."""
     facts = {"version": change.version, "base_version": change.base_version, "watermark_ms": change.watermark_ms}
     return _encode(change.delta, {**identity, **facts}, schema)
 
@@ -91,8 +85,6 @@ def encode_snapshot(
         All rows, in ``row_schema``. A table is taken from the iterable once those before it are encoded.
     room
         Sizes that the rows need in memory (``VersionedStore.room``), for a process that loads them.
-    identity
-        Metadata of :func:`identity_in_state`.
     piece_bytes
         Uncompressed bytes of rows at which a file is closed.
     """
@@ -118,8 +110,6 @@ def _file_schema(schema: StateSchema) -> pa.Schema:
 
 
 class _OpenFile:
-    """A file that is being encoded."""
-
     def __init__(self, columns: pa.Schema, facts: dict[str, Any], schema: StateSchema) -> None:
         described = columns.with_metadata({_METADATA_KEY: json.dumps({**facts, **_described(schema)}).encode()})
         self._sink = pa.BufferOutputStream()

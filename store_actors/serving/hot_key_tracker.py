@@ -29,8 +29,6 @@ class HottestKeys:
     written
         By rows of batches. The last column, :data:`~store_actors.engine.hot_keys.SHARE_COLUMN`, is the part of all rows that a key has
         at least.
-    looked_up
-        By look-ups of readers.
     """
 
     written: pa.Table | None
@@ -38,13 +36,7 @@ class HottestKeys:
 
 
 class HotKeyTracker:
-    """Counts keys. Thread-safe; an error in here fails no batch and no read.
-
-    Parameters
-    ----------
-    lock
-        A lock of its own.
-    """
+    """Counts keys. Thread-safe; an error in here fails no batch and no read."""
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock

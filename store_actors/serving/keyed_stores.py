@@ -41,8 +41,6 @@ class _SessionWrite:
 
     Attributes
     ----------
-    facts
-        Facts recorded with the version; see :meth:`KeyedStores.commit`.
     is_first
         Whether the store is the first of the request: only its rows may fall due by processing time.
     """
@@ -73,13 +71,7 @@ class _SessionWrite:
 
 
 class KeyedStores:
-    """Sessions on the keyed stores of this process. Thread-safe.
-
-    Parameters
-    ----------
-    partitions
-        The partitions of the process.
-    """
+    """Sessions on the keyed stores of this process. Thread-safe."""
 
     def __init__(self, partitions: Partitions) -> None:
         self.partitions = partitions

@@ -57,8 +57,6 @@ class Lineage:
     ----------
     is_loaded
         Whether memory holds anything; all else but `epoch`, `run_id` and `deltas` counts only then.
-    version
-        The version that memory is at.
     epoch, run_id
         Of the lease under which it was last brought to a version; -1 and empty before.
     attempts

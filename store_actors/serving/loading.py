@@ -109,12 +109,8 @@ class Step:
 
     Attributes
     ----------
-    entry
-        Whose files; None of rows in memory.
     rows, watermark_ms
         Those in memory, as a snapshot of the version, with its watermark.
-    split
-        Which of the rows; None for all.
     """
 
     version: int
@@ -171,12 +167,6 @@ class Loader:
 
     Parameters
     ----------
-    objects
-        The fleet's object store.
-    metrics
-        Counts the reads.
-    runtime
-        Clock, and threads that fetch files in parallel.
     ahead_bytes
         Largest number of bytes that are fetched before they are used. A single file may be larger.
     """
@@ -203,10 +193,6 @@ class Loader:
 
         Parameters
         ----------
-        make
-            Makes an empty shard.
-        plan
-            The files to read.
         adapt
             Converts rows to the columns of the shard. The file's name is :data:`IN_MEMORY` for rows from memory.
         in_memory

@@ -21,12 +21,12 @@ class StoreMetrics:
         Partitions in memory that were brought to a later version by the commits since.
     handed_over, taken_over
         Partitions whose rows were given to another store actor, and taken from one.
+    followed
+        Commits of other store actors that were applied to copies here.
     bytes_between_nodes
         Rows that tasks of operators on other nodes gave and got.
     look_ups, bytes_scanned
         Keys that readers looked up, and bytes of rows that they were given in scans.
-    followed
-        Commits of other store actors that were applied to copies here.
     made_of_memory
         Shards in memory of whose rows a shard of a rescaled state was made, which then were not read.
     standbys_left_behind
@@ -106,10 +106,6 @@ def store_samples(metrics: StoreMetrics, use: MemoryUse, shards: int, behind: tu
 
     Parameters
     ----------
-    use
-        What its process has of memory.
-    shards
-        Those in memory.
     behind
         Commits on their way to its standbys, and their bytes.
     """

@@ -76,13 +76,7 @@ class _ImportWrite:
 
 
 class OperatorShards:
-    """The operators' shards of one process. Thread-safe; different shards work in parallel.
-
-    Parameters
-    ----------
-    partitions
-        The partitions of the process. An operator's partition has one store.
-    """
+    """The operators' shards of one process. Thread-safe; different shards work in parallel."""
 
     def __init__(self, partitions: Partitions) -> None:
         self.partitions = partitions

@@ -59,10 +59,6 @@ class Partition:
         Taken to look at or change anything of the partition but committed versions.
     changing
         Taken, after `lock`, for as long as rows change. Readers of committed versions take only this one, and wait for no commit.
-    formats
-        What each store was loaded as.
-    writer
-        The session that updates the stores, if there is one.
     emitted
         Rows that the newest batch of an operator emitted, for a retry of the task that made it.
     """

@@ -29,27 +29,8 @@ class Partitions:
 
     Parameters
     ----------
-    objects
-        Where files are written.
-    coordinator
-        Who counts commits.
-    metrics
-        Counters of the process.
     piece_bytes
         Bytes of rows from which on a file of a snapshot is closed, and another one begun.
-    standbys
-        Where committed versions are sent.
-    memory
-        The process's memory; as much as the state takes by default.
-
-    Attributes
-    ----------
-    cache
-        The partitions in memory.
-    restorer, commits, transfers
-        What brings a partition to a version; makes its next one; copies it from and to other store actors.
-    stored
-        Versions that are read from files.
     """
 
     def __init__(

@@ -93,8 +93,6 @@ class FrozenStore:
     ----------
     pieces
         Copies of rows. Each is taken under the partition's lock, and converted to tables without the lock.
-    room
-        Sizes that the rows need in memory; see ``VersionedStore.room``.
     """
 
     entry: CommitEntry
@@ -124,15 +122,7 @@ class _Stream(Generic[Piece]):
 
 
 class PieceStreams(Generic[Piece]):
-    """Open streams by id. Thread-safe.
-
-    Parameters
-    ----------
-    guard
-        Lock of the table of streams.
-    new_id, elapsed_s
-        Makes ids; returns the seconds since a fixed moment.
-    """
+    """Open streams by id. Thread-safe."""
 
     def __init__(self, guard: Lock, new_id: Callable[[], str], elapsed_s: Callable[[], float]) -> None:
         self._guard = guard
@@ -193,13 +183,7 @@ class PieceStreams(Generic[Piece]):
 
 
 class StoredRows:
-    """Reads versions of stores from their files.
-
-    Parameters
-    ----------
-    loader, memory
-        Reader of files; memory of the process.
-    """
+    """Reads versions of stores from their files."""
 
     def __init__(self, loader: Loader, runtime: Runtime, memory: StoreMemory) -> None:
         self._loader = loader

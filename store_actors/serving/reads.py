@@ -56,12 +56,8 @@ class Reads:
 
     Parameters
     ----------
-    stored
-        Reads versions from their files.
     resident
         What the process has in memory; None where no fleet runs.
-    coordinator
-        Knows the files of versions.
     most_bytes
         Most memory for versions that are loaded and kept; one that takes more by itself is read, and kept until the next is loaded.
     """
@@ -268,7 +264,6 @@ def _version_to_read(request: ReadRequest, newest: tuple[int, str]) -> tuple[int
 
 
 def _limited(pieces: Iterator[pa.Table], limit: int | None) -> Generator[pa.Table]:
-    """Yield the first `limit` rows in non-empty pieces."""
     remaining = limit
     for piece in pieces:
         rows = piece if remaining is None else piece.slice(0, remaining)

@@ -32,17 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Restorer:
-    """Restores partitions to versions. The caller holds the lock of the partition.
-
-    Parameters
-    ----------
-    cache
-        The partitions of the process.
-    coordinator
-        Knows the committed history.
-    loader, memory, metrics
-        Reader of files; memory and counters of the process.
-    """
+    """Restores partitions to versions. The caller holds the lock of the partition."""
 
     def __init__(
         self,
@@ -72,11 +62,6 @@ class Restorer:
 
         The coordinator is called only if memory is not certainly at that version. It records where the partition is, and returns
         partitions of this process that it has reassigned; these are dropped from memory.
-
-        Parameters
-        ----------
-        definitions
-            Definitions of the stores that the task needs, by name.
 
         Raises
         ------
@@ -182,8 +167,6 @@ class Restorer:
 
         Parameters
         ----------
-        store_id
-            A partition of the state.
         definition
             Definition that the store must have, so that its rows have the requested columns.
         """

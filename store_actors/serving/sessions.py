@@ -27,12 +27,8 @@ class Ended:
 
     Attributes
     ----------
-    reason
-        Why it is over.
     fenced
         Whether a newer owner or attempt ended it.
-    committed
-        Version that it made.
     """
 
     reason: str
@@ -61,10 +57,6 @@ class Session:
     ----------
     used_s
         When it was last called, in seconds of a clock that only elapses.
-    ended
-        How it ended; None while it is open.
-    on_end
-        Called with how it ended.
     """
 
     request: OpenRequest
@@ -114,17 +106,7 @@ class Session:
 
 
 class Sessions:
-    """Sessions by id. Thread-safe. Each call takes the same time however many there are.
-
-    Parameters
-    ----------
-    guard
-        Lock of the list itself.
-    new_id
-        Makes ids.
-    elapsed_s
-        A clock that only elapses, in seconds.
-    """
+    """Sessions by id. Thread-safe. Each call takes the same time however many there are."""
 
     def __init__(self, guard: Lock, new_id: Callable[[], str], elapsed_s: Callable[[], float]) -> None:
         self._guard = guard

@@ -32,15 +32,7 @@ StoreDefinition: TypeAlias = StateSchema | StoreSpec
 
 
 class StoreFormat(Protocol):
-    """Creates, loads, catches up and views one store.
-
-    Attributes
-    ----------
-    definition
-        Definition of the store.
-    schema
-        Schema of its rows.
-    """
+    """Creates, loads, catches up and views one store."""
 
     @property
     def definition(self) -> StoreDefinition: ...
@@ -73,7 +65,7 @@ class StoreFormat(Protocol):
 
 
 def store_format(definition: StoreDefinition, seed: int, memory: Memory = HEAP) -> StoreFormat:
-    """Return the format of a store; for `seed` and `memory` see :class:`~store_actors.engine.table.GroupTable`."""
+    """Return the format of a store; for `seed` and `memory` see :class:`~store_actors.engine.word_rows.WordRows`."""
     if isinstance(definition, StoreSpec):
         return _KeyedFormat(definition, seed, memory)
     return _OperatorFormat(definition, seed, memory)

@@ -30,17 +30,7 @@ _APPLIED = 8
 
 
 class Transfers:
-    """Copies of one process's partitions, to and from other store actors. Thread-safe.
-
-    Parameters
-    ----------
-    cache, restorer
-        The partitions, and the restorer of their versions.
-    coordinator
-        Has the committed versions.
-    memory, metrics
-        The process's memory, and its counters.
-    """
+    """Copies of one process's partitions, to and from other store actors. Thread-safe."""
 
     def __init__(
         self,

@@ -26,12 +26,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class MappedFile:
-    """A file without a name in a folder, which grows.
-
-    Parameters
-    ----------
-    folder
-        Folder on a local disk; created again if it was removed.
+    """A file without a name in a folder, which is created again if it was removed; it grows.
 
     Raises
     ------

@@ -163,12 +163,7 @@ class MemoryKeeper:
         return True
 
     def check(self, more: int, facts: Mapping[str, Any]) -> None:
-        """Refuse a batch if the process's own memory, which cannot be spilled, would exceed the limit.
-
-        Parameters
-        ----------
-        more
-            Bytes that are about to be allocated.
+        """Refuse a batch of `more` bytes if the process's own memory, which cannot be spilled, would exceed the limit.
 
         Raises
         ------

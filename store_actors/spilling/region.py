@@ -56,19 +56,7 @@ class PieceSizes:
 
 
 class Region:
-    """The :class:`~store_actors.engine.memory.Memory` of one partition, under a memory limit.
-
-    Parameters
-    ----------
-    store_id
-        The partition.
-    folder
-        Folder of its files.
-    sizes
-        Sizes of arrays in files, and of pieces of data.
-    keeper
-        Decides which regions stay in memory.
-    """
+    """The :class:`~store_actors.engine.memory.Memory` of one partition, under a memory limit."""
 
     def __init__(self, store_id: StateStoreId, folder: str, sizes: PieceSizes, keeper: MemoryKeeper) -> None:
         self._store_id = store_id

@@ -14,7 +14,7 @@ import pyarrow as pa
 from coordinator.model.errors import MemoryLimitError
 from coordinator.model.identities import StateStoreId
 from coordinator.model.memory_options import MemoryUse
-from coordinator.runtime.runtime import MachineThreads, Threads
+from coordinator.runtime.runtime import MachineThreads
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.spilling.memory_keeper import MemoryKeeper
 from store_actors.spilling.region import PieceSizes, Region
@@ -101,10 +101,6 @@ class LimitedMemory:
     ----------
     limit
         Bytes that the process may have, without Ray's shared object store.
-    folder
-        Where state is put that does not fit.
-    patience_s
-        Seconds that a request waits for memory that others have.
 
     Raises
     ------
@@ -112,9 +108,7 @@ class LimitedMemory:
         The limit leaves no room, or the folder cannot be used.
     """
 
-    def __init__(
-        self, limit: int, folder: str, threads: Threads | None = None, patience_s: float = _PATIENCE_S
-    ) -> None:
+    def __init__(self, limit: int, folder: str) -> None:
         self._folder = checked_folder(folder)
         self._keeper = keeper = MemoryKeeper(limit)
         capacity = keeper.high - keeper.base
@@ -126,7 +120,7 @@ class LimitedMemory:
                 process_bytes=keeper.base,
                 least=(keeper.base + _MIN_CAPACITY) * 8 // 7 + 1,
             )
-        self.budget = WorkBudget(int(capacity * _WORK), patience_s)
+        self.budget = WorkBudget(int(capacity * _WORK), _PATIENCE_S)
         self._sizes = PieceSizes(
             array=_between(limit >> 13, 1 << 16, 1 << 20),
             piece=_between(capacity >> 4, 1 << 20, HEAP.piece_bytes),
@@ -139,7 +133,7 @@ class LimitedMemory:
         self._loading = threading.Lock()
         _open_many_files()
         keep_nothing_back()
-        (threads or MachineThreads()).start(keeper.run, "statefleet-memory")
+        MachineThreads().start(keeper.run, "statefleet-memory")
 
     def region(self, store_id: StateStoreId) -> Region:
         """Return the memory for the arrays of a partition: the same object each time."""

@@ -22,8 +22,6 @@ class WorkBudget:
     ----------
     capacity
         Bytes for all requests together.
-    patience_s
-        Longest time that a request waits, in seconds.
     """
 
     def __init__(self, capacity: int, patience_s: float) -> None:
@@ -46,8 +44,6 @@ class WorkBudget:
             Bytes that it certainly needs.
         likely
             Bytes that it may need. If they exceed the capacity, the request reserves the whole capacity.
-        facts
-            Context of the request for errors.
 
         Raises
         ------

@@ -15,8 +15,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark_jobs import page_hits
-from spark_jobs.jobs.input_job import execute
+from spark_jobs.page_hits import execute
 from statefleet.fleet import Fleet
 from tests.connectors.topics import newest, read_records, send_bytes, send_json, stream_of
 from tests.integration.streams import Run
@@ -114,7 +113,7 @@ def test_the_job_page_hits_reads_and_writes_topics(
         lines = [good.format(h=n % 4, p=n % 5, size=n) for n in range(100)]
         expected.update((f"/page{n % 5}", n % 4) for n in range(100))
         send_bytes(spark, broker, name, [(n % 3, line.encode()) for n, line in enumerate([*lines, "nonsense"])])
-        rows, malformed = execute(spark, fleet, page_hits.JOB, options)
+        rows, malformed = execute(spark, fleet, options)
         assert (rows, malformed) == (101, round_number + 1)
     results = pq.read_table(tmp_path / "results.parquet").to_pylist()
     assert {(row["path"], row["hour"].hour): row["hits"] for row in results} == expected

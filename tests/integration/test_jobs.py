@@ -12,10 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs import page_hits
 from spark_jobs.jobs.access_log import parse_log
 from spark_jobs.jobs.console import keep_newest
-from spark_jobs.jobs.input_job import InputJob, execute
+from spark_jobs.page_hits import build, execute
 from statefleet.fleet import Fleet
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -49,13 +48,11 @@ def rows_of(table: Any, columns: list[str]) -> list[tuple[Any, ...]]:
     return sorted(tuple(value(row[column]) for column in columns) for row in table)
 
 
-def run_and_compare(
-    spark: SparkSession, fleet: Fleet, job: InputJob, batch: Any, source: Path, folder: Path, name: str
-) -> int:
+def run_and_compare(spark: SparkSession, fleet: Fleet, batch: Any, source: Path, folder: Path, name: str) -> int:
     """Run the job over `source`; its results must equal its own build over `batch`. Returns the malformed lines kept."""
-    rows, malformed = execute(spark, fleet, job, options(folder, source, name))
+    rows, malformed = execute(spark, fleet, options(folder, source, name))
     parsed_good = batch.where("reason IS NULL").drop("raw", "reason")
-    expected = [row.asDict() for row in job.build(parsed_good).collect()]
+    expected = [row.asDict() for row in build(parsed_good).collect()]
     results = pq.read_table(folder / "results.parquet").to_pylist()
     columns = list(expected[0])
     assert rows_of(results, columns) == rows_of(expected, columns)
@@ -83,7 +80,7 @@ def test_a_job_equals_a_batch_and_keeps_malformed_lines(
     spark: SparkSession, fleet: Fleet, log_folder: Path, tmp_path: Path, name: str
 ) -> None:
     batch = parse_log(spark.read.text(str(log_folder)))
-    malformed = run_and_compare(spark, fleet, page_hits.JOB, batch, log_folder, tmp_path / "job", name)
+    malformed = run_and_compare(spark, fleet, batch, log_folder, tmp_path / "job", name)
     assert malformed == 2 + 3 + 4
     kept = spark.read.parquet(str(tmp_path / "job" / "malformed")).collect()
     assert {row["raw"] for row in kept} == set(BAD)
@@ -100,7 +97,7 @@ def test_a_job_on_a_real_log(spark: SparkSession, fleet: Fleet, tmp_path: Path, 
     batch = parse_log(spark.read.text(str(source)))
     assert batch.count() == 10_000
     # One of them was cut off in its agent, and counts.
-    assert run_and_compare(spark, fleet, page_hits.JOB, batch, source, tmp_path / "job", name) == 0
+    assert run_and_compare(spark, fleet, batch, source, tmp_path / "job", name) == 0
 
 
 def test_results_keep_both_hours_of_the_night_that_clocks_go_back(

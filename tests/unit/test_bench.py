@@ -1,21 +1,19 @@
-"""``python -m benchmarks``: its lines, and its figures as a table and as a page."""
+"""``python -m benchmarks``: its lines, and its figures as a table."""
 
 from __future__ import annotations
 
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import __main__ as bench
-from benchmarks import operators, table
+from benchmarks import table
 from benchmarks.harness import FLEET, PLAIN, SPARK_STORES, Target, ratios_of, summary
-from benchmarks.lines import FULL, QUICK, NexmarkLine, OperatorLine
-from benchmarks.page import page
-from benchmarks.uuids import uuids
+from benchmarks.lines import FULL, QUICK, NexmarkLine, OperatorLine, large
+from benchmarks.without_spark import uuids
 from benchmarks.workloads import WORKLOADS, Processor, Profile
 from spark_jobs.plan.spark_version import SPARK
 
@@ -36,7 +34,7 @@ def results(*rows: dict[str, Any], quick: bool = False) -> dict[str, Any]:
         "versions": {"python": "3.11", "statefleet": "1.2.0+local", "pyspark": "3.5"},
         "date": "2026-01-02 03:04 UTC",
         "commit": "abc",
-        "quick": quick,
+        "is_documented": not quick,
         "seconds": 540.0,
         "fairness": "all < the same",
         "rows": list(rows),
@@ -47,7 +45,7 @@ def results(*rows: dict[str, Any], quick: bool = False) -> dict[str, Any]:
 OTHER = "rocksdb"
 ENGINE = {
     "line": "engine", "title": "the engine", "detail": "10 keys", "sides": {}, "ratios": [],
-    "figures": {"int64 keys": {"upsert_ns": 251.4, "loaded_rows_per_s": 4e6}, "UUID text keys": {"upsert_ns": 800.0}},
+    "figures": {"int64 keys": {"upsert_ns": 251.4, "table_ns": 58.0}, "UUID text keys": {"upsert_ns": 800.0}},
 }  # fmt: skip
 COMPARED = row(
     {FLEET: [1.0, 2.0, 3.0], PLAIN: [1.0, 1.0, 1.0], "hdfs": [4.0, 4.0, 6.0]},
@@ -87,11 +85,8 @@ def test_a_further_side_is_run() -> None:
 @pytest.mark.parametrize("line", FULL, ids=lambda line: line.name)
 def test_a_side_that_a_line_has_is_not_run_twice(line: Any) -> None:
     further = line.beside(OTHER).beside(OTHER)
-    for sides in (getattr(further, name, None) for name in ("plan", "trickle")):
-        if sides is not None:
-            assert len(set(sides.sides)) == len(sides.sides)
-    if isinstance(further, NexmarkLine):
-        assert len(set(further.runs.variants)) == len(further.runs.variants)
+    if isinstance(further, OperatorLine):
+        assert len(set(further.plan.sides)) == len(further.plan.sides)
 
 
 def test_a_name_of_the_other_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,11 +96,9 @@ def test_a_name_of_the_other_run_is_refused(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_a_workload_has_the_filling_batches_that_it_says_and_repeats_its_rows(name: str) -> None:
+def test_a_workload_has_the_filling_rows_that_it_says_and_repeats_its_rows(name: str) -> None:
     workload = WORKLOADS[name](1_000, 3_000)
-    filling = list(workload.filling())
-    assert len(filling) == workload.filling_batches
-    assert sum(rows.num_rows for rows in filling) == workload.fill
+    assert sum(rows.num_rows for rows in workload.filling()) == workload.fill
     assert workload.batch(1).num_rows == 1_000
     assert workload.batch(1).equals(workload.batch(1))
     assert not workload.batch(1).equals(workload.batch(2))
@@ -117,8 +110,8 @@ def test_every_key_of_a_batch_of_profiles_has_the_same_number_of_rows(name: str)
     assert counts.to_pylist() == [WORKLOADS[name].rows_a_key]
 
 
-def test_processors_are_compared_by_default_where_spark_has_them() -> None:
-    names = operators._parse([]).only
+def test_processors_are_compared_where_spark_has_them() -> None:
+    names = [line.name for line in large(1_000, 3_000, 10)]
     assert (Processor.name in names) == bool(SPARK.PROCESSOR_CLASSES)
     assert Profile.name in names
 
@@ -129,7 +122,7 @@ def test_a_workload_that_spark_cannot_run_is_refused_in_a_sentence(
     if SPARK.PROCESSOR_CLASSES:
         monkeypatch.setattr(Processor, "missing", "Spark 3.5 has no transformWithState")
     with pytest.raises(SystemExit):
-        operators.main(["--only", "processor", "--stores", "rocksdb"])
+        bench.main(["--large", "--only", "processor"])
     assert "processor: Spark 3.5 has no transformWithState" in capsys.readouterr().err
 
 
@@ -159,7 +152,6 @@ def test_a_side_of_the_fleet_that_failed_is_a_sentence() -> None:
     failed = {**COMPARED, "ratios": [], "sides": {FLEET: {"failure": "failed: no\nmore"}, "hdfs": {"failure": "slow"}}}
     assert table.missed([failed]) == ["counts & sums (1,000 rows; 3 batches): Statefleet: failed: no"]
     assert "failed" in table.table(results(failed))
-    assert "failed: no" in page(results(failed))
 
 
 @pytest.mark.parametrize(("bound", "code"), [(3.0, 0), (1.5, 1)])
@@ -173,39 +165,6 @@ def test_a_quick_run_ends_with_1_on_a_regression(
     written = json.loads((tmp_path / "results.json").read_text())
     assert written["rows"] == [measured]
     assert {"machine", "versions", "date", "commit", "seconds"} <= written.keys()
-
-
-class _Page(HTMLParser):
-    """Elements, and what a browser would fetch."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.fetched: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.fetched += [f"{name}={value}" for name, value in attrs if name in ("src", "href", "srcset", "data")]
-
-
-def test_the_page_has_a_chart_for_each_comparison_and_fetches_nothing() -> None:
-    text = page(results(COMPARED, ENGINE))
-    html = _Page(text)
-    assert html.tags.count("svg") == 1
-    assert html.tags.count("rect") == 3
-    assert html.tags.count("table") == 1
-    assert not html.fetched
-    assert "url(" not in text
-    assert "prefers-color-scheme: dark" in text
-    assert "counts &amp; sums" in text
-    assert "all &lt; the same" in text
-
-
-def test_the_page_has_all_figures() -> None:
-    whole = results(COMPARED, ENGINE)
-    (data,) = re.findall(r'<script type="application/json" id="results">(.*?)</script>', page(whole), re.DOTALL)
-    assert json.loads(data) == whole
 
 
 def test_the_table_comes_between_the_marks_of_the_documentation() -> None:
