@@ -65,9 +65,8 @@ def halt(pid: int) -> None:
 def test_two_attempts_of_a_task_at_once_count_once(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    feed = Feed(spark, tmp_path / "in", pa.schema([("v", pa.int64())]))
-    run = Run(fleet.stateful(feed.stream(), name=name, shards=3).groupBy("v").count(), "update", tmp_path / "ck")
-    try:
+    feed = Feed(tmp_path / "in", pa.schema([("v", pa.int64())]))
+    with Run(fleet.stateful(feed.stream(), name=name, shards=3).groupBy("v").count(), "update", tmp_path / "ck") as run:
         for batch in range(1, 6):
             # The first and the second one make all processes ready.
             if batch in (3, 4):
@@ -85,5 +84,3 @@ def test_two_attempts_of_a_task_at_once_count_once(
         assert speculative_tasks(spark, run) > 0
         (query,) = fleet.status()["queries"]
         assert [shard["version"] for shard in query["shards"]] == [5] * 3
-    finally:
-        run.stop()

@@ -29,7 +29,7 @@ class CountingQuery:
 
     def __init__(self, spark: SparkSession, fleet: Fleet, folder: Path, name: str) -> None:
         self.fleet, self.name = fleet, name
-        self.feed = Feed(spark, folder / "in", EVENTS)
+        self.feed = Feed(folder / "in", EVENTS)
         marked = fleet.stateful(self.feed.stream(), name=name, shards=SHARDS)
         counts = marked.groupBy("v").agg(F.count("*").alias("n"), F.max("text").alias("text"))
         self.run = Run(counts, "update", folder / "ck")

@@ -77,14 +77,13 @@ def with_keyed_store(fleet: Fleet, rows: DataFrame, name: str) -> DataFrame:
 def test_its_tasks_run_where_their_shards_are(
     build: Build, spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    feed = Feed(spark, tmp_path / "in", ROWS)
-    run = Run(build(fleet, feed.stream(), name), "update" if build is with_group_state else "append", tmp_path / "ck")
-    try:
+    feed = Feed(tmp_path / "in", ROWS)
+    with Run(
+        build(fleet, feed.stream(), name), "update" if build is with_group_state else "append", tmp_path / "ck"
+    ) as run:
         for batch in range(8):
             feed.add([(key, batch * 1_000_000) for key in range(30)])
             run.wait()
         query = query_of(fleet, name)
         assert query["locality"] >= 0.95, [shard["operations_elsewhere"] for shard in query["shards"]]
         assert len({shard["node_id"] for shard in query["shards"]}) == SHARDS
-    finally:
-        run.stop()

@@ -21,10 +21,9 @@ VALUES = pa.schema([("v", pa.int64())])
 
 
 def test_tasks_run_where_their_shards_are(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
-    feed = Feed(spark, tmp_path / "in", VALUES)
+    feed = Feed(tmp_path / "in", VALUES)
     counts = fleet.stateful(feed.stream(), name=name, shards=12).groupBy("v").count()
-    run = Run(counts, "update", tmp_path / "ck")
-    try:
+    with Run(counts, "update", tmp_path / "ck") as run:
         for batch in range(50):
             feed.add([(value,) for value in range(batch, batch + 50)])
             run.wait()
@@ -34,16 +33,13 @@ def test_tasks_run_where_their_shards_are(spark: SparkSession, fleet: Fleet, tmp
         for shard in range(12):
             explained = fleet.explain_placement(name, shard)
             assert [move.reason for move in explained.moves] == ["spread over the nodes that have executors"]
-    finally:
-        run.stop()
 
 
 def test_operators_of_a_query_share_nodes(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
-    feed = Feed(spark, tmp_path / "in", VALUES)
+    feed = Feed(tmp_path / "in", VALUES)
     first = fleet.stateful(feed.stream(), name=f"{name}-distinct", shards=6).dropDuplicates(["v"])
     second = fleet.stateful(first, name=f"{name}-counts", shards=6).groupBy("v").agg(F.count("*"))
-    run = Run(second, "update", tmp_path / "ck")
-    try:
+    with Run(second, "update", tmp_path / "ck") as run:
         for batch in range(6):
             feed.add([(value,) for value in range(batch, batch + 20)])
             run.wait()
@@ -53,5 +49,3 @@ def test_operators_of_a_query_share_nodes(spark: SparkSession, fleet: Fleet, tmp
         ]
         assert nodes[0] == nodes[1]
         assert len(set(nodes[0])) == 3
-    finally:
-        run.stop()

@@ -68,8 +68,7 @@ def test_the_programs_of_the_page_run(scope: Scope, fleet: sf.Fleet, tmp_path: P
         scope["copy_to_delta"](fleet.state(f"{name}-{source}-users"))
         return sorted(map(tuple, scope["spark"].table(f"delta.`{tmp_path}/users`").collect()))
 
-    run = Run(scope[f"{source}_users"], "update", tmp_path / "ck")
-    try:
+    with Run(scope[f"{source}_users"], "update", tmp_path / "ck") as run:
         assert sorted(map(tuple, run.take())) == copy() == [("ann", 2), ("bob", 1)]
         more: DataFrame = scope["spark"].createDataFrame([("bob",), ("eve",)], "user STRING")
         if source == "delta":
@@ -78,8 +77,6 @@ def test_the_programs_of_the_page_run(scope: Scope, fleet: sf.Fleet, tmp_path: P
             more.writeTo("lake.shop.clicks").append()
         assert sorted(map(tuple, run.take())) == [("bob", 2), ("eve", 1)]
         assert copy() == [("ann", 2), ("bob", 2), ("eve", 1)]
-    finally:
-        run.stop()
 
 
 def test_a_copy_of_a_state_follows_it_by_changes(scope: Scope, fleet: sf.Fleet, tmp_path: Path, name: str) -> None:
@@ -149,7 +146,7 @@ def failing(sink: Callable[[DataFrame, int], None], attempts: Sequence[str]) -> 
 def test_a_batch_that_is_repeated_is_in_the_table_once(
     scope: Scope, spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, name: str, sink: str
 ) -> None:
-    feed = Feed(spark, tmp_path / "in", CLICKS)
+    feed = Feed(tmp_path / "in", CLICKS)
     expected: Counter[str] = Counter()
     for number in range(4):
         users = [f"u{n % (number + 2)}" for n in range(10)]

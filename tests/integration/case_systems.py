@@ -39,7 +39,7 @@ class Inputs:
     def __init__(self, spark: SparkSession, folder: Path, columns: Mapping[str, str]) -> None:
         self._types = {key: spark.createDataFrame([], ddl).schema for key, ddl in columns.items()}
         fields = [StructField(key, kind) for key, kind in self._types.items()]
-        self._feed = Feed(spark, folder, SPARK.arrow_schema(StructType(fields)))
+        self._feed = Feed(folder, SPARK.arrow_schema(StructType(fields)))
 
     def add(self, rows: Mapping[str, Any]) -> None:
         # A row of the source is a row of one input; the others are null.

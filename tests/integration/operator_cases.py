@@ -104,11 +104,6 @@ def deduplicated(ops: Operators, frame: DataFrame) -> DataFrame:
     return ops(frame, "dedup").dropDuplicates().select(seconds("t"))  # type: ignore[no-any-return]
 
 
-def first_of_keys(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
-    first = ops(i["a"].withWatermark("t", "2 seconds"), "dedup").dropDuplicatesWithinWatermark(["k"])
-    return first.select("k", seconds("t"))  # type: ignore[no-any-return]
-
-
 def union_of_two(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
     union = i["a"].withWatermark("t", "10 seconds").union(i["b"].withWatermark("t", "15 seconds"))
     return ops(union, "dedup").dropDuplicates().select(seconds("t"))  # type: ignore[no-any-return]

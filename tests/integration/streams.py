@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,16 +31,16 @@ class Feed:
 
     Parameters
     ----------
-    spark
-        Session.
     folder
         Folder of the input files, empty at first.
     schema
         Arrow schema of the rows.
+    spark
+        Session, if not the one that the process has.
     """
 
-    def __init__(self, spark: SparkSession, folder: Path, schema: pa.Schema) -> None:
-        self.spark, self.folder, self.schema = spark, folder, schema
+    def __init__(self, folder: Path, schema: pa.Schema, spark: SparkSession | None = None) -> None:
+        self.spark, self.folder, self.schema = spark or SparkSession.builder.getOrCreate(), folder, schema
         folder.mkdir(parents=True, exist_ok=True)
 
     def add(self, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -71,7 +72,7 @@ class Feed:
 
 
 class Run:
-    """A running query whose emitted rows are kept per batch.
+    """A running query whose emitted rows are kept per batch; leaving it as a context stops it.
 
     Parameters
     ----------
@@ -148,3 +149,22 @@ class Run:
 
     def stop(self) -> None:
         self.query.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+Running = TypeVar("Running", StreamingQuery, list[Run])
+
+
+@contextmanager
+def stopping(running: Running) -> Iterator[Running]:
+    """Stop a query, or each of a list, at the end of a block."""
+    try:
+        yield running
+    finally:
+        for query in running if isinstance(running, list) else [running]:
+            query.stop()

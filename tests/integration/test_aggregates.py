@@ -17,7 +17,7 @@ from statefleet.fleet import Fleet
 from tests.integration.aggregate_rows import _FEW, COARSE, ROWS, row, stream
 from tests.integration.case_systems import configured
 from tests.integration.comparable_results import facts, normal
-from tests.integration.streams import Feed, Run
+from tests.integration.streams import Feed, Run, stopping
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning"),
@@ -206,7 +206,7 @@ def test_a_family_of_aggregates_equals_spark(
     # In a window with few rows values come equally often, and Spark takes any of them.
     kept = [column for column in aggregates(family) if mode != "append" or "mode(" not in str(column)]
     columns = [column.alias(f"c{number}") for number, column in enumerate(kept)]
-    feeds = [Feed(spark, tmp_path / side / "in", ROWS) for side in ("fleet", "spark")]
+    feeds = [Feed(tmp_path / side / "in", ROWS) for side in ("fleet", "spark")]
 
     def query(frame: Any) -> DataFrame:
         keys = {"update": ["k"], "append": [F.window("t", "10 seconds"), "k"], "complete": []}[mode]
@@ -226,10 +226,8 @@ def test_a_family_of_aggregates_equals_spark(
     )
     assert facts(fleet_query) == facts(query(stream(feeds[1]).withWatermark("t", "2 seconds")))
     # Its sums of texts and beyond 64 bits end the query in ANSI mode, the default of Spark 4.
-    if family == "numbers":
-        spark.conf.set("spark.sql.ansi.enabled", "false")
-    runs = [start(side, side) for side in ("fleet", "spark")]
-    try:
+    conf = {"spark.sql.ansi.enabled": "false"} if family == "numbers" else {}
+    with configured(spark, conf), stopping([start(side, side) for side in ("fleet", "spark")]) as runs:
         for begin, end in ((0, 16), (16, 17), (17, 30), (30, 48)):
             if begin == 17:
                 runs[0].stop()
@@ -239,13 +237,9 @@ def test_a_family_of_aggregates_equals_spark(
             fleet_rows, spark_rows = (normal(run.take()) for run in runs)
             assert differences(columns, fleet_rows, spark_rows) == []
             assert spark_rows or mode == "append"
-    finally:
-        spark.conf.unset("spark.sql.ansi.enabled")
-        for run in runs:
-            run.stop()
 
 
-def test_some_of_each_family_equal_spark(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
+def test_some_of_each_family_equal_spark(fleet: Fleet, tmp_path: Path, name: str) -> None:
     texts = [
         "max_by(s, i64)",
         "corr(i64, f64)",
@@ -257,45 +251,38 @@ def test_some_of_each_family_equal_spark(spark: SparkSession, fleet: Fleet, tmp_
         "try_sum(i64)",
         *(f"{name}(s{how})" for name in ("first", "last") for how in ("", ", true")),
     ]
-    feeds = [Feed(spark, tmp_path / side / "in", ROWS) for side in ("fleet", "spark")]
+    feeds = [Feed(tmp_path / side / "in", ROWS) for side in ("fleet", "spark")]
 
     def query(frame: Any) -> DataFrame:
         return frame.groupBy("k").agg(*(F.expr(text).alias(f"c{n}") for n, text in enumerate(texts)))  # type: ignore[no-any-return]
 
     ours = query(fleet.stateful(stream(feeds[0]), name=name, shards=2))
     assert facts(ours) == facts(query(stream(feeds[1])))
-    runs = [Run(ours, "update", tmp_path / "ck"), Run(query(stream(feeds[1])), "update", tmp_path / "ck-spark")]
-    try:
+    with stopping(
+        [Run(ours, "update", tmp_path / "ck"), Run(query(stream(feeds[1])), "update", tmp_path / "ck-spark")]
+    ) as runs:
         for begin, end in ((0, 16), (16, 40)):
             for feed in feeds:
                 feed.add([row(n) for n in range(begin, end)])
             mine, theirs = (normal(run.take()) for run in runs)
             assert differences([F.lit(text) for text in texts], mine, theirs) == []
-    finally:
-        for run in runs:
-            run.stop()
 
 
 @pytest.mark.parametrize("ansi", ["true", "false"])
 def test_sums_of_no_values_are_null(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, ansi: str) -> None:
-    feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.int64()), ("v", pa.int64())]))
+    feed = Feed(tmp_path / "in", pa.schema([("k", pa.int64()), ("v", pa.int64())]))
     texts = ("sum(v)", "sum(int(v))", "sum(v) FILTER (WHERE v > 5)", "sum(make_dt_interval(v))", "sum(make_ym_interval(v))",
              "avg(make_ym_interval(v))", "sum(cast(v as decimal(9, 2)))", "avg(v)", "try_sum(v)")  # fmt: skip
-    spark.conf.set("spark.sql.ansi.enabled", ansi)
-    try:
+    with configured(spark, {"spark.sql.ansi.enabled": ansi}), stopping(list[Run]()) as runs:
         columns = [F.expr(text).cast("string").alias(f"c{number}") for number, text in enumerate(texts)]
         frames = fleet.stateful(feed.stream(), name=name, shards=2), feed.stream()
-        runs = [Run(frame.groupBy("k").agg(*columns), "update", tmp_path / f"ck{n}") for n, frame in enumerate(frames)]
+        runs += [Run(frame.groupBy("k").agg(*columns), "update", tmp_path / f"ck{n}") for n, frame in enumerate(frames)]
         for rows in ([(1, None), (2, 3), (3, None)], [(3, None), (1, 7), (2, None)]):
             feed.add(rows)
             fleet_rows, spark_rows = (normal(run.take()) for run in runs)
             assert fleet_rows == spark_rows
         assert fleet_rows[-1][0] == 3
         assert set(fleet_rows[-1][1:]) == {None}
-    finally:
-        spark.conf.unset("spark.sql.ansi.enabled")
-        for run in runs:
-            run.stop()
 
 
 def differences(
@@ -341,9 +328,8 @@ def test_a_sum_that_overflows_fails_the_batch_as_in_spark(
 ) -> None:
     """Of integers in ANSI mode, of intervals always: before anything of the batch is committed, and again after a restart."""
     schema = pa.schema([("k", pa.int64()), ("v", pa.int64())])
-    feeds = [Feed(spark, tmp_path / side / "in", schema) for side in ("fleet", "spark")]
-    spark.conf.set("spark.sql.ansi.enabled", ansi)
-    try:
+    feeds = [Feed(tmp_path / side / "in", schema) for side in ("fleet", "spark")]
+    with configured(spark, {"spark.sql.ansi.enabled": ansi}), stopping(list[Run]()) as runs:
         fails = ansi == "true" or "interval" in text
         spark_words = words
         if SPARK.PROCESSOR_CLASSES:
@@ -356,7 +342,7 @@ def test_a_sum_that_overflows_fails_the_batch_as_in_spark(
             frame: Any = rows if side else fleet.stateful(rows, name=name)
             return Run(frame.groupBy("k").agg(F.expr(text).alias("r")), "update", tmp_path / f"ck{side}")
 
-        runs = [start(0), start(1)]
+        runs += [start(0), start(1)]
         for feed in feeds:
             feed.add([(1, 9 * 10**18), (2, 1)])
         assert normal(runs[0].take()) == normal(runs[1].take())
@@ -370,13 +356,9 @@ def test_a_sum_that_overflows_fails_the_batch_as_in_spark(
                 else:
                     run.wait()
             if fails and attempt == 0:
-                runs = [start(0), start(1)]
+                runs[:] = [start(0), start(1)]
         if not fails:
             assert normal(runs[0].take()) == normal(runs[1].take())
-    finally:
-        spark.conf.unset("spark.sql.ansi.enabled")
-        for run in runs:
-            run.stop()
 
 
 def results(frame: DataFrame, function: str, checkpoint: Path) -> list[Any]:
@@ -387,9 +369,9 @@ def results(frame: DataFrame, function: str, checkpoint: Path) -> list[Any]:
 
 
 def test_a_histograms_value_of_two_batches_has_one_bin_and_in_spark_two(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+    fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.string()), ("v", pa.float64())]))
+    feed = Feed(tmp_path / "in", pa.schema([("k", pa.string()), ("v", pa.float64())]))
     for _ in range(2):
         feed.add([("a", 0.0)])
     frames = {"spark": feed.stream(), "fleet": fleet.stateful(feed.stream(), name=name, shards=2)}
@@ -421,7 +403,7 @@ def test_what_leaves_its_type_on_the_way_is_sparks_in_each_order_of_rows(
         pytest.skip("Spark fails such a batch")
     seen = set()
     for number, order in enumerate([values, values[::-1], values[::2] + values[1::2], values[3:] + values[:3]]):
-        feed = Feed(spark, tmp_path / f"in-{number}", pa.schema([("k", pa.string()), ("v", kind)]))
+        feed = Feed(tmp_path / f"in-{number}", pa.schema([("k", pa.string()), ("v", kind)]))
         for begin, end in ((0, 6),) if number % 2 else ((0, 3), (3, 6)):
             feed.add([(key, value) for key in "ab" for value in order[begin:end]])
         with configured(spark, {"spark.sql.ansi.enabled": ansi}):

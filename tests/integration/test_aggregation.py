@@ -7,19 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from coordinator.model.errors import InvalidRequestError, StateMismatchError
 from spark_jobs.operators.accumulators import FUNCTIONS
 from spark_jobs.plan.aggregate_functions import AggregateExpression
 from spark_jobs.plan.logical import analysed
 from statefleet.fleet import Fleet
 from tests.integration.aggregate_rows import ROWS, row
 from tests.integration.comparable_results import facts, normal
-from tests.integration.streams import Feed, Run
+from tests.integration.streams import Feed, Run, stopping
 
 UTC = dt.UTC
 
@@ -50,33 +47,26 @@ def test_every_name_of_a_held_function_is_sparks_name_of_it(spark: SparkSession)
             assert use.function.kind == function_class, name
 
 
-def test_every_type_is_a_key(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
-    feed = Feed(spark, tmp_path / "in", ROWS)
+def test_every_type_is_a_key(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path / "in", ROWS)
     result = fleet.stateful(feed.stream(), name=name, outputMode="complete").groupBy(*ROWS.names).count()
     assert facts(result) == facts(feed.stream().groupBy(*ROWS.names).count())
-    run = Run(result, "complete", tmp_path / "ck")
-    try:
+    with Run(result, "complete", tmp_path / "ck") as run:
         for start in (0, 10):
             feed.add([row(n) for n in range(start, start + 15)])
             assert normal(run.take()) == normal(feed.batch().groupBy(*ROWS.names).count().collect())
-    finally:
-        run.stop()
 
 
-def test_global_aggregate_and_shortcuts(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
-    feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.int64()), ("v", pa.int64())]))
+def test_global_aggregate_and_shortcuts(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path / "in", pa.schema([("k", pa.int64()), ("v", pa.int64())]))
     everything = fleet.stateful(feed.stream(), name=f"{name}-all").agg({"v": "sum", "*": "count"})
     assert facts(everything) == facts(feed.stream().agg({"v": "sum", "*": "count"}))
     sums = fleet.stateful(feed.stream(), name=f"{name}-sum").groupBy("k").sum()
     assert facts(sums) == facts(feed.stream().groupBy("k").sum())
-    runs = [Run(everything, "update", tmp_path / "ck1"), Run(sums, "update", tmp_path / "ck2")]
-    try:
+    with stopping([Run(everything, "update", tmp_path / "ck1"), Run(sums, "update", tmp_path / "ck2")]) as runs:
         feed.add([(1, 10), (1, 20), (2, 5)])
         assert [tuple(row) for row in runs[0].take()] == [(35, 3)]
         assert normal(runs[1].take()) == normal(feed.batch().groupBy("k").sum().collect())
-    finally:
-        for run in runs:
-            run.stop()
 
 
 # -- windows and restarts; the reference cases are in operator_cases.py --------------------------------------------
@@ -93,13 +83,10 @@ def windowed(frame: Any) -> DataFrame:
     return counts.select(F.col("window.start").cast("long").alias("start"), "n")
 
 
-def test_append_emits_a_window_in_a_batch_without_data(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    feed = Feed(spark, tmp_path / "in", SECONDS)
+def test_append_emits_a_window_in_a_batch_without_data(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path / "in", SECONDS)
     stream = feed.stream().withWatermark("ts", "10 seconds")
-    run = Run(windowed(fleet.stateful(stream, name=name, outputMode="append")), "append", tmp_path / "ck")
-    try:
+    with Run(windowed(fleet.stateful(stream, name=name, outputMode="append")), "append", tmp_path / "ck") as run:
         feed.add(at(10, 11))
         run.wait()
         feed.add(at(25))
@@ -111,77 +98,6 @@ def test_append_emits_a_window_in_a_batch_without_data(
         # Rows count after the map side has combined them, as numRowsDroppedByWatermark counts in Spark.
         assert query["rows_late"] == 1
         assert query["watermark_ms"] == 16_000
-    finally:
-        run.stop()
-
-
-VALUES = pa.schema([("v", pa.int64())])
-
-
-def test_update_counts_continue_over_a_restart_without_reading_state_again(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    feed = Feed(spark, tmp_path / "in", VALUES)
-
-    def start() -> Run:
-        return Run(fleet.stateful(feed.stream(), name=name).groupBy("v").count(), "update", tmp_path / "ck")
-
-    run = start()
-    feed.add([(3,), (3,), (2,)])
-    assert normal(run.take()) == [(2, 1), (3, 2)]
-    run.stop()
-    loaded = sum(metrics["bytes_loaded"] for metrics in fleet.metrics().values())
-    run = start()
-    feed.add([(3,), (2,), (1,)])
-    assert normal(run.take()) == [(1, 1), (2, 2), (3, 3)]
-    run.stop()
-    assert sum(metrics["bytes_loaded"] for metrics in fleet.metrics().values()) == loaded
 
 
 # -- what is refused ----------------------------------------------------------------------------------------------
-
-
-def test_unsupported_requests_are_refused_when_the_query_is_built(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    feed = Feed(spark, tmp_path / "in", ROWS)
-    stateful = fleet.stateful(feed.stream(), name=name)
-    with pytest.raises(AnalysisException, match="nowhere"):
-        stateful.groupBy("nowhere").count()
-    with pytest.raises(InvalidRequestError, match="Distinct aggregations are not supported on streaming DataFrames"):
-        stateful.groupBy("k").agg(F.countDistinct("s"))
-    with pytest.raises(InvalidRequestError, match="at least one more grouping column"):
-        stateful.groupBy(F.session_window("t", "5 minutes")).count()
-    with pytest.raises(InvalidRequestError, match="watermark"):
-        fleet.stateful(feed.stream(), name=name, outputMode="append").groupBy("k").count()
-    with pytest.raises(InvalidRequestError, match="streaming"):
-        fleet.stateful(spark.range(3), name=name)
-    with pytest.raises(InvalidRequestError, match="folder"):
-        fleet.stateful(feed.stream(), name="a/b")
-    with pytest.raises(InvalidRequestError, match="upsert"):
-        fleet.stateful(feed.stream(), name=name, outputMode="upsert")
-
-
-@pytest.mark.replay
-def test_a_query_that_does_not_fit_the_state_is_refused(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    feed = Feed(spark, tmp_path / "in", ROWS)
-    run = Run(fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").sum("i64"), "update", tmp_path / "ck")
-    # Twice: the first batch could be repeated from nothing, which anything fits.
-    for number in (1, 2):
-        feed.add([row(number)])
-        run.take()
-    run.stop()
-    with pytest.raises(StateMismatchError, match=r"keys differ.*k0 string.*k0 int32"):
-        fleet.stateful(feed.stream(), name=name, shards=2).groupBy("i32").sum("i64")
-    with pytest.raises(StateMismatchError, match="accumulators differ"):
-        fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").sum("f64")
-    with pytest.raises(StateMismatchError, match="output mode"):
-        fleet.stateful(feed.stream(), name=name, outputMode="complete", shards=2).groupBy("k").sum("i64")
-    sums = fleet.stateful(feed.stream(), name=name).groupBy("k").sum("i64")
-    with pytest.raises(AnalysisException, match=r"the state was made in another output mode.*`update`.*`complete`"):
-        Run(sums, "complete", tmp_path / "ck")
-    # Another checkpoint is another query, and the state is untouched.
-    with pytest.raises(AnalysisException, match="belongs to another query"):
-        Run(sums, "update", tmp_path / "ck-other")

@@ -37,7 +37,7 @@ def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:
 @pytest.fixture
 def parent(fleet: sf.Fleet, spark: SparkSession, tmp_path: Path, name: str) -> Any:
     """A query after four batches, and its input."""
-    feed = Feed(spark, tmp_path / "in", EVENTS)
+    feed = Feed(tmp_path / "in", EVENTS)
     for batch in range(4):
         feed.add(events(batch))
     run = Run(counted(fleet, feed, name, 4), "update", tmp_path / "checkpoint")
@@ -46,7 +46,7 @@ def parent(fleet: sf.Fleet, spark: SparkSession, tmp_path: Path, name: str) -> A
 
 
 def test_another_query_goes_on_from_a_version_with_the_input_after_it(
-    fleet: sf.Fleet, spark: SparkSession, parent: Any, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+    fleet: sf.Fleet, parent: Any, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     feed, run, emitted = parent
     what_if, checkpoint = f"{name}-if", str(tmp_path / "what-if")
@@ -77,11 +77,11 @@ def test_another_query_goes_on_from_a_version_with_the_input_after_it(
 
 
 @pytest.mark.usefixtures("parent")
-def test_a_branch_takes_other_input(fleet: sf.Fleet, spark: SparkSession, tmp_path: Path, name: str) -> None:
+def test_a_branch_takes_other_input(fleet: sf.Fleet, tmp_path: Path, name: str) -> None:
     before = fleet.state(name).get({"user": "u7"})
     what_if = f"{name}-if"
     fleet.branch(name, what_if, checkpoint=str(tmp_path / "what-if"))
-    feed = Feed(spark, tmp_path / "other", EVENTS)
+    feed = Feed(tmp_path / "other", EVENTS)
     feed.add([("u7", 100), ("new", 1)])
     branch_run = Run(counted(fleet, feed, what_if), "update", tmp_path / "what-if")
     assert branch_run.take_batches() == {4: [("new", 1, 1), ("u7", before["n"] + 1, before["total"] + 100)]}

@@ -56,7 +56,7 @@ class Named:
 @pytest.mark.parametrize("example", short_list(EXAMPLES, ["hits", "pages"]))
 def test_example(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, example: str) -> None:
     code = EXAMPLES[example]
-    feeds = {stream: Feed(spark, tmp_path / stream, schema) for stream, schema in STREAMS.items()}
+    feeds = {stream: Feed(tmp_path / stream, schema) for stream, schema in STREAMS.items()}
     for stream, feed in feeds.items():
         feed.add(ROWS[stream][0])
     # Functions of a program's main module go to Spark's workers by value.
@@ -66,12 +66,9 @@ def test_example(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, e
     expected = [ast.literal_eval(line) for line in re.findall(r"^# (\(.*\))$", code, re.MULTILINE)]
     assert expected, "an example says what comes out"
     updates = any(text in code for text in ('"update"', ".topN(", ".keepLast("))
-    run = Run(scope["result"], "update" if updates else "append", tmp_path / "ck")
-    try:
+    with Run(scope["result"], "update" if updates else "append", tmp_path / "ck") as run:
         run.wait()
         for stream, feed in feeds.items():
             feed.add(ROWS[stream][1])
         emitted = [tuple(row) for row in run.take()]
-    finally:
-        run.stop()
     assert sorted(emitted, key=repr) == sorted(expected, key=repr)

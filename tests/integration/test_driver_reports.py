@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
 import statefleet as sf
 from tests.integration.streams import Feed, Run
@@ -17,10 +16,10 @@ _PATIENCE_S = 60.0
 
 
 def test_a_batch_that_is_held_up_in_its_sink_shows_while_it_runs_and_no_longer(
-    spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, name: str
+    fleet: sf.Fleet, tmp_path: Path, name: str
 ) -> None:
     reports: list[dict[str, Any]] = []
-    feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.int64())]))
+    feed = Feed(tmp_path / "in", pa.schema([("k", pa.int64())]))
 
     def running() -> dict[str, Any] | None:
         report: dict[str, Any] | None = next(
@@ -36,8 +35,7 @@ def test_a_batch_that_is_held_up_in_its_sink_shows_while_it_runs_and_no_longer(
             time.sleep(0.2)
 
     counts = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").count()
-    run = Run(counts, "update", tmp_path / "ck", on_batch=hold_up)
-    try:
+    with Run(counts, "update", tmp_path / "ck", on_batch=hold_up) as run:
         for key in range(3):
             feed.add([(key,)])
             run.wait()
@@ -47,5 +45,3 @@ def test_a_batch_that_is_held_up_in_its_sink_shows_while_it_runs_and_no_longer(
         assert running() is None
         executors = fleet.status()["executors"]
         assert [executor["alive"] for executor in executors] == [True]
-    finally:
-        run.stop()

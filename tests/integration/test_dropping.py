@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import statefleet as sf
@@ -20,9 +19,9 @@ EVENTS = pa.schema([("user", pa.string()), ("amount", pa.int64())])
 
 
 def test_a_dropped_state_frees_its_name_for_a_query_of_another_kind(
-    fleet: sf.Fleet, spark: SparkSession, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+    fleet: sf.Fleet, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    feed = Feed(spark, tmp_path / "in", EVENTS)
+    feed = Feed(tmp_path / "in", EVENTS)
     feed.add([("a", 1), ("b", 2)])
     first = Run(fleet.stateful(feed.stream(), name=name, shards=2).groupBy("user").count(), "update", tmp_path / "ck")
     first.take_batches()

@@ -26,17 +26,14 @@ def row(key: str, value: int) -> tuple[str, int, Decimal]:
     return key, value, Decimal(value) / 4
 
 
-def test_a_query_goes_on_with_other_aggregates(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
-    feed = Feed(spark, tmp_path / "in", ROWS)
+def test_a_query_goes_on_with_other_aggregates(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path / "in", ROWS)
 
     def batch(columns: list[Column], *rows: tuple[str, int]) -> dict[str, tuple[Any, ...]]:
         frame = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").agg(*columns)
-        run = Run(frame, "update", tmp_path / "ck")
-        try:
+        with Run(frame, "update", tmp_path / "ck") as run:
             feed.add([row(*arguments) for arguments in rows])
             return {key: tuple(values) for key, *values in run.take()}
-        finally:
-            run.stop()
 
     narrow, wide = F.min("v"), F.min(F.col("v").cast("bigint"))
     amount, more = F.sum("d"), F.sum(F.col("d").cast("decimal(12,2)"))
@@ -66,19 +63,14 @@ def test_a_query_goes_on_with_other_aggregates(spark: SparkSession, fleet: Fleet
     assert batch([F.count("*"), F.avg("v")], ("a", 7)) == {"a": (7, 7.0)}
 
 
-def test_what_is_collected_comes_goes_and_becomes_wider(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    feed = Feed(spark, tmp_path / "in", ROWS)
+def test_what_is_collected_comes_goes_and_becomes_wider(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path / "in", ROWS)
 
     def batch(columns: list[Column], *rows: tuple[str, int]) -> list[tuple[Any, ...]]:
         frame = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").agg(*columns)
-        run = Run(frame, "update", tmp_path / "ck")
-        try:
+        with Run(frame, "update", tmp_path / "ck") as run:
             feed.add([row(*arguments) for arguments in rows])
             return sorted(tuple(emitted) for emitted in run.take())
-        finally:
-            run.stop()
 
     narrow, wide = F.collect_list("v"), F.collect_list(F.col("v").cast("bigint"))
     different = F.sort_array(F.collect_set("d"))
@@ -100,7 +92,7 @@ def meanings(frame: DataFrame, *columns: Column) -> list[tuple[str, str]]:
 
 
 def test_a_meaning_stays_the_same_however_the_query_is_written(spark: SparkSession, tmp_path: Path) -> None:
-    frame = Feed(spark, tmp_path / "in", ROWS).stream()
+    frame = Feed(tmp_path / "in", ROWS).stream()
     frame = frame.withColumn("items", F.array("v"))
     wider = frame.withColumn("v", F.col("v").cast("bigint"))
 
@@ -129,8 +121,8 @@ def test_a_meaning_stays_the_same_however_the_query_is_written(spark: SparkSessi
     assert meanings(frame, F.max(more))[0] not in first
 
 
-def test_the_files_tell_the_types_that_spark_has(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
-    feed = Feed(spark, tmp_path / "in", ROWS)
+def test_the_files_tell_the_types_that_spark_has(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path / "in", ROWS)
     declared = {"__CHAR_VARCHAR_TYPE_STRING": "varchar(5)"}
     stream = feed.stream().select(
         F.col("k").alias("k", metadata=declared),
@@ -149,15 +141,12 @@ def test_the_files_tell_the_types_that_spark_has(spark: SparkSession, fleet: Fle
     kinds = [field.dataType.simpleString() for field in stored_types]
     assert kinds[:5] == ["string", "interval day to hour", "decimal(18,2)", "boolean", "timestamp_ntz"]
     assert kinds[5:] == ["array<interval day to hour>", "array<timestamp_ntz>"]
-    run = Run(result, "update", tmp_path / "ck")
-    try:
+    with Run(result, "update", tmp_path / "ck") as run:
         feed.add([row("a", 5), row("a", 30)])
         (emitted,) = run.take()
         assert str(emitted["max(hours)"]) == "1 day, 6:00:00"
         assert [str(value) for value in emitted["collect_list(hours)"]] == ["5:00:00", "1 day, 6:00:00"]
         assert emitted["collect_set(local)"] == [dt.datetime(2020, 1, 1)]
-    finally:
-        run.stop()
     if fleet.uri.startswith("file://"):
         (file,) = Path(fleet.uri.removeprefix("file://"), name).rglob("*.delta")
         facts = json.loads(pa.ipc.open_file(str(file)).schema.metadata[b"statefleet"])

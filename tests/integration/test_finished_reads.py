@@ -23,7 +23,6 @@ from pyspark.sql.streaming import StreamingQuery
 import statefleet as sf
 from statefleet.cli import main
 from tests.clocks import until
-from tests.conftest import NewUri
 from tests.integration.streams import Feed, Run
 
 pytestmark = pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning")
@@ -76,9 +75,9 @@ class Follower:
 
 
 def test_no_reader_sees_a_batch_whose_sink_failed_until_a_run_has_finished_it(
-    spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+    fleet: sf.Fleet, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    feed, checkpoint = Feed(spark, tmp_path / "in", VALUES), tmp_path / "ck"
+    feed, checkpoint = Feed(tmp_path / "in", VALUES), tmp_path / "ck"
     feed.add([(1,), (2,)])
     feed.add([(2,), (3,)])
     query: StreamingQuery = (
@@ -160,7 +159,7 @@ def _commands_read(uri: str, name: str, capsys: pytest.CaptureFixture[str]) -> N
 def test_what_spark_has_finished_is_seen_by_the_next_read(
     spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, name: str, how: str
 ) -> None:
-    feed = Feed(spark, tmp_path / "in", VALUES)
+    feed = Feed(tmp_path / "in", VALUES)
     feed.add([(1,), (2,)])
     if how == "without batches of no data":
         spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
@@ -193,7 +192,7 @@ def test_what_spark_has_finished_is_seen_by_the_next_read(
 def test_rows_that_were_asked_for_before_a_rescale_are_all_there_after_it(
     spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, name: str
 ) -> None:
-    feed, checkpoint = Feed(spark, tmp_path / "in", VALUES), tmp_path / "ck"
+    feed, checkpoint = Feed(tmp_path / "in", VALUES), tmp_path / "ck"
     expected = dict.fromkeys(range(26), 1)
     changed = sorted((key, 1, "upsert", 1) for key in expected)
     reads: list[tuple[Any, Any]] = []
@@ -222,10 +221,10 @@ def test_rows_that_were_asked_for_before_a_rescale_are_all_there_after_it(
     ],
 )
 def test_programs_that_follow_a_state_hear_of_each_finished_version_once(
-    spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, name: str, batches: int
+    fleet: sf.Fleet, tmp_path: Path, name: str, batches: int
 ) -> None:
     """Sinks fail, each time another program repeats the batch, and processes of the fleet are killed."""
-    feed, every = Feed(spark, tmp_path / "in", VALUES), max(8, batches // 40)
+    feed, every = Feed(tmp_path / "in", VALUES), max(8, batches // 40)
     for batch in range(batches):
         feed.add([(key,) for key in range(11) if (key * batch) % 3 != 1])
     results: dict[int, dict[int, list[int]]] = {}
@@ -290,25 +289,3 @@ def test_programs_that_follow_a_state_hear_of_each_finished_version_once(
             assert {int(key): row for key, row in copy["rows"].items()} == expected, copy["version"]
         assert copies[-1]["version"] == len(results)
         assert len({copy["version"] for copy in copies}) > batches / every, "it followed"
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(600)
-def test_a_reader_that_is_slower_than_a_minute_is_given_all_rows(new_uri: NewUri, name: str) -> None:
-    # With a limit pieces are smaller.
-    fleet = sf.connect(new_uri(), maintenance=sf.Maintenance(interval_s=2), memory_limit="1GiB")
-    columns = {"keys": pa.schema([("k", pa.int64())]), "values": pa.schema([("v", pa.int64())])}
-    rows = pa.table({"k": range(2_000_000), "v": range(2_000_000)})
-    with fleet.state_store(name, **columns) as store:
-        store.put(rows)
-        store.commit()
-    keys: list[int] = []
-    pieces = 0
-    for table in fleet.state(name).scan().of_shard(0):
-        pieces += 1
-        keys += table["k"].to_pylist()
-        if pieces < 3:
-            time.sleep(75)
-    assert pieces > 3
-    assert sorted(keys) == list(range(2_000_000))
-    fleet.shutdown()

@@ -21,7 +21,6 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 import statefleet as sf
-from statefleet.cli import main
 from tests.clocks import until
 from tests.integration.streams import Feed, Run
 
@@ -29,32 +28,12 @@ from tests.integration.streams import Feed, Run
 @pytest.fixture
 def counted(spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, name: str) -> str:
     """Return the name of a state with one version."""
-    feed = Feed(spark, tmp_path / "in", pa.schema([("v", pa.int64())]))
+    feed = Feed(tmp_path / "in", pa.schema([("v", pa.int64())]))
     feed.add([(number,) for number in range(10)])
     run = Run(fleet.stateful(feed.stream(), name=name, shards=2).groupBy("v").count(), "update", tmp_path / "ck")
     run.wait()
     run.stop()
     return name
-
-
-def test_commands_show_what_the_fleet_holds(fleet: sf.Fleet, counted: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status", fleet.uri]) == 0
-    assert counted in capsys.readouterr().out
-    assert main(["shards", fleet.uri, "--name", counted, "--json"]) == 0
-    shards = json.loads(capsys.readouterr().out)
-    assert [(shard["partition_id"], shard["version"]) for shard in shards] == [(0, 1), (1, 1)]
-    assert sum(shard["state_rows"] for shard in shards) == 10
-    assert main(["metrics", fleet.uri]) == 0
-    assert "bytes_loaded" in capsys.readouterr().out
-    assert main(["dashboard", fleet.uri]) == 0
-    assert capsys.readouterr().out.startswith("http://127.0.0.1:")
-
-
-def test_a_fleet_that_does_not_run_is_said_so(fleet: sf.Fleet, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status", "file:///no/such/fleet"]) == 1
-    assert "no fleet of this URI runs" in capsys.readouterr().err
-    assert main(["status", "ftp://x/y"]) == 1
-    assert "schemes file, s3" in capsys.readouterr().err
 
 
 def test_the_dashboard_answers_on_loopback_with_what_is_held(fleet: sf.Fleet, counted: str) -> None:

@@ -22,16 +22,7 @@ from spark_jobs.plan.catalyst import java_class
 from spark_jobs.plan.spark_version import SPARK
 from statefleet.fleet import Fleet
 from tests.integration.case_systems import configured, on_spark
-from tests.integration.golden_cases import (
-    AFTER_A_BATCH,
-    BY_SPARK,
-    GOLDEN,
-    IMPORTED,
-    OF_FORMAT_1,
-    SAYS,
-    Batch,
-    Golden,
-)
+from tests.integration.golden_cases import AFTER_A_BATCH, BY_SPARK, GOLDEN, IMPORTED, OF_FORMAT_1, SAYS, Batch, Golden
 from tests.integration.operator_cases import Operators
 from tests.integration.streams import Run
 from tests.maven_jars import maven_jars

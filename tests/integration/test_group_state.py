@@ -14,7 +14,6 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
@@ -25,11 +24,9 @@ LETTERS = pa.schema([("k", pa.string())])
 
 
 @pytest.mark.replay
-def test_workers_that_die_at_random_change_no_count(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
+def test_workers_that_die_at_random_change_no_count(fleet: Fleet, tmp_path: Path, name: str) -> None:
     """F5: each call of the function may kill its worker; Spark repeats the task, and the query is restarted if need be."""
-    feed = Feed(spark, tmp_path / "in", LETTERS)
+    feed = Feed(tmp_path / "in", LETTERS)
     chance = random.Random(5)
     batches = [[chance.choice("abcdefghij") for _ in range(100)] for _ in range(5)]
 
@@ -68,7 +65,7 @@ def test_workers_that_die_at_random_change_no_count(
 
 
 def test_a_function_is_called_of_windows_that_are_over_by_an_expression(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+    fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
     """Spark has no function after an aggregation, and none of an expression's groups."""
 
@@ -77,18 +74,17 @@ def test_a_function_is_called_of_windows_that_are_over_by_an_expression(
         state.update((most,))
         yield pd.DataFrame({"k": [key[0]], "most": [most]})
 
-    feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.string()), ("s", pa.int64())]))
+    feed = Feed(tmp_path / "in", pa.schema([("k", pa.string()), ("s", pa.int64())]))
     rows = feed.stream().withColumn("t", F.timestamp_seconds("s")).withWatermark("t", "0 seconds")
     windows = fleet.stateful(rows, name=f"{name}-windows", outputMode="append", shards=2)
     counts = windows.groupBy(F.window("t", "10 seconds"), "k").count()
     grouped = fleet.stateful(counts, name=name, outputMode="append", shards=2).groupBy(F.upper("k"))
     timeout = GroupStateTimeout.NoTimeout
-    run = Run(
+    with Run(
         grouped.applyInPandasWithState(largest, "k string, most long", "n long", "append", timeout),
         "append",
         tmp_path / "ck",
-    )
-    try:
+    ) as run:
         for new, expected in (
             ([("a", 1), ("a", 2), ("A", 3)], []),
             ([("a", 11)], [("A", 2)]),
@@ -97,11 +93,9 @@ def test_a_function_is_called_of_windows_that_are_over_by_an_expression(
         ):
             feed.add(new)
             assert sorted(tuple(row) for row in run.take()) == expected
-    finally:
-        run.stop()
 
 
-def test_zeros_of_both_signs_are_one_key(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
+def test_zeros_of_both_signs_are_one_key(fleet: Fleet, tmp_path: Path, name: str) -> None:
     """Announced: Spark's own function has them in one call if they come in one batch, and as keys of their own if not."""
 
     def count(key: Any, pdfs: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
@@ -109,13 +103,10 @@ def test_zeros_of_both_signs_are_one_key(spark: SparkSession, fleet: Fleet, tmp_
         state.update((total,))
         yield pd.DataFrame({"n": [total]})
 
-    feed = Feed(spark, tmp_path / "in", pa.schema([("x", pa.float64())]))
+    feed = Feed(tmp_path / "in", pa.schema([("x", pa.float64())]))
     grouped = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("x")
     frame = grouped.applyInPandasWithState(count, "n long", "n long", "update", GroupStateTimeout.NoTimeout)
-    run = Run(frame, "update", tmp_path / "ck")
-    try:
+    with Run(frame, "update", tmp_path / "ck") as run:
         for expected, zero in enumerate((0.0, -0.0), start=1):
             feed.add([(zero,)])
             assert [tuple(row) for row in run.take()] == [(expected,)]
-    finally:
-        run.stop()

@@ -23,17 +23,12 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery, StreamingQueryListener
-from pyspark.sql.streaming.listener import (
-    QueryIdleEvent,
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-)
+from pyspark.sql.streaming.listener import QueryIdleEvent, QueryProgressEvent, QueryStartedEvent, QueryTerminatedEvent
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from statefleet.fleet import Fleet
 from tests.clocks import until
-from tests.integration.streams import Feed, short_list
+from tests.integration.streams import Feed, short_list, stopping
 
 LINES = pa.schema([("at", pa.int64()), ("value", pa.string())])
 ADS = pa.schema([("at", pa.int64()), ("ad", pa.int64())])
@@ -67,18 +62,18 @@ class Guide:
 
     def lines(self) -> DataFrame:
         """Return lines of text with an event time."""
-        return self._timed(Feed(self.spark, self.inputs / "lines", LINES))
+        return self._timed(Feed(self.inputs / "lines", LINES, self.spark))
 
     def words(self) -> DataFrame:
         """Return the words of the lines."""
         return self.lines().select("t", F.explode(F.split("value", " ")).alias("word"))
 
     def impressions(self) -> DataFrame:
-        impressions = self._timed(Feed(self.spark, self.inputs / "shown", ADS))
+        impressions = self._timed(Feed(self.inputs / "shown", ADS, self.spark))
         return impressions.select(F.col("ad").alias("impression_ad"), F.col("t").alias("impression_time"))
 
     def clicks(self) -> DataFrame:
-        clicked = self._timed(Feed(self.spark, self.inputs / "clicked", ADS))
+        clicked = self._timed(Feed(self.inputs / "clicked", ADS, self.spark))
         return clicked.select(F.col("ad").alias("click_ad"), F.col("t").alias("click_time"))
 
     def result(self, frame: DataFrame, mode: str | None = None) -> list[tuple[Any, ...]]:
@@ -107,11 +102,8 @@ def word_count_of_a_socket(guide: Guide) -> Any:
         words = source.load().select(F.explode(F.split("value", " ")).alias("word"))
         counts = guide.line(words, "words").groupBy("word").count()
         table = f"socket_{guide.side}"
-        query = counts.writeStream.outputMode("complete").format("memory").queryName(table).start()
-        try:
+        with stopping(counts.writeStream.outputMode("complete").format("memory").queryName(table).start()):
             until(lambda: sum(count for _, count in rows_of(guide.spark.table(table))) == 7)
-        finally:
-            query.stop()
     return rows_of(guide.spark.table(table))
 
 
@@ -379,11 +371,8 @@ def rates(guide: Guide) -> Any:
     def take(batch: DataFrame, number: int) -> None:
         batches[number] = rows_of(batch)
 
-    query = windowed.writeStream.outputMode("update").foreachBatch(take).start()
-    try:
+    with stopping(windowed.writeStream.outputMode("update").foreachBatch(take).start()):
         until(lambda: 3 in batches)
-    finally:
-        query.stop()
     return [batches[number] for number in range(4)]
 
 
@@ -392,11 +381,8 @@ def rows_at_a_rate(guide: Guide) -> Any:
     rows = guide.spark.readStream.format("rate").option("rowsPerSecond", 20).option("numPartitions", 2).load()
     thirds = guide.line(rows, "rates").groupBy((rows.value % 3).alias("third")).agg(F.count("*"), F.max("value"))
     table = f"rate_{guide.side}"
-    query = thirds.writeStream.outputMode("complete").format("memory").queryName(table).start()
-    try:
+    with stopping(thirds.writeStream.outputMode("complete").format("memory").queryName(table).start()):
         until(lambda: sum(count for _, count, _ in rows_of(guide.spark.table(table))) >= 40)
-    finally:
-        query.stop()
     return [(third, highest == third + 3 * (n - 1)) for third, n, highest in rows_of(guide.spark.table(table))]
 
 
@@ -444,7 +430,7 @@ def test_a_program_does_the_same_with_its_line_changed(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, program: str
 ) -> None:
     for folder, schema, batches in (("lines", LINES, TEXT), ("shown", ADS, SHOWN), ("clicked", ADS, CLICKED)):
-        feed = Feed(spark, tmp_path / "inputs" / folder, schema)
+        feed = Feed(tmp_path / "inputs" / folder, schema)
         for batch in batches:
             feed.add(batch)
 

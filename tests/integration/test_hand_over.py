@@ -14,14 +14,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import ray
-from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from coordinator.service.calls import NAMESPACE
 from statefleet.fleet import Fleet
-from tests.integration.case_systems import configured
-from tests.integration.streams import Feed, Run, short_list
+from tests.integration.streams import Feed, Run, stopping
 
 ROWS = pa.schema([("k", pa.string()), ("v", pa.int64())])
 
@@ -38,13 +36,10 @@ def progress_of(run: Run) -> Mapping[str, Any]:
     return operator
 
 
-def test_rows_are_aggregated_before_the_shuffle_while_groups_repeat(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    feed = Feed(spark, tmp_path / "in", ROWS)
+def test_rows_are_aggregated_before_the_shuffle_while_groups_repeat(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path / "in", ROWS)
     frame = fleet.stateful(feed.stream(), name=name, shards=3).groupBy("k").agg(F.count("v"), F.sum("v"), F.min("v"))
-    run = Run(frame, "update", tmp_path / "ck")
-    try:
+    with Run(frame, "update", tmp_path / "ck") as run:
         # Of the first batch nothing is known, and a few hot keys would be the worst.
         feed.add([(str(number), number) for number in range(30)])
         assert len(run.take()) == 30
@@ -56,8 +51,6 @@ def test_rows_are_aggregated_before_the_shuffle_while_groups_repeat(
         assert sorted(tuple(row) for row in run.take()) == [("7", 5, 11, -1), ("8", 2, 10, 2)]
         assert "HashAggregate" in plan_of(run)
         assert progress_of(run)["customMetrics"]["rowsRead"] == 2
-    finally:
-        run.stop()
 
 
 #: By what Spark's own plan has for it, aggregates of rows that are combined before the shuffle where groups repeat; None for others.
@@ -69,17 +62,16 @@ COMBINED = {
 
 
 @pytest.mark.parametrize("case", COMBINED)
-def test_what_spark_cannot_combine_is_shuffled_as_rows(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case: str
-) -> None:
+def test_what_spark_cannot_combine_is_shuffled_as_rows(fleet: Fleet, tmp_path: Path, name: str, case: str) -> None:
     combined, aggregates = COMBINED[case]
-    feed = Feed(spark, tmp_path / "in", ROWS)
+    feed = Feed(tmp_path / "in", ROWS)
     rows = feed.stream()
-    runs = [
-        Run(frame.groupBy("k").agg(*map(F.expr, aggregates)), "update", tmp_path / side)
-        for side, frame in (("ck", fleet.stateful(rows, name=name, shards=3)), ("spark", rows))
-    ]
-    try:
+    with stopping(
+        [
+            Run(frame.groupBy("k").agg(*map(F.expr, aggregates)), "update", tmp_path / side)
+            for side, frame in (("ck", fleet.stateful(rows, name=name, shards=3)), ("spark", rows))
+        ]
+    ) as runs:
         # Of the first batch nothing is known; groups repeat in the second one, and in the fourth.
         batches = [
             [("a", 1), ("b", 2)],
@@ -96,32 +88,21 @@ def test_what_spark_cannot_combine_is_shuffled_as_rows(
             assert "HandOver" in plan
             assert ("Aggregate" in plan) == (combined is not None and repeats)
             assert not repeats or combined is None or combined in plan
-    finally:
-        for run in runs:
-            run.stop()
 
 
-def test_rows_that_are_only_counted_are_counted_after_a_batch_of_one(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    feed = Feed(spark, tmp_path / "in", ROWS)
-    run = Run(fleet.stateful(feed.stream(), name=name, shards=2).groupBy().count(), "update", tmp_path / "ck")
-    try:
+def test_rows_that_are_only_counted_are_counted_after_a_batch_of_one(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path / "in", ROWS)
+    with Run(fleet.stateful(feed.stream(), name=name, shards=2).groupBy().count(), "update", tmp_path / "ck") as run:
         # No group repeats in a batch of one row, and rows that only have to be counted have no columns to be sent.
         for rows, total in ((1, 1), (5, 6), (1, 7), (1, 8), (3, 11)):
             feed.add([("a", 1)] * rows)
             assert [tuple(row) for row in run.take()] == [(total,)]
             assert progress_of(run)["customMetrics"]["rowsRead"] == rows
-    finally:
-        run.stop()
 
 
-def test_a_store_actor_that_has_served_a_query_has_nothing_of_spark(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    feed = Feed(spark, tmp_path / "in", ROWS)
-    run = Run(fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").count(), "update", tmp_path / "ck")
-    try:
+def test_a_store_actor_that_has_served_a_query_has_nothing_of_spark(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path / "in", ROWS)
+    with Run(fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").count(), "update", tmp_path / "ck") as run:
         feed.add([("a", 1)])
         run.take()
         for actor in fleet.status()["store_actors"]:
@@ -129,46 +110,11 @@ def test_a_store_actor_that_has_served_a_query_has_nothing_of_spark(
             loaded = ray.get(handle.__ray_call__.remote(lambda _: {name.partition(".")[0] for name in sys.modules}))
             assert "store_actors" in loaded
             assert not {"pyspark", "py4j", "spark_jobs"} & loaded
-    finally:
-        run.stop()
 
 
-def test_two_operators_with_the_same_rows_are_two(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
-    feed = Feed(spark, tmp_path / "in", ROWS)
-    rows = feed.stream()
-    first, second = (
-        fleet.stateful(rows, name=f"{name}-{part}", shards=2).groupBy("k").count().withColumn("part", F.lit(part))
-        for part in "ab"
-    )
-    run = Run(first.unionAll(second), "update", tmp_path / "ck")
-    try:
-        for number in (1, 2):
-            feed.add([("x", 1)])
-            assert sorted(tuple(row) for row in run.take()) == [("x", number, "a"), ("x", number, "b")]
-    finally:
-        run.stop()
-
-
-def test_an_error_of_the_store_actor_is_that_of_the_query(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    feed = Feed(spark, tmp_path / "in", ROWS)
-    with configured(spark, {"spark.sql.ansi.enabled": "true"}):
-        frame = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").agg(F.sum("v").alias("s"))
-        run = Run(frame, "update", tmp_path / "ck")
-        try:
-            feed.add([("a", 2**63 - 1), ("a", 1)])
-            with pytest.raises(StreamingQueryException, match="overflow"):
-                run.wait()
-        finally:
-            run.stop()
-
-
-def test_a_large_batch_counts_as_a_whole_where_its_sink_reads_a_row(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
+def test_a_large_batch_counts_as_a_whole_where_its_sink_reads_a_row(fleet: Fleet, tmp_path: Path, name: str) -> None:
     # A task sends the rows of its last shards when the results of the first ones were used; here nobody uses them.
-    feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.int64()), ("s", pa.string())]))
+    feed = Feed(tmp_path / "in", pa.schema([("k", pa.int64()), ("s", pa.string())]))
     grouped = fleet.stateful(feed.stream(), name=name, shards=6).groupBy("k")
     read: dict[int, list[Row]] = {}
 
@@ -176,38 +122,12 @@ def test_a_large_batch_counts_as_a_whole_where_its_sink_reads_a_row(
         read[batch_id] = batch.take(1) if batch_id == 1 else batch.select("k", "n").collect()
 
     writer = grouped.agg(F.count("*").alias("n"), F.max("s")).writeStream.outputMode("update").foreachBatch(act)
-    query = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
-    try:
+    with stopping(writer.option("checkpointLocation", str(tmp_path / "ck")).start()) as query:
         for text in ("", "x" * 1200, "y"):
             feed.add([(key, text) for key in range(24_000)][: None if text else 10])
             query.processAllAvailable()
         assert [len(rows) for rows in read.values()] == [10, 1, 24_000]
         assert all(row["n"] == (3 if row["k"] < 10 else 2) for row in read[2])
-    finally:
-        query.stop()
-
-
-@pytest.mark.parametrize("of_rows", ["as Spark has them", "in Arrow"])
-def test_rows_of_any_size_arrive_as_they_are(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, of_rows: str
-) -> None:
-    # Larger than the blocks of what a task sends, and of all of what it keeps.
-    sizes = [number * 7919 % 3000 for number in range(2000)] + [0, 1 << 18, (1 << 18) - 40, 5 << 20, 1, 3 << 18] * 2
-    texts = [(key, chr(97 + key % 26) * size) for key, size in enumerate(sizes)]
-    feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.int64()), ("s", pa.string())]))
-    frame = feed.stream()
-    if of_rows == "in Arrow":
-        frame = frame.withColumn("s", F.array("s"))
-    largest = fleet.stateful(frame, name=name, shards=3).groupBy("k").agg(F.max("s").alias("s"))
-    if of_rows == "in Arrow":
-        largest = largest.select("k", F.col("s")[0].alias("s"))
-    run = Run(largest.select("k", F.md5("s").alias("s")), "update", tmp_path / "ck")
-    try:
-        feed.add(texts)
-        expected = {key: hashlib.md5(text.encode()).hexdigest() for key, text in texts}
-        assert {row["k"]: row["s"] for row in run.take()} == expected
-    finally:
-        run.stop()
 
 
 #: Bytes of a text that just fits into a block that a task sends, with the block's length, the row's size, and its flags and words.
@@ -223,18 +143,17 @@ WAYS = {
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("way", WAYS)
 def test_rows_around_a_bound_arrive_in_any_order(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, way: str, shards: int
+    fleet: Fleet, tmp_path: Path, name: str, way: str, shards: int
 ) -> None:
     made, text, sizes = WAYS[way]
-    feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.int64()), ("n", pa.int64())]))
+    feed = Feed(tmp_path / "in", pa.schema([("k", pa.int64()), ("n", pa.int64())]))
     rows = feed.stream().selectExpr("k", f"{made} s")
     kept = (
         fleet.stateful(rows, name=name, shards=shards)
         .dropDuplicates(["k"])
         .selectExpr("k", f"length({text})", f"md5({text})")
     )
-    run = Run(kept, "append", tmp_path / "ck")
-    try:
+    with Run(kept, "append", tmp_path / "ck") as run:
         keys = itertools.count()
         for order in itertools.permutations(sizes):
             batch = [(next(keys), size) for size in order]
@@ -243,46 +162,13 @@ def test_rows_around_a_bound_arrive_in_any_order(
                 (key, size, hashlib.md5(chr(97 + key % 26).encode() * size).hexdigest()) for key, size in batch
             ]
             assert progress_of(run)["customMetrics"]["rowsRead"] == len(batch)
-    finally:
-        run.stop()
-
-
-#: Rows of a batch that a task writes in Arrow.
-BATCH_ROWS = 1 << 16
-
-
-@pytest.mark.parametrize("way", short_list(["as Spark has them", "in Arrow"], ["in Arrow"]))
-def test_rows_around_a_number_arrive_whichever_shard_has_them(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, way: str
-) -> None:
-    made, _, _ = WAYS[way]
-    feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.int64()), ("n", pa.int64())]))
-    kept = fleet.stateful(feed.stream().selectExpr("k", f"{made} s"), name=name, shards=2).dropDuplicates(["k"])
-    emitted: list[Row] = []
-    writer = kept.writeStream.foreachBatch(
-        lambda batch, _: emitted.append(batch.selectExpr("count(*)", "sum(k)").first())
-    )
-    query = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
-    keys = spark.range(1 << 20).selectExpr("id", "pmod(hash(id), 2) shard").toPandas()
-    of_shard = [keys["id"][keys["shard"] == shard].tolist() for shard in (0, 1)]
-    try:
-        for counts in itertools.product((0, BATCH_ROWS, BATCH_ROWS + 1), repeat=2):
-            batch = [of_shard[shard].pop() for shard in (0, 1) for _ in range(counts[shard])]
-            feed.add([(key, 0) for key in batch])
-            query.processAllAvailable()
-            assert emitted == ([(len(batch), sum(batch))] if batch else [(0, None)])
-            emitted.clear()
-    finally:
-        query.stop()
 
 
 @pytest.mark.replay
 @pytest.mark.parametrize("seed", range(4))
-def test_rows_of_random_sizes_are_those_of_spark(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, seed: int
-) -> None:
+def test_rows_of_random_sizes_are_those_of_spark(fleet: Fleet, tmp_path: Path, name: str, seed: int) -> None:
     choose = random.Random(seed)
-    feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.int64()), ("n", pa.int64())]))
+    feed = Feed(tmp_path / "in", pa.schema([("k", pa.int64()), ("n", pa.int64())]))
     rows = feed.stream().selectExpr("k", f"{REPEATED} s")
     stateful = fleet.stateful(rows, name=name, shards=choose.randint(1, 4))
     of_fleet, of_spark = (

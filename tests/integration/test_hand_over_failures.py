@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -33,7 +32,7 @@ from coordinator.service.client import CoordinatorClient
 from spark_jobs.nodes.executor_nodes import ExecutorNodes
 from statefleet.fleet import _DRIVER, Fleet
 from store_actors.connections.hand_over import address_of, sockets_of
-from tests.integration.streams import Feed, Run
+from tests.integration.streams import Feed, Run, stopping
 from tests.integration.waiting import wait_for
 from tests.processes import AS_NOBODY, end_process, paused
 
@@ -73,9 +72,7 @@ class Server:
             yield
 
     @contextmanager
-    def replaced(
-        self, serve: Callable[[socket.socket], None], *, proves: bool = True, greets: bool = True
-    ) -> Iterator[threading.Event]:
+    def replaced(self, serve: Callable[[socket.socket], None], *, greets: bool = True) -> Iterator[threading.Event]:
         """Have tasks connect to this process, which serves each and ends its connection; yields an event for the first end."""
         kept, path, secret = self.address.read_text(), f"{self.address}.{os.getpid()}", os.urandom(32)
         served = threading.Event()
@@ -90,7 +87,7 @@ class Server:
                         with task, suppress(OSError):
                             challenge = task.recv(32, socket.MSG_WAITALL)
                             if greets:
-                                task.sendall(hmac.digest(secret if proves else bytes(32), challenge, "sha256"))
+                                task.sendall(hmac.digest(secret, challenge, "sha256"))
                             serve(task)
                         served.set()
 
@@ -108,7 +105,7 @@ class Server:
 def server(fleet: Fleet, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     sockets = sockets_of(session_folder(), fleet.uri)
     # The driver knows the fleet once it has built a query on it.
-    fleet.stateful(Feed(spark, tmp_path / "none", ROWS).stream(), name="not-started", shards=1).groupBy("k").count()
+    fleet.stateful(Feed(tmp_path / "none", ROWS).stream(), name="not-started", shards=1).groupBy("k").count()
     nodes = _DRIVER._fleets[fleet.uri].nodes
     monkeypatch.setattr(nodes._actors, "hung_after_s", HUNG_AFTER_S)
     return Server(Path(address_of(sockets, ray.util.get_node_ip_address())), nodes)  # type: ignore[no-untyped-call]
@@ -119,7 +116,7 @@ class Query:
 
     def __init__(self, spark: SparkSession, fleet: Fleet, folder: Path, name: str) -> None:
         self.spark = spark
-        self.feed = Feed(spark, folder / "in", ROWS)
+        self.feed = Feed(folder / "in", ROWS)
         frame = fleet.stateful(self.feed.stream(), name=name, shards=4).groupBy("k")
         self._frame, self._checkpoint = frame.agg(F.count("*").alias("n"), F.max("s").alias("s")), folder / "ck"
         self.run = Run(self._frame, "update", self._checkpoint)
@@ -259,7 +256,7 @@ def test_nothing_is_left_of_a_query_that_is_stopped_in_the_middle_of_a_batch(
 def test_a_job_that_is_cancelled_without_interrupts_ends_its_tasks(
     spark: SparkSession, fleet: Fleet, server: Server, tmp_path: Path, name: str
 ) -> None:
-    feed = Feed(spark, tmp_path / "in", ROWS)
+    feed = Feed(tmp_path / "in", ROWS)
     counts = fleet.stateful(feed.stream(), name=name, shards=4).groupBy("k").count()
     errors: list[str] = []
 
@@ -277,8 +274,7 @@ def test_a_job_that_is_cancelled_without_interrupts_ends_its_tasks(
             raise
 
     writer = counts.writeStream.outputMode("update").foreachBatch(act)
-    running = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
-    try:
+    with stopping(writer.option("checkpointLocation", str(tmp_path / "ck")).start()) as running:
         feed.add([(1, "x")])
         running.processAllAvailable()
         with paused(fleet.status()["coordinator"]["pid"]):
@@ -288,13 +284,11 @@ def test_a_job_that_is_cancelled_without_interrupts_ends_its_tasks(
             wait_for(lambda: running_tasks(spark) == 0, 10)
         assert any("cancelled" in error for error in errors)
         wait_for(lambda: server.connections() == 0)
-    finally:
-        running.stop()
 
 
-def test_attempts_at_once_get_equal_answers(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
+def test_attempts_at_once_get_equal_answers(fleet: Fleet, tmp_path: Path, name: str) -> None:
     """As Spark's speculation has them; here each is a job of its own."""
-    feed = Feed(spark, tmp_path / "in", ROWS)
+    feed = Feed(tmp_path / "in", ROWS)
     counts = fleet.stateful(feed.stream(), name=name, shards=3).groupBy("k").count()
     seen: list[list[dict[int, int]]] = []
 
@@ -306,139 +300,28 @@ def test_attempts_at_once_get_equal_answers(spark: SparkSession, fleet: Fleet, t
             seen.append([counted(rows) for rows in pool.map(lambda _: frame.collect(), range(4))])
 
     writer = counts.writeStream.outputMode("update").foreachBatch(act)
-    running = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
-    try:
+    with stopping(writer.option("checkpointLocation", str(tmp_path / "ck")).start()) as running:
         for _ in range(3):
             feed.add([(value % 7, "x") for value in range(70)])
             running.processAllAvailable()
-    finally:
-        running.stop()
     assert seen == [[dict.fromkeys(range(7), 10 * batch)] * 4 for batch in (1, 2, 3)]
 
 
 # Each of its four attempts waits for a store actor that may be just starting.
 @pytest.mark.replay
-@pytest.mark.replay
 def test_a_folder_in_which_nothing_can_be_written_is_named(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "full"
     folder.touch()  # also a superuser can write no file in it
     monkeypatch.setattr("statefleet.fleet.sockets_of", lambda *of: f"{folder}/sockets/")
-    feed = Feed(spark, tmp_path / "in", ROWS)
-    run = Run(fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").count(), "update", tmp_path / "ck")
-    try:
+    feed = Feed(tmp_path / "in", ROWS)
+    with Run(fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").count(), "update", tmp_path / "ck") as run:
         feed.add([(1, "x")])
         with pytest.raises(
             StreamingQueryException, match=rf"nothing can be written where Spark's tasks find.*{folder}"
         ):
             run.wait()
-    finally:
-        run.stop()
-
-
-@pytest.mark.parametrize("facts", ["{0}", "{0} 2 {2}", "{0} 12 30 2"])
-def test_a_store_actor_of_another_release_is_named(query: Query, server: Server, facts: str) -> None:
-    """Also of one that wrote no format, or other facts."""
-    kept = server.address.read_text()
-    server.write(facts.format(*kept.split()))
-    try:
-        query.add()
-        with pytest.raises(StreamingQueryException, match="was started by another release of Statefleet"):
-            query.run.wait()
-    finally:
-        server.write(kept)
-
-
-def test_strangers_are_refused_beside_a_batch(query: Query, server: Server) -> None:
-    sent: list[Any] = [b"GET / HTTP/1.1\r\n\r\n" * 100, b"\x7f\xff\xff\xff", b"\0\0\0\x10{", b""]
-    strangers = [socket.socket(socket.AF_UNIX) for _ in sent]
-    try:
-        for stranger, message in zip(strangers, sent, strict=True):
-            stranger.connect(f"{server.address}.{server.pid}")
-            stranger.sendall(message)
-        before = server.pid
-        query.add()
-        query.check()
-        assert (server.pid, query.failed_tasks()) == (before, 0)
-    finally:
-        for stranger in strangers:
-            stranger.close()
-    wait_for(lambda: server.connections() == 0)
-
-
-def test_an_error_that_comes_before_all_rows_are_sent_is_told(query: Query, server: Server) -> None:
-    """Such as of a function that the store actor's release does not have. A server in its place refuses all."""
-
-    def refuse(task: socket.socket) -> None:
-        task.recv(4)
-        task.sendall(b"\2ValueError: " + b"it does not suit " * 100)
-
-    with server.replaced(refuse):
-        query.add(40_000, "x" * 1000)
-        with pytest.raises(StreamingQueryException, match="ValueError: it does not suit"):
-            query.run.wait()
-
-
-NO_ROWS = b"\1" + struct.pack(">qq", 0, 0)
-#: Answers that are none, of a store actor that has read all rows.
-BROKEN_ANSWERS = {
-    "a row that was not sent": b"\1" + struct.pack(">qq", 1, 0),
-    "a byte that was not sent": b"\1" + struct.pack(">qq", 0, 1),
-    "something after it": NO_ROWS + b"\1",
-    "a row of no bytes": b"\3" + struct.pack(">iQ", 8, 0) + struct.pack(">i", 0) + NO_ROWS,
-    "a row that is longer than its block": b"\3" + struct.pack(">i", 8) + struct.pack("<Q", 64) + bytes(4) + NO_ROWS,
-    "a block of less than no bytes": b"\3" + struct.pack(">i", -1) + NO_ROWS,
-    "a row that nobody counted": b"\3"
-    + struct.pack(">i", 40)
-    + struct.pack("<5Q", 32, 0, 1, 1, 32 << 32)
-    + bytes(4)
-    + NO_ROWS,
-    "another begin": b"\7" + NO_ROWS,
-    "another end": b"\3" + bytes(4) + b"\7",
-}
-
-
-def read_all(task: socket.socket) -> None:
-    while task.recv(1 << 20):
-        pass
-
-
-@pytest.mark.parametrize("answer", BROKEN_ANSWERS.values(), ids=BROKEN_ANSWERS)
-def test_an_answer_that_is_not_whole_fails_the_batch(query: Query, server: Server, answer: bytes) -> None:
-    def serve(task: socket.socket) -> None:
-        read_all(task)
-        task.sendall(answer)
-
-    with server.replaced(serve):
-        query.add()
-        with pytest.raises(StreamingQueryException, match="are not the rows of the task's shards"):
-            query.run.wait()
-    query.again()
-    query.check()
-
-
-def test_an_answer_before_all_rows_are_sent_fails_the_batch(query: Query, server: Server) -> None:
-    with server.replaced(lambda task: task.sendall(NO_ROWS)):
-        query.add(40_000, "x" * 1000)
-        with pytest.raises(StreamingQueryException, match="ended before all rows of the task's shards were sent"):
-            query.run.wait()
-    query.again()
-    query.check()
-
-
-def test_a_process_that_has_not_the_secret_gets_no_row(query: Query, server: Server) -> None:
-    """As one of another user's would be, whose folder took the place of this one after the task had read the file."""
-    received: list[bytes] = []
-    with server.replaced(lambda task: received.append(task.recv(1)), proves=False):
-        query.add()
-        with pytest.raises(
-            StreamingQueryException, match="the process that answers in the place of this node's store actor"
-        ):
-            query.run.wait()
-    assert set(received) == {b""}
-    query.again()
-    query.check()
 
 
 @pytest.mark.replay
@@ -531,9 +414,9 @@ def test_a_batch_whose_shards_committed_other_rows_than_were_sent_does_not_count
 
 
 def test_a_batch_whose_tasks_failed_after_their_shards_committed_is_counted(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+    fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    feed = Feed(spark, tmp_path / "in", ROWS)
+    feed = Feed(tmp_path / "in", ROWS)
     counts = fleet.stateful(feed.stream(), name=name, shards=4).groupBy("k").count()
 
     def act(frame: DataFrame, batch_id: int) -> None:
@@ -541,16 +424,13 @@ def test_a_batch_whose_tasks_failed_after_their_shards_committed_is_counted(
         with suppress(Exception):
             frame.select(F.raise_error(F.col("k").cast("string"))).collect()
 
-    running = (
+    with stopping(
         counts.writeStream.outputMode("update")
         .foreachBatch(act)
         .option("checkpointLocation", str(tmp_path / "ck"))
         .start()
-    )
-    try:
+    ) as running:
         for batch in (1, 2):
             feed.add([(key, "x") for key in range(50)])
             running.processAllAvailable()
             assert fleet.state(name).scan().to_pandas()["count"].tolist() == [batch] * 50
-    finally:
-        running.stop()

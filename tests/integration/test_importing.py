@@ -126,10 +126,8 @@ AGGREGATES = (
 
 
 @pytest.mark.replay
-def test_what_cannot_be_imported_begins_from_nothing(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    feed, old, new = Feed(spark, tmp_path / "in", EVENTS), tmp_path / "old", tmp_path / "new"
+def test_what_cannot_be_imported_begins_from_nothing(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed, old, new = Feed(tmp_path / "in", EVENTS), tmp_path / "old", tmp_path / "new"
     aggregates = F.count("*").alias("n"), F.percentile_approx("v", 0.5).alias("p"), F.sum("v").alias("s")
     feed.add(events(("a", 1, 1), ("a", 2, 2), ("b", 3, 3)))
     Run(feed.stream().groupBy("k").agg(*aggregates), "update", old, available_now=True).wait()
@@ -183,12 +181,12 @@ def events(*rows: tuple[str | None, int, int | None]) -> list[tuple[Any, ...]]:
 def test_what_was_exported_is_imported_and_what_does_not_fit_leaves_nothing(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    feed = Feed(spark, tmp_path / "in", EVENTS)
+    feed = Feed(tmp_path / "in", EVENTS)
     feed.add(events(("a", 1, 1), ("a", 2, None), (None, 3, 3), ("b", 14, 4)))
     Run(counted(fleet, feed.stream(), name), "update", tmp_path / "ck", available_now=True).wait()
     table = fleet.state(name).scan().to_spark(spark)
     copy, checkpoint = f"{name}-copy", tmp_path / "copy"
-    again = Feed(spark, tmp_path / "again", EVENTS)
+    again = Feed(tmp_path / "again", EVENTS)
     frame = counted(fleet, again.stream(), copy)
     averages = fleet.stateful(again.stream(), name=f"{copy}-avg", shards=2).groupBy("k").avg("v")
     for query, rows, refusal in (
@@ -232,9 +230,9 @@ def same(state: Any) -> list[str]:
 
 
 def test_below_a_select_aggregates_are_in_its_order_and_what_it_leaves_out_is_not_there(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    feed, old, new = Feed(spark, tmp_path / "in", EVENTS), tmp_path / "old", tmp_path / "new"
+    feed, old, new = Feed(tmp_path / "in", EVENTS), tmp_path / "old", tmp_path / "new"
 
     def query(frame: Any) -> DataFrame:
         once, tenfold, most = (
@@ -274,9 +272,9 @@ def test_below_a_select_aggregates_are_in_its_order_and_what_it_leaves_out_is_no
 
 
 def test_what_does_not_fit_a_checkpoint_is_refused_before_anything_is_written(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+    fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    feed, old, new = Feed(spark, tmp_path / "in", EVENTS), tmp_path / "old", tmp_path / "new"
+    feed, old, new = Feed(tmp_path / "in", EVENTS), tmp_path / "old", tmp_path / "new"
     feed.add(events(("a", 1, 1), ("b", 2, 2)))
     own_query = feed.stream().groupBy("k").agg(F.sum("v"), F.count("*"))
     run = Run(own_query, "update", old)
@@ -352,9 +350,9 @@ DAMAGES: Mapping[str, tuple[Callable[[Path], object], str]] = {
 
 
 def test_a_checkpoint_that_is_not_whole_is_refused_before_anything_is_written(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+    fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    feed, old, new = Feed(spark, tmp_path / "in", EVENTS), tmp_path / "old", tmp_path / "new"
+    feed, old, new = Feed(tmp_path / "in", EVENTS), tmp_path / "old", tmp_path / "new"
     feed.add(events(*((key, 1, 1) for key in "abcdefgh")))
     Run(feed.stream().groupBy("k").count(), "update", old, available_now=True).wait()
     frame = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").count()
@@ -394,7 +392,7 @@ def describe(old: Path, keys: str, values: str) -> None:
 def test_keys_that_spark_before_331_described_as_its_input_are_imported(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    feed, old, new = Feed(spark, tmp_path / "in", EVENTS), tmp_path / "old", tmp_path / "new"
+    feed, old, new = Feed(tmp_path / "in", EVENTS), tmp_path / "old", tmp_path / "new"
     feed.add(events(("a", 1, 1), ("b", 2, 2), (None, 3, 3)))
 
     def seen() -> DataFrame:
@@ -420,10 +418,8 @@ def test_keys_that_spark_before_331_described_as_its_input_are_imported(
         run.stop()
 
 
-def test_what_spark_did_not_write_down_it_writes_with_another_batch(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    feed, old, new = Feed(spark, tmp_path / "in", EVENTS), tmp_path / "old", tmp_path / "new"
+def test_what_spark_did_not_write_down_it_writes_with_another_batch(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed, old, new = Feed(tmp_path / "in", EVENTS), tmp_path / "old", tmp_path / "new"
 
     def run_a_batch() -> None:
         feed.add(events(("a", 1, 1), ("b", 2, 2)))
@@ -444,10 +440,8 @@ def test_what_spark_did_not_write_down_it_writes_with_another_batch(
     assert sorted(row["count"] for row in fleet.state(name).scan().to_arrow().to_pylist()) == [3, 3]
 
 
-def test_the_one_partition_of_an_operator_without_keys_is_all_of_it(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    feed = Feed(spark, tmp_path / "in", EVENTS)
+def test_the_one_partition_of_an_operator_without_keys_is_all_of_it(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path / "in", EVENTS)
     feed.add(events(("a", 1, 1), ("b", 2, 2)))
     limited = fleet.stateful(feed.stream(), name=f"{name}-limit", shards=1).limit(3)
     total = fleet.stateful(feed.stream(), name=f"{name}-total", shards=1).groupBy().count()

@@ -70,7 +70,7 @@ def _committed(checkpoint: Path) -> bool:
 
 @pytest.fixture
 def feed(spark: SparkSession, tmp_path: Path) -> Feed:
-    feed = Feed(spark, tmp_path / "in", ROWS)
+    feed = Feed(tmp_path / "in", ROWS)
     feed.add([("a", 1), ("a", 2), ("b", 3)])
     return feed
 
@@ -170,9 +170,7 @@ def test_swapped_partitions_of_a_processor_are_found(
 
 
 @pytest.mark.skipif(bool(SPARK.PROCESSOR_CLASSES), reason="Spark 4 reads it")
-def test_spark_35_does_not_read_the_state_of_a_processor(
-    spark: SparkSession, fleet: Fleet, feed: Feed, tmp_path: Path, name: str
-) -> None:
+def test_spark_35_does_not_read_the_state_of_a_processor(fleet: Fleet, feed: Feed, tmp_path: Path, name: str) -> None:
     # Spark 3.5 cannot write such a checkpoint; the state of any operator is one that it does not read for a processor.
     Run(feed.stream().groupBy("id").agg(F.max("v")), "update", tmp_path / "old", available_now=True).wait()
     frame = _asked(fleet, feed, name, _living())

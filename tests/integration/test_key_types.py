@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
@@ -118,12 +118,10 @@ CASES: dict[str, tuple[Query, str]] = {
 
 
 @pytest.mark.parametrize("case_name", short_list(CASES, {"grouped by arrays"}))
-def test_keys_and_rows_are_as_sparks(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case_name: str
-) -> None:
+def test_keys_and_rows_are_as_sparks(fleet: Fleet, tmp_path: Path, name: str, case_name: str) -> None:
     query, mode = CASES[case_name]
     # Both get the input batch by batch: of a backlog other rows are late.
-    feeds = {who: Feed(spark, tmp_path / f"in-{who}", pa.schema([("i", pa.int32())])) for who in ("fleet", "spark")}
+    feeds = {who: Feed(tmp_path / f"in-{who}", pa.schema([("i", pa.int32())])) for who in ("fleet", "spark")}
 
     def ours(frame: DataFrame, operator: str, its_mode: str = "append") -> Any:
         return fleet.stateful(frame, name=f"{name}-{operator}", outputMode=its_mode, shards=2)
@@ -159,8 +157,8 @@ def refusal(use: Callable[[Any], object], frame: Any) -> str | None:
     return None
 
 
-def test_maps_are_no_keys(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
-    feed = Feed(spark, tmp_path / "in", pa.schema([("i", pa.int32())]))
+def test_maps_are_no_keys(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path / "in", pa.schema([("i", pa.int32())]))
     rows = with_columns(feed.stream(), MAPS)
     renamed = rows.select(*(F.col(column).alias(f"{column}_2") for column in rows.columns))
     ours = fleet.stateful(rows, name=name, shards=2)

@@ -182,12 +182,9 @@ def test_a_limit_reads_all_rows_of_its_source(spark: SparkSession, fleet: Fleet,
     newest_of_each = []
     for side, line in (("fleet", lambda rows: fleet.stateful(rows, name=name)), ("spark", lambda rows: rows)):
         rows = inputs.streams()["a"].repartition(1).withWatermark("t", "0 seconds")
-        run = Run(line(rows).limit(1), "append", tmp_path / side)
-        try:
+        with Run(line(rows).limit(1), "append", tmp_path / side) as run:
             assert len(run.take()) == 1
             newest = {progress["eventTime"]["max"] for progress in run.query.recentProgress if progress["batchId"] == 0}
-        finally:
-            run.stop()
         newest_of_each.append(newest)
     assert newest_of_each == [{"1970-01-01T00:01:00.000Z"}, {"1970-01-01T00:00:10.000Z"}]
 

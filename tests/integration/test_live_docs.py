@@ -29,7 +29,7 @@ TEXT = (Path(__file__).parents[2] / "docs" / "live-state.md").read_text()
 @pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning")
 def test_the_examples_run(spark: Any, new_uri: NewUri, tmp_path: Path) -> None:
     fleet = sf.connect(new_uri())
-    feed = Feed(spark, tmp_path / "in", pa.schema([("user", pa.string()), ("amount", pa.int64())]))
+    feed = Feed(tmp_path / "in", pa.schema([("user", pa.string()), ("amount", pa.int64())]))
     clicks = fleet.stateful(feed.stream(), name="clicks", shards=2).groupBy("user")
     run = Run(clicks.agg(F.count("*").alias("n"), F.sum("amount").alias("total")), "update", tmp_path / "checkpoint")
     for rows in ([("u1", 5), ("u1", 10), ("u2", 1)], [("u1", 15)]):

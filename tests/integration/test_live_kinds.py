@@ -29,7 +29,7 @@ ROWS = [("ann", "/", 0, 30), ("ann", "/a", 5, 70), ("bob", "/", 20, 10), (None, 
 
 @pytest.fixture
 def visits(spark: Any, tmp_path: Path) -> Feed:
-    feed = Feed(spark, tmp_path / "in", VISITS)
+    feed = Feed(tmp_path / "in", VISITS)
     feed.add([(user, page, NOON + dt.timedelta(seconds=second), ms) for user, page, second, ms in ROWS])
     return feed
 

@@ -41,7 +41,7 @@ def events(batch: int) -> list[tuple[Any, ...]]:
 @pytest.fixture
 def clicks(fleet: sf.Fleet, spark: Any, tmp_path: Path, name: str) -> Iterator[tuple[str, Feed, Run]]:
     """Yield counts by user after three batches, with the query still there."""
-    feed = Feed(spark, tmp_path / "in", EVENTS)
+    feed = Feed(tmp_path / "in", EVENTS)
     for batch in range(3):
         feed.add(events(batch))
     grouped = fleet.stateful(feed.stream(), name=name, shards=5).groupBy("user")
@@ -104,10 +104,10 @@ def test_what_cannot_be_read_is_refused(fleet: sf.Fleet, clicks: tuple[str, Feed
 
 
 def test_every_read_is_one_cut_across_the_shards_and_operators_of_a_query(
-    fleet: sf.Fleet, spark: Any, tmp_path: Path, name: str
+    fleet: sf.Fleet, tmp_path: Path, name: str
 ) -> None:
     """Each batch with data adds the same number of rows, so a read of parts of one shows in its sum."""
-    feed = Feed(spark, tmp_path / "in", EVENTS)
+    feed = Feed(tmp_path / "in", EVENTS)
     feed.add(events(0))
     first = fleet.stateful(feed.stream().withWatermark("ts", "1 hour"), name=name, shards=4)
     # Each row is new: its amount tells its batch.
@@ -192,7 +192,7 @@ def test_state_is_data_for_every_tool(fleet: sf.Fleet, spark: Any, clicks: tuple
 
 def test_changes_of_versions_and_what_differs(fleet: sf.Fleet, spark: Any, tmp_path: Path, name: str) -> None:
     schema = pa.schema([("user", pa.string()), ("ts", pa.timestamp("us", tz="UTC"))])
-    feed = Feed(spark, tmp_path / "in", schema)
+    feed = Feed(tmp_path / "in", schema)
     counted = fleet.stateful(feed.stream().withWatermark("ts", "0 seconds"), name=name, shards=2)
     counts = counted.groupBy("user", F.window("ts", "10 seconds")).agg(F.count("*").alias("n"))
     run = Run(counts, "update", tmp_path / "checkpoint")
@@ -255,9 +255,9 @@ def test_sql_over_states_is_of_one_moment(fleet: sf.Fleet, clicks: tuple[str, Fe
             fleet.sql(text)
 
 
-def test_both_sides_of_a_join_and_rows_of_one_key(fleet: sf.Fleet, spark: Any, tmp_path: Path, name: str) -> None:
+def test_both_sides_of_a_join_and_rows_of_one_key(fleet: sf.Fleet, tmp_path: Path, name: str) -> None:
     schema = pa.schema([("id", pa.int64()), ("v", pa.string())])
-    sides = [Feed(spark, tmp_path / side, schema) for side in ("left", "right")]
+    sides = [Feed(tmp_path / side, schema) for side in ("left", "right")]
     sides[0].add([(1, "a"), (1, "b"), (2, "c"), (None, "d")])
     sides[1].add([(1, "x"), (3, "y")])
     left, right = (feed.stream().withColumnRenamed("v", name) for feed, name in zip(sides, ("l", "r"), strict=True))

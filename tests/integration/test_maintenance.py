@@ -41,14 +41,13 @@ def test_a_query_keeps_few_files_and_a_new_fleet_reads_them(
     often = Maintenance(interval_s=0.5, min_deltas_for_snapshot=3, min_versions_to_retain=4, grace_s=8.0)
     uri = new_uri()
     fleet = connect(uri, maintenance=often)
-    feed = Feed(spark, tmp_path / "in", VALUES)
+    feed = Feed(tmp_path / "in", VALUES)
 
     def start(on: Fleet) -> Run:
         counts = on.stateful(feed.stream(), name=name, shards=2).groupBy("v").count()
         return Run(counts, "update", tmp_path / "ck")
 
-    run = start(fleet)
-    try:
+    with start(fleet) as run:
         for batch in range(12):
             feed.add([(batch,), (batch % 3,)])
             run.wait()
@@ -60,8 +59,6 @@ def test_a_query_keeps_few_files_and_a_new_fleet_reads_them(
         assert cli.main(["gc", uri, "--dry-run"]) == 0
         assert "would be" in capsys.readouterr().out
         assert sum(actor_metrics["maintenance_failures"] for actor_metrics in fleet.metrics().values()) == 0
-    finally:
-        run.stop()
     fleet.shutdown()
     again = connect(uri, maintenance=often)
     run = start(again)

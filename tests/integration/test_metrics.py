@@ -54,7 +54,7 @@ def until(condition: Callable[[list[Any]], bool]) -> list[Any]:
 def counted(spark: SparkSession, fleet: sf.Fleet, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the name of a state of some versions, with a row that came too late."""
     folder, name = tmp_path_factory.mktemp("metrics"), f"t-{uuid.uuid4().hex[:8]}"
-    feed = Feed(spark, folder / "in", pa.schema([("ts", pa.timestamp("us", "UTC")), ("user", pa.string())]))
+    feed = Feed(folder / "in", pa.schema([("ts", pa.timestamp("us", "UTC")), ("user", pa.string())]))
     stream = fleet.stateful(feed.stream().withWatermark("ts", "1 second"), name=name, shards=2)
     feed.add([(1_700_000_000_000_000 + 1_000_000 * number, f"{CANARY}-{number % 7}") for number in range(40)])
     run = Run(stream.groupBy("ts", "user").count(), "update", folder / "ck")

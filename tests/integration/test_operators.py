@@ -44,7 +44,7 @@ def test_a_union_with_a_growing_number_of_partitions_leaves_every_row_to_its_sha
 ) -> None:
     """D9: Spark numbers the tasks of a union one branch after the other, and the first one's are more in the second batch."""
     rows = StructType([StructField("k", StringType())])
-    first, second = (Feed(spark, tmp_path / part, SPARK.arrow_schema(rows)) for part in ("a", "b"))
+    first, second = (Feed(tmp_path / part, SPARK.arrow_schema(rows)) for part in ("a", "b"))
     all_files = spark.readStream.schema(rows).option("pathGlobFilter", "*.parquet").parquet(str(tmp_path / "a"))
     distinct = fleet.stateful(second.stream(), name=f"{name}-distinct", shards=2).dropDuplicates()
     result = all_files.unionAll(distinct)
@@ -52,15 +52,12 @@ def test_a_union_with_a_growing_number_of_partitions_leaves_every_row_to_its_sha
         result = fleet.stateful(result, name=f"{name}-counts", shards=3).groupBy("k").count()
     first.add([("z",)])
     second.add([(letter,) for letter in "abcdef"])
-    run = Run(result, "update", tmp_path / "ck")
-    try:
+    with Run(result, "update", tmp_path / "ck") as run:
         assert sorted(row["k"] for row in run.take()) == [*"abcdef", "z"]
         for number in range(4):
             first.add([(f"z{number}",)])
         second.add([(letter,) for letter in "abcdefg"])
         assert sorted(row["k"] for row in run.take()) == ["g", "z0", "z1", "z2", "z3"]
-    finally:
-        run.stop()
     shards = [len(entry["shards"]) for entry in fleet.status()["queries"] if entry["name"] == f"{name}-distinct"]
     assert shards == [2]
     for shard in range(4):

@@ -48,7 +48,7 @@ def test_the_front_page(spark: SparkSession, fleet: sf.Fleet, places: dict[str, 
     (tmp_path / "clicks").mkdir()
     row = {"ts": NOON.isoformat(), "user": "u1", "amount": 2.5}
     (tmp_path / "clicks" / "0.json").write_text(json.dumps(row) + "\n" + json.dumps(row) + "\n")
-    scores = Feed(spark, tmp_path / "scores", pa.schema([("user", pa.string())]))
+    scores = Feed(tmp_path / "scores", pa.schema([("user", pa.string())]))
     scope: dict[str, Any] = {"pa": pa, "noon": NOON, "five_past": NOON + dt.timedelta(minutes=5)}
     places |= {'"/data/': f'"{tmp_path}/', ".at(12)": ".at(1)", "since=12": "since=0"}
     first, *other_blocks = python_of("tests/integration/test_pages.py::test_the_front_page")
@@ -79,9 +79,9 @@ def test_the_quickstart(places: dict[str, str]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning")
-def test_a_program_is_moved(spark: SparkSession, fleet: sf.Fleet, tmp_path: Path) -> None:
+def test_a_program_is_moved(fleet: sf.Fleet, tmp_path: Path) -> None:
     """The programs run to their end, with the values that the page states."""
-    feed = Feed(spark, tmp_path / "in", pa.schema([("user", pa.string()), ("amount", pa.float64())]))
+    feed = Feed(tmp_path / "in", pa.schema([("user", pa.string()), ("amount", pa.float64())]))
     scope: dict[str, Any] = {"F": F, "fleet": fleet, "stream": feed.stream()}
     run_blocks(python_of("tests/integration/test_pages.py::test_a_program_is_moved"), scope, {})
 
@@ -89,12 +89,12 @@ def test_a_program_is_moved(spark: SparkSession, fleet: sf.Fleet, tmp_path: Path
 @pytest.mark.replay
 @pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning")
 def test_state_is_imported(spark: SparkSession, fleet: sf.Fleet, tmp_path: Path) -> None:
-    clicks = Feed(spark, tmp_path / "in", pa.schema([("ts", pa.timestamp("us", "UTC")), ("user", pa.string())]))
+    clicks = Feed(tmp_path / "in", pa.schema([("ts", pa.timestamp("us", "UTC")), ("user", pa.string())]))
     clicks.add([(NOON, "u1"), (NOON, "u2")])
     events = clicks.stream().withWatermark("ts", "10 minutes")
     old = events.groupBy(F.window("ts", "5 minutes"), "user").count()
     Run(old, "update", tmp_path / "old-ck", available_now=True).wait()
-    orders = Feed(spark, tmp_path / "orders", pa.schema([("shop", pa.string()), ("amount", pa.float64())]))
+    orders = Feed(tmp_path / "orders", pa.schema([("shop", pa.string()), ("amount", pa.float64())]))
     table = pa.table({"shop": ["a"], "n": pa.array([3], pa.int64()), "total": [4.5]})
     (tmp_path / "totals").mkdir()
     pq.write_table(table, tmp_path / "totals" / "0.parquet")

@@ -32,7 +32,7 @@ from statefleet.fleet import Fleet
 from tests.integration.case_systems import ROCKSDB, configured
 from tests.integration.processor_cases import StatefulProcessor, counter
 from tests.integration.spark_checks import check_as_spark_does
-from tests.integration.streams import Feed, Run
+from tests.integration.streams import Feed, Run, stopping
 
 pytestmark = pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
 IS_SPARK_4 = bool(SPARK.PROCESSOR_CLASSES)
@@ -226,17 +226,13 @@ def calling(calls: dict[str, Callable[[Any], Any]]) -> StatefulProcessor:
 def test_a_processor_catches_what_it_catches_in_pyspark(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, is_fleets: bool
 ) -> None:
-    feed = Feed(spark, tmp_path / "in", pa.schema([("id", pa.string())]))
+    feed = Feed(tmp_path / "in", pa.schema([("id", pa.string())]))
     feed.add([("a",)])
     frame = fleet.stateful(feed.stream(), name=name, shards=2) if is_fleets else feed.stream()
     calls = {**ON_DELETED, **WRONG_CALLS} if is_fleets else ON_DELETED
     query = frame.groupBy("id").transformWithState(calling(calls), "id string, out string", "update", "None")
-    with configured(spark, {} if is_fleets else ROCKSDB):
-        run = Run(query, "update", tmp_path / "checkpoint")
-        try:
-            outcomes = {row.id: row.out for row in run.take()}
-        finally:
-            run.stop()
+    with configured(spark, {} if is_fleets else ROCKSDB), Run(query, "update", tmp_path / "checkpoint") as run:
+        outcomes = {row.id: row.out for row in run.take()}
     checking = "Error checking {} state exists"
     expected = dict.fromkeys(calls, "caught")
     expected |= {
@@ -257,9 +253,9 @@ def test_a_processor_catches_what_it_catches_in_pyspark(
     ],
 )
 def test_several_event_times_end_sparks_query_and_are_refused_when_the_fleets_is_built(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, mode: str, build: Callable[[Any, str], DataFrame]
+    fleet: Fleet, tmp_path: Path, name: str, mode: str, build: Callable[[Any, str], DataFrame]
 ) -> None:
-    feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.string()), ("t", pa.timestamp("us", "UTC"))]))
+    feed = Feed(tmp_path / "in", pa.schema([("k", pa.string()), ("t", pa.timestamp("us", "UTC"))]))
     feed.add([("a", dt.datetime(2024, 1, 1, tzinfo=dt.UTC))])
     rows = feed.stream().withWatermark("t", "1 second")
     run = Run(build(rows, mode), mode, tmp_path / "checkpoint")
@@ -277,9 +273,9 @@ def test_several_event_times_end_sparks_query_and_are_refused_when_the_fleets_is
 
 
 def test_duplicates_are_late_by_their_key_where_spark_leaves_out_the_other_event_time(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+    fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.string()), ("t", pa.timestamp("us", "UTC"))]))
+    feed = Feed(tmp_path / "in", pa.schema([("k", pa.string()), ("t", pa.timestamp("us", "UTC"))]))
     begin = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 
     def result(operators: Callable[[DataFrame], Any]) -> DataFrame:
@@ -290,8 +286,7 @@ def test_duplicates_are_late_by_their_key_where_spark_leaves_out_the_other_event
         "fleet": result(lambda rows: fleet.stateful(rows, name=name, shards=2)),
         "Spark": result(lambda rows: rows),
     }
-    runs = [Run(frame, "append", tmp_path / side) for side, frame in sides.items()]
-    try:
+    with stopping([Run(frame, "append", tmp_path / side) for side, frame in sides.items()]) as runs:
         # The third row is late by its own time, and not by its window; the fourth is late by both.
         for second in (0, 100, 95, 85):
             feed.add([("a", begin + dt.timedelta(seconds=second))])
@@ -300,15 +295,12 @@ def test_duplicates_are_late_by_their_key_where_spark_leaves_out_the_other_event
         ours, sparks = (run.take() for run in runs)
         assert sorted(ours) == sorted(sparks)
         assert [row["window"]["start"].second for row in sorted(ours)] == [0, 30, 40]
-    finally:
-        for run in runs:
-            run.stop()
 
 
 def test_an_error_of_a_query_shows_its_plan_without_the_facts_of_operators(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+    fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    feed = Feed(spark, tmp_path / "in", pa.schema([("k", pa.string())]))
+    feed = Feed(tmp_path / "in", pa.schema([("k", pa.string())]))
     feed.add([("no number",)])
     rows = feed.stream().select(F.assert_true(F.lit(False), F.lit("stop")).alias("e"), "k")
     query = fleet.stateful(rows, name=name, shards=2, outputMode="update").groupBy("k").agg(F.count("e"), F.sum("k"))

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from statefleet.fleet import Fleet
-from tests.integration.streams import Feed, Run
+from tests.integration.streams import Feed, Run, stopping
 
 ROWS = pa.schema([("k", pa.string()), ("x", pa.int64()), ("v", pa.int64())])
 
@@ -54,11 +54,9 @@ RUNS: dict[str, tuple[Build, str]] = {
 
 @pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
 @pytest.mark.parametrize("case", RUNS)
-def test_an_aggregation_has_the_output_mode_of_its_query(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case: str
-) -> None:
+def test_an_aggregation_has_the_output_mode_of_its_query(fleet: Fleet, tmp_path: Path, name: str, case: str) -> None:
     build, mode = RUNS[case]
-    feed = Feed(spark, tmp_path / "in", ROWS)
+    feed = Feed(tmp_path / "in", ROWS)
     for batch in ([("a", 1, 0), ("b", 2, 1)], [("a", 31, 2)], [("a", 1, 3), ("c", 32, 3)], [("c", 70, 1)]):
         feed.add(batch)
     frames = build(fleet.stateful(timed(feed), name=name, shards=2)), build(timed(feed))
@@ -85,10 +83,8 @@ FIRST: dict[str, Build] = {
 
 
 @pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
-def test_columns_are_named_as_after_sparks_own_operator(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    feed = Feed(spark, tmp_path / "in", ROWS)
+def test_columns_are_named_as_after_sparks_own_operator(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path / "in", ROWS)
     feed.add([("a", 1, 0), ("b", 2, 1), ("b", 2, 5), ("c", 3, 3)])
     for number, (case, build) in enumerate({**NAMES, **FIRST}.items()):
         rows = timed(feed)
@@ -106,7 +102,7 @@ def test_columns_are_named_as_after_sparks_own_operator(
 def test_views_are_made_of_what_an_operator_is_given_and_of_what_it_gives(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    feed = Feed(spark, tmp_path / "in", ROWS)
+    feed = Feed(tmp_path / "in", ROWS)
     for batch in ([("a", 1, 0), ("b", 2, 1), ("b", 2, 5)], [("b", 3, 3)]):
         feed.add(batch)
     source, result = (f"{name}_{part}".replace("-", "_") for part in ("given", "result"))
@@ -160,11 +156,9 @@ REFUSED: dict[str, tuple[Build, str, str]] = {
 
 @pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_fit_the_mode_is_refused_by_start(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case: str
-) -> None:
+def test_what_does_not_fit_the_mode_is_refused_by_start(fleet: Fleet, tmp_path: Path, name: str, case: str) -> None:
     build, mode, says = REFUSED[case]
-    feed = Feed(spark, tmp_path / "in", ROWS)
+    feed = Feed(tmp_path / "in", ROWS)
     frame = build(fleet.stateful(timed(feed), name=name, shards=2))
     with pytest.raises(AnalysisException, match=says) as refused:
         frame.writeStream.outputMode(mode).format("noop").option("checkpointLocation", str(tmp_path / "ck")).start()
@@ -176,7 +170,7 @@ def test_what_does_not_fit_the_mode_is_refused_by_start(
 def test_sparks_checks_are_left_out_where_they_are_turned_off(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    feed = Feed(spark, tmp_path / "in", ROWS)
+    feed = Feed(tmp_path / "in", ROWS)
     feed.add([("b", 1, 0), ("a", 1, 0)])
     checks = "spark.sql.streaming.unsupportedOperationCheck"
     spark.conf.set(checks, "false")
@@ -196,10 +190,8 @@ def rows_in_memory(frame: DataFrame, table: str, mode: str = "complete") -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
-def test_a_state_of_another_query_is_refused_before_any_task(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    feed = Feed(spark, tmp_path / "in", ROWS)
+def test_a_state_of_another_query_is_refused_before_any_task(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path / "in", ROWS)
     feed.add([("a", 1, 0)])
     counts, table = words(fleet.stateful(timed(feed), name=name, shards=2)), name.replace("-", "_")
     query = rows_in_memory(counts, table).start()
@@ -223,15 +215,14 @@ def test_a_state_of_another_query_is_refused_before_any_task(
 def test_a_cell_without_a_checkpoint_runs_as_often_as_it_is_run(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    feed, table = Feed(spark, tmp_path / "in", ROWS), name.replace("-", "_")
+    feed, table = Feed(tmp_path / "in", ROWS), name.replace("-", "_")
 
     def cell(build: Build, shards: int) -> Any:
-        query = rows_in_memory(build(fleet.stateful(timed(feed), name=name, shards=shards)), table).start()
-        try:
+        with stopping(
+            rows_in_memory(build(fleet.stateful(timed(feed), name=name, shards=shards)), table).start()
+        ) as query:
             query.processAllAvailable()
             return sorted(tuple(row) for row in spark.table(table).collect()), len(fleet.state(name).scan().to_pandas())
-        finally:
-            query.stop()
 
     for number in range(3):
         feed.add([("a", number, 0), ("b", number, 1)])
@@ -250,9 +241,9 @@ def test_a_cell_without_a_checkpoint_runs_as_often_as_it_is_run(
 
 @pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
 def test_of_two_queries_that_start_on_one_state_the_second_one_runs_no_task(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+    fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    feed = Feed(spark, tmp_path / "in", ROWS)
+    feed = Feed(tmp_path / "in", ROWS)
     counts = words(fleet.stateful(timed(feed), name=name, shards=2))
     # Without input neither has planned a batch when the other one starts.
     runs = [Run(counts, "update", tmp_path / str(number)) for number in range(2)]
@@ -271,10 +262,8 @@ def test_of_two_queries_that_start_on_one_state_the_second_one_runs_no_task(
 
 
 @pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
-def test_two_operators_of_one_frame_are_refused_in_one_query(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    feed = Feed(spark, tmp_path / "in", ROWS)
+def test_two_operators_of_one_frame_are_refused_in_one_query(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path / "in", ROWS)
     frame = fleet.stateful(timed(feed), name=name, shards=2)
     union = frame.dropDuplicates(["k"]).select("k").union(frame.dropDuplicates(["x"]).select("k"))
     with pytest.raises(AnalysisException, match="two stateful operators of the query have the same name"):
@@ -300,11 +289,9 @@ ALIKE: dict[str, tuple[Build, str]] = {
 
 @pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
 @pytest.mark.parametrize("case", ALIKE)
-def test_structs_with_two_fields_of_one_name_are_held(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case: str
-) -> None:
+def test_structs_with_two_fields_of_one_name_are_held(fleet: Fleet, tmp_path: Path, name: str, case: str) -> None:
     build, mode = ALIKE[case]
-    feed = Feed(spark, tmp_path / "in", ROWS)
+    feed = Feed(tmp_path / "in", ROWS)
     feed.add([("a", 1, 0), ("b", 2, 1), ("a", 1, 0), ("c", 3, 3)])
 
     def rows() -> DataFrame:

@@ -40,9 +40,9 @@ def address(fleet: sf.Fleet) -> Iterator[str]:
 
 
 def test_answers_are_of_the_query_shard_and_version_that_they_tell(
-    fleet: sf.Fleet, spark: Any, address: str, tmp_path: Path, name: str
+    fleet: sf.Fleet, address: str, tmp_path: Path, name: str
 ) -> None:
-    feed = Feed(spark, tmp_path / "in", EVENTS)
+    feed = Feed(tmp_path / "in", EVENTS)
     counts = fleet.stateful(feed.stream(), name=name, shards=3).groupBy("user").agg(F.sum("amount").alias("total"))
     run = Run(counts, "update", tmp_path / "checkpoint")
 

@@ -38,7 +38,7 @@ class Counting:
 
     def __init__(self, spark: SparkSession, fleet: Fleet, folder: Path, name: str) -> None:
         self._fleet, self._name = fleet, name
-        self._feed = Feed(spark, folder / "in", pa.schema([("v", pa.int64())]))
+        self._feed = Feed(folder / "in", pa.schema([("v", pa.int64())]))
         counts = fleet.stateful(self._feed.stream(), name=name, shards=SHARDS).groupBy("v").agg(F.count("*").alias("n"))
         self.run = Run(counts, "update", folder / "ck")
 

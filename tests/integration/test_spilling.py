@@ -32,7 +32,7 @@ def test_a_state_larger_than_the_limit_gives_what_it_gives_without_one(
     limit = int(caught.value.context["least"]) + (256 << 20)  # type: ignore[call-overload]
     often = Maintenance(interval_s=1, min_deltas_for_snapshot=4)
     fleet = connect(uri, memory_limit=limit, maintenance=often)
-    feed = Feed(spark, tmp_path / "in", ROWS)
+    feed = Feed(tmp_path / "in", ROWS)
 
     def start(on: Fleet) -> Run:
         grouped = on.stateful(feed.stream(), name=name, shards=4).groupBy("k")

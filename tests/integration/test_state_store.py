@@ -9,7 +9,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from pyspark.sql import SparkSession
 
 import statefleet as sf
 from tests.integration.streams import Feed, Run
@@ -89,10 +88,8 @@ def largest_so_far(store: sf.StateStore, batches: Iterator[pa.RecordBatch], mark
         yield from changed.to_batches()
 
 
-def test_a_function_with_an_open_store_in_each_partition(
-    spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, name: str
-) -> None:
-    feed = Feed(spark, tmp_path / "in", EVENTS)
+def test_a_function_with_an_open_store_in_each_partition(fleet: sf.Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path / "in", EVENTS)
     mark = tmp_path / "failed-once"
     tops = sf.map_partitions_with_state_store(
         feed.stream(),
@@ -105,8 +102,7 @@ def test_a_function_with_an_open_store_in_each_partition(
         values=pa.schema([("top", pa.int64())]),
         shards=3,
     )
-    run = Run(tops, "append", tmp_path / "ck")
-    try:
+    with Run(tops, "append", tmp_path / "ck") as run:
         feed.add([("ann", 5), ("bob", 7), ("ann", 3), (None, 1)])
         assert sorted(map(tuple, run.take()), key=str) == [("ann", 5), ("bob", 7), (None, 1)]
         feed.add([("ann", 4), ("bob", 8)])
@@ -114,8 +110,6 @@ def test_a_function_with_an_open_store_in_each_partition(
         feed.add([("ann", 666)])
         assert [tuple(row) for row in run.take()] == [("ann", 666)]
         assert mark.exists(), "the first attempt failed after it had read the store"
-    finally:
-        run.stop()
     tops = {}
     for partition in range(3):
         keys, values = pa.schema([("user", pa.string())]), pa.schema([("top", pa.int64())])

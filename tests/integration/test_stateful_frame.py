@@ -261,14 +261,9 @@ def test_output_modes_are_taken_in_any_case(fleet: Fleet, df: DataFrame, name: s
     assert fleet._coordinator.describe_state(name) is None, "building a query makes no state"
 
 
-def test_without_an_operator_the_rows_are_written_as_they_are(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    feed = Feed(spark, tmp_path / "in", pa.schema([("x", pa.int64())]))
+def test_without_an_operator_the_rows_are_written_as_they_are(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path / "in", pa.schema([("x", pa.int64())]))
     feed.add([(1,), (2,), (3,)])
-    run = Run(fleet.stateful(feed.stream(), name=name).where("x > 1"), "append", tmp_path / "ck")  # type: ignore[arg-type]
-    try:
+    with Run(fleet.stateful(feed.stream(), name=name).where("x > 1"), "append", tmp_path / "ck") as run:  # type: ignore[arg-type]
         assert sorted(row["x"] for row in run.take()) == [2, 3]
-    finally:
-        run.stop()
     assert not any(entry["name"] == name for entry in fleet.status()["queries"])

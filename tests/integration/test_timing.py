@@ -26,7 +26,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from statefleet.fleet import Fleet
 from tests.clocks import until
-from tests.integration.streams import Feed, Run
+from tests.integration.streams import Feed, Run, stopping
 
 SECONDS = pa.schema([("t", pa.timestamp("us", tz="UTC"))])
 VALUES = pa.schema([("v", pa.int64()), ("x", pa.int64())])
@@ -49,8 +49,8 @@ def taken(frame: DataFrame, mode: str, checkpoint: Path) -> dict[int, list[tuple
     return batches
 
 
-def test_a_backlog_loses_no_row_that_spark_keeps(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
-    feed = Feed(spark, tmp_path / "in", SECONDS)
+def test_a_backlog_loses_no_row_that_spark_keeps(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path / "in", SECONDS)
     for seconds in ((10, 11, 12, 13, 14, 15), (25,), (10,), (60,), (61,)):
         feed.add(at(*seconds))
     marked = feed.stream().withWatermark("t", "10 seconds")
@@ -59,10 +59,8 @@ def test_a_backlog_loses_no_row_that_spark_keeps(spark: SparkSession, fleet: Fle
     assert [row for rows in ours.values() for row in rows] == [(10, 6), (15, 1), (25, 1)]
 
 
-def test_a_duplicate_that_spark_emits_again_is_emitted_again(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    feed = Feed(spark, tmp_path / "in", SECONDS)
+def test_a_duplicate_that_spark_emits_again_is_emitted_again(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path / "in", SECONDS)
     for seconds in ((10, 15), (25,), (12,), (45,)):
         feed.add(at(*seconds))
     marked = feed.stream().withWatermark("t", "10 seconds")
@@ -76,7 +74,7 @@ def test_a_duplicate_that_spark_emits_again_is_emitted_again(
 def test_anything_may_stand_between_the_watermark_and_the_operator(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    feed = Feed(spark, tmp_path / "in", SECONDS)
+    feed = Feed(tmp_path / "in", SECONDS)
     dice = random.Random(7)
     for now in (20, 40, 45, 80, 120):
         feed.add(at(*(max(0, now - dice.randrange(25)) for _ in range(12))))
@@ -102,10 +100,8 @@ def test_anything_may_stand_between_the_watermark_and_the_operator(
 
 
 @pytest.mark.parametrize("mode", ["update", "complete"])
-def test_one_group_of_everything_is_emitted_in_every_batch(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, mode: str
-) -> None:
-    feed = Feed(spark, tmp_path / "in", SECONDS)
+def test_one_group_of_everything_is_emitted_in_every_batch(fleet: Fleet, tmp_path: Path, name: str, mode: str) -> None:
+    feed = Feed(tmp_path / "in", SECONDS)
     for seconds in ((), (10, 11), (), (90,)):
         feed.add(at(*seconds))
     marked = feed.stream().withWatermark("t", "10 seconds")
@@ -134,7 +130,7 @@ RANKINGS = {
 def test_a_complete_result_is_sorted_and_limited_in_every_batch(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, ranking: str
 ) -> None:
-    feed = Feed(spark, tmp_path / "in", VALUES)
+    feed = Feed(tmp_path / "in", VALUES)
     dice = random.Random(3)
     for _ in range(4):
         feed.add([(dice.randrange(8), 1) for _ in range(20)])
@@ -151,15 +147,16 @@ def test_a_complete_result_is_sorted_and_limited_in_every_batch(
 
 
 def test_distinct_rows_of_a_complete_result_are_kept_by_spark_as_above_its_own(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+    fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    feed = Feed(spark, tmp_path / "in", VALUES)
+    feed = Feed(tmp_path / "in", VALUES)
     frames = fleet.stateful(feed.stream(), name=name, outputMode="complete", shards=2), feed.stream()
-    runs = [
-        Run(frame.groupBy("v").count().select("count").distinct(), "complete", tmp_path / f"ck{number}")
-        for number, frame in enumerate(frames)
-    ]
-    try:
+    with stopping(
+        [
+            Run(frame.groupBy("v").count().select("count").distinct(), "complete", tmp_path / f"ck{number}")
+            for number, frame in enumerate(frames)
+        ]
+    ) as runs:
         for values in ((1, 2, 2), (1, 3, 2), (1, 1)):
             feed.add([(value, 0) for value in values])
             for run in runs:
@@ -167,9 +164,6 @@ def test_distinct_rows_of_a_complete_result_are_kept_by_spark_as_above_its_own(
         fleet_rows, spark_rows = (run.take_batches() for run in runs)
         assert fleet_rows == spark_rows
         assert any(fleet_rows.values())
-    finally:
-        for run in runs:
-            run.stop()
 
 
 MISMATCHES = {
@@ -185,10 +179,10 @@ MISMATCHES = {
 
 @pytest.mark.parametrize("case", MISMATCHES)
 def test_an_operator_of_another_output_mode_than_the_query_is_refused(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case: str
+    fleet: Fleet, tmp_path: Path, name: str, case: str
 ) -> None:
     mode, queries, build = MISMATCHES[case]
-    feed = Feed(spark, tmp_path / "in", VALUES)
+    feed = Feed(tmp_path / "in", VALUES)
     rows = feed.stream().withColumn("t", F.timestamp_seconds("x")).withWatermark("t", "10 seconds")
     frame = build(fleet.stateful(rows, name=name, outputMode=mode, shards=2))
     feed.add([(1, 0)])
@@ -199,10 +193,8 @@ def test_an_operator_of_another_output_mode_than_the_query_is_refused(
     assert name not in [query["name"] for query in fleet.status()["queries"]], "nothing was made"
 
 
-def test_what_spark_refuses_on_its_own_complete_aggregation_is_refused(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    feed = Feed(spark, tmp_path / "in", VALUES)
+def test_what_spark_refuses_on_its_own_complete_aggregation_is_refused(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path / "in", VALUES)
     counts = fleet.stateful(feed.stream(), name=name, outputMode="complete").groupBy("v").count()
     spark_counts = feed.stream().groupBy("v").count()
     messages = []
@@ -238,7 +230,7 @@ class Heard(StreamingQueryListener):
 def test_progress_reports_the_state_as_sparks_own_does(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    feed = Feed(spark, tmp_path / "in", SECONDS)
+    feed = Feed(tmp_path / "in", SECONDS)
     marked = feed.stream().withWatermark("t", "10 seconds")
     heard = Heard()
     spark.streams.addListener(heard)
@@ -282,7 +274,7 @@ def test_the_end_of_a_run_is_reported_in_every_session_and_no_listener_gets_prog
         return bool(status["active"])
 
     for session in (spark, spark.newSession()):
-        feed = Feed(session, tmp_path / "in", SECONDS)
+        feed = Feed(tmp_path / "in", SECONDS, session)
         feed.add(at(10, 11))
         run = Run(
             windows(fleet.stateful(feed.stream().withWatermark("t", "10 seconds"), name=name, shards=2)),
@@ -297,31 +289,24 @@ def test_the_end_of_a_run_is_reported_in_every_session_and_no_listener_gets_prog
         assert [listener.partition("@")[0] for listener in listeners] == ["org.apache.spark.sql.statefleet.RunEnds$"]
 
 
-def test_two_operators_over_the_same_rows_are_both_seen(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    feed = Feed(spark, tmp_path / "in", SECONDS)
+def test_two_operators_over_the_same_rows_are_both_seen(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path / "in", SECONDS)
     marked = feed.stream().withWatermark("t", "10 seconds")
     first, second = (
         windows(fleet.stateful(marked, name=f"{name}-{which}", outputMode="append", shards=2)) for which in "ab"
     )
-    run = Run(first.unionAll(second), "append", tmp_path / "ck")
-    try:
+    with Run(first.unionAll(second), "append", tmp_path / "ck") as run:
         for seconds in ((10, 11, 16), (40,)):
             feed.add(at(*seconds))
             run.wait()
         assert run.take_batches() == {0: [], 1: [], 2: [], 3: [(10, 2), (10, 2), (15, 1), (15, 1)]}
         assert {len(states) for states in run.states().values()} == {2}
-    finally:
-        run.stop()
 
 
 # -- processing time -----------------------------------------------------------------------------------------------
 
 
-def test_timeouts_of_processing_time_fire_without_new_rows(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
+def test_timeouts_of_processing_time_fire_without_new_rows(fleet: Fleet, tmp_path: Path, name: str) -> None:
     def count(key: Any, pdfs: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
         if state.hasTimedOut:
             state.remove()
@@ -331,12 +316,11 @@ def test_timeouts_of_processing_time_fire_without_new_rows(
         state.setTimeoutDuration(500)
         yield pd.DataFrame({"v": [key[0]], "n": [state.get[0]]})
 
-    feed = Feed(spark, tmp_path / "in", VALUES)
+    feed = Feed(tmp_path / "in", VALUES)
     grouped = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("v")
     timeout = GroupStateTimeout.ProcessingTimeTimeout
     frame = grouped.applyInPandasWithState(count, "v long, n long", "n long", "update", timeout)
-    run = Run(frame, "update", tmp_path / "ck")
-    try:
+    with Run(frame, "update", tmp_path / "ck") as run:
         feed.add([(1, 0), (2, 0), (3, 0)])
         deadline = time.monotonic() + 120
         while sum(map(len, run.batches.values())) < 6 and time.monotonic() < deadline:
@@ -350,5 +334,3 @@ def test_timeouts_of_processing_time_fire_without_new_rows(
             settled = run.query.lastProgress
             time.sleep(1)
         assert run.query.lastProgress["batchId"] == settled["batchId"]  # type: ignore[index]
-    finally:
-        run.stop()

@@ -20,14 +20,7 @@ from coordinator.model.errors import InvalidRequestError, StateMismatchError
 from spark_jobs.plan.spark_version import SPARK
 from statefleet.fleet import Fleet
 from tests.integration.case_systems import ROCKSDB, Inputs, compare_case, configured
-from tests.integration.processor_cases import (
-    CASES,
-    OUTPUT,
-    ROWS,
-    StatefulProcessor,
-    counter,
-    transform,
-)
+from tests.integration.processor_cases import CASES, OUTPUT, ROWS, StatefulProcessor, counter, transform
 from tests.integration.streams import Feed, Run, short_list
 
 
@@ -42,7 +35,7 @@ class ProcessorQuery:
     """The query of a state, restarted for each batch unless a test starts it itself."""
 
     def __init__(self, spark: SparkSession, fleet: Fleet, folder: Path, name: str) -> None:
-        self.feed, self._fleet, self._folder, self._name = Feed(spark, folder / "in", ROWS), fleet, folder, name
+        self.feed, self._fleet, self._folder, self._name = Feed(folder / "in", ROWS), fleet, folder, name
 
     def start(self, processor: StatefulProcessor, *, in_pandas: bool = False, **options: Any) -> Run:
         grouped = self._fleet.stateful(self.feed.stream(), name=self._name, shards=2).groupBy("id")
@@ -55,11 +48,8 @@ class ProcessorQuery:
         return sorted((tuple(row) for row in run.take()), key=repr)
 
     def batches(self, processor: StatefulProcessor, *batches: Any, **options: Any) -> list[list[tuple[Any, ...]]]:
-        run = self.start(processor, **options)
-        try:
+        with self.start(processor, **options) as run:
             return [self.batch(run, *rows) for rows in batches]
-        finally:
-            run.stop()
 
 
 @pytest.fixture
@@ -76,16 +66,13 @@ def test_t4_timers_of_processing_time_fire_without_new_rows(query: ProcessorQuer
     second = [("0", 123), ("0", 46), ("1", 146), ("1", 346)]
     third = [("0", 123), ("0", 223), ("0", 323), ("1", 246), ("1", 6)]
     expected_batches = [[("0", "-1"), ("0", str(n)), ("1", str(m))] for n, m in ((1, 1), (2, 3), (3, 5))]
-    run = query.start(counter(in_pandas, timers=True), **options)
-    try:
+    with query.start(counter(in_pandas, timers=True), **options) as run:
         for rows, expected in zip((first, second, third), expected_batches, strict=True):
             out, deadline = query.batch(run, *rows), time.monotonic() + 120
             while ("0", "-1") not in out and time.monotonic() < deadline:
                 time.sleep(0.05)
                 out = sorted([*out, *(tuple(row) for row in run.take())], key=repr)
             assert out == expected
-    finally:
-        run.stop()
 
 
 @pytest.mark.replay
@@ -191,8 +178,7 @@ def test_a_processor_below_a_watermark_is_run_once_more_when_it_has_moved(
     marked = inputs.streams()["a"].withWatermark("t", "0 seconds")
     operators = {"users": fleet.stateful(marked, name=name, outputMode="update", shards=2)}
     frame = transform(lambda _, operator, __: operators[operator], marked, counter(False), in_pandas=False)
-    run = Run(frame, "update", tmp_path / "ck")
-    try:
+    with Run(frame, "update", tmp_path / "ck") as run:
         for rows, expected in (
             ([("a", 10)], {0: [("a", "1")], 1: []}),
             ([("a", 9)], {2: [("a", "2")]}),
@@ -200,8 +186,6 @@ def test_a_processor_below_a_watermark_is_run_once_more_when_it_has_moved(
         ):
             inputs.add({"a": rows})
             assert run.take_batches() == expected
-    finally:
-        run.stop()
 
 
 def test_variables_come_go_and_are_deleted(query: ProcessorQuery) -> None:
@@ -269,7 +253,7 @@ def test_a_type_that_does_not_fit_is_refused_by_start_where_the_batch_before_had
 def test_what_cannot_be_is_refused_when_the_query_is_built(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    stream = Feed(spark, tmp_path / "in", ROWS).stream()
+    stream = Feed(tmp_path / "in", ROWS).stream()
     timed = stream.withColumn("t", F.timestamp_seconds("v"))
     initial = spark.createDataFrame([(1, "0")], "v int, id string")
 
@@ -313,7 +297,7 @@ def test_what_cannot_be_is_refused_when_the_query_is_built(
 def test_a_processors_own_mode_does_not_bind_its_query_as_in_spark_4(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, own: str, mode: str
 ) -> None:
-    feed = Feed(spark, tmp_path / "in", ROWS)
+    feed = Feed(tmp_path / "in", ROWS)
     feed.add([("a", 1), ("a", 2), ("b", 3)])
     frames = {"fleet": fleet.stateful(feed.stream(), name=name, shards=2)}
     if SPARK.PROCESSOR_CLASSES:
@@ -333,9 +317,7 @@ def test_a_processors_own_mode_does_not_bind_its_query_as_in_spark_4(
 
 
 @pytest.mark.replay
-def test_rows_that_would_be_late_for_the_next_operator_stop_the_query(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
+def test_rows_that_would_be_late_for_the_next_operator_stop_the_query(fleet: Fleet, tmp_path: Path, name: str) -> None:
     class Old(StatefulProcessor):
         def init(self, handle: Any) -> None:
             pass
@@ -343,16 +325,13 @@ def test_rows_that_would_be_late_for_the_next_operator_stop_the_query(
         def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
             yield (key[0], dt.datetime(1970, 1, 2))
 
-    feed = Feed(spark, tmp_path / "in", ROWS)
+    feed = Feed(tmp_path / "in", ROWS)
     marked = feed.stream().withColumn("t", F.timestamp_seconds(F.col("v") + 1_000_000)).withWatermark("t", "0 seconds")
     old = fleet.stateful(marked, name=name, outputMode="append", shards=2).groupBy("id")
     frame = old.transformWithState(Old(), "id string, at timestamp", "append", "None", eventTimeColumnName="at")
-    run = Run(frame, "append", tmp_path / "ck")
-    try:
+    with Run(frame, "append", tmp_path / "ck") as run:
         feed.add([("a", 1)])
         assert len(run.take()) == 1
         feed.add([("a", 2)])
         with pytest.raises(Exception, match="not after the watermark"):
             run.take()
-    finally:
-        run.stop()

@@ -204,7 +204,7 @@ def test_every_aggregate_is_shown_as_spark_emits_it(
     texts = [*AGGREGATES, *OVER_AGGREGATES]
     names = {re.match(r"\w+", text)[0] for text in texts} | {"product"}  # type: ignore[index]
     assert names >= set(supported_functions())
-    feed = Feed(spark, tmp_path / "in", ROWS)
+    feed = Feed(tmp_path / "in", ROWS)
     for begin, end in ((0, 24), (24, 48)):
         feed.add([row(n) for n in range(begin, end)])
     columns = [F.expr(text).alias(f"{number} {text}") for number, text in enumerate(texts)]
@@ -256,18 +256,15 @@ def test_all_keys_are_shown_also_those_that_a_query_leaves_out(spark: SparkSessi
 def test_what_ansi_mode_refuses_is_not_computed_otherwise(spark: SparkSession) -> None:
     rows = spark.createDataFrame([], "k string, a int, d decimal(9,2), x double")
     texts = ["avg(a)", "avg(d)", "sum(d)", "stddev(x)", "avg(a) / count(*)", "sum(a) + 1", "cast(sum(a) as int)"]
-    spark.conf.set("spark.sql.ansi.enabled", "true")
-    try:
+    with configured(spark, {"spark.sql.ansi.enabled": "true"}):
         view = ViewColumns.of(build_plan(rows.groupBy("k").agg(*map(F.expr, texts)), "update").schema)
-    finally:
-        spark.conf.unset("spark.sql.ansi.enabled")
     assert view.schema.names == ["k", "avg(a)", "avg(d)", "sum(d)", "stddev(x)", "(avg(a) / count(1))", "sum(a)"]
     assert list(view.not_shown) == ["(sum(a) + 1)", "CAST(sum(a) AS INT)"]
 
 
-def test_keys_of_any_type_are_shown_and_found(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
+def test_keys_of_any_type_are_shown_and_found(fleet: Fleet, tmp_path: Path, name: str) -> None:
     names = [column for column in COLUMNS if column not in ("nothing", "nothings", "years", "many_months", "months_in")]
-    feed = Feed(spark, tmp_path / "in", pa.schema([("i", pa.int32())]))
+    feed = Feed(tmp_path / "in", pa.schema([("i", pa.int32())]))
     feed.add([(number,) for number in range(-3, 25)])
     query = fleet.stateful(with_columns(feed.stream(), COLUMNS), name=name, shards=2).groupBy(*names).count()
     run(query, "update", tmp_path / "ck")
@@ -418,10 +415,10 @@ def remembering() -> StatefulProcessor:
 
 @pytest.mark.parametrize("operator", short_list(OPERATORS, {"sessions", "topN", "function", "processor"}))
 def test_rows_of_an_operator_are_shown_under_the_users_names(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, operator: str
+    fleet: Fleet, tmp_path: Path, name: str, operator: str
 ) -> None:
     query, mode, parts = OPERATORS[operator]
-    feed = Feed(spark, tmp_path / "in", CLICKS)
+    feed = Feed(tmp_path / "in", CLICKS)
     for rows in BATCHES:
         feed.add(rows)
     run(query(fleet.stateful(feed.stream(), name=name, outputMode=mode, shards=2)), mode, tmp_path / "ck")
@@ -439,8 +436,8 @@ def test_rows_of_an_operator_are_shown_under_the_users_names(
     assert ViewColumns.parts_of(metadata.schema) == (() if "" in parts else tuple(parts))
 
 
-def test_both_sides_of_a_join_are_shown(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
-    feed = Feed(spark, tmp_path / "in", CLICKS)
+def test_both_sides_of_a_join_are_shown(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path / "in", CLICKS)
     feed.add(BATCHES[0])
     rows = feed.stream().withWatermark("ts", "1 minute").withColumn("at", F.struct("page"))
     clicks = rows.select("user", "at", "ts", "x", "ms").alias("c")
@@ -470,8 +467,8 @@ def test_both_sides_of_a_join_are_shown(spark: SparkSession, fleet: Fleet, tmp_p
         read(fleet, name)
 
 
-def test_what_a_semi_join_keeps_of_its_right_side_is_shown(spark: SparkSession, fleet: Fleet, tmp_path: Path) -> None:
-    rows = Feed(spark, tmp_path / "in", CLICKS).stream().withWatermark("ts", "1 minute")
+def test_what_a_semi_join_keeps_of_its_right_side_is_shown(fleet: Fleet, tmp_path: Path) -> None:
+    rows = Feed(tmp_path / "in", CLICKS).stream().withWatermark("ts", "1 minute")
     left, right = (rows.selectExpr("user as u", f"ms as {name}", "ts") for name in ("a", "b"))
     right = right.withColumnRenamed("ts", "t").withColumn("c", F.upper("u"))
     plan = build_join(left, right, (left.u == right.u) & F.expr("a < b and ts = t"), "left_semi", "append")
@@ -480,9 +477,9 @@ def test_what_a_semi_join_keeps_of_its_right_side_is_shown(spark: SparkSession, 
 
 
 def test_a_result_that_is_renamed_is_another_description_of_the_same_state(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+    fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    feed = Feed(spark, tmp_path / "in", CLICKS)
+    feed = Feed(tmp_path / "in", CLICKS)
 
     def batch(alias: str, rows: Sequence[tuple[Any, ...]]) -> list[str]:
         feed.add(rows)

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from coordinator.model.errors import InvalidRequestError
 from statefleet.fleet import Fleet
-from tests.integration.streams import Feed, Run
+from tests.integration.streams import Feed, Run, stopping
 
 
 def marked(frame: DataFrame, delay: str = "5 seconds") -> DataFrame:
@@ -34,26 +34,22 @@ def windowed(frame: Any) -> DataFrame:
 
 
 @pytest.mark.replay
-def test_a_filter_on_another_column_moves_the_watermark_as_in_spark(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    feed = Feed(spark, tmp_path / "in", EVENTS)
+def test_a_filter_on_another_column_moves_the_watermark_as_in_spark(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path / "in", EVENTS)
 
     def stream() -> DataFrame:
         return marked(feed.stream()).where("value > 0")
 
-    runs = [
-        Run(windowed(fleet.stateful(stream(), name=name, outputMode="append")), "append", tmp_path / "ck-fleet"),
-        Run(windowed(stream()), "append", tmp_path / "ck-spark"),
-    ]
-    try:
+    with stopping(
+        [
+            Run(windowed(fleet.stateful(stream(), name=name, outputMode="append")), "append", tmp_path / "ck-fleet"),
+            Run(windowed(stream()), "append", tmp_path / "ck-spark"),
+        ]
+    ) as runs:
         for rows in ([(1, 1), (7, 1), (90, 0)], [(21, 2), (2, 1)], [(3, 1), (40, 1)], [(60, 0)], [(60, 1), (41, 1)]):
             feed.add([(dt.datetime.fromtimestamp(second, dt.UTC), value) for second, value in rows])
             ours, theirs = (sorted(tuple(row) for row in run.take()) for run in runs)
             assert ours == theirs, rows
-    finally:
-        for run in runs:
-            run.stop()
 
 
 def test_an_operator_after_another_is_refused(rate: DataFrame, fleet: Fleet, name: str) -> None:

@@ -22,7 +22,7 @@ from pyspark.sql.streaming import StreamingQuery
 from statefleet.fleet import Fleet, connect
 from statefleet.map_partitions import map_partitions_with_state_store
 from tests.conftest import NewUri
-from tests.integration.streams import Feed, Run, short_list
+from tests.integration.streams import Feed, Run, short_list, stopping
 
 VALUES = pa.schema([("v", pa.int64())])
 #: What is done with a batch; whether it reads all of it, and then gives its rows.
@@ -100,11 +100,11 @@ class Acting:
 
 @pytest.mark.parametrize("seed", short_list([0, 1, 2], [0]))
 def test_every_row_counts_once_no_matter_what_is_done_with_batches(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, seed: int
+    fleet: Fleet, tmp_path: Path, name: str, seed: int
 ) -> None:
     dice = random.Random(seed)
     acts = [*dice.sample(sorted(ACTS), len(ACTS)), "collect"]
-    feed = Feed(spark, tmp_path / "in", VALUES)
+    feed = Feed(tmp_path / "in", VALUES)
     files = [[(dice.randrange(40),) for _ in range(60)] for _ in acts]
     for file in files:
         feed.add(file)
@@ -132,7 +132,7 @@ def test_more_shards_than_cores_are_put_together_to_as_many_tasks(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
     cores = spark.sparkContext.defaultParallelism
-    feed = Feed(spark, tmp_path / "in", VALUES)
+    feed = Feed(tmp_path / "in", VALUES)
     counts = fleet.stateful(feed.stream(), name=name, shards=5 * cores + 1).groupBy("v").count()
     tasks: list[int] = []
     emitted: list[dict[int, int]] = []
@@ -143,8 +143,7 @@ def test_more_shards_than_cores_are_put_together_to_as_many_tasks(
         emitted.append({row["v"]: row["count"] for part in rows for row in part})
 
     writer = counts.writeStream.outputMode("update").foreachBatch(act)
-    running = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
-    try:
+    with stopping(writer.option("checkpointLocation", str(tmp_path / "ck")).start()) as running:
         for batch in range(3):
             feed.add([(value % 100,) for value in range(200)])
             running.processAllAvailable()
@@ -153,15 +152,13 @@ def test_more_shards_than_cores_are_put_together_to_as_many_tasks(
         (query,) = [entry for entry in fleet.status()["queries"] if entry["name"] == name]
         assert [shard["version"] for shard in query["shards"]] == [3] * (5 * cores + 1)
         assert running.lastProgress["stateOperators"][0]["numShufflePartitions"] == 5 * cores + 1  # type: ignore[index]
-    finally:
-        running.stop()
 
 
 def test_rows_that_no_action_reads_move_the_watermark_and_reach_the_operator_that_follows(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+    fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
     times = pa.schema([("t", pa.timestamp("s", tz="UTC"))])
-    feed = Feed(spark, tmp_path / "in", times)
+    feed = Feed(tmp_path / "in", times)
     inner = fleet.stateful(
         feed.stream().withWatermark("t", "1 second"), name=f"{name}-1", outputMode="append", shards=3
     )
@@ -177,38 +174,28 @@ def test_rows_that_no_action_reads_move_the_watermark_and_reach_the_operator_tha
     for second in (1, 7, 12, 18, 30, 31, 50, 70, 90):
         feed.add([(second,)] * 3)
     query = totals.writeStream.outputMode("append").foreachBatch(act).option("checkpointLocation", str(tmp_path / "ck"))
-    running = query.start()
-    try:
+    with stopping(query.start()) as running:
         running.processAllAvailable()
         states = {entry["name"]: entry["version"] for entry in fleet.status()["queries"]}
         assert states[f"{name}-1"] == states[f"{name}-2"] == running.lastProgress["batchId"] + 1  # type: ignore[index]
         assert all(n in (3, 6) for _, n in sums)
         assert sums
-    finally:
-        running.stop()
 
 
-def test_limits_and_joins_above_an_operator_leave_no_shard_out(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    feed = Feed(spark, tmp_path / "in", VALUES)
+def test_limits_and_joins_above_an_operator_leave_no_shard_out(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path / "in", VALUES)
     distinct = fleet.stateful(feed.stream(), name=name, shards=4).dropDuplicates(["v"])
-    run = Run(distinct.limit(3), "append", tmp_path / "ck")
-    try:
+    with Run(distinct.limit(3), "append", tmp_path / "ck") as run:
         for start in (0, 10, 20):
             feed.add([(value,) for value in range(start, start + 10)])
         assert len(run.take()) == 3
         (query,) = [entry for entry in fleet.status()["queries"] if entry["name"] == name]
         assert query["state_rows"] == 30
         assert {shard["version"] for shard in query["shards"]} == {3}
-    finally:
-        run.stop()
 
 
-def test_a_function_with_a_store_is_run_to_its_end_on_every_partition(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    feed = Feed(spark, tmp_path / "in", VALUES)
+def test_a_function_with_a_store_is_run_to_its_end_on_every_partition(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path / "in", VALUES)
 
     def count(store: Any, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -229,16 +216,13 @@ def test_a_function_with_a_store_is_run_to_its_end_on_every_partition(
         shards=3,
     )
     writer = frame.writeStream.foreachBatch(lambda batch, batch_id: ignore(batch.take(1)))
-    query = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
-    try:
+    with stopping(writer.option("checkpointLocation", str(tmp_path / "ck")).start()) as query:
         for _ in range(3):
             feed.add([(value,) for value in range(30)])
         query.processAllAvailable()
         (status,) = [status for status in fleet.status()["queries"] if status["name"] == name]
         assert {shard["version"] for shard in status["shards"]} == {3}
         assert status["state_rows"] == 30
-    finally:
-        query.stop()
 
 
 @pytest.mark.replay
@@ -246,7 +230,7 @@ def test_a_state_put_back_from_an_older_copy_is_refused_each_time_and_the_right_
     spark: SparkSession, new_uri: NewUri, tmp_path: Path, name: str
 ) -> None:
     folder = tmp_path / "fleet"
-    feed = Feed(spark, tmp_path / "in", VALUES)
+    feed = Feed(tmp_path / "in", VALUES)
 
     def start(fleet: Fleet) -> Run:
         counts = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("v").count()

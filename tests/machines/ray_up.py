@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from tests.machines.machines import USER, Machine, Machines
+from tests.machines.machines import USER, Machines
 
 _ROOT = Path(__file__).parents[2]
 _API = "http://127.0.0.1:8265"
@@ -129,7 +129,3 @@ class LocalCluster:
 
     def _job(self, command: str) -> Job:
         return Job([*self.room.ssh, f"{USER}@{self.head.address}", f"cd ~/statefleet && {command}"])
-
-    def worker_of(self, address: str) -> Machine:
-        """Return the worker that has an address."""
-        return next(worker for worker in self.workers if worker.address == address)

@@ -15,9 +15,7 @@ from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.commits import CommitEntry, SnapshotEntry
-from coordinator.model.errors import (
-    StoreUnavailableError,
-)
+from coordinator.model.errors import StoreUnavailableError
 from coordinator.model.identities import DEFAULT_STORE, ActorLocation, StateStoreId, StateStoreProviderId, TaskIdentity
 from coordinator.model.load_plans import InstancePlans, LoadPlan, LoadPlans
 from coordinator.model.schema import Accumulator, Field, StateSchema

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from msgspec import structs
 
@@ -134,18 +134,13 @@ async def wait_for_event(reached: threading.Event) -> None:
     assert await asyncio.to_thread(reached.wait, 30)
 
 
-def two_coordinators(
-    scenario: Callable[[CoordinatorHarness, CoordinatorHarness, MemoryObjectStore, GatedObjectStore], Awaitable[None]],
-    hangs: str,
-) -> None:
-    """Run a scenario of an old coordinator, whose requests can be made to hang, and its successor."""
+async def two_coordinators(
+    hangs: str = "",
+) -> tuple[CoordinatorHarness, CoordinatorHarness, MemoryObjectStore, GatedObjectStore]:
+    """Return an old coordinator, whose requests can be made to hang, its successor, and the stores of both."""
     objects = MemoryObjectStore()
-
-    async def run() -> None:
-        gated = GatedObjectStore(objects, hangs)
-        old, new = CoordinatorHarness(gated, "old"), CoordinatorHarness(objects, "new")
-        await old.writer.open()
-        await new.writer.open()
-        await scenario(old, new, objects, gated)
-
-    asyncio.run(run())
+    gated = GatedObjectStore(objects, hangs)
+    old, new = CoordinatorHarness(gated, "old"), CoordinatorHarness(objects, "new")
+    await old.writer.open()
+    await new.writer.open()
+    return old, new, objects, gated

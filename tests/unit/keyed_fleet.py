@@ -22,6 +22,11 @@ NAMES = StoreSpec("names", (Field("id", "int64"),), (Field("name", "string"),))
 class KeyedFleet:
     """Keyed stores over one object store.
 
+    Parameters
+    ----------
+    batches
+        Counts by key of the batches that are there.
+
     Attributes
     ----------
     query, run, partition
@@ -30,10 +35,12 @@ class KeyedFleet:
 
     query, run, partition = "query", "run-1", 0
 
-    def __init__(self) -> None:
+    def __init__(self, *batches: dict[str, int]) -> None:
         self.objects = MemoryObjectStore()
         self.coordinator = LocalCoordinator(self.objects)
         self.stores = self.new_stores()
+        for batch, written in enumerate(batches):
+            self.write(batch, **written)
 
     def new_stores(self) -> KeyedStores:
         self.metrics = StoreMetrics()

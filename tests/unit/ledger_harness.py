@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -14,10 +13,7 @@ from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
 from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.commits import CommitEntry
-from coordinator.model.identities import (
-    ActorLocation,
-    TaskIdentity,
-)
+from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.model.stored_json import from_json
 from coordinator.placement.lease_placer import ActorLoad, StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
@@ -101,10 +97,6 @@ async def open_writer(store: MemoryObjectStore, writer: str = "w") -> LedgerWrit
     ledger_writer = LedgerWriter(ManifestLog(store, "clicks", writer))
     await ledger_writer.open()
     return ledger_writer
-
-
-def run(scenario: Callable[[], Any]) -> None:
-    asyncio.run(scenario())
 
 
 def data_of(ledger: StateLedger) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from msgspec import structs
@@ -58,12 +56,3 @@ class ServiceHarness:
         view = await self.coordinator.read_view(state, WantedView(is_committed=True), None)
         assert view is not None
         return view.version
-
-
-def run(scenario: Callable[[ServiceHarness, MemoryObjectStore], Awaitable[None]]) -> None:
-    objects = MemoryObjectStore()
-
-    async def run_scenario() -> None:
-        await scenario(ServiceHarness(objects), objects)
-
-    asyncio.run(run_scenario())

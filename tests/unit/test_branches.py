@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 
 import pytest
 from msgspec import structs
@@ -18,17 +17,10 @@ from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import files_of
-from tests.unit.coordinator_harness import (
-    GRACE_S,
-    CoordinatorHarness,
-    GatedObjectStore,
-    two_coordinators,
-    wait_for_event,
-)
+from tests.unit.coordinator_harness import GRACE_S, CoordinatorHarness, two_coordinators, wait_for_event
 
 SCHEMA = StateSchema((Field("k", "int32"),), (), (), None, None, "update")
 CREATED = StateMetadata("s", "query", 1, "update", SCHEMA)
-Scenario = Callable[[CoordinatorHarness, CoordinatorHarness, MemoryObjectStore, GatedObjectStore], Awaitable[None]]
 
 
 async def commit(coordinator: CoordinatorHarness, batches: range, run: str = "run-1", state: str = "s") -> list[str]:
@@ -78,215 +70,176 @@ def stored(objects: MemoryObjectStore, state: str) -> set[str]:
     return {info.path for info in objects.list(f"{state}/0")}
 
 
-def run(scenario: Scenario, hangs: str = "") -> None:
-    two_coordinators(scenario, hangs)
-
-
-def test_a_branch_is_the_parents_version_and_no_file_of_rows_is_written() -> None:
-    async def scenario(
-        old: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, _: GatedObjectStore
-    ) -> None:
-        files = await commit(new, range(4))
-        before = {info.path: info.size for info in objects.list("")}
-        branch = await create_branch(new, 3)
-        assert (branch.state_name, branch.parent, branch.version, branch.query_id) == ("what_if", "s", 3, "")
-        assert (branch.num_shards, branch.shared_files, branch.shared_bytes) == (
-            1,
-            3,
-            3,
-        )  # a byte each, as the log has it
-        written = {info.path for info in objects.list("") if before.get(info.path) != info.size}
-        assert {path.split("/")[1] for path in written} == {"manifest", "metadata.json"}
-        assert needed(objects, "what_if") == set(files[:3])
-        # A repeated request returns the branch; another branch under that name is refused.
-        assert (
-            await old.branching.existing("s", 3, "what_if")
-            == await old.branching.existing("s", None, "what_if")
-            == branch
-        )
-        for parent, version in (("s", 2), ("t", 3)):
-            with pytest.raises(InvalidRequestError, match="there is a state of that name"):
-                await old.branching.existing(parent, version, "what_if")
+async def test_a_branch_is_the_parents_version_and_no_file_of_rows_is_written() -> None:
+    old, new, objects, _ = await two_coordinators()
+    files = await commit(new, range(4))
+    before = {info.path: info.size for info in objects.list("")}
+    branch = await create_branch(new, 3)
+    assert (branch.state_name, branch.parent, branch.version, branch.query_id) == ("what_if", "s", 3, "")
+    assert (branch.num_shards, branch.shared_files, branch.shared_bytes) == (
+        1,
+        3,
+        3,
+    )  # a byte each, as the log has it
+    written = {info.path for info in objects.list("") if before.get(info.path) != info.size}
+    assert {path.split("/")[1] for path in written} == {"manifest", "metadata.json"}
+    assert needed(objects, "what_if") == set(files[:3])
+    # A repeated request returns the branch; another branch under that name is refused.
+    assert (
+        await old.branching.existing("s", 3, "what_if") == await old.branching.existing("s", None, "what_if") == branch
+    )
+    for parent, version in (("s", 2), ("t", 3)):
         with pytest.raises(InvalidRequestError, match="there is a state of that name"):
-            await create_branch(new, 2)
-        with pytest.raises(StateMismatchError, match="the state is a branch, and this checkpoint does not begin with"):
-            await commit(new, range(1), "run-2", "what_if")
-        # State and branch continue independently, the branch with its own query.
-        branch_files = await commit(new, range(3, 5), "run-2", "what_if")
-        assert needed(objects, "what_if") == {*files[:3], *branch_files}
-        assert needed(objects, "s") == set(files)
-        assert ManifestLog(objects, "what_if", "").load().run_id == "run-2"
-
-    run(scenario)
-
-
-def test_versions_that_are_not_there_cannot_be_branched() -> None:
-    async def scenario(
-        _: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, __: GatedObjectStore
-    ) -> None:
-        await commit(new, range(4))
-        await add_snapshot(new, "s", 3)
-        await keep_newest_only(new, "s")
-        for version in (0, 2, 5):
-            with pytest.raises(VersionNotFoundError, match="oldest=`3` newest=`4`"):
-                await create_branch(new, version)
-        assert objects.folders() == ["s"]
-
-    run(scenario)
-
-
-def test_a_name_that_a_query_took_meanwhile_is_refused_for_a_branch() -> None:
-    async def scenario(
-        old: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, _: GatedObjectStore
-    ) -> None:
-        await commit(new, range(2))
-        await new.opened("what_if")
-        # The metadata of a query that has no lease yet.
-        await (await old.opened("what_if")).create_metadata(
-            structs.replace(CREATED, state_name="what_if", num_shards=3)
-        )
-        with pytest.raises(InvalidRequestError, match="there is a state of that name"):
-            await create_branch(new, 1)
-
-    run(scenario)
-
-
-def test_a_branch_whose_log_cannot_be_read_keeps_files_and_names_itself(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(
-        old: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, _: GatedObjectStore
-    ) -> None:
-        files = await commit(new, range(3))
+            await old.branching.existing(parent, version, "what_if")
+    with pytest.raises(InvalidRequestError, match="there is a state of that name"):
         await create_branch(new, 2)
-        await add_snapshot(new, "s", 3)
-        await keep_newest_only(new, "s")
-        for info in objects.list("what_if/manifest"):
-            objects.put(info.path, b"damaged")
-        await asyncio.sleep(1.1 * GRACE_S)
-        assert await old.clean() == []
-        assert "it is not known which files a branch needs" in caplog.text
-        assert "what_if/manifest/" in caplog.text
-        assert set(files) <= stored(objects, "s")
-
-    run(scenario)
+    with pytest.raises(StateMismatchError, match="the state is a branch, and this checkpoint does not begin with"):
+        await commit(new, range(1), "run-2", "what_if")
+    # State and branch continue independently, the branch with its own query.
+    branch_files = await commit(new, range(3, 5), "run-2", "what_if")
+    assert needed(objects, "what_if") == {*files[:3], *branch_files}
+    assert needed(objects, "s") == set(files)
+    assert ManifestLog(objects, "what_if", "").load().run_id == "run-2"
 
 
-def test_files_stay_as_long_as_a_branch_or_a_branch_of_it_needs_them() -> None:
-    async def scenario(
-        _: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, __: GatedObjectStore
-    ) -> None:
-        files = await commit(new, range(3))
-        await create_branch(new, 2)
-        branch_files = await commit(new, range(2, 4), "run-2", "what_if")
-        await create_branch(new, 3, "deeper", "what_if")
-        snapshot = await add_snapshot(new, "s", 3)
-        await keep_newest_only(new, "s")
-        await asyncio.sleep(1.1 * GRACE_S)
-        assert await new.clean() == []
-        assert stored(objects, "s") == {*files, snapshot}
-        # The first branch now has its own snapshot and does not need the parent's files; the second branch still does.
-        await add_snapshot(new, "what_if", 4)
-        await keep_newest_only(new, "what_if")
-        assert needed(objects, "what_if") & set(files) == set()
-        assert await new.clean() == []
-        assert await new.clean("what_if") == []
-        await commit(new, range(3, 4), "run-3", "deeper")
-        await add_snapshot(new, "deeper", 4)
-        await keep_newest_only(new, "deeper")
-        await asyncio.sleep(1.1 * GRACE_S)
-        # The commit of the oldest retained version is kept as long as the version is.
-        assert await new.clean() == files[:2]
-        assert await new.clean("what_if") == branch_files[:1]
-        assert {file.path for file in files_of(objects, "deeper").files if file.path.startswith("s/")} == set()
+async def test_versions_that_are_not_there_cannot_be_branched() -> None:
+    _, new, objects, _ = await two_coordinators()
+    await commit(new, range(4))
+    await add_snapshot(new, "s", 3)
+    await keep_newest_only(new, "s")
+    for version in (0, 2, 5):
+        with pytest.raises(VersionNotFoundError, match="oldest=`3` newest=`4`"):
+            await create_branch(new, version)
+    assert objects.folders() == ["s"]
 
-    run(scenario)
+
+async def test_a_name_that_a_query_took_meanwhile_is_refused_for_a_branch() -> None:
+    old, new, _, __ = await two_coordinators()
+    await commit(new, range(2))
+    await new.opened("what_if")
+    # The metadata of a query that has no lease yet.
+    await (await old.opened("what_if")).create_metadata(structs.replace(CREATED, state_name="what_if", num_shards=3))
+    with pytest.raises(InvalidRequestError, match="there is a state of that name"):
+        await create_branch(new, 1)
+
+
+async def test_a_branch_whose_log_cannot_be_read_keeps_files_and_names_itself(caplog: pytest.LogCaptureFixture) -> None:
+    old, new, objects, _ = await two_coordinators()
+    files = await commit(new, range(3))
+    await create_branch(new, 2)
+    await add_snapshot(new, "s", 3)
+    await keep_newest_only(new, "s")
+    for info in objects.list("what_if/manifest"):
+        objects.put(info.path, b"damaged")
+    await asyncio.sleep(1.1 * GRACE_S)
+    assert await old.clean() == []
+    assert "it is not known which files a branch needs" in caplog.text
+    assert "what_if/manifest/" in caplog.text
+    assert set(files) <= stored(objects, "s")
+
+
+async def test_files_stay_as_long_as_a_branch_or_a_branch_of_it_needs_them() -> None:
+    _, new, objects, _ = await two_coordinators()
+    files = await commit(new, range(3))
+    await create_branch(new, 2)
+    branch_files = await commit(new, range(2, 4), "run-2", "what_if")
+    await create_branch(new, 3, "deeper", "what_if")
+    snapshot = await add_snapshot(new, "s", 3)
+    await keep_newest_only(new, "s")
+    await asyncio.sleep(1.1 * GRACE_S)
+    assert await new.clean() == []
+    assert stored(objects, "s") == {*files, snapshot}
+    # The first branch now has its own snapshot and does not need the parent's files; the second branch still does.
+    await add_snapshot(new, "what_if", 4)
+    await keep_newest_only(new, "what_if")
+    assert needed(objects, "what_if") & set(files) == set()
+    assert await new.clean() == []
+    assert await new.clean("what_if") == []
+    await commit(new, range(3, 4), "run-3", "deeper")
+    await add_snapshot(new, "deeper", 4)
+    await keep_newest_only(new, "deeper")
+    await asyncio.sleep(1.1 * GRACE_S)
+    # The commit of the oldest retained version is kept as long as the version is.
+    assert await new.clean() == files[:2]
+    assert await new.clean("what_if") == branch_files[:1]
+    assert {file.path for file in files_of(objects, "deeper").files if file.path.startswith("s/")} == set()
 
 
 @pytest.mark.parametrize("hangs", ["look", "delete"])
-def test_a_branch_that_is_created_while_a_coordinator_cleans_lacks_no_file(
+async def test_a_branch_that_is_created_while_a_coordinator_cleans_lacks_no_file(
     hangs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(
-        old: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, gated: GatedObjectStore
-    ) -> None:
-        async def opened(state_name: str) -> LedgerWriter:
-            await asyncio.to_thread(gated._pass, "look")
-            return await old.opened(state_name)
+    old, new, objects, gated = await two_coordinators(hangs)
 
-        # The cleaner hangs between reading the state's branches and reading which files they need.
-        monkeypatch.setattr(old.cleaner, "_writer_of", opened)
-        files = await commit(new, range(3))
-        await create_branch(new, 2)
-        await add_snapshot(new, "s", 3)
-        await keep_newest_only(new, "s")
-        await commit(new, range(2, 3), "run-2", "what_if")
-        objects.put("s/0/0/9-0f.delta", b"of a failed attempt")
-        await asyncio.sleep(1.1 * GRACE_S)
-        gated.gate.clear()
-        cleaning = asyncio.create_task(old.clean())
-        await wait_for_event(gated.reached)
-        # The branch gets a branch, and then does not need the parent's files any more.
-        branch = await create_branch(new, 2, "deeper", "what_if")
-        assert branch.shared_files == 2
-        await add_snapshot(new, "what_if", 3)
-        await keep_newest_only(new, "what_if")
-        gated.gate.set()
-        await cleaning
-        assert needed(objects, "deeper") == set(files[:2]) <= stored(objects, "s")
+    async def opened(state_name: str) -> LedgerWriter:
+        await asyncio.to_thread(gated._pass, "look")
+        return await old.opened(state_name)
 
-    run(scenario, hangs)
+    # The cleaner hangs between reading the state's branches and reading which files they need.
+    monkeypatch.setattr(old.cleaner, "_writer_of", opened)
+    files = await commit(new, range(3))
+    await create_branch(new, 2)
+    await add_snapshot(new, "s", 3)
+    await keep_newest_only(new, "s")
+    await commit(new, range(2, 3), "run-2", "what_if")
+    objects.put("s/0/0/9-0f.delta", b"of a failed attempt")
+    await asyncio.sleep(1.1 * GRACE_S)
+    gated.gate.clear()
+    cleaning = asyncio.create_task(old.clean())
+    await wait_for_event(gated.reached)
+    # The branch gets a branch, and then does not need the parent's files any more.
+    branch = await create_branch(new, 2, "deeper", "what_if")
+    assert branch.shared_files == 2
+    await add_snapshot(new, "what_if", 3)
+    await keep_newest_only(new, "what_if")
+    gated.gate.set()
+    await cleaning
+    assert needed(objects, "deeper") == set(files[:2]) <= stored(objects, "s")
 
 
-def test_while_a_branch_may_come_nothing_is_deleted_and_a_creator_that_slept_too_long_is_refused() -> None:
-    async def scenario(
-        old: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, gated: GatedObjectStore
-    ) -> None:
-        files = await commit(new, range(3))
-        await (await old.opened("s")).create_metadata(CREATED)
-        await old.opened("what_if")
-        await asyncio.sleep(1.1 * GRACE_S)
-        gated.gate.clear()
-        creating = asyncio.create_task(create_branch(old, 2))
-        await wait_for_event(gated.reached)
-        gated.gate.set()
-        await asyncio.sleep(0)
-        gated.gate.clear()
-        gated.reached.clear()
-        await wait_for_event(gated.reached)
-        snapshot = await add_snapshot(new, "s", 3)
-        await keep_newest_only(new, "s")
-        assert ManifestLog(objects, "s", "").load().branches.keys() == {"what_if"}
-        assert await new.clean() == []
-        await asyncio.sleep(1.1 * GRACE_S)
-        assert await new.clean() == files[:2]
-        gated.gate.set()
-        with pytest.raises(InvalidRequestError, match="took so long that files"):
-            await creating
-        assert stored(objects, "s") == {files[2], snapshot}
-        assert not ManifestLog(objects, "what_if", "").load().has_versions()
-        # Within the time it is created.
-        assert (await create_branch(new, 3)).shared_files == 2
-
-    run(scenario, "put_if_absent")
+async def test_while_a_branch_may_come_nothing_is_deleted_and_a_creator_that_slept_too_long_is_refused() -> None:
+    old, new, objects, gated = await two_coordinators("put_if_absent")
+    files = await commit(new, range(3))
+    await (await old.opened("s")).create_metadata(CREATED)
+    await old.opened("what_if")
+    await asyncio.sleep(1.1 * GRACE_S)
+    gated.gate.clear()
+    creating = asyncio.create_task(create_branch(old, 2))
+    await wait_for_event(gated.reached)
+    gated.gate.set()
+    await asyncio.sleep(0)
+    gated.gate.clear()
+    gated.reached.clear()
+    await wait_for_event(gated.reached)
+    snapshot = await add_snapshot(new, "s", 3)
+    await keep_newest_only(new, "s")
+    assert ManifestLog(objects, "s", "").load().branches.keys() == {"what_if"}
+    assert await new.clean() == []
+    await asyncio.sleep(1.1 * GRACE_S)
+    assert await new.clean() == files[:2]
+    gated.gate.set()
+    with pytest.raises(InvalidRequestError, match="took so long that files"):
+        await creating
+    assert stored(objects, "s") == {files[2], snapshot}
+    assert not ManifestLog(objects, "what_if", "").load().has_versions()
+    # Within the time it is created.
+    assert (await create_branch(new, 3)).shared_files == 2
 
 
-def test_checkpoints_of_the_log_have_the_branches() -> None:
-    async def scenario(
-        _: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, __: GatedObjectStore
-    ) -> None:
-        await commit(new, range(2))
-        await create_branch(new, 1)
-        for name in ("s", "what_if"):
-            log = ManifestLog(objects, name, "other", checkpoint_interval=1)
-            ledger = log.load()
-            log.append([])
-            log.write_checkpoint(log.plan_checkpoint(ledger))
-            reloaded = ManifestLog(objects, name, "reader").load()
-            assert json.dumps(reloaded.to_json()) == json.dumps(ledger.to_json())
-            assert (reloaded.origin, reloaded.branches) == (ledger.origin, ledger.branches)
-        assert reloaded.origin == ("s", 1)
-        writer = LedgerWriter(ManifestLog(objects, "s", "reader"))
-        await writer.open()
-        assert writer.ledger is not None
-        assert writer.ledger.branches["what_if"].version == 1
-
-    run(scenario)
+async def test_checkpoints_of_the_log_have_the_branches() -> None:
+    _, new, objects, _ = await two_coordinators()
+    await commit(new, range(2))
+    await create_branch(new, 1)
+    for name in ("s", "what_if"):
+        log = ManifestLog(objects, name, "other", checkpoint_interval=1)
+        ledger = log.load()
+        log.append([])
+        log.write_checkpoint(log.plan_checkpoint(ledger))
+        reloaded = ManifestLog(objects, name, "reader").load()
+        assert json.dumps(reloaded.to_json()) == json.dumps(ledger.to_json())
+        assert (reloaded.origin, reloaded.branches) == (ledger.origin, ledger.branches)
+    assert reloaded.origin == ("s", 1)
+    writer = LedgerWriter(ManifestLog(objects, "s", "reader"))
+    await writer.open()
+    assert writer.ledger is not None
+    assert writer.ledger.branches["what_if"].version == 1

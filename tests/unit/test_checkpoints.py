@@ -137,24 +137,6 @@ def test_parts_are_dropped_from_the_front_once_all_their_versions_are_truncated(
     assert writer.checkpoint()["parts"][:3] == first[2:]
 
 
-def test_what_was_superseded_does_not_come_back_from_a_part() -> None:
-    writer = LogWriter(LogObjects())
-    for _ in range(6):
-        writer.batch()
-    writer.cut()
-    writer.checkpoint()
-    # A new run replays the newest version of some shards; then of the others, after another checkpoint.
-    writer.append([RunStarted("run-2", "query", 5, writer.ledger.epoch + 1)])
-    writer.append([writer.commit(shard, "run-2") for shard in range(3)])
-    writer.checkpoint()
-    writer.append([writer.commit(shard, "run-2") for shard in range(3, SHARDS)])
-    body = writer.checkpoint()
-    runs = {writer.ledger.newest(shard).run_id for shard in range(SHARDS)}  # type: ignore[union-attr]
-    assert runs == {"run-2"}
-    assert set(writer.ledger.referenced_files()) == {f"{shard}/6-run-2" for shard in range(SHARDS)}
-    assert "parts" not in body
-
-
 def test_a_shard_without_new_versions_does_not_keep_all_records() -> None:
     writer = LogWriter(LogObjects())
     writer.batch()

@@ -17,15 +17,8 @@ from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import CommitUnknownError
 from coordinator.model.maintenance import Maintenance
 from coordinator.service.coordinator import Coordinator
-from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectStore
-from tests.unit.coordinator_harness import (
-    GRACE_S,
-    CoordinatorHarness,
-    GatedObjectStore,
-    two_coordinators,
-    wait_for_event,
-)
+from tests.unit.coordinator_harness import GRACE_S, two_coordinators, wait_for_event
 
 
 async def read_again(objects: ObjectStore) -> set[str]:
@@ -38,136 +31,114 @@ AHEAD = pytest.mark.parametrize("ahead_ms", [0, 2_000_000, -2_000_000])
 
 
 @AHEAD
-def test_a_commit_is_accepted_at_any_clock_of_its_store_actor(ahead_ms: int) -> None:
-    async def scenario(
-        old: CoordinatorHarness, _: CoordinatorHarness, objects: MemoryObjectStore, __: GatedObjectStore
-    ) -> None:
-        commit = await old.begin("run-1", 0)
-        commit = structs.replace(commit, committed_at_ms=commit.committed_at_ms + ahead_ms)
-        objects.put(commit.file, b"delta")
-        coordinator = Coordinator("memory://", objects, Maintenance(), "node")
-        (outcome,) = await coordinator.commit_partitions("s", [PartitionCommit((commit,))])
-        assert isinstance(outcome, AcceptedCommits)
-        assert await read_again(objects) == {commit.file}
-
-    two_coordinators(scenario, "")
+async def test_a_commit_is_accepted_at_any_clock_of_its_store_actor(ahead_ms: int) -> None:
+    old, _, objects, _ = await two_coordinators()
+    commit = await old.begin("run-1", 0)
+    commit = structs.replace(commit, committed_at_ms=commit.committed_at_ms + ahead_ms)
+    objects.put(commit.file, b"delta")
+    coordinator = Coordinator("memory://", objects, Maintenance(), "node")
+    (outcome,) = await coordinator.commit_partitions("s", [PartitionCommit((commit,))])
+    assert isinstance(outcome, AcceptedCommits)
+    assert await read_again(objects) == {commit.file}
 
 
 @AHEAD
-def test_a_commit_that_hangs_on_its_way_to_the_log_is_not_counted_after_its_file_is_cleaned_away(ahead_ms: int) -> None:
-    async def scenario(
-        old: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, gated: GatedObjectStore
-    ) -> None:
-        commit = await old.begin("run-1", 0)
-        commit = structs.replace(commit, committed_at_ms=commit.committed_at_ms + ahead_ms)
-        objects.put(commit.file, b"delta")
-        gated.gate.clear()
-        counting = asyncio.create_task(old.accept(commit))
-        await wait_for_event(gated.reached)
-        await asyncio.sleep(1.1 * GRACE_S)
-        assert await new.clean() == [commit.file]
-        gated.gate.set()
-        with pytest.raises(CommitUnknownError, match="took too long"):
-            await counting
-        assert await read_again(objects) == set()
-        # A ledger that is read later, also from a checkpoint, refuses the commit too; the task's next attempt is accepted.
-        log = ManifestLog(objects, "s", "other")
-        ledger = StateLedger.from_json("memory:///s", json.loads(json.dumps(log.load().to_json())))
-        with pytest.raises(CommitUnknownError, match="took too long"):
-            ledger.decide_commits([commit])
-        next_attempt = structs.replace(commit, file="s/0/0/1-0a.delta", attempt_id="again")
-        objects.put(next_attempt.file, b"delta")
-        await new.accept(next_attempt)
-        assert await read_again(objects) == {next_attempt.file}
-        assert new.writer.ledger is not None
-        assert not new.writer.ledger.decide_discard([commit.file]), "the shard has gone beyond it"
-
-    two_coordinators(scenario, "put_if_absent")
+async def test_a_commit_that_hangs_on_its_way_to_the_log_is_not_counted_after_its_file_is_cleaned_away(
+    ahead_ms: int,
+) -> None:
+    old, new, objects, gated = await two_coordinators("put_if_absent")
+    commit = await old.begin("run-1", 0)
+    commit = structs.replace(commit, committed_at_ms=commit.committed_at_ms + ahead_ms)
+    objects.put(commit.file, b"delta")
+    gated.gate.clear()
+    counting = asyncio.create_task(old.accept(commit))
+    await wait_for_event(gated.reached)
+    await asyncio.sleep(1.1 * GRACE_S)
+    assert await new.clean() == [commit.file]
+    gated.gate.set()
+    with pytest.raises(CommitUnknownError, match="took too long"):
+        await counting
+    assert await read_again(objects) == set()
+    # A ledger that is read later, also from a checkpoint, refuses the commit too; the task's next attempt is accepted.
+    log = ManifestLog(objects, "s", "other")
+    ledger = StateLedger.from_json("memory:///s", json.loads(json.dumps(log.load().to_json())))
+    with pytest.raises(CommitUnknownError, match="took too long"):
+        ledger.decide_commits([commit])
+    next_attempt = structs.replace(commit, file="s/0/0/1-0a.delta", attempt_id="again")
+    objects.put(next_attempt.file, b"delta")
+    await new.accept(next_attempt)
+    assert await read_again(objects) == {next_attempt.file}
+    assert new.writer.ledger is not None
+    assert not new.writer.ledger.decide_discard([commit.file]), "the shard has gone beyond it"
 
 
 @pytest.mark.parametrize("hangs", ["list", "delete"])
-def test_a_coordinator_that_sleeps_while_it_cleans_deletes_nothing_that_its_successor_counts(hangs: str) -> None:
-    async def scenario(
-        old: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, gated: GatedObjectStore
-    ) -> None:
-        objects.put("s/0/0/1-0f.delta", b"of a failed attempt")
-        first = await new.begin("run-1", 0)
-        objects.put(first.file, b"delta")
-        await new.accept(first)
-        await asyncio.sleep(1.1 * GRACE_S)
-        gated.gate.clear()
-        cleaning = asyncio.create_task(old.clean())
-        await wait_for_event(gated.reached)
-        second = await new.begin("run-2", 1)
-        objects.put(second.file, b"delta")
-        await new.accept(second)
-        third = await new.begin("run-3", 1)  # replays the batch: the second's file is not needed any more
-        objects.put(third.file, b"delta")
-        await new.accept(third)
-        gated.gate.set()
-        assert "s/0/0/1-0f.delta" in await cleaning
-        stored = {info.path for info in objects.list("s/0")}
-        assert await read_again(objects) == {first.file, third.file}
-        assert {first.file, third.file} <= stored
-
-    two_coordinators(scenario, hangs)
+async def test_a_coordinator_that_sleeps_while_it_cleans_deletes_nothing_that_its_successor_counts(hangs: str) -> None:
+    old, new, objects, gated = await two_coordinators(hangs)
+    objects.put("s/0/0/1-0f.delta", b"of a failed attempt")
+    first = await new.begin("run-1", 0)
+    objects.put(first.file, b"delta")
+    await new.accept(first)
+    await asyncio.sleep(1.1 * GRACE_S)
+    gated.gate.clear()
+    cleaning = asyncio.create_task(old.clean())
+    await wait_for_event(gated.reached)
+    second = await new.begin("run-2", 1)
+    objects.put(second.file, b"delta")
+    await new.accept(second)
+    third = await new.begin("run-3", 1)  # replays the batch: the second's file is not needed any more
+    objects.put(third.file, b"delta")
+    await new.accept(third)
+    gated.gate.set()
+    assert "s/0/0/1-0f.delta" in await cleaning
+    stored = {info.path for info in objects.list("s/0")}
+    assert await read_again(objects) == {first.file, third.file}
+    assert {first.file, third.file} <= stored
 
 
-def test_a_coordinator_that_does_not_know_its_successor_cleans_by_the_successors_log() -> None:
-    async def scenario(
-        old: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, _: GatedObjectStore
-    ) -> None:
-        files = []
-        for batch in range(3):
-            commit = await new.begin(f"run-{batch}", batch)
-            objects.put(commit.file, b"delta")
-            await new.accept(commit)
-            files.append(commit.file)
-        objects.put("s/0/0/9-0f.delta", b"of a failed attempt")
-        await asyncio.sleep(1.1 * GRACE_S)
-        assert await old.clean() == ["s/0/0/9-0f.delta"]
-        assert [info.path for info in objects.list("s/0")] == files
-
-    two_coordinators(scenario, "")
+async def test_a_coordinator_that_does_not_know_its_successor_cleans_by_the_successors_log() -> None:
+    old, new, objects, _ = await two_coordinators()
+    files = []
+    for batch in range(3):
+        commit = await new.begin(f"run-{batch}", batch)
+        objects.put(commit.file, b"delta")
+        await new.accept(commit)
+        files.append(commit.file)
+    objects.put("s/0/0/9-0f.delta", b"of a failed attempt")
+    await asyncio.sleep(1.1 * GRACE_S)
+    assert await old.clean() == ["s/0/0/9-0f.delta"]
+    assert [info.path for info in objects.list("s/0")] == files
 
 
-def test_files_that_may_be_deleted_are_deleted_together() -> None:
-    async def scenario(
-        old: CoordinatorHarness, _: CoordinatorHarness, objects: MemoryObjectStore, gated: GatedObjectStore
-    ) -> None:
-        files = [f"s/0/0/{version}-0f.delta" for version in range(1, 200)]
-        for file in files:
-            objects.put(file, b"of a failed attempt")
-        await asyncio.sleep(1.1 * GRACE_S)
-        assert sorted(await old.clean()) == sorted(files)
-        assert (gated.deletes, objects.list("s/0")) == (1, [])
-
-    two_coordinators(scenario, "")
+async def test_files_that_may_be_deleted_are_deleted_together() -> None:
+    old, _, objects, gated = await two_coordinators()
+    files = [f"s/0/0/{version}-0f.delta" for version in range(1, 200)]
+    for file in files:
+        objects.put(file, b"of a failed attempt")
+    await asyncio.sleep(1.1 * GRACE_S)
+    assert sorted(await old.clean()) == sorted(files)
+    assert (gated.deletes, objects.list("s/0")) == (1, [])
 
 
-def test_nothing_is_deleted_by_a_young_coordinator_and_a_dry_run_always_looks() -> None:
-    async def scenario(
-        old: CoordinatorHarness, new: CoordinatorHarness, objects: MemoryObjectStore, gated: GatedObjectStore
-    ) -> None:
-        objects.put("s/0/0/1-0f.delta", b"of a failed attempt")
-        objects._modified_s["s/0/0/1-0f.delta"] -= 2 * GRACE_S
-        gated.lists = 0
-        assert await old.clean() == []
-        await old.cleaner.round(old.writer, "s")
-        assert gated.lists == 0
-        for lists in (1, 2):
-            report = await old.cleaner.clean(old.writer, "s", dry_run=True)
-            assert [file["path"] for file in report["files"]] == ["s/0/0/1-0f.delta"]
-            assert gated.lists == lists
-        log_size = len(objects.list("s/manifest"))
-        await asyncio.sleep(1.1 * GRACE_S)
-        await old.cleaner.round(old.writer, "s")
-        assert objects.list("s/0") == []
-        assert (gated.lists, len(objects.list("s/manifest"))) == (3, log_size + 1)
-        await old.cleaner.round(old.writer, "s")
-        assert gated.lists == 3, "just listed"
-
-    two_coordinators(scenario, "")
+async def test_nothing_is_deleted_by_a_young_coordinator_and_a_dry_run_always_looks() -> None:
+    old, _, objects, gated = await two_coordinators()
+    objects.put("s/0/0/1-0f.delta", b"of a failed attempt")
+    objects._modified_s["s/0/0/1-0f.delta"] -= 2 * GRACE_S
+    gated.lists = 0
+    assert await old.clean() == []
+    await old.cleaner.round(old.writer, "s")
+    assert gated.lists == 0
+    for lists in (1, 2):
+        report = await old.cleaner.clean(old.writer, "s", dry_run=True)
+        assert [file["path"] for file in report["files"]] == ["s/0/0/1-0f.delta"]
+        assert gated.lists == lists
+    log_size = len(objects.list("s/manifest"))
+    await asyncio.sleep(1.1 * GRACE_S)
+    await old.cleaner.round(old.writer, "s")
+    assert objects.list("s/0") == []
+    assert (gated.lists, len(objects.list("s/manifest"))) == (3, log_size + 1)
+    await old.cleaner.round(old.writer, "s")
+    assert gated.lists == 3, "just listed"
 
 
 # -- when to list ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from importlib.metadata import version
 from pathlib import Path
@@ -66,6 +66,15 @@ class CommandResult:
         return json.loads(self.out)
 
 
+Run = Callable[..., CommandResult]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command of these words."""
+    return lambda *arguments: CommandResult(capsys, arguments)
+
+
 # -- the shape of it ----------------------------------------------------------------------------------------------
 
 
@@ -91,7 +100,7 @@ def test_the_version_is_printed() -> None:
 
 
 def test_a_state_that_cannot_be_read_is_named_and_the_others_are_cleaned_and_balanced(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     class Coordinator:
         def load_all_states(self) -> list[str]:
@@ -111,14 +120,14 @@ def test_a_state_that_cannot_be_read_is_named_and_the_others_are_cleaned_and_bal
     for module in (upkeep, moving):
         monkeypatch.setattr(module, "find", lambda uri, address: Coordinator())
     for command in (["gc"], ["rebalance"]):
-        result = CommandResult(capsys, [*command, "file:///x", "--json"])
+        result = run(*command, "file:///x", "--json")
         assert (result.code, "bad cannot be read, and is left out: its metadata.json" in result.err) == (0, True)
         assert result.json == ({"clicks": {"floors": [], "files": []}} if command == ["gc"] else [])
-        named = CommandResult(capsys, [*command, "file:///x", "--name", "bad"])
+        named = run(*command, "file:///x", "--name", "bad")
         assert (named.code, "metadata.json is missing" in named.err) == (1, True)
 
 
-def test_a_state_is_dropped_only_with_yes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_state_is_dropped_only_with_yes(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     dry_runs: list[bool] = []
 
     class Coordinator:
@@ -127,14 +136,14 @@ def test_a_state_is_dropped_only_with_yes(monkeypatch: pytest.MonkeyPatch, capsy
             return DroppedState(state, 3, 7, 2048, ("distinct",))
 
     monkeypatch.setattr(upkeep, "find", lambda uri, address: Coordinator())
-    result = CommandResult(capsys, ["drop", "file:///x", "clicks", "--dry-run"])
+    result = run("drop", "file:///x", "clicks", "--dry-run")
     assert (result.code, dry_runs) == (0, [True])
     assert "3 versions, 7 files, 2.0 kB: would be dropped" in result.out
     assert "the other states of its query stay: distinct" in result.out
-    result = CommandResult(capsys, ["drop", "file:///x", "clicks"])
+    result = run("drop", "file:///x", "clicks")
     assert (result.code, dry_runs) == (1, [True, True])
     assert "nothing was dropped; say --yes" in result.err
-    result = CommandResult(capsys, ["drop", "file:///x", "clicks", "--yes", "--json"])
+    result = run("drop", "file:///x", "clicks", "--yes", "--json")
     assert (result.code, dry_runs) == (0, [True, True, True, False])
     assert json.loads(result.out)["dropped"] is True
 
@@ -154,8 +163,8 @@ def test_a_state_is_dropped_only_with_yes(monkeypatch: pytest.MonkeyPatch, capsy
     ],
     ids=lambda arguments: "-".join((arguments[0], *arguments[3:])),
 )
-def test_an_invalid_call_has_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    result = CommandResult(capsys, arguments)
+def test_an_invalid_call_has_code_2(arguments: list[str], run: Run) -> None:
+    result = run(*arguments)
     assert (result.code, result.out) == (2, "")
     assert "Usage: statefleet" in result.err
 
@@ -249,7 +258,7 @@ FLEET = {
 
 
 def test_the_status_names_store_actors_by_address_and_says_which_executors_were_lost_and_what_is_overdue(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = {"is_overdue": True, "text": "batch 41 of clicks has been running for 29.3 s"}
     figures = dict.fromkeys(("state_rows", "state_bytes", "output_mode", "last_commit_ms"))
@@ -257,7 +266,7 @@ def test_the_status_names_store_actors_by_address_and_says_which_executors_were_
     status = {**FLEET, "queries": [{**query, "running_batch": running}, {**query, "running_batch": None}]}
     coordinator = SimpleNamespace(load_all_states=list, status=lambda: status)
     monkeypatch.setattr(looking, "find", lambda uri, address: coordinator)
-    result = CommandResult(capsys, ["status", "s3://bucket/prefix"])
+    result = run("status", "s3://bucket/prefix")
     assert result.code == 0
     lines = [" ".join(line.split()) for line in result.out.splitlines()]
     assert "10.0.0.4#0 0af9c1d27e00 7 - - - alive" in lines
@@ -314,9 +323,9 @@ def test_no_progress_bar_is_drawn_without_a_terminal(capsys: pytest.CaptureFixtu
     assert capsys.readouterr() == ("", "")
 
 
-def test_diff_and_changes_show_what_changed_between_versions(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_and_changes_show_what_changed_between_versions(uri: str, run: Run) -> None:
     def rows_of(*arguments: str) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = CommandResult(capsys, [*arguments, "--offline", "--json"]).json
+        rows: list[dict[str, Any]] = run(*arguments, "--offline", "--json").json
         return rows
 
     differing, changed = rows_of("diff", uri, "clicks", "42", "43"), rows_of("changes", uri, "clicks", "42")
@@ -327,16 +336,14 @@ def test_diff_and_changes_show_what_changed_between_versions(uri: str, capsys: p
     assert all(row in written for row in inserted)
     assert rows_of("changes", uri, "clicks", "42", "42") == rows_of("diff", uri, "clicks", "43") == []
     assert len(rows_of("diff", uri, "clicks", "42", "--limit", "3")) == 3
-    assert "_change_type" in CommandResult(capsys, ["diff", uri, "clicks", "42", "--offline"]).out
-    assert "no such version" in CommandResult(capsys, ["diff", uri, "clicks", "1", "--offline"]).err
+    assert "_change_type" in run("diff", uri, "clicks", "42", "--offline").out
+    assert "no such version" in run("diff", uri, "clicks", "1", "--offline").err
 
 
 @pytest.mark.parametrize("where", ["false", "a0_max > 30 AND a0_max < 20"])
-def test_a_query_that_can_have_no_rows_has_its_columns(
-    uri: str, where: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_query_that_can_have_no_rows_has_its_columns(uri: str, where: str, run: Run) -> None:
     query = f"select k1, a0_max from clicks where {where}"
-    assert CommandResult(capsys, ["sql", uri, query, "--offline"]).out == "no rows (columns: k1, a0_max)\n"
+    assert run("sql", uri, query, "--offline").out == "no rows (columns: k1, a0_max)\n"
 
 
 @pytest.mark.parametrize(
@@ -389,18 +396,17 @@ def test_cells_are_text_and_nested_values_are_json_that_a_key_takes() -> None:
 # -- a stored fleet -----------------------------------------------------------------------------------------------
 
 
-def test_a_key_is_looked_up(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert CommandResult(capsys, ["get", uri, "clicks", *KEY, "--offline", "--json"]).json == [ROW]
-    some_columns = CommandResult(capsys, ["get", uri, "clicks", *KEY, "--offline", "--columns", "k1, a0_max"])
+def test_a_key_is_looked_up(uri: str, run: Run) -> None:
+    assert run("get", uri, "clicks", *KEY, "--offline", "--json").json == [ROW]
+    some_columns = run("get", uri, "clicks", *KEY, "--offline", "--columns", "k1, a0_max")
     assert some_columns.out.split() == ["k1", "a0_max", "─" * 15, "user-0b", "33"]
-    none = CommandResult(capsys, ["get", uri, "clicks", KEY[0], "k1=nobody", "--offline", "--json"])
+    none = run("get", uri, "clicks", KEY[0], "k1=nobody", "--offline", "--json")
     assert (none.code, none.json) == (1, [])
-    assert CommandResult(capsys, ["get", uri, "clicks", KEY[0], "--null", "k1", "--offline"]).code == 1
-    older = CommandResult(
-        capsys, ["get", uri, "profiles", "user=user-00", "--part", "default", "--version", "6", "--offline", "--json"]
+    assert run("get", uri, "clicks", KEY[0], "--null", "k1", "--offline").code == 1
+    of_a_part = run(
+        "get", uri, "profiles", "user=user-00", "--part", "default", "--version", "6", "--offline", "--json"
     )
-    assert older.code in (0, 1)
-    assert isinstance(older.json, list)
+    assert isinstance(of_a_part.json, list)
 
 
 @pytest.mark.parametrize(
@@ -423,68 +429,60 @@ def test_a_key_is_looked_up(uri: str, capsys: pytest.CaptureFixture[str]) -> Non
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_failed_read_is_one_line_of_error(
-    uri: str, arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_read_is_one_line_of_error(uri: str, arguments: list[str], expected: str, run: Run) -> None:
     command, *options = arguments
-    answer = CommandResult(capsys, [command, uri, *options, "--offline", "--json"])
+    answer = run(command, uri, *options, "--offline", "--json")
     assert (answer.code, answer.out) == (1, "")
     (line,) = answer.err.splitlines()
     assert line.startswith("error: ")
     assert any(text in line for text in expected.split("|")), line
 
 
-def test_a_folder_without_a_fleet_has_nothing_to_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = CommandResult(capsys, ["verify", tmp_path.as_uri()])
+def test_a_folder_without_a_fleet_has_nothing_to_verify(tmp_path: Path, run: Run) -> None:
+    answer = run("verify", tmp_path.as_uri())
     assert (answer.code, answer.err.startswith("error: there is no state at this URI")) == (1, True)
 
 
-def test_rows_are_shown_and_chosen(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-    everything = CommandResult(capsys, ["scan", uri, "clicks", "--offline", "--json"]).json
+def test_rows_are_shown_and_chosen(uri: str, run: Run) -> None:
+    everything = run("scan", uri, "clicks", "--offline", "--json").json
     assert len(everything) == 12
     assert ROW in everything
-    chosen = CommandResult(
-        capsys, ["scan", uri, "clicks", "--where", "a0_max > 40 -- many", "--columns", "k1", "--offline", "--json"]
-    )
+    chosen = run("scan", uri, "clicks", "--where", "a0_max > 40 -- many", "--columns", "k1", "--offline", "--json")
     assert sorted(row["k1"] for row in chosen.json) == sorted(row["k1"] for row in everything if row["a0_max"] > 40)
-    limited = CommandResult(capsys, ["scan", uri, "clicks", "--limit", "3", "--offline"])
+    limited = run("scan", uri, "clicks", "--limit", "3", "--offline")
     assert limited.out.splitlines()[-1] == "(3 rows; there may be more: --limit)"
     assert len(limited.out.splitlines()) == 6
-    assert "no rows (columns: k0" in CommandResult(capsys, ["scan", uri, "clicks", "--where", "false", "--offline"]).out
-    seen_rows = CommandResult(
-        capsys, ["scan", uri, "profiles", "--part", "seen", "--where", "n >= 0", "--offline", "--json"]
-    ).json
-    assert seen_rows == CommandResult(capsys, ["scan", uri, "profiles", "--part", "seen", "--offline", "--json"]).json
-    older = CommandResult(
-        capsys, ["scan", uri, "clicks", "--where", "true", "--version", "42", "--offline", "--json"]
-    ).json
+    assert "no rows (columns: k0" in run("scan", uri, "clicks", "--where", "false", "--offline").out
+    seen_rows = run("scan", uri, "profiles", "--part", "seen", "--where", "n >= 0", "--offline", "--json").json
+    assert seen_rows == run("scan", uri, "profiles", "--part", "seen", "--offline", "--json").json
+    older = run("scan", uri, "clicks", "--where", "true", "--version", "42", "--offline", "--json").json
     assert len(older) == 11
 
 
-def test_sql_is_over_states_and_their_parts(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sql_is_over_states_and_their_parts(uri: str, run: Run) -> None:
     query = "select count(*) as n, max(a0_max) as best from clicks"
-    assert CommandResult(capsys, ["sql", uri, query, "--offline", "--json"]).json == [{"n": 12, "best": 49}]
-    table = CommandResult(capsys, ["sql", uri, 'select count(*) as n from "profiles.seen"', "--offline"])
+    assert run("sql", uri, query, "--offline", "--json").json == [{"n": 12, "best": 49}]
+    table = run("sql", uri, 'select count(*) as n from "profiles.seen"', "--offline")
     assert table.out.split()[0] == "n"
 
 
-def test_versions_have_their_times_and_figures(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-    versions = CommandResult(capsys, ["versions", uri, "clicks", "--offline", "--json"]).json
+def test_versions_have_their_times_and_figures(uri: str, run: Run) -> None:
+    versions = run("versions", uri, "clicks", "--offline", "--json").json
     assert [row["version"] for row in versions] == [43, 42]
     newest = versions[0]
-    assert newest["state_rows"] == len(CommandResult(capsys, ["scan", uri, "clicks", "--offline", "--json"]).json)
+    assert newest["state_rows"] == len(run("scan", uri, "clicks", "--offline", "--json").json)
     files = [*(Path(uri[7:]) / "clicks" / "0").rglob("43-*.delta")]
     assert newest["written_bytes"] == sum(file.stat().st_size for file in files)
     assert newest["num_shards"] == len(files) == 2
     assert newest["committed_at_ms"] > versions[1]["committed_at_ms"]
-    table = CommandResult(capsys, ["versions", uri, "clicks", "--limit", "1", "--offline"]).out.splitlines()
+    table = run("versions", uri, "clicks", "--limit", "1", "--offline").out.splitlines()
     assert len(table) == 3
     assert time_text(newest["committed_at_ms"]) in table[2]  # type: ignore[operator]
 
 
-def test_what_changed_is_followed_by_positions(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_changed_is_followed_by_positions(uri: str, run: Run) -> None:
     def changes(position_before: str, *more: str) -> CommandResult:
-        return CommandResult(capsys, ["changes", uri, "clicks", position_before, *more, "--offline", "--json"])
+        return run("changes", uri, "clicks", position_before, *more, "--offline", "--json")
 
     first = changes("42")
     position = first.err.split()[1].rstrip(":")
@@ -494,7 +492,7 @@ def test_what_changed_is_followed_by_positions(uri: str, capsys: pytest.CaptureF
     cut = changes("42", "--limit", "1")
     assert (cut.json, cut.err) == (first.json[:1], ""), "what comes after them begins with rows that were not shown"
     # Nothing is cut off when there are exactly as many changes as the limit.
-    exact = CommandResult(capsys, ["changes", uri, "clicks", "42", "--limit", str(len(first.json)), "--offline"])
+    exact = run("changes", uri, "clicks", "42", "--limit", str(len(first.json)), "--offline")
     assert exact.err == first.err
     assert "there may be more" not in exact.out
     for since, error in (
@@ -508,47 +506,47 @@ def test_what_changed_is_followed_by_positions(uri: str, capsys: pytest.CaptureF
     assert "changes are of later versions" in changes(position, "42").err
 
 
-def test_an_export_is_whole_or_not_there(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    everything = CommandResult(capsys, ["scan", uri, "clicks", "--offline", "--json"]).json
+def test_an_export_is_whole_or_not_there(uri: str, tmp_path: Path, run: Run) -> None:
+    everything = run("scan", uri, "clicks", "--offline", "--json").json
     file, folder = tmp_path / "out.parquet", tmp_path / "out"
-    result = CommandResult(capsys, ["export", uri, "clicks", str(file), "--offline", "--json"])
+    result = run("export", uri, "clicks", str(file), "--offline", "--json")
     assert result.json == {"state": "clicks", "version": 43, "rows": 12, "target": str(file)}
-    assert CommandResult(capsys, ["export", uri, "clicks", str(folder), "--version", "42", "--offline"]).code == 0
+    assert run("export", uri, "clicks", str(folder), "--version", "42", "--offline").code == 0
     assert pq.read_table(file).num_rows == len(everything)
     assert sorted(path.name for path in folder.iterdir()) == ["part-00000.parquet", "part-00001.parquet"]
     assert pq.read_table(folder).num_rows == 11
     for target in (file, folder):
-        repeated = CommandResult(capsys, ["export", uri, "clicks", str(target), "--offline"])
+        repeated = run("export", uri, "clicks", str(target), "--offline")
         assert repeated.code == 1
         assert "there is something of that name already" in repeated.err
-        assert CommandResult(capsys, ["export", uri, "clicks", str(target), "--overwrite", "--offline"]).code == 0
+        assert run("export", uri, "clicks", str(target), "--overwrite", "--offline").code == 0
     assert pq.read_table(folder).num_rows == 12
     # A damaged delta is read in the middle of the export.
     for delta in (Path(uri[7:]) / "clicks" / "0" / "1").glob("43-*.delta"):
         delta.write_bytes(b"nothing")
     broken = tmp_path / "broken.parquet"
     for target in (broken, tmp_path / "broken"):
-        failed = CommandResult(capsys, ["export", uri, "clicks", str(target), "--offline"])
+        failed = run("export", uri, "clicks", str(target), "--offline")
         assert failed.code == 1
         assert "a delta file cannot be used" in failed.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fleet", "out", "out.parquet"], "nothing half written"
 
 
-def test_files_are_verified(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-    whole = CommandResult(capsys, ["verify", uri])
+def test_files_are_verified(uri: str, run: Run) -> None:
+    whole = run("verify", uri)
     assert whole.code == 0
     assert "is there and whole" in whole.out
-    assert [state["damages"] for state in CommandResult(capsys, ["verify", uri, "--json"]).json] == [[], []]
+    assert [state["damages"] for state in run("verify", uri, "--json").json] == [[], []]
     (delta,) = (Path(uri[7:]) / "clicks" / "0" / "0").glob("43-*.delta")
     delta.unlink()
-    broken = CommandResult(capsys, ["verify", uri])
+    broken = run("verify", uri)
     assert broken.code == 1
     for text in (delta.name, "it is missing", "shard 0", "versions that cannot be read: 43", "restore the file"):
         assert text in broken.out
-    named = CommandResult(capsys, ["verify", uri, "--name", "clicks", "--json"])
+    named = run("verify", uri, "--name", "clicks", "--json")
     assert (named.code, [state["name"] for state in named.json]) == (1, ["clicks"])
     assert named.json[0]["damages"][0]["unreadable"] == [43]
-    assert CommandResult(capsys, ["verify", uri, "--name", "profiles"]).code == 0
-    nothing = CommandResult(capsys, ["verify", uri, "--name", "nothing"])
+    assert run("verify", uri, "--name", "profiles").code == 0
+    nothing = run("verify", uri, "--name", "nothing")
     assert nothing.code == 1
     assert "no such state" in nothing.err

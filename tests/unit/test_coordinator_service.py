@@ -38,96 +38,78 @@ async def leased(coordinator: Coordinator, partition: int, name: str) -> StateSt
     return StateStoreProviderId(grant.lease.store_id, "run-1")
 
 
-def test_a_restarted_coordinator_unloads_no_shard_that_is_still_leased_to_the_reporting_actor() -> None:
+async def test_a_restarted_coordinator_unloads_no_shard_that_is_still_leased_to_the_reporting_actor() -> None:
     store = MemoryObjectStore()
-
-    async def scenario() -> None:
-        first = coordinator_over(store)
-        reported = [await leased(first, partition, "a") for partition in (0, 1)]
-        of_another_actor = await leased(first, 2, "b")
-        arriving = await leased(first, 3, "a")
-        # A restart forgets who reported what; the leases of shards are in the log.
-        restarted = coordinator_over(store)
-        opened = await restarted.open_instance(arriving, actor("a"), [*reported, of_another_actor], 1, ["default"])
-        assert opened.stale == (of_another_actor,)
-        assert restarted._instances.registry.verify_if_instance_active(reported[0], actor("a"))
-        # A run that has ended does not need its shards any more.
-        ended = coordinator_over(store)
-        await ended.deactivate_instances("run-1")
-        assert (await ended.open_instance(arriving, actor("a"), reported, 1, ["default"])).stale == tuple(reported)
-
-    asyncio.run(scenario())
+    first = coordinator_over(store)
+    reported = [await leased(first, partition, "a") for partition in (0, 1)]
+    of_another_actor = await leased(first, 2, "b")
+    arriving = await leased(first, 3, "a")
+    # A restart forgets who reported what; the leases of shards are in the log.
+    restarted = coordinator_over(store)
+    opened = await restarted.open_instance(arriving, actor("a"), [*reported, of_another_actor], 1, ["default"])
+    assert opened.stale == (of_another_actor,)
+    assert restarted._instances.registry.verify_if_instance_active(reported[0], actor("a"))
+    # A run that has ended does not need its shards any more.
+    ended = coordinator_over(store)
+    await ended.deactivate_instances("run-1")
+    assert (await ended.open_instance(arriving, actor("a"), reported, 1, ["default"])).stale == tuple(reported)
 
 
-def test_a_driver_reports_executors_and_a_long_batch_and_both_are_shown_until_they_are_over() -> None:
-    async def scenario() -> None:
-        coordinator = coordinator_over(MemoryObjectStore())
-        for shard in range(4):
-            await leased(coordinator, shard, "a")
-        lost = ExecutorState("2", "10.0.0.7", 1, "killed")
-        report = DriverReport("app", (lost,), ("run-1",), (LongBatch("run-1", 1, 5000, "2 tasks run"),))
-        await coordinator.report_driver(report)
-        status, watched = await coordinator.status(), await coordinator.status_details()
-        assert [(executor["executor_id"], executor["alive"]) for executor in status["executors"]] == [("2", False)]
-        assert watched["executors"] == status["executors"]
-        running = watched["running"]["clicks"]
-        assert status["queries"][0]["running_batch"] == running
-        assert (
-            "executor 2 on 10.0.0.7 was lost at 00:00:00 UTC; 2 tasks run; not committed yet by 4 of 4 shards"
-            in running["text"]
-        )
-        names = {sample.name: sample.value for sample in await coordinator.samples()}
-        assert (names["statefleet_executors_lost_total"], names["statefleet_batch_overdue_seconds"]) == (1, 0)
-        await coordinator.report_driver(replace(report, batches=()))
-        assert (await coordinator.status_details())["running"] == {}
-
-    asyncio.run(scenario())
+async def test_a_driver_reports_executors_and_a_long_batch_and_both_are_shown_until_they_are_over() -> None:
+    coordinator = coordinator_over(MemoryObjectStore())
+    for shard in range(4):
+        await leased(coordinator, shard, "a")
+    lost = ExecutorState("2", "10.0.0.7", 1, "killed")
+    report = DriverReport("app", (lost,), ("run-1",), (LongBatch("run-1", 1, 5000, "2 tasks run"),))
+    await coordinator.report_driver(report)
+    status, watched = await coordinator.status(), await coordinator.status_details()
+    assert [(executor["executor_id"], executor["alive"]) for executor in status["executors"]] == [("2", False)]
+    assert watched["executors"] == status["executors"]
+    running = watched["running"]["clicks"]
+    assert status["queries"][0]["running_batch"] == running
+    assert (
+        "executor 2 on 10.0.0.7 was lost at 00:00:00 UTC; 2 tasks run; not committed yet by 4 of 4 shards"
+        in running["text"]
+    )
+    names = {sample.name: sample.value for sample in await coordinator.samples()}
+    assert (names["statefleet_executors_lost_total"], names["statefleet_batch_overdue_seconds"]) == (1, 0)
+    await coordinator.report_driver(replace(report, batches=()))
+    assert (await coordinator.status_details())["running"] == {}
 
 
-def test_a_node_that_is_drained_is_the_reason_and_not_that_it_has_no_executor() -> None:
-    async def scenario() -> None:
-        coordinator = coordinator_over(MemoryObjectStore())
-        for shard, name in enumerate("aabb"):
-            await coordinator.report_store_actor(actor(name))
-            await leased(coordinator, shard, name)
-        moves = await coordinator.drain(actor("a").node_id, True)
-        assert {move.reason for move in moves} == {"the node that had it is drained"}
-        assert len(moves) == 2
-
-    asyncio.run(scenario())
+async def test_a_node_that_is_drained_is_the_reason_and_not_that_it_has_no_executor() -> None:
+    coordinator = coordinator_over(MemoryObjectStore())
+    for shard, name in enumerate("aabb"):
+        await coordinator.report_store_actor(actor(name))
+        await leased(coordinator, shard, name)
+    moves = await coordinator.drain(actor("a").node_id, True)
+    assert {move.reason for move in moves} == {"the node that had it is drained"}
+    assert len(moves) == 2
 
 
-def test_partitions_that_are_leased_to_another_store_actor_are_returned_in_one_answer() -> None:
+async def test_partitions_that_are_leased_to_another_store_actor_are_returned_in_one_answer() -> None:
     store = MemoryObjectStore()
-
-    async def scenario() -> None:
-        coordinator = coordinator_over(store)
-        for partition, name in ((0, "a"), (1, "b"), (2, "b")):
-            await leased(coordinator, partition, name)
-        assert await coordinator.reassigned("clicks", "a", [0, 1, 2, 3]) == [1, 2]
-        assert await coordinator.reassigned("clicks", "b", [0, 1]) == [0]
-
-    asyncio.run(scenario())
+    coordinator = coordinator_over(store)
+    for partition, name in ((0, "a"), (1, "b"), (2, "b")):
+        await leased(coordinator, partition, name)
+    assert await coordinator.reassigned("clicks", "a", [0, 1, 2, 3]) == [1, 2]
+    assert await coordinator.reassigned("clicks", "b", [0, 1]) == [0]
 
 
-def test_instances_of_a_killed_drivers_run_are_forgotten_once_another_run_has_the_state() -> None:
+async def test_instances_of_a_killed_drivers_run_are_forgotten_once_another_run_has_the_state() -> None:
     store = MemoryObjectStore()
-
-    async def scenario() -> None:
-        coordinator = coordinator_over(store)
-        killed = await leased(coordinator, 0, "a")
-        await coordinator.report_active_instance(killed, actor("a"))
-        await coordinator.attach_and_lease(task("run-2", 0), METADATA, actor("a"))
-        assert coordinator._instances.registry.get_location(killed) is None
-        # Also when its instance is checked: the shard is leased to the same store actor, but for the new run.
-        new_instance = structs.replace(killed, query_run_id="run-2")
-        assert await coordinator.report_active_instance(new_instance, actor("a"), [killed]) == [killed]
-        assert coordinator._instances.registry.get_location(killed) is None
-
-    asyncio.run(scenario())
+    coordinator = coordinator_over(store)
+    killed = await leased(coordinator, 0, "a")
+    await coordinator.report_active_instance(killed, actor("a"))
+    await coordinator.attach_and_lease(task("run-2", 0), METADATA, actor("a"))
+    assert coordinator._instances.registry.get_location(killed) is None
+    # Also when its instance is checked: the shard is leased to the same store actor, but for the new run.
+    new_instance = structs.replace(killed, query_run_id="run-2")
+    assert await coordinator.report_active_instance(new_instance, actor("a"), [killed]) == [killed]
+    assert coordinator._instances.registry.get_location(killed) is None
 
 
-def test_a_state_that_is_slow_to_open_keeps_no_other_waiting() -> None:
+async def test_a_state_that_is_slow_to_open_keeps_no_other_waiting() -> None:
     gate, reached = threading.Event(), threading.Event()
 
     def hold_slow(operation: str, path: str) -> None:
@@ -136,70 +118,54 @@ def test_a_state_that_is_slow_to_open_keeps_no_other_waiting() -> None:
             assert gate.wait(30)
 
     store = ObservedObjectStore(hold_slow)
-
-    async def scenario() -> None:
-        coordinator = coordinator_over(store)
-        opening = [asyncio.create_task(coordinator.locate("slow", 0)) for _ in range(2)]
-        await asyncio.to_thread(reached.wait, 30)
-        try:
-            await asyncio.wait_for(leased(coordinator, 0, "a"), 20)
-            assert not any(waiting_call.done() for waiting_call in opening)
-        finally:
-            gate.set()
-        assert [(await waiting_call).newest_version for waiting_call in opening] == [0, 0]
-
-    asyncio.run(scenario())
+    coordinator = coordinator_over(store)
+    opening = [asyncio.create_task(coordinator.locate("slow", 0)) for _ in range(2)]
+    await asyncio.to_thread(reached.wait, 30)
+    try:
+        await asyncio.wait_for(leased(coordinator, 0, "a"), 20)
+        assert not any(waiting_call.done() for waiting_call in opening)
+    finally:
+        gate.set()
+    assert [(await waiting_call).newest_version for waiting_call in opening] == [0, 0]
 
 
-def test_a_broken_state_is_opened_again_for_each_waiting_caller() -> None:
+async def test_a_broken_state_is_opened_again_for_each_waiting_caller() -> None:
     store = MemoryObjectStore()
     store.put("broken/manifest/00000000000000000001.json", b"{")
-
-    async def scenario() -> None:
-        coordinator = coordinator_over(store)
-        failed = await asyncio.gather(*(coordinator.locate("broken", 0) for _ in range(3)), return_exceptions=True)
-        assert [type(error) for error in failed] == [CorruptStateError] * 3
-        store.delete("broken/manifest/00000000000000000001.json")
-        assert (await coordinator.locate("broken", 0)).newest_version == 0
-
-    asyncio.run(scenario())
+    coordinator = coordinator_over(store)
+    failed = await asyncio.gather(*(coordinator.locate("broken", 0) for _ in range(3)), return_exceptions=True)
+    assert [type(error) for error in failed] == [CorruptStateError] * 3
+    store.delete("broken/manifest/00000000000000000001.json")
+    assert (await coordinator.locate("broken", 0)).newest_version == 0
 
 
-def test_rounds_of_maintenance_continue_after_an_unexpected_error() -> None:
+async def test_rounds_of_maintenance_continue_after_an_unexpected_error() -> None:
     """The second round comes in time: waiting for it does not raise."""
     store = MemoryObjectStore()
+    coordinator = Coordinator("memory://", store, Maintenance(interval_s=0.001), "node")
+    rounds, cleaned = iter(range(100)), asyncio.Event()
 
-    async def scenario() -> None:
-        coordinator = Coordinator("memory://", store, Maintenance(interval_s=0.001), "node")
-        rounds, cleaned = iter(range(100)), asyncio.Event()
+    async def fails_first(writer: object, state_name: str) -> None:
+        if next(rounds) == 0:
+            raise KeyError(state_name)
+        cleaned.set()
 
-        async def fails_first(writer: object, state_name: str) -> None:
-            if next(rounds) == 0:
-                raise KeyError(state_name)
-            cleaned.set()
-
-        coordinator._cleaner.round = fails_first  # type: ignore[method-assign, assignment]
-        await coordinator.locate("clicks", 0)
-        await asyncio.wait_for(cleaned.wait(), 20)
-
-    asyncio.run(scenario())
+    coordinator._cleaner.round = fails_first  # type: ignore[method-assign, assignment]
+    await coordinator.locate("clicks", 0)
+    await asyncio.wait_for(cleaned.wait(), 20)
 
 
-def test_all_states_are_found_without_a_listing_of_their_files() -> None:
+async def test_all_states_are_found_without_a_listing_of_their_files() -> None:
     store = ObservedObjectStore()
-
-    async def scenario() -> None:
-        await leased(coordinator_over(store), 0, "a")
-        store.put("notes/of-a-user.txt", b"no state")
-        store.put("not a state!/metadata.json", b"{}")
-        store.requests.clear()
-        coordinator = coordinator_over(store)
-        assert await coordinator.load_all_states() == ["clicks"]
-        assert [query["name"] for query in (await coordinator.status())["queries"]] == ["clicks"]
-        listed = {path for operation, path in store.requests if operation == "list"}
-        assert listed == {"clicks/checkpoints", "clicks/manifest", "notes/manifest"}
-
-    asyncio.run(scenario())
+    await leased(coordinator_over(store), 0, "a")
+    store.put("notes/of-a-user.txt", b"no state")
+    store.put("not a state!/metadata.json", b"{}")
+    store.requests.clear()
+    coordinator = coordinator_over(store)
+    assert await coordinator.load_all_states() == ["clicks"]
+    assert [query["name"] for query in (await coordinator.status())["queries"]] == ["clicks"]
+    listed = {path for operation, path in store.requests if operation == "list"}
+    assert listed == {"clicks/checkpoints", "clicks/manifest", "notes/manifest"}
 
 
 class PlacementHarness:
@@ -222,57 +188,45 @@ class PlacementHarness:
             await self.coordinator.report_store_actor(actor(name))
 
 
-def test_a_drain_survives_the_coordinator_until_it_is_undone() -> None:
-    async def scenario() -> None:
-        harness = PlacementHarness()
-        await harness.begin()
-        (planned,) = await harness.coordinator.drain("node-a", True)
-        await harness.restart()
-        assert await harness.coordinator.plan_rebalance(["clicks"]) != (planned,), "a dry run changes nothing"
-        assert planned in await harness.coordinator.drain("node-a", False)
-        await harness.restart()
-        assert all(move.target.node_id != "node-a" for move in await harness.coordinator.plan_rebalance(["clicks"]))
-        assert planned in await harness.coordinator.plan_rebalance(["clicks"]), (
-            "what did not happen yet is planned again"
-        )
-        await harness.coordinator.undrain("node-a")
-        await harness.restart()
-        with_all = {slot.location.node_id for slot in (await spread_over(harness.coordinator))}
-        assert with_all == {"node-a", "node-b", "node-c"}
-
+async def test_a_drain_survives_the_coordinator_until_it_is_undone() -> None:
     async def spread_over(coordinator: Coordinator) -> list[ActorSlot]:
         slots = [ActorSlot(actor(name), 1) for name in "abc"]
         await coordinator.place_shards("other", "query", BatchShards(0, 3), slots)
         holders = (await coordinator.place_shards("other", "query", BatchShards(0, 3), slots)).holders
         return [slot for slot in slots if slot.location in holders]
 
-    asyncio.run(scenario())
-
-
-def test_the_log_says_which_move_failed_and_why() -> None:
-    async def scenario() -> None:
-        harness = PlacementHarness()
-        await harness.begin()
-        (move,) = await harness.coordinator.plan_move("clicks", 0, "node-b")
-        await harness.coordinator.move_failed(move, "RayActorError: it died")
-        await harness.restart()
-        explained = await harness.coordinator.explain_placement("clicks", 0)
-        assert explained.location == actor("a")
-        last_move = explained.moves[-1]
-        assert (last_move.former, last_move.location, last_move.version) == (actor("a"), actor("b"), 1)
-        assert (last_move.reason, last_move.error) == (move.reason, "RayActorError: it died")
-        assert explained.moves[0].error == ""
-
-    asyncio.run(scenario())
-
-
-def test_an_invalid_id_of_a_node_is_not_drained() -> None:
     harness = PlacementHarness()
+    await harness.begin()
+    (planned,) = await harness.coordinator.drain("node-a", True)
+    await harness.restart()
+    assert await harness.coordinator.plan_rebalance(["clicks"]) != (planned,), "a dry run changes nothing"
+    assert planned in await harness.coordinator.drain("node-a", False)
+    await harness.restart()
+    assert all(move.target.node_id != "node-a" for move in await harness.coordinator.plan_rebalance(["clicks"]))
+    assert planned in await harness.coordinator.plan_rebalance(["clicks"]), "what did not happen yet is planned again"
+    await harness.coordinator.undrain("node-a")
+    await harness.restart()
+    with_all = {slot.location.node_id for slot in (await spread_over(harness.coordinator))}
+    assert with_all == {"node-a", "node-b", "node-c"}
 
-    async def scenario() -> None:
-        await harness.begin()
-        with pytest.raises(InvalidRequestError, match="no id of a Ray node"):
-            await harness.coordinator.drain("../clicks/metadata.json", False)
 
-    asyncio.run(scenario())
+async def test_the_log_says_which_move_failed_and_why() -> None:
+    harness = PlacementHarness()
+    await harness.begin()
+    (move,) = await harness.coordinator.plan_move("clicks", 0, "node-b")
+    await harness.coordinator.move_failed(move, "RayActorError: it died")
+    await harness.restart()
+    explained = await harness.coordinator.explain_placement("clicks", 0)
+    assert explained.location == actor("a")
+    last_move = explained.moves[-1]
+    assert (last_move.former, last_move.location, last_move.version) == (actor("a"), actor("b"), 1)
+    assert (last_move.reason, last_move.error) == (move.reason, "RayActorError: it died")
+    assert explained.moves[0].error == ""
+
+
+async def test_an_invalid_id_of_a_node_is_not_drained() -> None:
+    harness = PlacementHarness()
+    await harness.begin()
+    with pytest.raises(InvalidRequestError, match="no id of a Ray node"):
+        await harness.coordinator.drain("../clicks/metadata.json", False)
     assert not [info for info in harness.store.list("") if "drained" in info.path]

@@ -42,55 +42,46 @@ async def told(cache: StatusCache) -> tuple[str | None, int | None]:
     return answer["error"], None if fleet is None else fleet["queries"][0]["version"]
 
 
-def test_pages_share_a_request_and_nobody_asks_while_no_page_does() -> None:
-    async def scenario() -> None:
-        fleet = Asked()
-        cache = cache_of(fleet, now_ms=5)
-        answers = await asyncio.gather(*(cache.status() for _ in range(8)))
-        assert len(set(answers)) == fleet.requests == 1
-        assert json.loads(answers[0])["now_ms"] == 5
-        await asyncio.sleep(0.2)
-        assert fleet.requests == 1
-        assert await told(cache) == (None, 102)
-        assert await told(cache) == (None, 102)
-        assert fleet.requests == 2
-
-    asyncio.run(scenario())
+async def test_pages_share_a_request_and_nobody_asks_while_no_page_does() -> None:
+    fleet = Asked()
+    cache = cache_of(fleet, now_ms=5)
+    answers = await asyncio.gather(*(cache.status() for _ in range(8)))
+    assert len(set(answers)) == fleet.requests == 1
+    assert json.loads(answers[0])["now_ms"] == 5
+    await asyncio.sleep(0.2)
+    assert fleet.requests == 1
+    assert await told(cache) == (None, 102)
+    assert await told(cache) == (None, 102)
+    assert fleet.requests == 2
 
 
-def test_the_last_picture_stays_while_the_coordinator_fails_or_hangs_and_it_is_not_asked_twice() -> None:
-    async def scenario() -> None:
-        fleet = Asked()
-        cache = cache_of(fleet)
-        fleet.error = "in trouble"
-        assert await told(cache) == ("RuntimeError: in trouble", None)
-        await asyncio.sleep(0.06)
-        fleet.error = ""
-        assert await told(cache) == (None, 101)
-        await asyncio.sleep(0.06)
-        fleet.answers.clear()
-        for _ in range(2):
-            error, version = await told(cache)
-            assert ("no answer" in str(error), version) == (True, 101)
-        assert fleet.requests == 3
-        fleet.answers.set()
-        assert await told(cache) == (None, 102)
-        (sample,) = await cache.samples()
-        assert sample.value == 1
-
-    asyncio.run(scenario())
+async def test_the_last_picture_stays_while_the_coordinator_fails_or_hangs_and_it_is_not_asked_twice() -> None:
+    fleet = Asked()
+    cache = cache_of(fleet)
+    fleet.error = "in trouble"
+    assert await told(cache) == ("RuntimeError: in trouble", None)
+    await asyncio.sleep(0.06)
+    fleet.error = ""
+    assert await told(cache) == (None, 101)
+    await asyncio.sleep(0.06)
+    fleet.answers.clear()
+    for _ in range(2):
+        error, version = await told(cache)
+        assert ("no answer" in str(error), version) == (True, 101)
+    assert fleet.requests == 3
+    fleet.answers.set()
+    assert await told(cache) == (None, 102)
+    (sample,) = await cache.samples()
+    assert sample.value == 1
 
 
-def test_a_slow_coordinator_is_asked_less_often() -> None:
-    async def scenario() -> None:
-        fleet = Asked()
-        fleet.took_ms = 50
-        cache = cache_of(fleet)
-        await told(cache)
-        await asyncio.sleep(0.3)
-        assert await told(cache) == (None, 101), "the pause is twenty times as long as it took"
-
-    asyncio.run(scenario())
+async def test_a_slow_coordinator_is_asked_less_often() -> None:
+    fleet = Asked()
+    fleet.took_ms = 50
+    cache = cache_of(fleet)
+    await told(cache)
+    await asyncio.sleep(0.3)
+    assert await told(cache) == (None, 101), "the pause is twenty times as long as it took"
 
 
 def test_more_batches_are_kept_than_reported_and_a_replayed_one_replaces_those_that_were_not_committed() -> None:

@@ -26,7 +26,7 @@ def when(file: str, name: str) -> str:
         There is no such test.
     """
     body = ast.parse((ROOT / file).read_text()).body
-    functions = {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
+    functions = {node.name: node for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     decorators = [ast.unparse(decorator) for decorator in functions[name].decorator_list]
     of_file = [
         ast.unparse(node.value)

@@ -183,26 +183,6 @@ def test_without_a_watermark_asking_for_it_is_an_error() -> None:
 # -- batches ----------------------------------------------------------------------------------------------------------
 
 
-def test_f4_a_key_times_out_once_the_processing_time_has_passed() -> None:
-    def count(key: Any, pdfs: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-        if state.hasTimedOut:
-            state.remove()
-            yield pd.DataFrame({"k": [key[0]], "n": [-1]})
-            return
-        count_of_rows = sum(len(pdf) for pdf in pdfs) + (state.get[0] if state.exists else 0)
-        state.update((count_of_rows,))
-        state.setTimeoutDuration(10_000)
-        yield pd.DataFrame({"k": [key[0]], "n": [count_of_rows]})
-
-    query = FunctionQuery(in_pandas(count), PROCESSING)
-    assert query.batch(("a", 1), now_ms=1000) == [("a", 1)]
-    assert query.batch(("b", 1), now_ms=2000) == [("b", 1)]
-    assert query.batch(("b", 1), now_ms=12_000) == [("a", -1), ("b", 2)]
-    assert query.batch(("c", 1), now_ms=23_000) == [("b", -1), ("c", 1)]
-    assert query.batch(now_ms=35_000) == [("c", -1)]
-    assert query.stored() == {}
-
-
 @pytest.mark.parametrize("last", [True, False])
 def test_a_timeout_is_cleared_when_the_function_runs_without_setting_it(last: bool) -> None:
     def once(keys: pa.Table, rows: pa.Table, state: StateBatch) -> pa.Table:

@@ -201,20 +201,6 @@ def table_of(answer: bytes, schema: pa.Schema) -> tuple[pa.Table, bytes]:
 
 @pytest.mark.usefixtures("server")
 @FORMATS
-def test_rows_of_each_shard_come_back(path: str, unsafe: bool) -> None:
-    rows, after = read(answered(path, [3, 0, 5], [1, 0, 3], unsafe=unsafe))
-    assert rows == [{"shard": 3, "v": 2}, {"shard": 5, "v": 4}, {"shard": 5, "v": 6}, {"shard": 5, "v": 8}]
-    assert after == b"\1"
-
-
-@pytest.mark.usefixtures("server")
-@FORMATS
-def test_an_answer_without_rows_says_so(path: str, unsafe: bool) -> None:
-    assert answered(path, [3], [0], unsafe=unsafe) == NOTHING
-
-
-@pytest.mark.usefixtures("server")
-@FORMATS
 def test_an_error_is_told_by_class_and_text(path: str, unsafe: bool) -> None:
     assert answered(path, [3, 5], [1, 3], fails_at=3, unsafe=unsafe) == b"\2ValueError: shard 3 refuses 1 rows"
 

@@ -16,20 +16,10 @@ from hypothesis import strategies as st
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import Field
 from coordinator.model.type_names import string_to_type
-from store_actors.engine import versions
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.operators.join_condition import PairCondition
 from store_actors.operators.join_schema import join_schema
-from tests.unit.join_machine import (
-    SECOND,
-    Driver,
-    Row,
-    call,
-    column,
-    left,
-    right,
-    rows_of,
-)
+from tests.unit.join_machine import SECOND, Driver, Row, call, column, left, right, rows_of
 
 
 def literal(kind: str, value: object) -> Row:
@@ -143,31 +133,6 @@ def test_long_strings_are_emitted_in_arrays_that_arrow_can_hold() -> None:
     assert max(len(chunk) for chunk in change.emitted.column(0).chunks) == 3
     assert rows_of(change.emitted) == Counter((text, "x") for text in texts)
     assert sorted(row["l0"] or "" for row in run.shard.snapshot().to_pylist()) == ["", *texts]
-
-
-@pytest.mark.parametrize("small_pool", [0, -(1 << 40)], ids=["when doubled", "always"])
-def test_strings_of_removed_rows_are_freed(monkeypatch: pytest.MonkeyPatch, small_pool: int) -> None:
-    monkeypatch.setattr(versions, "_SMALL_POOL", small_pool)
-    keys, sides = (
-        (Field("k0", "string"),),
-        ((Field("lt", "timestamp"),), (Field("r0", "string"), Field("rt", "timestamp"))),
-    )
-    run = Driver(join_schema(keys, *sides, {"join_type": "full_outer", "expiry": ["lt", "rt"]}))
-    sizes = []
-    for second in range(40):
-        text = f"{second:03}" * 400
-        rows: list[Row] = [{"k0": f"{text}{n}", "lt": second * SECOND} for n in range(20)]
-        right_rows = [{"k0": row["k0"], "r0": text, "rt": second * SECOND} for row in rows]
-        run.batch([], right_rows, (second - 1) * 1000)
-        change = run.batch(rows, [], (second - 1) * 1000)
-        assert rows_of(change.emitted) == Counter((second * SECOND, text, second * SECOND) for _ in rows)
-        sizes.append(run.shard.nbytes)
-    assert max(sizes) < 1 << 20
-    # Rows that the undo restores have their strings, too: the rows that the last but one batch removed.
-    assert run.shard.rollback(run.shard.version - 2)
-    assert {(row["k0"], row["r0"]) for row in run.shard.snapshot().to_pylist() if row["__side"]} == {
-        (f"{'038' * 400}{n}", "038" * 400) for n in range(20)
-    }
 
 
 def test_zero_and_not_a_number_are_one_key_each() -> None:

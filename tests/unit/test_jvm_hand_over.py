@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import hmac
 import os
 import socket
+import struct
 import tempfile
 import threading
 import time
@@ -169,15 +169,14 @@ def test_the_text_of_an_error_is_raised(server: HandOverServer, handed: Callable
 class Strange:
     """A store actor's socket that takes connections one by one, and does with each what the next of some functions does."""
 
-    def __init__(
-        self, sockets: str, *serve: Callable[[socket.socket], None], facts: str = "4", secret: bytes = b"s"
-    ) -> None:
+    def __init__(self, sockets: str, *serve: Callable[[socket.socket], None], facts: str = "{pid} 4 cw==") -> None:
         address = Path(address_of(sockets, HOST))
         address.parent.mkdir(mode=0o700)
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(f"{address}.{os.getpid()}")
         self._listening.listen()
-        address.write_text(f"{os.getpid()} {facts} {base64.b64encode(secret).decode()}")
+        # The secret is b"s".
+        address.write_text(facts.format(pid=os.getpid()))
         self._serve = serve
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -244,7 +243,9 @@ def test_a_large_request_is_not_sent_again(sockets: str, handed: Callable[..., H
         (b"\7", "they begin with 7"),
         (b"\1" + bytes(15), "was lost in the middle of a batch"),
         (b"\1" + (1).to_bytes(8) + bytes(8), "1 rows in 0 bytes were sent, and 0 in 0 came"),
+        (b"\1" + bytes(8) + (1).to_bytes(8), "0 rows in 1 bytes were sent, and 0 in 0 came"),
         (ANSWERED_NOTHING + b"x", "something follows their end"),
+        (b"\3" + (16).to_bytes(4) + bytes(16) + bytes(4) + ANSWERED_NOTHING, "0 rows in 0 bytes were sent, and 1 in 24 came"),
         (b"\3" + (-1).to_bytes(4, signed=True), "a block of -1 bytes is among them"),
         (b"\3" + (8).to_bytes(4) + bytes(8), "a row of 16 bytes is among them"),
         (b"\3" + bytes(4) + b"\5", "something else follows them"),
@@ -260,15 +261,34 @@ def test_an_answer_that_is_not_whole_is_refused(
         count(handed([2 * KEPT // 24]))
 
 
-def test_an_answer_before_all_rows_were_sent_is_refused(sockets: str, handed: Callable[..., Handed]) -> None:
+@pytest.mark.parametrize("size", [0, 64])
+def test_a_row_that_says_it_is_of_another_size_is_refused(
+    sockets: str, handed: Callable[..., Handed], size: int
+) -> None:
+    Strange(sockets, answers(b"\3" + (8).to_bytes(4) + struct.pack("<Q", size)))
+    with pytest.raises(Py4JJavaError, match=f"a row of {size} bytes is among them"):
+        count(handed([1], second="string", texts=[b"x"]))
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (ANSWERED_NOTHING, "they ended before all rows of the task's shards were sent"),
+        # Such as of a function that the store actor's release does not have.
+        (b"\2ValueError: it does not suit", "ValueError: it does not suit"),
+    ],
+)
+def test_an_answer_before_all_rows_were_sent_is_refused(
+    sockets: str, handed: Callable[..., Handed], answer: bytes, message: str
+) -> None:
     def hasty(task: socket.socket) -> None:
         proved(task)
         task.recv(10)
-        task.sendall(ANSWERED_NOTHING)
+        task.sendall(answer)
         time.sleep(5)
 
     Strange(sockets, hasty)
-    with pytest.raises(Py4JJavaError, match="they ended before all rows of the task's shards were sent"):
+    with pytest.raises(Py4JJavaError, match=message):
         count(handed([3 * KEPT // 24]))
 
 
@@ -287,8 +307,10 @@ def test_another_process_gets_nothing(sockets: str, handed: Callable[..., Handed
     assert not b"".join(received)
 
 
-def test_another_release_is_refused(sockets: str, handed: Callable[..., Handed]) -> None:
-    Strange(sockets, facts="3")
+@pytest.mark.parametrize("facts", ["{pid}", "{pid} 2 cw==", "{pid} 3 cw==", "{pid} 12 30 2"])
+def test_another_release_is_refused(sockets: str, handed: Callable[..., Handed], facts: str) -> None:
+    """Also one that wrote no format, or other facts."""
+    Strange(sockets, facts=facts)
     with pytest.raises(Py4JJavaError, match="the fleet was started by another release"):
         count(handed([2]))
 

@@ -39,42 +39,6 @@ def key(*numbers: int) -> pa.Table:
     return pa.table({"k": pa.array(numbers, pa.int64())})
 
 
-def test_due_rows_are_those_at_or_before_the_limit_with_the_handles_own_changes() -> None:
-    shard = new()
-    handle = shard.begin(0)
-    put(handle, k1=10, k2=20, k3=None, k4=15)
-    assert due(handle, 9) == {}
-    assert due(handle, 15) == {1: 10, 4: 15}
-    assert due(handle, 15) == {1: 10, 4: 15}, "asked again, the same"
-    put(handle, k1=30, k2=5)
-    handle.remove(key(4))
-    assert due(handle, 15) == {2: 5}
-    put(handle, k4=1)
-    handle.commit()
-    assert due(shard.begin(1), 100) == {1: 30, 2: 5, 4: 1}
-
-
-def test_an_abort_and_a_rollback_restore_due_rows() -> None:
-    shard = new()
-    handle = shard.begin(0)
-    put(handle, k1=10, k2=20)
-    handle.commit()
-    handle = shard.begin(1)
-    assert due(handle, 20) == {1: 10, 2: 20}
-    put(handle, k1=50, k5=1)
-    handle.remove(key(2))
-    assert due(handle, 20) == {5: 1}
-    handle.abort()
-    handle = shard.begin(1)
-    assert due(handle, 20) == {1: 10, 2: 20}
-    put(handle, k1=None)
-    handle.remove(key(2))
-    handle.commit()
-    assert due(shard.begin(2), 100) == {}
-    assert shard.rollback(1)
-    assert due(shard.begin(1), 100) == {1: 10, 2: 20}
-
-
 def test_a_loaded_shard_knows_its_due_rows() -> None:
     first, second = new(), new()
     handle = first.begin(0)

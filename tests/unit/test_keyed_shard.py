@@ -25,7 +25,6 @@ from coordinator.model.errors import (
 from coordinator.model.identities import StateStoreId
 from coordinator.model.schema import Field, StateSchema
 from coordinator.model.stored_json import from_json
-from store_actors.engine import versions
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.keyed.read_handle import FOUND_COLUMN, HandleState, ReadHandle
 from store_actors.keyed.shard import KeyedShard
@@ -171,15 +170,6 @@ def test_a_reader_keeps_its_version_until_memory_drops_it() -> None:
     shard.begin(4).commit()
     with pytest.raises(VersionNotFoundError, match="no longer holds"):
         content(reader)
-
-
-def test_a_reader_of_a_version_that_was_written_again_gets_an_error() -> None:
-    shard = filled(2)
-    reader = shard.read(2)
-    shard.rollback(1)
-    shard.begin(1).commit()
-    with pytest.raises(VersionNotFoundError, match="no longer holds"):
-        reader.get((0,))
 
 
 def test_leaving_a_writer_aborts_it_unless_it_committed() -> None:
@@ -429,22 +419,6 @@ def test_a_delta_is_a_file_like_any_other() -> None:
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
-def test_strings_that_no_version_holds_are_dropped() -> None:
-    shard = KeyedShard((Field("k", "string"),), (Field("v", "binary"),))
-    keys = pa.array([f"key {number}" for number in range(1000)])
-    sizes = []
-    for version in range(60):
-        handle = shard.begin(version)
-        values = pa.array([f"{version} {number}".encode() * 20 for number in range(1000)], pa.binary())
-        handle.put(pa.table({"k": keys, "v": values}))
-        handle.commit()
-        sizes.append(shard.nbytes)
-        assert shard.read(max(0, version)).get(("key 7",)) == (
-            {"v": f"{version - 1} 7".encode() * 20} if version else None
-        )
-    assert max(sizes[30:]) <= 1.5 * max(sizes[:30])
-
-
 def test_many_columns_have_their_own_null_flags() -> None:
     fields = tuple(Field(f"v{number}", "int64") for number in range(100))
     handle = KeyedShard(K, fields).begin(0)
@@ -454,27 +428,6 @@ def test_many_columns_have_their_own_null_flags() -> None:
     ]
     handle.put(pa.Table.from_pylist(lines, schema=pa.schema([field.arrow() for field in (*K, *fields)])))
     assert sorted(handle.iterator().read_all().to_pylist(), key=lambda row: row["k"]) == lines
-
-
-def test_an_open_reader_survives_the_renumbering_of_strings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "_SMALL_POOL", -(1 << 40))
-    shard = KeyedShard((Field("k", "string"),), (Field("v", "string"),))
-    with shard.begin(0) as handle:
-        handle.put(pa.table({"k": ["first"], "v": ["0"]}))  # dropped when version 1 is, and all later ids move
-        handle.commit()
-    with shard.begin(1) as handle:
-        handle.remove(pa.table({"k": ["first"]}))
-        handle.put(pa.table({"k": ["x", "y", "z"], "v": ["1", "2", "3"]}))
-        handle.commit()
-    reader = shard.read(2)
-    for version, removed in ((2, "x"), (3, "y")):
-        with shard.begin(version) as handle:
-            handle.remove(pa.table({"k": [removed]}))
-            handle.put(pa.table({"k": ["z"], "v": [f"new {version}"]}))
-            assert content(reader) == {"x": "1", "y": "2", "z": "3"}
-            handle.commit()
-        assert content(reader) == {"x": "1", "y": "2", "z": "3"}
-        assert reader.get(("z",)) == {"v": "3"}
 
 
 def test_what_readers_hold_besides_the_table_counts_as_memory_of_the_store() -> None:

@@ -10,18 +10,7 @@ from coordinator.model.identities import ActorLocation
 from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.lease_placer import ActorLoad, FleetView, LeasePlacer, LeaseRequest, StayElseLocal
 from coordinator.placement.policies import Choice
-from tests.unit.ledger_harness import FakeFleetView, LedgerHarness, actor, entry, task
-
-
-def request(local: ActorLocation, present: ActorLocation | None) -> LeaseRequest:
-    return LeaseRequest("clicks", 0, local, present)
-
-
-def test_a_shard_stays_on_a_living_store_actor_and_otherwise_goes_to_the_tasks_own() -> None:
-    policy = StayElseLocal()
-    assert policy.place(request(actor("a"), None), FakeFleetView()).location == actor("a")
-    assert policy.place(request(actor("a"), actor("b")), FakeFleetView()).location == actor("b")
-    assert policy.place(request(actor("a"), actor("b")), FakeFleetView({"b-1"})).location == actor("a")
+from tests.unit.ledger_harness import LedgerHarness, actor, entry, task
 
 
 class LeastLoaded:

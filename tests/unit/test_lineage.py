@@ -36,16 +36,6 @@ def test_under_its_own_epoch_memory_at_the_base_is_beyond_doubt() -> None:
     assert not lineage.is_hot(-1, "run", 3)
 
 
-def test_memory_is_kept_or_rolled_back_only_to_an_accepted_commit() -> None:
-    lineage = loaded_lineage(3)
-    assert lineage.sync_action(3, "a3") is SyncAction.KEEP
-    assert lineage.sync_action(2, "a2") is SyncAction.ROLLBACK
-    assert lineage.sync_action(0, "") is SyncAction.ROLLBACK
-    assert lineage.sync_action(3, "another") is SyncAction.RELOAD
-    assert lineage.sync_action(4, "a4") is SyncAction.RELOAD
-    assert Lineage().sync_action(0, "") is SyncAction.RELOAD
-
-
 def test_a_commit_is_recorded_for_a_retry_of_its_run_only() -> None:
     lineage = loaded_lineage(2)
     assert lineage.recorded("run", 2)

@@ -14,18 +14,12 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import StateStoreId
 from coordinator.model.schema import StateSchema
 from coordinator.model.stored_json import from_json
-from store_actors.engine import versions
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.serving.files import delta_path, encode_delta
-from tests.unit.list_machine import (
-    SCHEMA,
-    batch_of,
-    input_of,
-)
-from tests.unit.shard_machine import read_frozen
+from tests.unit.list_machine import SCHEMA, batch_of, input_of
 
 # -- costs ----------------------------------------------------------------------------------------------------
 
@@ -44,42 +38,6 @@ def test_an_undo_does_not_copy_the_list_and_garbage_is_let_go() -> None:
     assert shard.table.lists.used < 2 * 3 * 65_536
     ((row,),) = [shard.snapshot().to_pylist()]
     assert len(row["words"]) == len(row["word_set"]) == 40_000
-
-
-def test_lists_and_strings_of_closed_groups_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "_SMALL_POOL", 0)
-    shard = AggregateShard(SCHEMA)
-    for version in range(1, 60):
-        shard.apply(words(version, [f"word {version} {n}" for n in range(100)]), (version - 3) * 1000, version)
-        shard.commit()
-    assert shard.table.lists.used < 5000
-    assert shard.table.pool.count < 1000
-
-
-def test_a_closed_group_comes_back_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "_SMALL_POOL", -(1 << 40))
-    shard = AggregateShard(SCHEMA)
-    texts = [f"word {n}" for n in range(12)]
-    shard.apply(words(1, texts), 0, 1)
-    shard.commit()
-    shard.apply(words(5, ["another"]), 1000, 2)
-    shard.commit()
-    assert shard.rollback(1)
-    shard.apply(words(1, [*texts, "more"]), 0, 2)
-    ((row,),) = [shard.snapshot().to_pylist()]
-    assert (row["words"], row["word_set"], row["top"]) == ([*texts, *texts, "more"], [*texts, "more"], "word 9")
-
-
-def test_a_reader_keeps_its_rows_when_the_version_is_undone() -> None:
-    shard = AggregateShard(SCHEMA)
-    for version, texts in enumerate([["a", "b", "c"], ["d"]], start=1):
-        shard.apply(words(1, texts), 0, version)
-        shard.commit()
-    read = shard.frozen()
-    assert shard.rollback(1)
-    shard.apply(words(1, ["another"]), 0, 2)
-    assert [row["words"] for row in read_frozen(read, SCHEMA.row_schema()).to_pylist()] == [["a", "b", "c", "d"]]
-    assert [row["words"] for row in shard.snapshot().to_pylist()] == [["a", "b", "c", "another"]]
 
 
 @pytest.mark.parametrize("kept", [7, 8, 9, 30])

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 from coordinator.ledger.cleaning_rules import Pins, orphans, prunable_records
 from coordinator.ledger.records import Record, RunStarted
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
-from coordinator.model.errors import CorruptStateError, InvalidRequestError, StateMismatchError
+from coordinator.model.errors import CorruptStateError, InvalidRequestError
 from coordinator.model.identities import StateStoreId
 from coordinator.runtime.runtime import MachineClock
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
 from tests.stored_shards import stored_rows
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, counts, filled
-from tests.unit.shard_machine import read_frozen
 
 SHARD = StateStoreId("memory:///s", 0, 0)
 
@@ -43,13 +40,6 @@ def test_a_snapshot_is_written_once_enough_deltas_have_piled_up() -> None:
     assert [int(path.split("/")[-1].split("-")[0]) for path in files(fleet, ".snapshot")] == [3, 6]
     assert restarted(fleet).apply(7, "a") == {"a": 8}
     assert (fleet.store.metrics.snapshots_loaded, fleet.store.metrics.deltas_loaded) == (1, 1)
-
-
-def test_every_retained_version_is_readable() -> None:
-    fleet = filled(6, (2, 4))
-    for version in range(7):
-        expected = {} if version == 0 else {"a": version, "b": 1}
-        assert counts(stored_rows(fleet.store, SHARD, version, SCHEMA)) == expected
 
 
 def test_a_damaged_or_missing_snapshot_is_passed_over() -> None:
@@ -90,44 +80,6 @@ def test_truncation_keeps_the_newest_snapshot_that_covers_the_retained_versions(
     assert restarted(fleet).apply(12, "a") == {"a": 13}
 
 
-def test_a_checkpoint_older_than_what_is_retained_is_refused_rather_than_read_as_empty() -> None:
-    fleet = filled(12, (3, 6, 9, 12))
-    fleet.coordinator.truncate(2)
-    with pytest.raises(StateMismatchError, match="ahead of the checkpoint"):
-        fleet.apply(4, "a", "run-2")
-    assert fleet.apply(12, "a", "run-3") == {"a": 13}
-
-
-def test_a_snapshot_of_a_superseded_commit_never_counts() -> None:
-    fleet = filled(3)
-    (entry, *_) = fleet.coordinator.plan(3).deltas[::-1]
-    assert fleet.apply(2, "aa", "run-2") == {"a": 4}
-    ledger_size = len(fleet.coordinator.referenced())
-    ((_, partition),) = fleet.store.partitions.cache.items()
-    (newest,) = partition.lineage.newest
-    partition.lineage.newest = (structs.replace(newest, attempt_id=entry.attempt_id),)
-    fleet.store.partitions.maintain(1)
-    assert files(fleet, ".snapshot") == []
-    assert len(fleet.coordinator.referenced()) == ledger_size
-
-
-def test_replaying_a_version_drops_the_snapshots_that_showed_it() -> None:
-    fleet = filled(4, (2, 4))
-    assert fleet.apply(3, "aaa", "run-2") == {"a": 6}
-    assert len(fleet.coordinator.plan(4).snapshots) == 1
-    assert counts(stored_rows(restarted(fleet).store, SHARD, 4, SCHEMA)) == {"a": 6, "b": 1}
-
-
-def test_a_failing_snapshot_is_counted_and_the_next_round_writes_it() -> None:
-    fleet = filled(3)
-    put, fleet.objects.put = fleet.objects.put, refuse  # type: ignore[method-assign]
-    fleet.store.partitions.maintain(1)
-    assert fleet.store.metrics.maintenance_failures == 1
-    fleet.objects.put = put  # type: ignore[method-assign]
-    fleet.store.partitions.maintain(1)
-    assert len(files(fleet, ".snapshot")) == 1
-
-
 def test_a_shard_whose_snapshot_fails_by_any_error_is_reported_and_the_others_get_theirs() -> None:
     fleet = AggregationFleet()
     for shard in range(3):
@@ -149,20 +101,6 @@ def unforeseen() -> Any:
     raise ZeroDivisionError("unforeseen")
 
 
-def refuse(path: str, data: bytes) -> None:
-    raise OSError("the disk is full")
-
-
-def test_a_shard_that_is_leased_elsewhere_is_unloaded() -> None:
-    fleet = filled(3)
-    fleet.store.partitions.maintain(99)
-    assert len(fleet.store.loaded()) == 1
-    fleet.coordinator.is_elsewhere = True
-    fleet.store.partitions.maintain(99)
-    assert fleet.store.loaded() == []
-    assert fleet.store.metrics.shards_unloaded == 1
-
-
 def test_the_location_of_a_states_shards_is_requested_once_a_round() -> None:
     fleet = AggregationFleet()
     for shard in range(5):
@@ -172,16 +110,6 @@ def test_the_location_of_a_states_shards_is_requested_once_a_round() -> None:
     fleet.coordinator.is_elsewhere = True
     fleet.store.partitions.maintain(99)
     assert (fleet.store.loaded(), fleet.coordinator.calls["reassigned"]) == ([], 2)
-
-
-def test_snapshots_of_strings_stay_as_they_were_while_the_shard_goes_on() -> None:
-    fleet = AggregationFleet()
-    fleet.apply(0, "abc")
-    ((_, partition),) = fleet.store.partitions.cache.items()
-    frozen = partition.stores["default"].frozen()
-    for batch in range(1, 60):
-        fleet.apply(batch, "".join(chr(200 + batch * 40 + n) for n in range(40)))
-    assert counts(read_frozen(frozen, SCHEMA.row_schema())) == {"a": 1, "b": 1, "c": 1}
 
 
 # -- cleaning ------------------------------------------------------------------------------------------------------
@@ -242,36 +170,33 @@ class SteppedClock(MachineClock):
         return self.passed_s
 
 
-def test_a_coordinator_that_slept_reads_the_log_before_it_answers_or_appends() -> None:
+async def test_a_coordinator_that_slept_reads_the_log_before_it_answers_or_appends() -> None:
     store = MemoryObjectStore()
     clock = SteppedClock()
 
     def bump(ledger: StateLedger) -> tuple[list[Record], int]:
         return [RunStarted(f"r{ledger.epoch}", "q", 0, ledger.epoch + 1)], ledger.epoch + 1
 
-    async def scenario() -> None:
-        sleeper = LedgerWriter(ManifestLog(store, "s", "sleeper"), max_age_s=100, clock=clock)
-        await sleeper.open()
-        assert await sleeper.decide(bump) == 1
-        successor = LedgerWriter(ManifestLog(store, "s", "successor"), max_age_s=100, clock=clock)
-        await successor.open()
-        for _ in range(130):
-            await successor.decide(bump)
-        # An answer without an append is current, too.
-        assert await sleeper.read(lambda ledger: ledger.epoch) == 131
-        for _ in range(130):
-            await successor.decide(bump)
-        clock.passed_s = 1000.0
-        # Its next sequence number was used and cleaned: a record appended there would be accepted and never read.
-        for old in pruned(store):
-            store.delete(old.path)
-        assert await sleeper.decide(bump) == 262
-        fresh = LedgerWriter(ManifestLog(store, "s", "fresh"), clock=clock)
-        await fresh.open()
-        assert fresh.ledger is not None
-        assert fresh.ledger.epoch == 262
-
-    asyncio.run(scenario())
+    sleeper = LedgerWriter(ManifestLog(store, "s", "sleeper"), max_age_s=100, clock=clock)
+    await sleeper.open()
+    assert await sleeper.decide(bump) == 1
+    successor = LedgerWriter(ManifestLog(store, "s", "successor"), max_age_s=100, clock=clock)
+    await successor.open()
+    for _ in range(130):
+        await successor.decide(bump)
+    # An answer without an append is current, too.
+    assert await sleeper.read(lambda ledger: ledger.epoch) == 131
+    for _ in range(130):
+        await successor.decide(bump)
+    clock.passed_s = 1000.0
+    # Its next sequence number was used and cleaned: a record appended there would be accepted and never read.
+    for old in pruned(store):
+        store.delete(old.path)
+    assert await sleeper.decide(bump) == 262
+    fresh = LedgerWriter(ManifestLog(store, "s", "fresh"), clock=clock)
+    await fresh.open()
+    assert fresh.ledger is not None
+    assert fresh.ledger.epoch == 262
 
 
 class Slow(MemoryObjectStore):
@@ -290,29 +215,26 @@ class Slow(MemoryObjectStore):
         return super().list(prefix)
 
 
-def test_a_log_that_takes_longer_to_read_than_a_ledger_may_be_old_is_read_once() -> None:
+async def test_a_log_that_takes_longer_to_read_than_a_ledger_may_be_old_is_read_once() -> None:
     clock = SteppedClock()
     store = Slow(clock)
 
     def bump(ledger: StateLedger) -> tuple[list[Record], int]:
         return [RunStarted(f"r{ledger.epoch}", "q", 0, ledger.epoch + 1)], ledger.epoch + 1
 
-    async def scenario() -> None:
-        writer = LedgerWriter(ManifestLog(store, "s", "writer"), max_age_s=100, clock=clock)
-        await writer.open()
-        for _ in range(20):
-            await writer.decide(bump)
-        slow = LedgerWriter(ManifestLog(store, "s", "slow"), max_age_s=100, clock=clock)
-        store.lists = 0
-        assert await slow.decide(bump) == 21
-        assert await slow.read(lambda ledger: ledger.epoch) == 21
-        assert store.lists == 1
-        # A ledger that fell behind the cleaned log is read again before an append or an answer.
-        for _ in range(120):
-            await writer.decide(bump)
-        clock.passed_s += 1000
-        for old in pruned(store):
-            store.delete(old.path)
-        assert await slow.read(lambda ledger: ledger.epoch) == 141
-
-    asyncio.run(scenario())
+    writer = LedgerWriter(ManifestLog(store, "s", "writer"), max_age_s=100, clock=clock)
+    await writer.open()
+    for _ in range(20):
+        await writer.decide(bump)
+    slow = LedgerWriter(ManifestLog(store, "s", "slow"), max_age_s=100, clock=clock)
+    store.lists = 0
+    assert await slow.decide(bump) == 21
+    assert await slow.read(lambda ledger: ledger.epoch) == 21
+    assert store.lists == 1
+    # A ledger that fell behind the cleaned log is read again before an append or an answer.
+    for _ in range(120):
+        await writer.decide(bump)
+    clock.passed_s += 1000
+    for old in pruned(store):
+        store.delete(old.path)
+    assert await slow.read(lambda ledger: ledger.epoch) == 141

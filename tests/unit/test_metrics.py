@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterable
 from dataclasses import fields
@@ -117,43 +116,40 @@ def test_requests_are_counted_with_their_bytes_and_failures_and_answered_as_they
 # -- metrics of the coordinator --------------------------------------------------------------------------------------------
 
 
-def test_the_coordinators_figures_are_those_of_its_status() -> None:
-    async def scenario() -> None:
-        coordinator = Coordinator("memory://", MemoryObjectStore(), Maintenance(), "node")
-        for batch in range(3):
-            for grant in await lease_all_shards(coordinator, batch=batch):
-                (outcome,) = await coordinator.commit_partitions(
-                    "clicks", [PartitionCommit((commit_of(grant, batch + 1),))]
-                )
-                assert isinstance(outcome, AcceptedCommits)
-            await coordinator.batch_result(task("run-1", batch), BatchShards(0, SHARDS))
-        # Sent again, as after a lost answer: it counts once.
-        await coordinator.commit_partitions("clicks", [PartitionCommit(outcome.entries)])
-        samples = await coordinator.samples()
-        check(samples)
-        value_of = values(samples)
-        (query,) = (await coordinator.status())["queries"]
-        for name in ("rows", "bytes"):
-            assert value_of[f"state_{name}", "clicks"] == query[f"state_{name}"] > 0
-        assert value_of["state_shards", "clicks"] == query["num_shards"] == SHARDS
-        assert value_of["state_version", "clicks"] == query["version"] == 3
-        assert value_of["state_active", "clicks"] == query["active"] == 1
-        assert value_of["last_commit_timestamp_seconds", "clicks"] == query["last_commit_ms"] / 1000
-        assert value_of["commits_total", "clicks"] == 3 * SHARDS
-        assert value_of["batches_total", "clicks"] == 3
-        assert value_of["rows_in_total", "clicks"] == 3 * sum(shard["rows_in"] for shard in query["shards"])
-        assert value_of["leases_total", "clicks", "local"] == sum(shard["operations"] for shard in query["shards"])
-        assert sum(sample.name == "statefleet_batch_seconds" for sample in samples) == 3
-        assert value_of["state_shards_lost", "clicks"] == 0
+async def test_the_coordinators_figures_are_those_of_its_status() -> None:
+    coordinator = Coordinator("memory://", MemoryObjectStore(), Maintenance(), "node")
+    for batch in range(3):
+        for grant in await lease_all_shards(coordinator, batch=batch):
+            (outcome,) = await coordinator.commit_partitions(
+                "clicks", [PartitionCommit((commit_of(grant, batch + 1),))]
+            )
+            assert isinstance(outcome, AcceptedCommits)
+        await coordinator.batch_result(task("run-1", batch), BatchShards(0, SHARDS))
+    # Sent again, as after a lost answer: it counts once.
+    await coordinator.commit_partitions("clicks", [PartitionCommit(outcome.entries)])
+    samples = await coordinator.samples()
+    check(samples)
+    value_of = values(samples)
+    (query,) = (await coordinator.status())["queries"]
+    for name in ("rows", "bytes"):
+        assert value_of[f"state_{name}", "clicks"] == query[f"state_{name}"] > 0
+    assert value_of["state_shards", "clicks"] == query["num_shards"] == SHARDS
+    assert value_of["state_version", "clicks"] == query["version"] == 3
+    assert value_of["state_active", "clicks"] == query["active"] == 1
+    assert value_of["last_commit_timestamp_seconds", "clicks"] == query["last_commit_ms"] / 1000
+    assert value_of["commits_total", "clicks"] == 3 * SHARDS
+    assert value_of["batches_total", "clicks"] == 3
+    assert value_of["rows_in_total", "clicks"] == 3 * sum(shard["rows_in"] for shard in query["shards"])
+    assert value_of["leases_total", "clicks", "local"] == sum(shard["operations"] for shard in query["shards"])
+    assert sum(sample.name == "statefleet_batch_seconds" for sample in samples) == 3
+    assert value_of["state_shards_lost", "clicks"] == 0
 
-        await coordinator.report_store_actor_lost(actor("a").instance_id)
-        value_of = values(await coordinator.samples())
-        assert (value_of["state_shards_lost", "clicks"], value_of["store_actors", "lost"]) == (SHARDS, 1)
-        # Shards that a living store actor takes over were recovered.
-        for shard in range(SHARDS):
-            await coordinator.attach_and_lease(task("run-1", 3, shard=shard), METADATA, actor("b"))
-        value_of = values(await coordinator.samples())
-        assert (value_of["state_shards_lost", "clicks"], value_of["moves_total", "clicks", "recovery"]) == (0, SHARDS)
-        assert value_of["state_shards", "clicks"] == SHARDS
-
-    asyncio.run(scenario())
+    await coordinator.report_store_actor_lost(actor("a").instance_id)
+    value_of = values(await coordinator.samples())
+    assert (value_of["state_shards_lost", "clicks"], value_of["store_actors", "lost"]) == (SHARDS, 1)
+    # Shards that a living store actor takes over were recovered.
+    for shard in range(SHARDS):
+        await coordinator.attach_and_lease(task("run-1", 3, shard=shard), METADATA, actor("b"))
+    value_of = values(await coordinator.samples())
+    assert (value_of["state_shards_lost", "clicks"], value_of["moves_total", "clicks", "recovery"]) == (0, SHARDS)
+    assert value_of["state_shards", "clicks"] == SHARDS

@@ -70,10 +70,17 @@ def test_there_are_never_more_than_the_limit_or_than_nodes_with_room(present: in
 class FakeCluster:
     """A cluster of nodes by address, with executors of two cores on some."""
 
-    def __init__(self, *addresses: str, limit: int = 4, offers_slots: bool = True, is_dynamic: bool = False) -> None:
+    def __init__(
+        self,
+        *addresses: str,
+        executors: dict[str, str] | None = None,
+        limit: int = 4,
+        offers_slots: bool = True,
+        is_dynamic: bool = False,
+    ) -> None:
         self.alive = {address: f"id-{address}" for address in addresses}
         self.ending: dict[str, int] = {}
-        self.executors: dict[str, str] = {}
+        self.executors = executors or {}
         self.shards: dict[str, int] = {}
         self.calls: list[Any] = []
         self.refuses = False
@@ -218,8 +225,7 @@ def test_a_report_that_fails_does_not_stop_the_watch(caplog: pytest.LogCaptureFi
 
 
 def test_a_node_that_joins_gets_an_executor() -> None:
-    cluster = FakeCluster("a")
-    cluster.executors = {"0": "a"}
+    cluster = FakeCluster("a", executors={"0": "a"})
     cluster.look(0, 20)
     assert cluster.calls == []
     cluster.alive["b"] = "id-b"
@@ -231,8 +237,7 @@ def test_a_node_that_joins_gets_an_executor() -> None:
 
 
 def test_an_executor_that_comes_in_the_middle_of_a_batch_gets_a_store_actor() -> None:
-    cluster = FakeCluster("a", "b")
-    cluster.executors = {"0": "a"}
+    cluster = FakeCluster("a", "b", executors={"0": "a"})
     (idle,) = cluster.fleets
     cluster.look(0)
     assert cluster.calls == [], "no query runs"
@@ -263,8 +268,7 @@ def test_without_slots_for_stores_the_watch_leaves_executors_to_raydp() -> None:
 
 
 def test_with_dynamic_allocation_the_watch_leaves_executors_to_spark() -> None:
-    cluster = FakeCluster("a", "b", "c", is_dynamic=True)
-    cluster.executors = {"0": "a", "1": "b"}
+    cluster = FakeCluster("a", "b", "c", is_dynamic=True, executors={"0": "a", "1": "b"})
     cluster.ending["b"] = 1
     cluster.look(0, 20, 100)
     cluster.watch.batch_ended()
@@ -272,8 +276,7 @@ def test_with_dynamic_allocation_the_watch_leaves_executors_to_spark() -> None:
 
 
 def test_spark_is_told_of_executors_whose_node_ray_has_given_up() -> None:
-    cluster = FakeCluster("a", "b")
-    cluster.executors = {"0": "a", "1": "b"}
+    cluster = FakeCluster("a", "b", executors={"0": "a", "1": "b"})
     cluster.look(0)
     del cluster.alive["b"]
     cluster.look(2, 4)
@@ -281,8 +284,7 @@ def test_spark_is_told_of_executors_whose_node_ray_has_given_up() -> None:
 
 
 def test_an_executor_on_a_new_node_of_the_same_address_is_not_given_up() -> None:
-    cluster = FakeCluster("a", "b")
-    cluster.executors = {"0": "a", "1": "b"}
+    cluster = FakeCluster("a", "b", executors={"0": "a", "1": "b"})
     cluster.look(0)
     cluster.alive["b"] = "id-b-new"
     cluster.executors["2"] = "b"
@@ -291,15 +293,13 @@ def test_an_executor_on_a_new_node_of_the_same_address_is_not_given_up() -> None
 
 
 def test_an_executor_whose_host_never_was_a_nodes_address_is_left_alone() -> None:
-    cluster = FakeCluster("a")
-    cluster.executors = {"0": "a", "1": "host-without-a-node"}
+    cluster = FakeCluster("a", executors={"0": "a", "1": "host-without-a-node"})
     cluster.look(0, 2)
     assert cluster.calls == []
 
 
 def test_an_executor_that_raydp_refuses_to_restart_is_ended_so_that_its_slot_is_free() -> None:
-    cluster = FakeCluster("a", "b")
-    cluster.executors = {"0": "a", "1": "b"}
+    cluster = FakeCluster("a", "b", executors={"0": "a", "1": "b"})
     cluster.look(0)
     del cluster.executors["1"]
     cluster.restarts = [RestartingExecutor("id-1", "raydp-executor-1", "ns", "id-b", 5)]
@@ -311,8 +311,7 @@ def test_an_executor_that_raydp_refuses_to_restart_is_ended_so_that_its_slot_is_
 
 
 def test_an_executor_that_restarted_in_between_may_restart_again() -> None:
-    cluster = FakeCluster("a", "b")
-    cluster.executors = {"0": "a", "1": "b"}
+    cluster = FakeCluster("a", "b", executors={"0": "a", "1": "b"})
     cluster.restarts = [RestartingExecutor("id-1", "raydp-executor-1", "ns", "id-b", 1)]
     cluster.look(0)
     cluster.restarts = []
@@ -323,8 +322,7 @@ def test_an_executor_that_restarted_in_between_may_restart_again() -> None:
 
 
 def test_executors_of_other_applications_are_not_ended() -> None:
-    cluster = FakeCluster("a", "b")
-    cluster.executors = {"0": "a"}
+    cluster = FakeCluster("a", "b", executors={"0": "a"})
     for restarts in (1, 2, 3):
         cluster.restarts = [RestartingExecutor("id-9", "raydp-executor-0", "ns", "id-b", restarts)]
         cluster.look(restarts)
@@ -359,8 +357,7 @@ def test_a_node_that_ends_is_emptied_then_its_executor_ends_with_a_batch_then_it
 
 
 def test_without_batches_the_executor_ends_all_the_same() -> None:
-    cluster = FakeCluster("a", "b")
-    cluster.executors = {"0": "a", "1": "b"}
+    cluster = FakeCluster("a", "b", executors={"0": "a", "1": "b"})
     cluster.ending["b"] = 0
     cluster.look(0, 4)
     assert ("end", "1") not in cluster.calls
@@ -369,8 +366,7 @@ def test_without_batches_the_executor_ends_all_the_same() -> None:
 
 
 def test_a_store_actor_stays_as_long_as_another_applications_executor_is_on_its_node() -> None:
-    cluster = FakeCluster("a", "b")
-    cluster.executors = {"0": "a", "1": "b"}
+    cluster = FakeCluster("a", "b", executors={"0": "a", "1": "b"})
     cluster.ending["b"] = 1
     cluster.end = lambda executor_ids: None  # type: ignore[method-assign]
     cluster.look(0, 10, 20, 30)

@@ -11,12 +11,7 @@ import pyarrow as pa
 import pytest
 
 from coordinator.model.commits import CommitEntry
-from coordinator.model.errors import (
-    CommitUnknownError,
-    FencedError,
-    StateMismatchError,
-    StoreUnavailableError,
-)
+from coordinator.model.errors import CommitUnknownError, FencedError, StateMismatchError, StoreUnavailableError
 from coordinator.model.schema import StateSchema
 from store_actors.messages.requests import ShardInput
 from tests.code_blocks import blocks_of
@@ -42,15 +37,6 @@ def test_a_new_run_replays_in_memory_and_reads_nothing() -> None:
     assert (fleet.store.metrics.bytes_loaded, fleet.store.metrics.rollbacks) == (0, 1)
 
 
-def test_a_new_process_loads_from_the_deltas() -> None:
-    fleet = AggregationFleet()
-    for batch in range(5):
-        fleet.apply(batch, "ab"[: batch % 2 + 1])
-    fleet.store = fleet.new_store()
-    assert fleet.apply(5, "ab") == {"a": 6, "b": 3}
-    assert fleet.store.metrics.deltas_loaded == 5
-
-
 def test_a_run_that_starts_in_the_past_is_refused() -> None:
     fleet = AggregationFleet()
     for batch in range(6):
@@ -59,18 +45,6 @@ def test_a_run_that_starts_in_the_past_is_refused() -> None:
         fleet.apply(4, "b", "run-2")
     assert fleet.apply(5, "b", "run-3") == {"b": 1}
     assert fleet.apply(6, "a", "run-3") == {"a": 6}
-
-
-def test_two_stores_racing_for_a_version_make_one_entry_and_equal_answers() -> None:
-    fleet = AggregationFleet()
-    fleet.apply(0, "a")
-    request = fleet.request(1)
-    stores = [fleet.store, fleet.new_store(), fleet.new_store()]
-    with ThreadPoolExecutor(3) as pool:
-        answers = list(pool.map(lambda store: counts(store.apply(request, rows("ab"))[0]), stores))
-    assert answers == [{"a": 2, "b": 1}] * 3
-    assert [entry.version for entry in fleet.coordinator.plan(sys.maxsize).deltas] == [1, 2]
-    assert len(fleet.deltas()) == 2
 
 
 def test_an_owner_that_was_replaced_commits_nothing_and_leaves_no_file() -> None:

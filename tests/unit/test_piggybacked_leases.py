@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
-
 from msgspec import structs
 
 from coordinator.ledger.rescaling import BatchShards
@@ -20,13 +16,8 @@ from tests.unit.coordinator_requests import METADATA, SHARDS, commit_of, lease_a
 from tests.unit.ledger_harness import actor, task
 
 
-def run(scenario: Callable[[Coordinator, MemoryObjectStore], Coroutine[Any, Any, None]]) -> None:
-    store = MemoryObjectStore()
-
-    async def run_scenario() -> None:
-        await scenario(Coordinator("memory://", store, Maintenance(), "node"), store)
-
-    asyncio.run(run_scenario())
+def coordinator_over(store: MemoryObjectStore) -> Coordinator:
+    return Coordinator("memory://", store, Maintenance(), "node")
 
 
 async def committed(
@@ -54,112 +45,96 @@ def all_piggybacked(leases: list[LeaseGrant | None]) -> list[LeaseGrant]:
     return [lease for lease in leases if lease is not None]
 
 
-def test_a_commit_brings_the_lease_that_would_be_given_for_the_next_batch() -> None:
-    async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
-        first = all_piggybacked(await following(coordinator, await lease_all_shards(coordinator), 1))
-        assert first == await lease_all_shards(coordinator, batch=1)
-        second = all_piggybacked(await following(coordinator, first, 2))
-        assert [grant.base_version for grant in second] == [2] * SHARDS
-        # Piggybacked leases count as well: those of the first batch, of the requests above, and of the second batch.
-        assert (await coordinator.explain_placement("clicks", 0)).operations == {"local": 3}
-
-    run(scenario)
+async def test_a_commit_brings_the_lease_that_would_be_given_for_the_next_batch() -> None:
+    coordinator = coordinator_over(MemoryObjectStore())
+    first = all_piggybacked(await following(coordinator, await lease_all_shards(coordinator), 1))
+    assert first == await lease_all_shards(coordinator, batch=1)
+    second = all_piggybacked(await following(coordinator, first, 2))
+    assert [grant.base_version for grant in second] == [2] * SHARDS
+    # Piggybacked leases count as well: those of the first batch, of the requests above, and of the second batch.
+    assert (await coordinator.explain_placement("clicks", 0)).operations == {"local": 3}
 
 
-def test_a_batch_whose_base_is_not_on_every_shard_is_refused_though_its_lease_came_with_a_commit() -> None:
-    async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
-        grants = await lease_all_shards(coordinator)
-        piggybacked = all_piggybacked(await following(coordinator, grants[:3], 1))
-        for grant in piggybacked:
-            assert isinstance(await committed(coordinator, grant, 2), StateMismatchError)
-        await committed(coordinator, grants[3], 1)
-        for grant in piggybacked:
-            assert isinstance(await committed(coordinator, grant, 2), AcceptedCommits)
-
-    run(scenario)
+async def test_a_batch_whose_base_is_not_on_every_shard_is_refused_though_its_lease_came_with_a_commit() -> None:
+    coordinator = coordinator_over(MemoryObjectStore())
+    grants = await lease_all_shards(coordinator)
+    piggybacked = all_piggybacked(await following(coordinator, grants[:3], 1))
+    for grant in piggybacked:
+        assert isinstance(await committed(coordinator, grant, 2), StateMismatchError)
+    await committed(coordinator, grants[3], 1)
+    for grant in piggybacked:
+        assert isinstance(await committed(coordinator, grant, 2), AcceptedCommits)
 
 
-def test_a_lease_that_came_with_a_commit_is_worth_nothing_once_another_run_has_the_state() -> None:
-    async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
-        previous = all_piggybacked(await following(coordinator, await lease_all_shards(coordinator), 1))
-        newer = await lease_all_shards(coordinator, "run-2", 1)
-        for grant in previous:
-            assert isinstance(await committed(coordinator, grant, 2), FencedError)
-        await following(coordinator, newer, 2)
-
-    run(scenario)
+async def test_a_lease_that_came_with_a_commit_is_worth_nothing_once_another_run_has_the_state() -> None:
+    coordinator = coordinator_over(MemoryObjectStore())
+    previous = all_piggybacked(await following(coordinator, await lease_all_shards(coordinator), 1))
+    newer = await lease_all_shards(coordinator, "run-2", 1)
+    for grant in previous:
+        assert isinstance(await committed(coordinator, grant, 2), FencedError)
+    await following(coordinator, newer, 2)
 
 
-def test_no_lease_comes_with_an_answer_that_is_repeated_or_goes_to_a_store_actor_that_is_lost() -> None:
-    async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
-        grants = await lease_all_shards(coordinator)
-        accepted = await committed(coordinator, grants[0], 1)
-        assert isinstance(accepted, AcceptedCommits)
-        assert accepted.next_lease is not None
-        # The shard's present lease is not looked up.
-        assert await committed(coordinator, grants[0], 1) == structs.replace(accepted, next_lease=None)
-        await coordinator.report_store_actor_lost(actor("a").instance_id)
-        assert await following(coordinator, grants[1:], 1) == [None] * 3
-
-    run(scenario)
+async def test_no_lease_comes_with_an_answer_that_is_repeated_or_goes_to_a_store_actor_that_is_lost() -> None:
+    coordinator = coordinator_over(MemoryObjectStore())
+    grants = await lease_all_shards(coordinator)
+    accepted = await committed(coordinator, grants[0], 1)
+    assert isinstance(accepted, AcceptedCommits)
+    assert accepted.next_lease is not None
+    # The shard's present lease is not looked up.
+    assert await committed(coordinator, grants[0], 1) == structs.replace(accepted, next_lease=None)
+    await coordinator.report_store_actor_lost(actor("a").instance_id)
+    assert await following(coordinator, grants[1:], 1) == [None] * 3
 
 
-def test_a_shard_that_is_about_to_move_goes_to_its_next_store_actor() -> None:
-    async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
-        grants = await lease_all_shards(coordinator)
-        await coordinator.report_store_actor(actor("b"))
-        (move,) = await coordinator.plan_move("clicks", 0, actor("b").node_id)
-        assert await coordinator.move_prepared(move, None)
-        leases = await following(coordinator, grants, 1)
-        assert [lease is None for lease in leases] == [True, False, False, False]
-        await coordinator.batch_result(task(), BatchShards(0, SHARDS))
-        moved = await coordinator.attach_and_lease(task(batch=1), METADATA, actor("b"))
-        assert (moved.lease.location, moved.base_version) == (actor("b"), 1)
-
-    run(scenario)
+async def test_a_shard_that_is_about_to_move_goes_to_its_next_store_actor() -> None:
+    coordinator = coordinator_over(MemoryObjectStore())
+    grants = await lease_all_shards(coordinator)
+    await coordinator.report_store_actor(actor("b"))
+    (move,) = await coordinator.plan_move("clicks", 0, actor("b").node_id)
+    assert await coordinator.move_prepared(move, None)
+    leases = await following(coordinator, grants, 1)
+    assert [lease is None for lease in leases] == [True, False, False, False]
+    await coordinator.batch_result(task(), BatchShards(0, SHARDS))
+    moved = await coordinator.attach_and_lease(task(batch=1), METADATA, actor("b"))
+    assert (moved.lease.location, moved.base_version) == (actor("b"), 1)
 
 
-def test_commits_that_come_in_one_call_are_counted_or_refused_each_by_itself_in_one_append() -> None:
-    async def scenario(coordinator: Coordinator, store: MemoryObjectStore) -> None:
-        entries = [commit_of(grant, 1) for grant in await lease_all_shards(coordinator)]
-        before = len(store.list("clicks/manifest"))
-        entries[2] = structs.replace(entries[2], epoch=0)
-        outcomes = await coordinator.commit_partitions("clicks", [PartitionCommit((entry,)) for entry in entries])
-        assert [type(outcome) for outcome in outcomes] == [
-            AcceptedCommits,
-            AcceptedCommits,
-            FencedError,
-            AcceptedCommits,
-        ]
-        assert len(store.list("clicks/manifest")) == before + 1
-
-    run(scenario)
+async def test_commits_that_come_in_one_call_are_counted_or_refused_each_by_itself_in_one_append() -> None:
+    coordinator = coordinator_over(store := MemoryObjectStore())
+    entries = [commit_of(grant, 1) for grant in await lease_all_shards(coordinator)]
+    before = len(store.list("clicks/manifest"))
+    entries[2] = structs.replace(entries[2], epoch=0)
+    outcomes = await coordinator.commit_partitions("clicks", [PartitionCommit((entry,)) for entry in entries])
+    assert [type(outcome) for outcome in outcomes] == [
+        AcceptedCommits,
+        AcceptedCommits,
+        FencedError,
+        AcceptedCommits,
+    ]
+    assert len(store.list("clicks/manifest")) == before + 1
 
 
-def test_a_restarted_coordinator_learns_from_commits_which_store_actors_live() -> None:
-    async def scenario(coordinator: Coordinator, store: MemoryObjectStore) -> None:
-        first = all_piggybacked(await following(coordinator, await lease_all_shards(coordinator), 1))
-        restarted = Coordinator("memory://", store, Maintenance(), "node")
-        assert (await restarted.status())["store_actors"] == []
-        assert all_piggybacked(await following(restarted, first, 2))
-        assert [row["actor_name"] for row in (await restarted.status())["store_actors"]] == [actor("a").actor_name]
-
-    run(scenario)
+async def test_a_restarted_coordinator_learns_from_commits_which_store_actors_live() -> None:
+    coordinator = coordinator_over(store := MemoryObjectStore())
+    first = all_piggybacked(await following(coordinator, await lease_all_shards(coordinator), 1))
+    restarted = Coordinator("memory://", store, Maintenance(), "node")
+    assert (await restarted.status())["store_actors"] == []
+    assert all_piggybacked(await following(restarted, first, 2))
+    assert [row["actor_name"] for row in (await restarted.status())["store_actors"]] == [actor("a").actor_name]
 
 
-def test_watermarks_that_come_with_a_commit_are_those_of_a_requested_lease() -> None:
-    async def scenario(coordinator: Coordinator, _: MemoryObjectStore) -> None:
-        for shard, names in enumerate((("default", "other"), ("other", "default"), ("other", "more"))):
-            grant = await coordinator.attach_and_lease(task(shard=shard), METADATA, actor("a"))
-            plain = structs.replace(commit_of(grant, 1), watermark_ms=7, output_watermark_ms=8)
-            entries = tuple(structs.replace(plain, store_name=name, file=f"{name}/1.delta") for name in names)
-            (outcome,) = await coordinator.commit_partitions("clicks", [PartitionCommit(entries)])
-            assert isinstance(outcome, AcceptedCommits)
-            assert outcome.next_lease is not None
-            assert outcome.next_lease.watermarks == (Watermarks(7, 8) if shard < 2 else Watermarks())
-        # A commit of the last shard, so that the batch is whole.
-        await committed(coordinator, await coordinator.attach_and_lease(task(shard=3), METADATA, actor("a")), 1)
-        requested = await coordinator.attach_and_lease(task(batch=1, shard=1), METADATA, actor("a"))
-        assert requested.watermarks == Watermarks(7, 8)
-
-    run(scenario)
+async def test_watermarks_that_come_with_a_commit_are_those_of_a_requested_lease() -> None:
+    coordinator = coordinator_over(MemoryObjectStore())
+    for shard, names in enumerate((("default", "other"), ("other", "default"), ("other", "more"))):
+        grant = await coordinator.attach_and_lease(task(shard=shard), METADATA, actor("a"))
+        plain = structs.replace(commit_of(grant, 1), watermark_ms=7, output_watermark_ms=8)
+        entries = tuple(structs.replace(plain, store_name=name, file=f"{name}/1.delta") for name in names)
+        (outcome,) = await coordinator.commit_partitions("clicks", [PartitionCommit(entries)])
+        assert isinstance(outcome, AcceptedCommits)
+        assert outcome.next_lease is not None
+        assert outcome.next_lease.watermarks == (Watermarks(7, 8) if shard < 2 else Watermarks())
+    # A commit of the last shard, so that the batch is whole.
+    await committed(coordinator, await coordinator.attach_and_lease(task(shard=3), METADATA, actor("a")), 1)
+    requested = await coordinator.attach_and_lease(task(batch=1, shard=1), METADATA, actor("a"))
+    assert requested.watermarks == Watermarks(7, 8)

@@ -30,7 +30,6 @@ from tests.unit.losing_disk import KEEPS, LosingDisk, PowerLoss
 METADATA = StateMetadata("clicks", "query", 2, "update")
 #: Upper bound of the changes that the disk sees in the whole scenario.
 MOMENTS = 200
-NewStore = Callable[[LosingDisk], LocalObjectStore]
 
 
 def store_on(disk: LosingDisk, kind: type[LocalObjectStore] = LocalObjectStore) -> LocalObjectStore:

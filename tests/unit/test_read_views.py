@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -12,15 +11,7 @@ import pytest
 from msgspec import structs
 
 from coordinator.ledger.read_views import ReadView, WantedView, committed, finished, read_view
-from coordinator.ledger.records import (
-    BatchFinished,
-    Branched,
-    Committed,
-    Record,
-    Rescaled,
-    RunStarted,
-    recorded,
-)
+from coordinator.ledger.records import BatchFinished, Branched, Committed, Record, Rescaled, RunStarted, recorded
 from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.log.ledger_writer import LedgerWriter
@@ -153,15 +144,13 @@ def logged(objects: MemoryObjectStore) -> list[list[str]]:
     return [[record["kind"] for record in unseal(objects.get(file))["records"]] for file in files]
 
 
-def run(scenario: Callable[[LedgerWriter, ObservedObjectStore], Awaitable[None]]) -> None:
-    async def play() -> None:
-        objects = ObservedObjectStore()
-        ledger_writer = LedgerWriter(ManifestLog(objects, "s", "one"))
-        await ledger_writer.open()
-        await ledger_writer.decide(lambda _: ([started("r1", 0, 1), *commits("r1", 1, 1)], None))
-        await scenario(ledger_writer, objects)
-
-    asyncio.run(play())
+async def opened() -> tuple[LedgerWriter, ObservedObjectStore]:
+    """Return a log with a version that is not finished."""
+    objects = ObservedObjectStore()
+    ledger_writer = LedgerWriter(ManifestLog(objects, "s", "one"))
+    await ledger_writer.open()
+    await ledger_writer.decide(lambda _: ([started("r1", 0, 1), *commits("r1", 1, 1)], None))
+    return ledger_writer, objects
 
 
 def report(ledger_writer: LedgerWriter, within_s: float, batch: int = 0) -> asyncio.Task[None]:
@@ -172,70 +161,63 @@ async def newest(ledger_writer: LedgerWriter) -> int:
     return await ledger_writer.read(lambda ledger: finished(ledger, CREATED))
 
 
-def test_a_report_is_known_at_once_and_written_with_the_next_records() -> None:
-    async def scenario(ledger_writer: LedgerWriter, objects: ObservedObjectStore) -> None:
-        reported = report(ledger_writer, 30.0)
-        await asyncio.sleep(0)
-        assert await newest(ledger_writer) == 1
-        assert len(logged(objects)) == 1
-        assert not reported.done()
-        await ledger_writer.decide(lambda _: (commits("r1", 2, 1), None))
-        await reported
-        assert logged(objects)[1:] == [["batch_finished", "committed", "committed"]]
-        # The log says it by now.
+async def test_a_report_is_known_at_once_and_written_with_the_next_records() -> None:
+    ledger_writer, objects = await opened()
+    reported = report(ledger_writer, 30.0)
+    await asyncio.sleep(0)
+    assert await newest(ledger_writer) == 1
+    assert len(logged(objects)) == 1
+    assert not reported.done()
+    await ledger_writer.decide(lambda _: (commits("r1", 2, 1), None))
+    await reported
+    assert logged(objects)[1:] == [["batch_finished", "committed", "committed"]]
+    # The log says it by now.
+    await report(ledger_writer, 0.0)
+    assert len(logged(objects)) == 2
+
+
+async def test_a_report_is_written_by_itself_where_nothing_follows() -> None:
+    ledger_writer, objects = await opened()
+    await asyncio.gather(report(ledger_writer, 0.05), report(ledger_writer, 0.05))
+    assert logged(objects)[1:] == [["batch_finished"]]
+    await ledger_writer.decide(lambda _: (commits("r1", 2, 1), None))
+    late = report(ledger_writer, 30.0, 1)
+    await report(ledger_writer, 0.0, 1)
+    await late
+    assert logged(objects)[3:] == [["batch_finished"]]
+
+
+async def test_a_report_outlives_another_coordinators_records() -> None:
+    ledger_writer, objects = await opened()
+    reported = report(ledger_writer, 30.0)
+    await asyncio.sleep(0)
+    assert await newest(ledger_writer) == 1
+    other_writer = LedgerWriter(ManifestLog(objects, "s", "other"))
+    await other_writer.open()
+    await other_writer.fence(lambda _: ([], None))
+    await ledger_writer.decide(lambda _: (commits("r1", 2, 1), None))
+    await reported
+    assert logged(objects)[1:] == [[], ["batch_finished", "committed", "committed"]]
+    # A report of a run that was replaced is not written.
+    late = report(ledger_writer, 30.0, 1)
+    await other_writer.decide(lambda _: ([started("r2", 1, 2)], None))
+    await ledger_writer.fence(lambda _: ([], None))
+    await late
+    assert "batch_finished" not in logged(objects)[-1]
+    assert await newest(ledger_writer) == 1
+
+
+async def test_a_report_that_cannot_be_written_still_counts() -> None:
+    ledger_writer, objects = await opened()
+
+    def fail(operation: str, path: str) -> None:
+        if operation == "put_if_absent":
+            raise StorageUnavailableError("simulated: the store does not answer")
+
+    objects.before = fail
+    with pytest.raises(StorageUnavailableError):
         await report(ledger_writer, 0.0)
-        assert len(logged(objects)) == 2
-
-    run(scenario)
-
-
-def test_a_report_is_written_by_itself_where_nothing_follows() -> None:
-    async def scenario(ledger_writer: LedgerWriter, objects: ObservedObjectStore) -> None:
-        await asyncio.gather(report(ledger_writer, 0.05), report(ledger_writer, 0.05))
-        assert logged(objects)[1:] == [["batch_finished"]]
-        await ledger_writer.decide(lambda _: (commits("r1", 2, 1), None))
-        late = report(ledger_writer, 30.0, 1)
-        await report(ledger_writer, 0.0, 1)
-        await late
-        assert logged(objects)[3:] == [["batch_finished"]]
-
-    run(scenario)
-
-
-def test_a_report_outlives_another_coordinators_records() -> None:
-    async def scenario(ledger_writer: LedgerWriter, objects: ObservedObjectStore) -> None:
-        reported = report(ledger_writer, 30.0)
-        await asyncio.sleep(0)
-        assert await newest(ledger_writer) == 1
-        other_writer = LedgerWriter(ManifestLog(objects, "s", "other"))
-        await other_writer.open()
-        await other_writer.fence(lambda _: ([], None))
-        await ledger_writer.decide(lambda _: (commits("r1", 2, 1), None))
-        await reported
-        assert logged(objects)[1:] == [[], ["batch_finished", "committed", "committed"]]
-        # A report of a run that was replaced is not written.
-        late = report(ledger_writer, 30.0, 1)
-        await other_writer.decide(lambda _: ([started("r2", 1, 2)], None))
-        await ledger_writer.fence(lambda _: ([], None))
-        await late
-        assert "batch_finished" not in logged(objects)[-1]
-        assert await newest(ledger_writer) == 1
-
-    run(scenario)
-
-
-def test_a_report_that_cannot_be_written_still_counts() -> None:
-    async def scenario(ledger_writer: LedgerWriter, objects: ObservedObjectStore) -> None:
-        def fail(operation: str, path: str) -> None:
-            if operation == "put_if_absent":
-                raise StorageUnavailableError("simulated: the store does not answer")
-
-        objects.before = fail
-        with pytest.raises(StorageUnavailableError):
-            await report(ledger_writer, 0.0)
-        assert await newest(ledger_writer) == 1
-        objects.before = lambda operation, path: None
-        await ledger_writer.decide(lambda _: (commits("r1", 2, 1), None))
-        assert logged(objects)[1:] == [["batch_finished", "committed", "committed"]]
-
-    run(scenario)
+    assert await newest(ledger_writer) == 1
+    objects.before = lambda operation, path: None
+    await ledger_writer.decide(lambda _: (commits("r1", 2, 1), None))
+    assert logged(objects)[1:] == [["batch_finished", "committed", "committed"]]

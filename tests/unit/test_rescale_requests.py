@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-
 import pytest
 from msgspec import structs
 
@@ -52,31 +49,16 @@ class RescaleHarness:
         return next_shards
 
 
-def scenario(steps: Callable[[RescaleHarness], Awaitable[None]]) -> Callable[[], None]:
-    def run() -> None:
-        async def all_steps() -> None:
-            await steps(RescaleHarness())
-
-        asyncio.run(all_steps())
-
-    run.__name__ = steps.__name__  # type: ignore[attr-defined]
-    return run
-
-
-@scenario
-async def test_a_state_that_does_not_exist_yet_has_the_shards_of_its_query(
-    harness: RescaleHarness,
-) -> None:
+async def test_a_state_that_does_not_exist_yet_has_the_shards_of_its_query() -> None:
+    harness = RescaleHarness()
     assert await harness.coordinator.begin_batch(task(), 7, None) == BatchShards(0, 7)
     assert await harness.coordinator.begin_batch(task(), 7, 7) == BatchShards(0, 7)
     with pytest.raises(InvalidRequestError, match="no such state"):
         await harness.coordinator.rescale("clicks", 4, False)
 
 
-@scenario
-async def test_a_run_begins_with_the_shards_that_it_requests_and_a_repeated_request_gets_the_same(
-    harness: RescaleHarness,
-) -> None:
+async def test_a_run_begins_with_the_shards_that_it_requests_and_a_repeated_request_gets_the_same() -> None:
+    harness = RescaleHarness()
     await harness.batch("run-1", 0, BatchShards(0, 2))
     assert await harness.coordinator.begin_batch(task("run-2", 1), 2, None) == BatchShards(0, 2)
     rescaled = await harness.coordinator.begin_batch(task("run-2", 1), 2, 3)
@@ -93,8 +75,8 @@ async def test_a_run_begins_with_the_shards_that_it_requests_and_a_repeated_requ
         await harness.commit("run-2", 2, 0)
 
 
-@scenario
-async def test_a_rescale_is_requested_during_a_run_and_outlives_the_coordinator(harness: RescaleHarness) -> None:
+async def test_a_rescale_is_requested_during_a_run_and_outlives_the_coordinator() -> None:
+    harness = RescaleHarness()
     first = BatchShards(0, 2)
     await harness.batch("run-1", 0, first)
     for wrong, message in ((3, "by a factor"), (0, "from 1 to"), (1 << 16, "from 1 to")):
@@ -116,10 +98,8 @@ async def test_a_rescale_is_requested_during_a_run_and_outlives_the_coordinator(
         await harness.coordinator.rescale("clicks", 3, False)
 
 
-@scenario
-async def test_shards_are_reported_by_number_and_old_shards_are_unloaded_once_the_new_ones_have_committed(
-    harness: RescaleHarness,
-) -> None:
+async def test_shards_are_reported_by_number_and_old_shards_are_unloaded_once_the_new_ones_have_committed() -> None:
+    harness = RescaleHarness()
     await harness.batch("run-1", 0, BatchShards(0, 2))
     shards = await harness.coordinator.begin_batch(task("run-2", 1), 2, 4)
     slots = [ActorSlot(actor(name), 2) for name in "ab"]
@@ -146,10 +126,8 @@ async def test_shards_are_reported_by_number_and_old_shards_are_unloaded_once_th
     assert (query["num_shards"], query["version"]) == (4, 2)
 
 
-@scenario
-async def test_moves_that_restore_a_plan_are_given_out_though_the_batch_rescales_the_state(
-    harness: RescaleHarness,
-) -> None:
+async def test_moves_that_restore_a_plan_are_given_out_though_the_batch_rescales_the_state() -> None:
+    harness = RescaleHarness()
     coordinator, shards = harness.coordinator, BatchShards(0, 2)
     await coordinator.place_shards("clicks", "query", shards, [ActorSlot(actor(name), 1) for name in "ab"])
     await harness.batch("run", 0, shards)
@@ -164,8 +142,8 @@ async def test_moves_that_restore_a_plan_are_given_out_though_the_batch_rescales
     assert [move.target for move in placement.moves] == [actor("b", life=2)]
 
 
-@scenario
-async def test_a_state_without_keys_is_not_rescaled(harness: RescaleHarness) -> None:
+async def test_a_state_without_keys_is_not_rescaled() -> None:
+    harness = RescaleHarness()
     keyless = structs.replace(METADATA, num_shards=1, schema=structs.replace(SCHEMA, keys=()))
     grant = await harness.coordinator.attach_and_lease(task(), keyless, actor("a"))
     commit = structs.replace(entry(grant, 1), committed_at_ms=now_ms(MachineClock()))

@@ -13,15 +13,7 @@ import pyarrow as pa
 from coordinator.model.schema import ROW_COLUMN, Accumulator, Field
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, UPDATED_AND_REMOVED, Change
 from store_actors.operators.session_windows import MERGED, SessionShard
-from tests.unit.session_machine import (
-    COUNT,
-    FIRST,
-    SECOND,
-    TIMES,
-    K,
-    input_of,
-    schema_of,
-)
+from tests.unit.session_machine import COUNT, FIRST, SECOND, TIMES, K, input_of, schema_of
 
 WORDS = (Field("word", "string"),)
 

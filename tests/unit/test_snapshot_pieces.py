@@ -7,17 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from msgspec import structs, to_builtins
 
 from coordinator.model.commits import SnapshotEntry, StoredFile
 from coordinator.model.errors import CorruptStateError, StorageUnavailableError
 from coordinator.model.identities import StateStoreId
-from coordinator.model.schema import Field
 from coordinator.model.stored_json import from_json
-from store_actors.operators.join import JoinShard
-from store_actors.operators.join_schema import join_schema
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
@@ -26,7 +22,7 @@ from tests.stored_shards import stored_rows
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, counts
 from tests.unit.keyed_fleet import KeyedFleet
 from tests.unit.observed_objects import ObservedObjectStore
-from tests.unit.shard_machine import read_frozen, tables_of
+from tests.unit.shard_machine import tables_of
 
 SHARD = StateStoreId("memory:///s", 0, 0)
 LETTERS = "".join(map(chr, range(200, 300)))
@@ -172,33 +168,6 @@ def test_a_keyed_store_is_snapshotted_in_pieces_without_uncommitted_writes() -> 
     assert {row["k"]: row["n"] for row in fleet.read(2)} == {
         "a": 2, "z": 3, **dict.fromkeys("cdefghijklmnop", 1)
     }  # fmt: skip
-
-
-def test_both_sides_of_a_join_are_frozen_as_they_were() -> None:
-    schema = join_schema(
-        (Field("k0", "string"),), (Field("l0", "int64"),), (Field("r0", "string"),), {"join_type": "left_outer"}
-    )
-    shard = JoinShard(schema)
-
-    def batch(version: int) -> None:
-        from store_actors.messages.requests import ShardInput
-
-        left = pa.table({"k0": [f"k{version}", "x"], "l0": pa.array([version, 0], pa.int64())})
-        right = pa.table({"k0": [f"k{version - 1}", "y"], "r0": ["r", "s"]})
-        shard.apply(ShardInput((left, right), 4), 0, version)
-        shard.commit()
-
-    for version in range(1, 6):
-        batch(version)
-    for table in tables_of(shard):
-        table.snapshot_bytes = 8 * 16
-    then, frozen = shard.snapshot(), shard.frozen()
-    first = list(next(frozen)())
-    for version in range(6, 20):
-        batch(version)
-    assert shard.rollback(18)
-    rows = pa.concat_tables([*first, read_frozen(frozen, schema.row_schema())])
-    assert sorted(map(repr, rows.to_pylist())) == sorted(map(repr, then.to_pylist()))
 
 
 def test_an_entry_of_one_file_is_read_as_before() -> None:

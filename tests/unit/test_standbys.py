@@ -122,32 +122,6 @@ def test_without_a_copy_a_standby_says_that_it_needs_one() -> None:
     assert shard.standby.metrics.followed == 0
 
 
-def test_no_commit_is_applied_over_the_gap_of_one_that_was_not_sent() -> None:
-    shard = ReplicatedShard()
-    shard.run("a")
-    shard.take_copy()
-    commits: list[ReplicatedCommit] = []
-    shard.actors.replicators["b"] = commits.append
-    shard.run("b")
-    shard.run("c")
-    assert not shard.standby.partitions.transfers.replicate(commits[1])
-    assert shard.take_over("abc") == {"a": 2, "b": 2, "c": 2}
-    assert shard.standby.metrics.deltas_loaded == 2, "only the missing commits are read"
-
-
-def test_a_version_that_a_newer_run_replaced_is_not_taken_over() -> None:
-    shard = ReplicatedShard()
-    shard.run("a")
-    shard.take_copy()
-    shard.run("b")
-    shard.batch = 1
-    # Another run makes batch 1 again on a store actor that replicates to none.
-    other_store = shard.fleet.new_store()
-    other_store.apply(shard.request("run-2", local="c", lost="a"), rows("zz"))
-    emitted = shard.standby.apply(replace(shard.fleet.request(2, "run-2", local="b", lost="c")), rows("abz"))[0]
-    assert counts(emitted) == {"a": 2, "b": 1, "z": 3}
-
-
 def test_a_standby_that_falls_behind_gets_no_more_commits_and_a_lost_one_costs_nothing() -> None:
     shard = ReplicatedShard()
     shard.run("a")

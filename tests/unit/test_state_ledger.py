@@ -6,20 +6,17 @@ import asyncio
 import json
 import threading
 import zlib
-from collections.abc import Collection
 from typing import Any
 
 import pytest
 from msgspec import structs
 
-from coordinator.ledger.compatibility import check_metadata
 from coordinator.ledger.records import Record
 from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
 from coordinator.log.ledger_writer import RECENT_S, LedgerWriter
 from coordinator.log.log_files import seal, unseal
 from coordinator.log.manifest_log import ManifestLog
-from coordinator.model.accumulator_kinds import AccumulatorKind
-from coordinator.model.commits import CommitEntry, SnapshotEntry
+from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import (
     CommitUnknownError,
     CorruptStateError,
@@ -35,37 +32,13 @@ from coordinator.model.identities import (
     StateStoreProviderId,
     TaskIdentity,
 )
-from coordinator.model.schema import Accumulator, Field, StateSchema
-from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.stored_json import from_json
 from coordinator.placement.lease_placer import StayElseLocal
 from coordinator.service.active_instances import InstanceRegistry
 from coordinator.storage.memory import MemoryObjectStore
 from tests.clocks import LaterClock
-from tests.unit.ledger_harness import (
-    ROOT,
-    FakeFleetView,
-    LedgerHarness,
-    actor,
-    entry,
-    open_writer,
-    run,
-    task,
-    through_json,
-)
+from tests.unit.ledger_harness import ROOT, FakeFleetView, LedgerHarness, actor, entry, open_writer, task
 from tests.unit.observed_objects import ObservedObjectStore
-
-
-def test_a_shard_stays_on_its_actor_over_batches_and_runs() -> None:
-    harness = LedgerHarness()
-    first = harness.lease(task(), actor("a"))
-    assert first.lease.location == actor("a")
-    harness.commit(entry(first, 1))
-    second = harness.lease(task(batch=1), actor("b"))
-    assert (second.lease, second.base_version) == (first.lease, 1)
-    third = harness.lease(task("run-2", 1), actor("b"))
-    assert third.lease.location == actor("a")
-    assert third.lease.epoch > first.lease.epoch
 
 
 def test_a_lost_actors_shard_moves_under_a_higher_epoch_and_its_commit_is_refused() -> None:
@@ -78,16 +51,6 @@ def test_a_lost_actors_shard_moves_under_a_higher_epoch_and_its_commit_is_refuse
     with pytest.raises(FencedError, match="newer owner"):
         harness.commit(entry(old, 1))
     assert harness.commit(entry(new, 1, "mine")).attempt_id == "mine-run-1-1"
-
-
-def test_a_retried_commit_counts_once_and_a_second_attempt_gets_the_first() -> None:
-    harness = LedgerHarness()
-    grant = harness.lease(task(), actor("a"))
-    mine = entry(grant, 1)
-    assert harness.commit(mine) == mine
-    assert harness.ledger.decide_commits([mine]) == ([], (mine,))
-    assert harness.ledger.decide_commits([entry(grant, 1, "other")]) == ([], (mine,))
-    assert harness.ledger.entries(0) == (mine,)
 
 
 def test_a_new_run_supersedes_and_the_old_run_is_fenced() -> None:
@@ -103,44 +66,6 @@ def test_a_new_run_supersedes_and_the_old_run_is_fenced() -> None:
         harness.lease(task(batch=3), actor("a"))
     with pytest.raises(FencedError, match="newer owner"):
         harness.commit(entry(old, 4))
-
-
-def test_a_batch_that_spark_left_out_leaves_a_gap_that_the_next_one_bridges() -> None:
-    harness = LedgerHarness()
-    harness.commit(entry(harness.lease(task(), actor("a")), 1))
-    grant = harness.lease(task(batch=4), actor("a"))
-    assert grant.base_version == 1
-    harness.commit(entry(grant, 5))
-    assert [e.version for e in harness.ledger.entries(0)] == [1, 5]
-
-
-def test_a_replay_that_asks_for_fewer_stores_supersedes_the_others_too() -> None:
-    harness = LedgerHarness()
-    stores = ("default", "names")
-
-    def commit(run: str, batch: int, names: Collection[str]) -> None:
-        first = entry(harness.lease(task(run, batch), actor("a")), batch + 1)
-        entries = [structs.replace(first, store_name=name, file=f"{name}-{run}-{batch + 1}") for name in names]
-        records, _ = harness.ledger.decide_commits(entries)
-        for record in records:
-            harness.ledger.fold(through_json(record))
-
-    for batch in range(3):
-        commit("run-1", batch, stores)
-    newest = harness.ledger.newest(0, "names")
-    assert newest is not None
-    snapshot = SnapshotEntry(0, 3, newest.attempt_id, "snapshot", 1, 1, 1, 0, 0, "names")
-    (record,), _ = harness.ledger.decide_snapshot(snapshot)
-    harness.ledger.fold(record)
-
-    commit("run-2", 2, stores[:1])
-    # A store that it left out comes back as it was below the replayed version.
-    for ledger in (harness.ledger, StateLedger.from_json(ROOT, json.loads(json.dumps(harness.ledger.to_json())))):
-        plan = ledger.load_plans(0, 3, stores).plans["names"]
-        assert ([delta.version for delta in plan.deltas], plan.snapshots) == ([1, 2], ())
-        assert "names-run-1-3" not in ledger.referenced_files()
-    commit("run-2", 3, stores)
-    assert [delta.version for delta in harness.ledger.entries(0, "names")] == [1, 2, 4]
 
 
 def test_a_commit_on_another_base_is_refused() -> None:
@@ -169,48 +94,6 @@ def test_a_python_program_may_open_first_the_partition_that_is_behind() -> None:
     assert harness.lease(task("run-2", 3, query=PYTHON_QUERY_ID), actor("a")).base_version == 3
     with pytest.raises(StateMismatchError, match="ahead of the checkpoint"):
         harness.lease(task("run-3", 1, query=PYTHON_QUERY_ID), actor("a"))
-
-
-def test_a_ledger_survives_its_own_json() -> None:
-    harness = LedgerHarness()
-    for shard in range(3):
-        harness.commit(entry(harness.lease(task(shard=shard), actor("a")), 1))
-    harness.lease(task("run-2", 1), actor("a"))
-    copy = StateLedger.from_json(ROOT, json.loads(json.dumps(harness.ledger.to_json())))
-    assert copy.to_json() == harness.ledger.to_json()
-
-
-FIELD = Field("k0", "string")
-SUM = Accumulator(AccumulatorKind.SUM_INT, ("v0",), (Field("a0_sum", "int64"),))
-SCHEMA = StateSchema((FIELD,), (), (SUM,), None, None, "update")
-METADATA = StateMetadata("clicks", "query", 4, "update", SCHEMA)
-
-
-def with_schema(**fields: Any) -> StateMetadata:
-    return structs.replace(METADATA, schema=structs.replace(SCHEMA, **fields))
-
-
-@pytest.mark.parametrize(
-    ("requested", "message"),
-    [
-        (structs.replace(METADATA, output_mode="append"), "output mode.*existing=`update` asked=`append`"),
-        (with_schema(keys=(Field("k0", "int64"),)), "keys.*string.*int64"),
-        (with_schema(accumulators=(structs.replace(SUM, kind=AccumulatorKind.MAX),)), "sum_int.*max"),
-        (with_schema(expiry_key="k0"), "expiry_key"),
-    ],
-)
-def test_a_query_that_does_not_fit_is_refused_with_both_sides(requested: StateMetadata, message: str) -> None:
-    check_metadata(METADATA, METADATA)
-    with pytest.raises(StateMismatchError, match=message):
-        check_metadata(METADATA, requested)
-
-
-def test_nullability_and_input_names_may_change() -> None:
-    """The check raises nothing."""
-    requested = with_schema(
-        keys=(structs.replace(FIELD, nullable=False),), accumulators=(structs.replace(SUM, inputs=("v7",)),)
-    )
-    check_metadata(METADATA, requested)
 
 
 # -- Spark's StateStoreCoordinator, cases C1 and C2 -----------------------------------------------------------------
@@ -280,128 +163,101 @@ async def commit(ledger_writer: LedgerWriter, committed: CommitEntry) -> CommitE
     return accepted
 
 
-def test_commits_that_come_together_share_an_append_and_survive_a_crash() -> None:
+async def test_commits_that_come_together_share_an_append_and_survive_a_crash() -> None:
     store = MemoryObjectStore()
-
-    async def scenario() -> None:
-        ledger_writer = await open_writer(store)
-        grants = [await lease(ledger_writer, task(shard=shard), actor("a")) for shard in range(20)]
-        before = len(store.list("clicks/manifest"))
-        await asyncio.gather(*(commit(ledger_writer, entry(grant, 1)) for grant in grants))
-        assert len(store.list("clicks/manifest")) - before <= 2
-        restarted = await open_writer(store)
-        assert restarted.ledger is not None
-        assert ledger_writer.ledger is not None
-        assert restarted.ledger.to_json() == ledger_writer.ledger.to_json()
-
-    run(scenario)
+    ledger_writer = await open_writer(store)
+    grants = [await lease(ledger_writer, task(shard=shard), actor("a")) for shard in range(20)]
+    before = len(store.list("clicks/manifest"))
+    await asyncio.gather(*(commit(ledger_writer, entry(grant, 1)) for grant in grants))
+    assert len(store.list("clicks/manifest")) - before <= 2
+    restarted = await open_writer(store)
+    assert restarted.ledger is not None
+    assert ledger_writer.ledger is not None
+    assert restarted.ledger.to_json() == ledger_writer.ledger.to_json()
 
 
-def test_a_long_log_is_read_from_its_checkpoint() -> None:
+async def test_a_long_log_is_read_from_its_checkpoint() -> None:
     store = MemoryObjectStore()
-
-    async def scenario() -> None:
-        ledger_writer = await open_writer(store)
-        for batch in range(80):
-            await commit(ledger_writer, entry(await lease(ledger_writer, task(batch=batch), actor("a")), batch + 1))
-        assert ledger_writer._checkpointing is not None
-        await ledger_writer._checkpointing
-        assert store.list("clicks/checkpoints")
-        store.delete("clicks/manifest/00000000000000000003.json")  # folded long ago
-        restarted = await open_writer(store)
-        assert restarted.ledger is not None
-        assert len(restarted.ledger.entries(0)) == 80
-
-    run(scenario)
+    ledger_writer = await open_writer(store)
+    for batch in range(80):
+        await commit(ledger_writer, entry(await lease(ledger_writer, task(batch=batch), actor("a")), batch + 1))
+    assert ledger_writer._checkpointing is not None
+    await ledger_writer._checkpointing
+    assert store.list("clicks/checkpoints")
+    store.delete("clicks/manifest/00000000000000000003.json")  # folded long ago
+    restarted = await open_writer(store)
+    assert restarted.ledger is not None
+    assert len(restarted.ledger.entries(0)) == 80
 
 
-def test_a_gap_in_the_log_is_named() -> None:
+async def test_a_gap_in_the_log_is_named() -> None:
     store = MemoryObjectStore()
-
-    async def scenario() -> None:
-        ledger_writer = await open_writer(store)
-        for batch in range(3):
-            await commit(ledger_writer, entry(await lease(ledger_writer, task(batch=batch), actor("a")), batch + 1))
-        store.delete("clicks/manifest/00000000000000000002.json")
-        with pytest.raises(CorruptStateError, match="00000000000000000002"):
-            await open_writer(store)
-
-    run(scenario)
+    ledger_writer = await open_writer(store)
+    for batch in range(3):
+        await commit(ledger_writer, entry(await lease(ledger_writer, task(batch=batch), actor("a")), batch + 1))
+    store.delete("clicks/manifest/00000000000000000002.json")
+    with pytest.raises(CorruptStateError, match="00000000000000000002"):
+        await open_writer(store)
 
 
 @pytest.mark.parametrize(("lost", "dropped"), [(1, 0), (0, 1), (0, 3)])
-def test_a_put_without_an_answer_counts_exactly_once(lost: int, dropped: int) -> None:
+async def test_a_put_without_an_answer_counts_exactly_once(lost: int, dropped: int) -> None:
     store = Flaky()
-
-    async def scenario() -> None:
-        ledger_writer = await open_writer(store)
-        grant = await lease(ledger_writer, task(), actor("a"))
-        store.lost, store.dropped = lost, dropped
-        mine = entry(grant, 1)
-        assert await commit(ledger_writer, mine) == mine
-        restarted = await open_writer(store)
-        assert restarted.ledger is not None
-        assert restarted.ledger.entries(0) == (mine,)
-
-    run(scenario)
+    ledger_writer = await open_writer(store)
+    grant = await lease(ledger_writer, task(), actor("a"))
+    store.lost, store.dropped = lost, dropped
+    mine = entry(grant, 1)
+    assert await commit(ledger_writer, mine) == mine
+    restarted = await open_writer(store)
+    assert restarted.ledger is not None
+    assert restarted.ledger.entries(0) == (mine,)
 
 
-def test_a_store_that_stays_silent_counts_nothing() -> None:
+async def test_a_store_that_stays_silent_counts_nothing() -> None:
     store = Flaky()
-
-    async def scenario() -> None:
-        ledger_writer = await open_writer(store)
-        grant = await lease(ledger_writer, task(), actor("a"))
-        store.dropped = 99
-        with pytest.raises(StorageUnavailableError, match="nothing was counted"):
-            await commit(ledger_writer, entry(grant, 1))
-        store.dropped = 0
-        assert await commit(ledger_writer, entry(grant, 1)) == entry(grant, 1)
-
-    run(scenario)
+    ledger_writer = await open_writer(store)
+    grant = await lease(ledger_writer, task(), actor("a"))
+    store.dropped = 99
+    with pytest.raises(StorageUnavailableError, match="nothing was counted"):
+        await commit(ledger_writer, entry(grant, 1))
+    store.dropped = 0
+    assert await commit(ledger_writer, entry(grant, 1)) == entry(grant, 1)
 
 
-def test_a_zombie_coordinator_is_fenced_by_the_log() -> None:
+async def test_a_zombie_coordinator_is_fenced_by_the_log() -> None:
     store = MemoryObjectStore()
-
-    async def scenario() -> None:
-        zombie = await open_writer(store, "zombie")
-        old = await lease(zombie, task(), actor("a"))
-        successor = await open_writer(store, "successor")
-        new = await lease(successor, task("run-2"), actor("b"))
-        mine = await commit(successor, entry(new, 1))
-        with pytest.raises(FencedError):
-            await commit(zombie, entry(old, 1))
-        restarted = await open_writer(store)
-        assert restarted.ledger is not None
-        assert restarted.ledger.entries(0) == (mine,)
-
-    run(scenario)
+    zombie = await open_writer(store, "zombie")
+    old = await lease(zombie, task(), actor("a"))
+    successor = await open_writer(store, "successor")
+    new = await lease(successor, task("run-2"), actor("b"))
+    mine = await commit(successor, entry(new, 1))
+    with pytest.raises(FencedError):
+        await commit(zombie, entry(old, 1))
+    restarted = await open_writer(store)
+    assert restarted.ledger is not None
+    assert restarted.ledger.entries(0) == (mine,)
 
 
-def test_an_unforeseen_error_fails_its_own_caller_only() -> None:
+async def test_an_unforeseen_error_fails_its_own_caller_only() -> None:
     store = MemoryObjectStore()
 
     def broken(_: StateLedger) -> tuple[list[Record], None]:
         raise ZeroDivisionError
 
-    async def scenario() -> None:
-        ledger_writer = await open_writer(store)
-        grants = [await lease(ledger_writer, task(shard=shard), actor("a")) for shard in range(2)]
-        ledger, lists = ledger_writer.ledger, len(store.list("clicks/manifest"))
-        first, failed, second = await asyncio.gather(
-            commit(ledger_writer, entry(grants[0], 1)),
-            ledger_writer.decide(broken),
-            commit(ledger_writer, entry(grants[1], 1)),
-            return_exceptions=True,
-        )
-        assert (first, second) == (entry(grants[0], 1), entry(grants[1], 1))
-        assert isinstance(failed, ZeroDivisionError)
-        # One append, by the same ledger.
-        assert ledger_writer.ledger is ledger
-        assert len(store.list("clicks/manifest")) == lists + 1
-
-    run(scenario)
+    ledger_writer = await open_writer(store)
+    grants = [await lease(ledger_writer, task(shard=shard), actor("a")) for shard in range(2)]
+    ledger, lists = ledger_writer.ledger, len(store.list("clicks/manifest"))
+    first, failed, second = await asyncio.gather(
+        commit(ledger_writer, entry(grants[0], 1)),
+        ledger_writer.decide(broken),
+        commit(ledger_writer, entry(grants[1], 1)),
+        return_exceptions=True,
+    )
+    assert (first, second) == (entry(grants[0], 1), entry(grants[1], 1))
+    assert isinstance(failed, ZeroDivisionError)
+    # One append, by the same ledger.
+    assert ledger_writer.ledger is ledger
+    assert len(store.list("clicks/manifest")) == lists + 1
 
 
 @pytest.mark.parametrize("field", ["assignments", "entries", "snapshots", "floors", "late_before", "schemas"])
@@ -414,69 +270,61 @@ def test_a_checkpoint_that_is_no_ledger_is_named(field: str, damage: object) -> 
         ManifestLog(store, "clicks", "w").load()
 
 
-def test_an_answer_as_of_a_moment_ago_costs_no_request_right_after_the_log_was_written() -> None:
+async def test_an_answer_as_of_a_moment_ago_costs_no_request_right_after_the_log_was_written() -> None:
     store, clock = ObservedObjectStore(), LaterClock()
+    ledger_writer = LedgerWriter(ManifestLog(store, "clicks", "w"), clock=clock)
+    await ledger_writer.open()
+    await lease(ledger_writer, task(), actor("a"))
 
-    async def scenario() -> None:
-        ledger_writer = LedgerWriter(ManifestLog(store, "clicks", "w"), clock=clock)
-        await ledger_writer.open()
-        await lease(ledger_writer, task(), actor("a"))
-
-        async def gets_of_a_read(max_age_s: float = 0.0) -> int:
-            before = store.count("get")
-            await ledger_writer.read(lambda _: None, max_age_s=max_age_s)
-            return store.count("get") - before
-
-        assert await gets_of_a_read(RECENT_S) == 0
-        assert await gets_of_a_read() == 1, "it checks whether another coordinator has written"
-        # A read that must be current makes all of them check the log.
+    async def gets_of_a_read(max_age_s: float = 0.0) -> int:
         before = store.count("get")
-        await asyncio.gather(ledger_writer.read(lambda _: None, max_age_s=RECENT_S), ledger_writer.read(lambda _: None))
-        assert store.count("get") - before == 1
-        clock.later_s += 2
-        assert await gets_of_a_read(RECENT_S) == 2, "now and then it checks whether the log is still the same"
-        assert await gets_of_a_read() == 1
+        await ledger_writer.read(lambda _: None, max_age_s=max_age_s)
+        return store.count("get") - before
 
-    run(scenario)
+    assert await gets_of_a_read(RECENT_S) == 0
+    assert await gets_of_a_read() == 1, "it checks whether another coordinator has written"
+    # A read that must be current makes all of them check the log.
+    before = store.count("get")
+    await asyncio.gather(ledger_writer.read(lambda _: None, max_age_s=RECENT_S), ledger_writer.read(lambda _: None))
+    assert store.count("get") - before == 1
+    clock.later_s += 2
+    assert await gets_of_a_read(RECENT_S) == 2, "now and then it checks whether the log is still the same"
+    assert await gets_of_a_read() == 1
 
 
-def test_no_answer_waits_for_a_checkpoint_and_it_has_the_state_at_the_time_it_was_due() -> None:
+async def test_no_answer_waits_for_a_checkpoint_and_it_has_the_state_at_the_time_it_was_due() -> None:
     gate = threading.Event()
 
     def hold_checkpoints(operation: str, path: str) -> None:
         assert operation != "put_if_absent" or "/checkpoints/" not in path or gate.wait(30)
 
     store = ObservedObjectStore(hold_checkpoints)
-
-    async def scenario() -> None:
-        ledger_writer = LedgerWriter(ManifestLog(store, "clicks", "w", checkpoint_interval=4))
-        await ledger_writer.open()
-        for batch in range(6):
-            await asyncio.wait_for(
-                commit(ledger_writer, entry(await lease(ledger_writer, task(batch=batch), actor("a")), batch + 1)), 20
-            )
-        checkpointing = ledger_writer._checkpointing
-        assert checkpointing is not None
-        assert store.list("clicks/checkpoints") == []
-        # A coordinator that takes over now reads the whole log.
-        assert len(ManifestLog(store, "clicks", "w").load().entries(0)) == 6
-        gate.set()
-        await checkpointing
-        (info,) = store.list("clicks/checkpoints")
-        folded = StateLedger(ROOT)
-        for seq in range(1, 5):
-            for record in unseal(store.get(f"clicks/manifest/{seq:020d}.json"))["records"]:
-                folded.fold(from_json(record, Record))
-        checkpoint = unseal(store.get(info.path))
-        assert (checkpoint["seq"], checkpoint["folded"]) == (4, json.loads(json.dumps(folded.to_json())))
-        assert checkpoint["record_id"] == unseal(store.get(f"clicks/manifest/{4:020d}.json"))["record_id"]
-        # The next checkpoint that is due is written.
-        await commit(ledger_writer, entry(await lease(ledger_writer, task(batch=6), actor("a")), 7))
-        assert ledger_writer._checkpointing is not None
-        await ledger_writer._checkpointing
-        assert len(store.list("clicks/checkpoints")) == 2
-
-    run(scenario)
+    ledger_writer = LedgerWriter(ManifestLog(store, "clicks", "w", checkpoint_interval=4))
+    await ledger_writer.open()
+    for batch in range(6):
+        await asyncio.wait_for(
+            commit(ledger_writer, entry(await lease(ledger_writer, task(batch=batch), actor("a")), batch + 1)), 20
+        )
+    checkpointing = ledger_writer._checkpointing
+    assert checkpointing is not None
+    assert store.list("clicks/checkpoints") == []
+    # A coordinator that takes over now reads the whole log.
+    assert len(ManifestLog(store, "clicks", "w").load().entries(0)) == 6
+    gate.set()
+    await checkpointing
+    (info,) = store.list("clicks/checkpoints")
+    folded = StateLedger(ROOT)
+    for seq in range(1, 5):
+        for record in unseal(store.get(f"clicks/manifest/{seq:020d}.json"))["records"]:
+            folded.fold(from_json(record, Record))
+    checkpoint = unseal(store.get(info.path))
+    assert (checkpoint["seq"], checkpoint["folded"]) == (4, json.loads(json.dumps(folded.to_json())))
+    assert checkpoint["record_id"] == unseal(store.get(f"clicks/manifest/{4:020d}.json"))["record_id"]
+    # The next checkpoint that is due is written.
+    await commit(ledger_writer, entry(await lease(ledger_writer, task(batch=6), actor("a")), 7))
+    assert ledger_writer._checkpointing is not None
+    await ledger_writer._checkpointing
+    assert len(store.list("clicks/checkpoints")) == 2
 
 
 @pytest.mark.parametrize(

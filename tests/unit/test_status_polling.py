@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -58,19 +56,8 @@ class Lines(logging.Handler):
         self.records.append(record)
 
 
-def scenario(steps: Callable[[WatchedCoordinator], Awaitable[None]]) -> Callable[[], None]:
-    def run() -> None:
-        async def all_steps() -> None:
-            await steps(WatchedCoordinator())
-
-        asyncio.run(all_steps())
-
-    run.__name__ = steps.__name__  # type: ignore[attr-defined]
-    return run
-
-
-@scenario
-async def test_a_query_is_reported_as_it_is_now(watched: WatchedCoordinator) -> None:
+async def test_a_query_is_reported_as_it_is_now() -> None:
+    watched = WatchedCoordinator()
     assert (await watched.coordinator.status_details())["queries"] == []
     await watched.batch()
     assert (await watched.query())["version"] == 1
@@ -82,8 +69,8 @@ async def test_a_query_is_reported_as_it_is_now(watched: WatchedCoordinator) -> 
     assert not (await watched.query())["active"]
 
 
-@scenario
-async def test_a_batch_is_reported_with_its_times_in_order(watched: WatchedCoordinator) -> None:
+async def test_a_batch_is_reported_with_its_times_in_order() -> None:
+    watched = WatchedCoordinator()
     await watched.batch()
     await watched.batch(batch=1)
     await watched.coordinator.batch_result(task("run-1", 1), BatchShards(0, SHARDS))
@@ -100,8 +87,8 @@ async def test_a_batch_is_reported_with_its_times_in_order(watched: WatchedCoord
     assert second["counted_ms"] == query["shards"][second["last_shard"]]["counted_ms"]
 
 
-@scenario
-async def test_a_restarted_coordinator_does_not_make_up_times_that_the_log_lacks(watched: WatchedCoordinator) -> None:
+async def test_a_restarted_coordinator_does_not_make_up_times_that_the_log_lacks() -> None:
+    watched = WatchedCoordinator()
     await watched.batch()
     watched.started()
     await watched.coordinator.load_all_states()
@@ -111,10 +98,8 @@ async def test_a_restarted_coordinator_does_not_make_up_times_that_the_log_lacks
     assert batch["planned_ms"]
 
 
-@scenario
-async def test_a_refusal_is_reported_with_its_shard_and_another_run_begins_without_times(
-    watched: WatchedCoordinator,
-) -> None:
+async def test_a_refusal_is_reported_with_its_shard_and_another_run_begins_without_times() -> None:
+    watched = WatchedCoordinator()
     grants = await lease_all_shards(watched.coordinator)
     await watched.batch("run-2")
     (refused,) = await watched.coordinator.commit_partitions("clicks", [PartitionCommit((commit_of(grants[2], 1),))])
@@ -129,8 +114,8 @@ async def test_a_refusal_is_reported_with_its_shard_and_another_run_begins_witho
     assert "newer run" in refusals[1]["text"]
 
 
-@scenario
-async def test_shards_are_reported_with_files_and_moves(watched: WatchedCoordinator) -> None:
+async def test_shards_are_reported_with_files_and_moves() -> None:
+    watched = WatchedCoordinator()
     await watched.batch()
     shard = (await watched.query())["shards"][3]
     assert (shard["delta_files"], shard["snapshot_files"], shard["snapshot_version"], shard["oldest_version"]) == (
@@ -145,8 +130,8 @@ async def test_shards_are_reported_with_files_and_moves(watched: WatchedCoordina
     assert move["reason"]
 
 
-@scenario
-async def test_a_slow_batch_is_explained_in_the_log_and_in_the_status(watched: WatchedCoordinator) -> None:
+async def test_a_slow_batch_is_explained_in_the_log_and_in_the_status() -> None:
+    watched = WatchedCoordinator()
     lines = Lines()
     logging.getLogger("coordinator.service.state_metrics").addHandler(lines)
     coordinator = watched.coordinator

@@ -8,9 +8,6 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-import numpy as np
-import pandas as pd
-import pyarrow as pa
 import pytest
 from msgspec import structs
 
@@ -18,16 +15,8 @@ from coordinator.model.errors import InvalidRequestError, StateMismatchError
 from coordinator.model.schema import Field
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.top import FirstShard, TopShard, top_shard
-from store_actors.operators.top_schema import RANK_COLUMN, top_schema
-from tests.unit.top_machine import (
-    EPOCH,
-    TopModel,
-    at,
-    by,
-    in_order,
-    input_of,
-    pairs,
-)
+from store_actors.operators.top_schema import top_schema
+from tests.unit.top_machine import EPOCH, TopModel, at, by, input_of, pairs
 
 # -- the order of values ----------------------------------------------------------------------------------------------
 
@@ -64,17 +53,6 @@ def test_values_of_every_type_come_in_sparks_order(kind: str, descending: bool, 
         model, emitted, _ = model.after(rows, 0)
         assert pairs(shard.output(change.delta)) == emitted
         assert pairs(shard.snapshot()) == model.rows()
-
-
-def test_all_values_of_a_type_are_sorted_alike_by_python_and_the_shard() -> None:
-    for kind, values in VALUES.items():
-        schema = top_schema((), (Field("id", "int64"), Field("v", kind)), 100, [by("v")])
-        rows = [{"id": number, "v": value} for number, value in enumerate(values)]
-        mixed = random.Random(7).sample(rows, len(rows))
-        shard = TopShard(schema)
-        emitted = shard.output(shard.apply(input_of(schema, mixed), 0, 1).delta)
-        ranked = [row["id"] for row in sorted(emitted.to_pylist(), key=lambda row: row[RANK_COLUMN])]
-        assert ranked == [row["id"] for row in in_order(mixed, [by("v")], "first")], kind
 
 
 # -- cases ------------------------------------------------------------------------------------------------------------
@@ -149,40 +127,3 @@ def test_state_of_several_rows_is_not_taken_for_that_of_one() -> None:
     assert isinstance(of_one, FirstShard)
     with pytest.raises(StateMismatchError, match="several rows"):
         of_one.load(change.delta, 1, 0)
-
-
-def test_strings_of_removed_rows_are_freed() -> None:
-    for n in (1, 2):
-        schema = structs.replace(LATEST, options={**LATEST.options, "n": n})
-        shard = top_shard(schema)
-        for version in range(1, 60):
-            rows = [(f"u{user}", version, f"{version} {user} ".ljust(500, "x")) for user in range(100)]
-            applied(shard, visits(*rows))
-        assert shard.table.pool.nbytes < 8 << 20
-        assert shard.rollback(57)
-        written = {page.split()[0] for page in shard.snapshot().column("page").to_pylist()}
-        assert written == ({"57"} if n == 1 else {"56", "57"})
-
-
-def test_a_stream_of_many_batches_equals_pandas() -> None:
-    generator = np.random.default_rng(5)
-    schema = top_schema((Field("k", "int64"),), (Field("id", "int64"), Field("v", "float64")), 5, [by("v")])
-    shard = top_shard(schema)
-    everything = []
-    for version in range(1, 21):
-        size = int(generator.integers(0, 3000))
-        batch = pd.DataFrame(
-            {
-                "k": generator.integers(0, 80, size),
-                "id": np.arange(size) + version * 10_000,
-                "v": np.round(generator.normal(size=size), 1),
-            }
-        )
-        everything.append(batch)
-        rows = pa.RecordBatch.from_pandas(batch, schema=schema.raw_schema(), preserve_index=False)
-        shard.apply(ShardInput.of_raw(schema, rows), 0, version)
-        shard.commit()
-    expected = pd.concat(everything).sort_values("v", kind="stable").groupby("k").head(5)
-    expected[RANK_COLUMN] = expected.groupby("k").cumcount() + 1
-    got = shard.snapshot().select(["k", "id", "v", RANK_COLUMN]).to_pandas().sort_values(["k", RANK_COLUMN])
-    assert got.values.tolist() == expected.sort_values(["k", RANK_COLUMN]).values.tolist()

@@ -62,16 +62,6 @@ def test_commits_during_a_copy_are_taken_from_the_log() -> None:
     assert move.target.metrics.caught_up == 2
 
 
-def test_a_copied_commit_that_a_newer_run_replaced_is_not_continued() -> None:
-    move = Move("a", "b")
-    offer = offer_of(move.source, move.shard)
-    # Another run makes batch 1 again, on the store actor that has the shard, with other rows.
-    move.fleet.apply(1, "cc", "run-2")
-    move.target.partitions.transfers.take(move.shard, offer, pieces(move.source, offer))
-    assert move.run_on_target("abc", "run-2") == {"a": 2, "b": 1, "c": 3}
-    assert move.target.metrics.deltas_loaded == 2, "loaded from the start"
-
-
 def test_a_copy_is_used_only_after_the_coordinator_confirms_it() -> None:
     """Memory is known to be right under its own lease; a copy that arrives is not of that lease."""
     move = Move("a")

@@ -341,29 +341,6 @@ def counting(init_extra: Init | None = None) -> tuple[Init, Handler]:
     return init, work
 
 
-def test_t4_a_timer_of_processing_time_fires_after_the_rows_of_the_next_batch() -> None:
-    init, count = counting()
-
-    def work(self: Any, key: Any, rows: Any, times: TimerValues) -> Iterator[Any]:
-        if key == ("0",):
-            self.handle.registerTimer(times.getCurrentProcessingTimeInMs() + 1)
-        return count(self, key, rows, times)  # type: ignore[return-value]
-
-    def expired(self: Any, key: Any, at: int, times: TimerValues) -> Iterator[Any]:
-        assert len(list(self.handle.listTimers())) == 2
-        self.count.clear()
-        self.handle.deleteTimer(at)
-        yield (key[0], "-1")
-
-    query = ProcessorQuery(FunctionProcessor(init, work, expired), PROCESSING)
-    assert sorted(query.batch(("0", 1), ("1", 1), now_ms=1000)) == [("0", "1"), ("1", "1")]
-    second = query.batch(("0", 1), ("0", 1), ("1", 1), ("1", 1), now_ms=2000)
-    assert sorted(second) == [("0", "-1"), ("0", "3"), ("1", "3")]
-    assert second[-1] == ("0", "-1"), "timers come after all rows"
-    third = query.batch(("0", 1), ("0", 1), ("0", 1), ("1", 1), ("1", 1), now_ms=3000)
-    assert sorted(third) == [("0", "-1"), ("0", "3"), ("1", "5")]
-
-
 def test_a_timer_may_be_set_to_the_end_of_time() -> None:
     never = (1 << 63) - 1
 
@@ -607,6 +584,11 @@ def described(use: Callable[[StatefulProcessorHandle], Any]) -> tuple[Accumulato
     return accumulators_of(in_init(PROCESSING, use).variables)
 
 
+def first_variables(h: StatefulProcessorHandle) -> None:
+    h.getValueState("v", "x int")
+    h.getMapState("m", "u int", "x int")
+
+
 @pytest.mark.parametrize(
     "later",
     [
@@ -617,8 +599,7 @@ def described(use: Callable[[StatefulProcessorHandle], Any]) -> tuple[Accumulato
     ],
 )
 def test_variables_and_their_columns_come_and_go(later: Any) -> None:
-    first = described(lambda h: (h.getValueState("v", "x int"), h.getMapState("m", "u int", "x int")))
-    continued(first, described(later))
+    continued(described(first_variables), described(later))
     continued(described(later), described(lambda h: None))
 
 
@@ -632,9 +613,8 @@ def test_variables_and_their_columns_come_and_go(later: Any) -> None:
     ],
 )
 def test_a_variable_does_not_become_another(later: Any) -> None:
-    first = described(lambda h: (h.getValueState("v", "x int"), h.getMapState("m", "u int", "x int")))
     with pytest.raises(ValueError):
-        continued(first, described(later))
+        continued(described(first_variables), described(later))
 
 
 def test_values_are_read_under_a_wider_schema_with_more_columns_and_a_time_to_live() -> None:

@@ -162,27 +162,6 @@ def test_a_part_has_its_own_rows_only() -> None:
         ViewColumns.of(GROUPS, "left")
 
 
-def test_columns_of_a_keyed_store() -> None:
-    part = {
-        "columns": [{"name": "user", "value": column("k0"), "key": True}, {"name": "n", "value": column("s_n")}],
-        "store": {
-            "name": "list.x",
-            "keys": [{"name": "k0", "type": "string"}, {"name": "place", "type": "int64", "nullable": False}],
-            "values": [{"name": "s_n", "type": "int32"}],
-            "due": None,
-        },
-    }
-    schema = StateSchema(
-        (Field("k0", "string"),), (), (), None, None, "update", OperatorKind.TRANSFORM, shown={"list.x": part}
-    )
-    view = ViewColumns.of(schema, "list.x")
-    assert view.store is not None
-    assert (view.store.name, [field.name for field in view.store.keys]) == ("list.x", ["k0", "place"])
-    assert view.needed(None) == ("k0", "s_n")
-    state = pa.table({"k0": ["a"], "place": [0], "s_n": pa.array([5], pa.int32())})
-    assert view.rows(state, None).to_pylist() == [{"user": "a", "n": 5}]
-
-
 def test_a_tree_that_cannot_be_evaluated_is_refused() -> None:
     description = {"": {"columns": [{"name": "x", "value": {"op": "later", "args": []}}]}}
     with pytest.raises(InvalidRequestError, match="cannot be computed"):

@@ -13,13 +13,6 @@ from tests.unit.ledger_harness import actor, entry, task
 from tests.unit.ledger_query import SHARDS, LedgerQuery
 
 
-def test_a_batch_that_ran_on_every_shard_is_continued() -> None:
-    """No batch is refused: nothing is raised."""
-    query = LedgerQuery()
-    for batch in range(3):
-        query.run(batch, [0, 1, 2])
-
-
 def test_a_batch_that_ran_on_some_shards_is_refused_by_the_first_task_of_the_next_and_after_every_restart() -> None:
     query = LedgerQuery()
     query.run(0, [0, 1, 2])
