@@ -92,15 +92,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if min(options.rows, options.state, options.active_keys) < 1:
         parser.error("rows, state and active keys are at least 1")
-    lines = (
-        large(options.rows, options.state, options.active_keys) if options.large else QUICK if options.quick else FULL
-    )
-    for name in [name for name in options.only or () if options.large and name in WORKLOADS]:
-        if WORKLOADS[name].missing:
-            parser.error(f"{name}: {WORKLOADS[name].missing}")
+    kind, lines = ("quick", QUICK) if options.quick else ("full", FULL)
+    if options.large:
+        for name in WORKLOADS.keys() & (options.only or ()):
+            if WORKLOADS[name].missing:
+                parser.error(f"{name}: {WORKLOADS[name].missing}")
+        kind, lines = "large", large(options.rows, options.state, options.active_keys)
     options.lines = [line for line in lines if options.only is None or line.name in options.only]
     if not options.lines:
-        kind = "large" if options.large else "quick" if options.quick else "full"
         parser.error(f"a {kind} run has {', '.join(line.name for line in lines)}")
     return options
 

@@ -23,6 +23,7 @@ from pyspark.sql.streaming import StreamingQuery
 import statefleet as sf
 from statefleet.cli import main
 from tests.clocks import until
+from tests.integration.case_systems import configured
 from tests.integration.streams import Feed, Run
 
 pytestmark = pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning")
@@ -161,9 +162,8 @@ def test_what_spark_has_finished_is_seen_by_the_next_read(
 ) -> None:
     feed = Feed(tmp_path / "in", VALUES)
     feed.add([(1,), (2,)])
-    if how == "without batches of no data":
-        spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
-    try:
+    has_no_data_batches = how != "without batches of no data"
+    with configured(spark, {"spark.sql.streaming.noDataMicroBatches.enabled": str(has_no_data_batches).lower()}):
         writer = counts(fleet, feed.stream(), name).writeStream.outputMode("update").format("noop")
         if how in ("once", "available now"):
             writer = writer.trigger(**{"once" if how == "once" else "availableNow": True})
@@ -184,8 +184,6 @@ def test_what_spark_has_finished_is_seen_by_the_next_read(
                 until(lambda state=state: state.version == 1)
             assert rows_of(state.scan()) == {1: 1, 2: 1}
         query.stop()
-    finally:
-        spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "true")
 
 
 @pytest.mark.replay

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from statefleet.fleet import Fleet
+from tests.integration.case_systems import configured
 from tests.integration.streams import Feed, Run, stopping
 
 ROWS = pa.schema([("k", pa.string()), ("x", pa.int64()), ("v", pa.int64())])
@@ -172,17 +173,13 @@ def test_sparks_checks_are_left_out_where_they_are_turned_off(
 ) -> None:
     feed = Feed(tmp_path / "in", ROWS)
     feed.add([("b", 1, 0), ("a", 1, 0)])
-    checks = "spark.sql.streaming.unsupportedOperationCheck"
-    spark.conf.set(checks, "false")
-    try:
+    with configured(spark, {"spark.sql.streaming.unsupportedOperationCheck": "false"}):
         numbered = timed(feed).withColumn("n", F.monotonically_increasing_id() * 0)
         frame = fleet.stateful(numbered, name=name, shards=2).groupBy("k", "n").count()
         assert Run(frame, "update", tmp_path / "ck", available_now=True).take_batches()[0] == [("a", 0, 1), ("b", 0, 1)]
         # What the operator has not, it has not.
         with pytest.raises(AnalysisException, match="append mode needs a watermark"):
             Run(frame, "append", tmp_path / "ck")
-    finally:
-        spark.conf.set(checks, "true")
 
 
 def rows_in_memory(frame: DataFrame, table: str, mode: str = "complete") -> Any:

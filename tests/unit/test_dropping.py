@@ -28,6 +28,15 @@ def remaining(objects: MemoryObjectStore, state: str = "s") -> set[str]:
     return {info.path.split("/")[1] for info in objects.list(state)} - {"manifest", "checkpoints"}
 
 
+def begin_drop(objects: MemoryObjectStore) -> None:
+    """Drop the state as a process does that is killed once the log has it: its files and metadata are there."""
+    log = ManifestLog(objects, "s", "killed")
+    metadata = log.load_metadata()
+    assert metadata is not None
+    log.load()
+    log.append([Dropped(metadata.to_json())])
+
+
 async def test_a_dropped_state_is_gone_and_another_one_of_its_name_begins_with_nothing_of_it() -> None:
     service = ServiceHarness(objects := MemoryObjectStore())
     for batch in range(3):
@@ -73,12 +82,7 @@ async def test_a_dropped_state_is_gone_and_another_one_of_its_name_begins_with_n
 async def test_a_drop_that_was_cut_off_is_never_read_as_a_state_and_is_done_again() -> None:
     service = ServiceHarness(objects := MemoryObjectStore())
     await service.commit("run-1", 0)
-    log = ManifestLog(objects, "s", "killed")
-    metadata = log.load_metadata()
-    assert metadata is not None
-    log.load()
-    log.append([Dropped(metadata.to_json())])
-    # Files and metadata are there.
+    begin_drop(objects)
     with pytest.raises(InvalidRequestError, match="no such state"):
         await ServiceHarness(objects).version()
     assert state_names(objects) == []
@@ -87,11 +91,7 @@ async def test_a_drop_that_was_cut_off_is_never_read_as_a_state_and_is_done_agai
     assert remaining(objects) == set()
     # Another query may begin, too.
     await last.commit("run-2", 0)
-    log = ManifestLog(objects, "s", "killed")
-    metadata = log.load_metadata()
-    assert metadata is not None
-    log.load()
-    log.append([Dropped(metadata.to_json())])
+    begin_drop(objects)
     await ServiceHarness(objects).commit("run-3", 0, query="another")
     assert await ServiceHarness(objects).version() == 1
 
