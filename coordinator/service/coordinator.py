@@ -17,7 +17,6 @@ from coordinator.ledger.read_views import ReadView, ViewId, WantedView
 from coordinator.ledger.records import Record
 from coordinator.ledger.rescaling import BatchShards, RescalePlan, decide_rescale_request, first_layout
 from coordinator.ledger.state_ledger import AcceptedCommits, LeaseGrant, StateLedger
-from coordinator.ledger.unloading import EndedQueries
 from coordinator.ledger.version_stats import VersionStats
 from coordinator.log.cleaner import Cleaner
 from coordinator.log.ledger_writer import LedgerWriter
@@ -38,14 +37,13 @@ from coordinator.placement.move_planner import PlacementExplanation, PlannedMove
 from coordinator.placement.policies import ActorSlot
 from coordinator.runtime.runtime import Runtime, now_ms
 from coordinator.service.active_instances import ActiveInstances
-from coordinator.service.branching import Branching
 from coordinator.service.dropping import DroppedState, Dropping
 from coordinator.service.leasing import Leasing
-from coordinator.service.maintenance_rounds import MaintenanceRounds
+from coordinator.service.maintenance_rounds import EndedQueries, MaintenanceRounds
 from coordinator.service.overview import Overview
-from coordinator.service.placement_service import DrainedNodes, Placement, PlacementService
+from coordinator.service.placement_service import Placement, PlacementService
 from coordinator.service.state_metrics import StateMetrics
-from coordinator.service.versions import Versions
+from coordinator.service.versions import Branching, Versions
 from coordinator.storage.counted import StorageStats
 from coordinator.storage.probe import ProbeResult, look_into, probe, remove_left_over
 from coordinator.storage.protocol import ObjectStore
@@ -97,8 +95,7 @@ class Coordinator:
         self._instances = ActiveInstances(self._actors, self._writer_of)
         self._fleet = KnownFleet(self._actors, self._states.ledgers)
         locality = TaskLocality()
-        drained = DrainedNodes(store)
-        self._placement = PlacementService(self._fleet, self._writer_of, drained, self._partitions, locality)
+        self._placement = PlacementService(self._fleet, self._writer_of, store, self._partitions, locality)
         self._leasing = Leasing(self._fleet, self._placement.leases, locality, self._writer_of)
         self._maintenance = maintenance
         self._cleaner = Cleaner(self._store, maintenance, self._clock, self._writer_of, self._states.notice_deleted)
@@ -180,7 +177,7 @@ class Coordinator:
         self._ended_queries.used(task.state_name)
         if is_new:
             # A driver that was killed does not report that its run has ended.
-            self._instances.registry.forget_previous_runs(grant.lease.store_id.checkpoint_root_location, task.run_id)
+            self._instances.forget_previous_runs(grant.lease.store_id.checkpoint_root_location, task.run_id)
         self._metrics.leased(task.state_name, task.batch_id + 1, task.partition_id, asked_ms, is_new=is_new)
         self._metrics.moved(grant.lease, previous, grant.base_version)
         return grant
@@ -275,7 +272,7 @@ class Coordinator:
         """
         if self._maintaining is None:
             self._begin()
-        await self._versions.load_all_states()
+        await self._states.open_all()
         return await self._dropping.drop(state_name, dry_run=dry_run, is_over=is_over)
 
     # -- placement ------------------------------------------------------------------------------------------------
@@ -458,15 +455,6 @@ class Coordinator:
 
     # -- Spark's StateStoreCoordinator ----------------------------------------------------------------------------
 
-    async def report_active_instance(
-        self,
-        provider_id: StateStoreProviderId,
-        location: ActorLocation,
-        ids_to_check: Sequence[StateStoreProviderId] = (),
-    ) -> list[StateStoreProviderId]:
-        """Record that a store actor has loaded a shard; see :meth:`ActiveInstances.report`."""
-        return await self._instances.report(provider_id, location, ids_to_check)
-
     async def open_instance(
         self,
         provider_id: StateStoreProviderId,
@@ -477,11 +465,12 @@ class Coordinator:
     ) -> InstancePlans:
         """Record that a store actor is about to open a partition at a version, and return the files that make the version.
 
-        That is :meth:`report_active_instance` and :meth:`load_plans` in one call.
+        That is :meth:`ActiveInstances.report` and :meth:`load_plans` in one call.
         """
         store_id = provider_id.store_id
         loading = await self.load_plans(store_id.state_name, store_id.partition_id, version, store_names)
-        return InstancePlans(tuple(await self.report_active_instance(provider_id, location, ids_to_check)), loading)
+        stale = await self._instances.report(provider_id, location, ids_to_check)
+        return InstancePlans(tuple(stale), loading)
 
     async def deactivate_instances(self, run_id: str) -> int:
         """Forget all shards of a run, which has ended; returns how many there were."""
@@ -491,7 +480,7 @@ class Coordinator:
 
     async def load_all_states(self) -> list[str]:
         """Open the states that are stored; returns the names of all."""
-        return await self._versions.load_all_states()
+        return await self._states.open_all()
 
     async def status(self) -> dict[str, Any]:
         """Return store actors, queries and shards as JSON data."""

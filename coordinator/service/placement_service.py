@@ -45,51 +45,18 @@ class Placement:
     moves: tuple[PlannedMove, ...]
 
 
-class DrainedNodes:
-    """The nodes that are to have no shards: for each an empty object, ``_drained/<node id>``, which a restarted coordinator finds.
-
-    Ray never uses an id again, so the object of a node that has ended affects no other node.
-    """
-
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
-
-    def node_ids(self) -> set[str]:
-        """Return the ids of the drained nodes."""
-        return {info.path.rpartition("/")[2] for info in self._store.list(_DRAINED)}
-
-    def add(self, node_id: str) -> None:
-        """Mark a node as drained, durably.
-
-        Raises
-        ------
-        InvalidRequestError
-            This is not an id of a node.
-        StorageUnavailableError
-            The store failed; the node may be marked or not.
-        """
-        # A concurrent writer writes the same.
-        self._store.put(_drained_path(node_id), b"")
-
-    def remove(self, node_id: str) -> None:
-        """Remove the mark; nothing happens if the node was not drained."""
-        self._store.delete(_drained_path(node_id))
-
-
-def _drained_path(node_id: str) -> str:
-    if _NODE_ID.fullmatch(node_id) is None:
-        raise InvalidRequestError("this is no id of a Ray node; nothing was changed", node=node_id)
-    return f"{_DRAINED}/{node_id}"
-
-
 class PlacementService:
-    """Places the shards of a fleet's states."""
+    """Places the shards of a fleet's states.
+
+    Each node that is to have no shards has an empty object, ``_drained/<node id>``, which a restarted coordinator finds. Ray never uses
+    an id again, so the object of a node that has ended affects no other node.
+    """
 
     def __init__(
         self,
         fleet: KnownFleet,
         writer_of: Callable[[str], Awaitable[LedgerWriter]],
-        drained: DrainedNodes,
+        store: ObjectStore,
         partitions: Callable[[str], Awaitable[range]],
         locality: TaskLocality,
     ) -> None:
@@ -98,12 +65,13 @@ class PlacementService:
         self._locality = locality
         self._fleet = fleet
         self._writer_of = writer_of
-        self._drained = drained
+        self._store = store
         self._partitions = partitions
 
     async def open(self) -> None:
         """Load which nodes were drained before this coordinator started."""
-        self.leases.drained |= await asyncio.to_thread(self._drained.node_ids)
+        marks = await asyncio.to_thread(self._store.list, _DRAINED)
+        self.leases.drained |= {mark.path.rpartition("/")[2] for mark in marks}
 
     async def place(
         self,
@@ -227,7 +195,8 @@ class PlacementService:
             )
         was_drained = node_id in self.leases.drained
         if not dry_run:
-            await asyncio.to_thread(self._drained.add, node_id)
+            # A concurrent writer writes the same.
+            await asyncio.to_thread(self._store.put, _drained_path(node_id), b"")
         self.leases.drained.add(node_id)
         try:
             return tuple(move for move in await self.rebalance(states) if move.source.node_id == node_id)
@@ -237,7 +206,7 @@ class PlacementService:
 
     async def undrain(self, node_id: str) -> None:
         """Let shards be placed on a node again."""
-        await asyncio.to_thread(self._drained.remove, node_id)
+        await asyncio.to_thread(self._store.delete, _drained_path(node_id))
         self.leases.drained.discard(node_id)
 
     async def copy_finished(self, move: PlannedMove, copy_result: CopyResult | None) -> bool:
@@ -278,3 +247,9 @@ class PlacementService:
 def _of(assigned: Mapping[int, ActorLocation], partitions: range) -> dict[int, ActorLocation]:
     """Return the store actors of some of a state's partitions."""
     return {partition: location for partition, location in assigned.items() if partition in partitions}
+
+
+def _drained_path(node_id: str) -> str:
+    if _NODE_ID.fullmatch(node_id) is None:
+        raise InvalidRequestError("this is no id of a Ray node; nothing was changed", node=node_id)
+    return f"{_DRAINED}/{node_id}"

@@ -18,7 +18,7 @@ from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.model.maintenance import Maintenance
 from coordinator.placement.lease_placer import StayElseLocal
 from coordinator.runtime.runtime import MachineClock
-from coordinator.service.branching import Branching
+from coordinator.service.versions import Branching
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo, ObjectStore
 from tests.unit.ledger_harness import FakeFleetView, entry

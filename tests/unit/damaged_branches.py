@@ -16,7 +16,7 @@ from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import MachineClock
-from coordinator.service.branching import Branching
+from coordinator.service.versions import Branching
 from coordinator.storage.memory import MemoryObjectStore
 from tests.unit.aggregation_fleet import LocalCoordinator
 from tests.unit.damages import StoredSurvey, copied, rows_of_versions, rows_or_error, taken_from

@@ -48,7 +48,7 @@ async def test_a_restarted_coordinator_unloads_no_shard_that_is_still_leased_to_
     restarted = coordinator_over(store)
     opened = await restarted.open_instance(arriving, actor("a"), [*reported, of_another_actor], 1, ["default"])
     assert opened.stale == (of_another_actor,)
-    assert restarted._instances.registry.verify_if_instance_active(reported[0], actor("a"))
+    assert restarted._instances.location(reported[0]) == actor("a")
     # A run that has ended does not need its shards any more.
     ended = coordinator_over(store)
     await ended.deactivate_instances("run-1")
@@ -100,13 +100,13 @@ async def test_instances_of_a_killed_drivers_run_are_forgotten_once_another_run_
     store = MemoryObjectStore()
     coordinator = coordinator_over(store)
     killed = await leased(coordinator, 0, "a")
-    await coordinator.report_active_instance(killed, actor("a"))
+    await coordinator._instances.report(killed, actor("a"), [])
     await coordinator.attach_and_lease(task("run-2", 0), METADATA, actor("a"))
-    assert coordinator._instances.registry.get_location(killed) is None
+    assert coordinator._instances.location(killed) is None
     # Also when its instance is checked: the shard is leased to the same store actor, but for the new run.
     new_instance = structs.replace(killed, query_run_id="run-2")
-    assert await coordinator.report_active_instance(new_instance, actor("a"), [killed]) == [killed]
-    assert coordinator._instances.registry.get_location(killed) is None
+    assert await coordinator._instances.report(new_instance, actor("a"), [killed]) == [killed]
+    assert coordinator._instances.location(killed) is None
 
 
 async def test_a_state_that_is_slow_to_open_keeps_no_other_waiting() -> None:

@@ -519,7 +519,7 @@ async def test_a_state_of_a_temporary_checkpoint_is_dropped_once_its_run_is_over
         grant = await coordinator.attach_and_lease(identity, metadata(of), location)
         commit = structs.replace(entry(grant, number + 1, f"{query}-{number}"), committed_at_ms=now_ms(MachineClock()))
         await coordinator.commit_partitions("s", [PartitionCommit((commit,))])
-        await coordinator.report_active_instance(StateStoreProviderId(grant.lease.store_id, run), location, [])
+        await coordinator._instances.report(StateStoreProviderId(grant.lease.store_id, run), location, [])
         return grant.base_version
 
     coordinator = Actor("memory://", objects, Maintenance(), "node")

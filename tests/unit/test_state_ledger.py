@@ -33,8 +33,9 @@ from coordinator.model.identities import (
     TaskIdentity,
 )
 from coordinator.model.stored_json import from_json
+from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.lease_placer import StayElseLocal
-from coordinator.service.active_instances import InstanceRegistry
+from coordinator.service.active_instances import ActiveInstances
 from coordinator.storage.memory import MemoryObjectStore
 from tests.clocks import LaterClock
 from tests.unit.ledger_harness import ROOT, FakeFleetView, LedgerHarness, actor, entry, open_writer, task
@@ -103,32 +104,34 @@ def provider(run: str, shard: int = 0) -> StateStoreProviderId:
     return StateStoreProviderId(StateStoreId(ROOT, 0, shard), run)
 
 
-def test_the_last_reporter_has_the_instance() -> None:
-    registry = InstanceRegistry()
-    assert not registry.verify_if_instance_active(provider("run"), actor("a"))
-    assert registry.get_location(provider("run")) is None
-    registry.report_active_instance(provider("run"), actor("a"), [])
-    assert registry.verify_if_instance_active(provider("run"), actor("a"))
-    assert registry.get_location(provider("run")) == actor("a")
-    registry.report_active_instance(provider("run"), actor("b"), [])
-    assert not registry.verify_if_instance_active(provider("run"), actor("a"))
+def no_instances() -> ActiveInstances:
+    return ActiveInstances(ActorRegistry(), lambda _: open_writer(MemoryObjectStore()))
 
 
-def test_a_reporter_learns_which_of_its_other_instances_are_elsewhere_or_unknown() -> None:
-    registry = InstanceRegistry()
-    registry.report_active_instance(provider("run", 1), actor("a"), [])
-    registry.report_active_instance(provider("run", 2), actor("b"), [])
+async def test_the_last_reporter_has_the_instance() -> None:
+    instances = no_instances()
+    assert instances.location(provider("run")) is None
+    await instances.report(provider("run"), actor("a"), [])
+    assert instances.location(provider("run")) == actor("a")
+    await instances.report(provider("run"), actor("b"), [])
+    assert instances.location(provider("run")) == actor("b")
+
+
+async def test_a_reporter_learns_which_of_its_other_instances_are_elsewhere_or_unknown() -> None:
+    instances = no_instances()
+    await instances.report(provider("run", 1), actor("a"), [])
+    await instances.report(provider("run", 2), actor("b"), [])
     other_instances = [provider("run", shard) for shard in (1, 2, 3)]
-    assert registry.report_active_instance(provider("run", 0), actor("a"), other_instances) == other_instances[1:]
+    assert await instances.report(provider("run", 0), actor("a"), other_instances) == other_instances[1:]
 
 
-def test_deactivating_a_run_leaves_the_others() -> None:
-    registry = InstanceRegistry()
+async def test_ending_a_run_leaves_the_others() -> None:
+    instances = no_instances()
     for run_id in ("one", "two"):
-        registry.report_active_instance(provider(run_id), actor("a"), [])
-    assert registry.deactivate_instances("one") == 1
-    assert registry.get_location(provider("one")) is None
-    assert registry.get_location(provider("two")) == actor("a")
+        await instances.report(provider(run_id), actor("a"), [])
+    assert instances.end("one") == 1
+    assert instances.location(provider("one")) is None
+    assert instances.location(provider("two")) == actor("a")
 
 
 # -- the manifest log ----------------------------------------------------------------------------------------------
