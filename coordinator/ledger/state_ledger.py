@@ -213,7 +213,7 @@ class StateLedger(LedgerState):
             records.append(RunStarted(task.run_id, task.query_id, task.batch_id, epoch, task.is_temporary))
         assignment = self.assignments.get(task.partition_id)
         present = self.holder(task.partition_id)
-        choice = placer.place(LeaseRequest(self.state_name, task.partition_id, asking, present), fleet)
+        choice = placer(LeaseRequest(self.state_name, task.partition_id, asking, present), fleet)
         location = choice.location
         if assignment is not None and location == present and fleet.is_alive(location):
             lease_epoch = epoch if records else assignment.epoch

@@ -184,7 +184,7 @@ class MovePlanner:
             MappingProxyType(current),
             frozenset(self.leases.drained),
         )
-        return {partitions[shard]: choice for shard, choice in plan.policy.assign(request).items()}
+        return {partitions[shard]: choice for shard, choice in plan.policy(request).items()}
 
 
 def _moves(

@@ -210,7 +210,7 @@ class Leasing:
             ledger.check_whole(task, layout)
             is_new = task.run_id != ledger.run_id
             previous = ledger.holder(task.partition_id)
-            records, grant = ledger.decide_lease(task, local, self._fleet, self._placing)
+            records, grant = ledger.decide_lease(task, local, self._fleet, self._placing.place)
             records += ledger.decide_schema(task, created, metadata)
             if ledger.drops and not ledger.run_id and ledger.begun_metadata is None:
                 records.insert(0, StateBegun(created.to_json()))

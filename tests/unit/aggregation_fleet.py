@@ -20,7 +20,7 @@ from coordinator.model.identities import DEFAULT_STORE, ActorLocation, StateStor
 from coordinator.model.load_plans import InstancePlans, LoadPlan, LoadPlans
 from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.placement.lease_placer import StayElseLocal
+from coordinator.placement.lease_placer import stay_else_local
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages.requests import ApplyRequest, ShardInput
 from store_actors.serving.operator_shards import OperatorShards
@@ -90,7 +90,7 @@ class LocalCoordinator:
         location = ActorLocation(local, local, "node", "host", 1)
         return self._do(
             self._writer.decide(
-                lambda ledger: ledger.decide_lease(task, location, FakeFleetView(lost), StayElseLocal())
+                lambda ledger: ledger.decide_lease(task, location, FakeFleetView(lost), stay_else_local)
             )
         )
 

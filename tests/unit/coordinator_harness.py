@@ -16,7 +16,7 @@ from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.commits import CommitEntry
 from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.model.maintenance import Maintenance
-from coordinator.placement.lease_placer import StayElseLocal
+from coordinator.placement.lease_placer import stay_else_local
 from coordinator.runtime.runtime import MachineClock
 from coordinator.service.versions import Branching
 from coordinator.storage.memory import MemoryObjectStore
@@ -110,7 +110,7 @@ class CoordinatorHarness:
         """Return a commit of a new run that is not accepted yet."""
         task = TaskIdentity(state_name, "query", run, batch, 0, 0, "executor")
         writer = await self.opened(state_name)
-        grant = await writer.decide(lambda ledger: ledger.decide_lease(task, HERE, FakeFleetView(), StayElseLocal()))
+        grant = await writer.decide(lambda ledger: ledger.decide_lease(task, HERE, FakeFleetView(), stay_else_local))
         version = batch + 1
         commit = entry(grant, version)
         return structs.replace(

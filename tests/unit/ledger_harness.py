@@ -15,7 +15,7 @@ from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.commits import CommitEntry
 from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.model.stored_json import from_json
-from coordinator.placement.lease_placer import ActorLoad, StayElseLocal
+from coordinator.placement.lease_placer import ActorLoad, stay_else_local
 from coordinator.storage.memory import MemoryObjectStore
 
 ROOT = "memory:///clicks"
@@ -81,7 +81,7 @@ class LedgerHarness:
         self.lost: set[str] = set()
 
     def lease(self, identity: TaskIdentity, local: ActorLocation) -> LeaseGrant:
-        records, grant = self.ledger.decide_lease(identity, local, FakeFleetView(self.lost), StayElseLocal())
+        records, grant = self.ledger.decide_lease(identity, local, FakeFleetView(self.lost), stay_else_local)
         for record in records:
             self.ledger.fold(through_json(record))
         return grant

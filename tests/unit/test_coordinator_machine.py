@@ -31,7 +31,7 @@ from coordinator.model.errors import (
 from coordinator.model.identities import DEFAULT_STORE, ActorLocation, ShardKey
 from coordinator.model.load_plans import LoadPlan
 from coordinator.model.stored_json import from_json
-from coordinator.placement.lease_placer import StayElseLocal
+from coordinator.placement.lease_placer import stay_else_local
 from coordinator.storage.memory import MemoryObjectStore
 from tests.unit.ledger_harness import ROOT, FakeFleetView, actor, data_of, entry, task
 
@@ -246,7 +246,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
         location = actor(local, str(self.incarnations[local]))
         identity, lost = task(run, batch, partition), set(self.lost)
         answer = self.answer(
-            who, lambda ledger: ledger.decide_lease(identity, location, FakeFleetView(lost), StayElseLocal())
+            who, lambda ledger: ledger.decide_lease(identity, location, FakeFleetView(lost), stay_else_local)
         )
         expected = self.model.lease(run, partition, batch, location, lost)
         if isinstance(answer, LeaseGrant):

@@ -24,7 +24,7 @@ from coordinator.model.maintenance import Maintenance
 from coordinator.model.schema import Accumulator, Field, OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.type_names import is_wider, spark_type
-from coordinator.placement.lease_placer import StayElseLocal
+from coordinator.placement.lease_placer import stay_else_local
 from coordinator.runtime.runtime import MachineClock, now_ms
 from coordinator.service.coordinator import Coordinator as Actor
 from coordinator.storage.memory import MemoryObjectStore
@@ -334,7 +334,7 @@ class EvolvingCoordinator(LocalCoordinator):
         location = ActorLocation(local, local, "node", "host", 1)
 
         def decide(ledger: StateLedger) -> tuple[list[Record], LeaseGrant]:
-            records, grant = ledger.decide_lease(task, location, FakeFleetView(lost), StayElseLocal())
+            records, grant = ledger.decide_lease(task, location, FakeFleetView(lost), stay_else_local)
             return [*records, *ledger.decide_schema(task, self.created, self.queried)], grant
 
         return self._do(self._writer.decide(decide))

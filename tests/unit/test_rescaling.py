@@ -22,7 +22,7 @@ from coordinator.model.identities import DEFAULT_STORE
 from coordinator.model.load_plans import LoadPlan
 from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.placement.lease_placer import StayElseLocal
+from coordinator.placement.lease_placer import stay_else_local
 from tests.unit.ledger_harness import ROOT, FakeFleetView, actor, entry, task, through_json
 
 SCHEMA = StateSchema((Field("k0", "int32"), Field("__row", "int64")), (), (), None, None, "update")
@@ -111,7 +111,7 @@ class RescaleMachine(RuleBasedStateMachine):
         self.ledger.check_query(identity)
         self.ledger.check_layout(identity, self.ledger.layouts.in_force(FIRST, self.run, batch))
         self.ledger.check_whole(identity, self.layout)
-        records, grant = self.ledger.decide_lease(identity, actor("a"), FakeFleetView(), StayElseLocal())
+        records, grant = self.ledger.decide_lease(identity, actor("a"), FakeFleetView(), stay_else_local)
         self.fold(records)
         assert grant.base_version == batch
         assert grant.watermarks.input_ms == batch

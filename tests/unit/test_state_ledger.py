@@ -34,7 +34,7 @@ from coordinator.model.identities import (
 )
 from coordinator.model.stored_json import from_json
 from coordinator.placement.actor_registry import ActorRegistry
-from coordinator.placement.lease_placer import StayElseLocal
+from coordinator.placement.lease_placer import stay_else_local
 from coordinator.service.active_instances import ActiveInstances
 from coordinator.storage.memory import MemoryObjectStore
 from tests.clocks import LaterClock
@@ -157,7 +157,7 @@ class Flaky(MemoryObjectStore):
 
 async def lease(ledger_writer: LedgerWriter, identity: TaskIdentity, local: ActorLocation) -> LeaseGrant:
     return await ledger_writer.decide(
-        lambda ledger: ledger.decide_lease(identity, local, FakeFleetView(), StayElseLocal())
+        lambda ledger: ledger.decide_lease(identity, local, FakeFleetView(), stay_else_local)
     )
 
 
