@@ -62,20 +62,30 @@ class StorageStats:
 
 
 class CountedObjectStore:
-    """Counts the requests to another store; see :class:`coordinator.storage.protocol.ObjectStore`."""
+    """Counts the requests to another store; see :class:`coordinator.storage.protocol.ObjectStore`.
 
-    def __init__(self, store: ObjectStore, stats: StorageStats, clock: Clock) -> None:
-        self.uri = store.uri
+    Parameters
+    ----------
+    store
+        The other store; None where a subclass opens it (:meth:`_opened`).
+    """
+
+    def __init__(self, uri: str, store: ObjectStore | None, stats: StorageStats, clock: Clock) -> None:
+        self.uri = uri
         self._store = store
         self._stats = stats
         self._clock = clock
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._store!r})"
+        return f"{type(self).__name__}({self.uri!r})"
+
+    def _opened(self) -> ObjectStore:
+        assert self._store is not None
+        return self._store
 
     @property
     def tells_writers_apart(self) -> bool:
-        return self._store.tells_writers_apart
+        return self._opened().tells_writers_apart
 
     @contextmanager
     def _counted(self, operation: str, written: int = 0) -> Iterator[None]:
@@ -100,39 +110,39 @@ class CountedObjectStore:
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         with self._counted("put_if_absent", len(data)):
-            return self._store.put_if_absent(path, data)
+            return self._opened().put_if_absent(path, data)
 
     def put(self, path: str, data: bytes) -> None:
         with self._counted("put", len(data)):
-            self._store.put(path, data)
+            self._opened().put(path, data)
 
     def ensure_durable(self, path: str) -> None:
         with self._counted("ensure_durable"):
-            self._store.ensure_durable(path)
+            self._opened().ensure_durable(path)
 
     def get(self, path: str) -> bytes:
         with self._counted("get"):
-            data = self._store.get(path)
+            data = self._opened().get(path)
         with self._stats.lock:
             self._stats.read_bytes += len(data)
         return data
 
     def list(self, prefix: str) -> list[ObjectInfo]:
         with self._counted("list"):
-            return self._store.list(prefix)
+            return self._opened().list(prefix)
 
     def list_unfinished(self, prefix: str) -> Sequence[ObjectInfo]:
         with self._counted("list"):
-            return self._store.list_unfinished(prefix)
+            return self._opened().list_unfinished(prefix)
 
     def delete(self, path: str) -> None:
         with self._counted("delete"):
-            self._store.delete(path)
+            self._opened().delete(path)
 
     def delete_all(self, paths: Sequence[str]) -> None:
         with self._counted("delete"):
-            self._store.delete_all(paths)
+            self._opened().delete_all(paths)
 
     def folders(self) -> Sequence[str]:
         with self._counted("list"):
-            return self._store.folders()
+            return self._opened().folders()

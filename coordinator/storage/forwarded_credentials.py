@@ -7,19 +7,21 @@ driver connects with them again. Nothing is lost, since no request was carried o
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from coordinator.model.errors import CredentialsNeededError
+from coordinator.runtime.runtime import Clock
+from coordinator.storage.counted import CountedObjectStore, StorageStats
 from coordinator.storage.options import Secrets, StorageOptions
-from coordinator.storage.protocol import ObjectInfo, ObjectStore
+from coordinator.storage.protocol import ObjectStore
 
 #: Path that is read to check credentials. There need not be such an object: "not found" also shows that they are accepted.
 _ANY_OBJECT = "_probe/accepted"
 
 
-class ForwardedCredentialsStore:
-    """Opens a store with the first request, or when credentials are forwarded; see :class:`~coordinator.storage.protocol.ObjectStore`.
+class ForwardedCredentialsStore(CountedObjectStore):
+    """Opens a store with the first request, or when credentials are forwarded.
 
     Parameters
     ----------
@@ -35,25 +37,19 @@ class ForwardedCredentialsStore:
         options: StorageOptions,
         ask: Callable[[], Secrets | None],
         open_store: Callable[[str, Mapping[str, str]], ObjectStore],
+        stats: StorageStats,
+        clock: Clock,
     ) -> None:
-        self.uri = uri
+        super().__init__(uri, None, stats, clock)
         self._options = options
         self._ask, self._open_store = ask, open_store
-        self._store: ObjectStore | None = None
         self._secrets: Secrets | None = None
         self._lock = threading.Lock()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.uri!r})"
 
     @property
     def secrets(self) -> Secrets | None:
         """The credentials that this process has; None if none were forwarded since it started and it has not asked yet."""
         return self._secrets
-
-    @property
-    def tells_writers_apart(self) -> bool:
-        return self._opened().tells_writers_apart
 
     def use_credentials(self, secrets: Secrets) -> None:
         """Use these credentials from now on, if the store accepts them.
@@ -89,30 +85,3 @@ class ForwardedCredentialsStore:
                 self.use_credentials(secrets)
             assert self._store is not None
             return self._store
-
-    def put_if_absent(self, path: str, data: bytes) -> bool:
-        return self._opened().put_if_absent(path, data)
-
-    def put(self, path: str, data: bytes) -> None:
-        self._opened().put(path, data)
-
-    def ensure_durable(self, path: str) -> None:
-        self._opened().ensure_durable(path)
-
-    def get(self, path: str) -> bytes:
-        return self._opened().get(path)
-
-    def list(self, prefix: str) -> list[ObjectInfo]:
-        return self._opened().list(prefix)
-
-    def list_unfinished(self, prefix: str) -> Sequence[ObjectInfo]:
-        return self._opened().list_unfinished(prefix)
-
-    def delete(self, path: str) -> None:
-        self._opened().delete(path)
-
-    def delete_all(self, paths: Sequence[str]) -> None:
-        self._opened().delete_all(paths)
-
-    def folders(self) -> Sequence[str]:
-        return self._opened().folders()

@@ -29,7 +29,7 @@ from coordinator.runtime.runtime import Runtime, freeze_imports
 from coordinator.service.calls import Actors, RayActors, session_folder, unwrapped
 from coordinator.service.client import CoordinatorClient
 from coordinator.service.metric_export import EXPORT_INTERVAL_S, MetricExport
-from coordinator.storage.counted import CountedObjectStore, StorageStats
+from coordinator.storage.counted import StorageStats
 from coordinator.storage.forwarded_credentials import ForwardedCredentialsStore
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.probe import StorageProof
@@ -400,17 +400,18 @@ class StoreActor(StoreProcess):
         )
         coordinator = CoordinatorClient.connect(uri, storage_options, maintenance)
         storage_stats = StorageStats()
-        self._store = open_store_in_actor(uri, storage_options, coordinator.forwarded_credentials, storage_stats)
-        objects = CountedObjectStore(self._store, storage_stats, runtime.clock)
+        self._store = open_store_in_actor(
+            uri, storage_options, coordinator.forwarded_credentials, storage_stats, runtime.clock
+        )
         self._unfit: MemoryLimitError | None = None
         try:
             of_process = _memory_of(memory)
         except MemoryLimitError as error:
             # Ray would wrap an error that is raised here; the first call that does work raises it instead.
             self._unfit, of_process = error, UnlimitedMemory()
-        self._proof = StorageProof(objects, coordinator.look_into, location, runtime.threads.lock())
+        self._proof = StorageProof(self._store, coordinator.look_into, location, runtime.threads.lock())
         super().__init__(
-            location, objects, coordinator, maintenance, runtime, RayActors(), of_process, self._check_process
+            location, self._store, coordinator, maintenance, runtime, RayActors(), of_process, self._check_process
         )
         self._storage_stats = storage_stats
         self._export = MetricExport(uri)

@@ -90,7 +90,7 @@ def test_requests_are_counted_with_their_bytes_and_failures_and_answered_as_they
             raise StorageUnavailableError("the object store failed")
 
     stats = StorageStats()
-    store = CountedObjectStore(ObservedObjectStore(fail), stats, MachineClock())
+    store = CountedObjectStore("memory://", ObservedObjectStore(fail), stats, MachineClock())
     assert store.put_if_absent("a/b", b"123")
     assert not store.put_if_absent("a/b", b"4")
     assert store.get("a/b") == b"123"
