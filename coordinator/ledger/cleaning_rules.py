@@ -8,7 +8,8 @@ never be needed afterwards, whichever process takes itself for the coordinator, 
    (:func:`coordinator.storage.probe.time_of_store`): no clock of a machine is asked how old a file is.
 2. A record is appended to the manifest log, and the files that retained versions need are read from the ledger at that record. The
 record
-   says which candidates an attempt could still commit; from there on they are refused (:mod:`coordinator.ledger.discards`).
+   says which candidates an attempt could still commit; from there on every ledger refuses them
+   (:meth:`coordinator.ledger.ledger_state.LedgerState.refuse_discarded`).
 3. Candidates that are not needed there are deleted.
 
 A candidate that is not needed at the record is not needed later, because only a record that commits a file makes it needed:
@@ -17,6 +18,10 @@ A candidate that is not needed at the record is not needed later, because only a
   the record of step 2, or by an earlier one. Its writer reads the log, and decides again. So it would not be enough to see that
   the next sequence number is free.
 - A later decision is refused by the log: by the record of step 2, or because there is a newer run, owner or version.
+
+An attempt whose request hangs may ask for its commit at any time, long after cleaning took its files for those of a failed attempt. No
+clock decides which of the two comes first: the log does. A refused file is remembered for as long as no other rule refuses it: a delta
+until its shard is leased again, or has passed its version; a snapshot until its version is not retained any more.
 
 No clock decides whether a commit is accepted. The grace period only spares attempts that take long: one that takes longer is
 refused, and its task repeats it.
@@ -31,14 +36,33 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from coordinator.ledger.discards import DataFile
 from coordinator.storage.protocol import ObjectInfo
 
 #: Listings in a grace period in which something may be found, and grace periods between listings in which nothing is expected.
 _LISTINGS_A_GRACE = 4
 _GRACES_AT_REST = 24
+_DATA_FILE = re.compile(
+    r"^[^/]+/\d+/(?P<partition>\d+)/(?:[^/]+/)?(?P<version>\d+)-[0-9a-f]+(?:-\d+)?\.(?P<kind>delta|snapshot)$"
+)
 _PART = re.compile(r"^[^/]+/parts/\d{20}-[^/]+\.json$")
 _RECORD = re.compile(r"/(?P<folder>manifest|checkpoints)/(?P<seq>\d{20})\.json$")
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """The fields in the path of a delta, or of a part of a snapshot."""
+
+    partition_id: int
+    version: int
+    is_snapshot: bool
+
+    @classmethod
+    def of(cls, path: str) -> DataFile | None:
+        """Return the fields of a path; None if it is not a data file's."""
+        match = _DATA_FILE.match(path)
+        if match is None:
+            return None
+        return cls(int(match["partition"]), int(match["version"]), match["kind"] == "snapshot")
 
 
 def orphans(

@@ -172,13 +172,6 @@ class ShardLayouts:
         self._counted -= {layout.first_partition for layout in dropped}
         return dropped
 
-    def copy(self) -> ShardLayouts:
-        """Return a deep copy."""
-        duplicate = ShardLayouts()
-        duplicate.made, duplicate._counted = list(self.made), set(self._counted)
-        duplicate._given, duplicate._first_end = self._given, self._first_end
-        return duplicate
-
     def to_json(self) -> dict[str, Any]:
         """Return the field of a checkpoint of the log; empty for a state that was never rescaled."""
         if not self._given:

@@ -382,7 +382,7 @@ class ManifestLog(LogFiles):
                 **self._facts(),
                 "seq": plan.seq,
                 "record_id": plan.record_id,
-                "folded": plan.ledger.to_json(),
+                "folded": plan.folded,
             }
             if parts:
                 body["parts"] = parts

@@ -240,7 +240,7 @@ class Leasing:
         It is not known if the shard is to go to another store actor. Partitions of Python programs have no next batch of their run.
         """
         entry = entries[0]
-        assignment = ledger.assignments.get(entry.partition_id)
+        assignment = ledger.assignment(entry.partition_id)
         if assignment is None or ledger.query_id == PYTHON_QUERY_ID:
             return None
         holder = assignment.location

@@ -119,7 +119,7 @@ class PlacementService:
             return PlacementExplanation(
                 holder,
                 None if planned is None or planned.location == holder else planned.location,
-                ledger.assignments.moves(partition_id),
+                ledger.moves(partition_id),
                 self._locality.of(state_name, partition_id),
             )
 

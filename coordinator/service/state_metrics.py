@@ -166,7 +166,7 @@ class StateMetrics:
         lost_executors = self._drivers.lost_since(last.run_id, state.lost_executors)
         state.lost_executors = self._drivers.lost
         holder = ledger.holder(last.partition_id)
-        moves = [move for move in ledger.assignments.moves(last.partition_id) if not move.error]
+        moves = [move for move in ledger.moves(last.partition_id) if not move.error]
         # It came there for this batch if it had the batch's base version then.
         move = moves[-1] if moves and moves[-1].version == last.base_version and moves[-1].former else None
         return BatchContext(

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from coordinator.ledger.ledger_state import Assignment
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.commits import CommitEntry
 from coordinator.model.identities import ActorLocation
@@ -44,7 +45,7 @@ class ShardStats:
     entry
         Newest commit of the default store; None without any.
     lease
-        Epoch and store actor of the present lease; None if the shard was never leased.
+        None if the shard was never leased.
     operations
         State operations since the coordinator started, by where their tasks ran.
     """
@@ -54,7 +55,7 @@ class ShardStats:
     rows: int
     bytes: int
     entry: CommitEntry | None
-    lease: tuple[int, ActorLocation] | None
+    lease: Assignment | None
     operations: Mapping[str, int]
 
     @classmethod
@@ -67,7 +68,7 @@ class ShardStats:
             rows,
             size,
             ledger.newest(partition_id),
-            ledger.location(partition_id),
+            ledger.assignment(partition_id),
             locality.of(ledger.state_name, partition_id),
         )
 
@@ -109,7 +110,7 @@ class StateStats:
             for locality, count in shard.operations.items():
                 self.operations[locality] += count
             if shard.lease is not None:
-                self.holders[shard.lease[1]] += 1
+                self.holders[shard.lease.location] += 1
             entry = shard.entry
             if entry is not None:
                 self.last_commit_ms = max(self.last_commit_ms or 0, entry.committed_at_ms)

@@ -164,11 +164,11 @@ def _rows_per_second(batches: Sequence[_Batch]) -> float | None:
 
 def _shard(shard: ShardStats, first_partition: int) -> dict[str, Any]:
     entry = shard.entry
-    epoch, location = shard.lease or (None, None)
+    location = None if shard.lease is None else shard.lease.location
     return {
         "actor_name": location.actor_name if location else None,
         "node_id": location.node_id if location else None,
-        "epoch": epoch,
+        "epoch": None if shard.lease is None else shard.lease.epoch,
         "executor": entry.executor if entry else None,
         "version": shard.version,
         "state_rows": shard.rows,
@@ -191,7 +191,7 @@ def _shard_details(ledger: StateLedger, shard: ShardStats, record: StateRecord) 
         "delta_files": files.deltas,
         "snapshot_files": files.snapshots,
         "file_bytes": files.file_bytes,
-        "moves": [_move(move) for move in ledger.assignments.moves(shard.partition_id)[-_MOVES:]],
+        "moves": [_move(move) for move in ledger.moves(shard.partition_id)[-_MOVES:]],
     }
 
 

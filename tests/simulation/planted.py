@@ -10,7 +10,6 @@ from typing import Any
 
 from msgspec import structs
 
-from coordinator.ledger.discards import Discards
 from coordinator.ledger.history import StateHistory
 from coordinator.ledger.ledger_state import LedgerState
 from coordinator.ledger.records import Committed
@@ -178,7 +177,7 @@ def _two_clocks_compared(_: Callable[..., Any]) -> Callable[..., Any]:
 
     async def careless(actor: Any, state_name: str, keeper: Any, commit: PartitionCommit) -> AcceptedCommits:
         def decide(ledger: StateLedger) -> Any:
-            ledger.discards = Discards()
+            ledger.discarded = {}
             records, counted = ledger.decide_commits(commit.entries)
             for entry in commit.entries if records else ():
                 if actor._clock.now_s() * 1000 - entry.committed_at_ms > actor._maintenance.grace_s * 500:

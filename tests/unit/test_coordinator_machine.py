@@ -450,7 +450,9 @@ class CoordinatorMachine(RuleBasedStateMachine):
         ledger, model = self.ledger, self.model
         assert (ledger.run_id, ledger.epoch, ledger.retired) == (model.run, model.epoch, model.retired)
         assert {
-            partition: ledger.location(partition) for partition in PARTITIONS if ledger.location(partition)
+            partition: structs.astuple(assignment)
+            for partition in PARTITIONS
+            if (assignment := ledger.assignment(partition))
         } == model.leases
         for shard in ((partition, store) for partition in PARTITIONS for store in STORES):
             chain = model.chains.get(shard, [])

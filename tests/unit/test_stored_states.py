@@ -134,9 +134,9 @@ def test_the_ledger_says_the_same(state: str) -> None:
         plan = ledger.load_plans(partition, newest.version, (store,)).plans[store]
         assert plan.oldest_retained == facts["floors"][name]
         schemas = plan.schemas
-        location = ledger.location(partition)
-        assert location is not None
-        assert [location[0], location[1].actor_name] == facts["locations"][str(partition)]
+        assignment = ledger.assignment(partition)
+        assert assignment is not None
+        assert [assignment.epoch, assignment.location.actor_name] == facts["locations"][str(partition)]
         assert ledger.rows_late(partition) == facts["rows_late"][str(partition)]
     accumulators = [
         [f"{accumulator.meaning}:{accumulator.state[0].type}" for accumulator in schema.accumulators]
