@@ -113,11 +113,6 @@ class StateHistory:
         newest = [chain[-1] for chain in self._partition_chains(partition_id) if chain]
         return sum(entry.state_rows for entry in newest), sum(entry.state_bytes for entry in newest)
 
-    def rows_late(self, partition_id: int) -> int:
-        """Return the late rows of a shard since the state began."""
-        before = self._late_before.get((partition_id, DEFAULT_STORE), 0)
-        return before + sum(entry.rows_late for entry in self.entries(partition_id))
-
     def total_rows_late(self) -> int:
         """Return the late rows of all shards since the state began, those of previous layouts included."""
         before = sum(late for (_, store_name), late in self._late_before.items() if store_name == DEFAULT_STORE)

@@ -29,9 +29,9 @@ from coordinator.ledger.records import (
     StateBegun,
     Truncated,
 )
-from coordinator.model.copy_result import ShardMove
 from coordinator.model.errors import CommitUnknownError
 from coordinator.model.identities import PYTHON_QUERY_ID, ActorLocation
+from coordinator.model.leases import ShardMove
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.stored_json import from_json
 

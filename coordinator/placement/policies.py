@@ -19,8 +19,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from coordinator.model.copy_result import CopyResult
 from coordinator.model.identities import ActorLocation
+from coordinator.model.leases import CopyResult
 
 
 @dataclass(frozen=True, slots=True)

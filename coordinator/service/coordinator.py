@@ -23,10 +23,9 @@ from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import CHECKPOINT_INTERVAL
 from coordinator.log.open_states import OpenStates
 from coordinator.model.commits import PartitionCommit, SnapshotEntry
-from coordinator.model.copy_result import CopyResult
 from coordinator.model.errors import InvalidRequestError, StateStoreError
 from coordinator.model.identities import ActorLocation, StateStoreProviderId, TaskIdentity
-from coordinator.model.leases import ShardLocation
+from coordinator.model.leases import CopyResult, ShardLocation
 from coordinator.model.load_plans import InstancePlans, LoadPlans
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.memory_options import MemoryUse

@@ -13,9 +13,9 @@ from coordinator.ledger.records import MoveFailed, Record
 from coordinator.ledger.rescaling import BatchShards
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.log.ledger_writer import LedgerWriter
-from coordinator.model.copy_result import CopyResult
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import ActorLocation
+from coordinator.model.leases import CopyResult
 from coordinator.placement.lease_placer import PlannedLeases
 from coordinator.placement.move_planner import MovePlanner, PlacementExplanation, PlannedMove
 from coordinator.placement.policies import POLICIES, ActorSlot, Choice

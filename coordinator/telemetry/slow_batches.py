@@ -9,7 +9,7 @@ from statistics import median
 from humanize import naturalsize
 
 from coordinator.model.commits import CommitEntry
-from coordinator.model.copy_result import ShardMove
+from coordinator.model.leases import ShardMove
 from coordinator.model.memory_options import MemoryUse
 from coordinator.telemetry.batch_times import PHASES
 from coordinator.telemetry.drivers import ExecutorState, LongBatch

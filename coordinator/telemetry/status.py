@@ -12,7 +12,7 @@ from coordinator.ledger.rescaling import first_layout
 from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.commits import CommitEntry
-from coordinator.model.copy_result import ShardMove
+from coordinator.model.leases import ShardMove
 from coordinator.model.memory_options import MemoryUse
 from coordinator.model.names import fleet_id_of
 from coordinator.model.state_metadata import StateMetadata

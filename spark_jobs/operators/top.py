@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from coordinator.model.nested_types import is_nested
+from coordinator.model.type_names import is_nested
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import watermark_delay_ms
 from spark_jobs.plan.keys import key_of, leaf_field

@@ -11,8 +11,8 @@ from typing import Any
 from msgspec import structs
 from ray.exceptions import RayError
 
-from coordinator.model.copy_result import CopyResult
 from coordinator.model.errors import StateStoreError
+from coordinator.model.leases import CopyResult
 from coordinator.placement.move_planner import PlannedMove
 from coordinator.runtime.runtime import MachineThreads
 from coordinator.service.calls import Actors, RayActors, unwrapped

@@ -15,9 +15,9 @@ import ray
 
 from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.commits import CommitEntry
-from coordinator.model.copy_result import CopyResult
 from coordinator.model.errors import MemoryLimitError, StateStoreError
 from coordinator.model.identities import ActorLocation, StateStoreId, StateStoreProviderId, TaskIdentity
+from coordinator.model.leases import CopyResult
 from coordinator.model.load_plans import InstancePlans
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.memory_options import MemoryOptions

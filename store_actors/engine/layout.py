@@ -10,9 +10,8 @@ import pyarrow as pa
 
 from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.errors import InvalidRequestError
-from coordinator.model.nested_types import is_nested
 from coordinator.model.schema import ROW_COLUMN, Accumulator, Field, StateSchema
-from coordinator.model.type_names import is_counted, is_growing, string_to_type
+from coordinator.model.type_names import is_counted, is_growing, is_nested, string_to_type
 from store_actors.engine.accumulate_kernels import ACCUMULATE_WORDS
 from store_actors.engine.accumulator_rules import RULES, Ordering, Rule, StateForm
 from store_actors.engine.arrays import Slots, Words

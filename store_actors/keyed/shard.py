@@ -22,9 +22,8 @@ from typing import Any
 import pyarrow as pa
 
 from coordinator.model.errors import InvalidRequestError, VersionNotFoundError, WriterBusyError
-from coordinator.model.nested_types import has_map
 from coordinator.model.schema import Field, StateSchema
-from coordinator.model.type_names import string_to_type, type_to_string
+from coordinator.model.type_names import has_map, string_to_type, type_to_string
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.table_view import ShardView, TableView
 from store_actors.engine.versions import CHANGE_COLUMN, Change, Frozen, frozen_pieces

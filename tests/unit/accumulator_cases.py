@@ -18,9 +18,16 @@ import pytest
 from hypothesis import strategies as st
 
 from coordinator.model.accumulator_kinds import AccumulatorKind
-from coordinator.model.nested_types import has_map
 from coordinator.model.schema import Accumulator
-from coordinator.model.type_names import bins_type, counts_type, list_type, string_to_type, type_to_string, words_type
+from coordinator.model.type_names import (
+    bins_type,
+    counts_type,
+    has_map,
+    list_type,
+    string_to_type,
+    type_to_string,
+    words_type,
+)
 from tests.unit import nested_values
 from tests.unit.accumulator_inputs import Expected, Given, Inputs, Such, of
 from tests.unit.accumulator_values import VALUES

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.errors import SumOverflowError
-from coordinator.model.nested_types import has_map
 from coordinator.model.schema import Accumulator, Field
-from coordinator.model.type_names import string_to_type, type_to_string
+from coordinator.model.type_names import has_map, string_to_type, type_to_string
 from store_actors.engine.accumulator_rules import RULES, StateForm
 from store_actors.engine.op_code_kernels import OpCode
 from store_actors.engine.results import results_of

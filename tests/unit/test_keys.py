@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.errors import InvalidRequestError
-from coordinator.model.nested_types import has_map
 from coordinator.model.schema import ROW_COLUMN, Accumulator, Field, OperatorKind, StateSchema
-from coordinator.model.type_names import string_to_type, type_to_string
+from coordinator.model.type_names import has_map, string_to_type, type_to_string
 from store_actors.engine import versions
 from store_actors.keyed.shard import KeyedShard
 from store_actors.messages.requests import ShardInput

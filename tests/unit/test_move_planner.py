@@ -11,8 +11,8 @@ from msgspec import structs
 from coordinator.ledger.fleet_view import KnownFleet
 from coordinator.ledger.records import RunStarted, ShardsAssigned
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.model.copy_result import CopyResult
 from coordinator.model.identities import ActorLocation
+from coordinator.model.leases import CopyResult
 from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.lease_placer import LeaseRequest, PlannedLeases
 from coordinator.placement.move_planner import MovePlanner, PlannedMove
