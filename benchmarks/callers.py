@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from benchmarks.without_spark import COUNT_AND_SUM
-from coordinator.ledger.rescaling import BatchShards
 from coordinator.ledger.state_ledger import AcceptedCommits, LeaseGrant
 from coordinator.model.commits import CommitEntry, PartitionCommit
 from coordinator.model.errors import StateStoreError
@@ -101,7 +100,7 @@ class Query:
         for actor in self.actors:
             await self._coordinator.report_store_actor(actor)
         slots = [ActorSlot(actor, _CORES) for actor in self.actors]
-        placement = await self._coordinator.place_shards(self.name, self.query_id, BatchShards(0, self.shards), slots)
+        placement = await self._coordinator.place_shards(self.name, self.query_id, range(self.shards), slots)
         self._where = [holder for holder in placement.holders if holder is not None]
 
     def leases(self, batch: int) -> Iterator[Awaitable[None]]:
@@ -146,7 +145,7 @@ class Query:
 
     async def settle(self, batch: int) -> None:
         """End a batch."""
-        result, placement, _ = await self._coordinator.batch_result(self.task_of(0, batch), BatchShards(0, self.shards))
+        result, placement, _ = await self._coordinator.batch_result(self.task_of(0, batch), range(self.shards))
         if result.missing:
             raise AssertionError(f"{len(result.missing)} shards have not committed batch {batch}")
         self._where = [holder for holder in placement.holders if holder is not None]

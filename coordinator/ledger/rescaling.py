@@ -26,23 +26,6 @@ MAX_SHARDS = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
-class BatchShards:
-    """The shards of a batch: shard `t` is partition ``first_partition + t``."""
-
-    first_partition: int
-    num_shards: int
-
-    @property
-    def partitions(self) -> range:
-        """Partition ids of the shards."""
-        return range(self.first_partition, self.first_partition + self.num_shards)
-
-    @classmethod
-    def of(cls, layout: ShardLayout) -> BatchShards:
-        return cls(layout.first_partition, layout.num_shards)
-
-
-@dataclass(frozen=True, slots=True)
 class RescalePlan:
     """The effect of a rescale on a state.
 

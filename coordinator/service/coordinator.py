@@ -15,7 +15,7 @@ from coordinator.ledger.checkpoints import PART_RECORDS
 from coordinator.ledger.fleet_view import KnownFleet
 from coordinator.ledger.read_views import ReadView, ViewId, WantedView
 from coordinator.ledger.records import Record
-from coordinator.ledger.rescaling import BatchShards, RescalePlan, decide_rescale_request, first_layout
+from coordinator.ledger.rescaling import RescalePlan, decide_rescale_request, first_layout
 from coordinator.ledger.state_ledger import AcceptedCommits, LeaseGrant, StateLedger
 from coordinator.ledger.version_stats import VersionStats
 from coordinator.log.cleaner import Cleaner
@@ -218,16 +218,16 @@ class Coordinator:
             self._leasing.count_piggybacked(state_name, commit.entries[0].partition_id)
         return accepted
 
-    async def begin_batch(self, task: TaskIdentity, planned: int, requested: int | None) -> BatchShards:
-        """Return the shards of a batch that is about to be planned; see :meth:`Leasing.begin_batch`."""
+    async def begin_batch(self, task: TaskIdentity, planned: int, requested: int | None) -> range:
+        """Return the partitions of the shards of a batch that is about to be planned; see :meth:`Leasing.begin_batch`."""
         return await self._leasing.begin_batch(task, planned, requested)
 
-    async def batch_result(self, task: TaskIdentity, shards: BatchShards) -> tuple[BatchResult, Placement, BatchShards]:
-        """Return the result of a batch, with the shards that have not committed it, and the next batch's placement and shards."""
-        ended = await self._leasing.end_batch(task, shards, self._placement)
+    async def batch_result(self, task: TaskIdentity, partitions: range) -> tuple[BatchResult, Placement, range]:
+        """Return the result of a batch, with the shards that have not committed it, and the next batch's placement and partitions."""
+        ended = await self._leasing.end_batch(task, partitions, self._placement)
         ledger = (await self._writer_of(task.state_name)).ledger
         if not ended[0].missing and ledger is not None:
-            self._metrics.ended(ledger, task.batch_id + 1, shards)
+            self._metrics.ended(ledger, task.batch_id + 1, partitions.start)
         return ended
 
     async def rescale(self, state_name: str, num_shards: int, dry_run: bool) -> RescalePlan:
@@ -280,7 +280,7 @@ class Coordinator:
         self,
         state_name: str,
         query_id: str,
-        shards: BatchShards,
+        partitions: range,
         slots: Sequence[ActorSlot],
         standbys: int = 0,
         policy: str = "balance",
@@ -292,7 +292,7 @@ class Coordinator:
         standbys
             How many store actors on other nodes are sent the commits of each shard.
         """
-        return await self._placement.place(state_name, query_id, shards, slots, standbys, policy)
+        return await self._placement.place(state_name, query_id, partitions, slots, standbys, policy)
 
     async def explain_placement(self, state_name: str, shard: int) -> PlacementExplanation:
         """Return why a shard is where it is: its newest moves, and where its tasks ran."""

@@ -10,7 +10,7 @@ from msgspec import structs
 from coordinator.ledger.batch_stats import BatchResult
 from coordinator.ledger.compatibility import changes, check_output_mode, fitting
 from coordinator.ledger.records import Dropped, Record, StateBegun
-from coordinator.ledger.rescaling import BatchShards, decide_shards, first_layout
+from coordinator.ledger.rescaling import decide_shards, first_layout
 from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import AcceptedCommits, LeaseGrant, StateLedger
 from coordinator.log.ledger_writer import RECENT_S, LedgerWriter
@@ -129,8 +129,8 @@ class Leasing:
                     extra={"state": metadata.state_name, "query": metadata.query_id},
                 )
 
-    async def begin_batch(self, task: TaskIdentity, planned: int, requested: int | None) -> BatchShards:
-        """Return the shards of a batch that is about to be planned.
+    async def begin_batch(self, task: TaskIdentity, planned: int, requested: int | None) -> range:
+        """Return the partitions of the shards of a batch that is about to be planned.
 
         Parameters
         ----------
@@ -140,7 +140,7 @@ class Leasing:
         writer = await self._writer_of(task.state_name)
         created = writer.metadata
         if created is None:
-            return BatchShards(0, planned)
+            return range(planned)
 
         def decide(ledger: StateLedger) -> tuple[list[Record], tuple[bool, ShardLayout]]:
             records, layout = decide_shards(ledger, created, task, requested)
@@ -149,11 +149,11 @@ class Leasing:
         is_new, layout = await writer.decide(decide)
         if is_new:
             log_rescale(task.state_name, layout)
-        return BatchShards.of(layout)
+        return layout.partitions
 
     async def end_batch(
-        self, task: TaskIdentity, shards: BatchShards, placements: PlacementService
-    ) -> tuple[BatchResult, Placement, BatchShards]:
+        self, task: TaskIdentity, partitions: range, placements: PlacementService
+    ) -> tuple[BatchResult, Placement, range]:
         """Return a batch's result; see :meth:`~coordinator.service.coordinator.Coordinator.batch_result`."""
         writer = await self._writer_of(task.state_name)
         created = writer.metadata
@@ -162,7 +162,7 @@ class Leasing:
         )
 
         def decide(ledger: StateLedger) -> tuple[list[Record], tuple[BatchResult, ShardLayout, bool, StateLedger]]:
-            of_batch = ShardLayout(shards.num_shards, shards.first_partition)
+            of_batch = ShardLayout(len(partitions), partitions.start)
             result = ledger.batch_result(task.run_id, task.batch_id, of_batch)
             records, layout = list[Record](), of_batch
             if created is not None and not result.missing:
@@ -179,8 +179,8 @@ class Leasing:
         if is_new:
             log_rescale(task.state_name, layout)
         # Once, after a decision that may have been repeated: moves that restore a plan are returned a single time.
-        placement = placements.next_batch(ledger, shards.partitions, is_whole=not result.missing)
-        return result, placement, BatchShards.of(layout)
+        placement = placements.next_batch(ledger, partitions, is_whole=not result.missing)
+        return result, placement, layout.partitions
 
     async def lease(
         self, task: TaskIdentity, metadata: StateMetadata, local: ActorLocation

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from coordinator.ledger.fleet_view import KnownFleet
 from coordinator.ledger.records import MoveFailed, Record
-from coordinator.ledger.rescaling import BatchShards
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.model.errors import InvalidRequestError
@@ -77,14 +76,12 @@ class PlacementService:
         self,
         state_name: str,
         query_id: str,
-        shards: BatchShards,
+        partitions: range,
         slots: Sequence[ActorSlot],
         standbys: int,
         policy: str,
     ) -> Placement:
         """Place a state's shards; :meth:`Coordinator.place_shards <coordinator.service.coordinator.Coordinator.place_shards>`."""
-        partitions = shards.partitions
-
         assigned, inherited = await (await self._writer_of(state_name)).read(
             lambda ledger: (_of(ledger.assigned(), partitions), ledger.inherited(partitions))
         )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from coordinator.ledger.rescaling import BatchShards, first_layout
+from coordinator.ledger.rescaling import first_layout
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import StateStoreError
@@ -144,21 +144,21 @@ class StateMetrics:
         lost = self._drivers.lost_since(ledger.run_id, state.lost_executors)
         return running_batch(metadata.state_name, batch, state.record.recent, missing, layout.num_shards, lost)
 
-    def ended(self, ledger: StateLedger, version: int, shards: BatchShards) -> None:
+    def ended(self, ledger: StateLedger, version: int, first_partition: int) -> None:
         """Record the end of a batch; a slow one is explained in the log."""
         name, at_ms = ledger.state_name, now_ms(self._clock)
         record = self.record(name)
         ended = record.end_batch(version, at_ms)
         if ended is None:
             return
-        context = self._context(ledger, ended, shards)
+        context = self._context(ledger, ended, first_partition)
         if is_slow(ended.took_ms, record.recent):
             text = explanation(name, ended, record.recent, context)
             record.add_slow_batch(ended, at_ms, context.shard, text)
             log.warning("%s", text, extra=_fields(ledger, ended.last, context.shard))
         record.recent.append(ended)
 
-    def _context(self, ledger: StateLedger, ended: EndedBatch, shards: BatchShards) -> BatchContext:
+    def _context(self, ledger: StateLedger, ended: EndedBatch, first_partition: int) -> BatchContext:
         """Return what happened since the state's batch before."""
         last, state = ended.last, self._states[ledger.state_name]
         refused, trouble = state.refused, state.trouble
@@ -170,7 +170,7 @@ class StateMetrics:
         # It came there for this batch if it had the batch's base version then.
         move = moves[-1] if moves and moves[-1].version == last.base_version and moves[-1].former else None
         return BatchContext(
-            last.partition_id - shards.first_partition,
+            last.partition_id - first_partition,
             None if holder is None else holder.host,
             move,
             move is not None and move.former is not None and self._actors.is_dead(move.former),

@@ -12,7 +12,6 @@ from pyspark.sql import SparkSession
 from ray.exceptions import RayError
 
 from coordinator.ledger.batch_stats import BatchResult
-from coordinator.ledger.rescaling import BatchShards
 from coordinator.model.errors import StateMismatchError, StateStoreError
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.names import store_actor_number
@@ -142,10 +141,10 @@ class DriverCalls:
             return {"refused": refused}
         _, states = self._writers.setdefault(batch["run_id"], (batch["query_id"], set()))
         states.add((operator["uri"], operator["state"]))
-        shards = self._fleets[operator["uri"]].coordinator.begin_batch(
+        partitions = self._fleets[operator["uri"]].coordinator.begin_batch(
             _task(batch), batch["shards"], operator["shards"]
         )
-        return {"shards": shards.num_shards, "first_partition": shards.first_partition}
+        return {"shards": len(partitions), "first_partition": partitions.start}
 
     def _refusal(self, query: Mapping[str, Any]) -> str | None:
         """Return why a query may not start on the states of its operators; None if it may."""
@@ -213,7 +212,7 @@ class DriverCalls:
             placements = fleet.coordinator.place_shards(
                 operator["state"],
                 batch["query_id"],
-                _shards(batch),
+                _partitions(batch),
                 slots,
                 fleet.options.standbys,
                 fleet.options.policy,
@@ -232,7 +231,7 @@ class DriverCalls:
     def _settle(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         operator = batch["operator"]
         fleet = self._fleets[operator["uri"]]
-        result, placements, next_shards = fleet.coordinator.batch_result(_task(batch), _shards(batch))
+        result, placements, following = fleet.coordinator.batch_result(_task(batch), _partitions(batch))
         sent = {int(shard): counts for shard, counts in batch["sent"].items()} if "sent" in batch else None
         if sent and (unlike := result.unlike(sent)):
             return {"refused": _unlike_text(batch, unlike)}
@@ -244,7 +243,7 @@ class DriverCalls:
             **_stats(result, batch["shards"]),
             "missing": [*result.missing, *uncounted],
             "places": _places(placements),
-            "next": {"shards": next_shards.num_shards, "first_partition": next_shards.first_partition},
+            "next": {"shards": len(following), "first_partition": following.start},
         }
 
 
@@ -255,8 +254,8 @@ def _places(placement: Placement) -> list[tuple[str, int] | None]:
     ]
 
 
-def _shards(batch: Mapping[str, Any]) -> BatchShards:
-    return BatchShards(batch["first_partition"], batch["shards"])
+def _partitions(batch: Mapping[str, Any]) -> range:
+    return range(batch["first_partition"], batch["first_partition"] + batch["shards"])
 
 
 def _task(batch: Mapping[str, Any]) -> TaskIdentity:

@@ -18,7 +18,6 @@ from typing import Any
 import pyarrow as pa
 from msgspec import structs
 
-from coordinator.ledger.rescaling import BatchShards
 from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
@@ -77,8 +76,8 @@ def audit_state(
     metadata = workload.metadata(state, query)
     try:
         whole = TaskIdentity(state, query, "audit", version, 0, 0, "auditor")
-        shards: BatchShards = newcomer.ask("begin_batch", whole, workload.shards, None)
-        for shard in shards.partitions:
+        shards: range = newcomer.ask("begin_batch", whole, workload.shards, None)
+        for shard in shards:
             task = structs.replace(whole, partition_id=shard)
             grant = newcomer.ask("attach_and_lease", task, metadata, _AUDITOR)
             if grant.base_version != version:

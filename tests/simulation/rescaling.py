@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 from ray.exceptions import RayError
 
-from coordinator.ledger.rescaling import BatchShards
 from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.errors import StateStoreError
 from coordinator.model.identities import DEFAULT_STORE, TaskIdentity
@@ -62,10 +61,10 @@ class RescaledWorkload(AggregationWorkload):
         self._partitions: dict[int, tuple[int, int]] = {}
         self._shard_of: dict[tuple[Key, int], int] = {}
 
-    def begun(self, shards: BatchShards) -> None:
+    def begun(self, shards: range) -> None:
         """Note the shards of a batch."""
-        for shard, partition in enumerate(shards.partitions):
-            if self._partitions.setdefault(partition, (shard, shards.num_shards)) != (shard, shards.num_shards):
+        for shard, partition in enumerate(shards):
+            if self._partitions.setdefault(partition, (shard, len(shards))) != (shard, len(shards)):
                 raise Violation(f"partition {partition} is another shard than it was")
 
     def _own(self, groups: Groups, partition: int) -> Groups:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from coordinator.ledger.checkpoints import PART_RECORDS
-from coordinator.ledger.rescaling import BatchShards
 from coordinator.model.identities import ActorLocation
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.names import store_actor_name
@@ -212,7 +211,7 @@ class World:
         #: Form of the query that each run has.
         self.forms: dict[str, int] = {}
         self.records = 0
-        self._present = BatchShards(0, self.workload.shards)
+        self._present = range(self.workload.shards)
         self._lives = 0
         self._drivers: list[Driver] = []
 
@@ -336,7 +335,7 @@ class World:
             if self._moves_rng.random() < 0.01:
                 self._kill(self._mover, "mover")
             return
-        shard = self._moves_rng.randrange(self._present.num_shards)
+        shard = self._moves_rng.randrange(len(self._present))
         node = self._moves_rng.choice(self.nodes)
         self._mover = Mover(self, self._label("mover"), STATE, shard, node)
 
@@ -365,13 +364,13 @@ class World:
         """Somebody asks for more shards, or fewer, while a query runs."""
         if self._rescaler is None or self._rescaler.is_over or self._rescaler.dead:
             factor = self._rescales_rng.choice((2, 3, -2, -3))
-            self._rescaler = Rescaler(self, self._label("rescaler"), STATE, self._present.num_shards, factor)
+            self._rescaler = Rescaler(self, self._label("rescaler"), STATE, len(self._present), factor)
 
     def asked_shards(self) -> int | None:
         """Return how many shards a run asks for as it begins."""
         return self._rescales_rng.choice(NUMBERS) if self.rescales else None
 
-    def shards_of_batch(self, shards: BatchShards) -> None:
+    def shards_of_batch(self, shards: range) -> None:
         """Note the shards of a batch that is planned."""
         assert isinstance(self.workload, RescaledWorkload)
         self.workload.begun(shards)

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from coordinator.ledger.rescaling import BatchShards
 from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import CorruptStateError, InvalidRequestError
 from coordinator.model.identities import StateStoreProviderId
@@ -191,8 +190,8 @@ class PlacementHarness:
 async def test_a_drain_survives_the_coordinator_until_it_is_undone() -> None:
     async def spread_over(coordinator: Coordinator) -> list[ActorSlot]:
         slots = [ActorSlot(actor(name), 1) for name in "abc"]
-        await coordinator.place_shards("other", "query", BatchShards(0, 3), slots)
-        holders = (await coordinator.place_shards("other", "query", BatchShards(0, 3), slots)).holders
+        await coordinator.place_shards("other", "query", range(3), slots)
+        holders = (await coordinator.place_shards("other", "query", range(3), slots)).holders
         return [slot for slot in slots if slot.location in holders]
 
     harness = PlacementHarness()

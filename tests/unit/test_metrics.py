@@ -8,7 +8,6 @@ from dataclasses import fields
 
 import pytest
 
-from coordinator.ledger.rescaling import BatchShards
 from coordinator.ledger.state_ledger import AcceptedCommits
 from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import StorageUnavailableError
@@ -124,7 +123,7 @@ async def test_the_coordinators_figures_are_those_of_its_status() -> None:
                 "clicks", [PartitionCommit((commit_of(grant, batch + 1),))]
             )
             assert isinstance(outcome, AcceptedCommits)
-        await coordinator.batch_result(task("run-1", batch), BatchShards(0, SHARDS))
+        await coordinator.batch_result(task("run-1", batch), range(SHARDS))
     # Sent again, as after a lost answer: it counts once.
     await coordinator.commit_partitions("clicks", [PartitionCommit(outcome.entries)])
     samples = await coordinator.samples()

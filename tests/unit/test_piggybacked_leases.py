@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from coordinator.ledger.rescaling import BatchShards
 from coordinator.ledger.state_ledger import AcceptedCommits, LeaseGrant
 from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import FencedError, StateMismatchError, StateStoreError
@@ -95,7 +94,7 @@ async def test_a_shard_that_is_about_to_move_goes_to_its_next_store_actor() -> N
     assert await coordinator.move_prepared(move, None)
     leases = await following(coordinator, grants, 1)
     assert [lease is None for lease in leases] == [True, False, False, False]
-    await coordinator.batch_result(task(), BatchShards(0, SHARDS))
+    await coordinator.batch_result(task(), range(SHARDS))
     moved = await coordinator.attach_and_lease(task(batch=1), METADATA, actor("b"))
     assert (moved.lease.location, moved.base_version) == (actor("b"), 1)
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from coordinator.ledger.rescaling import BatchShards
 from coordinator.ledger.state_ledger import AcceptedCommits
 from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import FencedError
@@ -63,7 +62,7 @@ async def test_a_query_is_reported_as_it_is_now() -> None:
     assert (await watched.query())["version"] == 1
     await watched.batch(batch=1)
     assert (await watched.query())["version"] == 2
-    await watched.coordinator.batch_result(task("run-1", 1), BatchShards(0, SHARDS))
+    await watched.coordinator.batch_result(task("run-1", 1), range(SHARDS))
     assert (await watched.query())["batches"][-1]["ended_ms"]
     await watched.coordinator.deactivate_instances("run-1")
     assert not (await watched.query())["active"]
@@ -73,7 +72,7 @@ async def test_a_batch_is_reported_with_its_times_in_order() -> None:
     watched = WatchedCoordinator()
     await watched.batch()
     await watched.batch(batch=1)
-    await watched.coordinator.batch_result(task("run-1", 1), BatchShards(0, SHARDS))
+    await watched.coordinator.batch_result(task("run-1", 1), range(SHARDS))
     query = await watched.query()
     first, second = query["batches"]
     assert (first["batch_id"], second["batch_id"], second["shards_counted"]) == (0, 1, SHARDS)
@@ -139,7 +138,7 @@ async def test_a_slow_batch_is_explained_in_the_log_and_in_the_status() -> None:
         # Spark planned the sixth batch long before a task requested its shards; the last batch is as quick as the others.
         await watched.batch(batch=batch, waited_ms=9000 if batch == 5 else 0)
         for _ in range(2):
-            await coordinator.batch_result(task("run-1", batch), BatchShards(0, SHARDS))
+            await coordinator.batch_result(task("run-1", batch), range(SHARDS))
     (slow,) = (await watched.query())["slow_batches"]
     assert (slow["batch_id"], slow["shard"], slow["number"]) == (5, 3, 1)
     assert slow["text"].startswith("batch 5 of clicks took 9.")
