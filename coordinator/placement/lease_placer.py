@@ -18,15 +18,6 @@ from coordinator.model.identities import ActorLocation
 from coordinator.placement.policies import POLICIES, ActorSlot, Choice, PlacementPolicy
 
 
-@dataclass(frozen=True, slots=True)
-class ActorLoad:
-    """Partitions that are leased to a store actor, with the rows and bytes of their newest versions."""
-
-    partitions: int = 0
-    state_rows: int = 0
-    state_bytes: int = 0
-
-
 class FleetView(Protocol):
     """Store actors as the coordinator knows them."""
 
@@ -39,8 +30,8 @@ class FleetView(Protocol):
     def actors(self) -> Collection[ActorLocation]:
         """Return the live store actors; each says on which node it is."""
 
-    def load(self, location: ActorLocation) -> ActorLoad:
-        """Return the load of a store actor, over all states that were opened."""
+    def load(self, location: ActorLocation) -> int:
+        """Return how many partitions are leased to a store actor, over all states that were opened."""
 
 
 @dataclass(frozen=True, slots=True)

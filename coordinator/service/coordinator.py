@@ -12,12 +12,10 @@ from typing import Any
 from coordinator.ledger.batch_stats import BatchResult
 from coordinator.ledger.branches import Branch
 from coordinator.ledger.checkpoints import PART_RECORDS
-from coordinator.ledger.fleet_view import KnownFleet
-from coordinator.ledger.read_views import ReadView, ViewId, WantedView
+from coordinator.ledger.read_views import ReadView, VersionStats, ViewId, WantedView
 from coordinator.ledger.records import Record
 from coordinator.ledger.rescaling import RescalePlan, decide_rescale_request, first_layout
 from coordinator.ledger.state_ledger import AcceptedCommits, LeaseGrant, StateLedger
-from coordinator.ledger.version_stats import VersionStats
 from coordinator.log.cleaner import Cleaner
 from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import CHECKPOINT_INTERVAL
@@ -40,7 +38,7 @@ from coordinator.service.dropping import DroppedState, Dropping
 from coordinator.service.leasing import Leasing
 from coordinator.service.maintenance_rounds import EndedQueries, MaintenanceRounds
 from coordinator.service.overview import Overview
-from coordinator.service.placement_service import Placement, PlacementService
+from coordinator.service.placement_service import KnownFleet, Placement, PlacementService
 from coordinator.service.state_metrics import StateMetrics
 from coordinator.service.versions import Branching, Versions
 from coordinator.storage.counted import StorageStats

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from coordinator.ledger.fleet_view import KnownFleet
 from coordinator.ledger.records import MoveFailed, Record
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import ActorLocation
 from coordinator.model.leases import CopyResult
+from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.lease_placer import PlannedLeases
 from coordinator.placement.move_planner import MovePlanner, PlacementExplanation, PlannedMove
 from coordinator.placement.policies import POLICIES, ActorSlot, Choice
@@ -42,6 +42,41 @@ class Placement:
 
     holders: tuple[ActorLocation | None, ...]
     moves: tuple[PlannedMove, ...]
+
+
+class KnownFleet:
+    """The fleet by what store actors reported and by the ledgers that are open; see
+    :class:`~coordinator.placement.lease_placer.FleetView`.
+    """
+
+    def __init__(self, registry: ActorRegistry, ledgers: Callable[[], Iterable[StateLedger]]) -> None:
+        self._registry = registry
+        self._ledgers = ledgers
+
+    def is_alive(self, location: ActorLocation) -> bool:
+        """Return whether the incarnation is not known to be dead."""
+        return not self._registry.is_dead(location)
+
+    def newest(self, location: ActorLocation) -> ActorLocation:
+        """Return the newest known incarnation of the same store actor, dead or alive."""
+        return self._registry.newest(location)
+
+    def actors(self) -> Collection[ActorLocation]:
+        """Return the newest incarnation of each store actor that is not known to be dead.
+
+        No store actor has reported to a coordinator that has just started: those that have shards are in the ledgers.
+        """
+        reported = {location.actor_name: location for location in self._registry.all()}
+        holders = {holder.actor_name: holder for ledger in self._ledgers() for holder in ledger.assigned().values()}
+        return [location for location in {**holders, **reported}.values() if self.is_alive(location)]
+
+    def load(self, location: ActorLocation) -> int:
+        """Return how many partitions are leased to an incarnation. It visits every partition of every ledger."""
+        return sum(
+            where.instance_id == location.instance_id and not ledger.is_taken_over(partition)
+            for ledger in self._ledgers()
+            for partition, where in ledger.assigned().items()
+        )
 
 
 class PlacementService:
@@ -161,7 +196,7 @@ class PlacementService:
             )
         if source.node_id == node_id:
             return ()
-        target = min(targets, key=lambda actor: (self._fleet.load(actor).partitions, actor.actor_name))
+        target = min(targets, key=lambda actor: (self._fleet.load(actor), actor.actor_name))
         reason = "asked for by `statefleet move`"
         return (PlannedMove(state_name, partitions[shard], source, target, reason, partitions.start),)
 

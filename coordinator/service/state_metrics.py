@@ -31,7 +31,7 @@ from coordinator.telemetry.slow_batches import (
     running_batch,
 )
 from coordinator.telemetry.state_record import StateRecord
-from coordinator.telemetry.state_stats import ShardStats, StateStats, coordinator_samples
+from coordinator.telemetry.state_stats import ShardStats, StateStats
 from coordinator.telemetry.task_locality import TaskLocality
 
 log = logging.getLogger(__name__)
@@ -190,8 +190,14 @@ class StateMetrics:
         states
             The open states: a stamp that is another one once something happened, ledger, metadata, and whether a run goes on.
         """
-        samples = list(coordinator_samples(self._started_at_ms, self._actors))
-        samples.append(Sample("statefleet_executors_lost_total", self._drivers.lost))
+        newest = self._actors.all()
+        lost = sum(map(self._actors.is_dead, newest))
+        samples = [
+            Sample("statefleet_coordinator_start_timestamp_seconds", self._started_at_ms / 1000),
+            Sample("statefleet_store_actors", len(newest) - lost, ("alive",)),
+            Sample("statefleet_store_actors", lost, ("lost",)),
+            Sample("statefleet_executors_lost_total", self._drivers.lost),
+        ]
         for stamp, ledger, metadata, is_active in states:
             name = metadata.state_name
             stats = await self._stats_of(stamp, ledger, metadata)

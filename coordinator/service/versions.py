@@ -13,11 +13,19 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from msgspec import structs
 
 from coordinator.ledger.branches import Branch, decide_beginning, described, first_record, owners, taken
-from coordinator.ledger.read_views import ReadView, ViewId, WantedView, cut_of, newest_readable, read_view
+from coordinator.ledger.read_views import (
+    ReadView,
+    VersionStats,
+    ViewId,
+    WantedView,
+    cut_of,
+    newest_readable,
+    read_view,
+    version_stats,
+)
 from coordinator.ledger.records import BranchBorn, Branched, BranchMade, Record
 from coordinator.ledger.rescaling import first_layout
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.ledger.version_stats import VersionStats, version_stats
 from coordinator.log.ledger_writer import RECENT_S, LedgerWriter
 from coordinator.log.open_states import OpenStates
 from coordinator.model.errors import CorruptStateError, InvalidRequestError, NewerFormatError, StateReplacedError

@@ -25,15 +25,6 @@ _PLACES = {
 }
 
 
-def coordinator_samples(started_at_ms: int, actors: ActorRegistry) -> Iterator[Sample]:
-    """Return metrics of the fleet's processes."""
-    yield Sample("statefleet_coordinator_start_timestamp_seconds", started_at_ms / 1000)
-    newest = actors.all()
-    lost = sum(map(actors.is_dead, newest))
-    yield Sample("statefleet_store_actors", len(newest) - lost, ("alive",))
-    yield Sample("statefleet_store_actors", lost, ("lost",))
-
-
 @dataclass(frozen=True, slots=True)
 class ShardStats:
     """A shard, as the ledger has it.

@@ -183,14 +183,10 @@ def _shard(shard: ShardStats, first_partition: int) -> dict[str, Any]:
 
 
 def _shard_details(ledger: StateLedger, shard: ShardStats, record: StateRecord) -> dict[str, Any]:
-    files = ledger.retained_files(shard.partition_id)
     return {
         **moments(shard.entry, record.time_of(shard.entry)),
         "oldest_version": ledger.oldest_readable(shard.partition_id),
-        "snapshot_version": files.snapshot_version,
-        "delta_files": files.deltas,
-        "snapshot_files": files.snapshots,
-        "file_bytes": files.file_bytes,
+        **ledger.retained_files(shard.partition_id),
         "moves": [_move(move) for move in ledger.moves(shard.partition_id)[-_MOVES:]],
     }
 

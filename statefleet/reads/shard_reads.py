@@ -9,8 +9,7 @@ from typing import TypeVar
 import pyarrow as pa
 from msgspec import structs
 
-from coordinator.ledger.read_views import ReadView, WantedView
-from coordinator.ledger.version_stats import VersionStats
+from coordinator.ledger.read_views import ReadView, VersionStats, WantedView
 from coordinator.model.errors import (
     InvalidRequestError,
     OperationOutOfOrderError,

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from coordinator.ledger.read_views import ReadView
-from coordinator.ledger.version_stats import VersionStats
+from coordinator.ledger.read_views import ReadView, VersionStats
 from coordinator.model.errors import InvalidRequestError
 from statefleet.reads.batching import Batcher
 from statefleet.reads.projections import Answers, FoundKey, Keys, Projection, key_table, one_row_each, parts_of

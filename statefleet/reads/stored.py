@@ -7,9 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
-from coordinator.ledger.read_views import ReadView, ViewId, WantedView, cut_of, newest_readable, read_view
+from coordinator.ledger.read_views import (
+    ReadView,
+    VersionStats,
+    ViewId,
+    WantedView,
+    cut_of,
+    newest_readable,
+    read_view,
+    version_stats,
+)
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.ledger.version_stats import VersionStats, version_stats
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.errors import CorruptStateError, InvalidRequestError, NewerFormatError, StateStoreError
 from coordinator.model.identities import PYTHON_QUERY_ID, ActorLocation, StateStoreId

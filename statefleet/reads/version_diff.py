@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from coordinator.ledger.read_views import ReadView
-from coordinator.ledger.version_stats import VersionStats
+from coordinator.ledger.read_views import ReadView, VersionStats
 from coordinator.model.errors import InvalidRequestError, VersionNotFoundError
 from statefleet.reads.databases import isolated_database
 from statefleet.reads.projections import Projection

@@ -16,7 +16,6 @@ import pytest
 import ray
 from msgspec import structs
 
-from coordinator.ledger.fleet_view import KnownFleet
 from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
@@ -29,6 +28,7 @@ from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.lease_placer import FleetView, LeaseRequest
 from coordinator.placement.policies import Choice
 from coordinator.service.calls import RayActors
+from coordinator.service.placement_service import KnownFleet
 from coordinator.storage.options import StorageOptions
 from coordinator.storage.uris import open_object_store
 from spark_jobs.session.spark_session import ensure_ray

@@ -41,7 +41,7 @@ def _conflicts_ignored(append: Callable[..., None]) -> Callable[..., None]:
         try:
             append(log, records)
         except LogConflictError:
-            log._seq += 1
+            log.seq += 1
 
     return careless
 

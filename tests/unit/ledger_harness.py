@@ -15,7 +15,7 @@ from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.commits import CommitEntry
 from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.model.stored_json import from_json
-from coordinator.placement.lease_placer import ActorLoad, stay_else_local
+from coordinator.placement.lease_placer import stay_else_local
 from coordinator.storage.memory import MemoryObjectStore
 
 ROOT = "memory:///clicks"
@@ -69,7 +69,7 @@ class FakeFleetView:
     def actors(self) -> Collection[ActorLocation]:
         raise AssertionError("today's rule does not ask")
 
-    def load(self, location: ActorLocation) -> ActorLoad:
+    def load(self, location: ActorLocation) -> int:
         raise AssertionError("today's rule does not ask")
 
 

@@ -13,9 +13,10 @@ from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import StorageUnavailableError
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.memory_options import MemoryUse
-from coordinator.model.metric_table import METRICS, Increments, Kind, Sample, metric_of
+from coordinator.model.metric_table import METRICS, Kind, Sample, metric_of
 from coordinator.runtime.runtime import MachineClock
 from coordinator.service.coordinator import Coordinator
+from coordinator.service.metric_export import MetricExport
 from coordinator.storage.counted import CountedObjectStore, StorageStats
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.serving.metrics import COUNTERS, StoreMetrics, store_samples
@@ -77,10 +78,10 @@ def check(samples: Iterable[Sample]) -> None:
 
 
 def test_increments_of_a_counter_add_up_also_after_a_reset() -> None:
-    increments = Increments()
-    reported = [increments.of(Sample("statefleet_commits_total", value, ("a",))) for value in (0, 5, 5, 9, 2, 3)]
+    export = MetricExport("memory://")
+    reported = [export.increase(Sample("statefleet_commits_total", value, ("a",))) for value in (0, 5, 5, 9, 2, 3)]
     assert reported == [0, 5, 0, 4, 2, 1]
-    assert increments.of(Sample("statefleet_commits_total", 4, ("b",))) == 4
+    assert export.increase(Sample("statefleet_commits_total", 4, ("b",))) == 4
 
 
 def test_requests_are_counted_with_their_bytes_and_failures_and_answered_as_they_are() -> None:

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
+from coordinator.ledger.read_views import version_stats
 from coordinator.ledger.records import Record
 from coordinator.ledger.rescaling import decide_shards
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.ledger.version_stats import version_stats
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.file_format import FORMAT
 from coordinator.model.schema import Field, StateSchema
