@@ -304,11 +304,11 @@ def _stats_of(ledger: StateLedger, layout: ShardLayout, version: int) -> Version
         version,
         batch.last_begun_ms,
         layout.num_shards,
-        whole.state_rows,
-        whole.state_bytes,
+        whole.total("state_rows"),
+        whole.total("state_bytes"),
         batch.rows_in,
         batch.rows_late,
-        batch.delta_bytes,
+        batch.total("file_bytes"),
     )
 
 

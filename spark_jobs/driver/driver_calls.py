@@ -11,7 +11,6 @@ import ray
 from pyspark.sql import SparkSession
 from ray.exceptions import RayError
 
-from coordinator.ledger.batch_stats import BatchResult
 from coordinator.model.errors import StateMismatchError, StateStoreError
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.names import store_actor_number
@@ -240,7 +239,8 @@ class DriverCalls:
             watch.batch_ended()
         uncounted = [] if sent is None else [shard for shard in result.rows_of if shard not in sent]
         return {
-            **_stats(result, batch["shards"]),
+            **result.progress,
+            "instances": batch["shards"],
             "missing": [*result.missing, *uncounted],
             "places": _places(placements),
             "next": {"shards": len(following), "first_partition": following.start},
@@ -286,19 +286,3 @@ def _unlike_text(batch: Mapping[str, Any], unlike: Mapping[int, tuple[Collection
         f"this with the logs of the store actors [state=`{batch['operator']['state']}`, batch_id=`{batch['batch_id']}`, "
         f"shards=`{shards}`]"
     )
-
-
-def _stats(result: BatchResult, shards: int) -> dict[str, Any]:
-    return {
-        "rows_total": result.rows_total,
-        "rows_updated": result.rows_updated,
-        "rows_removed": result.rows_removed,
-        "rows_late": result.rows_late,
-        "memory_bytes": result.memory_bytes,
-        "updates_ms": result.updates_ms,
-        "removals_ms": 0,  # expired rows are removed with the updates
-        "commit_ms": result.commit_ms,
-        "instances": shards,
-        "due_ms": result.due_ms,
-        "custom": {"rowsRead": result.rows_in, "deltaBytes": result.delta_bytes},
-    }

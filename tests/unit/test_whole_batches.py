@@ -73,7 +73,8 @@ def test_the_result_of_a_batch_names_missing_shards_and_adds_up_the_others() -> 
     whole, half = (query.ledger.batch_result("run-1", batch, ShardLayout(SHARDS)) for batch in (0, 1))
     # Shards 0 and 2 are at the next version: the result only counts the newest version of a shard.
     assert (whole.missing, half.missing) == ((0, 2), (1,))
-    assert (half.rows_total, half.rows_updated, half.rows_in, half.memory_bytes) == (6, 6, 10, 8)
+    sums = half.progress
+    assert [sums["rows_total"], sums["rows_updated"], sums["custom"]["rowsRead"], sums["memory_bytes"]] == [6, 6, 10, 8]
     assert query.ledger.batch_result("run-2", 1, ShardLayout(SHARDS)).missing == (0, 1, 2)
 
 
@@ -83,7 +84,7 @@ def test_shards_that_committed_other_rows_than_were_sent_are_told() -> None:
     result = query.ledger.batch_result("run-1", 0, ShardLayout(SHARDS))
     rows = result.rows_of[0]
     assert set(result.rows_of) == {0, 1, 2}
-    assert result.rows_in == sum(result.rows_of.values())
+    assert result.progress["custom"]["rowsRead"] == sum(result.rows_of.values())
     # Attempts at a task may have counted different rows, if the rows are not the same each time; one of them committed.
     assert result.unlike({0: [rows], 1: [0, rows], 2: [rows, rows]}) == {}
     # Nobody counted those of shard 1: it is not known to be wrong.
@@ -99,9 +100,9 @@ def test_rows_that_each_store_of_a_partition_reports_are_counted_once() -> None:
     ]
     for record in query.ledger.decide_commits(stores)[0]:
         query.ledger.fold(record)
-    result = query.ledger.batch_result("run-1", 0, ShardLayout(1))
-    assert (result.rows_in, result.rows_late) == (10, 2)
-    assert (result.rows_updated, result.rows_total) == (2 * commit.rows_updated, 2 * commit.state_rows)
+    sums = query.ledger.batch_result("run-1", 0, ShardLayout(1)).progress
+    assert (sums["custom"]["rowsRead"], sums["rows_late"]) == (10, 2)
+    assert (sums["rows_updated"], sums["rows_total"]) == (2 * commit.rows_updated, 2 * commit.state_rows)
 
 
 def test_times_of_a_commit_are_recorded_only_where_there_are_some() -> None:
