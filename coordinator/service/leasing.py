@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from msgspec import structs
 
@@ -40,20 +41,14 @@ def log_rescale(state_name: str, layout: ShardLayout) -> None:
     )
 
 
+@dataclass(eq=False)
 class Leasing:
     """Gives leases of the states of a fleet."""
 
-    def __init__(
-        self,
-        fleet: FleetView,
-        placing: PlannedLeases,
-        locality: TaskLocality,
-        writer: Callable[[str], Awaitable[LedgerWriter]],
-    ) -> None:
-        self._fleet = fleet
-        self._placing = placing
-        self._locality = locality
-        self._writer_of = writer
+    _fleet: FleetView
+    _placing: PlannedLeases
+    _locality: TaskLocality
+    _writer_of: Callable[[str], Awaitable[LedgerWriter]]
 
     async def check_start(
         self, state_name: str, query_id: str, output_mode: str | None, is_active: Callable[[StateLedger], bool]

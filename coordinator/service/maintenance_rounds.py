@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from coordinator.ledger.state_ledger import StateLedger
@@ -60,6 +61,7 @@ class EndedQueries:
         return now_s - self._seen_ended_s.setdefault(name, now_s) >= self._after_s
 
 
+@dataclass(eq=False)
 class MaintenanceRounds:
     """Visits every state again and again.
 
@@ -69,29 +71,16 @@ class MaintenanceRounds:
         What memory has of a state besides its ledger, which is dropped with the ledger.
     """
 
-    def __init__(
-        self,
-        interval_s: float,
-        states: OpenStates,
-        cleaner: Cleaner,
-        dropping: Dropping,
-        ended_queries: EndedQueries,
-        overview: Overview,
-        metrics: StateMetrics,
-        leases: PlannedLeases,
-        locality: TaskLocality,
-        instances: ActiveInstances,
-    ) -> None:
-        self._interval_s = interval_s
-        self._states = states
-        self._cleaner = cleaner
-        self._dropping = dropping
-        self._ended_queries = ended_queries
-        self._overview = overview
-        self._metrics = metrics
-        self._leases = leases
-        self._locality = locality
-        self._instances = instances
+    _interval_s: float
+    _states: OpenStates
+    _cleaner: Cleaner
+    _dropping: Dropping
+    _ended_queries: EndedQueries
+    _overview: Overview
+    _metrics: StateMetrics
+    _leases: PlannedLeases
+    _locality: TaskLocality
+    _instances: ActiveInstances
 
     async def run(self) -> None:
         """Maintain all states, until it is cancelled. The failure of a state is logged, and the next round tries again."""

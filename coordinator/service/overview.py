@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from coordinator.ledger.state_ledger import StateLedger
@@ -15,12 +15,13 @@ from coordinator.model.metric_table import Sample
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.lease_placer import PlannedLeases
-from coordinator.runtime.runtime import Clock, now_ms
+from coordinator.runtime.runtime import Clock
 from coordinator.service.state_metrics import StateMetrics
 from coordinator.telemetry.status import fleet_status, query_details, query_status
 from coordinator.telemetry.task_locality import TaskLocality
 
 
+@dataclass(eq=False)
 class Overview:
     """Projects ledgers, plans and records to status, details and samples.
 
@@ -30,30 +31,16 @@ class Overview:
         The states; only open ones are shown from their ledgers.
     """
 
-    def __init__(
-        self,
-        uri: str,
-        node_id: str,
-        coordinator_id: str,
-        clock: Clock,
-        states: OpenStates,
-        actors: ActorRegistry,
-        leases: PlannedLeases,
-        locality: TaskLocality,
-        metrics: StateMetrics,
-        is_active: Callable[[StateLedger], bool],
-    ) -> None:
-        self._uri = uri
-        self._node_id = node_id
-        self._coordinator_id = coordinator_id
-        self._clock = clock
-        self._started_at_ms = now_ms(clock)
-        self._states = states
-        self._actors = actors
-        self._leases = leases
-        self._locality = locality
-        self._metrics = metrics
-        self._is_active = is_active
+    _uri: str
+    _node_id: str
+    _coordinator_id: str
+    _clock: Clock
+    _states: OpenStates
+    _actors: ActorRegistry
+    _leases: PlannedLeases
+    _locality: TaskLocality
+    _metrics: StateMetrics
+    _is_active: Callable[[StateLedger], bool]
 
     def status(self) -> dict[str, Any]:
         """Return store actors, queries and shards."""
@@ -65,9 +52,9 @@ class Overview:
             }
             for ledger, metadata in self._states.described()
         ]
-        queries += [{**state.details(), "running_batch": None} for state in self._states.resting().values()]
+        queries += [{**state.details(), "running_batch": None} for state in self._states.resting.values()]
         queries.sort(key=lambda query: str(query["name"]))
-        unreadable = [{"name": name, "error": error} for name, error in self._states.unreadable().items()]
+        unreadable = [{"name": name, "error": error} for name, error in self._states.unreadable.items()]
         return {
             **fleet_status(self._uri, self._coordinator(), self._actors, queries),
             "executors": self._metrics.executors(),
@@ -76,7 +63,7 @@ class Overview:
 
     async def status_details(self) -> dict[str, Any]:
         """Return the status with details; see :meth:`~coordinator.service.coordinator.Coordinator.status_details`."""
-        queries = [state.details() for state in self._states.resting().values()]
+        queries = [state.details() for state in self._states.resting.values()]
         took_s = 0.0
         for _, writer in self._states.writers():
             ledger, created = writer.ledger, writer.metadata
@@ -127,4 +114,4 @@ class Overview:
         return {name: batch for name, batch in running.items() if batch is not None}
 
     def _coordinator(self) -> dict[str, Any]:
-        return {"node_id": self._node_id, "pid": os.getpid(), "started_at_ms": self._started_at_ms}
+        return {"node_id": self._node_id, "pid": os.getpid(), "started_at_ms": self._metrics.started_at_ms}

@@ -64,7 +64,7 @@ class StateMetrics:
 
     def __init__(self, clock: Clock, actors: ActorRegistry, locality: TaskLocality, storage: StorageStats) -> None:
         self._clock = clock
-        self._started_at_ms = now_ms(clock)
+        self.started_at_ms = now_ms(clock)
         self._actors = actors
         self._locality = locality
         self._storage = storage
@@ -193,7 +193,7 @@ class StateMetrics:
         newest = self._actors.all()
         lost = sum(map(self._actors.is_dead, newest))
         samples = [
-            Sample("statefleet_coordinator_start_timestamp_seconds", self._started_at_ms / 1000),
+            Sample("statefleet_coordinator_start_timestamp_seconds", self.started_at_ms / 1000),
             Sample("statefleet_store_actors", len(newest) - lost, ("alive",)),
             Sample("statefleet_store_actors", lost, ("lost",)),
             Sample("statefleet_executors_lost_total", self._drivers.lost),
