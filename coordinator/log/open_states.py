@@ -34,7 +34,7 @@ class RestingState:
     Attributes
     ----------
     encoded
-        :func:`~coordinator.telemetry.status.query_details` of it, as JSON, which takes a fraction of the objects' memory.
+        :func:`~coordinator.telemetry.status.query_status` of it with details, as JSON, which takes a fraction of the objects' memory.
     """
 
     query_id: str

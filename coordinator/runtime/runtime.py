@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
@@ -110,11 +111,6 @@ def random_id() -> str:
     return uuid.uuid4().hex
 
 
-def random_seed() -> int:
-    """Return 128 random bits that cannot be guessed."""
-    return secrets.randbits(128)
-
-
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """The clock, ids and threads of a process; by default the machine's own.
@@ -128,7 +124,7 @@ class Runtime:
     clock: Clock = field(default_factory=MachineClock)
     new_id: Callable[[], str] = random_id
     threads: Threads = field(default_factory=MachineThreads)
-    hash_seed: int = field(default_factory=random_seed, repr=False)
+    hash_seed: int = field(default_factory=partial(secrets.randbits, 128), repr=False)
 
 
 def freeze_imports() -> None:

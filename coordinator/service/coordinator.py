@@ -103,7 +103,6 @@ class Coordinator:
         self._overview = Overview(
             uri,
             node_id,
-            self._writer_id,
             self._clock,
             self._states,
             self._actors,
@@ -212,8 +211,6 @@ class Coordinator:
         accepted, is_new = await self._leasing.commit(writer, commit)
         self._ended_queries.used(state_name)
         self._metrics.committed(state_name, commit.entries, is_new=is_new)
-        if commit.is_piggybacked:
-            self._leasing.count_piggybacked(state_name, commit.entries[0].partition_id)
         return accepted
 
     async def begin_batch(self, task: TaskIdentity, planned: int, requested: int | None) -> range:
@@ -497,7 +494,7 @@ class Coordinator:
         Returns
         -------
         dict
-            ``queries``, as of :func:`~coordinator.telemetry.status.query_details`; ``took_ms``, for how long no other request was
+            ``queries``, as of :func:`~coordinator.telemetry.status.query_status`; ``took_ms``, for how long no other request was
             answered meanwhile; ``executors`` of all drivers; ``running``, the batches that take long, by state.
         """
         return await self._overview.status_details()

@@ -273,11 +273,11 @@ class Leasing:
             ledger.check_whole(task, ledger.layouts.in_force(first_layout(created), task.run_id, task.batch_id))
             return records, (AcceptedCommits(entries, self.next_lease(ledger, created, commit.entries)), True)
 
-        return await writer.decide(decide, is_batched=True)
-
-    def count_piggybacked(self, state_name: str, partition_id: int) -> None:
-        """Count a state operation under a piggybacked lease: tasks take those from the store actors of their own node only."""
-        self._locality.count_local(state_name, partition_id)
+        outcome = await writer.decide(decide, is_batched=True)
+        if commit.is_piggybacked and created is not None:
+            # Tasks take such leases from the store actors of their own node only.
+            self._locality.count_local(created.state_name, commit.entries[0].partition_id)
+        return outcome
 
 
 def _task_of(ledger: StateLedger, entry: CommitEntry) -> TaskIdentity:

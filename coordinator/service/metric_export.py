@@ -53,7 +53,15 @@ class MetricExport:
     def _instrument(self, metric: Metric) -> Any:
         instrument = self._instruments.get(metric.name)
         if instrument is None:
-            instrument = self._instruments[metric.name] = _made(metric)
+            labels = (FLEET, *metric.labels)
+            match metric.kind:
+                case Kind.COUNTER:
+                    instrument = Counter(metric.name, metric.meaning, labels)
+                case Kind.GAUGE:
+                    instrument = Gauge(metric.name, metric.meaning, labels)
+                case Kind.HISTOGRAM:
+                    instrument = Histogram(metric.name, metric.meaning, list(BATCH_BUCKETS_S), labels)
+            self._instruments[metric.name] = instrument
         return instrument
 
 
@@ -66,14 +74,3 @@ async def keep_exporting(uri: str, samples: Callable[[], Awaitable[Iterable[Samp
         except Exception:  # callers of the actor do without metrics
             log.exception("metrics could not be exported; it is tried again")
         await asyncio.sleep(EXPORT_INTERVAL_S)
-
-
-def _made(metric: Metric) -> Counter | Gauge | Histogram:
-    labels = (FLEET, *metric.labels)
-    match metric.kind:
-        case Kind.COUNTER:
-            return Counter(metric.name, metric.meaning, labels)
-        case Kind.GAUGE:
-            return Gauge(metric.name, metric.meaning, labels)
-        case Kind.HISTOGRAM:
-            return Histogram(metric.name, metric.meaning, list(BATCH_BUCKETS_S), labels)

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.open_states import OpenStates
 from coordinator.model.metric_table import Sample
 from coordinator.model.state_metadata import StateMetadata
@@ -17,7 +16,7 @@ from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.lease_placer import PlannedLeases
 from coordinator.runtime.runtime import Clock
 from coordinator.service.state_metrics import StateMetrics
-from coordinator.telemetry.status import fleet_status, query_details, query_status
+from coordinator.telemetry.status import fleet_status, query_status
 from coordinator.telemetry.task_locality import TaskLocality
 
 
@@ -33,7 +32,6 @@ class Overview:
 
     _uri: str
     _node_id: str
-    _coordinator_id: str
     _clock: Clock
     _states: OpenStates
     _actors: ActorRegistry
@@ -65,10 +63,7 @@ class Overview:
         """Return the status with details; see :meth:`~coordinator.service.coordinator.Coordinator.status_details`."""
         queries = [state.details() for state in self._states.resting.values()]
         took_s = 0.0
-        for _, writer in self._states.writers():
-            ledger, created = writer.ledger, writer.metadata
-            if ledger is None or created is None:
-                continue
+        for ledger, created in list(self._states.described()):
             began_s = self._clock.elapsed_s()
             queries.append(self.details(ledger, created, is_active=self._is_active(ledger)))
             took_s += self._clock.elapsed_s() - began_s
@@ -86,12 +81,7 @@ class Overview:
     def details(self, ledger: StateLedger, created: StateMetadata, *, is_active: bool) -> dict[str, Any]:
         """Return all that is shown of a query."""
         record = self._metrics.record(ledger.state_name)
-        return query_details(ledger, created, self._locality, record, active=is_active)
-
-    def stamp(self, name: str, writer: LedgerWriter, *, is_active: bool) -> str:
-        """Return a text that is another one once anything about a state has changed."""
-        opening, record = self._states.openings[name], self._metrics.record(name)
-        return f"{self._coordinator_id}-{opening}-{writer.changes}-{record.changes}-{is_active}"
+        return query_status(ledger, created, self._locality, active=is_active, record=record)
 
     async def samples(self) -> list[Sample]:
         """Return the metrics of the states that are open; see :meth:`StateMetrics.samples`."""
@@ -99,8 +89,9 @@ class Overview:
         for name, writer in self._states.writers():
             ledger, created = writer.ledger, writer.metadata
             if ledger is not None and created is not None:
-                is_active = self._is_active(ledger)
-                states.append((self.stamp(name, writer, is_active=is_active), ledger, created, is_active))
+                is_active, opening = self._is_active(ledger), self._states.openings[name]
+                stamp = f"{opening}-{writer.changes}-{self._metrics.record(name).changes}-{is_active}"
+                states.append((stamp, ledger, created, is_active))
         return await self._metrics.samples(states)
 
     def _running_batch(self, ledger: StateLedger, metadata: StateMetadata) -> dict[str, Any] | None:

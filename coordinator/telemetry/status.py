@@ -72,37 +72,58 @@ class _Batch:
 
 
 def query_status(
-    ledger: StateLedger, metadata: StateMetadata, locality: TaskLocality, *, active: bool
+    ledger: StateLedger,
+    metadata: StateMetadata,
+    locality: TaskLocality,
+    *,
+    active: bool,
+    record: StateRecord | None = None,
 ) -> dict[str, Any]:
     """Return one query's row, with a row for each shard.
 
     ``version`` and ``watermark_ms`` are those of the newest version that every shard has. ``rows_per_second`` is over the last few
     batches. ``locality`` is the share of state operations since the coordinator started whose task ran on the node of its shard. Each
     is None where it is not known yet.
+
+    Parameters
+    ----------
+    record
+        Given for details: ``batches``, ``refusals``, ``slow_batches``, and more of each shard. Times are milliseconds since the epoch:
+        ``planned_ms`` by the driver's clock, ``begun_ms`` by a store actor's, all others by the coordinator's. Durations of commits
+        before this coordinator started are None. ``phases`` of a batch are those of
+        :func:`~coordinator.telemetry.batch_times.phases`.
     """
     layout = ledger.layouts.newest(first_layout(metadata))
-    shards = [ShardStats.of(ledger, locality, partition) for partition in layout.partitions]
-    return _query(ledger, metadata, layout, shards, _newest_batches(ledger, layout), active=active)
-
-
-def query_details(
-    ledger: StateLedger, metadata: StateMetadata, locality: TaskLocality, record: StateRecord, *, active: bool
-) -> dict[str, Any]:
-    """Return :func:`query_status` with ``batches``, ``refusals``, ``slow_batches``, and more of each shard.
-
-    Times are milliseconds since the epoch: ``planned_ms`` by the driver's clock, ``begun_ms`` by a store actor's, all others by the
-    coordinator's. Durations of commits before this coordinator started are None. ``phases`` of a batch are those of
-    :func:`~coordinator.telemetry.batch_times.phases`.
-    """
-    layout = ledger.layouts.newest(first_layout(metadata))
-    shards = [ShardStats.of(ledger, locality, partition) for partition in layout.partitions]
-    batches = _newest_batches(ledger, layout)
-    query = _query(ledger, metadata, layout, shards, batches, active=active)
-    for row, shard in zip(query["shards"], shards, strict=True):
-        row |= _shard_details(ledger, shard, record)
     first = layout.first_partition
+    shards = [ShardStats.of(ledger, locality, partition) for partition in layout.partitions]
+    rows, batches = [_shard(shard, first) for shard in shards], _newest_batches(ledger, layout)
+    stats = StateStats()
+    stats.add(metadata, shards)
+    version, operations = stats.version or 0, stats.operations.total()
+    query = {
+        "name": metadata.state_name,
+        "query_id": ledger.query_id,
+        "run_id": ledger.run_id,
+        "output_mode": metadata.output_mode,
+        "branch_of": None if ledger.origin is None else {"state": ledger.origin[0], "version": ledger.origin[1]},
+        "num_shards": layout.num_shards,
+        "batch_id": version - 1 if version else None,
+        "version": version,
+        "watermark_ms": stats.watermark_ms,
+        "rows_per_second": _rows_per_second(batches),
+        "state_rows": stats.rows,
+        "state_bytes": stats.bytes,
+        "locality": stats.operations[LOCAL] / operations if operations else None,
+        "rows_late": ledger.total_rows_late(),
+        "last_commit_ms": stats.last_commit_ms,
+        "active": active,
+        "shards": rows,
+    }
+    if record is None:
+        return query
     return {
         **query,
+        "shards": [{**row, **_shard_details(ledger, shard, record)} for row, shard in zip(rows, shards, strict=True)],
         "epoch": ledger.epoch,
         "batches": [] if ledger.is_of_python else [_batch(batch, first, record) for batch in batches[-_BATCHES:]],
         "refusals": [{**asdict(refusal), "shard": refusal.partition_id - first} for refusal in record.refusals],
@@ -120,39 +141,6 @@ def _newest_batches(ledger: StateLedger, layout: ShardLayout) -> list[_Batch]:
         _Batch(version, entries[version], BatchStats([(entry,) for entry in entries[version]]))
         for version in sorted(entries)
     ]
-
-
-def _query(
-    ledger: StateLedger,
-    metadata: StateMetadata,
-    layout: ShardLayout,
-    shards: Sequence[ShardStats],
-    batches: Sequence[_Batch],
-    *,
-    active: bool,
-) -> dict[str, Any]:
-    stats = StateStats()
-    stats.add(metadata, shards)
-    version, operations = stats.version or 0, stats.operations.total()
-    return {
-        "name": metadata.state_name,
-        "query_id": ledger.query_id,
-        "run_id": ledger.run_id,
-        "output_mode": metadata.output_mode,
-        "branch_of": None if ledger.origin is None else {"state": ledger.origin[0], "version": ledger.origin[1]},
-        "num_shards": layout.num_shards,
-        "batch_id": version - 1 if version else None,
-        "version": version,
-        "watermark_ms": stats.watermark_ms,
-        "rows_per_second": _rows_per_second(batches),
-        "state_rows": stats.rows,
-        "state_bytes": stats.bytes,
-        "locality": stats.operations[LOCAL] / operations if operations else None,
-        "rows_late": ledger.total_rows_late(),
-        "last_commit_ms": stats.last_commit_ms,
-        "active": active,
-        "shards": [_shard(shard, layout.first_partition) for shard in shards],
-    }
 
 
 def _rows_per_second(batches: Sequence[_Batch]) -> float | None:
