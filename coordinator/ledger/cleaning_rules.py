@@ -79,14 +79,6 @@ def orphans(
     ]
 
 
-def abandoned(unfinished: Iterable[ObjectInfo], now_s: float, grace_s: float) -> list[ObjectInfo]:
-    """Return the files of writes whose writer is taken for dead.
-
-    A writer that was only asleep finds its file gone: it cannot give the file its name, and its write fails, as any write may.
-    """
-    return [info for info in unfinished if now_s - info.modified_s > grace_s]
-
-
 def prunable_records(
     infos: Iterable[ObjectInfo], needed: int, parts: Collection[str], now_s: float, grace_s: float
 ) -> list[ObjectInfo]:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from coordinator.ledger.cleaning_rules import ListingSchedule, Pins, abandoned, orphans, prunable_records
+from coordinator.ledger.cleaning_rules import ListingSchedule, Pins, orphans, prunable_records
 from coordinator.ledger.records import BranchBorn, BranchEnded, BranchMade, Dropped, Record
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.log.ledger_writer import LedgerWriter
@@ -124,7 +124,8 @@ class Cleaner:
         return [
             *([] if shared is None else orphans(infos, referenced | shared, pinned, now_s, grace_s)),
             *prunable_records(infos, needed.seq, needed.parts, now_s, grace_s),
-            *abandoned(unfinished, now_s, grace_s),
+            # Their writers are taken for dead. One that was only asleep finds its file gone: its write fails, as any write may.
+            *(info for info in unfinished if now_s - info.modified_s > grace_s),
         ]
 
     async def _delete(self, writer: LedgerWriter, state_name: str, schedule: ListingSchedule) -> list[ObjectInfo]:

@@ -22,9 +22,8 @@ from coordinator.ledger.records import Committed, SnapshotAdded
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import CommitUnknownError, CorruptStateError, StorageUnavailableError
-from coordinator.model.file_format import FORMAT, check_format, check_place
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.model.stored_json import from_json
+from coordinator.model.stored_json import FORMAT, check_format, check_place, from_json
 from coordinator.runtime.runtime import Pool, random_id
 from coordinator.storage.protocol import ObjectStore
 

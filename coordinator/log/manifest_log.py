@@ -34,8 +34,7 @@ from coordinator.model.errors import (
     StateReplacedError,
     StorageUnavailableError,
 )
-from coordinator.model.file_format import check_format, check_place
-from coordinator.model.stored_json import from_json
+from coordinator.model.stored_json import check_format, check_place, from_json
 from coordinator.runtime.runtime import Pool, random_id
 from coordinator.storage.protocol import ObjectInfo, ObjectStore
 

@@ -14,7 +14,7 @@ from coordinator.ledger.branches import Branch
 from coordinator.ledger.checkpoints import PART_RECORDS
 from coordinator.ledger.read_views import ReadView, VersionStats, ViewId, WantedView
 from coordinator.ledger.records import Record
-from coordinator.ledger.rescaling import RescalePlan, decide_rescale_request, first_layout
+from coordinator.ledger.rescaling import RescalePlan, decide_rescale_request
 from coordinator.ledger.state_ledger import AcceptedCommits, LeaseGrant, StateLedger
 from coordinator.log.cleaner import Cleaner
 from coordinator.log.ledger_writer import LedgerWriter
@@ -92,7 +92,7 @@ class Coordinator:
         self._instances = ActiveInstances(self._actors, self._writer_of)
         self._fleet = KnownFleet(self._actors, self._states.ledgers)
         locality = TaskLocality()
-        self._placement = PlacementService(self._fleet, self._writer_of, store, self._partitions, locality)
+        self._placement = PlacementService(self._fleet, self._writer_of, store, locality)
         self._leasing = Leasing(self._fleet, self._placement.leases, locality, self._writer_of)
         self._maintenance = maintenance
         self._cleaner = Cleaner(self._store, maintenance, self._clock, self._writer_of, self._states.notice_deleted)
@@ -299,30 +299,16 @@ class Coordinator:
 
     async def plan_rebalance(self, state_names: Sequence[str]) -> tuple[PlannedMove, ...]:
         """Return the moves that put shards where their policies want them; see :meth:`PlacementService.rebalance`."""
-        return await self._placement.rebalance(await self._sizes(state_names))
+        return await self._placement.rebalance(state_names)
 
     async def drain(self, node_id: str, dry_run: bool) -> tuple[PlannedMove, ...]:
         """Place no shard on a node any more, and return the moves that empty it of the open states' shards."""
         names = [name for name, _ in self._states.writers()]
-        return await self._placement.drain(await self._sizes(names), node_id, dry_run=dry_run)
+        return await self._placement.drain(names, node_id, dry_run=dry_run)
 
     async def undrain(self, node_id: str) -> None:
         """Let shards be placed on a node again."""
         await self._placement.undrain(node_id)
-
-    async def _sizes(self, state_names: Sequence[str]) -> list[tuple[str, range]]:
-        """Return the states that exist, each with the partitions of its shards."""
-        existing = [name for name in state_names if (await self._writer_of(name)).metadata is not None]
-        return [(name, await self._partitions(name)) for name in existing]
-
-    async def _partitions(self, state_name: str) -> range:
-        """Return the partitions of a state's shards, in their order; none if it does not exist."""
-        writer = await self._writer_of(state_name)
-        created = writer.metadata
-        if created is None:
-            return range(0)
-        first = first_layout(created)
-        return await writer.read(lambda ledger: ledger.layouts.newest(first).partitions)
 
     async def move_prepared(self, move: PlannedMove, copy_result: CopyResult | None) -> bool:
         """Have the target of a move own the shard from the end of the batch at hand on: it has a copy.

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass
 
 from coordinator.ledger.records import MoveFailed, Record
+from coordinator.ledger.rescaling import first_layout
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.model.errors import InvalidRequestError
@@ -91,7 +92,6 @@ class PlacementService:
         fleet: KnownFleet,
         writer_of: Callable[[str], Awaitable[LedgerWriter]],
         store: ObjectStore,
-        partitions: Callable[[str], Awaitable[range]],
         locality: TaskLocality,
     ) -> None:
         self.leases = PlannedLeases()
@@ -100,7 +100,6 @@ class PlacementService:
         self._fleet = fleet
         self._writer_of = writer_of
         self._store = store
-        self._partitions = partitions
 
     async def open(self) -> None:
         """Load which nodes were drained before this coordinator started."""
@@ -200,18 +199,19 @@ class PlacementService:
         reason = "asked for by `statefleet move`"
         return (PlannedMove(state_name, partitions[shard], source, target, reason, partitions.start),)
 
-    async def rebalance(self, states: Sequence[tuple[str, range]]) -> tuple[PlannedMove, ...]:
-        """Return the moves by which the shards of some states (names, partitions) are where their policies want them."""
+    async def rebalance(self, state_names: Sequence[str]) -> tuple[PlannedMove, ...]:
+        """Return the moves by which the shards of those states that exist are where their policies want them."""
         moves: list[PlannedMove] = []
-        for name, partitions in states:
+        for name in state_names:
+            partitions = await self._partitions(name)
+            if not partitions:
+                continue
             writer = await self._writer_of(name)
             query_id, assigned = await writer.read(lambda ledger: (ledger.query_id, ledger.assigned()))
             moves += self._planner.moves(name, query_id, partitions, _of(assigned, partitions), self._fleet)
         return tuple(moves)
 
-    async def drain(
-        self, states: Sequence[tuple[str, range]], node_id: str, *, dry_run: bool
-    ) -> tuple[PlannedMove, ...]:
+    async def drain(self, state_names: Sequence[str], node_id: str, *, dry_run: bool) -> tuple[PlannedMove, ...]:
         """Have no shard placed on a node from now on; returns the moves that empty it.
 
         Raises
@@ -231,7 +231,7 @@ class PlacementService:
             await asyncio.to_thread(self._store.put, _drained_path(node_id), b"")
         self.leases.drained.add(node_id)
         try:
-            return tuple(move for move in await self.rebalance(states) if move.source.node_id == node_id)
+            return tuple(move for move in await self.rebalance(state_names) if move.source.node_id == node_id)
         finally:
             if dry_run and not was_drained:
                 self.leases.drained.discard(node_id)
@@ -271,6 +271,14 @@ class PlacementService:
                 shards=len(partitions),
             )
         return partitions
+
+    async def _partitions(self, state_name: str) -> range:
+        """Return the partitions of a state's shards, in their order; none if it does not exist."""
+        writer = await self._writer_of(state_name)
+        created = writer.metadata
+        if created is None:
+            return range(0)
+        return await writer.read(lambda ledger: ledger.layouts.newest(first_layout(created)).partitions)
 
     async def _holder(self, state_name: str, partition_id: int) -> ActorLocation | None:
         return await (await self._writer_of(state_name)).read(lambda ledger: ledger.holder(partition_id))

@@ -20,10 +20,9 @@ from msgspec import to_builtins
 
 from coordinator.model.commits import CommitEntry, SnapshotEntry, StoredFile
 from coordinator.model.errors import CorruptStateError
-from coordinator.model.file_format import FORMAT, check_format, check_place
 from coordinator.model.identities import StateStoreId
 from coordinator.model.schema import StateSchema
-from coordinator.model.stored_json import from_json
+from coordinator.model.stored_json import FORMAT, check_format, check_place, from_json
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
 
 _METADATA_KEY = b"statefleet"

@@ -17,8 +17,8 @@ from coordinator.model.errors import (
     StateMismatchError,
     StateReplacedError,
 )
-from coordinator.model.file_format import FORMAT
 from coordinator.model.maintenance import Maintenance
+from coordinator.model.stored_json import FORMAT
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import check_files, files_of, state_names
 from tests.unit.service_harness import CREATED, ServiceHarness

@@ -15,9 +15,9 @@ from coordinator.ledger.state_ledger import StateLedger
 from coordinator.log.log_files import seal, seq_of, unseal
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.errors import CorruptStateError, InvalidRequestError, NewerFormatError
-from coordinator.model.file_format import FORMAT
 from coordinator.model.identities import StateStoreId
 from coordinator.model.load_plans import LoadPlan
+from coordinator.model.stored_json import FORMAT
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.uris import open_object_store
 from statefleet.reads.fleet import attach

@@ -14,9 +14,9 @@ from coordinator.ledger.records import Record
 from coordinator.ledger.rescaling import decide_shards
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.log.manifest_log import ManifestLog
-from coordinator.model.file_format import FORMAT
 from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
+from coordinator.model.stored_json import FORMAT
 from coordinator.placement.lease_placer import stay_else_local
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import check_files, files_of
