@@ -41,28 +41,12 @@ from coordinator.storage.protocol import ObjectInfo
 #: Listings in a grace period in which something may be found, and grace periods between listings in which nothing is expected.
 _LISTINGS_A_GRACE = 4
 _GRACES_AT_REST = 24
-_DATA_FILE = re.compile(
+#: The path of a delta, or of a part of a snapshot.
+DATA_FILE = re.compile(
     r"^[^/]+/\d+/(?P<partition>\d+)/(?:[^/]+/)?(?P<version>\d+)-[0-9a-f]+(?:-\d+)?\.(?P<kind>delta|snapshot)$"
 )
 _PART = re.compile(r"^[^/]+/parts/\d{20}-[^/]+\.json$")
 _RECORD = re.compile(r"/(?P<folder>manifest|checkpoints)/(?P<seq>\d{20})\.json$")
-
-
-@dataclass(frozen=True, slots=True)
-class DataFile:
-    """The fields in the path of a delta, or of a part of a snapshot."""
-
-    partition_id: int
-    version: int
-    is_snapshot: bool
-
-    @classmethod
-    def of(cls, path: str) -> DataFile | None:
-        """Return the fields of a path; None if it is not a data file's."""
-        match = _DATA_FILE.match(path)
-        if match is None:
-            return None
-        return cls(int(match["partition"]), int(match["version"]), match["kind"] == "snapshot")
 
 
 def orphans(
@@ -72,7 +56,7 @@ def orphans(
     return [
         info
         for info in infos
-        if DataFile.of(info.path) is not None
+        if DATA_FILE.match(info.path)
         and info.path not in referenced
         and info.path not in pinned
         and now_s - info.modified_s > grace_s

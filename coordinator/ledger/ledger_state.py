@@ -7,7 +7,7 @@ from typing import Any, Self, assert_never
 
 from msgspec import Struct, structs, to_builtins
 
-from coordinator.ledger.cleaning_rules import DataFile
+from coordinator.ledger.cleaning_rules import DATA_FILE
 from coordinator.ledger.history_changes import ChangingHistory
 from coordinator.ledger.records import (
     BatchFinished,
@@ -138,19 +138,14 @@ class LedgerState(ChangingHistory):
 
     def _may_count(self, path: str, epoch: int) -> bool:
         """Return whether a file that was written at an epoch, or before, could still be committed."""
-        file = DataFile.of(path)
+        file = DATA_FILE.match(path)
         if file is None:
             return False
-        if file.is_snapshot:
-            return any(
-                entry.version == file.version for chain in self._partition_chains(file.partition_id) for entry in chain
-            )
-        assignment = self._assignments.get(file.partition_id)
-        return (
-            assignment is not None
-            and assignment.epoch <= epoch
-            and file.version > self._newest_of_run(file.partition_id)
-        )
+        partition_id, version = int(file["partition"]), int(file["version"])
+        if file["kind"] == "snapshot":
+            return any(entry.version == version for chain in self._partition_chains(partition_id) for entry in chain)
+        assignment = self._assignments.get(partition_id)
+        return assignment is not None and assignment.epoch <= epoch and version > self._newest_of_run(partition_id)
 
     def refuse_discarded(self, files: Iterable[str]) -> None:
         """Refuse to accept an attempt one of whose files was discarded.

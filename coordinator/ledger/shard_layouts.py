@@ -102,18 +102,14 @@ class ShardLayouts:
         """Return the newest layout that counts."""
         return next((layout for layout in reversed(self.made) if self.counts(layout)), first)
 
-    def in_force(self, first: ShardLayout, run_id: str, version: int) -> ShardLayout:
-        """Return the layout of a run's batch that reads a version."""
-        return self.later_in_force(run_id, version) or first
-
     def with_version(self, first: ShardLayout, version: int) -> ShardLayout:
         """Return the newest layout that counts and has a version."""
         return next(
             (layout for layout in reversed(self.made) if self.counts(layout) and layout.version <= version), first
         )
 
-    def later_in_force(self, run_id: str, version: int) -> ShardLayout | None:
-        """Return :meth:`in_force`; None if that is the first layout."""
+    def in_force(self, run_id: str, version: int) -> ShardLayout | None:
+        """Return the layout of a run's batch that reads a version; None if that is the first one."""
         layouts = (
             layout
             for layout in reversed(self.made)

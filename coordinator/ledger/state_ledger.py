@@ -314,7 +314,7 @@ class StateLedger(LedgerState):
                 epoch=entry.epoch,
                 newest_epoch=None if assignment is None else assignment.epoch,
             )
-        in_force = self.layouts.later_in_force(entry.run_id, entry.version - 1)
+        in_force = self.layouts.in_force(entry.run_id, entry.version - 1)
         if self.layouts.of(entry.partition_id) is not in_force:
             raise FencedError(
                 "the state was rescaled, and the version is one of other shards; the commit was not counted and no version changed",

@@ -93,7 +93,7 @@ class Coordinator:
         self._fleet = KnownFleet(self._actors, self._states.ledgers)
         locality = TaskLocality()
         self._placement = PlacementService(self._fleet, self._writer_of, store, locality)
-        self._leasing = Leasing(self._fleet, self._placement.leases, locality, self._writer_of)
+        self._leasing = Leasing(self._fleet, self._placement, locality, self._writer_of, self._instances.has)
         self._maintenance = maintenance
         self._cleaner = Cleaner(self._store, maintenance, self._clock, self._writer_of, self._states.notice_deleted)
         self._versions = Versions(self._states, self._writer_of, Branching(self._writer_of, self._clock))
@@ -155,12 +155,12 @@ class Coordinator:
     async def check_state(self, metadata: StateMetadata, batch_id: int | None = None) -> None:
         """Refuse a query that does not fit an existing state; see :meth:`Leasing.check`."""
         await self._states.notice_deleted(metadata.state_name)
-        await self._leasing.check(metadata, batch_id, self._instances.has)
+        await self._leasing.check(metadata, batch_id)
 
     async def check_start(self, state_name: str, query_id: str, output_mode: str | None) -> None:
         """Refuse a query that is to start on a state that is not its own; see :meth:`Leasing.check_start`."""
         await self._states.notice_deleted(state_name)
-        await self._leasing.check_start(state_name, query_id, output_mode, self._instances.has)
+        await self._leasing.check_start(state_name, query_id, output_mode)
 
     async def attach_and_lease(self, task: TaskIdentity, metadata: StateMetadata, local: ActorLocation) -> LeaseGrant:
         """Return a lease: the store actor that may commit the task's shard, and the version that its batch reads."""
@@ -219,7 +219,7 @@ class Coordinator:
 
     async def batch_result(self, task: TaskIdentity, partitions: range) -> tuple[BatchResult, Placement, range]:
         """Return the result of a batch, with the shards that have not committed it, and the next batch's placement and partitions."""
-        ended = await self._leasing.end_batch(task, partitions, self._placement)
+        ended = await self._leasing.end_batch(task, partitions)
         ledger = (await self._writer_of(task.state_name)).ledger
         if not ended[0].missing and ledger is not None:
             self._metrics.ended(ledger, task.batch_id + 1, partitions.start)

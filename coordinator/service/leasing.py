@@ -22,7 +22,7 @@ from coordinator.model.leases import Lease
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
-from coordinator.placement.lease_placer import FleetView, LeaseRequest, PlannedLeases
+from coordinator.placement.lease_placer import FleetView, LeaseRequest
 from coordinator.service.placement_service import Placement, PlacementService
 from coordinator.telemetry.task_locality import TaskLocality
 
@@ -46,13 +46,12 @@ class Leasing:
     """Gives leases of the states of a fleet."""
 
     _fleet: FleetView
-    _placing: PlannedLeases
+    _placement: PlacementService
     _locality: TaskLocality
     _writer_of: Callable[[str], Awaitable[LedgerWriter]]
+    _is_active: Callable[[StateLedger], bool]
 
-    async def check_start(
-        self, state_name: str, query_id: str, output_mode: str | None, is_active: Callable[[StateLedger], bool]
-    ) -> None:
+    async def check_start(self, state_name: str, query_id: str, output_mode: str | None) -> None:
         """Refuse a query that is to start on another query's state, or in another output mode than the state's (StateMismatchError).
 
         A state whose query had a temporary checkpoint, and is over, is dropped as the checkpoint was, and begins empty.
@@ -72,7 +71,7 @@ class Leasing:
             check_output_mode(created, output_mode)
 
         def decide(ledger: StateLedger) -> tuple[list[Record], bool]:
-            if ledger.ends_with_its_run and query_id != ledger.query_id and not is_active(ledger):
+            if ledger.ends_with_its_run and query_id != ledger.query_id and not self._is_active(ledger):
                 return [Dropped(created.to_json())], True
             ledger.check_owner(query_id)
             return [], False
@@ -84,9 +83,7 @@ class Leasing:
                 extra={"state": state_name},
             )
 
-    async def check(
-        self, metadata: StateMetadata, batch_id: int | None, is_active: Callable[[StateLedger], bool]
-    ) -> None:
+    async def check(self, metadata: StateMetadata, batch_id: int | None) -> None:
         """Refuse a query that does not fit an existing state (StateMismatchError), before it starts.
 
         A state that begins empty with the query fits any query (:meth:`check_start`).
@@ -103,7 +100,7 @@ class Leasing:
             return
 
         def look(ledger: StateLedger) -> StateSchema | None:
-            if ledger.ends_with_its_run and not is_active(ledger):
+            if ledger.ends_with_its_run and not self._is_active(ledger):
                 return None
             newest = ledger.committed_version(ledger.layouts.newest(first_layout(created)))
             versions = [newest, max(0, newest - 1)]
@@ -146,9 +143,7 @@ class Leasing:
             log_rescale(task.state_name, layout)
         return layout.partitions
 
-    async def end_batch(
-        self, task: TaskIdentity, partitions: range, placements: PlacementService
-    ) -> tuple[BatchResult, Placement, range]:
+    async def end_batch(self, task: TaskIdentity, partitions: range) -> tuple[BatchResult, Placement, range]:
         """Return a batch's result; see :meth:`~coordinator.service.coordinator.Coordinator.batch_result`."""
         writer = await self._writer_of(task.state_name)
         created = writer.metadata
@@ -174,7 +169,7 @@ class Leasing:
         if is_new:
             log_rescale(task.state_name, layout)
         # Once, after a decision that may have been repeated: moves that restore a plan are returned a single time.
-        placement = placements.next_batch(ledger, partitions, is_whole=not result.missing)
+        placement = self._placement.next_batch(ledger, partitions, is_whole=not result.missing)
         return result, placement, layout.partitions
 
     async def lease(
@@ -199,13 +194,13 @@ class Leasing:
                     "its repetition begins with a new state",
                     state=task.state_name,
                 )
-            layout = ledger.layouts.in_force(first_layout(created), task.run_id, task.batch_id)
+            layout = ledger.layouts.in_force(task.run_id, task.batch_id) or first_layout(created)
             if not task.is_of_python:
                 ledger.check_layout(task, layout)
             ledger.check_whole(task, layout)
             is_new = task.run_id != ledger.run_id
             previous = ledger.holder(task.partition_id)
-            records, grant = ledger.decide_lease(task, local, self._fleet, self._placing.place)
+            records, grant = ledger.decide_lease(task, local, self._fleet, self._placement.leases.place)
             records += ledger.decide_schema(task, created, metadata)
             if ledger.drops and not ledger.run_id and ledger.begun_metadata is None:
                 records.insert(0, StateBegun(created.to_json()))
@@ -213,10 +208,10 @@ class Leasing:
 
         if task.is_of_python:
             # Partitions of Python programs have no batches in common, so none waits for the end of a batch.
-            self._placing.batch_ended(task.state_name)
+            self._placement.leases.batch_ended(task.state_name)
         grant, is_new, previous = await writer.decide(decide)
         if not task.is_of_python:
-            slots = self._placing.slots(task.state_name)
+            slots = self._placement.leases.slots(task.state_name)
             self._locality.count(task.state_name, task.partition_id, local, previous, grant.lease.location, slots)
         lease = structs.replace(
             grant.lease, standbys=self._standbys(task.state_name, task.partition_id, grant.lease.location)
@@ -224,7 +219,7 @@ class Leasing:
         return structs.replace(grant, lease=lease), is_new, previous
 
     def _standbys(self, state_name: str, partition_id: int, holder: ActorLocation) -> tuple[str, ...]:
-        standbys = self._placing.standbys(state_name, partition_id, holder, self._fleet)
+        standbys = self._placement.leases.standbys(state_name, partition_id, holder, self._fleet)
         return tuple(location.actor_name for location in standbys)
 
     def next_lease(
@@ -241,7 +236,9 @@ class Leasing:
         holder = assignment.location
         # A coordinator that has just started learns from commits which store actors are alive, as from requests for leases.
         self._fleet.newest(holder)
-        if not self._placing.stays(LeaseRequest(ledger.state_name, entry.partition_id, holder, holder), self._fleet):
+        if not self._placement.leases.stays(
+            LeaseRequest(ledger.state_name, entry.partition_id, holder, holder), self._fleet
+        ):
             return None
         lease = Lease(
             StateStoreId(ledger.root, 0, entry.partition_id),
@@ -270,7 +267,7 @@ class Leasing:
             if created is None:
                 return records, (AcceptedCommits(entries), True)
             task = _task_of(ledger, commit.entries[0])
-            ledger.check_whole(task, ledger.layouts.in_force(first_layout(created), task.run_id, task.batch_id))
+            ledger.check_whole(task, ledger.layouts.in_force(task.run_id, task.batch_id) or first_layout(created))
             return records, (AcceptedCommits(entries, self.next_lease(ledger, created, commit.entries)), True)
 
         outcome = await writer.decide(decide, is_batched=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.ledger.state_ledger import StateLedger
@@ -24,25 +24,22 @@ from coordinator.telemetry.task_locality import TaskLocality
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class EndedQueries:
     """Finds the states whose query ended a while ago.
 
     A query has ended if its driver said so, or if no driver that reports has its run: a driver that was killed says nothing. When it
     ended is not in the log, so the time counts from when that was first seen.
 
-    Parameters
-    ----------
-    after_s
-        Seconds after which shards of an ended query leave memory; see
-        :class:`Maintenance.unload_after_s <coordinator.model.maintenance.Maintenance>`.
+    Shards of an ended query leave memory after ``_after_s`` seconds: :attr:`Maintenance.unload_after_s
+    <coordinator.model.maintenance.Maintenance>`.
     """
 
-    def __init__(self, clock: Clock, after_s: float, is_running: Callable[[StateLedger], bool]) -> None:
-        self._clock = clock
-        self._after_s = after_s
-        self._is_running = is_running
-        #: Seconds of the clock, by state.
-        self._seen_ended_s: dict[str, float] = {}
+    _clock: Clock
+    _after_s: float
+    _is_running: Callable[[StateLedger], bool]
+    #: Seconds of the clock, by state.
+    _seen_ended_s: dict[str, float] = field(default_factory=dict)
 
     def used(self, state_name: str) -> None:
         """Note that a task of a state's query was answered: the query runs, also if its driver reports that it ended."""

@@ -45,14 +45,14 @@ class Placement:
     moves: tuple[PlannedMove, ...]
 
 
+@dataclass(eq=False)
 class KnownFleet:
     """The fleet by what store actors reported and by the ledgers that are open; see
     :class:`~coordinator.placement.lease_placer.FleetView`.
     """
 
-    def __init__(self, registry: ActorRegistry, ledgers: Callable[[], Iterable[StateLedger]]) -> None:
-        self._registry = registry
-        self._ledgers = ledgers
+    _registry: ActorRegistry
+    _ledgers: Callable[[], Iterable[StateLedger]]
 
     def is_alive(self, location: ActorLocation) -> bool:
         """Return whether the incarnation is not known to be dead."""

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from msgspec import structs
 
@@ -37,12 +38,12 @@ from coordinator.runtime.runtime import Clock, now_ms
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Branching:
     """Makes branches of the states of a fleet."""
 
-    def __init__(self, writer: Callable[[str], Awaitable[LedgerWriter]], clock: Clock) -> None:
-        self._writer_of = writer
-        self._clock = clock
+    _writer_of: Callable[[str], Awaitable[LedgerWriter]]
+    _clock: Clock
 
     async def existing(self, parent: str, version: int | None, name: str) -> Branch | None:
         """Return the branch of that name, if it began with the version of the parent (any version if none is given); None without one.
@@ -112,17 +113,15 @@ class Branching:
         await asyncio.gather(*(writer.decide(lambda _: ([branch], None)) for writer in writers))
 
 
+@dataclass(eq=False)
 class Versions:
     """Versions of the states of a fleet."""
 
-    def __init__(
-        self, states: OpenStates, writer: Callable[[str], Awaitable[LedgerWriter]], branching: Branching
-    ) -> None:
-        self._states = states
-        self._writer_of = writer
-        self._branching = branching
-        #: Whether the states that existed when this coordinator started are open; later ones are opened when they are created.
-        self._all_are_open = False
+    _states: OpenStates
+    _writer_of: Callable[[str], Awaitable[LedgerWriter]]
+    _branching: Branching
+    #: Whether the states that existed when this coordinator started are open; later ones are opened when they are created.
+    _all_are_open: bool = False
 
     async def read_view(self, state_name: str, request: WantedView, cached: ViewId | None = None) -> ReadView | None:
         """Return what a reader needs to read a version of a state, by the log as it was at most :data:`RECENT_S` ago.

@@ -110,7 +110,7 @@ class RescaleMachine(RuleBasedStateMachine):
         batch = len(self.truth) - 1
         identity = task(self.run, batch, partition)
         self.ledger.check_query(identity)
-        self.ledger.check_layout(identity, self.ledger.layouts.in_force(FIRST, self.run, batch))
+        self.ledger.check_layout(identity, self.ledger.layouts.in_force(self.run, batch) or FIRST)
         self.ledger.check_whole(identity, self.layout)
         records, grant = self.ledger.decide_lease(identity, actor("a"), FakeFleetView(), stay_else_local)
         self.fold(records)
