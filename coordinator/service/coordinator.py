@@ -36,7 +36,7 @@ from coordinator.runtime.runtime import Runtime, now_ms
 from coordinator.service.active_instances import ActiveInstances
 from coordinator.service.dropping import DroppedState, Dropping
 from coordinator.service.leasing import Leasing
-from coordinator.service.maintenance_rounds import EndedQueries, MaintenanceRounds
+from coordinator.service.maintenance_rounds import MaintenanceRounds
 from coordinator.service.overview import Overview
 from coordinator.service.placement_service import KnownFleet, Placement, PlacementService
 from coordinator.service.state_metrics import StateMetrics
@@ -99,7 +99,6 @@ class Coordinator:
         self._versions = Versions(self._states, self._writer_of, Branching(self._writer_of, self._clock))
         self._dropping = Dropping(self._store, self._states, self._is_active)
         self._metrics = StateMetrics(self._clock, self._actors, locality, stats or StorageStats())
-        self._ended_queries = EndedQueries(self._clock, maintenance.unload_after_s, self._is_running)
         self._overview = Overview(
             uri,
             node_id,
@@ -112,11 +111,12 @@ class Coordinator:
             self._is_active,
         )
         self._rounds = MaintenanceRounds(
-            maintenance.interval_s,
+            maintenance,
+            self._clock,
+            self._is_running,
             self._states,
             self._cleaner,
             self._dropping,
-            self._ended_queries,
             self._overview,
             self._metrics,
             self._placement.leases,
@@ -170,7 +170,7 @@ class Coordinator:
         except StateStoreError as error:
             self._metrics.refused(task.state_name, task.partition_id, error)
             raise
-        self._ended_queries.used(task.state_name)
+        self._rounds.used(task.state_name)
         if is_new:
             # A driver that was killed does not report that its run has ended.
             self._instances.forget_previous_runs(grant.lease.store_id.checkpoint_root_location, task.run_id)
@@ -209,7 +209,7 @@ class Coordinator:
 
     async def _commit(self, state_name: str, writer: LedgerWriter, commit: PartitionCommit) -> AcceptedCommits:
         accepted, is_new = await self._leasing.commit(writer, commit)
-        self._ended_queries.used(state_name)
+        self._rounds.used(state_name)
         self._metrics.committed(state_name, commit.entries, is_new=is_new)
         return accepted
 
@@ -363,7 +363,7 @@ class Coordinator:
             return list(partition_ids)
 
         def look(ledger: StateLedger) -> list[int]:
-            if self._ended_queries.is_due(ledger):
+            if self._rounds.is_unused(ledger):
                 return list(partition_ids)
             holders = {partition: ledger.holder(partition) for partition in partition_ids}
             # By name: a shard that a previous incarnation was given belongs to this one.
