@@ -17,8 +17,7 @@ from coordinator.runtime.logs import log_to_stderr
 from coordinator.runtime.runtime import MachineClock, freeze_imports
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.metric_export import keep_exporting
-from coordinator.storage.counted import StorageStats
-from coordinator.storage.forwarded_credentials import ForwardedCredentialsStore
+from coordinator.storage.actor_store import ForwardedCredentialsStore, StorageStats
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.uris import open_store_in_actor
 

@@ -16,8 +16,7 @@ from coordinator.model.errors import (
     StoreUnavailableError,
 )
 from coordinator.model.maintenance import Maintenance
-from coordinator.runtime.retry import Retry
-from coordinator.runtime.runtime import Runtime
+from coordinator.runtime.runtime import Retry, Runtime
 from coordinator.service.calls import Actors, RayActors, unwrapped
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.deploy import coordinator_name, deploy_coordinator

@@ -41,7 +41,7 @@ from coordinator.service.overview import Overview
 from coordinator.service.placement_service import KnownFleet, Placement, PlacementService
 from coordinator.service.state_metrics import StateMetrics
 from coordinator.service.versions import Branching, Versions
-from coordinator.storage.counted import StorageStats
+from coordinator.storage.actor_store import StorageStats
 from coordinator.storage.probe import ProbeResult, look_into, probe, remove_left_over
 from coordinator.storage.protocol import ObjectStore
 from coordinator.telemetry.drivers import DriverReport

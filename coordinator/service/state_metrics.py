@@ -20,7 +20,7 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.runtime.logs import about
 from coordinator.runtime.runtime import Clock, now_ms
-from coordinator.storage.counted import StorageStats
+from coordinator.storage.actor_store import StorageStats
 from coordinator.telemetry.drivers import DriverReport, Drivers
 from coordinator.telemetry.slow_batches import (
     BatchContext,

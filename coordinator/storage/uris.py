@@ -10,8 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from coordinator.model.errors import InvalidRequestError
 from coordinator.runtime.runtime import Clock
-from coordinator.storage.counted import CountedObjectStore, StorageStats
-from coordinator.storage.forwarded_credentials import ForwardedCredentialsStore
+from coordinator.storage.actor_store import CountedObjectStore, ForwardedCredentialsStore, StorageStats
 from coordinator.storage.local import LocalObjectStore
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.protocol import ObjectStore

@@ -20,8 +20,7 @@ from coordinator.model.errors import (
 )
 from coordinator.model.identities import ActorLocation, StateStoreId
 from coordinator.model.schema import StateSchema
-from coordinator.runtime.retry import Retry
-from coordinator.runtime.runtime import Pool, Runtime
+from coordinator.runtime.runtime import Pool, Retry, Runtime
 from statefleet.reads.sources import Source, StoreActorLostError
 from store_actors.messages.key_queries import FoundRows
 from store_actors.messages.requests import ReadRequest

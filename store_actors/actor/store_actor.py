@@ -29,8 +29,7 @@ from coordinator.runtime.runtime import Runtime, freeze_imports
 from coordinator.service.calls import Actors, RayActors, session_folder, unwrapped
 from coordinator.service.client import CoordinatorClient
 from coordinator.service.metric_export import EXPORT_INTERVAL_S, MetricExport
-from coordinator.storage.counted import StorageStats
-from coordinator.storage.forwarded_credentials import ForwardedCredentialsStore
+from coordinator.storage.actor_store import ForwardedCredentialsStore, StorageStats
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.probe import StorageProof
 from coordinator.storage.protocol import ObjectStore

@@ -22,8 +22,7 @@ from coordinator.model.memory_options import MemoryOptions
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
-from coordinator.runtime.retry import Retry
-from coordinator.runtime.runtime import Clock
+from coordinator.runtime.runtime import Clock, Retry
 from coordinator.service.calls import Actors, unwrapped
 from coordinator.service.client import CoordinatorClient
 from coordinator.storage.options import StorageOptions

@@ -17,8 +17,7 @@ from coordinator.model.identities import ActorLocation, StateStoreId, TaskIdenti
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
-from coordinator.runtime.retry import Retry
-from coordinator.runtime.runtime import Clock
+from coordinator.runtime.runtime import Clock, Retry
 from coordinator.service.calls import Actors, unwrapped
 from coordinator.service.client import CoordinatorClient
 from store_actors.client.batch import event_times

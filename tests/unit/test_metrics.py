@@ -17,7 +17,7 @@ from coordinator.model.metric_table import METRICS, Kind, Sample, metric_of
 from coordinator.runtime.runtime import MachineClock
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.metric_export import MetricExport
-from coordinator.storage.counted import CountedObjectStore, StorageStats
+from coordinator.storage.actor_store import CountedObjectStore, StorageStats
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.serving.metrics import COUNTERS, StoreMetrics, store_samples
 from tests.unit.coordinator_requests import METADATA, SHARDS, commit_of, lease_all_shards

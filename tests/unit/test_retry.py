@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.runtime.retry import Retry
+from coordinator.runtime.runtime import Retry
 
 
 class SteppedClock:

@@ -9,8 +9,7 @@ import pytest
 
 from coordinator.model.errors import CredentialsNeededError, StorageUnavailableError
 from coordinator.runtime.runtime import MachineClock
-from coordinator.storage.counted import StorageStats
-from coordinator.storage.forwarded_credentials import ForwardedCredentialsStore
+from coordinator.storage.actor_store import ForwardedCredentialsStore, StorageStats
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.options import Secrets, StorageOptions, split_options
 from coordinator.storage.probe import probe
