@@ -24,7 +24,7 @@ from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import CommitUnknownError, CorruptStateError, StorageUnavailableError
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.stored_json import FORMAT, check_format, check_place, from_json
-from coordinator.runtime.runtime import Pool, random_id
+from coordinator.runtime.runtime import Pool
 from coordinator.storage.protocol import ObjectStore
 
 #: Beginning of a sealed object.
@@ -93,14 +93,7 @@ class LogFiles:
         Threads that read files side by side; without them one is read after the other.
     """
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        state_name: str,
-        *,
-        new_id: Callable[[], str] = random_id,
-        readers: Pool | None = None,
-    ) -> None:
+    def __init__(self, store: ObjectStore, state_name: str, new_id: Callable[[], str], readers: Pool | None) -> None:
         self._store = store
         self._state_name = state_name
         self._new_id = new_id

@@ -82,7 +82,7 @@ class ManifestLog(LogFiles):
         part_records: int = PART_RECORDS,
         readers: Pool | None = None,
     ) -> None:
-        super().__init__(store, state_name, new_id=new_id, readers=readers)
+        super().__init__(store, state_name, new_id, readers)
         self._writer_id = writer_id
         self._checkpoint_interval = checkpoint_interval
         self._part_records = part_records

@@ -51,13 +51,8 @@ class Overview:
             for ledger, metadata in self._states.described()
         ]
         queries += [{**state.details(), "running_batch": None} for state in self._states.resting.values()]
-        queries.sort(key=lambda query: str(query["name"]))
         unreadable = [{"name": name, "error": error} for name, error in self._states.unreadable.items()]
-        return {
-            **fleet_status(self._uri, self._coordinator(), self._actors, queries),
-            "executors": self._metrics.executors(),
-            "unreadable": unreadable,
-        }
+        return {**self._fleet(queries), "unreadable": unreadable}
 
     async def status_details(self) -> dict[str, Any]:
         """Return the status with details; see :meth:`~coordinator.service.coordinator.Coordinator.status_details`."""
@@ -69,10 +64,8 @@ class Overview:
             took_s += self._clock.elapsed_s() - began_s
             # Tasks have their turn between one query and the next.
             await asyncio.sleep(0)
-        queries.sort(key=lambda query: str(query["name"]))
         return {
-            **fleet_status(self._uri, self._coordinator(), self._actors, queries),
-            "executors": self._metrics.executors(),
+            **self._fleet(queries),
             "running": self._running_batches(),
             "drained": sorted(self._leases.drained),
             "took_ms": int(1000 * took_s),
@@ -104,5 +97,8 @@ class Overview:
         }
         return {name: batch for name, batch in running.items() if batch is not None}
 
-    def _coordinator(self) -> dict[str, Any]:
-        return {"node_id": self._node_id, "pid": os.getpid(), "started_at_ms": self._metrics.started_at_ms}
+    def _fleet(self, queries: list[dict[str, Any]]) -> dict[str, Any]:
+        coordinator = {"node_id": self._node_id, "pid": os.getpid(), "started_at_ms": self._metrics.started_at_ms}
+        queries.sort(key=lambda query: str(query["name"]))
+        fleet = fleet_status(self._uri, coordinator, self._actors, queries)
+        return {**fleet, "executors": self._metrics.executors()}

@@ -54,12 +54,8 @@ _FIRST_PAUSE_S = 0.1
 _PATIENCE_S = 40.0
 
 
-def _no_count() -> None:
-    """Do nothing, so that repetitions are not counted."""
-
-
 def open_remote_store(
-    uri: str, storage_options: Mapping[str, str] | None, repeated: Callable[[], None] = _no_count
+    uri: str, storage_options: Mapping[str, str] | None, repeated: Callable[[], None]
 ) -> RemoteObjectStore:
     """Return the store of a bucket; credentials come from the usual environment unless the options have them.
 
@@ -95,6 +91,12 @@ def open_remote_store(
             uri=uri,
             cause=_safe_text(error),
         ) from None
+    if not store.tells_writers_apart:
+        log.warning(
+            "SINGLE WRITER: %s is used without conditional puts, so nothing stops a second fleet of this URI (a forgotten "
+            "cluster, another machine) from overwriting commits; run one at a time, and prefer a store with conditional puts",
+            uri,
+        )
     return store
 
 
@@ -112,18 +114,18 @@ class RemoteObjectStore:
     store
         An obstore store whose root is the URI.
     once
-        The same store without retries, for conditional puts; by default `store`.
+        The same store without retries, for conditional puts.
     repeated
         Called each time a conditional put is repeated.
     """
 
     tells_writers_apart = True
 
-    def __init__(self, uri: str, store: Any, once: Any = None, repeated: Callable[[], None] = _no_count) -> None:
+    def __init__(self, uri: str, store: Any, once: Any, repeated: Callable[[], None]) -> None:
         self._repeated = repeated
         self.uri = uri
         self._store = store
-        self._once = store if once is None else once
+        self._once = once
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.uri!r})"
@@ -262,14 +264,6 @@ class SingleWriterObjectStore(RemoteObjectStore):
     """
 
     tells_writers_apart = False
-
-    def __init__(self, uri: str, store: Any, once: Any = None, repeated: Callable[[], None] = _no_count) -> None:
-        super().__init__(uri, store, once, repeated)
-        log.warning(
-            "SINGLE WRITER: %s is used without conditional puts, so nothing stops a second fleet of this URI (a forgotten "
-            "cluster, another machine) from overwriting commits; run one at a time, and prefer a store with conditional puts",
-            uri,
-        )
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         if self._exists(path):

@@ -21,7 +21,8 @@ from coordinator.storage.uris import normalize_uri, open_object_store
 def remote(_: Path) -> ObjectStore:
     from obstore.store import MemoryStore
 
-    return RemoteObjectStore("s3://bucket", MemoryStore())
+    store = MemoryStore()
+    return RemoteObjectStore("s3://bucket", store, store, lambda: None)
 
 
 @pytest.fixture(
