@@ -40,12 +40,6 @@ class Metric:
     meaning: str
     labels: tuple[str, ...] = ()
 
-    @property
-    def unit(self) -> str:
-        """Seconds or bytes, as the name says; empty for counts."""
-        last = self.name.removesuffix("_total").rpartition("_")[2]
-        return last if last in ("seconds", "bytes") else ""
-
 
 @dataclass(frozen=True, slots=True)
 class Sample:
