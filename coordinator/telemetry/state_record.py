@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from coordinator.ledger.batch_stats import BatchStats
 from coordinator.model.commits import CommitEntry
 from coordinator.model.metric_table import Sample
-from coordinator.telemetry.batch_times import PHASES, PartitionTime, moments, phases
-from coordinator.telemetry.slow_batches import RECENT, EndedBatch, SlowBatch
+from coordinator.telemetry.slow_batches import PHASES, RECENT, EndedBatch, PartitionTime, SlowBatch, moments, phases
 
 #: Newest versions, refusals and slow batches that are kept of a state.
 _VERSIONS = 16

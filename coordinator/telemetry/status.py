@@ -17,7 +17,7 @@ from coordinator.model.memory_options import MemoryUse
 from coordinator.model.names import fleet_id_of
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.actor_registry import ActorRegistry
-from coordinator.telemetry.batch_times import moments, phases
+from coordinator.telemetry.slow_batches import moments, phases
 from coordinator.telemetry.state_record import StateRecord
 from coordinator.telemetry.state_stats import ShardStats, StateStats
 from coordinator.telemetry.task_locality import LOCAL, TaskLocality
@@ -91,7 +91,7 @@ def query_status(
         Given for details: ``batches``, ``refusals``, ``slow_batches``, and more of each shard. Times are milliseconds since the epoch:
         ``planned_ms`` by the driver's clock, ``begun_ms`` by a store actor's, all others by the coordinator's. Durations of commits
         before this coordinator started are None. ``phases`` of a batch are those of
-        :func:`~coordinator.telemetry.batch_times.phases`.
+        :func:`~coordinator.telemetry.slow_batches.phases`.
     """
     layout = ledger.layouts.newest(first_layout(metadata))
     first = layout.first_partition

@@ -15,7 +15,7 @@ from coordinator.model.maintenance import Maintenance
 from coordinator.runtime.runtime import MachineClock, now_ms
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
-from coordinator.telemetry.batch_times import PHASES, phases
+from coordinator.telemetry.slow_batches import PHASES, phases
 from coordinator.telemetry.state_record import StateRecord
 from tests.unit.coordinator_requests import METADATA, SHARDS, commit_of, lease_all_shards
 from tests.unit.ledger_harness import ENTRY, actor, task
