@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from coordinator.storage.protocol import ObjectInfo
 
@@ -49,17 +49,12 @@ _PART = re.compile(r"^[^/]+/parts/\d{20}-[^/]+\.json$")
 _RECORD = re.compile(r"/(?P<folder>manifest|checkpoints)/(?P<seq>\d{20})\.json$")
 
 
-def orphans(
-    infos: Iterable[ObjectInfo], referenced: Collection[str], pinned: Collection[str], now_s: float, grace_s: float
-) -> list[ObjectInfo]:
+def orphans(infos: Iterable[ObjectInfo], needed: Collection[str], now_s: float, grace_s: float) -> list[ObjectInfo]:
     """Return the data files of a state that may be deleted: of failed attempts, superseded commits and truncated versions."""
     return [
         info
         for info in infos
-        if DATA_FILE.match(info.path)
-        and info.path not in referenced
-        and info.path not in pinned
-        and now_s - info.modified_s > grace_s
+        if DATA_FILE.match(info.path) and info.path not in needed and now_s - info.modified_s > grace_s
     ]
 
 
@@ -86,23 +81,6 @@ def prunable_records(
         return int(match["seq"]) < needed + (match["folder"] == "manifest")
 
     return [info for info in infos if now_s - info.modified_s > grace_s and is_needless(info)]
-
-
-@dataclass(slots=True)
-class Pins:
-    """Files that readers were given in load plans, for some time after."""
-
-    ttl_s: float
-    _until: dict[str, float] = field(default_factory=dict)
-
-    def add(self, files: Iterable[str], now_s: float) -> None:
-        for file in files:
-            self._until[file] = now_s + self.ttl_s
-
-    def current(self, now_s: float) -> set[str]:
-        """Return the pinned files; files whose time is over are forgotten."""
-        self._until = {file: until for file, until in self._until.items() if until > now_s}
-        return set(self._until)
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
 from coordinator.placement.lease_placer import FleetView, LeaseRequest
 from coordinator.service.placement_service import Placement, PlacementService
-from coordinator.telemetry.task_locality import TaskLocality
+from coordinator.telemetry.state_stats import TaskLocality
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from coordinator.service.active_instances import ActiveInstances
 from coordinator.service.dropping import Dropping
 from coordinator.service.overview import Overview
 from coordinator.service.state_metrics import StateMetrics
-from coordinator.telemetry.task_locality import TaskLocality
+from coordinator.telemetry.state_stats import TaskLocality
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.lease_placer import PlannedLeases
 from coordinator.runtime.runtime import Clock
 from coordinator.service.state_metrics import StateMetrics
+from coordinator.telemetry.state_stats import TaskLocality
 from coordinator.telemetry.status import fleet_status, query_status
-from coordinator.telemetry.task_locality import TaskLocality
 
 
 @dataclass(eq=False)

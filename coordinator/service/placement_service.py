@@ -20,7 +20,7 @@ from coordinator.placement.lease_placer import PlannedLeases
 from coordinator.placement.move_planner import MovePlanner, PlacementExplanation, PlannedMove
 from coordinator.placement.policies import POLICIES, ActorSlot, Choice
 from coordinator.storage.protocol import ObjectStore
-from coordinator.telemetry.task_locality import TaskLocality
+from coordinator.telemetry.state_stats import TaskLocality
 
 log = logging.getLogger(__name__)
 

@@ -31,8 +31,7 @@ from coordinator.telemetry.slow_batches import (
     running_batch,
 )
 from coordinator.telemetry.state_record import StateRecord
-from coordinator.telemetry.state_stats import ShardStats, StateStats
-from coordinator.telemetry.task_locality import TaskLocality
+from coordinator.telemetry.state_stats import ShardStats, StateStats, TaskLocality
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,7 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.telemetry.slow_batches import moments, phases
 from coordinator.telemetry.state_record import StateRecord
-from coordinator.telemetry.state_stats import ShardStats, StateStats
-from coordinator.telemetry.task_locality import LOCAL, TaskLocality
+from coordinator.telemetry.state_stats import LOCAL, ShardStats, StateStats, TaskLocality
 
 #: Newest versions that rows per second are computed from, and newest batches that are shown.
 _BATCHES = 6

@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 
-from coordinator.ledger.cleaning_rules import Pins, orphans, prunable_records
+from coordinator.ledger.cleaning_rules import orphans, prunable_records
 from coordinator.ledger.records import Record, RunStarted
 from coordinator.ledger.state_ledger import StateLedger
+from coordinator.log.cleaner import Cleaner
 from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
+from coordinator.model.commits import SnapshotEntry
 from coordinator.model.errors import CorruptStateError, InvalidRequestError
 from coordinator.model.identities import StateStoreId
+from coordinator.model.load_plans import LoadPlan, LoadPlans
+from coordinator.model.maintenance import Maintenance
 from coordinator.runtime.runtime import MachineClock
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
@@ -129,7 +133,7 @@ def test_only_old_unneeded_data_files_are_orphans() -> None:
         info("s/metadata.json", 500),
         info("s/notes-of-a-user.txt", 500),
     ]
-    orphaned = orphans(infos, {"s/0/1/3-aa.delta"}, {"s/0/1/5-dd.snapshot"}, 10_000, 100)
+    orphaned = orphans(infos, {"s/0/1/3-aa.delta", "s/0/1/5-dd.snapshot"}, 10_000, 100)
     assert [file.path for file in orphaned] == ["s/0/1/3-bb.delta", "s/0/1/names/3-bb.snapshot"]
 
 
@@ -151,14 +155,6 @@ def pruned(store: MemoryObjectStore) -> list[ObjectInfo]:
     return prunable_records(infos, needed.seq, needed.parts, time.time(), 0)
 
 
-def test_pinned_files_are_let_go_after_their_time() -> None:
-    pins = Pins(60)
-    pins.add(["a"], 100)
-    pins.add(["b"], 130)
-    assert pins.current(150) == {"a", "b"}
-    assert pins.current(170) == {"b"}
-
-
 # -- a coordinator that slept --------------------------------------------------------------------------------------
 
 
@@ -168,6 +164,21 @@ class SteppedClock(MachineClock):
 
     def elapsed_s(self) -> float:
         return self.passed_s
+
+
+def test_pinned_files_are_let_go_after_their_time() -> None:
+    async def nothing(_: str) -> Any:
+        raise AssertionError("no state is looked at")
+
+    clock = SteppedClock()
+    cleaner = Cleaner(MemoryObjectStore(), Maintenance(grace_s=60), clock, nothing, nothing)
+    for file, clock.passed_s in (("a", 100), ("b", 130)):
+        snapshot = SnapshotEntry(0, 1, "attempt", file, 1, 0, 1, 0, 0)
+        cleaner.pin(LoadPlans("attempt", {"default": LoadPlan((snapshot,), (), 1)}))
+    clock.passed_s = 150
+    assert cleaner._pinned() == {"a", "b"}
+    clock.passed_s = 170
+    assert cleaner._pinned() == {"b"}
 
 
 async def test_a_coordinator_that_slept_reads_the_log_before_it_answers_or_appends() -> None:

@@ -17,7 +17,7 @@ from coordinator.placement.lease_placer import LeaseRequest, PlannedLeases
 from coordinator.placement.move_planner import MovePlanner, PlannedMove
 from coordinator.placement.policies import ActorSlot, Choice
 from coordinator.service.placement_service import KnownFleet
-from coordinator.telemetry.task_locality import ELSEWHERE, LOCAL, MOVED, NO_EXECUTOR, UNPLACED, TaskLocality
+from coordinator.telemetry.state_stats import ELSEWHERE, LOCAL, MOVED, NO_EXECUTOR, UNPLACED, TaskLocality
 from tests.unit.ledger_harness import actor
 
 SHARDS = 6
