@@ -172,7 +172,8 @@ def test_pinned_files_are_let_go_after_their_time() -> None:
 
     clock = SteppedClock()
     cleaner = Cleaner(MemoryObjectStore(), Maintenance(grace_s=60), clock, nothing, nothing)
-    for file, clock.passed_s in (("a", 100), ("b", 130)):
+    for file, at_s in (("a", 100), ("b", 130)):
+        clock.passed_s = at_s
         snapshot = SnapshotEntry(0, 1, "attempt", file, 1, 0, 1, 0, 0)
         cleaner.pin(LoadPlans("attempt", {"default": LoadPlan((snapshot,), (), 1)}))
     clock.passed_s = 150
