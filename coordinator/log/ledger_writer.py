@@ -399,7 +399,7 @@ class LedgerWriter:
         """
         is_whole_look = now_s - self._seen_s >= RECENT_S
         try:
-            is_current = await asyncio.to_thread(self._log.is_newest, is_whole=is_whole_look)
+            is_current = await asyncio.to_thread(self._log.look, is_whole=is_whole_look)
         except LogConflictError:
             return False
         if is_whole_look:

@@ -203,13 +203,8 @@ class ManifestLog(LogFiles):
                 before = unseal(self._store.get(self._path("manifest", seq - 1)))
                 check_place(body, {"previous": before.get("record_id")}, path)
 
-    def is_newest(self, *, is_whole: bool = False) -> bool:
-        """Return whether no other writer has appended since this log was last loaded or appended to.
-
-        A whole look begins with :meth:`check_replaced`.
-        """
-        if is_whole:
-            self.check_replaced()
+    def is_newest(self) -> bool:
+        """Return whether no other writer has appended since this log was last loaded or appended to."""
         try:
             self._store.get(self._path("manifest", self.seq + 1))
         except FileNotFoundError:
@@ -243,6 +238,12 @@ class ManifestLog(LogFiles):
             return self._record_id.encode() in self._store.get(self._path("manifest", self.seq))
         except FileNotFoundError:
             return False
+
+    def look(self, *, is_whole: bool) -> bool:
+        """Return :meth:`is_newest`, of which a whole look is preceded by :meth:`check_replaced`."""
+        if is_whole:
+            self.check_replaced()
+        return self.is_newest()
 
     def check_replaced(self) -> None:
         """Refuse to go on from the ledger in memory if the log is another one by now.

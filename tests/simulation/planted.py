@@ -144,8 +144,8 @@ def _schemas_of_failed_runs_kept(load_plan: Callable[..., LoadPlan]) -> Callable
     return careless
 
 
-def _schemas_left_out(to_json: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    return lambda ledger: {**to_json(ledger), "schemas": []}
+def _schemas_left_out(folded: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    return lambda ledger, records: {**folded(ledger, records), "schemas": []}
 
 
 def _newest_taken_for_oldest(_: Callable[..., int]) -> Callable[..., int]:
@@ -354,7 +354,7 @@ BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "a standby applies a commit to whatever it has": (Transfers, "replicate", _followed_over_gaps),
     "commits since a copy are left out": (Restorer, "_catch_up", _commits_since_left_out),
     "a schema counts without a commit in it": (StateHistory, "_load_plan", _schemas_of_failed_runs_kept),
-    "a checkpoint of the ledger forgets schemas": (LedgerState, "to_json", _schemas_left_out),
+    "a checkpoint of the ledger forgets schemas": (LedgerState, "folded", _schemas_left_out),
     "parts of a checkpoint go while some of their records count": (
         StateHistory,
         "oldest_retained",
