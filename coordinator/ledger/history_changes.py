@@ -15,6 +15,12 @@ from coordinator.model.schema import StateSchema
 from coordinator.model.stored_json import from_json
 
 
+def records_of(data: Mapping[str, Any]) -> tuple[Committed | SnapshotAdded, ...]:
+    """Return the commits and snapshots that a checkpoint has itself, and not in parts."""
+    entries = map(Committed, from_json(data["entries"], list[CommitEntry]))
+    return (*entries, *map(SnapshotAdded, from_json(data["snapshots"], list[SnapshotEntry])))
+
+
 class ChangingHistory(StateHistory):
     """A history that takes in records of the log."""
 
@@ -207,8 +213,7 @@ class ChangingHistory(StateHistory):
             Records of the log before those in the data, in their order; some of them may not count any more. None if the data have all
             that is retained.
         """
-        records: list[Committed | SnapshotAdded] = [*map(Committed, from_json(data["entries"], list[CommitEntry]))]
-        records += map(SnapshotAdded, from_json(data["snapshots"], list[SnapshotEntry]))
+        records = records_of(data)
         if earlier is None:
             self._add_retained(records)
         else:
