@@ -45,7 +45,8 @@ class BatchStats:
     def _of_partitions(self, field: str) -> int:
         """Return the sum of a field that every store of a partition reports for all of them, so that the largest report counts."""
         value = attrgetter(field)
-        return sum(map(value, self._single)) + sum(max(map(value, stores)) for stores in self._several)
+        largest: int = sum(map(value, self._single)) + sum(max(map(value, stores)) for stores in self._several)
+        return largest
 
     def total(self, field: str) -> int:
         """Return the sum of a field of :class:`~coordinator.model.commits.CommitEntry` over all stores."""
