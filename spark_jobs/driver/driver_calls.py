@@ -25,7 +25,7 @@ from spark_jobs.nodes.executor_nodes import ExecutorNodes
 from spark_jobs.nodes.node_watch import NodeWatch, WatchedFleet
 from spark_jobs.plan.executors import Executors
 from spark_jobs.plan.operator_plan import requested_state
-from store_actors.actor.moving import LiveMigration
+from store_actors.actor.deploy import LiveMigration
 from store_actors.client.fleet_client import FleetAddress
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Rows of many keys as Arrow, grouped by key, and user-defined state as columns of a keyed store.
 
 State of an atomic type is a column of the store. Values of other types (arrays, maps, structs) are stored as binary
-(:mod:`store_actors.engine.packed_values`); their types are in the query's own state type.
+(:func:`~store_actors.engine.columns.packed`); their types are in the query's own state type.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 from coordinator.model.identities import DEFAULT_STORE
 from coordinator.model.schema import Field
 from coordinator.model.type_names import payload_type, type_to_string
-from store_actors.engine.packed_values import packed, unpacked
+from store_actors.engine.columns import packed, unpacked
 from store_actors.messages.requests import StoreSpec
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
@@ -83,7 +83,7 @@ def key_codes(rows: pa.Table, keys: Sequence[str]) -> Numbers:
         column = single_chunk(rows.column(name))
         if pa.types.is_nested(column.type):
             # Imported here, as it loads the engine's compiled code.
-            from store_actors.engine.nested import nested_keys
+            from store_actors.engine.words import nested_keys
 
             column = nested_keys(column)
         encoded = column.dictionary_encode(null_encoding="encode")

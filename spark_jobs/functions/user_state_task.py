@@ -21,8 +21,8 @@ from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.worker.exchange import Received, unpack
 from spark_jobs.worker.process import fleet_client, task_identity
-from store_actors.client.batch import BatchHeader, EventTimes, event_times
 from store_actors.client.fleet_client import FleetAddress, FleetClient
+from store_actors.client.operator_task import BatchHeader, EventTimes, event_times
 from store_actors.client.state_store import StateStore
 from store_actors.messages.requests import BatchFacts, StoreSpec
 

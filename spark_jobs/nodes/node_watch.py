@@ -29,8 +29,7 @@ from spark_jobs.nodes.executor_slots import ExecutorSlots
 from spark_jobs.nodes.ray_nodes import RayCluster, RayNode
 from spark_jobs.plan.executors import Executors
 from spark_jobs.session.settings import EXECUTOR_RESOURCES, MAX_EXECUTORS, STORE_RESOURCE
-from store_actors.actor.deploy import end_store_actors
-from store_actors.actor.moving import LiveMigration
+from store_actors.actor.deploy import LiveMigration, end_store_actors
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from spark_jobs.plan.expression_trees import Node, NotExpressibleError, TreeWrit
 from spark_jobs.plan.logical import Plan
 from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.state_types import state_field
-from store_actors.operators.join_condition import PairCondition
+from store_actors.operators.expressions import PairCondition
 
 
 @dataclass

@@ -18,8 +18,8 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import freeze_imports
 from coordinator.service.deploy import join_cluster
 from store_actors.actor.fleet_clients import fleet_client_of
-from store_actors.client.batch import BatchHeader
 from store_actors.client.fleet_client import FleetAddress, FleetClient
+from store_actors.client.operator_task import BatchHeader
 
 
 @cache

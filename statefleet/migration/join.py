@@ -60,7 +60,7 @@ def _side(plan: JoinPlan, number: int, operator: SparkOperator, used: Container[
     has_matched = state_format > 1
     if has_matched:
         check_types(operator, "join's values", T.StructType(values_of_store[-1:]), [(_MATCHED, T.BooleanType())])
-    elif options.is_outer(number):
+    elif options.join_type.is_outer(number):
         raise StateMismatchError(
             "the checkpoint's join does not note which rows have matched (state format 1), so it is not known which are still to be "
             "emitted with nulls; nothing was written; start the query again",
@@ -74,7 +74,7 @@ def _side(plan: JoinPlan, number: int, operator: SparkOperator, used: Container[
         # Spark keeps rows that it has emitted until they expire.
         rows = rows.where(~F.col(_MATCHED))
     leaves = [_key(column, leaf).alias(leaf.name) for leaf, column in side.leaves]
-    matched = F.col(_MATCHED) if options.is_outer(number) else F.lit(None).cast("boolean")
+    matched = F.col(_MATCHED) if options.join_type.is_outer(number) else F.lit(None).cast("boolean")
     fields = {state.name: state for state in plan.schema.state_fields}
     values = [
         side.columns[name] if name in stored else F.lit(None).cast(spark_field(state).dataType).alias(name)

@@ -18,7 +18,7 @@ from statefleet.reads.projections import Answers, FoundKey, Keys, Projection, ke
 from statefleet.reads.scans import StateScans
 from statefleet.reads.shard_reads import KeyPlan, ReadVersion
 from statefleet.reads.version_diff import Side, differing
-from store_actors.engine.hot_keys import SHARE_COLUMN
+from store_actors.serving.hot_key_tracker import SHARE_COLUMN
 
 #: What accessed a key, and the smallest share of all accesses that it can have had.
 HEAT_FIELDS = (pa.field("_met_by", pa.string()), pa.field("_share", pa.float64()))

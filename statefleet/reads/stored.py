@@ -24,9 +24,8 @@ from store_actors.messages.requests import ReadRequest
 from store_actors.serving.hot_key_tracker import HottestKeys
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
-from store_actors.serving.readable_rows import StoredRows
-from store_actors.serving.reads import Reads
-from store_actors.spilling.store_memory import UnlimitedMemory
+from store_actors.serving.reads import Reads, StoredRows
+from store_actors.spilling.store_memory import StoreMemory
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ class StoredSource:
         #: Metadata of the states that exist, as long as their logs are the same.
         self._known: dict[str, StateMetadata] = {}
         self._ledgers: dict[str, StateLedger] = {}
-        stored = StoredRows(Loader(objects, StoreMetrics(), runtime), runtime, UnlimitedMemory())
+        stored = StoredRows(Loader(objects, StoreMetrics(), runtime), runtime, StoreMemory())
         self._reads = Reads(stored, None, self, runtime)
 
     def names(self) -> list[str]:

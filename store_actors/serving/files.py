@@ -65,7 +65,9 @@ def identity_in_state(store_id: StateStoreId, attempt_id: str) -> dict[str, Any]
 def encode_delta(change: Change, schema: StateSchema, identity: Mapping[str, Any]) -> tuple[bytes, int]:
     """Return the bytes of a delta's file, and their CRC-32."""
     facts = {"version": change.version, "base_version": change.base_version, "watermark_ms": change.watermark_ms}
-    return _encode(change.delta, {**identity, **facts}, schema)
+    file = _OpenFile(change.delta.schema, {**identity, **facts}, schema)
+    file.write(change.delta)
+    return file.closed()
 
 
 def encode_snapshot(
@@ -128,12 +130,6 @@ class _OpenFile:
         self._writer.close()
         data = self._sink.getvalue().to_pybytes()
         return data, zlib.crc32(data)
-
-
-def _encode(rows: pa.Table, facts: dict[str, Any], schema: StateSchema) -> tuple[bytes, int]:
-    file = _OpenFile(rows.schema, facts, schema)
-    file.write(rows)
-    return file.closed()
 
 
 @lru_cache(maxsize=64)

@@ -28,7 +28,7 @@ from coordinator.model.names import dashboard_name
 from coordinator.placement.move_planner import PlannedMove
 from coordinator.service.calls import NAMESPACE, RayActors
 from statefleet.cli import main
-from store_actors.actor.moving import carry_out
+from store_actors.actor.deploy import carry_out
 from tests.conftest import NewUri
 from tests.integration.streams import Feed, Run
 

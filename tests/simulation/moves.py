@@ -8,7 +8,7 @@ from ray.exceptions import RayError
 
 from coordinator.model.errors import StateStoreError
 from coordinator.service.client import CoordinatorClient
-from store_actors.actor.moving import carry_out
+from store_actors.actor.deploy import carry_out
 from tests.simulation.scheduler import Party, Violation
 
 

@@ -29,10 +29,10 @@ from store_actors.engine.table_view import VersionView
 from store_actors.messages.requests import ReplicatedCommit
 from store_actors.serving import reads
 from store_actors.serving.commits import Commits
-from store_actors.serving.lineage import Lineage, SyncAction
 from store_actors.serving.loading import MemoryRows, Split
+from store_actors.serving.partition import Lineage, SyncAction
+from store_actors.serving.partitions import Transfers
 from store_actors.serving.restoring import Restorer, _as_snapshot
-from store_actors.serving.transfers import Transfers
 from tests.simulation.clock import ProcessClock
 from tests.simulation.spark import Driver
 

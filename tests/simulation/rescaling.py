@@ -17,7 +17,7 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.service.client import CoordinatorClient
 from coordinator.storage.protocol import ObjectStore
 from store_actors.client.fleet_client import FleetClient
-from store_actors.client.leased_calls import ShardWork
+from store_actors.client.operator_task import ShardWork
 from store_actors.engine.spark_hash import shards_of
 from store_actors.messages.requests import ShardInput
 from store_actors.serving.operator_shards import OperatorShards

@@ -24,7 +24,7 @@ from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.protocol import ObjectStore
 from store_actors.client.fleet_client import FleetClient
-from store_actors.client.leased_calls import ShardWork
+from store_actors.client.operator_task import ShardWork
 from store_actors.messages.requests import ShardInput
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions

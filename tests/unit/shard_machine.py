@@ -12,7 +12,7 @@ from store_actors.engine import versions
 from store_actors.engine.table_view import ShardView
 from store_actors.engine.versions import Frozen
 from store_actors.operators.make_shard import view_of
-from store_actors.serving.readable_rows import Views
+from store_actors.serving.partition import Views
 
 
 def tables_of(shard: Any) -> list[Any]:

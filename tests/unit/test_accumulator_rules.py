@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from pathlib import Path
 
-from coordinator.ledger import compatibility
 from coordinator.model.accumulator_kinds import AccumulatorKind
 from spark_jobs.operators.accumulators import supported_functions
 from store_actors.engine import accumulate_kernels, fold_kernels, sketch_kernels
@@ -39,14 +37,6 @@ def test_compiled_branches_name_every_step_and_no_number() -> None:
     # The last step of a function is its `else`, with its name in a comment.
     assert {*named, *re.findall(r"else:  # ([A-Z_]+)\n", source)} == {code.name for code in OpCode}
     assert not re.findall(r"\b(?:code|kind) (?:==|!=|<=|>=|<|>) -?\d", source)
-
-
-def test_kinds_that_continue_each_other_are_those_with_one_meaning() -> None:
-    kinds: dict[str, set[str]] = defaultdict(set)
-    for kind, rule in RULES.items():
-        if rule.means:
-            kinds[rule.means].add(kind.value)
-    assert list(kinds.values()) == [compatibility._COUNTS]
 
 
 def test_the_operators_page_lists_the_supported_functions() -> None:

@@ -6,7 +6,7 @@ from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.identities import ActorLocation, StateStoreId
 from coordinator.model.leases import Lease
 from coordinator.model.watermarks import Watermarks
-from store_actors.client.batch import event_times
+from store_actors.client.operator_task import event_times
 
 
 def grant(before: Watermarks) -> LeaseGrant:

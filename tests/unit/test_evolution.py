@@ -32,8 +32,8 @@ from spark_jobs.plan.state_types import spark_field, state_field
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.messages.requests import ApplyRequest, ShardInput
 from store_actors.operators.aggregate import AggregateShard
-from store_actors.serving.evolution import evolve_groups
 from store_actors.serving.files import encode_snapshot, schema_of
+from store_actors.serving.store_formats import evolve_groups
 from tests.stored_shards import stored_rows
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, LocalCoordinator
 from tests.unit.ledger_harness import FakeFleetView, entry

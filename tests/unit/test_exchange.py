@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_jobs.worker.exchange import END_COLUMN, ROUTE_COLUMN, unpack
-from store_actors.client.batch import BatchHeader
+from store_actors.client.operator_task import BatchHeader
 
 HEADER = BatchHeader("query", "run", 3, 2, late_ms=5, evict_ms=7, time_ms=9)
 SCHEMA = pa.schema([("k", pa.int64()), ("s", pa.string())])

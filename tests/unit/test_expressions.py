@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from coordinator.model.type_names import string_to_type
 from store_actors.engine.arrays import whole_numbers
-from store_actors.engine.packed_values import packed
+from store_actors.engine.columns import packed
 from store_actors.operators.expressions import ExpressionTree, NotComputableError
 
 Node = dict[str, Any]

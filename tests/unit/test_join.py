@@ -17,7 +17,7 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import Field
 from coordinator.model.type_names import string_to_type
 from store_actors.engine.versions import CHANGE_COLUMN
-from store_actors.operators.join_condition import PairCondition
+from store_actors.operators.expressions import PairCondition
 from store_actors.operators.join_schema import join_schema
 from tests.unit.join_machine import SECOND, Driver, Row, call, column, left, right, rows_of
 

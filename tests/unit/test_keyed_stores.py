@@ -459,7 +459,12 @@ class UpdateSession:
         if self.lost:
             raise StoreUnavailableError("lost on its way")
         self.calls.append(kind)
-        names = {"session_call": "call", "commit_session": "commit", "session_committed": "committed"}
+        names = {
+            "session_call": "call",
+            "commit_session": "commit",
+            "session_committed": "committed",
+            "end_session": "end",
+        }
         return getattr(self._fleet.stores, names[kind])(self._session, *args)
 
 
@@ -498,6 +503,23 @@ def test_an_error_of_a_write_is_raised_by_the_call_that_sends_it() -> None:
         handle.store.commit()
     assert not handle.store.has_committed
     assert fleet.request(0, attempt=1).base_version == 0
+
+
+def test_leaving_a_store_aborts_it_unless_it_committed() -> None:
+    fleet = KeyedFleet()
+
+    def fail() -> None:
+        with UpdateSession(fleet, 0).store as store:
+            store.put(counts(a=9))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    with UpdateSession(fleet, 0).store as store:
+        assert store.get("a") is None
+        store.put(counts(a=1))
+        store.commit()
+    assert fleet.read(1, COUNTS, NAMES) == [{"k": "a", "n": 1}]
 
 
 # -- calls of the coordinator, and locks ------------------------------------------------------------------------------

@@ -206,15 +206,15 @@ def test_keyed_stores(case: Case, data: st.DataObject) -> None:
     for number, keys in enumerate(batches):
         before = dict(model)
         reader = shard.read()
-        with shard.begin(shard.version) as handle:
-            numbers = [100 * number + index for index in range(len(keys))]
-            handle.put(table_of(fields, keys, v=pa.array(numbers, pa.int64())))
-            model |= {identity(key): (key, value) for key, value in zip(keys, numbers, strict=True)}
-            removed = [key for key, _ in list(model.values())[::3]]
-            assert handle.remove(table_of(fields, removed)) == len(removed)
-            for key in removed:
-                del model[identity(key)]
-            handle.commit()
+        handle = shard.begin(shard.version)
+        numbers = [100 * number + index for index in range(len(keys))]
+        handle.put(table_of(fields, keys, v=pa.array(numbers, pa.int64())))
+        model |= {identity(key): (key, value) for key, value in zip(keys, numbers, strict=True)}
+        removed = [key for key, _ in list(model.values())[::3]]
+        assert handle.remove(table_of(fields, removed)) == len(removed)
+        for key in removed:
+            del model[identity(key)]
+        handle.commit()
         for opened, expected in ((shard.read(), model), (reader, before)):
             table = opened.iterator().read_all()
             values_by_key = dict(zip(keys_in(fields, table), table.column("v").to_pylist(), strict=True))
@@ -245,9 +245,9 @@ def test_values_of_any_type_are_kept(data: st.DataObject) -> None:
     shard, model = KeyedShard(key, (field,)), {}
     for _ in range(2):
         batch = data.draw(st.dictionaries(st.integers(0, 5), values(kind), max_size=5))
-        with shard.begin(shard.version) as handle:
-            handle.put(pa.table({"k": pa.array(batch, pa.int64()), "v": pa.array(batch.values(), kind)}))
-            handle.commit()
+        handle = shard.begin(shard.version)
+        handle.put(pa.table({"k": pa.array(batch, pa.int64()), "v": pa.array(batch.values(), kind)}))
+        handle.commit()
         model |= batch
     snapshot = shard.snapshot()
     assert snapshot.schema.field("v").type == kind

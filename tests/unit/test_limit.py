@@ -14,7 +14,7 @@ from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import Accumulator, Field, OperatorKind, StateSchema
 from store_actors.messages.requests import ShardInput
-from store_actors.operators.limit import LimitShard
+from store_actors.operators.deduplicate import LimitShard
 from tests.unit.operator_machine import OperatorMachine
 
 

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from msgspec import structs
 
 from coordinator.model.commits import CommitEntry
-from store_actors.serving.lineage import Lineage, SyncAction
+from store_actors.serving.partition import Lineage, SyncAction
 from tests.unit.ledger_harness import ENTRY
 
 

@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 from coordinator.model.nested_types import has_map
 from coordinator.model.type_names import spark_type, string_to_type, type_to_string
 from spark_jobs.plan.spark_version import SPARK
-from store_actors.engine.nested import decode_nested, encode_nested, nested_keys
+from store_actors.engine.words import decode_nested, encode_nested, nested_keys
 from tests.unit.nested_values import NESTED, arrays, identity
 
 COLUMNS = NESTED.flatmap(arrays)

@@ -8,9 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from store_actors.engine.nested import encode_nested, parts_of
-from store_actors.engine.nested_kernels import compare_nested
-from store_actors.engine.part_kind_kernels import PartKind
+from store_actors.engine.nested_kernels import PartKind, compare_nested
+from store_actors.engine.words import encode_nested, parts_of
 
 SMALLER_AND_LARGER = {
     PartKind.INTEGER: (pa.int16(), -1, 0),

@@ -13,7 +13,7 @@ from coordinator.model.identities import ActorLocation
 from coordinator.runtime.runtime import MachineThreads, Runtime
 from statefleet.reads.shard_reads import ReadVersion, ShardReads
 from statefleet.reads.sources import FleetSource
-from store_actors.serving.readable_rows import PieceStreams
+from store_actors.serving.sessions import PieceStreams
 from tests.clocks import LaterClock
 
 PIECES = [pa.table({"n": [number]}) for number in range(5)]

@@ -78,7 +78,7 @@ class ReplicatedShard:
         self.metrics = StoreMetrics()
         replicator = Replicator(self.actors, "a", self.metrics, threading.RLock())
         self.owner = OperatorShards(
-            Partitions(self.fleet.objects, self.fleet.coordinator, self.metrics, Runtime(), standbys=replicator)
+            Partitions(self.fleet.objects, self.fleet.coordinator, self.metrics, Runtime(), replicate=replicator.send)
         )
         self.standby = self.fleet.new_store()
         self.actors.replicators["b"] = self.standby.partitions.transfers.replicate
@@ -155,7 +155,7 @@ def test_keyed_stores_are_replicated_together() -> None:
     standby_metrics = fleet.metrics
     metrics = StoreMetrics()
     replicator = Replicator(actors, "a", metrics, threading.RLock())
-    owner = KeyedStores(Partitions(fleet.objects, fleet.coordinator, metrics, Runtime(), standbys=replicator))
+    owner = KeyedStores(Partitions(fleet.objects, fleet.coordinator, metrics, Runtime(), replicate=replicator.send))
     actors.replicators["b"] = standby.partitions.transfers.replicate
 
     def begin(batch: int) -> str:

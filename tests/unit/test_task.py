@@ -10,7 +10,7 @@ from pyspark import TaskContext
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.worker.process import task_identity
-from store_actors.client.batch import BatchHeader
+from store_actors.client.operator_task import BatchHeader
 
 METADATA = StateMetadata("clicks", "", 4, "update")
 HEADER = BatchHeader("query", "run", 7, 2, late_ms=0, evict_ms=0, time_ms=11, former_time_ms=10)

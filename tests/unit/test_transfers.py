@@ -13,7 +13,7 @@ from coordinator.runtime.runtime import MachineClock, Runtime
 from store_actors.messages.requests import StoreSpec
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
-from store_actors.serving.readable_rows import _IDLE_S
+from store_actors.serving.sessions import _STREAM_IDLE_S
 from tests.unit.aggregation_fleet import AggregationFleet, counts, rows
 from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet
 from tests.unit.shard_transfer import offer_of, pieces, store_id, transfer_shard
@@ -123,7 +123,7 @@ def test_an_abandoned_transfer_frees_its_rows() -> None:
     ((_, partition),) = fleet.store.partitions.cache.items()
     table: Any = partition.stores["default"].table  # type: ignore[attr-defined]
     assert table.is_frozen
-    clock.seconds = _IDLE_S + 1
+    clock.seconds = _STREAM_IDLE_S + 1
     fleet.store.partitions.maintain(10)
     assert not table.is_frozen
     with pytest.raises(OperationOutOfOrderError, match="nothing was lost"):

@@ -37,7 +37,7 @@ from store_actors.client.state_store import StateStore
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED
 from store_actors.keyed.shard import KeyedShard
 from store_actors.messages.requests import StoreSpec
-from store_actors.serving.evolution import evolve
+from store_actors.serving.store_formats import evolve
 from tests.unit.session_calls import answer
 
 KEY = T.StructType().add("k", T.StringType())

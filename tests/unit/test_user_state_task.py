@@ -24,9 +24,8 @@ from spark_jobs.functions.user_state_task import EVENT_TIME_FIELD, UserStateTask
 from spark_jobs.plan.keys import KeyTree
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.worker.exchange import Received
-from store_actors.client.batch import BatchHeader
-from store_actors.client.fleet_client import FleetAddress
-from store_actors.client.leased_calls import default_store
+from store_actors.client.fleet_client import FleetAddress, default_store
+from store_actors.client.operator_task import BatchHeader
 from store_actors.client.state_store import StateStore
 from store_actors.messages.requests import OpenRequest, ShardInput, StoreSpec
 from tests.unit.keyed_fleet import KeyedFleet
