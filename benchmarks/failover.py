@@ -28,7 +28,7 @@ from benchmarks.harness import PLAIN, Variant, add_files, in_turn, report_json, 
 from benchmarks.nodes import WORKERS, ray_nodes, session_on
 from benchmarks.workloads import SCHEMA, aggregate, keyed_rows
 from coordinator.service.calls import RayActors
-from spark_jobs.plan.bounds import UnboundedStateWarning
+from spark_jobs.plan.operator_rules import UnboundedStateWarning
 from statefleet.fleet import Fleet, connect
 from store_actors.actor.deploy import store_metrics
 

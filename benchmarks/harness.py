@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_jobs.plan.bounds import UnboundedStateWarning
+from spark_jobs.plan.operator_rules import UnboundedStateWarning
 from spark_jobs.session.spark_session import start_session, stop_session
 
 Side = TypeVar("Side")

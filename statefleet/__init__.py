@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from spark_jobs.api.grouped import StatefulGroupedData as StatefulGroupedData
     from spark_jobs.api.stateful import StatefulDataFrame as StatefulDataFrame
     from spark_jobs.functions.state_batch import StateBatch as StateBatch
-    from spark_jobs.plan.bounds import UnboundedStateWarning as UnboundedStateWarning
+    from spark_jobs.plan.operator_rules import UnboundedStateWarning as UnboundedStateWarning
     from spark_jobs.session.spark_session import start_session as start_session
     from spark_jobs.session.spark_session import stop_session as stop_session
     from spark_jobs.transform.handle import StatefulProcessorHandle as StatefulProcessorHandle
@@ -71,7 +71,7 @@ _NAMES = {
     "spark_jobs.functions.state_batch": "StateBatch",
     "spark_jobs.api.grouped": "StatefulGroupedData",
     "statefleet.map_partitions": "map_partitions_with_state_store",
-    "spark_jobs.plan.bounds": "UnboundedStateWarning",
+    "spark_jobs.plan.operator_rules": "UnboundedStateWarning",
     "spark_jobs.session.spark_session": "start_session stop_session",
     "spark_jobs.api.stateful": "StatefulDataFrame",
     "spark_jobs.transform.handle": "StatefulProcessorHandle",

@@ -13,8 +13,7 @@ from coordinator.model.nested_types import is_nested
 from coordinator.model.schema import Field
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.spark_errors import RefusedQueryError
-from spark_jobs.plan.state_types import state_field
-from spark_jobs.plan.storable import check_compared, has_map, is_changed, restored, stored, stored_type
+from spark_jobs.plan.storable import check_compared, has_map, is_changed, restored, state_field, stored, stored_type
 
 
 @dataclass(frozen=True)

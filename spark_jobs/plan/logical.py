@@ -27,21 +27,15 @@ class Plan:
     """A node of a plan with all nodes below it. A property that only some kinds have names them."""
 
     _java: Any
-    _spark: SparkSession
-
-    @property
-    def spark(self) -> SparkSession:
-        """Its session."""
-        return self._spark
+    spark: SparkSession
 
     def frame(self) -> DataFrame:
-        """Return the DataFrame of an analysed plan."""
         dataset = java_class("org.apache.spark.sql.Dataset")
-        return DataFrame(dataset.ofRows(self._spark._jsparkSession, self._java), self._spark)
+        return DataFrame(dataset.ofRows(self.spark._jsparkSession, self._java), self.spark)
 
     def optimised(self) -> Plan:
         """Return the plan as Spark optimises it."""
-        return self._plan(self._spark._jsparkSession.sessionState().optimizer().execute(self._java))
+        return self._plan(self.spark._jsparkSession.sessionState().optimizer().execute(self._java))
 
     @cached_property
     def kind(self) -> str:
@@ -50,7 +44,6 @@ class Plan:
 
     @property
     def node_name(self) -> str:
-        """Its name in Spark's plans."""
         return str(self._java.nodeName())
 
     @property
@@ -64,12 +57,10 @@ class Plan:
 
     @property
     def child(self) -> Plan:
-        """The only child."""
         return self._plan(self._java.children().head())
 
     @property
     def output(self) -> list[Expression]:
-        """Its columns."""
         return _expressions(self._java.output())
 
     def covers(self, expression: Expression) -> bool:
@@ -87,7 +78,7 @@ class Plan:
     @property
     def checks_streaming(self) -> bool:
         """Whether Spark refuses streaming operations that it does not support."""
-        return bool(self._spark._jsparkSession.sessionState().conf().isUnsupportedOperationCheckEnabled())
+        return bool(self.spark._jsparkSession.sessionState().conf().isUnsupportedOperationCheckEnabled())
 
     @property
     def streaming_sources(self) -> int:
@@ -136,7 +127,6 @@ class Plan:
 
     @property
     def condition(self) -> Expression:
-        """The condition of a filter."""
         return Expression(self._java.condition()).with_comparisons()
 
     @property
@@ -156,24 +146,20 @@ class Plan:
 
     @property
     def join_condition(self) -> Expression | None:
-        """A join's condition, if it has one."""
         condition = optional(self._java.condition())
         return None if condition is None else Expression(condition)
 
     @property
     def left(self) -> Plan:
-        """A join's left side."""
         return self._plan(self._java.left())
 
     @property
     def right(self) -> Plan:
-        """A join's right side."""
         return self._plan(self._java.right())
 
     # -- derived plans --------------------------------------------------------------------------------------------
 
     def with_children(self, children: Iterable[Plan]) -> Plan:
-        """Return the node with other children."""
         return self._plan(self._java.withNewChildren(scala_seq(child._java for child in children)))
 
     def project(self, columns: Iterable[Expression]) -> Plan:
@@ -186,11 +172,10 @@ class Plan:
         return self._java.outputSet()
 
     def _plan(self, java: Any) -> Plan:
-        return Plan(java, self._spark)
+        return Plan(java, self.spark)
 
 
 def analysed(frame: DataFrame) -> Plan:
-    """Return the analysed plan of a DataFrame."""
     return Plan(frame._jdf.queryExecution().analyzed(), frame.sparkSession)
 
 

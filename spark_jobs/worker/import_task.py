@@ -121,7 +121,6 @@ class _Numbering:
     rows: int = 0
 
     def numbered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield rows as a shard stores them."""
         for batch in batches:
             yield as_state(batch, self.schema, self.rows)
             self.rows += batch.num_rows

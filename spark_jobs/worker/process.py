@@ -77,7 +77,6 @@ def executor_name() -> str:
 
 
 def task_identity(metadata: StateMetadata, header: BatchHeader) -> TaskIdentity:
-    """Return the identity of this Spark task."""
     context = TaskContext.get()
     assert context is not None, "a task of Spark's calls it"
     return header.task(metadata.state_name, context.taskAttemptId(), executor_name())

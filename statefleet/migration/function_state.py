@@ -35,7 +35,7 @@ def function_rows(plan: GroupStatePlan, operator: SparkOperator) -> DataFrame:
     keys = [key.expression for key in plan.keys]
     check_types(operator, "grouping columns", store.schema.keys, [(key_name(key), key.type) for key in keys])
     timeout_columns: list[tuple[str | None, T.DataType]] = [("timeoutTimestamp", T.LongType())]
-    if plan.timeout_conf == GroupStateTimeout.NoTimeout:
+    if plan.program.timeout_conf == GroupStateTimeout.NoTimeout:
         timeout_columns = []
     check_types(operator, "state columns", store.schema.values, [("groupState", plan.state), *timeout_columns])
     columns = [
@@ -47,7 +47,7 @@ def function_rows(plan: GroupStatePlan, operator: SparkOperator) -> DataFrame:
     leaves = keys_over(rows, plan.keys, [f"key{index}" for index in range(len(keys))])
     state_columns = [
         F.col("state").getField(part.name).alias(field.name)
-        for part, field in zip(plan.state.fields, plan.columns.fields, strict=True)
+        for part, field in zip(plan.state.fields, plan.program.columns.fields, strict=True)
     ]
     timeout = F.lit(None).cast("long")
     if timeout_columns:

@@ -264,7 +264,7 @@ class Importer:
     ) -> ImportTask | StoresImportTask:
         """Return the function of the tasks that write an operator's rows."""
         if isinstance(plan := operator.plan, TransformPlan):
-            stores = processor_stores(plan.variables, plan.schema.keys)
+            stores = processor_stores(plan.program.variables, plan.schema.keys)
             return StoresImportTask(stores, metadata, self._address, task, watermarks, plan.due_per_ms)
         return ImportTask(file_schema(operator), metadata, self._address, task, watermarks)
 
@@ -344,7 +344,7 @@ def file_schema(operator: RoutedOperator) -> StateSchema:
     """Return the schema of the files of an operator's state."""
     plan = operator.plan
     if isinstance(plan, GroupStatePlan):
-        store = plan.columns.group_store(plan.schema.keys)
+        store = plan.program.columns.group_store(plan.schema.keys)
         return StateSchema.keyed(store.keys, store.values)
     return operator.schema
 

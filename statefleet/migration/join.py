@@ -16,7 +16,7 @@ from spark_jobs.operators.join import JoinedSide, JoinPlan
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.checkpoint_state import StoreSchema, state_rows, with_columns
 from spark_jobs.plan.logical import analysed, resolved
-from spark_jobs.plan.state_types import spark_field
+from spark_jobs.plan.storable import spark_field
 from spark_jobs.worker.exchange import HASH_COLUMN
 from statefleet.migration.checkpoint import JOIN_STORES, SparkOperator
 from statefleet.migration.columns import check_types, store_of

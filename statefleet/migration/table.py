@@ -21,8 +21,7 @@ from spark_jobs.plan.keys import Key
 from spark_jobs.plan.logical import quoted
 from spark_jobs.plan.operator_plan import OperatorPlan
 from spark_jobs.plan.row_columns import ProjectedPlan
-from spark_jobs.plan.state_types import spark_field
-from spark_jobs.plan.storable import stored
+from spark_jobs.plan.storable import spark_field, stored
 from spark_jobs.worker.exchange import HASH_COLUMN
 from statefleet.migration.columns import hashed, key_columns, keys_over
 
@@ -144,12 +143,12 @@ def _keys_seen(plan: ProjectedPlan, table: DataFrame) -> DataFrame:
 
 
 def _function_state(plan: GroupStatePlan, table: DataFrame) -> DataFrame:
-    names = [name for name, _ in plan.view.keys]
+    names = [name for name, _ in plan.program.view.keys]
     keyed = _typed(_keyed(table, names, plan.keys), [(part.name, part.dataType) for part in plan.state.fields])
     leaves = keys_over(keyed, plan.keys, names)
     state_columns = [
         F.col(quoted(part.name)).alias(field.name)
-        for part, field in zip(plan.state.fields, plan.columns.fields, strict=True)
+        for part, field in zip(plan.state.fields, plan.program.columns.fields, strict=True)
     ]
     timeout = F.lit(None).cast("long").alias(TIMEOUT.name)
     return keyed.select(*key_columns(leaves), *state_columns, F.lit(True).alias(EXISTS.name), timeout, hashed(leaves))

@@ -424,7 +424,7 @@ SHORT = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
+@pytest.mark.filterwarnings("ignore::spark_jobs.plan.operator_rules.UnboundedStateWarning")
 @pytest.mark.parametrize("program", short_list(PROGRAMS, SHORT))
 def test_a_program_does_the_same_with_its_line_changed(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, program: str

@@ -12,9 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.jobs.access_log import parse_log
 from spark_jobs.jobs.console import keep_newest
-from spark_jobs.page_hits import build, execute
+from spark_jobs.page_hits import build, execute, parse_log
 from statefleet.fleet import Fleet
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

@@ -34,7 +34,7 @@ from tests.integration.processor_cases import StatefulProcessor, counter
 from tests.integration.spark_checks import check_as_spark_does
 from tests.integration.streams import Feed, Run, stopping
 
-pytestmark = pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::spark_jobs.plan.operator_rules.UnboundedStateWarning")
 IS_SPARK_4 = bool(SPARK.PROCESSOR_CLASSES)
 #: Makes a DataFrame one of the fleet; or leaves it Spark's.
 Operators = Callable[[DataFrame], Any]

@@ -53,7 +53,7 @@ RUNS: dict[str, tuple[Build, str]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
+@pytest.mark.filterwarnings("ignore::spark_jobs.plan.operator_rules.UnboundedStateWarning")
 @pytest.mark.parametrize("case", RUNS)
 def test_an_aggregation_has_the_output_mode_of_its_query(fleet: Fleet, tmp_path: Path, name: str, case: str) -> None:
     build, mode = RUNS[case]
@@ -83,7 +83,7 @@ FIRST: dict[str, Build] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
+@pytest.mark.filterwarnings("ignore::spark_jobs.plan.operator_rules.UnboundedStateWarning")
 def test_columns_are_named_as_after_sparks_own_operator(fleet: Fleet, tmp_path: Path, name: str) -> None:
     feed = Feed(tmp_path / "in", ROWS)
     feed.add([("a", 1, 0), ("b", 2, 1), ("b", 2, 5), ("c", 3, 3)])
@@ -99,7 +99,7 @@ def test_columns_are_named_as_after_sparks_own_operator(fleet: Fleet, tmp_path: 
     assert Run(frame, mode, tmp_path / "ck", available_now=True).take() == [("a", 1), ("b", 2), ("c", 1)]
 
 
-@pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
+@pytest.mark.filterwarnings("ignore::spark_jobs.plan.operator_rules.UnboundedStateWarning")
 def test_views_are_made_of_what_an_operator_is_given_and_of_what_it_gives(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
@@ -155,7 +155,7 @@ REFUSED: dict[str, tuple[Build, str, str]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
+@pytest.mark.filterwarnings("ignore::spark_jobs.plan.operator_rules.UnboundedStateWarning")
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_does_not_fit_the_mode_is_refused_by_start(fleet: Fleet, tmp_path: Path, name: str, case: str) -> None:
     build, mode, says = REFUSED[case]
@@ -167,7 +167,7 @@ def test_what_does_not_fit_the_mode_is_refused_by_start(fleet: Fleet, tmp_path: 
     assert "MapInArrow" not in str(refused.value)
 
 
-@pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
+@pytest.mark.filterwarnings("ignore::spark_jobs.plan.operator_rules.UnboundedStateWarning")
 def test_sparks_checks_are_left_out_where_they_are_turned_off(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
@@ -186,7 +186,7 @@ def rows_in_memory(frame: DataFrame, table: str, mode: str = "complete") -> Any:
     return frame.writeStream.outputMode(mode).format("memory").queryName(table)
 
 
-@pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
+@pytest.mark.filterwarnings("ignore::spark_jobs.plan.operator_rules.UnboundedStateWarning")
 def test_a_state_of_another_query_is_refused_before_any_task(fleet: Fleet, tmp_path: Path, name: str) -> None:
     feed = Feed(tmp_path / "in", ROWS)
     feed.add([("a", 1, 0)])
@@ -208,7 +208,7 @@ def test_a_state_of_another_query_is_refused_before_any_task(fleet: Fleet, tmp_p
         rows_in_memory(other_counts, f"{table}_3", "update").option("checkpointLocation", str(tmp_path / "ck")).start()
 
 
-@pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
+@pytest.mark.filterwarnings("ignore::spark_jobs.plan.operator_rules.UnboundedStateWarning")
 def test_a_cell_without_a_checkpoint_runs_as_often_as_it_is_run(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
@@ -236,7 +236,7 @@ def test_a_cell_without_a_checkpoint_runs_as_often_as_it_is_run(
         cell(words, 3)
 
 
-@pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
+@pytest.mark.filterwarnings("ignore::spark_jobs.plan.operator_rules.UnboundedStateWarning")
 def test_of_two_queries_that_start_on_one_state_the_second_one_runs_no_task(
     fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
@@ -258,7 +258,7 @@ def test_of_two_queries_that_start_on_one_state_the_second_one_runs_no_task(
     assert sorted(row["count"] for run in runs for rows in run.batches.values() for row in rows) == [1]
 
 
-@pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
+@pytest.mark.filterwarnings("ignore::spark_jobs.plan.operator_rules.UnboundedStateWarning")
 def test_two_operators_of_one_frame_are_refused_in_one_query(fleet: Fleet, tmp_path: Path, name: str) -> None:
     feed = Feed(tmp_path / "in", ROWS)
     frame = fleet.stateful(timed(feed), name=name, shards=2)
@@ -284,7 +284,7 @@ ALIKE: dict[str, tuple[Build, str]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
+@pytest.mark.filterwarnings("ignore::spark_jobs.plan.operator_rules.UnboundedStateWarning")
 @pytest.mark.parametrize("case", ALIKE)
 def test_structs_with_two_fields_of_one_name_are_held(fleet: Fleet, tmp_path: Path, name: str, case: str) -> None:
     build, mode = ALIKE[case]

@@ -18,8 +18,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupStateTimeout
 
 from coordinator.model.errors import InvalidRequestError
-from spark_jobs.plan.bounds import UnboundedStateWarning
 from spark_jobs.plan.catalyst import Expression
+from spark_jobs.plan.operator_rules import UnboundedStateWarning
 from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.spark_version import SPARK
 from statefleet.fleet import Fleet
@@ -538,7 +538,7 @@ def operators(fleet: Fleet, name: str) -> Operators:
     return stateful
 
 
-@pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
+@pytest.mark.filterwarnings("ignore::spark_jobs.plan.operator_rules.UnboundedStateWarning")
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_run_is_refused_when_it_is_built_with_its_remedy(
     operators: Operators, streams: Streams, name: str, case: str
@@ -563,7 +563,7 @@ def test_spark_refuses_the_same_of_its_own_operators(spark: SparkSession, stream
         check_as_spark_does(spark, query, refused.mode)
 
 
-@pytest.mark.filterwarnings("ignore::spark_jobs.plan.bounds.UnboundedStateWarning")
+@pytest.mark.filterwarnings("ignore::spark_jobs.plan.operator_rules.UnboundedStateWarning")
 @pytest.mark.parametrize(
     ("above", "says"),
     [

@@ -28,7 +28,7 @@ from coordinator.placement.lease_placer import StayElseLocal
 from coordinator.runtime.runtime import MachineClock, now_ms
 from coordinator.service.coordinator import Coordinator as Actor
 from coordinator.storage.memory import MemoryObjectStore
-from spark_jobs.plan.state_types import spark_field, state_field
+from spark_jobs.plan.storable import spark_field, state_field
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.messages.requests import ApplyRequest, ShardInput
 from store_actors.operators.aggregate import AggregateShard

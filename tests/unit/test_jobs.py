@@ -15,9 +15,9 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.text import format_table
 from spark_jobs import page_hits
 from spark_jobs.jobs import console
-from spark_jobs.jobs.access_log import _LINE
 from spark_jobs.jobs.console import error_text, newest_rows
 from spark_jobs.jobs.events import make_events, write_events
+from spark_jobs.page_hits import _LINE
 from spark_jobs.quickstart import _done_batches
 
 

@@ -10,8 +10,7 @@ from pyspark.sql import types as T
 from coordinator.model.errors import InvalidRequestError
 from spark_jobs.functions.grouped_input import struct_type
 from spark_jobs.plan.spark_version import SPARK
-from spark_jobs.plan.state_types import state_field
-from spark_jobs.plan.storable import check_compared, collation_of, is_changed, stored_type
+from spark_jobs.plan.storable import check_compared, collation_of, is_changed, state_field, stored_type
 from spark_jobs.transform.variables import TimeMode, Variable, VariableKind
 
 pytestmark = pytest.mark.skipif(not SPARK.PROCESSOR_CLASSES, reason="PySpark 3.5 does not have these types")

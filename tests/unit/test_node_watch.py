@@ -15,9 +15,8 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.service.calls import answer
 from coordinator.telemetry.drivers import DriverReport, ExecutorState
 from spark_jobs.nodes.executor_nodes import ExecutorNodes
-from spark_jobs.nodes.executor_slots import ExecutorSlots
 from spark_jobs.nodes.node_watch import DriverReports, NodeWatch, WatchedFleet
-from spark_jobs.nodes.ray_nodes import RayNode, RestartingExecutor
+from spark_jobs.nodes.ray_nodes import ExecutorSlots, RayNode, RestartingExecutor
 from spark_jobs.plan.executors import Executor
 from spark_jobs.session.settings import EXECUTOR_RESOURCES, MAX_EXECUTORS, STORE_RESOURCE
 

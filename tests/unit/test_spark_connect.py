@@ -13,7 +13,7 @@ import pytest
 from coordinator.model.errors import SetupError
 from spark_jobs.api.streaming_frame import StreamingFrame
 from spark_jobs.session.spark_connect import check_classic, check_no_remote
-from spark_jobs.transform.plan import Transformation, _initial
+from spark_jobs.transform.plan import _initial
 from statefleet.fleet import Fleet
 from statefleet.map_partitions import map_partitions_with_state_store
 from statefleet.reads.rows import Rows
@@ -34,7 +34,7 @@ def bare(kind: type) -> Any:
 
 
 def with_initial_state() -> None:
-    _initial(Transformation(None, "k int", "update", "None", GROUPS, "", False), None, None)  # type: ignore[arg-type]
+    _initial(GROUPS, None)  # type: ignore[arg-type]
 
 
 USES: dict[str, Callable[[], Any]] = {

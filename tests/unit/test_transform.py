@@ -21,18 +21,16 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import DEFAULT_STORE, StateStoreId
 from coordinator.model.schema import Accumulator, Field
 from spark_jobs.api.grouped import StatefulGroupedData
-from spark_jobs.functions.group_task import GroupView
+from spark_jobs.functions.user_state_task import GroupView
 from spark_jobs.plan.keys import KeyTree
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.transform.block import Block
 from spark_jobs.transform.handle import StatefulProcessorHandle
 from spark_jobs.transform.plan import pickled_processor
 from spark_jobs.transform.processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
-from spark_jobs.transform.rows import RowForm
 from spark_jobs.transform.states import ListState, MapState, ValueState
-from spark_jobs.transform.task import load_processor
+from spark_jobs.transform.task import OpenProcessor, ProcessorProgram, RowForm, load_processor
 from spark_jobs.transform.variables import TimeMode, accumulators_of, processor_stores
-from spark_jobs.transform.work import TransformWork
 from store_actors.client.state_store import StateStore
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED
 from store_actors.keyed.shard import KeyedShard
@@ -134,7 +132,8 @@ class ProcessorQuery:
 
         store = StateStore(ask, StateStoreId("file:///x/s", 0, 0), 0)
         block.open(store, now_ms)
-        work = TransformWork(self.processor, handle, block, VIEW, ROW_FORM)
+        program = ProcessorProgram(b"", VIEW, ROW_FORM, self.mode, (), {}, None, "", has_watermark=True)
+        work = OpenProcessor(program, self.processor, handle, block, (), ())
         before, after = (TimerValues(now_ms, watermark_ms) for watermark_ms in watermark)
         out = list(work.process(table(rows), before))
         if self.mode is not NONE:

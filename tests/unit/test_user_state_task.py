@@ -17,10 +17,15 @@ from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import Field, OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.functions import user_state_task
-from spark_jobs.functions.group_task import ArrowCalls, GroupStateProgram, GroupView
 from spark_jobs.functions.groups import StateColumns
 from spark_jobs.functions.state_batch import StateBatch
-from spark_jobs.functions.user_state_task import EVENT_TIME_FIELD, UserStateTask
+from spark_jobs.functions.user_state_task import (
+    EVENT_TIME_FIELD,
+    ArrowCalls,
+    GroupStateProgram,
+    GroupView,
+    UserStateTask,
+)
 from spark_jobs.plan.keys import KeyTree
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.worker.exchange import Received

@@ -1,4 +1,5 @@
-"""Warnings about unbounded state: users get them when a query is built, before a store actor runs out of memory."""
+"""What follows from an operator's schema: when Spark has to run it again, its output modes and the lag of its output, as of Spark's own
+operators; and whether its state grows for ever, of which users are warned before a store actor runs out of memory."""
 
 from __future__ import annotations
 
@@ -7,8 +8,64 @@ import sys
 import warnings
 from pathlib import Path
 
+from pyspark.sql.streaming.state import GroupStateTimeout
+
 from coordinator.model.names import PACKAGES
 from coordinator.model.schema import OperatorKind, StateSchema
+
+OUTPUT_MODES = ("update", "append", "complete")
+#: Timeouts of a function, and time modes of a processor (``spark_jobs.transform.variables.TimeMode``).
+_BY_CLOCK = (GroupStateTimeout.ProcessingTimeTimeout, "processingtime")
+#: A processor without timers runs as one with timers of event time.
+_BY_EVENT_TIME = (GroupStateTimeout.EventTimeTimeout, "eventtime", "none")
+
+
+def runs_again(schema: StateSchema) -> str:
+    """Return when Spark runs a batch without data for an operator (``StateStoreWriter.shouldRunAnotherBatch``).
+
+    Returns
+    -------
+    str
+        ``watermark``: when the operator's watermark has moved. ``due``: when the earliest of its timeouts of processing time is over.
+        ``never``.
+    """
+    if schema.operator in (OperatorKind.GROUP_STATE, OperatorKind.TRANSFORM):
+        by = schema.options.get("timeout_conf", schema.options.get("time_mode"))
+        if by in _BY_CLOCK:
+            return "due"
+        is_timed = by in _BY_EVENT_TIME
+    elif schema.operator is OperatorKind.JOIN:
+        is_timed = any(schema.options.get("expiry") or ())
+    elif schema.operator is OperatorKind.TOP:
+        is_timed = schema.expiry_key is not None
+    elif schema.operator in (OperatorKind.AGGREGATE, OperatorKind.SESSION):
+        # Spark does so even without an event time among the keys.
+        is_timed = schema.output_mode != "complete"
+    else:
+        is_timed = schema.operator is OperatorKind.DEDUPLICATE
+    return "watermark" if is_timed else "never"
+
+
+def query_modes(schema: StateSchema) -> tuple[str, ...]:
+    """Return the output modes of a query whose last operator this is: append and update are equal if emitted rows are final.
+
+    Of a processor's rows only the processor knows whether they are: as in Spark, its own mode does not bind the query.
+    """
+    either = (
+        OperatorKind.DEDUPLICATE,
+        OperatorKind.JOIN,
+        OperatorKind.LIMIT,
+        OperatorKind.PARTITIONS,
+        OperatorKind.TRANSFORM,
+    )
+    return ("append", "update") if schema.operator in either else (schema.output_mode,)
+
+
+def output_lag_ms(schema: StateSchema) -> int:
+    """Return how far emitted rows may be behind the operator's watermark, in milliseconds (``produceOutputWatermark``)."""
+    lags = [lag for lag in schema.options.get("output_lag_us") or () if lag is not None]
+    return max([0, *(-(-int(lag) // 1000) for lag in lags)])
+
 
 #: Folders of the project's packages, whose functions are between a user's call and this module.
 _OWN_FOLDERS = tuple(f"{Path(__file__).parents[2] / package}{os.sep}" for package in PACKAGES)

@@ -4,11 +4,11 @@ import java.io.IOException
 import org.apache.hadoop.fs.Path
 import org.apache.spark.sql.AnalysisException
 import org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
-import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan
+import org.apache.spark.sql.catalyst.expressions.{Alias, Attribute, Literal}
+import org.apache.spark.sql.catalyst.plans.logical.{Aggregate, Deduplicate, LogicalPlan, Project}
 import org.apache.spark.sql.catalyst.rules.Rule
 import org.apache.spark.sql.catalyst.streaming.WriteToStreamStatement
 import org.apache.spark.sql.internal.SQLConf
-import scala.collection.mutable
 
 /**
  * Checks a query when writeStream.start() has Spark analyse it. It refuses a query that would only fail in its first
@@ -29,7 +29,7 @@ class StartRule(session: SparkSession) extends Rule[LogicalPlan] {
       if (operators.isEmpty) {
         plan
       } else {
-        check(query, distinct(operators))
+        check(query, operators.filter(one => firstOf(operators, one) eq one))
         val filtered = new FilterPushdown(session).pushed(query.inputQuery)
         // An operator that is in the plan twice, under different filters, runs once for both.
         if (twice(operatorsOf(filtered)).isEmpty) query.withNewChildren(Seq(filtered)) else query
@@ -38,8 +38,8 @@ class StartRule(session: SparkSession) extends Rule[LogicalPlan] {
   }
 
   private def check(query: WriteToStreamStatement, operators: Seq[Operator]): Unit = {
-    val mode = Mode.of(query.outputMode)
-    if (Triggers.isContinuous(query)) {
+    val mode = Facts.mode(query.outputMode)
+    if (isContinuous(query)) {
       refuse(
         "stateful operators run in batches, the fleet's as well as Spark's, and a continuous query has none; nothing " +
           "was started; leave the trigger out, or use processingTime or availableNow",
@@ -64,7 +64,7 @@ class StartRule(session: SparkSession) extends Rule[LogicalPlan] {
 
   private def checkStates(query: WriteToStreamStatement, mode: String, operators: Seq[Operator]): Unit = {
     val folder = checkpoint(query)
-    val answer = Driver.ask[Refusal](
+    Driver.tell(
       "start",
       Map(
         "query_id" -> folder.flatMap(queryId(_, query)),
@@ -77,8 +77,8 @@ class StartRule(session: SparkSession) extends Rule[LogicalPlan] {
           val queryMode = if (facts.mode.isEmpty) Some(mode) else None
           Map("uri" -> facts.uri, "state" -> facts.state, "route" -> operator.exchange.route.name, "mode" -> queryMode)
         }
-      ))
-    answer.refused.foreach(refuse)
+      ),
+      refuse)
   }
 
   /** Returns the folder of the query's checkpoint; None if each start has a folder of its own. */
@@ -94,26 +94,15 @@ object StartRule {
     def facts: Facts = exchange.facts
   }
 
-  /** Why a query may not start; None if it may. */
-  case class Refusal(refused: Option[String])
-
   /**
    * Adds the rule to a session by reflection: Spark takes rules only when a session is created, which may be before a
    * fleet is connected.
    */
   def install(session: SparkSession): Unit = {
     val analyzer = session.sessionState.analyzer
-    val rules = analyzer.extendedResolutionRules
-    if (!rules.exists(_.isInstanceOf[StartRule])) {
-      try {
-        val field = analyzer.getClass.getDeclaredField("extendedResolutionRules")
-        field.setAccessible(true)
-        field.set(analyzer, new StartRule(session) +: rules)
-      } catch {
-        case error: ReflectiveOperationException =>
-          throw new IllegalStateException("this session's analyzer takes no rules", error)
-      }
-    }
+    val field = analyzer.getClass.getDeclaredField("extendedResolutionRules")
+    field.setAccessible(true)
+    field.set(analyzer, new StartRule(session) +: analyzer.extendedResolutionRules)
   }
 
   /** Returns the operators of a plan, each before those below it. */
@@ -123,26 +112,22 @@ object StartRule {
     case _ => node.children.flatMap(operatorsOf(_, isLast))
   }
 
-  /** Returns the first operator of each state. */
-  private def distinct(operators: Seq[Operator]): Seq[Operator] = {
-    val seen = mutable.Set.empty[String]
-    operators.filter(operator => seen.add(operator.facts.stateId))
-  }
+  private def firstOf(operators: Seq[Operator], one: Operator): Operator =
+    operators.find(_.facts.stateId == one.facts.stateId).get
 
   /**
    * Returns an operator that would share its state with another. One that is in the plan twice, as in a self join, runs
    * once.
    */
   private def twice(operators: Seq[Operator]): Option[Operator] = {
-    val firsts = distinct(operators).map(operator => operator.facts.stateId -> operator.exchange).toMap
-    operators.find(operator => !firsts(operator.facts.stateId).sameResult(operator.exchange))
+    operators.find(one => !firstOf(operators, one).exchange.sameResult(one.exchange))
   }
 
   private def checkMode(facts: Facts, mode: String): Unit = {
     facts.refused.get(mode).foreach(refuse(_, facts))
     if (!facts.modes.contains(mode)) {
       refuse(
-        s"the operator emits its results for output mode ${Json.write(facts.modes)} and the query runs in $mode " +
+        s"the operator emits its results for output mode ${Driver.json.writeValueAsString(facts.modes)} and the query runs in $mode " +
           "mode, which would take them for something else; nothing was started; give writeStream.outputMode(..) one " +
           "that it has, or leave outputMode out of fleet.stateful(..) if it was given",
         facts)
@@ -172,6 +157,99 @@ object StartRule {
 
   private def refuse(text: String, facts: Facts): Nothing = refuse(s"$text [state=`${facts.state}`]")
 
-  private def refuse(text: String): Nothing = 
+  private def refuse(text: String): Nothing =
     throw new AnalysisException(text, None, None, None, None, Map.empty, Array.empty)
+}
+
+/**
+ * Above the exchange of an aggregation that has its query's output mode, or complete mode, stands an Aggregate that
+ * aggregates nothing, so that Spark's checks see an aggregation. This rule takes it out before the query is planned.
+ */
+object UnmarkRule extends Rule[LogicalPlan] {
+  override def apply(plan: LogicalPlan): LogicalPlan = unmarked(plan, asTable = true)
+
+  /** asTable: whether no node above is stateful itself, as a streaming dropDuplicates is. */
+  private def unmarked(plan: LogicalPlan, asTable: Boolean): LogicalPlan = {
+    val isTable = asTable && !plan.isInstanceOf[Deduplicate]
+    plan.withNewChildren(plan.children.map(unmarked(_, isTable))) match {
+      case node: Aggregate => result(node.child, asTable).map(Project(node.aggregateExpressions, _)).getOrElse(node)
+      case node => node
+    }
+  }
+
+  /** Returns the exchange of an operator with the projections above it; None if the plan is no such exchange. */
+  private def result(plan: LogicalPlan, asTable: Boolean): Option[LogicalPlan] = plan match {
+    case Project(columns, child) => result(child, asTable).map(Project(columns, _))
+    case exchange: StatefulExchange if !exchange.isTable =>
+      val mode = exchange.facts.modeIn(CurrentQuery.execution(SparkSession.active))
+      Some(exchange.copy(isTable = asTable && mode.contains("complete")))
+    case _ => None
+  }
+}
+
+/**
+ * Spark prunes the column of a watermark where nothing above its own operator reads it, and then no row is late for
+ * that operator. An operator of the fleet is sent such a column all the same; here it becomes null, which is never
+ * late.
+ */
+object LateRowsRule extends Rule[LogicalPlan] {
+  override def apply(root: LogicalPlan): LogicalPlan = {
+    // From the top down: a column that an operator gets may be all that reads the column of the operator below it.
+    val columns = for (task <- tasks(root); column <- task.facts.lateColumns.keys) yield (task.facts.state, column)
+    columns.distinct.foldLeft(root) { case (plan, (state, column)) => pruned(plan, state, column) }
+  }
+
+  /** An operator's exchange, and the node above it that emits its rows. */
+  private case class Task(exchange: StatefulExchange, emitting: LogicalPlan) {
+    def facts: Facts = exchange.facts
+  }
+
+  /** Returns the fleet's operators, each before those below it. */
+  private def tasks(node: LogicalPlan, emitting: Option[LogicalPlan] = None): Seq[Task] = {
+    val here = node match {
+      case exchange: StatefulExchange => emitting.map(Task(exchange, _)).toSeq
+      case _ => Nil
+    }
+    here ++ node.children.flatMap(tasks(_, if (areTasks(node)) Some(node) else emitting))
+  }
+
+  /** Whether a node runs tasks of an operator: those that hand rows over, or a user's function in Python workers. */
+  private def areTasks(node: LogicalPlan): Boolean = node.isInstanceOf[HandedOver] || node.isInstanceOf[MapInArrow]
+
+  /**
+   * Nulls the column in each exchange of an operator, or in none: one that is in the plan twice, as in a self join,
+   * runs once.
+   */
+  private def pruned(root: LogicalPlan, state: String, column: String): LogicalPlan = {
+    val found = tasks(root).filter(_.facts.state == state)
+    val isRead = found.exists { task =>
+      task.emitting.output.exists { emitted =>
+        task.facts.lateColumns(column).contains(emitted.name) &&
+        (root.outputSet.contains(emitted) || isReadAbove(root, task.emitting, emitted))
+      }
+    }
+    if (isRead) {
+      root
+    } else {
+      root.transformUp { case exchange: StatefulExchange if exchange.facts.state == state => nulled(exchange, column) }
+    }
+  }
+
+  /** Whether a node that is not below the operator reads one of its columns. */
+  private def isReadAbove(node: LogicalPlan, emitting: LogicalPlan, column: Attribute): Boolean =
+    (node ne emitting) &&
+      (node.references.contains(column) || node.children.exists(isReadAbove(_, emitting, column)))
+
+  private def nulled(exchange: StatefulExchange, column: String): LogicalPlan =
+    exchange.copy(inputs = exchange.inputs.map {
+      case Project(columns, child) =>
+        Project(
+          columns.map {
+            case late @ Alias(value, `column`) if !value.isInstanceOf[Literal] =>
+              Alias(Literal(null, value.dataType), column)(late.exprId)
+            case other => other
+          },
+          child)
+      case other => other
+    })
 }
