@@ -28,6 +28,15 @@ _LINE = (
     r'(?: "((?:[^"\\]|\\.)*+)(?:\\?$|"(?:$| "((?:[^"\\]|\\.)*+)(?:\\?$|"))))?\s*$'
 )
 _TIME = "dd/MMM/yyyy:HH:mm:ss Z"
+#: Spark's connector for the Spark that is installed, as ``spark.jars.packages`` names it.
+PACKAGE = {
+    "spark35": "org.apache.spark:spark-sql-kafka-0-10_2.12:3.5.7",
+    "spark4": "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+}[line_of(pyspark.__version__)]
+NAME = "page-hits"
+_KEYS = ("hour", "path")
+#: Columns of a parsed line besides its own: the raw line, and why it is malformed (null: it is well-formed).
+_MALFORMED_COLUMNS = ("raw", "reason")
 
 
 def parse_log(lines: DataFrame) -> DataFrame:
@@ -63,13 +72,6 @@ def read_log(spark: SparkSession, path: str, files_per_trigger: int) -> DataFram
     return parse_log(spark.readStream.option("maxFilesPerTrigger", files_per_trigger).text(path))
 
 
-#: Spark's connector for the Spark that is installed, as ``spark.jars.packages`` names it.
-PACKAGE = {
-    "spark35": "org.apache.spark:spark-sql-kafka-0-10_2.12:3.5.7",
-    "spark4": "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
-}[line_of(pyspark.__version__)]
-
-
 def read_topic(spark: SparkSession, servers: str, topic: str, records_per_trigger: int) -> DataFrame:
     """Return a streaming DataFrame of a topic from its first record on, with each record's ``value`` as a string."""
     reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", servers).option("subscribe", topic)
@@ -89,12 +91,6 @@ def send_newest(rows: DataFrame, batch_id: int, servers: str, topic: str, keys: 
         F.to_json(F.struct("*", F.lit(batch_id).cast("bigint").alias("batch"))).alias("value"),
     )
     records.write.format("kafka").option("kafka.bootstrap.servers", servers).option("topic", topic).save()
-
-
-NAME = "page-hits"
-_KEYS = ("hour", "path")
-#: Columns of a parsed line besides its own: the raw line, and why it is malformed (null: it is well-formed).
-_MALFORMED_COLUMNS = ("raw", "reason")
 
 
 def build(requests: Any) -> DataFrame:

@@ -23,6 +23,9 @@ from spark_jobs.functions.values import to_arrow, to_python
 from spark_jobs.plan.spark_errors import StateCallError
 from spark_jobs.plan.spark_version import SPARK, PandasConversions
 
+#: ``func(key, pdfs, state)``, which returns the DataFrames to emit.
+PandasFunction = Callable[[tuple[Any, ...], Iterator[pd.DataFrame], GroupState], Iterable[pd.DataFrame]]
+
 
 @dataclass(frozen=True)
 class PandasForm:
@@ -154,10 +157,6 @@ def _any_of(elements: Mask, lists: pa.Array) -> Mask:
     counts = np.concatenate([[0], np.cumsum(elements)])[lists.offsets.to_numpy()]
     result: Mask = (np.diff(counts) > 0) & lists.is_valid().to_numpy(zero_copy_only=False)
     return result
-
-
-#: ``func(key, pdfs, state)``, which returns the DataFrames to emit.
-PandasFunction = Callable[[tuple[Any, ...], Iterator[pd.DataFrame], GroupState], Iterable[pd.DataFrame]]
 
 
 @dataclass(frozen=True)

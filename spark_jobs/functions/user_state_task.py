@@ -36,6 +36,12 @@ from store_actors.messages.requests import BatchFacts, StoreSpec
 EVENT_TIME_FIELD = Field("event_us", "int64")
 #: How often a batch is done again, within the task, whose store actor was lost.
 _ATTEMPTS = 3
+#: Last column of the rows that an Arrow function gets: the index of their key in the table of keys.
+KEY_INDEX = "key_index"
+#: Keys for which a function is called at once.
+_BLOCK_KEYS = 1 << 17
+#: Last column of the rows that a store returns for keys: whether it has the key.
+FOUND = "__found"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +156,6 @@ def _times(grant: LeaseGrant, header: BatchHeader) -> EventTimes:
 def _rows_on_time(rows: pa.Table, watermark_ms: int) -> pa.Table:
     is_newer = pc.greater(rows.column(EVENT_TIME_FIELD.name), watermark_ms * 1000)
     return rows.filter(pc.fill_null(is_newer, True))
-
-
-#: Last column of the rows that an Arrow function gets: the index of their key in the table of keys.
-KEY_INDEX = "key_index"
-#: Keys for which a function is called at once.
-_BLOCK_KEYS = 1 << 17
-#: Last column of the rows that a store returns for keys: whether it has the key.
-FOUND = "__found"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,13 @@ import ray
 from ray._private import state as ray_state
 from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
 
+log = logging.getLogger(__name__)
+
+#: Seconds for which a free slot is left to RayDP, which by itself restarts most lost executors.
+_GRACE_S = 8.0
+#: Seconds within which a requested executor should have started.
+_START_S = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class RayNode:
@@ -108,14 +115,6 @@ def _executors(state: str) -> list[Any]:
     table = ray_state.state._connect_and_get_accessor().get_actor_table(None, state)
     rows = [ActorTableData.FromString(row) for row in table]
     return [row for row in rows if row.class_name.rpartition(".")[2] == "RayDPExecutor"]
-
-
-log = logging.getLogger(__name__)
-
-#: Seconds for which a free slot is left to RayDP, which by itself restarts most lost executors.
-_GRACE_S = 8.0
-#: Seconds within which a requested executor should have started.
-_START_S = 60.0
 
 
 class ExecutorSlots:

@@ -19,6 +19,12 @@ from spark_jobs.plan.aggregate_functions import AggregateFunction
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.storable import bins_field, counts_field, list_field, state_field, stored, stored_type, words_field
 
+_INTERVALS = (T.DayTimeIntervalType, T.YearMonthIntervalType)
+#: How a percentile is chosen: the ``rule`` of ``store_actors.engine.count_kernels.choose``.
+_BETWEEN, _A_VALUE = 0, 1
+_BITMAP_BYTES = 4096
+_BITMAP = words_type(_BITMAP_BYTES // 8)
+
 
 @dataclass(frozen=True)
 class Part:
@@ -83,11 +89,6 @@ class Use:
 def doubles(*names: str) -> tuple[Field, ...]:
     """Return state fields of doubles that are never null."""
     return tuple(state_field(name, T.DoubleType(), False) for name in names)
-
-
-_INTERVALS = (T.DayTimeIntervalType, T.YearMonthIntervalType)
-#: How a percentile is chosen: the ``rule`` of ``store_actors.engine.count_kernels.choose``.
-_BETWEEN, _A_VALUE = 0, 1
 
 
 def mode(use: Use) -> tuple[Part, ...]:
@@ -155,10 +156,6 @@ def of_its_type(function: AggregateFunction, columns: Sequence[Column]) -> Colum
         # A decimal's double converts back to a decimal, never to null; Spark must know that.
         return F.transform(column, lambda value: Expression.of(value.cast(decimal)).known_not_null().column())
     return column
-
-
-_BITMAP_BYTES = 4096
-_BITMAP = words_type(_BITMAP_BYTES // 8)
 
 
 def registers(use: Use) -> tuple[Part, ...]:

@@ -31,6 +31,7 @@ _EXPIRES = Field("expires", "timestamp")
 #: The time by which a row is late, where the watermark column is not a key.
 _LATE = Field("late", "timestamp")
 _COUNT = Field("count", "int64")
+ColumnLike = str | Column
 
 
 def build_deduplicate(marked: DataFrame, output_mode: str, *, within_watermark: bool) -> ProjectedPlan:
@@ -148,9 +149,6 @@ def build_limit(df: DataFrame, count: int, output_mode: str) -> ProjectedPlan:
     )
     emitted = T.StructType([types[field.name] for field in rows.fields])
     return ProjectedPlan((prepared,), schema, emitted, rows.results)
-
-
-ColumnLike = str | Column
 
 
 def build_top(

@@ -23,6 +23,11 @@ from spark_jobs.plan.catalyst import java_class
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+_LOG_VERSION = "v1"
+#: In the log, the offset of a source that was not read.
+_NO_OFFSET = "-"
+#: File of a checkpoint that was created for a branch, with the branch, the version and the input.
+_BRANCH_FILE = "statefleet-branch"
 
 
 def _storage_errors(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -147,13 +152,6 @@ def write_query_id(checkpoint: HadoopFolder, query_id: str) -> None:
     """Write the id of the query into its checkpoint, atomically, as a query does when it starts."""
     metadata = java_class("org.apache.spark.sql.execution.streaming.StreamMetadata")
     metadata.write(metadata(query_id), checkpoint._at("metadata"), checkpoint._conf)
-
-
-_LOG_VERSION = "v1"
-#: In the log, the offset of a source that was not read.
-_NO_OFFSET = "-"
-#: File of a checkpoint that was created for a branch, with the branch, the version and the input.
-_BRANCH_FILE = "statefleet-branch"
 
 
 def copy_logs(folder: HadoopFolder, previous: HadoopFolder, batch: int) -> None:

@@ -18,6 +18,8 @@ OUTPUT_MODES = ("update", "append", "complete")
 _BY_CLOCK = (GroupStateTimeout.ProcessingTimeTimeout, "processingtime")
 #: A processor without timers runs as one with timers of event time.
 _BY_EVENT_TIME = (GroupStateTimeout.EventTimeTimeout, "eventtime", "none")
+#: Folders of the project's packages, whose functions are between a user's call and this module.
+_OWN_FOLDERS = tuple(f"{Path(__file__).parents[2] / package}{os.sep}" for package in PACKAGES)
 
 
 def runs_again(schema: StateSchema) -> str:
@@ -65,10 +67,6 @@ def output_lag_ms(schema: StateSchema) -> int:
     """Return how far emitted rows may be behind the operator's watermark, in milliseconds (``produceOutputWatermark``)."""
     lags = [lag for lag in schema.options.get("output_lag_us") or () if lag is not None]
     return max([0, *(-(-int(lag) // 1000) for lag in lags)])
-
-
-#: Folders of the project's packages, whose functions are between a user's call and this module.
-_OWN_FOLDERS = tuple(f"{Path(__file__).parents[2] / package}{os.sep}" for package in PACKAGES)
 
 
 class UnboundedStateWarning(UserWarning):

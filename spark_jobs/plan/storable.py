@@ -35,6 +35,30 @@ _MONTHS = T.YearMonthIntervalType(T.YearMonthIntervalType.MONTH, T.YearMonthInte
 _FLOATS = (T.FloatType, T.DoubleType)
 #: The collation by which strings are equal if their bytes are, the only one of Spark 3.5.
 _BINARY = "UTF8_BINARY"
+_NAMES: dict[type[T.DataType], str] = {
+    T.BooleanType: "bool",
+    T.ByteType: "int8",
+    T.ShortType: "int16",
+    T.IntegerType: "int32",
+    T.LongType: "int64",
+    T.FloatType: "float32",
+    T.DoubleType: "float64",
+    T.StringType: "string",
+    T.BinaryType: "binary",
+    T.DateType: "date32",
+    T.TimestampType: "timestamp",
+    T.TimestampNTZType: "timestamp_ntz",
+    T.DayTimeIntervalType: "duration",
+}
+#: By the names of types of Spark 4, what to do with their columns.
+REMEDIES = {
+    "variant": "take the fields that you need by variant_get, or the text by to_json",
+    "geometry": "take its bytes by st_asbinary",
+    "geography": "take its bytes by st_asbinary",
+    "time": "take its microseconds by time_to_micros",
+}
+#: Prefix of a column's metadata that is about its query (watermark, window) and not about its type.
+_QUERY_METADATA = "spark."
 
 
 def type_parts(kind: T.DataType) -> Iterator[T.DataType]:
@@ -198,32 +222,6 @@ def _element(
     # A struct that is rebuilt from the fields of a null struct is not null; a value that is never null by its type stays so.
     is_rebuilt = isinstance(kind, T.StructType) and converted is not column
     return F.when(column.isNotNull(), converted) if is_rebuilt and may_be_null else converted
-
-
-_NAMES: dict[type[T.DataType], str] = {
-    T.BooleanType: "bool",
-    T.ByteType: "int8",
-    T.ShortType: "int16",
-    T.IntegerType: "int32",
-    T.LongType: "int64",
-    T.FloatType: "float32",
-    T.DoubleType: "float64",
-    T.StringType: "string",
-    T.BinaryType: "binary",
-    T.DateType: "date32",
-    T.TimestampType: "timestamp",
-    T.TimestampNTZType: "timestamp_ntz",
-    T.DayTimeIntervalType: "duration",
-}
-#: By the names of types of Spark 4, what to do with their columns.
-REMEDIES = {
-    "variant": "take the fields that you need by variant_get, or the text by to_json",
-    "geometry": "take its bytes by st_asbinary",
-    "geography": "take its bytes by st_asbinary",
-    "time": "take its microseconds by time_to_micros",
-}
-#: Prefix of a column's metadata that is about its query (watermark, window) and not about its type.
-_QUERY_METADATA = "spark."
 
 
 def state_field(

@@ -199,15 +199,13 @@ object LateRowsRule extends Rule[LogicalPlan] {
     columns.distinct.foldLeft(root) { case (plan, (state, column)) => pruned(plan, state, column) }
   }
 
-  /** An operator's exchange, and the node above it that emits its rows. */
-  private case class Task(exchange: StatefulExchange, emitting: LogicalPlan) {
-    def facts: Facts = exchange.facts
-  }
+  /** An operator, and the node above its exchange that emits its rows. */
+  private case class Task(facts: Facts, emitting: LogicalPlan)
 
   /** Returns the fleet's operators, each before those below it. */
   private def tasks(node: LogicalPlan, emitting: Option[LogicalPlan] = None): Seq[Task] = {
     val here = node match {
-      case exchange: StatefulExchange => emitting.map(Task(exchange, _)).toSeq
+      case exchange: StatefulExchange => emitting.map(Task(exchange.facts, _)).toSeq
       case _ => Nil
     }
     here ++ node.children.flatMap(tasks(_, if (areTasks(node)) Some(node) else emitting))
