@@ -154,7 +154,7 @@ def of_its_type(function: AggregateFunction, columns: Sequence[Column]) -> Colum
     if isinstance(kind, T.ArrayType) and isinstance(kind.elementType, T.DecimalType):
         decimal = kind.elementType
         # A decimal's double converts back to a decimal, never to null; Spark must know that.
-        return F.transform(column, lambda value: Expression.of(value.cast(decimal)).known_not_null().column())
+        return F.transform(column, lambda value: Expression.of(value.cast(decimal)).known(nullable=False).column())
     return column
 
 
@@ -258,6 +258,6 @@ def histogram_of_its_type(function: AggregateFunction, columns: Sequence[Column]
 
     def typed(row: Column) -> Column:
         typed_bin = F.struct(row["x"].cast(centre).alias("x"), row["y"].alias("y"))
-        return Expression.of(typed_bin).known_nullable().column()
+        return Expression.of(typed_bin).known(nullable=True).column()
 
     return F.transform(column, typed)

@@ -9,9 +9,16 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.plan.catalyst import Expression, conjunction
 from spark_jobs.plan.event_time import ALLOWS_MULTIPLE
-from spark_jobs.plan.logical import Plan, analysed
+from spark_jobs.plan.logical import (
+    Plan,
+    analysed,
+    check_streaming,
+    equi_join,
+    pushed_down,
+    state_watermarks_ms,
+    with_condition,
+)
 from spark_jobs.plan.spark_errors import RefusedQueryError
-from spark_jobs.plan.streaming_rules import check_streaming, equi_join, pushed_down, state_watermarks_ms, with_condition
 from store_actors.operators.join_schema import JoinType
 
 _TYPES = {

@@ -2,7 +2,7 @@
 
 Statefleet lets Spark analyse a query and takes the analysed expressions apart, so names, types, casts and final formulas are
 Spark's, not a copy of them. Only this package touches objects of the JVM: this module, :mod:`spark_jobs.plan.logical` (plans),
-:mod:`spark_jobs.plan.aggregate_functions` and :mod:`spark_jobs.plan.streaming_rules`. All other code uses their classes.
+:mod:`spark_jobs.plan.aggregate_functions` and :mod:`spark_jobs.plan.logical`. All other code uses their classes.
 """
 
 from __future__ import annotations
@@ -327,14 +327,12 @@ class Expression:
         """Return the expression with the nullability of an attribute."""
         if self.nullable == attribute.nullable:
             return self
-        tag = "KnownNullable" if attribute.nullable else "KnownNotNull"
+        return self.known(nullable=attribute.nullable)
+
+    def known(self, *, nullable: bool) -> Expression:
+        """Return the expression, marked for Spark as nullable, or as never null."""
+        tag = "KnownNullable" if nullable else "KnownNotNull"
         return Expression(java_class(f"{_EXPRESSIONS}.{tag}")(self._java))
-
-    def known_not_null(self) -> Expression:
-        return Expression(java_class(f"{_EXPRESSIONS}.KnownNotNull")(self._java))
-
-    def known_nullable(self) -> Expression:
-        return Expression(java_class(f"{_EXPRESSIONS}.KnownNullable")(self._java))
 
     def named_as(self, attribute: Expression) -> Expression:
         """Return the expression under the name, the id and the metadata of an attribute."""

@@ -73,7 +73,7 @@ class KeyTree:
 
     def _field(self) -> Column:
         # The leaves of a null struct are null, also where its type says that they cannot be.
-        return self.column() if self.nullable else Expression.of(self.column()).known_not_null().column()
+        return self.column() if self.nullable else Expression.of(self.column()).known(nullable=False).column()
 
 
 def key_of(expression: Expression, path: str, *, normalised: bool = True, compared: bool = True) -> Key:

@@ -198,7 +198,9 @@ def _rebuilt(
 
     def element(inner: Column, inner_kind: T.DataType, *, may_be_null: bool) -> Column:
         converted = _element(inner, inner_kind, convert, may_be_null=may_be_null)
-        return Expression.of(converted).known_not_null().column() if follows_type and not may_be_null else converted
+        return (
+            Expression.of(converted).known(nullable=False).column() if follows_type and not may_be_null else converted
+        )
 
     if isinstance(kind, T.ArrayType):
         inner, may_be_null = kind.elementType, kind.containsNull

@@ -24,8 +24,7 @@ from spark_jobs.plan.operator_plan import ReduceTask
 from spark_jobs.plan.spark_errors import InvalidTypeError, RefusedQueryError, UnpicklableError
 from spark_jobs.session.spark_connect import check_classic
 from spark_jobs.transform.block import Block
-from spark_jobs.transform.handle import ParsedSchemas, StatefulProcessorHandle
-from spark_jobs.transform.processor import StatefulProcessor
+from spark_jobs.transform.processor import ParsedSchemas, StatefulProcessor, StatefulProcessorHandle
 from spark_jobs.transform.task import InitialRows, ProcessorProgram, RowForm, load_processor
 from spark_jobs.transform.variables import TimeMode, Variable, accumulators_of, view_of
 from spark_jobs.worker.exchange import HASH_COLUMN

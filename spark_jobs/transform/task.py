@@ -23,8 +23,7 @@ from spark_jobs.functions.values import Raw, RowValues
 from spark_jobs.plan.spark_errors import StateCallError
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.transform.block import Block
-from spark_jobs.transform.handle import StatefulProcessorHandle
-from spark_jobs.transform.processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
+from spark_jobs.transform.processor import ExpiredTimerInfo, StatefulProcessor, StatefulProcessorHandle, TimerValues
 from spark_jobs.transform.variables import PLACE, TIMER, TimeMode, Variable, VariableKind, processor_stores, store_name
 from store_actors.client.fleet_client import FleetClient
 from store_actors.client.state_store import StateStore

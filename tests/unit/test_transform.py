@@ -25,9 +25,8 @@ from spark_jobs.functions.user_state_task import GroupView
 from spark_jobs.plan.keys import KeyTree
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.transform.block import Block
-from spark_jobs.transform.handle import StatefulProcessorHandle
 from spark_jobs.transform.plan import pickled_processor
-from spark_jobs.transform.processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
+from spark_jobs.transform.processor import ExpiredTimerInfo, StatefulProcessor, StatefulProcessorHandle, TimerValues
 from spark_jobs.transform.states import ListState, MapState, ValueState
 from spark_jobs.transform.task import OpenProcessor, ProcessorProgram, RowForm, load_processor
 from spark_jobs.transform.variables import TimeMode, accumulators_of, processor_stores
