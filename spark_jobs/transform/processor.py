@@ -39,13 +39,7 @@ class Timers:
         block.join(self)
 
     def register(self, time_ms: int) -> None:
-        """Register a timer for a time, which may be in the past.
-
-        Raises
-        ------
-        InvalidRequestError
-            The time is not a number of milliseconds.
-        """
+        """Register a timer for a time, which may be in the past."""
         self._change(time_ms, exists=True)
 
     def delete(self, time_ms: int) -> None:
