@@ -20,12 +20,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import TimestampType
 
-from benchmarks.nexmark.files import Inputs, read_stream, write_end, write_events, write_file
+from benchmarks.harness import FLEET, Operators
+from benchmarks.nexmark.files import read_stream, write_batch, write_events
 from benchmarks.nexmark.generator import Events, Nexmark
-from benchmarks.nexmark.oracle import ORACLES, Tables, valid_bids
 from benchmarks.nexmark.queries import QUERIES
-from benchmarks.nexmark.query import FleetOperators
 from statefleet.fleet import Fleet
+from tests.integration.nexmark_oracle import CLOSING, KEYS, ORACLES, Tables, finished, valid_bids, write_end
 from tests.integration.streams import short_list
 
 EVENTS = 20_000
@@ -62,7 +62,7 @@ def expected_of(folder: Path, without_end: Events) -> Expected:
     whole = Tables.of(pq.read_table(folder / name) for name in Events._fields)
 
     def of(name: str) -> tuple[list[str], Rows]:
-        rows = list(ORACLES[name](Tables.of(without_end) if QUERIES[name].closes else whole))
+        rows = list(ORACLES[name](Tables.of(without_end) if name in CLOSING else whole))
         columns = sorted(rows[0])
         assert len(rows) > 1
         return columns, sorted((tuple(row[column] for column in columns) for row in rows), key=repr)
@@ -103,18 +103,18 @@ class Job:
     """A query of the fleet over a folder of events."""
 
     def __init__(self, spark: SparkSession, fleet: Fleet, name: str, query: str, folder: Path) -> None:
-        self.spark, self.fleet, self.name, self.query, self.folder = spark, fleet, name, QUERIES[query], folder
+        self.spark, self.fleet, self.name, self.query, self.folder = spark, fleet, name, query, folder
 
     def start(self, events: Path) -> tuple[StreamingQuery, str]:
         """Start the query over all events there are now; return it and the name of its first state."""
-        ops = FleetOperators(self.fleet, self.name, SHARDS)
-        emitted = self.query.build(ops, read_stream(self.spark, events))
+        ops = Operators(self.fleet, FLEET, SHARDS, self.name)
+        emitted = QUERIES[self.query].build(ops, read_stream(self.spark, events))
 
         def keep(rows: DataFrame, batch: int) -> None:
             # A repeated batch replaces its own folder.
             rows.write.mode("overwrite").parquet(str(self.folder / "results" / f"batch={batch}"))
 
-        writer = emitted.writeStream.outputMode(self.query.mode).trigger(availableNow=True).foreachBatch(keep)
+        writer = emitted.writeStream.outputMode(QUERIES[self.query].mode).trigger(availableNow=True).foreachBatch(keep)
         return writer.option("checkpointLocation", str(self.folder / "checkpoint")).start(), ops.states[0]
 
     def run(self, events: Path) -> None:
@@ -133,9 +133,9 @@ class Job:
     def rows(self) -> tuple[list[str], Rows]:
         """Return the query's answer: of each key the row that was emitted last, in the form of the oracle's."""
         emitted = self.spark.read.parquet(str(self.folder / "results"))
-        newest_first = Window.partitionBy(*self.query.key).orderBy(F.desc("batch"))
+        newest_first = Window.partitionBy(*KEYS[self.query]).orderBy(F.desc("batch"))
         newest = emitted.withColumn("place", F.row_number().over(newest_first)).where("place = 1")
-        table = self.query.finish(newest.drop("place", "batch"))
+        table = finished(self.query, newest.drop("place", "batch"))
         return sorted(table.columns), rows_of(table)
 
 
@@ -156,7 +156,7 @@ def test_every_query_is_one_that_the_fleet_runs(spark: SparkSession, fleet: Flee
     """Few of them run with every change; what the fleet refuses it refuses when they are built."""
     inputs = read_stream(spark, events)
     for query in QUERIES.values():
-        assert query.build(FleetOperators(fleet, f"{name}-{query.name}", SHARDS), inputs).isStreaming
+        assert query.build(Operators(fleet, FLEET, SHARDS, f"{name}-{query.name}"), inputs).isStreaming
 
 
 @pytest.mark.parametrize("query", short_list(QUERIES, ["q5"]))
@@ -181,9 +181,7 @@ def test_the_final_table_equals_the_oracle_where_there_are_ties_and_edges(
 ) -> None:
     events = tmp_path / "events"
     for batch in range(COARSE_EVENTS // COARSE_BATCH):
-        rows = coarse(COARSE.events(batch * COARSE_BATCH, (batch + 1) * COARSE_BATCH))
-        for stream, of_stream in rows._asdict().items():
-            write_file(events / stream, batch, of_stream)
+        write_batch(events, batch, coarse(COARSE.events(batch * COARSE_BATCH, (batch + 1) * COARSE_BATCH)))
     write_end(events, COARSE, COARSE_EVENTS, COARSE_BATCH)
     job = Job(spark, fleet, name, query, tmp_path)
     job.run(events)
@@ -212,7 +210,7 @@ def by(values: Iterable[Any], key: Callable[[Any], Any]) -> list[list[Any]]:
     return [list(group) for _, group in itertools.groupby(sorted(values, key=key), key)]
 
 
-def numbers_of(inputs: Inputs) -> DataFrame:
+def numbers_of(inputs: Events) -> DataFrame:
     persons, auctions, bids = (frame.select("eventNumber") for frame in inputs)
     return persons.unionAll(auctions).unionAll(bids)
 
@@ -235,11 +233,10 @@ def test_each_micro_batch_is_one_file_of_every_stream_in_order(spark: SparkSessi
 
     nexmark = Nexmark(extra=False)
     # Written backwards, and some while the query is away.
-    write_events(folder, nexmark, 630, 70, first_batch=3, last_batch=5)
-    write_events(folder, nexmark, 630, 70, last_batch=3)
-    run()
-    write_events(folder, nexmark, 630, 70, first_batch=5)
-    run()
+    for batches in ((3, 4, 0, 1, 2), range(5, 9)):
+        for batch in batches:
+            write_batch(folder, batch, nexmark.events(batch * 70, (batch + 1) * 70))
+        run()
     assert numbers_by_batch == {batch: list(range(batch * 70, (batch + 1) * 70)) for batch in range(9)}
 
 

@@ -63,7 +63,7 @@ def test_every_line_has_a_name_of_its_own_and_at_least_five_steady_batches(lines
         if isinstance(line, OperatorLine):
             assert line.plan.batches >= 5
         if isinstance(line, NexmarkLine):
-            assert (line.runs.events // line.runs.batch_events - line.runs.warmup) * line.runs.rounds >= 5
+            assert (line.events // line.batch_events - line.warmup) * line.rounds >= 5
 
 
 def test_every_ratio_of_the_quick_run_has_a_margin_and_both_sides() -> None:

@@ -1,5 +1,7 @@
 """The answers of Nexmark's stateful queries: plain Python over the same finite events, to hold a streaming run against.
 
+What makes a final table of a run's rows is here, too: the last row of each key, and the end of a stream.
+
 Every answer is the *final table*: what is left when the stream has ended, all windows, sessions and auctions are closed and
 every update has replaced the row of its key. A run that emits only what a watermark has closed lacks the last windows; it
 is compared after an event that closes them, or on the windows before them (all windowed answers carry their window's end).
@@ -14,10 +16,17 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from benchmarks.nexmark.files import write_batch
+from benchmarks.nexmark.generator import EVENTS_OF_EPOCH, Events, Nexmark
 
 Row = dict[str, Any]
 _S: Final = 1_000_000
@@ -246,3 +255,56 @@ ORACLES: Final[dict[str, Callable[[Tables], Iterator[Row]]]] = {
     answer.__name__: answer
     for answer in (q3, q4, q5, q6, q7, q8, q9, q11, q12, q15, q16, q17, q18, q19, q20)
 }  # fmt: skip
+
+#: Columns that identify a row: the last row that the stream emits for a key is the valid one.
+KEYS: Final = {
+    "q3": ("id",),
+    "q4": ("id",),
+    "q5": ("starttime", "auction"),
+    "q6": ("id",),
+    "q7": ("endtime", "eventNumber"),
+    "q8": ("starttime", "id"),
+    "q9": ("id",),
+    "q11": ("bidder", "starttime"),
+    "q12": ("bidder", "starttime"),
+    "q15": ("day",),
+    "q16": ("channel", "day"),
+    "q17": ("auction", "day"),
+    "q18": ("bidder", "auction"),
+    "q19": ("auction", "rank_number"),
+    "q20": ("eventNumber",),
+}
+#: Rows are emitted once the watermark has passed them: windows that are open when the stream ends are missing.
+CLOSING: Final = ("q5", "q7", "q11")
+
+
+def finished(query: str, table: DataFrame) -> DataFrame:
+    """Return a query's answer, given the table of last rows by key, from which a streaming query cannot compute it."""
+    average = F.expr("sum(final) DIV count(final)").alias("final")
+    if query == "q4":
+        return table.groupBy("category").agg(average)
+    if query == "q6":
+        latest_first = Window.partitionBy("seller").orderBy(F.desc("expires"), F.desc("id"))
+        return (
+            table.withColumn("age", F.row_number().over(latest_first)).where("age <= 10").groupBy("seller").agg(average)
+        )
+    # The sum over all windows does not depend on when the bids were read.
+    return table.groupBy("bidder").agg(F.sum("bid_count").alias("bid_count")) if query == "q12" else table
+
+
+def write_end(folder: Path, nexmark: Nexmark, events: int, batch_events: int) -> None:
+    """End the stream by another micro-batch with an event of each kind an hour later, which closes all windows and sessions.
+
+    Its person, auction and bid have the id -1, so they match no others.
+    """
+    later = replace(nexmark, start=nexmark.start + 3600 * _S, out_of_order=1)
+    epoch = -(-events // EVENTS_OF_EPOCH) * EVENTS_OF_EPOCH
+    batch = -(-events // batch_events)
+    ends = []
+    for rows in later.events(epoch, epoch + EVENTS_OF_EPOCH):
+        first = rows.slice(0, 1)
+        for column in {"id", "seller", "auction", "bidder"} & set(first.schema.names):
+            index = first.schema.get_field_index(column)
+            first = first.set_column(index, first.schema.field(index), pa.array([-1], pa.int64()))
+        ends.append(first)
+    write_batch(folder, batch, Events(*ends))
