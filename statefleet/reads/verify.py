@@ -201,10 +201,10 @@ def check_files(objects: ObjectStore, state: StateFiles, checked: Callable[[int]
     Parameters
     ----------
     checked
-        Called after each file, with its size if that is known beforehand, else 0.
+        Called after each file, with the bytes so far of all files whose size is known beforehand.
     """
     problems: list[tuple[NeededFile, str]] = []
-    size = 0
+    size = done = 0
     log = ManifestLog(objects, state.name, "")
     with suppress(CorruptStateError, NewerFormatError):  # it is one of the files
         log.load_metadata()
@@ -212,7 +212,8 @@ def check_files(objects: ObjectStore, state: StateFiles, checked: Callable[[int]
         size += read
         if problem:
             problems.append((file, problem))
-        checked(file.size or 0)
+        done += file.size or 0
+        checked(done)
     if problems:
         # A running fleet deletes files meanwhile, and its log goes on.
         again = files_of(objects, state.name)
