@@ -13,7 +13,6 @@ from coordinator.model.errors import StateStoreError
 from coordinator.runtime.runtime import Runtime
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.fleet import LiveFleet
-from statefleet.reads.portable import Opened
 from statefleet.reads.state import LiveState
 from statefleet.reads.stored import StoredSource
 from statefleet.reads.verify import check_files, files_of
@@ -35,11 +34,11 @@ def copied(objects: MemoryObjectStore) -> MemoryObjectStore:
 def state_in(objects: MemoryObjectStore, name: str, part: str = "") -> LiveState:
     """Return a state as a program reads it from storage, without a fleet."""
     runtime = Runtime()
-    fleet = LiveFleet(StoredSource(objects, runtime), Opened(_no_fleet, {}), runtime)
+    fleet = LiveFleet(StoredSource(objects, runtime), _no_fleet, runtime)
     return fleet.state(name, part, consistency="committed")
 
 
-def _no_fleet(**_: object) -> LiveFleet:
+def _no_fleet() -> LiveFleet:
     raise AssertionError("no other process has these files")
 
 

@@ -14,7 +14,6 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import Runtime
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.fleet import LiveFleet
-from statefleet.reads.portable import Opened
 from statefleet.reads.state import LiveState
 from statefleet.reads.stored import StoredSource
 from store_actors.engine.spark_hash import shards_of
@@ -34,7 +33,7 @@ def open_state(objects: MemoryObjectStore, shards: int, schema: StateSchema | No
     ledger = log.load()
     log.append(ledger.decide_finished(ledger.run_id, ledger.newest_version(0) - 1))
     runtime = Runtime()
-    return LiveFleet(StoredSource(objects, runtime), Opened(lambda: None), runtime).state("s")
+    return LiveFleet(StoredSource(objects, runtime), lambda: None, runtime).state("s")  # type: ignore[arg-type, return-value]
 
 
 def of_operator(schema: StateSchema, batches: Sequence[Rows]) -> LiveState:
