@@ -103,7 +103,8 @@ def aggregation_rows(
         accumulators = [accumulator for accumulator in plan.accumulators(number) if accumulator in schema.accumulators]
         if not accumulators:
             continue
-        indexes = _columns_of(_run_as(aggregate, uses), kept)
+        run_as = next(spark for written, spark in uses if written.matches(aggregate))
+        indexes = _columns_of(run_as, kept)
         if indexes is None:
             raise _refused(
                 f"leaves out {aggregate.sql}, as nothing in the query uses it, or makes something else of it",
@@ -368,12 +369,6 @@ def _pairs(node: Plan, run: Plan, operator: SparkOperator) -> list[tuple[Aggrega
             )
         pairs += zip(written, spark, strict=True)
     return pairs
-
-
-def _run_as(
-    aggregate: AggregateExpression, pairs: Sequence[tuple[AggregateExpression, AggregateExpression]]
-) -> AggregateExpression:
-    return next(spark for written, spark in pairs if written.matches(aggregate))
 
 
 def _result_type(kind: T.DataType, function: AggregateFunction | None) -> T.DataType:
