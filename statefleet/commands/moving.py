@@ -147,8 +147,7 @@ def _node_id(name: str) -> str:
             node=name,
             nodes=", ".join(f"{node['NodeID'][:12]} {node['NodeManagerAddress']}" for node in nodes),
         )
-    node_id: str = node_ids[0]
-    return node_id
+    return str(node_ids[0])
 
 
 def _carry_out(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +77,7 @@ class Server:
         await self._runner.setup()
         assert self._runner.server is not None, "it is there after setup"
         # Before aiohttp looks at the request's path and headers, and not as a middleware, which comes after that.
-        self._runner.server.request_handler = self._access.guarding(self._runner.server.request_handler)
+        self._runner.server.request_handler = partial(self._access.answer, self._runner.server.request_handler)
         # The socket is bound first, so that a port that is taken is an error before anything is served.
         bound = await asyncio.to_thread(_bound, host, port, fallback)
         await web.SockSite(self._runner, bound).start()
@@ -138,24 +138,17 @@ class Server:
 
 
 def _error(status: int, error: StateStoreError) -> web.Response:
-    return web.Response(
-        status=status,
-        text=json.dumps({"kind": type(error).__name__, "error": str(error)}),
-        content_type="application/json",
-    )
+    return web.json_response({"kind": type(error).__name__, "error": str(error)}, status=status)
 
 
 def _bound(host: str, port: int, fallback: bool) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=_family(host))
+        return socket.create_server((host, port), family=family)
     except OSError:
         if not fallback:
             raise
-        return socket.create_server((host, 0), family=_family(host))
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, 0), family=family)
 
 
 def _read_files(folder: Path) -> dict[str, tuple[bytes, str]]:

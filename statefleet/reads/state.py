@@ -180,15 +180,15 @@ class LiveState(StateScans):
             for index, row in zip(indexes, of_shard.rows.to_pylist(), strict=True):
                 rows[index].append(row)
                 shards[index].add(number)
-        results = []
+        of_state, results = view.metadata, []
         for index, key_rows in enumerate(rows):
-            shard = None
+            shard: int | None = None
             if routed.shards is not None:
                 shard = int(routed.shards[index])
             elif len(shards[index]) == 1:
                 (shard,) = shards[index]
             version = found[shard].version if shard in found else view.version
-            results.append(FoundKey(tuple(key_rows), self.name, view.metadata.query_id, shard, version))
+            results.append(FoundKey(tuple(key_rows), of_state.state_name, of_state.query_id, shard, version))
         return results
 
     def _only_row(self, columns: Sequence[str] | None) -> FoundKey:
