@@ -187,7 +187,7 @@ class LiveState(StateScans):
                 shard = int(routed.shards[index])
             elif len(shards[index]) == 1:
                 (shard,) = shards[index]
-            version = found[shard].version if shard in found else view.version
+            version = view.version if shard is None or shard not in found else found[shard].version
             results.append(FoundKey(tuple(key_rows), of_state.state_name, of_state.query_id, shard, version))
         return results
 

@@ -205,7 +205,7 @@ class QueryTester:
         case = _Case(self._spark, query, sources, outputMode, write, read)
         without = Faults(0, len(fed), kills=False, repeats=False, reorders=False)
         expected: list[list[Any]] = []
-        stores = _SparkStores() if oracle == "spark" else _TestedFleet(self._fleet)
+        stores: _Stores = _SparkStores() if oracle == "spark" else _TestedFleet(self._fleet)
         case.run(self._new_folder(), stores, fed, without, lambda _, rows, __: expected.append(rows))
         for seed in self._seeds if seeds is None else seeds:
             faults = Faults(seed, len(fed), kills=kills, repeats=repeats, reorders=reorders)
