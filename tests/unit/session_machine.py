@@ -16,8 +16,7 @@ from coordinator.model.schema import ROW_COLUMN, Accumulator, Field, OperatorKin
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.session_windows import SessionShard
-from tests.unit.operator_machine import OperatorMachine
-from tests.unit.shard_machine import read_frozen
+from tests.unit.shard_machine import OperatorMachine, read_frozen
 
 K = AccumulatorKind
 SECOND = 1_000_000

@@ -14,7 +14,7 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.type_names import list_type
 from store_actors.engine.table import GroupTable
-from tests.unit.grouped_rows import Rows, aggregate_parts, batch_of, combined_or_not, schema_of
+from tests.unit.accumulator_inputs import Rows, aggregate_parts, batch_of, combined_or_not, schema_of
 
 K = AccumulatorKind
 #: Coupons of 0, 1 and 2, and of 'ab' repeated 1 to 39 times, in order of their bits, as Spark 3.5 has them.
@@ -34,16 +34,17 @@ UNION = bytes.fromhex(
 )
 
 
-def sketch_of(type_name: str, lg_k: int) -> StateSchema:
+def of_kind(kind: AccumulatorKind, type_name: str, **options: Any) -> StateSchema:
     state, result = Field("s", list_type("int32"), False), Field("s", "binary", False)
-    accumulator = Accumulator(K.HLL_SKETCH, ("v0",), (state,), result=(result,), options={"lg_k": lg_k})
-    return schema_of(accumulator, types=[type_name])
+    return schema_of(Accumulator(kind, ("v0",), (state,), result=(result,), options=options), types=[type_name])
+
+
+def sketch_of(type_name: str, lg_k: int) -> StateSchema:
+    return of_kind(K.HLL_SKETCH, type_name, lg_k=lg_k)
 
 
 def union_of(*, may_differ: bool) -> StateSchema:
-    state, result = Field("s", list_type("int32"), False), Field("s", "binary", False)
-    options = {"lg_k": 12, "may_differ": may_differ}
-    return schema_of(Accumulator(K.HLL_UNION, ("v0",), (state,), result=(result,), options=options), types=["binary"])
+    return of_kind(K.HLL_UNION, "binary", lg_k=12, may_differ=may_differ)
 
 
 def sketch(type_name: str, values: list[Any], lg_k: int, *, combined: bool = False, parts: int = 1) -> bytes:
