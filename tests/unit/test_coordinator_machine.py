@@ -33,7 +33,7 @@ from coordinator.model.load_plans import LoadPlan
 from coordinator.model.stored_json import from_json
 from coordinator.placement.lease_placer import StayElseLocal
 from coordinator.storage.memory import MemoryObjectStore
-from tests.unit.ledger_harness import ROOT, FakeFleetView, actor, data_of, entry, task
+from tests.unit.ledger_harness import ROOT, FakeFleetView, actor, data_of, entry, snapshot_of, task
 
 STORES = (DEFAULT_STORE, "names")
 PARTITIONS = (0, 1)
@@ -401,18 +401,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
         if commit.shard not in self.model.chains:
             return
         self.serial += 1
-        snapshot = SnapshotEntry(
-            commit.partition_id,
-            commit.version,
-            commit.attempt_id,
-            f"{self.serial}.snapshot",
-            1,
-            2,
-            3,
-            0,
-            5,
-            commit.store_name,
-        )
+        snapshot = snapshot_of(commit, f"{self.serial}.snapshot")
         self.files[snapshot.file] = self.model.rows_of.get(commit.file, {})
         self.snapshots.append(snapshot)
         assert self.answer(who, lambda ledger: ledger.decide_snapshot(snapshot)) is self.model.snapshot(snapshot)

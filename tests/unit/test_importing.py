@@ -25,8 +25,7 @@ from store_actors.client.fleet_client import FleetAddress
 from store_actors.messages.requests import ApplyRequest
 from store_actors.operators.join_schema import join_schema
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, counts, rows
-from tests.unit.ledger_harness import actor, entry
-from tests.unit.ledger_query import SHARDS, LedgerQuery
+from tests.unit.ledger_harness import SHARDS, LedgerQuery, actor, entry
 
 STATE = pa.table({"v": ["a", "b"], "n": [5, 7]}, schema=SCHEMA.row_schema())
 

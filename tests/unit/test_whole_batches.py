@@ -9,8 +9,7 @@ from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import StateMismatchError
 from coordinator.model.stored_json import from_json
-from tests.unit.ledger_harness import actor, entry, task
-from tests.unit.ledger_query import SHARDS, LedgerQuery
+from tests.unit.ledger_harness import SHARDS, LedgerQuery, actor, entry, task
 
 
 def test_a_batch_that_ran_on_some_shards_is_refused_by_the_first_task_of_the_next_and_after_every_restart() -> None:
