@@ -28,7 +28,7 @@ from spark_jobs.plan.keys import KeyTree
 from spark_jobs.plan.spark_version import SPARK
 from store_actors.client.state_store import StateStore
 from store_actors.keyed.shard import KeyedShard
-from tests.unit.session_calls import answer
+from tests.unit.keyed_fleet import answer
 
 NONE, PROCESSING, EVENT = (
     GroupStateTimeout.NoTimeout,

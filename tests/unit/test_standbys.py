@@ -21,8 +21,7 @@ from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
 from tests.unit.aggregation_fleet import AggregationFleet, counts, rows
-from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet
-from tests.unit.shard_transfer import store_id, transfer_shard
+from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet, store_id, transfer_shard
 
 
 class FakeMethod:

@@ -15,8 +15,7 @@ from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
 from store_actors.serving.readable_rows import _IDLE_S
 from tests.unit.aggregation_fleet import AggregationFleet, counts, rows
-from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet
-from tests.unit.shard_transfer import offer_of, pieces, store_id, transfer_shard
+from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet, offer_of, pieces, store_id, transfer_shard
 
 
 class Move:

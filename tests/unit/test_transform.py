@@ -38,7 +38,7 @@ from store_actors.engine.versions import CHANGE_COLUMN, UPDATED
 from store_actors.keyed.shard import KeyedShard
 from store_actors.messages.requests import StoreSpec
 from store_actors.serving.evolution import evolve
-from tests.unit.session_calls import answer
+from tests.unit.keyed_fleet import answer
 
 KEY = T.StructType().add("k", T.StringType())
 ROWS = T.StructType().add("k", T.StringType()).add("v", T.LongType())
