@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from coordinator.ledger.rescaling import BatchShards
 from coordinator.ledger.state_ledger import AcceptedCommits, LeaseGrant
 from coordinator.model.commits import CommitEntry, PartitionCommit, SnapshotEntry
-from coordinator.model.identities import ActorLocation, StateStoreId, StateStoreProviderId, TaskIdentity
+from coordinator.model.identities import StateStoreId, StateStoreProviderId, TaskIdentity
 from coordinator.model.load_plans import InstancePlans, LoadPlans
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.state_metadata import StateMetadata
@@ -25,8 +25,8 @@ from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
 from tests.clocks import LaterClock
 from tests.unit.rescaled_query import SUMS, random_sums, row_counts, rows_of_shard
+from tests.unit.service_harness import HERE
 
-HERE = ActorLocation("a", "a-1", "node", "host", 1)
 Answer = TypeVar("Answer")
 #: The fleets whose loops run.
 RUNNING = set["RunningFleet"]()

@@ -20,9 +20,9 @@ from coordinator.service.coordinator import Coordinator
 from coordinator.storage.counted import CountedObjectStore, StorageStats
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.serving.metrics import COUNTERS, StoreMetrics, store_samples
-from tests.unit.coordinator_requests import METADATA, SHARDS, commit_of, lease_all_shards
 from tests.unit.ledger_harness import actor, task
 from tests.unit.observed_objects import ObservedObjectStore
+from tests.unit.service_harness import METADATA, SHARDS, commit_of, lease_all_shards
 
 
 def values(samples: Iterable[Sample]) -> dict[tuple[str, ...], float]:

@@ -8,16 +8,11 @@ from coordinator.ledger.rescaling import BatchShards
 from coordinator.ledger.state_ledger import AcceptedCommits, LeaseGrant
 from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import FencedError, StateMismatchError, StateStoreError
-from coordinator.model.maintenance import Maintenance
 from coordinator.model.watermarks import Watermarks
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
-from tests.unit.coordinator_requests import METADATA, SHARDS, commit_of, lease_all_shards
 from tests.unit.ledger_harness import actor, task
-
-
-def coordinator_over(store: MemoryObjectStore) -> Coordinator:
-    return Coordinator("memory://", store, Maintenance(), "node")
+from tests.unit.service_harness import METADATA, SHARDS, commit_of, coordinator_over, lease_all_shards
 
 
 async def committed(
@@ -118,7 +113,7 @@ async def test_commits_that_come_in_one_call_are_counted_or_refused_each_by_itse
 async def test_a_restarted_coordinator_learns_from_commits_which_store_actors_live() -> None:
     coordinator = coordinator_over(store := MemoryObjectStore())
     first = all_piggybacked(await following(coordinator, await lease_all_shards(coordinator), 1))
-    restarted = Coordinator("memory://", store, Maintenance(), "node")
+    restarted = coordinator_over(store)
     assert (await restarted.status())["store_actors"] == []
     assert all_piggybacked(await following(restarted, first, 2))
     assert [row["actor_name"] for row in (await restarted.status())["store_actors"]] == [actor("a").actor_name]

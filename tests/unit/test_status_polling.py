@@ -12,14 +12,12 @@ from coordinator.ledger.rescaling import BatchShards
 from coordinator.ledger.state_ledger import AcceptedCommits
 from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import FencedError
-from coordinator.model.maintenance import Maintenance
 from coordinator.runtime.runtime import MachineClock, now_ms
-from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.telemetry.batch_times import PHASES, phases
 from coordinator.telemetry.state_record import StateRecord
-from tests.unit.coordinator_requests import METADATA, SHARDS, commit_of, lease_all_shards
 from tests.unit.ledger_harness import ENTRY, actor, task
+from tests.unit.service_harness import METADATA, SHARDS, commit_of, coordinator_over, lease_all_shards
 
 
 class WatchedCoordinator:
@@ -30,7 +28,7 @@ class WatchedCoordinator:
         self.started()
 
     def started(self) -> None:
-        self.coordinator = Coordinator("memory://", self.store, Maintenance(), "node")
+        self.coordinator = coordinator_over(self.store)
 
     async def query(self) -> dict[str, Any]:
         (query,) = (await self.coordinator.status_details())["queries"]
