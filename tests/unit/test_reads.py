@@ -64,7 +64,7 @@ class ReadingProcess:
         def look(ledger: Any) -> Any:
             return read_view(ledger, CREATED, committed(ledger, CREATED), WantedView(version))
 
-        view = self.fleet.coordinator._do(self.fleet.coordinator._writer.read(look))
+        view = self.fleet.coordinator.read(look)
         store_id = StateStoreId(view.root, 0, 0, DEFAULT_STORE)
         return ReadRequest(store_id, view.versions[0], view.attempts[0], FORM, **options)
 

@@ -275,7 +275,7 @@ def test_rows_of_a_parent_in_memory_are_used_only_of_the_version_that_is_taken_o
     query.apply(random_sums(chance, 0), 0, store)
     store_id = query.fleet.coordinator.lease(query.task(0), "a").lease.store_id
     query.rescale(4)
-    loading: LoadPlans = query.submit(lambda ledger: ([], ledger.load_plans(query.layout.first_partition, 1)))
+    loading: LoadPlans = query.fleet.coordinator.read(lambda ledger: ledger.load_plans(query.layout.first_partition, 1))
     origin = loading.plans[DEFAULT_STORE].origin
     assert origin is not None
     (parent,) = origin.parents
