@@ -203,33 +203,6 @@ def test_parts_that_no_checkpoint_names_are_pruned_and_no_others() -> None:
     writer.check()
 
 
-def test_a_checkpoint_that_was_being_written_when_the_log_was_read_again_does_no_harm() -> None:
-    objects = LogObjects()
-    writer = LogWriter(objects)
-    writer.batches(4)
-    plan = writer.log.plan_checkpoint(writer.ledger)
-    writer.batches(1)
-    # Another coordinator's record made this coordinator read the log again while its checkpoint was being written.
-    writer.ledger = writer.log.load()
-    writer.log.write_checkpoint(plan)
-    writer.batches(3)
-    writer.checkpoint()
-
-
-def test_a_checkpoint_of_another_coordinator_with_the_same_number_is_kept() -> None:
-    objects = LogObjects()
-    first, second = LogWriter(objects), None
-    first.batches(4)
-    second = LogWriter(objects)
-    first.checkpoint()
-    body = second.checkpoint()
-    for writer in (first, second):
-        assert data_of(writer.ledger) == data_of(first.ledger)
-    assert {part["file"] for part in body["parts"]} <= set(objects.parts_put())
-    first.batches(1)
-    first.checkpoint()
-
-
 OTHER_PARTS = [
     seal({"seq": 3, "ledger": StateLedger(ROOT).to_json(), "parts": parts}) for parts in (7, "text", [7], None, [{}])
 ]

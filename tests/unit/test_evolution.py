@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from decimal import Decimal
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -315,12 +315,6 @@ class EvolvingQuery(AggregationFleet):
         assert emitted.schema.names == of.row_schema().names
         return rows_by_key(emitted)
 
-    def deploy(self, batch: int, of: StateSchema) -> None:
-        """Start a run that reads its shard and fails before it commits anything."""
-        request = self.request(batch, "failed", of)
-        with pytest.raises(AttributeError):
-            self.store.apply(request, cast(Any, None))
-
     def all(self, of: StateSchema, version: int) -> dict[str, tuple[Any, ...]]:
         """Return the rows of a version as another process reads them from the files."""
         store_id = self.request(version, "reader", of).lease.store_id
@@ -386,30 +380,6 @@ def test_a_state_without_fingerprints_continues_unchanged_and_refuses_changes() 
     with pytest.raises(StateMismatchError, match="does not say what its columns mean"):
         query.run(3, "run-4", schema(SUM, COUNT), a=1)
     assert same_state(old, new)
-
-
-# -- a deploy that is taken back ---------------------------------------------------------------------------------------
-
-
-def test_a_widened_type_that_is_taken_back_before_a_commit_binds_no_query() -> None:
-    narrow, wide = schema(COUNT, SMALL_MIN), schema(COUNT, MIN)
-    query = EvolvingQuery(narrow)
-    query.run(0, "run-1", narrow, a=5)
-    query.deploy(1, wide)
-    assert query.run(1, "run-2", narrow, a=4) == {"a": (2, 4)}
-    assert query.run(2, "run-3", wide, a=3) == {"a": (3, 3)}
-    with pytest.raises(StateMismatchError, match="cannot become int32"):
-        query.run(3, "run-4", narrow, a=3)
-
-
-def test_a_first_deploy_that_committed_nothing_binds_no_query() -> None:
-    wide, narrow = schema(COUNT, MIN), schema(SMALL_MIN)
-    query = EvolvingQuery(wide)
-    query.deploy(0, wide)
-    assert query.run(0, "run-1", narrow, a=4) == {"a": (4,)}
-    query.store = query.new_store()
-    assert query.run(1, "run-1", narrow, a=3) == {"a": (3,)}
-    assert query.all(narrow, 2) == {"a": (3,)}
 
 
 async def test_a_query_that_is_taken_back_is_not_refused_before_it_starts() -> None:
