@@ -93,11 +93,8 @@ def test_local_machines_are_started_as_those_on_aws() -> None:
 
 def test_the_autoscaler_that_knows_local_machines_is_asked_for() -> None:
     assert LOCAL["provider"]["type"] == "local"
-    assert (
-        (ROOT / "cluster-local.yaml")
-        .read_text()
-        .startswith("# `RAY_UP_enable_autoscaler_v2=0 ray up cluster-local.yaml`")
-    )
+    text = (ROOT / "cluster-local.yaml").read_text()
+    assert text.startswith("# `RAY_UP_enable_autoscaler_v2=0 ray up cluster-local.yaml`")
 
 
 def test_machines_of_google_cloud_are_started_as_those_on_aws() -> None:

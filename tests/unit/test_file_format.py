@@ -63,35 +63,32 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "fleet"
 
 
-def newest(folder: Path, kind: str) -> Path:
-    return sorted((folder / "s").glob(kind))[-1]
+KINDS = pytest.mark.parametrize("kind", ["metadata.json", "manifest/*", "checkpoints/*", "parts/*"])
 
 
-@pytest.mark.parametrize(
-    ("kind", "field"),
-    [("metadata.json", "format_version"), ("manifest/*", "format"), ("checkpoints/*", "format"), ("parts/*", "format")],
-)
-def test_a_file_of_a_later_format_is_refused_by_name(folder: Path, kind: str, field: str) -> None:
-    file = newest(folder, kind)
-    file.write_bytes(seal({**unseal(file.read_bytes()), field: FORMAT + 1, "unheard": "of"}))
+def with_format(state: Path, kind: str, number: int | None) -> Path:
+    """Give the newest file of a kind another number of its format, or none."""
+    file = sorted(state.glob(kind))[-1]
+    body, field = unseal(file.read_bytes()), "format_version" if kind == "metadata.json" else "format"
+    del body[field]
+    file.write_bytes(seal(body if number is None else {**body, field: number, "unheard": "of"}))
+    return file
+
+
+@KINDS
+def test_a_file_of_a_later_format_is_refused_by_name(folder: Path, kind: str) -> None:
+    file = with_format(folder / "s", kind, FORMAT + 1)
     with pytest.raises(NewerFormatError, match=f"later release.*{file.name}.*format=`{FORMAT + 1}`"):
         attach(f"file://{folder}", offline=True).state("s").versions()
 
 
-@pytest.mark.parametrize("kind", ["metadata.json", "manifest/*", "checkpoints/*", "parts/*"])
+@KINDS
 @pytest.mark.parametrize("number", [FORMAT - 1, 0, None])
 def test_a_file_of_an_earlier_format_is_refused_by_name(folder: Path, kind: str, number: int | None) -> None:
-    file = newest(folder, kind)
-    body = unseal(file.read_bytes())
-    field = "format_version" if "format_version" in body else "format"
-    del body[field]
-    file.write_bytes(seal(body if number is None else {**body, field: number}))
+    file, objects = with_format(folder / "s", kind, number), open_object_store(f"file://{folder}")
     says = f"before its first release.*{file.name}.*format=`{1 if number is None else number}` known=`{FORMAT}`"
     with pytest.raises(CorruptStateError, match=says):
-        ManifestLog(open_object_store(f"file://{folder}"), "s", "reader").check_file(
-            f"s/{file.relative_to(folder / 's')}"
-        )
-    objects = open_object_store(f"file://{folder}")
+        ManifestLog(objects, "s", "reader").check_file(str(file.relative_to(folder)))
     damages = check_files(objects, files_of(objects, "s"), lambda size: None).damages
     assert any("which no release wrote" in damage.problem for damage in damages), damages
 
@@ -111,8 +108,7 @@ def _without_a_record(folder: Path) -> None:
 
 
 def _of_a_later_format(folder: Path) -> None:
-    file = folder / "bad/metadata.json"
-    file.write_bytes(seal({**unseal(file.read_bytes()), "format_version": FORMAT + 1}))
+    with_format(folder / "bad", "metadata.json", FORMAT + 1)
 
 
 def _nothing_but_cut_metadata(folder: Path) -> None:
