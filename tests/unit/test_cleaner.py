@@ -71,33 +71,6 @@ async def test_a_commit_that_hangs_on_its_way_to_the_log_is_not_counted_after_it
     assert not new.writer.ledger.decide_discard([commit.file]), "the shard has gone beyond it"
 
 
-@pytest.mark.parametrize("hangs", ["list", "delete"])
-async def test_a_coordinator_that_sleeps_while_it_cleans_deletes_nothing_that_its_successor_counts(hangs: str) -> None:
-    old, new, objects, gated = await two_coordinators(hangs)
-    objects.put("s/0/0/1-0f.delta", b"of a failed attempt")
-    first = await new.commit("run-1", 0)
-    await asyncio.sleep(1.1 * GRACE_S)
-    gated.gate.clear()
-    cleaning = asyncio.create_task(old.clean())
-    await wait_for_event(gated.reached)
-    await new.commit("run-2", 1)
-    third = await new.commit("run-3", 1)  # replays the batch: the second's file is not needed any more
-    gated.gate.set()
-    assert "s/0/0/1-0f.delta" in await cleaning
-    stored = {info.path for info in objects.list("s/0")}
-    assert read_again(objects) == {first.file, third.file}
-    assert {first.file, third.file} <= stored
-
-
-async def test_a_coordinator_that_does_not_know_its_successor_cleans_by_the_successors_log() -> None:
-    old, new, objects, _ = await two_coordinators()
-    files = [(await new.commit(f"run-{batch}", batch)).file for batch in range(3)]
-    objects.put("s/0/0/9-0f.delta", b"of a failed attempt")
-    await asyncio.sleep(1.1 * GRACE_S)
-    assert await old.clean() == ["s/0/0/9-0f.delta"]
-    assert [info.path for info in objects.list("s/0")] == files
-
-
 async def test_files_that_may_be_deleted_are_deleted_together() -> None:
     old, _, objects, gated = await two_coordinators()
     files = [f"s/0/0/{version}-0f.delta" for version in range(1, 200)]
