@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable
 
 import pytest
 from msgspec import structs
@@ -21,6 +22,7 @@ from coordinator.model.errors import (
 )
 from coordinator.model.file_format import FORMAT
 from coordinator.model.maintenance import Maintenance
+from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import check_files, files_of, state_names
 from tests.unit.service_harness import CREATED, ServiceHarness
@@ -150,32 +152,28 @@ async def test_a_state_with_branches_is_not_dropped_and_a_dropped_branch_frees_w
     assert remaining(objects) == remaining(objects, "what_if") == set()
 
 
-async def test_a_folder_that_was_deleted_by_hand_is_noticed_and_nothing_is_written_into_it(
-    caplog: pytest.LogCaptureFixture,
+#: What is asked first for a query of another checkpoint: by the driver that builds it, or starts it.
+FIRST_CALLS: dict[str, Callable[[Coordinator], Awaitable[object]]] = {
+    "check_state": lambda coordinator: coordinator.check_state(structs.replace(CREATED, query_id="another")),
+    "describe_state": lambda coordinator: coordinator.describe_state("s"),
+    "check_start": lambda coordinator: coordinator.check_start("s", "", "append"),
+}
+
+
+@pytest.mark.parametrize("call", FIRST_CALLS)
+async def test_a_folder_that_was_deleted_by_hand_is_noticed_by_the_next_query_and_nothing_is_written_into_it(
+    call: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     service, objects = await after_batches(2)
     await service.coordinator.branch("s", "what_if", 1)
     await service.end("run-1")
+    with pytest.raises(StateMismatchError, match=r"belongs to another query.*`statefleet drop` frees the name"):
+        await service.coordinator.check_start("s", "", "update")
     delete_folders(objects, "s", "what_if")
-    await service.coordinator.check_state(structs.replace(CREATED, query_id="another"))
+    assert await FIRST_CALLS[call](service.coordinator) is None
     assert "the folder of a state was deleted" in caplog.text
     assert await service.coordinator.reassigned("s", "a", [0]) == [0]
     assert objects.list("s") == objects.list("what_if") == []
-    await service.commit("run-2", 0, query="another")
-    assert await service.version() == 1
-
-
-@pytest.mark.parametrize("is_built", [True, False])
-async def test_a_query_of_another_checkpoint_begins_where_a_folder_was_deleted_by_hand(is_built: bool) -> None:
-    service, objects = await after_batches(1)
-    await service.end("run-1")
-    with pytest.raises(StateMismatchError, match=r"belongs to another query.*`statefleet drop` frees the name"):
-        await service.coordinator.check_start("s", "", "update")
-    delete_folders(objects, "s")
-    if is_built:
-        assert await service.coordinator.describe_state("s") is None
-    else:
-        await service.coordinator.check_start("s", "", "append")
     await service.commit("run-2", 0, query="another")
     assert await service.version() == 1
 
