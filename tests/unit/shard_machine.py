@@ -58,7 +58,8 @@ class ShardMachine(RuleBasedStateMachine):
         #: Rows of each version, by the serial number of the history that made it.
         self._noted: dict[int, pa.Table] = {}
         self._views, self._viewed = Views(), None
-        self._frozen: Frozen | None = None
+        #: What is not read yet of the frozen shard, if there is one.
+        self._frozen: Any = None
         self._then: list[str] = []
         self._read: list[str] = []
         self._small_pool = versions._SMALL_POOL
@@ -80,7 +81,6 @@ class ShardMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._frozen is not None)
     @rule(pieces=st.integers(1, 3))
     def read_some(self, pieces: int) -> None:
-        assert self._frozen is not None
         for _ in range(pieces):
             make_tables = next(self._frozen, None)
             if make_tables is None:
@@ -92,7 +92,6 @@ class ShardMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._frozen is not None)
     @rule()
     def stop_reading(self) -> None:
-        assert self._frozen is not None
         self._frozen.close()
         self._frozen = None
 
