@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import operator
+from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Decimal, localcontext
 from typing import Any
 
@@ -115,7 +116,9 @@ DECIMALS = st.decimals(-(10**6), 10**6, places=3)
 @given(st.lists(st.tuples(DECIMALS, DECIMALS), min_size=1))
 def test_decimals_are_rounded_to_the_type_of_the_result(pairs: list[tuple[Decimal, Decimal]]) -> None:
     left, right = (pa.array(part, pa.decimal128(10, 3)) for part in zip(*pairs, strict=True))
-    operations = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": lambda a, b: a / b if b else None}
+    operations: dict[str, Callable[[Any, Any], Any]] = {
+        "+": operator.add, "-": operator.sub, "*": operator.mul, "/": lambda a, b: a / b if b else None,
+    }  # fmt: skip
     for op, compute in operations.items():
         expected = []
         for a, b in pairs:
