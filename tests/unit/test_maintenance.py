@@ -12,7 +12,7 @@ from coordinator.ledger.records import Record, RunStarted
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
-from coordinator.model.errors import CorruptStateError, InvalidRequestError
+from coordinator.model.errors import CorruptStateError
 from coordinator.model.identities import StateStoreId
 from coordinator.runtime.runtime import MachineClock
 from coordinator.storage.memory import MemoryObjectStore
@@ -42,20 +42,6 @@ def test_a_snapshot_is_written_once_enough_deltas_have_piled_up() -> None:
     assert (fleet.store.metrics.snapshots_loaded, fleet.store.metrics.deltas_loaded) == (1, 1)
 
 
-def test_a_damaged_or_missing_snapshot_is_passed_over() -> None:
-    fleet = filled(6, (2, 5))
-    older, newest = files(fleet, ".snapshot")
-    content = fleet.objects.get(newest)
-    fleet.objects.put(newest, content[:-20])
-    assert restarted(fleet).apply(6, "a") == {"a": 7}
-    assert (fleet.store.metrics.snapshots_skipped, fleet.store.metrics.snapshots_loaded) == (1, 1)
-    fleet.objects.delete(newest)
-    fleet.objects.put(older, b"nothing")
-    assert restarted(fleet).apply(7, "a") == {"a": 8}
-    assert (fleet.store.metrics.snapshots_skipped, fleet.store.metrics.snapshots_loaded) == (2, 0)
-    assert fleet.store.metrics.deltas_loaded == 7
-
-
 def test_a_damaged_delta_is_named_with_what_can_still_be_read() -> None:
     fleet = filled(6, (2,))
     (delta,) = [path for path in files(fleet, ".delta") if "/4-" in path]
@@ -63,21 +49,6 @@ def test_a_damaged_delta_is_named_with_what_can_still_be_read() -> None:
     with pytest.raises(CorruptStateError, match=rf"{delta}.*partition=`0` version=`4` readable_up_to_version=`3`"):
         stored_rows(fleet.store, SHARD, 6, SCHEMA)
     assert counts(stored_rows(fleet.store, SHARD, 3, SCHEMA)) == {"a": 3, "b": 1}
-
-
-def test_truncation_keeps_the_newest_snapshot_that_covers_the_retained_versions() -> None:
-    fleet = filled(12, (3, 6, 9, 12))
-    assert fleet.coordinator.truncate(5) == {(0, "default"): 6}  # versions 8 to 12 need the snapshot at 6
-    assert fleet.coordinator.truncate(5) == {}
-    assert counts(stored_rows(fleet.store, SHARD, 8, SCHEMA)) == {"a": 8, "b": 1}
-    assert counts(stored_rows(fleet.store, SHARD, 6, SCHEMA)) == {"a": 6, "b": 1}
-    with pytest.raises(InvalidRequestError, match="oldest=`6`"):
-        stored_rows(fleet.store, SHARD, 5, SCHEMA)
-    unreferenced = set(files(fleet, "")) - fleet.coordinator.referenced()
-    assert sorted(int(path.split("/")[-1].split("-")[0]) for path in unreferenced) == [1, 2, 3, 3, 4, 5]
-    for path in unreferenced:
-        fleet.objects.delete(path)
-    assert restarted(fleet).apply(12, "a") == {"a": 13}
 
 
 def test_a_shard_whose_snapshot_fails_by_any_error_is_reported_and_the_others_get_theirs() -> None:

@@ -66,15 +66,6 @@ async def test_a_batch_whose_base_is_not_on_every_shard_is_refused_though_its_le
         assert isinstance(await committed(coordinator, grant, 2), AcceptedCommits)
 
 
-async def test_a_lease_that_came_with_a_commit_is_worth_nothing_once_another_run_has_the_state() -> None:
-    coordinator = coordinator_over(MemoryObjectStore())
-    previous = all_piggybacked(await following(coordinator, await lease_all_shards(coordinator), 1))
-    newer = await lease_all_shards(coordinator, "run-2", 1)
-    for grant in previous:
-        assert isinstance(await committed(coordinator, grant, 2), FencedError)
-    await following(coordinator, newer, 2)
-
-
 async def test_no_lease_comes_with_an_answer_that_is_repeated_or_goes_to_a_store_actor_that_is_lost() -> None:
     coordinator = coordinator_over(MemoryObjectStore())
     grants = await lease_all_shards(coordinator)
