@@ -44,20 +44,6 @@ from tests.unit.faults import memory_exhausted
 from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet, counts
 
 
-def test_a_batch_reads_its_version_and_commits_the_next() -> None:
-    fleet = KeyedFleet()
-    assert fleet.write(0, a=1, b=2) == 1
-    session = fleet.open(1)
-    assert fleet.call(session, "get", ("a",)) == {"n": 1}
-    fleet.put(session, a=5)
-    assert fleet.call(session, "remove_key", ("b",)) == 1
-    assert fleet.stores.commit(session) == 2
-    assert fleet.stores.commit(session) == 2, "a lost answer is repeated"
-    assert fleet.read(2) == [{"k": "a", "n": 5}]
-    assert fleet.read(1) == [{"k": "a", "n": 1}, {"k": "b", "n": 2}]
-    assert fleet.read(0) == []
-
-
 def test_an_aborted_session_leaves_nothing() -> None:
     fleet = KeyedFleet({"a": 1})
     session = fleet.open(1)

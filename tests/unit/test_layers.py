@@ -63,10 +63,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "model": ("coordinator.model",),
     "import names": ("statefleet.import_names",),
 }
-#: Rooms of the products: what may import them is above them in the list.
-PRODUCTS = ("testing", "the dashboard", "reads", "migration")
-#: Rooms of the core, whose code knows no product.
-CORE = tuple(room for room in ROOMS if list(ROOMS).index(room) > list(ROOMS).index("migration"))
 #: Rooms beside each other: neither imports the other, regardless of their order above.
 BESIDE = (
     ("operators", "keyed stores"),
@@ -160,12 +156,6 @@ def test_a_room_imports_only_from_those_below_it(room: str) -> None:
             assert imported_room is None or order.index(imported_room) >= order.index(room), (
                 f"{name} imports {imported}"
             )
-
-
-@pytest.mark.parametrize("room", CORE)
-def test_the_core_knows_no_product(room: str) -> None:
-    for name in (module for module in MODULES if room_of(module) == room):
-        assert not {room_of(imported) for imported in IMPORTS[name]} & {*PRODUCTS, "front door"}, name
 
 
 @pytest.mark.parametrize(("left", "right"), BESIDE)

@@ -14,9 +14,9 @@ from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.errors import CorruptStateError
 from coordinator.model.identities import StateStoreId
-from coordinator.runtime.runtime import MachineClock
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
+from tests.clocks import LaterClock
 from tests.stored_shards import stored_rows
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, counts, filled
 
@@ -133,17 +133,9 @@ def test_pinned_files_are_let_go_after_their_time() -> None:
 # -- a coordinator that slept --------------------------------------------------------------------------------------
 
 
-class SteppedClock(MachineClock):
-    def __init__(self) -> None:
-        self.passed_s = 0.0
-
-    def elapsed_s(self) -> float:
-        return self.passed_s
-
-
 async def test_a_coordinator_that_slept_reads_the_log_before_it_answers_or_appends() -> None:
     store = MemoryObjectStore()
-    clock = SteppedClock()
+    clock = LaterClock()
 
     def bump(ledger: StateLedger) -> tuple[list[Record], int]:
         return [RunStarted(f"r{ledger.epoch}", "q", 0, ledger.epoch + 1)], ledger.epoch + 1
@@ -159,7 +151,7 @@ async def test_a_coordinator_that_slept_reads_the_log_before_it_answers_or_appen
     assert await sleeper.read(lambda ledger: ledger.epoch) == 131
     for _ in range(130):
         await successor.decide(bump)
-    clock.passed_s = 1000.0
+    clock.later_s = 1000.0
     # Its next sequence number was used and cleaned: a record appended there would be accepted and never read.
     for old in pruned(store):
         store.delete(old.path)
@@ -173,12 +165,12 @@ async def test_a_coordinator_that_slept_reads_the_log_before_it_answers_or_appen
 class Slow(MemoryObjectStore):
     """Every record that is read takes 10 s of a clock's time."""
 
-    def __init__(self, clock: SteppedClock) -> None:
+    def __init__(self, clock: LaterClock) -> None:
         super().__init__()
         self._clock, self.lists = clock, 0
 
     def get(self, path: str) -> bytes:
-        self._clock.passed_s += 10
+        self._clock.later_s += 10
         return super().get(path)
 
     def list(self, prefix: str) -> list[ObjectInfo]:
@@ -187,7 +179,7 @@ class Slow(MemoryObjectStore):
 
 
 async def test_a_log_that_takes_longer_to_read_than_a_ledger_may_be_old_is_read_once() -> None:
-    clock = SteppedClock()
+    clock = LaterClock()
     store = Slow(clock)
 
     def bump(ledger: StateLedger) -> tuple[list[Record], int]:
@@ -205,7 +197,7 @@ async def test_a_log_that_takes_longer_to_read_than_a_ledger_may_be_old_is_read_
     # A ledger that fell behind the cleaned log is read again before an append or an answer.
     for _ in range(120):
         await writer.decide(bump)
-    clock.passed_s += 1000
+    clock.later_s += 1000
     for old in pruned(store):
         store.delete(old.path)
     assert await slow.read(lambda ledger: ledger.epoch) == 141

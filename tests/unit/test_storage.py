@@ -89,19 +89,6 @@ class TestContract:
         assert store.list("") == []
 
 
-class Overwriting(MemoryObjectStore):
-    """A store without conditional puts, as some S3 look-alikes are."""
-
-    def put_if_absent(self, path: str, data: bytes) -> bool:
-        self.put(path, data)
-        return True
-
-
-def test_a_store_without_conditional_puts_is_refused() -> None:
-    with pytest.raises(StorageUnavailableError, match=r"ignores put-if-absent.*cannot tell two writers apart"):
-        probe(Overwriting())
-
-
 def test_a_fleets_folder_is_private_unless_it_existed_before(tmp_path: Path) -> None:
     created, existing = tmp_path / "above" / "made", tmp_path / "existing"
     existing.mkdir()

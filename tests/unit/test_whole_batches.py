@@ -25,23 +25,6 @@ def test_a_batch_that_ran_on_some_shards_is_refused_by_the_first_task_of_the_nex
         assert "nothing was changed" in str(refused.value)
 
 
-def test_the_remedy_works_the_batch_is_repeated_on_all_shards_and_the_query_goes_on() -> None:
-    query = LedgerQuery()
-    query.run(0, [0, 1, 2])
-    query.run(1, [1])
-    query.run(1, [0, 1, 2], run="run-2")
-    query.run(2, [0, 1, 2], run="run-2")
-    assert {shard: query.ledger.base_version(shard, 9) for shard in range(SHARDS)} == {0: 3, 1: 3, 2: 3}
-
-
-def test_a_state_older_than_the_checkpoint_is_refused() -> None:
-    query = LedgerQuery()
-    for batch in range(2):
-        query.run(batch, [0, 1, 2])
-    with pytest.raises(StateMismatchError, match="put back the checkpoint of the same time"):
-        query.begin(query.task(4, 0, "run-2"))
-
-
 def test_a_state_of_another_history_of_the_query_is_refused() -> None:
     query = LedgerQuery()
     for batch in range(3):
