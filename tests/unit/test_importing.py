@@ -46,16 +46,6 @@ def imported_by(fleet: AggregationFleet, task: TaskIdentity, table: pa.Table) ->
     return fleet.store.import_rows(request, table)
 
 
-def test_a_query_continues_from_the_imported_version() -> None:
-    fleet = AggregationFleet()
-    commit = imported(fleet)
-    assert (commit.version, commit.base_version, commit.state_rows, commit.watermark_ms) == (7, 0, 2, 40)
-    assert fleet.apply(7, "ac", "run-1") == {"a": 6, "c": 1}
-    fleet.store = fleet.new_store()
-    fleet.coordinator.restart()
-    assert fleet.apply(8, "ab", "run-2") == {"a": 7, "b": 8}
-
-
 def test_an_import_is_repeated_by_its_own_run_and_by_another_one() -> None:
     fleet = AggregationFleet()
     first = imported(fleet)

@@ -200,6 +200,7 @@ def test_a_second_writer_is_refused_and_a_retried_task_takes_over() -> None:
     with pytest.raises(FencedError):
         fleet.stores.commit(first)
     assert fleet.stores.commit(retry) == 2
+    assert fleet.stores.commit(retry) == 2, "a lost answer is repeated"
     assert fleet.read(2) == [{"k": "a", "n": 2}]
 
 
@@ -376,28 +377,6 @@ def test_other_changes_are_refused_with_both_schemas(spec: StoreSpec, reason: st
     with pytest.raises(StateMismatchError, match=rf"{reason}.*written=`k string, n int64` asked="):
         fleet.open(1, "run-1", 0, spec)
     assert fleet.write(1, a=2) == 2
-
-
-def test_snapshots_of_named_stores_are_written_beside_an_open_update_and_read() -> None:
-    fleet = KeyedFleet()
-    session = fleet.open(0, "run-1", 0, COUNTS, NAMES)
-    fleet.put(session, a=1)
-    fleet.call(session, "put_row", {"id": 7, "name": "seven"}, store="names")
-    fleet.stores.commit(session)
-    session = fleet.open(1, "run-1", 0, COUNTS, NAMES)
-    fleet.put(session, a=2, b=2)
-    fleet.stores.partitions.maintain(2)
-    assert fleet.metrics.snapshots_written == 0
-    fleet.stores.partitions.maintain(1)
-    assert fleet.metrics.snapshots_written == 2
-    fleet.stores.partitions.maintain(1)
-    assert fleet.metrics.snapshots_written == 2
-    fleet.stores.commit(session)
-    fleet.stores = fleet.new_stores()
-    assert fleet.read(1) == [{"k": "a", "n": 1}]
-    assert fleet.read(2) == [{"k": "a", "n": 2}, {"k": "b", "n": 2}]
-    assert fleet.read(1, NAMES) == [{"id": 7, "name": "seven"}]
-    assert fleet.metrics.snapshots_loaded == 3
 
 
 def test_snapshots_are_not_written_again_and_again_after_a_round_that_stored_some_of_them() -> None:

@@ -185,6 +185,23 @@ def test_pure_rules_take_no_time_chance_threads_or_io(room: str) -> None:
             assert not {imported.partition(".")[0] for imported in IMPORTS[name]} & IMPURE, name
 
 
+#: What may use the machine's clock, ids and threads directly: the runtime, object stores (which wait between attempts), and modules
+#: that no simulation has: the memory and disk of this process, and the standard error of child processes.
+OF_THE_MACHINE = (
+    "coordinator.runtime.native_notes",
+    "coordinator.runtime.runtime",
+    "coordinator.storage",
+    "store_actors.spilling",
+)
+
+
+def test_only_the_runtime_takes_time_ids_or_threads_from_the_machine() -> None:
+    for name, imported in IMPORTS.items():
+        if name.startswith(("coordinator.", "store_actors.")) and not name.startswith(OF_THE_MACHINE):
+            tops = {module.partition(".")[0] for module in imported}
+            assert not tops & {"time", "uuid", "random", "threading", "concurrent"}, name
+
+
 def test_only_shells_know_ray_and_only_spark_jobs_knows_spark() -> None:
     for name, imported in IMPORTS.items():
         tops = {module.partition(".")[0] for module in imported}

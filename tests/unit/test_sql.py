@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -128,46 +127,6 @@ def test_columns_that_a_query_does_not_need_are_not_read() -> None:
     assert states.read == {"clicks": ["x", "s"]}
     answer("select count(*) from users", states)
     assert states.read["users"] == ["k"]
-
-
-def test_random_queries_return_the_rows_of_duckdb() -> None:
-    rng = random.Random(7)
-    answered = 0
-    for _ in range(80):
-        query = _query(rng, 2)
-        try:
-            expected = rows(directly(query))
-        except duckdb.Error:
-            with pytest.raises(InvalidRequestError):
-                answer(query, States())
-            continue
-        assert rows(answer(query, States())) == expected, query
-        answered += 1
-    assert answered > 40
-
-
-def _query(rng: random.Random, depth: int) -> str:
-    """Return a random SELECT of columns of a table, now and then of a column that it does not have."""
-    table = rng.choice(["clicks", "clicks", "users"])
-    source, columns = table, TABLES[table].schema.names
-    if depth and rng.random() < 0.5:
-        source, columns = f"({_query(rng, depth - 1)}) q{depth}", ["k", "x", "s", "c", "m"]
-    if depth and rng.random() < 0.3:
-        source = f"{source} {rng.choice(['join', 'left join', 'semi join', 'anti join'])} users u{depth} using (k)"
-    column = rng.choice(columns)
-    number = rng.choice(["k", "x"])
-    selected = rng.choice(
-        [
-            "*", f"* exclude ({column})", f"{column}", f"{column} as s, k", f"k, x, {number} + 1 as c",
-            f"count(*) c, max({number}) m, min(k) k, sum(x) x", f"k, count(*) c, max({number}) m, any_value(x) x group",
-            f"columns('{column}|k')", "distinct k, x", f"k, x, row_number() over (order by k, x, {number}) c",
-        ]
-    )  # fmt: skip
-    is_grouped = selected.endswith(" group")
-    where = rng.choice(
-        ["", "", f" where {number} > 1", f" where {column} is not null", " where k in (select k from users)"]
-    )
-    return f"select {selected.removesuffix(' group')} from {source}{where}{' group by k' if is_grouped else ''}"
 
 
 @pytest.mark.parametrize(

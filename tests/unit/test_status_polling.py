@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
@@ -43,17 +42,6 @@ class WatchedCoordinator:
             entry = structs.replace(commit_of(grant, batch + 1), apply_ms=7, write_ms=9, batch_time_ms=planned_ms)
             (outcome,) = await self.coordinator.commit_partitions("clicks", [PartitionCommit((entry,))])
             assert isinstance(outcome, AcceptedCommits), outcome
-
-
-class Lines(logging.Handler):
-    """A handler that keeps the records."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[Any] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
 
 
 async def test_a_query_is_reported_as_it_is_now() -> None:
@@ -130,10 +118,8 @@ async def test_shards_are_reported_with_files_and_moves() -> None:
     assert move["reason"]
 
 
-async def test_a_slow_batch_is_explained_in_the_log_and_in_the_status() -> None:
+async def test_a_slow_batch_is_explained_in_the_log_and_in_the_status(caplog: pytest.LogCaptureFixture) -> None:
     watched = WatchedCoordinator()
-    lines = Lines()
-    logging.getLogger("coordinator.service.state_metrics").addHandler(lines)
     coordinator = watched.coordinator
     for batch in range(7):
         # Spark planned the sixth batch long before a task requested its shards; the last batch is as quick as the others.
@@ -144,9 +130,9 @@ async def test_a_slow_batch_is_explained_in_the_log_and_in_the_status() -> None:
     assert (slow["batch_id"], slow["shard"], slow["number"]) == (5, 3, 1)
     assert slow["text"].startswith("batch 5 of clicks took 9.")
     assert "9.0 s in Spark before shard 3 on" in slow["text"]
-    (record,) = lines.records
+    (record,) = (entry for entry in caplog.records if entry.name == "coordinator.service.state_metrics")
     assert record.getMessage() == slow["text"]
-    assert (record.state, record.shard, record.version, record.batch) == ("clicks", 3, 6, 5)
+    assert [vars(record)[name] for name in ("state", "shard", "version", "batch")] == ["clicks", 3, 6, 5]
     (query,) = (await coordinator.status())["queries"]
     assert query["slow_batches"] == [slow]
 
@@ -172,30 +158,27 @@ def test_times_are_kept_of_the_newest_versions_only_and_a_retry_does_not_change_
 # -- phases -------------------------------------------------------------------------------------------------------
 
 
-def batch(**changes: int | None) -> dict[str, int | None]:
-    times = {
-        "planned_ms": 1000, "asked_ms": 1300, "leased_ms": 1310, "begun_ms": 1330, "apply_ms": 50, "write_ms": 70,
-        "counted_ms": 1480, "ended_ms": 1600,
-    }  # fmt: skip
-    return {**times, **changes}
+TIMES = {
+    "planned_ms": 1000, "asked_ms": 1300, "leased_ms": 1310, "begun_ms": 1330, "apply_ms": 50, "write_ms": 70,
+    "counted_ms": 1480, "ended_ms": 1600,
+}  # fmt: skip
 
 
-def test_the_phases_of_a_batch_add_up_to_its_time() -> None:
-    times = dict(zip(PHASES, phases(batch()), strict=True))
-    assert times == {"spark": 300, "lease": 10, "hand_over": 20, "apply": 50, "write": 70, "commit": 30, "end": 120}
-    assert sum(ms for ms in times.values() if ms) == 1600 - 1000
-
-
-def test_a_lease_that_came_with_the_commit_before_takes_nothing() -> None:
-    times = phases(batch(asked_ms=None, leased_ms=None))
-    assert times == [330, None, None, 50, 70, 30, 120]
-
-
-def test_unknown_times_are_not_made_up() -> None:
-    assert phases(batch(apply_ms=None, write_ms=None, counted_ms=None)) == [300, 10, 20, None, None, None, None]
-    assert phases(batch(planned_ms=None))[0] is None
-    assert phases(dict.fromkeys(batch())) == [None] * 7
-
-
-def test_clocks_that_disagree_make_no_time_negative() -> None:
-    assert min(ms for ms in phases(batch(begun_ms=900, ended_ms=1)) if ms is not None) == 0
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # They add up to the time of the batch.
+        ({}, [300, 10, 20, 50, 70, 30, 120]),
+        # A lease that came with the commit before takes nothing.
+        ({"asked_ms": None, "leased_ms": None}, [330, None, None, 50, 70, 30, 120]),
+        # Unknown times are not made up.
+        ({"apply_ms": None, "write_ms": None, "counted_ms": None}, [300, 10, 20, None, None, None, None]),
+        ({"planned_ms": None}, [None, 10, 20, 50, 70, 30, 120]),
+        (dict.fromkeys(TIMES), [None] * 7),
+        # Clocks that disagree make no time negative.
+        ({"begun_ms": 900, "ended_ms": 1}, [300, 10, 0, 50, 70, 460, 0]),
+    ],
+)
+def test_the_phases_of_a_batch(changes: dict[str, int | None], expected: list[int | None]) -> None:
+    assert PHASES == ("spark", "lease", "hand_over", "apply", "write", "commit", "end")
+    assert phases({**TIMES, **changes}) == expected

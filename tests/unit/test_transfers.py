@@ -95,34 +95,16 @@ def test_an_abandoned_transfer_frees_its_rows() -> None:
         fleet.store.partitions.transfers.next_piece(offer.transfer_id)
 
 
-class KeyedMove:
-    """Keyed stores of a partition that another store actor is to get."""
-
-    def __init__(self) -> None:
-        self.fleet = KeyedFleet()
-        self.target_metrics = self.fleet.metrics
-        self.source = self.fleet.stores
-
-    def begin(self, batch: int) -> None:
-        self.shard = store_id(self.fleet.coordinator, batch)
-        self.target = self.fleet.new_stores()
-        self.target_metrics = self.fleet.metrics
-
-    def to_target(self) -> None:
-        self.fleet.stores = self.target
-
-
 def test_a_store_that_the_next_batch_does_not_open_is_kept() -> None:
-    move = KeyedMove()
-    fleet = move.fleet
+    fleet = KeyedFleet()
     session = fleet.open(0, "run-1", 0, COUNTS, NAMES)
     fleet.put(session, a=1)
     fleet.call(session, "put", pa.record_batch({"id": [7], "name": ["seven"]}), store="names")
     fleet.stores.commit(session)
-    move.begin(1)
-    transfer_shard(move.source, move.target, move.shard)
+    target = fleet.new_stores()
+    transfer_shard(fleet.stores, target, store_id(fleet.coordinator, 1))
     fleet.write(1, a=2)
-    move.to_target()
+    fleet.stores = target
     fleet.write(2, a=3)
     session = fleet.open(3, "run-1", 0, COUNTS, NAMES)
     assert fleet.call(session, "get", (7,), store="names") == {"name": "seven"}
@@ -131,30 +113,14 @@ def test_a_store_that_the_next_batch_does_not_open_is_kept() -> None:
 
 def test_columns_that_were_added_meanwhile_are_loaded() -> None:
     wider = StoreSpec("default", COUNTS.keys, (*COUNTS.values, Field("m", "int64")))
-    move = KeyedMove()
-    fleet = move.fleet
-    fleet.write(0, a=1)
-    move.begin(1)
-    transfer_shard(move.source, move.target, move.shard)
+    fleet = KeyedFleet({"a": 1})
+    target = fleet.new_stores()
+    transfer_shard(fleet.stores, target, store_id(fleet.coordinator, 1))
     session = fleet.open(1, "run-2", 0, wider)
     fleet.call(session, "put", pa.record_batch({"k": ["b"], "n": pa.array([2]), "m": pa.array([3])}))
     fleet.stores.commit(session)
-    move.to_target()
+    fleet.stores = target
     # Back at the copied columns: rows of the other run are read all the same.
     session = fleet.open(2, "run-3", 0, COUNTS)
     assert fleet.call(session, "get", ("b",)) == {"n": 2}
     assert fleet.call(session, "get", ("a",)) == {"n": 1}
-
-
-def test_a_writer_at_work_does_not_stop_its_partition_from_being_copied() -> None:
-    move = KeyedMove()
-    fleet = move.fleet
-    fleet.write(0, a=1)
-    session = fleet.open(1)
-    fleet.put(session, a=9, b=9)
-    move.begin(1)
-    assert transfer_shard(move.source, move.target, move.shard) == 1
-    assert fleet.stores.commit(session) == 2
-    move.to_target()
-    fleet.write(2, c=3)
-    assert fleet.read(3) == [{"k": "a", "n": 9}, {"k": "b", "n": 9}, {"k": "c", "n": 3}]

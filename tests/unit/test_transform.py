@@ -26,11 +26,9 @@ from spark_jobs.plan.keys import KeyTree
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.transform.block import Block
 from spark_jobs.transform.handle import StatefulProcessorHandle
-from spark_jobs.transform.plan import pickled_processor
 from spark_jobs.transform.processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
 from spark_jobs.transform.rows import RowForm
 from spark_jobs.transform.states import ListState, MapState, ValueState
-from spark_jobs.transform.task import load_processor
 from spark_jobs.transform.variables import TimeMode, accumulators_of, processor_stores
 from spark_jobs.transform.work import TransformWork
 from store_actors.client.state_store import StateStore
@@ -461,27 +459,6 @@ def test_grouped_data_is_called_as_pysparks(name: str) -> None:
     assert parameters(getattr(StatefulGroupedData, name)) == parameters(getattr(GroupedData, name))
 
 
-@of_pyspark_4
-def test_a_processor_of_pysparks_class_runs_as_it_is() -> None:
-    (base,) = SPARK.PROCESSOR_CLASSES
-
-    class Counter(base):  # type: ignore[misc, valid-type]
-        def init(self, handle: Any) -> None:
-            self.handle, self.n = handle, handle.getValueState("n", T.StructType().add("n", T.LongType()))
-
-        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[T.Row]:
-            self.n.update(((self.n.get() or (0,))[0] + len(list(rows)),))
-            self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 1)
-            yield T.Row(out=str(self.n.get().n), k=key[0])
-
-    processor = load_processor(pickled_processor(Counter()))
-    assert isinstance(processor, StatefulProcessor)
-    query = ProcessorQuery(processor, PROCESSING)
-    assert query.batch(("a", 1), ("a", 2), now_ms=5) == [("a", "2")]
-    # The timer of the first batch does what PySpark's class does: nothing.
-    assert query.batch(("a", 1), now_ms=9) == [("a", "3")]
-
-
 # -- refused calls --------------------------------------------------------------------------------------------------
 
 
@@ -541,9 +518,12 @@ def test_calls_that_a_handler_may_not_make_are_refused(use: Any, message: str) -
         ProcessorQuery(FunctionProcessor(init, work), PROCESSING).batch(("a", 1))
 
 
-@pytest.mark.parametrize("emitted", [None, 5, "ab", T.Row(k="a", out="b"), [("a",)], [5], [("a", 5)]])
+@pytest.mark.parametrize(
+    "emitted", [None, 5, "ab", T.Row(k="a", out="b"), [("a",)], [5], [("a", 5)], [T.Row(k="k", o="out")]]
+)
 def test_output_that_is_not_rows_of_its_columns_is_refused(emitted: Any) -> None:
-    with pytest.raises(InvalidRequestError, match=r"iterator of Rows|takes a tuple|does not fit"):
+    says = r"iterator of Rows|takes a tuple|does not fit|a Row whose fields are not its columns"
+    with pytest.raises(InvalidRequestError, match=says):
         ProcessorQuery(FunctionProcessor(lambda *_: None, lambda *_: emitted)).batch(("a", 1))
 
 
@@ -661,7 +641,7 @@ def test_values_of_the_same_batch_and_of_earlier_ones_are_read_as_rows_with_the_
     assert query.batch(("a", 0)) == [("a", "as rows")]
 
 
-def test_fields_of_rows_are_taken_by_their_names_and_others_are_refused() -> None:
+def test_fields_of_rows_are_taken_by_their_names() -> None:
     def work(self: Any, key: Any, rows: Any, times: TimerValues) -> Iterator[Any]:
         yield T.Row(out="this is out", k="this is k")
         yield T.Row("k", "out")("k", "in order")
@@ -669,12 +649,6 @@ def test_fields_of_rows_are_taken_by_their_names_and_others_are_refused() -> Non
 
     query = ProcessorQuery(FunctionProcessor(states_of, work), NONE)
     assert query.batch(("a", 1)) == [("this is k", "this is out"), ("k", "in order"), ("k", "a dict")]
-
-    def other(self: Any, key: Any, rows: Any, times: TimerValues) -> Iterator[Any]:
-        yield T.Row(k="k", o="out")
-
-    with pytest.raises(InvalidRequestError, match="a Row whose fields are not its columns"):
-        ProcessorQuery(FunctionProcessor(states_of, other), NONE).batch(("a", 1))
 
 
 @pytest.mark.parametrize(

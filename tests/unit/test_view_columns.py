@@ -111,6 +111,11 @@ def test_states_without_a_description_are_shown_as_they_are() -> None:
     assert ViewColumns.parts_of(top) == ()
 
 
+def test_a_part_of_a_state_without_parts_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="leave its name out"):
+        ViewColumns.of(GROUPS, "left")
+
+
 def test_a_tree_that_cannot_be_evaluated_is_refused() -> None:
     description = {"": {"columns": [{"name": "x", "value": {"op": "later", "args": []}}]}}
     with pytest.raises(InvalidRequestError, match="cannot be computed"):
