@@ -23,9 +23,10 @@ from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from tests.simulation.event_loop import SimulatedLoop
+from tests.simulation.keyed import Workload
 from tests.simulation.scheduler import Violation
 from tests.simulation.storage import RememberedObjects
-from tests.simulation.workload import Entry, Workload
+from tests.simulation.workload import Entry
 
 #: (shard, store)
 ActorSlot = tuple[int, str]

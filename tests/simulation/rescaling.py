@@ -18,7 +18,7 @@ NUMBERS = (None, 1, 2, 3, 4, 6)
 
 
 class RescaledWorkload(AggregationWorkload):
-    """A :class:`tests.simulation.workload.Workload`, partition by partition; no id is given twice.
+    """A workload, partition by partition; no id is given twice.
 
     Attributes
     ----------

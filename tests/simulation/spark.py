@@ -15,8 +15,8 @@ from coordinator.placement.policies import ActorSlot
 from coordinator.service.calls import unwrapped
 from coordinator.service.client import CoordinatorClient
 from store_actors.client.fleet_client import FleetClient
+from tests.simulation.keyed import Workload
 from tests.simulation.scheduler import Party, Scheduler, Violation
-from tests.simulation.workload import Workload
 
 STATE, QUERY = "s", "query"
 #: ``spark.task.maxFailures``.

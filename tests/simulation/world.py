@@ -27,13 +27,13 @@ from tests.simulation.audit import audit_log, audit_state, counted_forms, logged
 from tests.simulation.beside import Bystander, StateEnds, drop, move, rescale
 from tests.simulation.clock import ProcessClock, SimulatedClock, SimulatedIds, SimulatedThreads, Skew
 from tests.simulation.cluster import AsyncLife, Cluster, Life, SimulatedActors
-from tests.simulation.keyed import KeyedWorkload
+from tests.simulation.keyed import KeyedWorkload, Workload
 from tests.simulation.reading import Reader
 from tests.simulation.rescaling import NUMBERS, RescaledWorkload
 from tests.simulation.scheduler import Party, Scheduler, Violation
 from tests.simulation.spark import QUERY, STATE, CommitLog, Driver
 from tests.simulation.storage import RememberedObjects, SimulatedObjects
-from tests.simulation.workload import AggregationWorkload, Workload
+from tests.simulation.workload import AggregationWorkload
 
 _URI = "file:///simulated"
 #: Moments of a schedule at which faults are still injected; after that it must come to its end.
@@ -183,10 +183,15 @@ class World:
             self._move_rate = 0.1
         if rescales:
             self.fault_profile = replace(self.fault_profile, deploys=0.0)
-        kind = KeyedWorkload if (is_keyed(seed) if keyed is None else keyed) else AggregationWorkload
-        self.workload: Workload = (RescaledWorkload if rescales else kind)(
-            self.rng, 5 if moves or rescales or reads or drops else 0
-        )
+        has_keyed_stores = is_keyed(seed) if keyed is None else keyed
+        further_batches = 5 if moves or rescales or reads or drops else 0
+        self.workload: Workload
+        if rescales:
+            self.workload = RescaledWorkload(self.rng, further_batches)
+        elif has_keyed_stores:
+            self.workload = KeyedWorkload(self.rng, further_batches)
+        else:
+            self.workload = AggregationWorkload(self.rng, further_batches)
         self.scheduler = Scheduler(self.rng, self.fault_profile.stickiness)
         self.ids = SimulatedIds(random.Random(seed + 1))
         self.clock = SimulatedClock(self.scheduler, self.fault_profile.seconds_a_step)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
-from tests.simulation.many import Totals, run_many
-from tests.simulation.planted import BUGS, planted
+from tests.simulation.planted import BUGS, DROPPED, READ, READ_RESCALED, RESCALED, planted
 from tests.simulation.scheduler import NoEndError
 from tests.simulation.world import Outcome, run_seed
 
@@ -23,32 +23,33 @@ def test_a_seed_is_a_schedule() -> None:
     assert first.trace != run_seed(12).trace
 
 
+def surveyed(seeds: int, kind_of: Callable[[int], dict[str, bool]]) -> Counter[str]:
+    """Run a schedule of each seed, which must keep all that is promised; return the faults of all together."""
+    faults: Counter[str] = Counter()
+    for seed in range(seeds):
+        outcome = run_seed(seed, **kind_of(seed))
+        assert outcome.error is None, outcome.report()
+        faults += outcome.faults
+    return faults
+
+
+def kinds(faults: Counter[str]) -> set[str]:
+    return {kind.partition(".")[0] for kind in faults}
+
+
 @pytest.mark.timeout(600)
 def test_sixty_schedules_keep_every_batch_exactly_once() -> None:
-    totals = Totals()
-    for totals in run_many(range(60), jobs=1):
-        if totals.failed:
-            pytest.fail(next(iter(totals.failed.values())))
-    assert totals.schedules == 60
-    kinds = {kind.partition(".")[0] for kind in totals.faults}
-    assert kinds >= {"kill", "message", "pause", "second_driver", "storage", "zombie"}
+    faults = surveyed(60, lambda seed: {})
+    assert kinds(faults) >= {"kill", "message", "pause", "second_driver", "storage", "zombie"}
 
 
 def test_every_read_beside_the_batches_is_one_finished_version() -> None:
-    faults: Counter[str] = Counter()
-    for seed in range(15):
-        outcome = run_seed(seed, keyed=False, reads=True, moves=seed % 3 == 1, harsh=seed % 3 == 2)
-        assert outcome.error is None, outcome.report()
-        faults += outcome.faults
+    faults = surveyed(15, lambda seed: {**READ, "moves": seed % 3 == 1, "harsh": seed % 3 == 2})
     assert faults["read"] > 100
 
 
 def test_reads_beside_moves_and_rescales_are_of_the_shards_that_they_began_with() -> None:
-    faults: Counter[str] = Counter()
-    for seed in range(16):
-        outcome = run_seed(seed, keyed=False, reads=True, rescales=True, moves=seed % 3 != 2)
-        assert outcome.error is None, outcome.report()
-        faults += outcome.faults
+    faults = surveyed(16, lambda seed: {**READ_RESCALED, "moves": seed % 3 != 2})
     assert faults["read"] > 60
     assert faults["scanned_by_former_shards"] > 3
     assert faults["sink_failed"] > 1
@@ -56,22 +57,15 @@ def test_reads_beside_moves_and_rescales_are_of_the_shards_that_they_began_with(
 
 
 def test_schedules_with_rescales_keep_every_batch_exactly_once() -> None:
-    faults: Counter[str] = Counter()
-    for seed in range(20):
-        outcome = run_seed(seed, keyed=False, rescales=True)
-        assert outcome.error is None, outcome.report()
-        faults += outcome.faults
-    kinds = {kind.partition(".")[0] for kind in faults}
-    assert kinds >= {"kill", "message", "pause", "rescale_asked", "rescaled", "second_driver", "storage", "zombie"}
+    faults = surveyed(20, lambda seed: RESCALED)
+    assert kinds(faults) >= {
+        "kill", "message", "pause", "rescale_asked", "rescaled", "second_driver", "storage", "zombie"
+    }  # fmt: skip
     assert faults["rescaled"] > 60
 
 
 def test_a_state_that_is_dropped_under_its_query_is_no_part_of_the_next_one_of_its_name() -> None:
-    faults: Counter[str] = Counter()
-    for seed in range(24):
-        outcome = run_seed(seed, drops=True, moves=seed % 4 == 1, harsh=seed % 4 == 3)
-        assert outcome.error is None, outcome.report()
-        faults += outcome.faults
+    faults = surveyed(24, lambda seed: {**DROPPED, "moves": seed % 4 == 1, "harsh": seed % 4 == 3})
     assert faults["dropped"] > 15
     assert {"drop_answered", "zombie.coordinator"} <= faults.keys()
 
