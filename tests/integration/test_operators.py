@@ -1,4 +1,7 @@
-"""Every replay case on the fleet, and on Spark where it can run it; see :mod:`tests.integration.operator_cases`."""
+"""Every replay case on the fleet, and on Spark where it can run it; see :mod:`tests.integration.operator_cases`.
+
+Operators that Spark has, too, are in :mod:`tests.integration.test_random_programs`; cases of them are of what no program there has.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +17,8 @@ from tests.integration.case_systems import ALL_CASES, compare_case
 from tests.integration.streams import Feed, Run, short_list
 from tests.tasks import deltas_of
 
-#: One case of each operator, for every change; the others are replayed by a command of their own.
-SHORT_LIST = {
-    "A1 count by value, update",
-    "collect_list and collect_set, update",
-    "E1 windows, append",
-    "W1 within the watermark",
-    "SW sessions, append",
-    "CF2 limit",
-    "topN",
-    "keepLast",
-    "F1 running count",
-    "J1 inner",
-    "late rows of a join by key, one time read",
-    "late rows of dropDuplicates by a time that is no key",
-    "grouping sets, update",
-}
+#: Of each kind of case one that no random program has, for every change; the others are replayed by a command of their own.
+SHORT_LIST = {"topN", "keepLast", "late rows of a join by key, one time read", "grouping sets, update"}
 
 
 @pytest.mark.parametrize("case_name", short_list(ALL_CASES, SHORT_LIST))
