@@ -20,6 +20,7 @@ from coordinator.model.errors import InvalidRequestError, StateStoreError
 from spark_jobs.plan.spark_version import SPARK
 from statefleet.fleet import Fleet
 from tests.integration.case_systems import Inputs, configured, on_spark
+from tests.integration.comparable_results import facts
 from tests.integration.operator_cases import Operators
 from tests.integration.random_inputs import COLUMNS
 from tests.integration.random_programs import Program, program
@@ -55,6 +56,7 @@ class Side:
                 raise _SinkError(batch_id)
 
         frame = self._program.query(self._operators, self._inputs.streams())
+        self.columns = facts(frame)
         self.run = Run(
             frame,
             self._program.mode,
@@ -106,7 +108,7 @@ class Side:
 
 
 def _figures(operator: Mapping[str, Any], draft: Program) -> tuple[Any, ...]:
-    """Return the figures of an operator that both sides report alike."""
+    """Return the figures of an operator that both sides report alike, and what else they report."""
     names = ["numRowsDroppedByWatermark", "numRowsTotal", "numRowsUpdated", "numRowsRemoved"]
     if operator["operatorName"] == "symmetricHashJoin":
         # What is over as it comes Spark counts as updated and removed (docs/operators.md).
@@ -115,7 +117,7 @@ def _figures(operator: Mapping[str, Any], draft: Program) -> tuple[Any, ...]:
     kind = operator["operatorName"].replace("defaultName", "sessionWindowStateStoreSaveExec")
     if kind.startswith("session") and not draft.counts_late_sessions:
         names.remove("numRowsDroppedByWatermark")
-    return kind, *(operator[name] for name in names)
+    return kind, sorted(operator), *(operator[name] for name in names)
 
 
 def _check_lost(emitted: Batches, expected: Batches, draft: Program, where: str) -> None:
@@ -171,7 +173,8 @@ def test_a_random_program_does_what_it_does_on_spark(
 
     def ours(frame: DataFrame, operator: str, mode: str = "append") -> Any:
         states.add(state := f"{name}-{operator}")
-        return fleet.stateful(frame, name=state, outputMode=mode, shards=shards[0])
+        # An operator whose mode is left out has that of the query.
+        return fleet.stateful(frame, name=state, outputMode=mode if seed % 2 else None, shards=shards[0])
 
     inputs = Inputs(spark, tmp_path / "in", COLUMNS)
     sides = {
@@ -196,6 +199,7 @@ def test_a_random_program_does_what_it_does_on_spark(
                 if all(refused.values()):
                     return
                 assert not any(refused.values()), f"{where}: {refused}"
+                assert sides["the fleet"].columns == sides["Spark"].columns, where
             elif was != action.shards:
                 for state in sorted(states):
                     _rescale(fleet, state, action.shards)
