@@ -23,7 +23,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import SMALL_SPLITS, cores, fairness, scratch, session, some_of
+from benchmarks.harness import cores, fairness, scratch, session, some_of
 from benchmarks.lines import FULL, QUICK, ROCKSDB, EngineLine, Line, Row, large
 from benchmarks.table import missed, table
 from benchmarks.workloads import WORKLOADS
@@ -60,7 +60,7 @@ def _rows(lines: Sequence[Line], options: argparse.Namespace) -> Iterator[Row]:
     with_spark = [line for line in lines if line not in alone]
     if not with_spark:
         return
-    with session("statefleet-bench", options, SMALL_SPLITS) as (spark, root):
+    with session("statefleet-bench", options) as (spark, root):
         for line in with_spark:
             print(f"bench: {line.title}", flush=True)
             rows = line.run(spark, root / line.name)

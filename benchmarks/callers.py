@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from benchmarks.without_spark import COUNT_AND_SUM
-from coordinator.ledger.rescaling import BatchShards
 from coordinator.ledger.state_ledger import AcceptedCommits, LeaseGrant
 from coordinator.model.commits import CommitEntry, PartitionCommit
 from coordinator.model.errors import StateStoreError
@@ -75,11 +74,6 @@ def actors(count: int) -> list[ActorLocation]:
     ]
 
 
-def metadata_of(name: str, query_id: str, shards: int) -> StateMetadata:
-    """Return the metadata of a state of counts and sums."""
-    return StateMetadata(name, query_id, shards, "update", COUNT_AND_SUM)
-
-
 class Query:
     """A query: its tasks, and the store actors that commit for them."""
 
@@ -87,34 +81,29 @@ class Query:
         self._coordinator = coordinator
         self.name, self.shards, self.actors = name, shards, present
         self.query_id, self.run_id = str(uuid.uuid4()), str(uuid.uuid4())
-        self._metadata = metadata_of(name, self.query_id, shards)
+        self.metadata = StateMetadata(name, self.query_id, shards, "update", COUNT_AND_SUM)
         #: Store actor of the node on which Spark runs the task of each shard.
-        self._where = [present[partition % len(present)] for partition in range(shards)]
+        self.where = [present[partition % len(present)] for partition in range(shards)]
         self._grants: dict[int, LeaseGrant] = {}
-
-    def actor_of(self, partition: int) -> ActorLocation:
-        """Return the store actor of the node that the shard's task runs on."""
-        return self._where[partition]
 
     async def place(self) -> None:
         """Report the nodes that have executors, and run tasks on the nodes that the coordinator chooses."""
         for actor in self.actors:
             await self._coordinator.report_store_actor(actor)
         slots = [ActorSlot(actor, _CORES) for actor in self.actors]
-        placement = await self._coordinator.place_shards(self.name, self.query_id, BatchShards(0, self.shards), slots)
-        self._where = [holder for holder in placement.holders if holder is not None]
+        placement = await self._coordinator.place_shards(self.name, self.query_id, range(self.shards), slots)
+        self.where = [holder for holder in placement.holders if holder is not None]
 
     def leases(self, batch: int) -> Iterator[Awaitable[None]]:
-        """Return each task's request for its lease."""
         return (self._lease(partition, batch) for partition in range(self.shards))
 
     async def _lease(self, partition: int, batch: int) -> None:
         task = self.task_of(partition, batch)
-        self._grants[partition] = await self._coordinator.attach_and_lease(task, self._metadata, self._where[partition])
+        self._grants[partition] = await self._coordinator.attach_and_lease(task, self.metadata, self.where[partition])
 
     def task_of(self, partition: int, batch: int) -> TaskIdentity:
         """Return the task of a shard, on the node that the coordinator chose."""
-        where = self._where[partition]
+        where = self.where[partition]
         return TaskIdentity(
             self.name,
             self.query_id,
@@ -130,10 +119,9 @@ class Query:
     async def ask_for_leases(self, partitions: Sequence[int], batch: int) -> list[LeaseGrant]:
         """Return the leases of a task with several shards."""
         tasks = [self.task_of(partition, batch) for partition in partitions]
-        return await self._coordinator.attach_and_lease_all(tasks, self._metadata, self._where[partitions[0]])
+        return await self._coordinator.attach_and_lease_all(tasks, self.metadata, self.where[partitions[0]])
 
     def commits(self, batch: int) -> Iterator[Awaitable[object]]:
-        """Return each shard's commit."""
         return (self._commit(partition, batch) for partition in range(self.shards))
 
     async def _commit(self, partition: int, batch: int) -> None:
@@ -145,17 +133,16 @@ class Query:
             raise counted
 
     async def settle(self, batch: int) -> None:
-        """End a batch."""
-        result, placement, _ = await self._coordinator.batch_result(self.task_of(0, batch), BatchShards(0, self.shards))
+        result, placement, _ = await self._coordinator.batch_result(self.task_of(0, batch), range(self.shards))
         if result.missing:
             raise AssertionError(f"{len(result.missing)} shards have not committed batch {batch}")
-        self._where = [holder for holder in placement.holders if holder is not None]
+        self.where = [holder for holder in placement.holders if holder is not None]
 
     def reassigned(self) -> Iterator[Awaitable[object]]:
         """Return the requests that store actors make in each round of maintenance."""
         partitions: dict[str, list[int]] = {}
         for partition in range(self.shards):
-            partitions.setdefault(self._where[partition].actor_name, []).append(partition)
+            partitions.setdefault(self.where[partition].actor_name, []).append(partition)
         return (
             self._coordinator.reassigned(self.name, actor.actor_name, partitions.get(actor.actor_name, []))
             for actor in self.actors
@@ -164,7 +151,7 @@ class Query:
 
 def commit_of(query: Query, partition: int, version: int, epoch: int) -> CommitEntry:
     """Return a commit as a store actor sends it."""
-    where, attempt = query.actor_of(partition), uuid.uuid4().hex
+    where, attempt = query.where[partition], uuid.uuid4().hex
     return CommitEntry(
         partition_id=partition,
         version=version,
@@ -231,7 +218,7 @@ class Node:
     def _task(self, share: Sequence[int], batch: int) -> None:
         """Wait as a task does: for leases, unless they came with the commits before, then for each shard's delta and commit."""
         query = self._query
-        actors = [query.actor_of(partition).instance_id for partition in share]
+        actors = [query.where[partition].instance_id for partition in share]
         grants = [
             self._commits[actor].piggybacked(query.task_of(partition, batch))
             for actor, partition in zip(actors, share, strict=True)

@@ -24,11 +24,11 @@ import ray
 from pyspark.sql import SparkSession
 from ray.cluster_utils import Cluster
 
-from benchmarks.harness import PLAIN, Variant, add_files, in_turn, report_json, scratch, shuffled, write_rows
+from benchmarks.harness import PLAIN, Variant, add_files, in_turn, report_json, scratch, write_rows
 from benchmarks.nodes import WORKERS, ray_nodes, session_on
 from benchmarks.workloads import SCHEMA, aggregate, keyed_rows
 from coordinator.service.calls import RayActors
-from spark_jobs.plan.bounds import UnboundedStateWarning
+from spark_jobs.plan.operator_rules import UnboundedStateWarning
 from statefleet.fleet import Fleet, connect
 from store_actors.actor.deploy import store_metrics
 
@@ -43,7 +43,7 @@ _LOADED = ("bytes_loaded", "rows_loaded", "loading_s")
 def _query(spark: SparkSession, fleet: Fleet, side: str, root: Path, shards: int) -> Variant:
     source = spark.readStream.schema(SCHEMA).parquet(str(Variant.input_folder(root, side)))
     if side == PLAIN:
-        return Variant.start(side, root, shuffled(source, shards, "key"), "update")
+        return Variant.start(side, root, source.repartition(shards, "key"), "update")
     return Variant.start(side, root, aggregate(fleet.stateful(source, name="bench", shards=shards)), "update")
 
 
@@ -151,7 +151,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the comparison."""
     options = _parse(argv)
     warnings.filterwarnings("ignore", category=UnboundedStateWarning)
     results: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}

@@ -10,9 +10,7 @@ import argparse
 import json
 import os
 import platform
-import shutil
 import statistics
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -27,8 +26,9 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_jobs.plan.bounds import UnboundedStateWarning
+from spark_jobs.plan.operator_rules import UnboundedStateWarning
 from spark_jobs.session.spark_session import start_session, stop_session
+from statefleet.fleet import Fleet
 
 Side = TypeVar("Side")
 
@@ -45,12 +45,12 @@ SPARK_STORES = {
     },
 }
 #: Spark evicts state by the watermark of the batch before: in a steady stream that is one batch an input, as on the fleet.
-ONE_BATCH = {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}
+_ONE_BATCH = {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}
 #: Settings with which Spark reads each row group of a file of :func:`write_rows` in a task of its own.
-SMALL_SPLITS = {"spark.sql.files.maxPartitionBytes": "4m", "spark.sql.files.openCostInBytes": "0"}
+_SMALL_SPLITS = {"spark.sql.files.maxPartitionBytes": "4m", "spark.sql.files.openCostInBytes": "0"}
 #: How often Spark lists the folder of a query that waits, and its default. Queries that wait for their turn must not keep cores busy.
-POLLING = "spark.sql.streaming.pollingDelay"
-_SELDOM = "100ms"
+_POLLING = "spark.sql.streaming.pollingDelay"
+SELDOM = "100ms"
 AT_ONCE = "10ms"
 #: Seconds for which the tasks of a stopped query may go on: Spark gives Python two to end by itself.
 _SETTLE_S = 5.0
@@ -81,13 +81,6 @@ def some_of(noun: str, names: Collection[str]) -> Callable[[str], list[str]]:
     return chosen
 
 
-def add_options(parser: argparse.ArgumentParser, *, executor_memory: str) -> None:
-    """Add the options of every benchmark with Spark."""
-    add_files(parser)
-    parser.add_argument("--shards", type=int, default=4, help="shards, and shuffle partitions of Spark's stores")
-    parser.add_argument("--executor-memory", default=executor_memory, help="of the Spark executor (%(default)s)")
-
-
 def add_files(parser: argparse.ArgumentParser) -> None:
     """Add the options for the folders of files, of :func:`report_json` and :func:`scratch`."""
     parser.add_argument("--json", type=Path, help="file for all figures")
@@ -97,21 +90,14 @@ def add_files(parser: argparse.ArgumentParser) -> None:
 @contextmanager
 def scratch(options: argparse.Namespace) -> Iterator[Path]:
     """Create a folder for files, and delete it afterwards."""
-    root = Path(tempfile.mkdtemp(prefix="statefleet-bench-", dir=options.folder))
-    try:
-        yield root
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
+    with TemporaryDirectory(prefix="statefleet-bench-", dir=options.folder, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 @contextmanager
-def session(
-    app_name: str,
-    options: argparse.Namespace,
-    configs: Mapping[str, str] | None = None,
-) -> Iterator[tuple[SparkSession, Path]]:
+def session(app_name: str, options: argparse.Namespace) -> Iterator[tuple[SparkSession, Path]]:
     """Start a Spark session with one executor, and create a folder for files; both are removed afterwards."""
-    settings = {"spark.sql.shuffle.partitions": str(options.shards), **ONE_BATCH, **(configs or {})}
+    settings = {"spark.sql.shuffle.partitions": str(options.shards), **_ONE_BATCH, **_SMALL_SPLITS}
     spark = start_session(app_name, executor_cores=cores(), executor_memory=options.executor_memory, configs=settings)
     # Some of the queries measure unbounded state, on every side.
     warnings.filterwarnings("ignore", category=UnboundedStateWarning)
@@ -131,21 +117,32 @@ def fairness() -> str:
     )
 
 
-def use_side(spark: SparkSession, side: str, shards: int) -> None:
+def use_side(spark: SparkSession, side: str, shards: int, polling: str = SELDOM) -> None:
     """Have the next query be one of a side: a query keeps the settings of its start."""
-    settings = {"spark.sql.shuffle.partitions": str(shards), POLLING: _SELDOM, **SPARK_STORES.get(side, {})}
+    settings = {"spark.sql.shuffle.partitions": str(shards), _POLLING: polling, **SPARK_STORES.get(side, {})}
     for key, value in settings.items():
         spark.conf.set(key, value)
 
 
-def shuffled(frame: DataFrame, shards: int, *keys: str) -> DataFrame:
-    """Return the same rows through the shuffle that a stateful operator by these keys has."""
-    return frame.repartition(shards, *keys)
+class Operators:
+    """The stateful operators of a side: those of a fleet, or Spark's own, whose output mode is the query's.
 
+    Attributes
+    ----------
+    states
+        Names of the states on the fleet so far, those nearest to the sources first.
+    """
 
-def own_operators(frame: DataFrame, operator: str, mode: str = "append") -> Any:
-    """Return Spark's own stateful operators, whose output mode is the query's; see :class:`benchmarks.nexmark.query.Operators`."""
-    return frame
+    def __init__(self, fleet: Fleet, side: str, shards: int, name: str = "") -> None:
+        self._fleet, self._side, self._shards, self._name = fleet, side, shards, name or side
+        self.states: list[str] = []
+
+    def __call__(self, frame: DataFrame, operator: str, mode: str = "append") -> Any:
+        """Return `frame` with stateful ``groupBy``, ``join``, ..; `operator` is its name within the query, `mode` its output mode."""
+        if not self._side.startswith(FLEET):
+            return frame
+        self.states.append(f"{self._name}-{operator}")
+        return self._fleet.stateful(frame, name=self.states[-1], outputMode=mode, shards=self._shards)
 
 
 def write_rows(file: Path, rows: pa.Table, row_groups: int = 4) -> Path:
@@ -167,11 +164,14 @@ class Variant:
         Seconds of the measured batches, and of the batches before that built up state.
     failure, limit_s
         Why the query was stopped (empty if it was not), and the limit of a batch that took too long.
+    states
+        Names of its states on the fleet.
     """
 
     name: str
     folder: Path
     query: StreamingQuery
+    states: Sequence[str] = ()
     batch_s: list[float] = field(default_factory=list)
     fill_s: list[float] = field(default_factory=list)
     rows_out: list[int] = field(default_factory=list)
@@ -180,15 +180,14 @@ class Variant:
     progress: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def start(cls, name: str, root: Path, frame: DataFrame, mode: str) -> Variant:
+    def start(cls, name: str, root: Path, frame: DataFrame, mode: str, states: Sequence[str] = ()) -> Variant:
         """Start a query whose results are computed and discarded; it reads ``root/name/input`` (:meth:`input_folder`)."""
         writer = frame.writeStream.outputMode(mode).format("noop")
         query = writer.option("checkpointLocation", str(root / name / "checkpoint")).start()
-        return cls(name, cls.input_folder(root, name), query)
+        return cls(name, cls.input_folder(root, name), query, states)
 
     @staticmethod
     def input_folder(root: Path, name: str) -> Path:
-        """Return the folder that the variant's source reads."""
         folder = root / name / "input"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -218,11 +217,6 @@ class Variant:
                 self.progress = dict(batches[-1]) if batches else {}
         return float(self.progress["durationMs"]["triggerExecution"]) / 1000
 
-    def measure(self, file: Path, limit_s: float | None = None) -> None:
-        """Run a measured batch; see :meth:`run`."""
-        self.batch_s.append(self.run(file, limit_s))
-        self.rows_out.append(int(self.progress["sink"]["numOutputRows"]))
-
 
 def in_turn(variants: Sequence[Side], number: int) -> list[Side]:
     """Return the sides in the order for a batch."""
@@ -234,7 +228,6 @@ def in_turn(variants: Sequence[Side], number: int) -> list[Side]:
 
 
 def quartiles(values: Sequence[float]) -> list[float]:
-    """Return the first and the third quartile."""
     if len(values) < 2:
         return [values[0], values[0]]
     first, _, third = statistics.quantiles(values, n=4, method="inclusive")

@@ -8,24 +8,41 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 import statistics
 import subprocess
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pyspark.sql import SparkSession
 
-from benchmarks import latency
-from benchmarks.harness import FLEET, PLAIN, SPARK_STORES, Target, quartiles, ratios_of
-from benchmarks.nexmark.queries import QUERIES
-from benchmarks.nexmark.throughput import Runs, measure
+from benchmarks.harness import (
+    AT_ONCE,
+    FLEET,
+    PLAIN,
+    SPARK_STORES,
+    Operators,
+    Target,
+    in_turn,
+    quartiles,
+    ratios_of,
+    summary,
+    use_side,
+    write_rows,
+)
+from benchmarks.nexmark.files import read_stream, write_events
+from benchmarks.nexmark.generator import Nexmark
+from benchmarks.nexmark.queries import QUERIES, Query
 from benchmarks.operators import Plan, compare
 from benchmarks.workloads import WORKLOADS, Counts, Deduplicate, Join, Session, TextCounts, Top, Window, Workload
-from statefleet.fleet import connect
+from statefleet.fleet import Fleet, connect
 
 Row = dict[str, Any]
 
@@ -51,7 +68,6 @@ class Line(ABC):
         return self
 
     def row(self, title: str, detail: str, sides: Mapping[str, Mapping[str, Any]]) -> Row:
-        """Return a row of the line."""
         row: Row = {"line": self.name, "title": title, "detail": detail, "sides": dict(sides)}
         row["ratios"] = ratios_of(sides, self.targets)
         return row
@@ -84,40 +100,133 @@ class OperatorLine(Line):
 
 @dataclass(frozen=True)
 class NexmarkLine(Line):
-    """Nexmark's stateful queries, or those that plain Spark can run: a row for each."""
+    """Nexmark's stateful queries, or those that plain Spark can run: a row for each.
+
+    Sides of a query read the same files, one side after another. Event time, of 10,000 events a second, is a part of the workload.
+
+    Attributes
+    ----------
+    events, batch_events
+        Events, of any of the three streams, of each run and of each of its micro-batches.
+    rounds
+        Runs of each query on each side.
+    warmup
+        First batches of a run that do not count: they compile and connect.
+    """
 
     targets: Sequence[Target] = _OVER_STORES
-    runs: Runs = field(kw_only=True)
+    shards: int = 4
+    events: int = 500_000
+    batch_events: int = 100_000
+    rounds: int = 3
+    warmup: int = 2
     has_all: bool = False
 
     def run(self, spark: SparkSession, root: Path) -> list[Row]:
-        queries = [query for query in QUERIES.values() if self.has_all or query.plain_spark]
-        runs, rows = self.runs, []
-        runs.write(root / "events")
+        rows = []
+        write_events(root / "events", Nexmark(), self.events, self.batch_events)
         fleet = connect(f"file://{root}/fleet")
         try:
-            for query in queries:
-                sides = measure(spark, fleet, query, runs, root)
-                batches = len(sides[FLEET]["batch_s"])
-                detail = f"{runs.batch_events:,} events, {runs.shards} shards; {batches} batches"
-                rows.append(self.row(f"{self.title}: {query.name}", detail, sides))
+            for query in QUERIES.values():
+                if self.has_all or query.plain_spark:
+                    sides = self._measured(spark, fleet, query, root)
+                    batches = len(sides[FLEET]["batch_s"])
+                    detail = f"{self.batch_events:,} events, {self.shards} shards; {batches} batches"
+                    rows.append(self.row(f"{self.title}: {query.name}", detail, sides))
         finally:
             fleet.shutdown()
         return rows
 
+    def _measured(self, spark: SparkSession, fleet: Fleet, query: Query, root: Path) -> dict[str, dict[str, Any]]:
+        """Run a query on all sides that can run it; return the figures of each."""
+        sides = (FLEET, *SPARK_STORES) if query.plain_spark else (FLEET,)
+        batch_s: dict[str, list[float]] = {side: [] for side in sides}
+        for number in range(self.rounds):
+            for side in in_turn(sides, number):
+                label = f"{query.name}-{side}-{number}"
+                use_side(spark, side, self.shards)
+                frame = query.build(Operators(fleet, side, self.shards, label), read_stream(spark, root / "events"))
+                writer = frame.writeStream.outputMode(query.mode).format("noop").trigger(availableNow=True)
+                running = writer.option("checkpointLocation", str(root / label)).start()
+                running.awaitTermination()
+                batches = {row["batchId"]: row for row in running.recentProgress if row["numInputRows"] > 0}
+                seconds = [batches[batch]["durationMs"]["triggerExecution"] / 1000 for batch in sorted(batches)]
+                # The last batch may have fewer events.
+                batch_s[side] += seconds[self.warmup : self.events // self.batch_events]
+                print(f"  {label}: {' '.join(f'{second:.2f}' for second in seconds)} s", flush=True)
+                shutil.rmtree(root / label, ignore_errors=True)
+        results = {side: summary(seconds) for side, seconds in batch_s.items()}
+        return {side: {**row, "events_per_s": self.batch_events / row["median_s"]} for side, row in results.items()}
+
 
 @dataclass(frozen=True)
 class LatencyLine(Line):
-    """From the arrival of a few rows to their results in the sink: a row for p50, and one for p99."""
+    """From the arrival of a few rows to their results in the sink: a row for p50, and one for p99.
+
+    A query of counts and sums triggers as fast as it can. It gets some rows at a time, as a file, and the next ones once Spark has
+    written down that the batch is done. Rows arrive when their file appears in the folder of the source; their results have arrived
+    when Spark is done with the batch's sink. Rows that came during a batch would wait for its end besides, on every side alike.
+
+    One query runs at a time, the sides take turns in rounds, and a query goes on where it was stopped in the round before.
+
+    Attributes
+    ----------
+    rows, keys
+        Rows at a time, and the keys that they are drawn from.
+    rounds, batches, warmup
+        Rounds of all sides; measured batches of each side in a round, and batches before them.
+    """
+
+    rows: int = 100
+    keys: int = 10_000
+    shards: int = 4
+    rounds: int = 2
+    batches: int = 25
+    warmup: int = 4
 
     def run(self, spark: SparkSession, root: Path) -> list[Row]:
-        measured = latency.measure(spark, root)
-        detail = f"{latency.ROWS} rows, {latency.SHARDS} shards; {latency.ROUNDS * latency.BATCHES} batches"
+        latencies: dict[str, list[float]] = {side: [] for side in (FLEET, *SPARK_STORES, PLAIN)}
+        root.mkdir(parents=True)
+        fleet = connect(f"file://{root}/fleet")
+        try:
+            for number in range(self.rounds):
+                for side in in_turn(list(latencies), number):
+                    seconds = self._round(spark, fleet, side, number, root)
+                    latencies[side] += seconds
+                    print(f"  round {number}: {side:<10} p50 {statistics.median(seconds) * 1000:.0f} ms", flush=True)
+        finally:
+            fleet.shutdown()
+        detail = f"{self.rows} rows, {self.shards} shards; {self.rounds * self.batches} batches"
         middle = {
-            side: {"median_s": row["p50_s"], "quartiles_s": quartiles(row["batch_s"])} for side, row in measured.items()
+            side: {"median_s": float(np.percentile(seconds, 50)), "quartiles_s": quartiles(seconds)}
+            for side, seconds in latencies.items()
         }
-        worst = {side: {"median_s": row["p99_s"]} for side, row in measured.items()}
+        worst = {side: {"median_s": float(np.percentile(seconds, 99))} for side, seconds in latencies.items()}
         return [self.row(f"{self.title}, p50", detail, middle), self.row(f"{self.title}, p99", detail, worst)]
+
+    def _round(self, spark: SparkSession, fleet: Fleet, side: str, number: int, root: Path) -> list[float]:
+        """Run a side's batches of a round; return the seconds of those that are measured."""
+        workload = Counts(self.rows, self.keys)
+        variant = workload.start(spark, fleet, side, self.shards, root, AT_ONCE)
+        seconds = []
+        try:
+            for batch in range(self.warmup + self.batches):
+                # Spark lists the folder in every trigger; it may ask for the last file again when a query is restarted.
+                for read in sorted(variant.folder.iterdir())[:-1]:
+                    read.unlink()
+                file = root / f"{number:03d}-{batch:05d}.parquet"
+                write_rows(file, workload.batch(number * 1_000_000 + batch), row_groups=1)
+                arrived = time.time()
+                variant.run(file)
+                began = datetime.fromisoformat(variant.progress["timestamp"]).timestamp()
+                took_ms = variant.progress["durationMs"]
+                # What follows the sink in a trigger is Spark's commit log.
+                sunk = began + float(took_ms["triggerExecution"] - took_ms.get("commitOffsets", 0)) / 1000
+                seconds.append(sunk - arrived)
+                file.unlink()
+        finally:
+            variant.query.stop()
+        return seconds[self.warmup :]
 
 
 @dataclass(frozen=True)
@@ -182,7 +291,7 @@ FULL: Sequence[Line] = (
     _in_full(lambda: Join(200_000, 600_000), _WITH_HDFS, "join", "stream-stream join"),
     _in_full(lambda: Top(200_000, 600_000), _WITH_HDFS, "top", "topN"),
     LatencyLine("latency", "latency"),
-    NexmarkLine("nexmark", "Nexmark", runs=Runs(events=80_000, batch_events=20_000, rounds=2, warmup=1)),
+    NexmarkLine("nexmark", "Nexmark", events=80_000, batch_events=20_000, rounds=2, warmup=1),
 )  # fmt: skip
 
 
@@ -225,4 +334,4 @@ def large(rows: int, state: int, active_keys: int) -> list[Line]:
         sides = (*kind.forms, *kind.stores[:1], PLAIN)
         workload = functools.partial(kind, *sizes)
         lines.append(OperatorLine(kind.name, kind.name, kind.comparisons(*sizes), workload=workload, plan=Plan(sides)))
-    return [*lines, NexmarkLine("nexmark", "Nexmark", runs=Runs(events=500_000, rounds=3), has_all=True)]
+    return [*lines, NexmarkLine("nexmark", "Nexmark", has_all=True)]

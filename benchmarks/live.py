@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import ray
 
-from benchmarks.harness import FLEET, SMALL_SPLITS, Variant, add_options, report_json, session, write_rows
+from benchmarks.harness import FLEET, Variant, add_files, report_json, session, write_rows
 from benchmarks.workloads import SCHEMA, aggregate, keyed_rows
 from coordinator.service.calls import RayActors
 from coordinator.service.deploy import ray_address
@@ -98,14 +98,12 @@ class _Reader:
         self._pipe.recv()
 
     def start(self) -> None:
-        """Begin to get keys."""
         self._pipe.send(True)
 
     def stop(self) -> dict[str, float]:
         """Pause; return the calls a second, their median and the processor time of each, in milliseconds."""
         self._pipe.send(False)
-        figures: dict[str, float] = self._pipe.recv()
-        return figures
+        return self._pipe.recv()
 
     def end(self) -> None:
         self._process.kill()
@@ -113,7 +111,6 @@ class _Reader:
 
 
 def _read(pipe: Connection, uri: str, address: str, keys: int, gets_s: int, readers: int) -> None:
-    """Run the other process."""
     state = attach(uri, address=address).state(_NAME)
     drawn = cycle(np.random.default_rng(readers).integers(0, keys, 100_000).tolist())
     state.get({"key": next(drawn)})
@@ -176,14 +173,16 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--gets", type=int, nargs="+", default=[100, 1000], help="gets a second beside batches (%(default)s)"
     )
     parser.add_argument("--readers", type=int, default=32, help="threads that get keys beside batches (%(default)s)")
-    add_options(parser, executor_memory="2g")
+    parser.add_argument("--shards", type=int, default=4, help="shards, and shuffle partitions of Spark's stores")
+    parser.add_argument("--executor-memory", default="2g", help="of the Spark executor (%(default)s)")
+    add_files(parser)
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure reads alone and beside batches; return the exit code."""
     options = _parse(argv)
-    with session("statefleet-live", options, SMALL_SPLITS) as (spark, root):
+    with session("statefleet-live", options) as (spark, root):
         fleet = connect(f"file://{root}/fleet")
         source = spark.readStream.schema(SCHEMA).parquet(str(Variant.input_folder(root, FLEET)))
         counted = aggregate(fleet.stateful(source, name=_NAME, shards=options.shards))

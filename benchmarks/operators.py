@@ -17,18 +17,7 @@ import pyarrow as pa
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from benchmarks.harness import (
-    FLEET,
-    PLAIN,
-    DidNotFinish,
-    Variant,
-    in_turn,
-    own_operators,
-    summary,
-    use_side,
-    write_rows,
-)
-from benchmarks.nexmark.query import FleetOperators
+from benchmarks.harness import DidNotFinish, Variant, in_turn, summary, write_rows
 from benchmarks.workloads import Workload
 from statefleet.fleet import Fleet, connect
 
@@ -41,8 +30,6 @@ Results = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Plan:
-    """How a workload is compared."""
-
     sides: Sequence[str]
     shards: int = 4
     warmup: int = 2
@@ -54,27 +41,10 @@ class _Comparison:
     """A workload on all sides of a plan."""
 
     def __init__(self, spark: SparkSession, fleet: Fleet, workload: Workload, plan: Plan, root: Path) -> None:
-        self._spark, self._fleet, self._workload, self._plan, self._root = spark, fleet, workload, plan, root
+        self._fleet, self._workload, self._plan = fleet, workload, plan
         self._files = root / "files"
         self._files.mkdir(parents=True)
-        #: Names of the states of each variant on the fleet.
-        self._states: dict[str, list[str]] = {}
-        self._variants = [self._start(name) for name in plan.sides]
-
-    def _start(self, name: str) -> Variant:
-        workload = self._workload
-        source = self._spark.readStream.schema(workload.columns).option("maxFilesPerTrigger", 1)
-        frame = source.parquet(str(Variant.input_folder(self._root, name)))
-        use_side(self._spark, name, self._plan.shards)
-        if name == PLAIN:
-            result = workload.plain(frame, self._plan.shards)
-        elif name.startswith(FLEET):
-            ops = FleetOperators(self._fleet, name, self._plan.shards)
-            result = workload.query(ops, frame, name)
-            self._states[name] = ops.states
-        else:
-            result = workload.query(own_operators, frame, name)
-        return Variant.start(name, self._root, result, workload.mode)
+        self._variants = [workload.start(spark, fleet, side, plan.shards, root) for side in plan.sides]
 
     def run(self) -> Results:
         """Run all batches, and return the figures of each variant."""
@@ -107,10 +77,12 @@ class _Comparison:
         # A batch that fills the state may be twice as large.
         limit_s = self._plan.limit_s * (2 if phase == _FILL else 1)
         try:
+            took_s = variant.run(file, limit_s)
             if phase == _BATCH:
-                variant.measure(file, limit_s)
+                variant.batch_s.append(took_s)
+                variant.rows_out.append(int(variant.progress["sink"]["numOutputRows"]))
             else:
-                variant.fill_s.append(variant.run(file, limit_s))
+                variant.fill_s.append(took_s)
         except DidNotFinish as error:
             variant.failure = str(error)
             # A batch of the steady size bounds the ratio.
@@ -128,9 +100,9 @@ class _Comparison:
         return {**figures, **summary(variant.batch_s), "rows_out": variant.rows_out}
 
     def _state_rows(self, variant: Variant) -> int | None:
-        if variant.name in self._states:
-            queries, states = self._fleet.status()["queries"], self._states[variant.name]
-            return sum(int(query["state_rows"]) for query in queries if query["name"] in states)
+        if variant.states:
+            queries = self._fleet.status()["queries"]
+            return sum(int(query["state_rows"]) for query in queries if query["name"] in variant.states)
         operators = variant.progress.get("stateOperators", [])
         return sum(int(operator["numRowsTotal"]) for operator in operators) if operators else None
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.callers import FLEET_URI, CountedObjects, Node, Query, actors, commit_of, metadata_of
+from benchmarks.callers import FLEET_URI, CountedObjects, Node, Query, actors, commit_of
 from benchmarks.harness import add_files, report_json
 from coordinator.ledger.records import Committed, Record, RunStarted, ShardsAssigned
 from coordinator.ledger.state_ledger import StateLedger
@@ -62,16 +62,22 @@ class Timed:
 
 
 class Meter:
-    """Times calls of a coordinator."""
-
     def __init__(self, objects: CountedObjects) -> None:
         self._objects = objects
         self.timed: dict[str, Timed] = {}
 
     async def time(self, name: str, calls: int, work: Callable[[], Awaitable[Result]]) -> Result:
         """Do work of a number of calls, and add it to the figures of a name."""
-        before, watching = Counter(self._objects.requests), _StallWatch()
-        ticking = asyncio.create_task(watching.tick())
+        before, longest_stall_s = Counter(self._objects.requests), 0.0
+
+        async def watch() -> None:
+            nonlocal longest_stall_s
+            while True:
+                slept = time.perf_counter()
+                await asyncio.sleep(_TICK_S)
+                longest_stall_s = max(longest_stall_s, time.perf_counter() - slept - _TICK_S)
+
+        watching = asyncio.create_task(watch())
         await asyncio.sleep(0)
         started = time.perf_counter()
         try:
@@ -79,36 +85,23 @@ class Meter:
         finally:
             seconds = time.perf_counter() - started
             await asyncio.sleep(2 * _TICK_S)
-            ticking.cancel()
+            watching.cancel()
         timed = self.timed.setdefault(name, Timed())
         timed.calls += calls
         timed.seconds += seconds
-        timed.longest_stall_s = max(timed.longest_stall_s, watching.longest_s)
+        timed.longest_stall_s = max(timed.longest_stall_s, longest_stall_s)
         timed.requests += self._objects.requests - before
         return result
 
 
-class _StallWatch:
-    """Measures the longest time for which the event loop was blocked."""
-
-    def __init__(self) -> None:
-        self.longest_s = 0.0
-
-    async def tick(self) -> None:
-        while True:
-            slept = time.perf_counter()
-            await asyncio.sleep(_TICK_S)
-            self.longest_s = max(self.longest_s, time.perf_counter() - slept - _TICK_S)
-
-
-async def _all(calls: Iterable[Awaitable[Result]], at_once: int = _AT_ONCE) -> list[Result]:
-    """Return the results of calls, of which `at_once` run concurrently."""
+async def _all(calls: Iterable[Awaitable[Result]]) -> list[Result]:
+    """Return the results of calls, of which :data:`_AT_ONCE` run concurrently."""
     waiting = iter(calls)
 
     async def caller() -> list[Result]:
         return [await call for call in waiting]
 
-    results = await asyncio.gather(*(caller() for _ in range(at_once)))
+    results = await asyncio.gather(*(caller() for _ in range(_AT_ONCE)))
     return [result for caller_results in results for result in caller_results]
 
 
@@ -121,15 +114,19 @@ def _resident_mib() -> float:
 # -- rounds of batches ------------------------------------------------------------------------------------------------
 
 
-async def _batch(meter: Meter, queries: Sequence[Query], number: int, at_once: int = _AT_ONCE) -> None:
+async def _batch(meter: Meter, queries: Sequence[Query], number: int) -> None:
     """Run a batch of all queries, concurrently; each step begins once all queries have done the step before."""
     shards = sum(query.shards for query in queries)
-    await meter.time("lease", shards, lambda: _all((call for q in queries for call in q.leases(number)), at_once))
-    await meter.time("commit", shards, lambda: _all((call for q in queries for call in q.commits(number)), at_once))
+    await meter.time("lease", shards, lambda: _all(call for q in queries for call in q.leases(number)))
+    await meter.time("commit", shards, lambda: _all(call for q in queries for call in q.commits(number)))
     await meter.time("end of batch", len(queries), lambda: _all(q.settle(number) for q in queries))
 
 
-async def _rounds(queries: Sequence[Query], coordinator: Coordinator, objects: CountedObjects, batches: int) -> Meter:
+async def _rounds(title: str, count: int, shards: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Measure a number of queries side by side."""
+    objects = CountedObjects()
+    coordinator, present = _coordinator(objects), actors(options.actors)
+    queries = [Query(coordinator, f"query-{number:02d}", shards, present) for number in range(count)]
     meter = Meter(objects)
     before = _resident_mib()
     await meter.time("place", len(queries), lambda: _all(query.place() for query in queries))
@@ -137,10 +134,9 @@ async def _rounds(queries: Sequence[Query], coordinator: Coordinator, objects: C
     first = Meter(objects)
     await _batch(first, queries, 0)
     meter.timed |= {f"{name}, first batch": timed for name, timed in first.timed.items()}
-    for number in range(1, batches + 1):
+    for number in range(1, options.batches + 1):
         await _batch(meter, queries, number)
     await meter.time("elsewhere", len(queries[0].actors), lambda: _all(queries[0].reassigned()))
-    shards = queries[0].shards
     await meter.time(
         "explain", shards, lambda: _all(coordinator.explain_placement(queries[0].name, i) for i in range(shards))
     )
@@ -151,36 +147,26 @@ async def _rounds(queries: Sequence[Query], coordinator: Coordinator, objects: C
     size = await meter.time("status as JSON", 1, status)
     await meter.time("status with details", 1, coordinator.status_details)
     print(f"  status: {size / 2**20:.1f} MiB of JSON; memory grew by {_resident_mib() - before:.0f} MiB")
-    return meter
-
-
-def _coordinator(objects: CountedObjects) -> Coordinator:
-    return Coordinator(FLEET_URI, objects, Maintenance(interval_s=24 * 3600.0), "node-0")
-
-
-async def _large(options: argparse.Namespace) -> dict[str, Any]:
-    objects = CountedObjects()
-    coordinator = _coordinator(objects)
-    query = Query(coordinator, "large", options.shards, actors(options.actors))
-    meter = await _rounds([query], coordinator, objects, options.batches)
-    return _report(f"one state of {options.shards:,} shards on {options.actors:,} store actors", meter)
-
-
-async def _many(options: argparse.Namespace) -> dict[str, Any]:
-    objects = CountedObjects()
-    coordinator, present = _coordinator(objects), actors(options.actors)
-    queries = [Query(coordinator, f"query-{n:02d}", options.query_shards, present) for n in range(options.queries)]
-    meter = await _rounds(queries, coordinator, objects, options.batches)
-    return _report(f"{options.queries} queries of {options.query_shards} shards each", meter)
-
-
-def _report(title: str, meter: Meter) -> dict[str, Any]:
     print(f"{title}\n  {'':<26}{'calls':>8}{'calls/s':>10}{'seconds':>9}{'stall':>9}  requests")
     for name, timed in meter.timed.items():
         requests = ", ".join(f"{count} {kind}" for kind, count in sorted(timed.requests.items()))
         times = f"{timed.calls_per_second:>10.0f}{timed.seconds:>9.3f}{timed.longest_stall_s:>8.3f}s"
         print(f"  {name:<26}{timed.calls:>8}{times}  {requests}")
     return {name: {**vars(timed), "calls_per_second": timed.calls_per_second} for name, timed in meter.timed.items()}
+
+
+def _coordinator(objects: CountedObjects) -> Coordinator:
+    return Coordinator(FLEET_URI, objects, Maintenance(interval_s=24 * 3600.0), "node-0")
+
+
+def _large(options: argparse.Namespace) -> Awaitable[dict[str, Any]]:
+    title = f"one state of {options.shards:,} shards on {options.actors:,} store actors"
+    return _rounds(title, 1, options.shards, options)
+
+
+def _many(options: argparse.Namespace) -> Awaitable[dict[str, Any]]:
+    title = f"{options.queries} queries of {options.query_shards} shards each"
+    return _rounds(title, options.queries, options.query_shards, options)
 
 
 # -- recovery ---------------------------------------------------------------------------------------------------------
@@ -190,7 +176,7 @@ def _history(query: Query, versions: int) -> Iterable[Record]:
     """Yield the records of a state with a number of versions of each shard, each as if received in a message of its own."""
     yield RunStarted(query.run_id, query.query_id, 0, 1)
     for partition in range(query.shards):
-        yield ShardsAssigned(partition, 2 + partition, query.actor_of(partition), "spread")
+        yield ShardsAssigned(partition, 2 + partition, query.where[partition], "spread")
     for version in range(1, versions + 1):
         for partition in range(query.shards):
             entry = commit_of(query, partition, version, epoch=2 + partition)
@@ -203,7 +189,7 @@ async def _recovery(options: argparse.Namespace) -> dict[str, Any]:
     query = Query(_coordinator(objects), "large", options.shards, actors(options.actors))
     before = _resident_mib()
     log = ManifestLog(objects, query.name, "writer")
-    log.create_metadata(metadata_of(query.name, query.query_id, query.shards))
+    log.create_metadata(query.metadata)
     ledger = StateLedger(f"{objects.uri}/{query.name}")
     for record in _history(query, options.versions):
         ledger.fold(record)

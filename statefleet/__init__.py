@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from spark_jobs.api.grouped import StatefulGroupedData as StatefulGroupedData
     from spark_jobs.api.stateful import StatefulDataFrame as StatefulDataFrame
     from spark_jobs.functions.state_batch import StateBatch as StateBatch
-    from spark_jobs.plan.bounds import UnboundedStateWarning as UnboundedStateWarning
+    from spark_jobs.plan.operator_rules import UnboundedStateWarning as UnboundedStateWarning
     from spark_jobs.session.spark_session import start_session as start_session
     from spark_jobs.session.spark_session import stop_session as stop_session
-    from spark_jobs.transform.handle import StatefulProcessorHandle as StatefulProcessorHandle
     from spark_jobs.transform.processor import ExpiredTimerInfo as ExpiredTimerInfo
     from spark_jobs.transform.processor import StatefulProcessor as StatefulProcessor
+    from spark_jobs.transform.processor import StatefulProcessorHandle as StatefulProcessorHandle
     from spark_jobs.transform.processor import TimerValues as TimerValues
     from spark_jobs.transform.states import ListState as ListState
     from spark_jobs.transform.states import MapState as MapState
@@ -71,11 +71,10 @@ _NAMES = {
     "spark_jobs.functions.state_batch": "StateBatch",
     "spark_jobs.api.grouped": "StatefulGroupedData",
     "statefleet.map_partitions": "map_partitions_with_state_store",
-    "spark_jobs.plan.bounds": "UnboundedStateWarning",
+    "spark_jobs.plan.operator_rules": "UnboundedStateWarning",
     "spark_jobs.session.spark_session": "start_session stop_session",
     "spark_jobs.api.stateful": "StatefulDataFrame",
-    "spark_jobs.transform.handle": "StatefulProcessorHandle",
-    "spark_jobs.transform.processor": "ExpiredTimerInfo StatefulProcessor TimerValues",
+    "spark_jobs.transform.processor": "ExpiredTimerInfo StatefulProcessor StatefulProcessorHandle TimerValues",
     "spark_jobs.transform.states": "ListState MapState ValueState",
     "statefleet.migration.importing": "Imported",
     "statefleet.reads.fleet": "LiveFleet attach",

@@ -15,9 +15,19 @@ import typer
 
 from coordinator.model.errors import StateStoreError
 from statefleet.commands import looking, moving, reading, upkeep
-from statefleet.commands.doctor import doctor
 from statefleet.commands.output import WIDTH
-from statefleet.commands.quickstart import quickstart
+
+
+def quickstart(context: typer.Context) -> None:
+    """Run the main job: counts of events, in a local fleet.
+
+    It needs no server: a local Ray with Spark on it, and files below ./statefleet-data.
+    """
+    # Late: no other command needs Spark.
+    from coordinator.runtime.extras import import_extra
+
+    raise typer.Exit(import_extra("spark_jobs.quickstart").main(context.args, program="statefleet quickstart"))
+
 
 _COMMANDS: tuple[Callable[..., Any], ...] = (
     looking.status,
@@ -42,7 +52,7 @@ _COMMANDS: tuple[Callable[..., Any], ...] = (
     upkeep.drop,
     upkeep.stop,
     upkeep.warm,
-    doctor,
+    upkeep.doctor,
     quickstart,
 )
 #: Commands whose options are another program's.

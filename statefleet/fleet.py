@@ -35,8 +35,8 @@ from spark_jobs.driver.driver_calls import DriverCalls, PlacementOptions
 from spark_jobs.plan.catalyst import JOB_FAILURES
 from spark_jobs.plan.checkpoint_files import begin_checkpoint, copy_checkpoint
 from spark_jobs.plan.operator_plan import Collector, OperatorPlan, QueryModes, RoutedOperator, route_plan
+from spark_jobs.plan.operator_rules import OUTPUT_MODES
 from spark_jobs.plan.stateful_exchange import install
-from spark_jobs.plan.timing import OUTPUT_MODES
 from spark_jobs.session.spark_connect import check_classic
 from spark_jobs.session.spark_session import check_on_ray, ensure_ray, started_ray
 from spark_jobs.worker.process import ConnectTask, fleet_client

@@ -17,9 +17,9 @@ class LaterClock(MachineClock):
         return super().elapsed_s() + self.later_s
 
 
-def until(is_so: Callable[[], bool]) -> None:
-    """Wait for what other threads do, for half a minute at most."""
-    deadline = time.monotonic() + 30
+def until(is_so: Callable[[], bool], within_s: float = 90) -> None:
+    """Wait for what others do."""
+    deadline = time.monotonic() + within_s
     while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coordinator.telemetry.batch_times import phases
+from coordinator.telemetry.slow_batches import phases
 
 _NODES = 5
 _ACTORS_EACH = 2

@@ -18,7 +18,7 @@ from coordinator.service.client import CoordinatorClient
 from statefleet.fleet import Fleet
 from store_actors.actor.fleet_clients import fleet_client_of
 from store_actors.client.fleet_client import FleetAddress
-from store_actors.client.leased_calls import ShardWork
+from store_actors.client.operator_task import ShardWork
 from store_actors.messages.requests import ShardInput
 
 SCHEMA = StateSchema(

@@ -87,7 +87,6 @@ def log_uniform(words: Words, largest: float) -> npt.NDArray[np.float64]:
 
 
 def pick(choices: Sequence[str] | pa.Array, indices: Ints) -> pa.Array:
-    """Return the chosen strings."""
     strings = choices if isinstance(choices, pa.Array) else pa.array(choices, pa.string())
     return strings.take(pa.array(indices))
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum, auto
 from functools import cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -111,11 +111,11 @@ class _Draw(IntEnum):
 
 
 class Events(NamedTuple):
-    """The three streams of one range of events, each in the order of arrival."""
+    """The three streams: of one range of events, each in the order of arrival, or the DataFrames that queries read."""
 
-    persons: pa.RecordBatch
-    auctions: pa.RecordBatch
-    bids: pa.RecordBatch
+    persons: Any
+    auctions: Any
+    bids: Any
 
 
 @cache
@@ -130,8 +130,7 @@ def _channels() -> tuple[pa.Array, pa.Array]:
 
 def _is_hot(words: Words, one_in: int) -> npt.NDArray[np.bool_]:
     """Return a mask that is true for all but one in so many (a power of two), by the lowest bits."""
-    hot: npt.NDArray[np.bool_] = (words & np.uint64(one_in - 1)) != 0
-    return hot
+    return (words & np.uint64(one_in - 1)) != 0
 
 
 def _newest_person(numbers: Ints) -> Ints:
@@ -227,11 +226,6 @@ class Nexmark:
             self._auctions(numbers[(places >= 1) & (places < _FIRST_BID)]),
             self._bids(numbers[places >= _FIRST_BID]),
         )
-
-    def bids(self, first: int, last: int) -> pa.RecordBatch:
-        """Return only the bids of ``events(first, last)``, for jobs that read nothing else."""
-        numbers = self.arrivals(first, last)
-        return self._bids(numbers[numbers % EVENTS_OF_EPOCH >= _FIRST_BID])
 
     def arrivals(self, first: int, last: int) -> Ints:
         """Return the numbers of the events in the order of arrival."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
 
 from coordinator.model.commits import CommitEntry
 
@@ -32,50 +34,33 @@ class BatchStats:
 
     @property
     def rows_in(self) -> int:
-        """Rows that reached the partitions. Every store of a partition reports all of them, so that the largest report counts."""
-        largest = [max(entry.rows_in for entry in stores) for stores in self._several]
-        return sum([entry.rows_in for entry in self._single]) + sum(largest)
+        """Rows that reached the partitions."""
+        return self._of_partitions("rows_in")
 
     @property
     def rows_late(self) -> int:
         """Late rows among :attr:`rows_in`."""
-        largest = [max(entry.rows_late for entry in stores) for stores in self._several]
-        return sum([entry.rows_late for entry in self._single]) + sum(largest)
+        return self._of_partitions("rows_late")
 
-    @property
-    def rows_updated(self) -> int:
-        """Rows of state that the batch changed, in all stores."""
-        return sum([entry.rows_updated for entry in self._entries])
+    def _of_partitions(self, field: str) -> int:
+        """Return the sum of a field that every store of a partition reports for all of them, so that the largest report counts."""
+        value = attrgetter(field)
+        largest: int = sum(map(value, self._single)) + sum(max(map(value, stores)) for stores in self._several)
+        return largest
 
-    @property
-    def rows_removed(self) -> int:
-        """Rows of state that the batch removed, in all stores."""
-        return sum([entry.rows_removed for entry in self._entries])
+    def total(self, field: str) -> int:
+        """Return the sum of a field of :class:`~coordinator.model.commits.CommitEntry` over all stores."""
+        return sum(map(attrgetter(field), self._entries))
 
-    @property
-    def state_rows(self) -> int:
-        """Rows of the stores after the batch."""
-        return sum([entry.state_rows for entry in self._entries])
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of the stores after the batch."""
-        return sum([entry.state_bytes for entry in self._entries])
-
-    @property
-    def delta_bytes(self) -> int:
-        """Size of the delta files."""
-        return sum([entry.file_bytes for entry in self._entries])
-
-    @property
-    def apply_ms(self) -> int:
-        """Time that the shards worked on rows; commits that were read from the log have none."""
-        return sum([entry.apply_ms for entry in self._entries])
-
-    @property
-    def write_ms(self) -> int:
-        """Time that the shards wrote deltas; commits that were read from the log have none."""
-        return sum([entry.write_ms for entry in self._entries])
+    def counts(self) -> dict[str, int]:
+        """Return sums over the batch by the names of their metrics."""
+        return {
+            "rows_in": self.rows_in,
+            "rows_late": self.rows_late,
+            "rows_updated": self.total("rows_updated"),
+            "rows_removed": self.total("rows_removed"),
+            "delta_bytes": self.total("file_bytes"),
+        }
 
     @property
     def first_begun_ms(self) -> int | None:
@@ -100,7 +85,7 @@ class BatchStats:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """The result of a micro-batch for a state, all shards together; the sums have the names of Spark's ``StateOperatorProgress``.
+    """The result of a micro-batch for a state, all shards together.
 
     Attributes
     ----------
@@ -108,28 +93,14 @@ class BatchResult:
         Shards that have not committed it.
     rows_of
         Of each shard that has, the rows that reached it.
-    updates_ms, commit_ms
-        Time that all shards worked on rows, and wrote deltas.
-    due_ms
-        Earliest time at which a row of the state falls due by processing time; None if none does.
+    progress
+        Sums by the names of Spark's ``StateOperatorProgress``, as JSON data: times that all shards worked on rows and wrote deltas, and
+        ``due_ms``, the earliest time at which a row of the state falls due by processing time (None if none does).
     """
 
     missing: tuple[int, ...]
     rows_of: Mapping[int, int]
-    rows_total: int
-    rows_updated: int
-    rows_removed: int
-    rows_late: int
-    memory_bytes: int
-    delta_bytes: int
-    updates_ms: int
-    commit_ms: int
-    due_ms: int | None
-
-    @property
-    def rows_in(self) -> int:
-        """Rows that reached the shards."""
-        return sum(self.rows_of.values())
+    progress: Mapping[str, Any]
 
     def unlike(self, sent: Mapping[int, Collection[int]]) -> dict[int, tuple[Collection[int], int]]:
         """Return the shards to which other numbers of rows were sent than they committed.
@@ -154,16 +125,17 @@ class BatchResult:
     def of(cls, missing: tuple[int, ...], shards: Mapping[int, Sequence[CommitEntry]]) -> BatchResult:
         """Return the result of the shards that have committed, each given as the commits of its stores."""
         stats = BatchStats(list(shards.values()))
-        return cls(
-            missing,
-            rows_of={shard: max(entry.rows_in for entry in stores) for shard, stores in shards.items()},
-            rows_total=stats.state_rows,
-            rows_updated=stats.rows_updated,
-            rows_removed=stats.rows_removed,
-            rows_late=stats.rows_late,
-            memory_bytes=stats.state_bytes,
-            delta_bytes=stats.delta_bytes,
-            updates_ms=stats.apply_ms,
-            commit_ms=stats.write_ms,
-            due_ms=stats.due_ms,
-        )
+        progress = {
+            "rows_total": stats.total("state_rows"),
+            "rows_updated": stats.total("rows_updated"),
+            "rows_removed": stats.total("rows_removed"),
+            "rows_late": stats.rows_late,
+            "memory_bytes": stats.total("state_bytes"),
+            "updates_ms": stats.total("apply_ms"),
+            "removals_ms": 0,  # expired rows are removed with the updates
+            "commit_ms": stats.total("write_ms"),
+            "due_ms": stats.due_ms,
+            "custom": {"rowsRead": stats.rows_in, "deltaBytes": stats.total("file_bytes")},
+        }
+        rows_of = {shard: max(entry.rows_in for entry in stores) for shard, stores in shards.items()}
+        return cls(missing, rows_of, progress)

@@ -104,20 +104,16 @@ def _check_retained(ledger: StateLedger, created: StateMetadata, version: int) -
 
 
 def owners(record: Branched) -> set[str]:
-    """Return the names of the states whose files a branch needs."""
-    return {file.partition("/")[0] for file in _ledger_of(record).referenced_files()} | {record.parent}
+    """Return :func:`owners_of` the ledger that a branch begins with."""
+    ledger = StateLedger("/branch")
+    ledger.fold(record)
+    return owners_of(ledger)
 
 
 def owners_of(ledger: StateLedger) -> set[str]:
     """Return the states whose logs name a branch: those whose files it needs, and its parent."""
     named = {file.partition("/")[0] for file in ledger.referenced_files()}
     return named if ledger.origin is None else named | {ledger.origin[0]}
-
-
-def _ledger_of(record: Branched) -> StateLedger:
-    ledger = StateLedger("/branch")
-    ledger.fold(record)
-    return ledger
 
 
 def decide_beginning(ledger: StateLedger, begun: Branched, drops: int) -> list[Record]:

@@ -19,7 +19,7 @@ A ledger that fits into one part has no parts: its checkpoint has all of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import dropwhile
 from operator import attrgetter
@@ -88,8 +88,8 @@ class CheckpointPlan:
     ----------
     seq
         Sequence number of the last record that is in it.
-    ledger
-        The ledger without the commits and snapshots that parts have.
+    folded
+        The ledger without the commits and snapshots that parts have (:meth:`StateLedger.folded`).
     further
         Records that are to be written as parts (:func:`in_parts`).
     rest
@@ -97,7 +97,7 @@ class CheckpointPlan:
     """
 
     seq: int
-    ledger: StateLedger
+    folded: Mapping[str, Any]
     parts: tuple[Part, ...]
     further: tuple[Committed | SnapshotAdded, ...]
     rest: tuple[Committed | SnapshotAdded, ...]
@@ -120,7 +120,7 @@ def plan_checkpoint(
     """
     size = ledger.size()
     if size <= part_records:
-        return CheckpointPlan(seq, ledger.copy(ledger.retained()), (), (), ())
+        return CheckpointPlan(seq, ledger.folded(ledger.retained()), (), (), ())
     if written is not None and since.seq <= written.seq:
         oldest = ledger.oldest_retained()
         parts = tuple(dropwhile(lambda part: part.newest_version < oldest, written.parts))
@@ -128,8 +128,8 @@ def plan_checkpoint(
         if parts and sum(part.records for part in parts) + len(records) <= 2 * size + part_records:
             whole = len(records) - len(records) % part_records
             rest = records[whole:]
-            return CheckpointPlan(seq, ledger.copy(filter(ledger.retains, rest)), parts, records[:whole], rest)
-    return CheckpointPlan(seq, ledger.copy(()), (), tuple(ledger.retained()), ())
+            return CheckpointPlan(seq, ledger.folded(filter(ledger.retains, rest)), parts, records[:whole], rest)
+    return CheckpointPlan(seq, ledger.folded(()), (), tuple(ledger.retained()), ())
 
 
 def in_parts(plan: CheckpointPlan, part_records: int = PART_RECORDS) -> Iterator[tuple[Committed | SnapshotAdded, ...]]:

@@ -8,7 +8,8 @@ never be needed afterwards, whichever process takes itself for the coordinator, 
    (:func:`coordinator.storage.probe.time_of_store`): no clock of a machine is asked how old a file is.
 2. A record is appended to the manifest log, and the files that retained versions need are read from the ledger at that record. The
 record
-   says which candidates an attempt could still commit; from there on they are refused (:mod:`coordinator.ledger.discards`).
+   says which candidates an attempt could still commit; from there on every ledger refuses them
+   (:meth:`coordinator.ledger.ledger_state.LedgerState.refuse_discarded`).
 3. Candidates that are not needed there are deleted.
 
 A candidate that is not needed at the record is not needed later, because only a record that commits a file makes it needed:
@@ -17,6 +18,10 @@ A candidate that is not needed at the record is not needed later, because only a
   the record of step 2, or by an earlier one. Its writer reads the log, and decides again. So it would not be enough to see that
   the next sequence number is free.
 - A later decision is refused by the log: by the record of step 2, or because there is a newer run, owner or version.
+
+An attempt whose request hangs may ask for its commit at any time, long after cleaning took its files for those of a failed attempt. No
+clock decides which of the two comes first: the log does. A refused file is remembered for as long as no other rule refuses it: a delta
+until its shard is leased again, or has passed its version; a snapshot until its version is not retained any more.
 
 No clock decides whether a commit is accepted. The grace period only spares attempts that take long: one that takes longer is
 refused, and its task repeats it.
@@ -29,38 +34,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from coordinator.ledger.discards import DataFile
 from coordinator.storage.protocol import ObjectInfo
 
 #: Listings in a grace period in which something may be found, and grace periods between listings in which nothing is expected.
 _LISTINGS_A_GRACE = 4
 _GRACES_AT_REST = 24
+#: The path of a delta, or of a part of a snapshot.
+DATA_FILE = re.compile(
+    r"^[^/]+/\d+/(?P<partition>\d+)/(?:[^/]+/)?(?P<version>\d+)-[0-9a-f]+(?:-\d+)?\.(?P<kind>delta|snapshot)$"
+)
 _PART = re.compile(r"^[^/]+/parts/\d{20}-[^/]+\.json$")
 _RECORD = re.compile(r"/(?P<folder>manifest|checkpoints)/(?P<seq>\d{20})\.json$")
 
 
-def orphans(
-    infos: Iterable[ObjectInfo], referenced: Collection[str], pinned: Collection[str], now_s: float, grace_s: float
-) -> list[ObjectInfo]:
+def orphans(infos: Iterable[ObjectInfo], needed: Collection[str], now_s: float, grace_s: float) -> list[ObjectInfo]:
     """Return the data files of a state that may be deleted: of failed attempts, superseded commits and truncated versions."""
     return [
         info
         for info in infos
-        if DataFile.of(info.path) is not None
-        and info.path not in referenced
-        and info.path not in pinned
-        and now_s - info.modified_s > grace_s
+        if DATA_FILE.match(info.path) and info.path not in needed and now_s - info.modified_s > grace_s
     ]
-
-
-def abandoned(unfinished: Iterable[ObjectInfo], now_s: float, grace_s: float) -> list[ObjectInfo]:
-    """Return the files of writes whose writer is taken for dead.
-
-    A writer that was only asleep finds its file gone: it cannot give the file its name, and its write fails, as any write may.
-    """
-    return [info for info in unfinished if now_s - info.modified_s > grace_s]
 
 
 def prunable_records(
@@ -86,23 +81,6 @@ def prunable_records(
         return int(match["seq"]) < needed + (match["folder"] == "manifest")
 
     return [info for info in infos if now_s - info.modified_s > grace_s and is_needless(info)]
-
-
-@dataclass(slots=True)
-class Pins:
-    """Files that readers were given in load plans, for some time after."""
-
-    ttl_s: float
-    _until: dict[str, float] = field(default_factory=dict)
-
-    def add(self, files: Iterable[str], now_s: float) -> None:
-        for file in files:
-            self._until[file] = now_s + self.ttl_s
-
-    def current(self, now_s: float) -> set[str]:
-        """Return the pinned files; files whose time is over are forgotten."""
-        self._until = {file: until for file, until in self._until.items() if until > now_s}
-        return set(self._until)
 
 
 @dataclass(slots=True)

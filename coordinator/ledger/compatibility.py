@@ -37,6 +37,9 @@ _OPERATORS = {
     OperatorKind.PARTITIONS: "a function with a state store",
 }
 
+#: Stands for the schema of a state whose stores are a program's own.
+_NONE = StateSchema((), (), (), None, None, "")
+
 
 def check_metadata(existing: StateMetadata, requested: StateMetadata) -> None:
     """Refuse a query that does not fit the state.
@@ -58,7 +61,7 @@ def check_metadata(existing: StateMetadata, requested: StateMetadata) -> None:
         )
     check_output_mode(existing, requested.output_mode)
     for part in ("keys", "expiry_key", "options"):
-        if _fixed_part(existing.schema, part) != _fixed_part(requested.schema, part):
+        if _fixed_part(existing.schema or _NONE, part) != _fixed_part(requested.schema or _NONE, part):
             raise _mismatch(f"the query's {part} differ from those of the existing state", part, existing, requested)
     # After the keys: a query without any has one shard, and is another query. Where rows are partitioned by their keys, any number will
     # do: the state is rescaled.
@@ -70,7 +73,7 @@ def check_metadata(existing: StateMetadata, requested: StateMetadata) -> None:
             **facts,
         )
     try:
-        continued(_accumulators(existing.schema), _accumulators(requested.schema))
+        continued((existing.schema or _NONE).accumulators, (requested.schema or _NONE).accumulators)
     except ValueError as error:
         reason = f"the query's accumulators differ from those of the existing state: {error}"
         raise _mismatch(reason, "accumulators", existing, requested) from error
@@ -145,7 +148,7 @@ def fitting(
 
 def same_state(first: StateSchema | None, second: StateSchema | None) -> bool:
     """Return whether the rows of two schemas mean the same, column by column, and both schemas say what they mean or neither does."""
-    first_accumulators, second_accumulators = _accumulators(first), _accumulators(second)
+    first_accumulators, second_accumulators = (first or _NONE).accumulators, (second or _NONE).accumulators
     if not _have_meanings(first_accumulators) or not _have_meanings(second_accumulators):
         return list(map(_layout, first_accumulators)) == list(map(_layout, second_accumulators))
     return [(_identity(item), _layout(item)) for item in first_accumulators] == [
@@ -155,7 +158,7 @@ def same_state(first: StateSchema | None, second: StateSchema | None) -> bool:
 
 def same_description(first: StateSchema | None, second: StateSchema | None) -> bool:
     """Return whether readers see the rows of two schemas, which mean the same, under the same names."""
-    return (first.shown if first else {}) == (second.shown if second else {})
+    return (first or _NONE).shown == (second or _NONE).shown
 
 
 def continued(existing: Sequence[Accumulator], requested: Sequence[Accumulator]) -> list[int | None]:
@@ -181,16 +184,12 @@ def continued(existing: Sequence[Accumulator], requested: Sequence[Accumulator])
 
 def changes(existing: StateSchema | None, requested: StateSchema | None) -> tuple[str, str]:
     """Return which accumulators a query that fits starts from nothing, and which it leaves out, as a person reads them."""
-    before, after = _accumulators(existing), _accumulators(requested)
+    before, after = (existing or _NONE).accumulators, (requested or _NONE).accumulators
     indices = continued(before, after)
     begun = [item for item, index in zip(after, indices, strict=True) if index is None]
     return _accumulators_text(begun), _accumulators_text(
         [item for index, item in enumerate(before) if index not in indices]
     )
-
-
-def _accumulators(schema: StateSchema | None) -> Sequence[Accumulator]:
-    return () if schema is None else schema.accumulators
 
 
 def _have_meanings(accumulators: Sequence[Accumulator]) -> bool:
@@ -232,9 +231,7 @@ def _operator(metadata: StateMetadata) -> str:
     """Return what made a state, in a user's words."""
     if metadata.output_mode == "keyed":
         return "a keyed state store"
-    schema = metadata.schema
-    if schema is None:
-        return _OPERATORS[OperatorKind.AGGREGATE]
+    schema = metadata.schema or _NONE
     if schema.operator is OperatorKind.DEDUPLICATE and schema.accumulators:
         return "dropDuplicatesWithinWatermark"
     if schema.operator is OperatorKind.TOP and schema.options.get("ties") == "last":
@@ -242,9 +239,7 @@ def _operator(metadata: StateMetadata) -> str:
     return _OPERATORS[schema.operator]
 
 
-def _fixed_part(schema: StateSchema | None, part: str) -> Any:
-    if schema is None:
-        return {"keys": [], "expiry_key": None, "options": {}}[part]
+def _fixed_part(schema: StateSchema, part: str) -> Any:
     match part:
         case "keys":
             return list(map(_typed, schema.keys))
@@ -257,16 +252,14 @@ def _fixed_part(schema: StateSchema | None, part: str) -> Any:
 def _mismatch(reason: str, part: str, existing: StateMetadata, requested: StateMetadata) -> StateMismatchError:
     return StateMismatchError(
         f"{reason}, whose rows it could not read; nothing was changed; restore the query, or use another name for the new one",
-        existing=_part_text(existing.schema, part),
-        asked=_part_text(requested.schema, part),
+        existing=_part_text(existing.schema or _NONE, part),
+        asked=_part_text(requested.schema or _NONE, part),
         state=existing.state_name,
     )
 
 
-def _part_text(schema: StateSchema | None, part: str) -> str:
+def _part_text(schema: StateSchema, part: str) -> str:
     """Return a part of a schema as a person reads it."""
-    if schema is None:
-        return "" if part in ("keys", "accumulators") else "None"
     match part:
         case "keys":
             return ", ".join(f"{field.name} {field.type}" for field in schema.keys)

@@ -10,7 +10,6 @@ import itertools
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 
 from msgspec import structs
@@ -23,22 +22,6 @@ from coordinator.model.identities import DEFAULT_STORE, ShardKey
 from coordinator.model.load_plans import LoadPlan, LoadPlans, Origin, Parent
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
-
-
-@dataclass(frozen=True, slots=True)
-class RetainedFiles:
-    """Files that retained versions of a partition are made of, all its stores together.
-
-    Attributes
-    ----------
-    snapshot_version
-        Version of the newest snapshot; None without any.
-    """
-
-    deltas: int
-    snapshots: int
-    file_bytes: int
-    snapshot_version: int | None
 
 
 class StateHistory:
@@ -112,11 +95,6 @@ class StateHistory:
         """Return rows and bytes of a partition's newest version, all its stores together."""
         newest = [chain[-1] for chain in self._partition_chains(partition_id) if chain]
         return sum(entry.state_rows for entry in newest), sum(entry.state_bytes for entry in newest)
-
-    def rows_late(self, partition_id: int) -> int:
-        """Return the late rows of a shard since the state began."""
-        before = self._late_before.get((partition_id, DEFAULT_STORE), 0)
-        return before + sum(entry.rows_late for entry in self.entries(partition_id))
 
     def total_rows_late(self) -> int:
         """Return the late rows of all shards since the state began, those of previous layouts included."""
@@ -240,15 +218,23 @@ class StateHistory:
 
     # -- files ----------------------------------------------------------------------------------------------------
 
-    def retained_files(self, partition_id: int) -> RetainedFiles:
-        """Return what files retained versions of a partition are made of."""
+    def retained_files(self, partition_id: int) -> dict[str, int | None]:
+        """Return what files retained versions of a partition are made of, all its stores together, as JSON data.
+
+        ``snapshot_version`` is that of the newest snapshot; None without any.
+        """
         shards = [(partition_id, name) for name in self._stores.get(partition_id, ())]
         deltas = [entry for shard in shards for entry in self._chains[shard]]
         snapshots = [snapshot for shard in shards for snapshot in self._snapshots.get(shard, ())]
         pieces = [piece for snapshot in snapshots for piece in snapshot.pieces]
         size = sum(entry.file_bytes for entry in deltas) + sum(piece.file_bytes for piece in pieces)
         newest = max((snapshot.version for snapshot in snapshots), default=None)
-        return RetainedFiles(len(deltas), len(pieces), size, newest)
+        return {
+            "snapshot_version": newest,
+            "delta_files": len(deltas),
+            "snapshot_files": len(pieces),
+            "file_bytes": size,
+        }
 
     def referenced_files(self) -> set[str]:
         """Return every delta and snapshot file that a retained version needs."""

@@ -6,8 +6,6 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from msgspec import to_builtins
-
 from coordinator.ledger.history import StateHistory
 from coordinator.ledger.records import Committed, Rescaled, SchemaChanged, SnapshotAdded, Truncated
 from coordinator.ledger.shard_layouts import ShardLayout, ShardLayouts
@@ -15,6 +13,12 @@ from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.identities import ShardKey
 from coordinator.model.schema import StateSchema
 from coordinator.model.stored_json import from_json
+
+
+def records_of(data: Mapping[str, Any]) -> tuple[Committed | SnapshotAdded, ...]:
+    """Return the commits and snapshots that a checkpoint has itself, and not in parts."""
+    entries = map(Committed, from_json(data["entries"], list[CommitEntry]))
+    return (*entries, *map(SnapshotAdded, from_json(data["snapshots"], list[SnapshotEntry])))
 
 
 class ChangingHistory(StateHistory):
@@ -145,7 +149,7 @@ class ChangingHistory(StateHistory):
                 if previous in self._stores:
                     self._drop_snapshots_ahead(previous)
 
-    # -- copies and checkpoints -----------------------------------------------------------------------------------
+    # -- checkpoints --------------------------------------------------------------------------------------------
 
     def size(self) -> int:
         """Return the number of records that are retained."""
@@ -163,18 +167,10 @@ class ChangingHistory(StateHistory):
         entry = self.entry_of(record.entry.version, *record.entry.shard)
         return entry is not None and entry.attempt_id == record.entry.attempt_id
 
-    def copy_history(self, source: ChangingHistory, records: Iterable[Committed | SnapshotAdded]) -> None:
-        """Take over the history of another state, with these of its commits and snapshots only; nothing is shared."""
-        self._oldest_retained = dict(source._oldest_retained)
-        self._late_before = dict(source._late_before)
-        self._truncated_at = dict(source._truncated_at)
-        self._schemas = list(source._schemas)
-        self.layouts = source.layouts.copy()
-        self._add_retained(records)
-
     def begin_with(self, source: ChangingHistory, version: int) -> None:
         """Take over the history of another state up to a version; nothing is shared."""
-        self.copy_history(source, (record for record in source.retained() if record.version <= version))
+        records = (record for record in source.retained() if record.version <= version)
+        self.load_history(source.folded_history(records))
         for layout in self.layouts.cut(version):
             self.forget(layout.partitions)
         # Stores that were added after the version have no part in it.
@@ -191,14 +187,20 @@ class ChangingHistory(StateHistory):
             else:
                 self._snapshots.setdefault(record.snapshot.shard, []).append(record.snapshot)
 
-    def history_to_json(self) -> dict[str, Any]:
-        """Return the history as data, for a checkpoint of the log."""
+    def folded_history(self, records: Iterable[Committed | SnapshotAdded]) -> dict[str, Any]:
+        """Return the history for a checkpoint of the log, with these of its commits and snapshots only."""
+        entries, snapshots = [], []
+        for record in records:
+            if isinstance(record, Committed):
+                entries.append(record.entry.recorded())
+            else:
+                snapshots.append(record.snapshot)
         return {
-            "entries": [to_builtins(entry.recorded()) for chain in self._chains.values() for entry in chain],
-            "snapshots": [to_builtins(snapshot) for snapshots in self._snapshots.values() for snapshot in snapshots],
+            "entries": entries,
+            "snapshots": snapshots,
             "floors": [[*shard, oldest] for shard, oldest in self._oldest_retained.items()],
             "late_before": [[*shard, late] for shard, late in self._late_before.items()],
-            "schemas": [[epoch, to_builtins(schema)] for epoch, schema in self._schemas],
+            "schemas": list(self._schemas),
             **self.layouts.to_json(),
         }
 
@@ -211,8 +213,7 @@ class ChangingHistory(StateHistory):
             Records of the log before those in the data, in their order; some of them may not count any more. None if the data have all
             that is retained.
         """
-        records: list[Committed | SnapshotAdded] = [*map(Committed, from_json(data["entries"], list[CommitEntry]))]
-        records += map(SnapshotAdded, from_json(data["snapshots"], list[SnapshotEntry]))
+        records = records_of(data)
         if earlier is None:
             self._add_retained(records)
         else:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Self, assert_never
 
-from msgspec import structs
+from msgspec import Struct, structs, to_builtins
 
-from coordinator.ledger.assignments import Assignments
-from coordinator.ledger.discards import DataFile, Discards
+from coordinator.ledger.cleaning_rules import DATA_FILE
 from coordinator.ledger.history_changes import ChangingHistory
 from coordinator.ledger.records import (
     BatchFinished,
@@ -30,9 +29,21 @@ from coordinator.ledger.records import (
     StateBegun,
     Truncated,
 )
+from coordinator.model.errors import CommitUnknownError
 from coordinator.model.identities import PYTHON_QUERY_ID, ActorLocation
+from coordinator.model.leases import ShardMove
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.stored_json import from_json
+
+#: Newest moves of a shard that are kept.
+_MOVES = 8
+
+
+class Assignment(Struct, frozen=True, forbid_unknown_fields=True):
+    """A shard's present lease."""
+
+    epoch: int
+    location: ActorLocation
 
 
 class LedgerState(ChangingHistory):
@@ -51,7 +62,9 @@ class LedgerState(ChangingHistory):
         self._newest_seen = 0
         #: Runs that a newer run has replaced; they may not lease or commit any more.
         self.retired: set[str] = set()
-        self.assignments = Assignments()
+        #: Leases by partition, and the newest moves of each, oldest first.
+        self._assignments: dict[int, Assignment] = {}
+        self._moves: dict[int, tuple[ShardMove, ...]] = {}
         #: Run, batch and layout (its first partition) whose base was found on every shard.
         self._checked_base: tuple[str, int, int] | None = None
         #: Run and metadata of its query that were found to fit the state and its newest schema.
@@ -63,8 +76,8 @@ class LedgerState(ChangingHistory):
         #: States that began with files of this one, by name; and the names of those that were seen to be there.
         self.branches: dict[str, BranchMade] = {}
         self.born: set[str] = set()
-        #: Files that may be deleted, and never count again.
-        self.discards = Discards()
+        #: Files that may be deleted, and never count again, each with the newest epoch at the time that it was discarded.
+        self.discarded: dict[str, int] = {}
         #: How many states of this name were dropped, and the metadata of the newest of them.
         self.drops = 0
         self.dropped_metadata: Mapping[str, Any] | None = None
@@ -73,19 +86,22 @@ class LedgerState(ChangingHistory):
 
     # -- leases ---------------------------------------------------------------------------------------------------
 
-    def location(self, partition_id: int) -> tuple[int, ActorLocation] | None:
-        """Return epoch and store actor of a shard's present lease; None if it was never leased."""
-        assignment = self.assignments.get(partition_id)
-        return None if assignment is None else (assignment.epoch, assignment.location)
+    def assignment(self, partition_id: int) -> Assignment | None:
+        """Return a shard's present lease; None if it was never leased."""
+        return self._assignments.get(partition_id)
 
     def holder(self, partition_id: int) -> ActorLocation | None:
         """Return the store actor of a shard's present lease; None if it was never leased."""
-        assignment = self.assignments.get(partition_id)
+        assignment = self._assignments.get(partition_id)
         return None if assignment is None else assignment.location
 
     def assigned(self) -> dict[int, ActorLocation]:
         """Return the store actor of each partition's present lease."""
-        return self.assignments.locations()
+        return {partition: assignment.location for partition, assignment in self._assignments.items()}
+
+    def moves(self, partition_id: int) -> tuple[ShardMove, ...]:
+        """Return the newest moves of a shard, oldest first."""
+        return self._moves.get(partition_id, ())
 
     def inherited(self, partitions: Iterable[int]) -> dict[int, ActorLocation]:
         """Return, by partition, the store actor of a shard that the partition is made of, where one of these is leased."""
@@ -122,19 +138,30 @@ class LedgerState(ChangingHistory):
 
     def _may_count(self, path: str, epoch: int) -> bool:
         """Return whether a file that was written at an epoch, or before, could still be committed."""
-        file = DataFile.of(path)
+        file = DATA_FILE.match(path)
         if file is None:
             return False
-        if file.is_snapshot:
-            return any(
-                entry.version == file.version for chain in self._partition_chains(file.partition_id) for entry in chain
-            )
-        assignment = self.assignments.get(file.partition_id)
-        return (
-            assignment is not None
-            and assignment.epoch <= epoch
-            and file.version > self._newest_of_run(file.partition_id)
-        )
+        partition_id, version = int(file["partition"]), int(file["version"])
+        if file["kind"] == "snapshot":
+            return any(entry.version == version for chain in self._partition_chains(partition_id) for entry in chain)
+        assignment = self._assignments.get(partition_id)
+        return assignment is not None and assignment.epoch <= epoch and version > self._newest_of_run(partition_id)
+
+    def refuse_discarded(self, files: Iterable[str]) -> None:
+        """Refuse to accept an attempt one of whose files was discarded.
+
+        Raises
+        ------
+        CommitUnknownError
+            A file was discarded. Its writer deletes nothing: cleaning deletes all files that are not needed.
+        """
+        for file in files:
+            if file in self.discarded:
+                raise CommitUnknownError(
+                    "the commit took too long: its file was cleaned away meanwhile, as no commit needed it, so it is not counted and "
+                    "never will be; nothing is lost; repeat the task, which writes a new one; raise grace_s if this comes again",
+                    file=file,
+                )
 
     # -- folding --------------------------------------------------------------------------------------------------
 
@@ -147,10 +174,11 @@ class LedgerState(ChangingHistory):
                 if record.run_id == self.run_id:
                     self.finished = max(self.finished, record.batch_id + 1)
             case ShardsAssigned():
-                self.epoch = record.epoch
-                self.assignments.assign(record, self.newest_version(record.partition_id))
+                self._assign(record)
             case MoveFailed():
-                self.assignments.stay(record, self.newest_version(record.partition_id))
+                present = self._assignments.get(record.partition_id)
+                epoch, holder = (0, None) if present is None else (present.epoch, present.location)
+                self._add_move(record, epoch, holder, error=record.error)
             case SchemaChanged():
                 self._checked_query = None
                 self.take(record)
@@ -162,8 +190,9 @@ class LedgerState(ChangingHistory):
             case SnapshotAdded() | Truncated():
                 self.take(record)
             case Discarded(files):
-                self.discards.keep(self._may_count)
-                self.discards.add(files, self.epoch)
+                # Others are refused by another rule by now.
+                self.discarded = {file: at for file, at in self.discarded.items() if self._may_count(file, at)}
+                self.discarded |= dict.fromkeys(files, self.epoch)
             case RescaleAsked():
                 self.requested_rescale = record
             case Rescaled():
@@ -195,10 +224,26 @@ class LedgerState(ChangingHistory):
         self.is_temporary = record.is_temporary
         # The run begins with this batch because the commit log ends before it, also if earlier runs reported more.
         self.finished = record.batch_id
-        self.assignments.renew(self.epoch)
+        self._assignments = {
+            partition: structs.replace(lease, epoch=self.epoch) for partition, lease in self._assignments.items()
+        }
         self.requested_rescale = None
         for layout in self.layouts.start_run(record.run_id):
             self.forget(layout.partitions)
+
+    def _assign(self, record: ShardsAssigned) -> None:
+        self.epoch, former = record.epoch, self.holder(record.partition_id)
+        self._assignments[record.partition_id] = Assignment(record.epoch, record.location)
+        if record.reason:
+            self._add_move(record, record.epoch, former, preparation=record.preparation)
+
+    def _add_move(
+        self, record: ShardsAssigned | MoveFailed, epoch: int, former: ActorLocation | None, **more: Any
+    ) -> None:
+        partition_id = record.partition_id
+        version = self.newest_version(partition_id)
+        move = ShardMove(epoch, version, former, record.location, record.reason, **more)
+        self._moves[partition_id] = (*self.moves(partition_id), move)[-_MOVES:]
 
     def _drop(self, record: Dropped) -> None:
         """Begin again as an empty state. Requests of runs and owners of the dropped state are refused."""
@@ -211,33 +256,26 @@ class LedgerState(ChangingHistory):
     def forget(self, partitions: Iterable[int]) -> None:
         """Drop partitions as if they had never been, with their leases."""
         super().forget(partitions)
-        self.assignments.forget(partitions)
+        for partition_id in partitions:
+            self.leave(partition_id)
 
     def leave(self, partition_id: int) -> None:
         """End the lease of a partition of which no version is retained any more."""
-        self.assignments.forget([partition_id])
+        self._assignments.pop(partition_id, None)
+        self._moves.pop(partition_id, None)
 
-    # -- copies and checkpoints -----------------------------------------------------------------------------------
-
-    def copy(self, records: Iterable[Committed | SnapshotAdded]) -> Self:
-        """Return a deep copy with these of the commits and snapshots only."""
-        duplicate = type(self)(self.root)
-        duplicate.epoch, duplicate.run_id, duplicate.query_id = self.epoch, self.run_id, self.query_id
-        duplicate.finished, duplicate._newest_seen = self.finished, self._newest_seen
-        duplicate.is_temporary = self.is_temporary
-        duplicate.retired = set(self.retired)
-        duplicate.assignments = self.assignments.copy()
-        duplicate.requested_rescale = self.requested_rescale
-        duplicate.origin, duplicate.branches = self.origin, dict(self.branches)
-        duplicate.discards = self.discards.copy()
-        duplicate.born = set(self.born)
-        duplicate.drops, duplicate.dropped_metadata = self.drops, self.dropped_metadata
-        duplicate.begun_metadata = self.begun_metadata
-        duplicate.copy_history(self, records)
-        return duplicate
+    # -- checkpoints ----------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """Return the ledger as data, for a checkpoint of the log."""
+        """Return the ledger as JSON data."""
+        data: dict[str, Any] = to_builtins(self.folded(self.retained()), str_keys=True)
+        return data
+
+    def folded(self, records: Iterable[Committed | SnapshotAdded]) -> dict[str, Any]:
+        """Return the ledger for a checkpoint of the log, with these of its commits and snapshots only.
+
+        Its values are for msgspec to encode, also in another thread: none of them is ever changed.
+        """
         return {
             "epoch": self.epoch,
             "run_id": self.run_id,
@@ -246,11 +284,12 @@ class LedgerState(ChangingHistory):
             "newest_seen": self._newest_seen,
             **({"is_temporary": True} if self.is_temporary else {}),
             "retired": sorted(self.retired),
-            **self.assignments.to_json(),
-            **self.history_to_json(),
+            "assignments": dict(self._assignments),
+            **({"moves": dict(self._moves)} if self._moves else {}),
+            **self.folded_history(records),
             **({} if self.requested_rescale is None else {"rescale_asked": structs.asdict(self.requested_rescale)}),
-            **({} if self.origin is None else {"origin": list(self.origin)}),
-            **({"discarded": discarded} if (discarded := self.discards.to_json()) else {}),
+            **({} if self.origin is None else {"origin": self.origin}),
+            **({"discarded": dict(self.discarded)} if self.discarded else {}),
             **({"drops": self.drops, "dropped_metadata": self.dropped_metadata} if self.drops else {}),
             **({"begun_metadata": self.begun_metadata} if self.begun_metadata else {}),
             **({"born": sorted(self.born)} if self.born else {}),
@@ -267,14 +306,15 @@ class LedgerState(ChangingHistory):
         ledger.finished, ledger._newest_seen = data["finished"], data["newest_seen"]
         ledger.is_temporary = data.get("is_temporary", False)
         ledger.retired = set(data["retired"])
-        ledger.assignments = Assignments.from_json(data)
+        ledger._assignments = from_json(data["assignments"], dict[int, Assignment])
+        ledger._moves = from_json(data.get("moves", {}), dict[int, tuple[ShardMove, ...]])
         ledger.load_history(data, earlier)
         if "rescale_asked" in data:
             ledger.requested_rescale = from_json(data["rescale_asked"], RescaleAsked)
         if "origin" in data:
             parent, version = data["origin"]
             ledger.origin = parent, version
-        ledger.discards = Discards(data.get("discarded"))
+        ledger.discarded = dict(data.get("discarded", {}))
         ledger.born = set(data.get("born", ()))
         ledger.drops, ledger.dropped_metadata = data.get("drops", 0), data.get("dropped_metadata")
         ledger.begun_metadata = data.get("begun_metadata")

@@ -13,8 +13,8 @@ from msgspec import Struct, structs
 
 from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.model.commits import CommitEntry, SnapshotEntry
-from coordinator.model.copy_result import CopyResult
 from coordinator.model.identities import ActorLocation
+from coordinator.model.leases import CopyResult
 from coordinator.model.schema import StateSchema
 
 

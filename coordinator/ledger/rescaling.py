@@ -26,23 +26,6 @@ MAX_SHARDS = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
-class BatchShards:
-    """The shards of a batch: shard `t` is partition ``first_partition + t``."""
-
-    first_partition: int
-    num_shards: int
-
-    @property
-    def partitions(self) -> range:
-        """Partition ids of the shards."""
-        return range(self.first_partition, self.first_partition + self.num_shards)
-
-    @classmethod
-    def of(cls, layout: ShardLayout) -> BatchShards:
-        return cls(layout.first_partition, layout.num_shards)
-
-
-@dataclass(frozen=True, slots=True)
 class RescalePlan:
     """The effect of a rescale on a state.
 
@@ -74,7 +57,7 @@ def decide_shards(
         How many shards the program of a run asks for when it begins; None if it takes the present number.
     """
     first = first_layout(created)
-    present = ledger.layouts.in_force(first, task.run_id, task.batch_id)
+    present = ledger.layouts.in_force(task.run_id, task.batch_id) or first
     num_shards = _requested(ledger, task, requested)
     keys = routing_keys(created)
     if num_shards in (None, present.num_shards) or not keys or not _is_ready(ledger, task, present):
@@ -122,7 +105,7 @@ def decide_rescale_request(
     InvalidRequestError
         The state cannot be rescaled, no run of its query is active, or the number is not allowed.
     """
-    present = ledger.layouts.in_force(first_layout(created), ledger.run_id, sys.maxsize)
+    present = ledger.layouts.in_force(ledger.run_id, sys.maxsize) or first_layout(created)
     facts = {"state": created.state_name, "shards": present.num_shards, "asked": num_shards}
     if not 1 <= num_shards <= MAX_SHARDS:
         raise InvalidRequestError(f"a number of shards is from 1 to {MAX_SHARDS}; nothing was changed", **facts)

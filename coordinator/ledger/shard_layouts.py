@@ -102,18 +102,14 @@ class ShardLayouts:
         """Return the newest layout that counts."""
         return next((layout for layout in reversed(self.made) if self.counts(layout)), first)
 
-    def in_force(self, first: ShardLayout, run_id: str, version: int) -> ShardLayout:
-        """Return the layout of a run's batch that reads a version."""
-        return self.later_in_force(run_id, version) or first
-
     def with_version(self, first: ShardLayout, version: int) -> ShardLayout:
         """Return the newest layout that counts and has a version."""
         return next(
             (layout for layout in reversed(self.made) if self.counts(layout) and layout.version <= version), first
         )
 
-    def later_in_force(self, run_id: str, version: int) -> ShardLayout | None:
-        """Return :meth:`in_force`; None if that is the first layout."""
+    def in_force(self, run_id: str, version: int) -> ShardLayout | None:
+        """Return the layout of a run's batch that reads a version; None if that is the first one."""
         layouts = (
             layout
             for layout in reversed(self.made)
@@ -171,13 +167,6 @@ class ShardLayouts:
         self.made = kept
         self._counted -= {layout.first_partition for layout in dropped}
         return dropped
-
-    def copy(self) -> ShardLayouts:
-        """Return a deep copy."""
-        duplicate = ShardLayouts()
-        duplicate.made, duplicate._counted = list(self.made), set(self._counted)
-        duplicate._given, duplicate._first_end = self._given, self._first_end
-        return duplicate
 
     def to_json(self) -> dict[str, Any]:
         """Return the field of a checkpoint of the log; empty for a state that was never rescaled."""

@@ -211,9 +211,9 @@ class StateLedger(LedgerState):
             self.check_not_of_the_past(task)
             epoch += 1
             records.append(RunStarted(task.run_id, task.query_id, task.batch_id, epoch, task.is_temporary))
-        assignment = self.assignments.get(task.partition_id)
+        assignment = self.assignment(task.partition_id)
         present = self.holder(task.partition_id)
-        choice = placer.place(LeaseRequest(self.state_name, task.partition_id, asking, present), fleet)
+        choice = placer(LeaseRequest(self.state_name, task.partition_id, asking, present), fleet)
         location = choice.location
         if assignment is not None and location == present and fleet.is_alive(location):
             lease_epoch = epoch if records else assignment.epoch
@@ -303,7 +303,7 @@ class StateLedger(LedgerState):
         repeated = tuple(commit for commit in accepted if commit.attempt_id == entry.attempt_id)
         if repeated:
             return [], repeated
-        assignment = self.assignments.get(entry.partition_id)
+        assignment = self.assignment(entry.partition_id)
         is_of_run = entry.run_id == self.run_id and entry.run_id not in self.retired
         if not is_of_run or assignment is None or entry.epoch != assignment.epoch:
             raise FencedError(
@@ -314,7 +314,7 @@ class StateLedger(LedgerState):
                 epoch=entry.epoch,
                 newest_epoch=None if assignment is None else assignment.epoch,
             )
-        in_force = self.layouts.later_in_force(entry.run_id, entry.version - 1)
+        in_force = self.layouts.in_force(entry.run_id, entry.version - 1)
         if self.layouts.of(entry.partition_id) is not in_force:
             raise FencedError(
                 "the state was rescaled, and the version is one of other shards; the commit was not counted and no version changed",
@@ -333,7 +333,7 @@ class StateLedger(LedgerState):
                 partition=entry.partition_id,
                 version=entry.version,
             )
-        self.discards.refuse(commit.file for commit in entries)
+        self.refuse_discarded(commit.file for commit in entries)
         base = self.base_version(entry.partition_id, entry.version - 1)
         if entry.base_version != base:
             raise InvalidRequestError(
@@ -369,7 +369,7 @@ class StateLedger(LedgerState):
         )
         if not is_of_commit or any(existing.version >= snapshot.version for existing in snapshots):
             return [], False
-        self.discards.refuse(snapshot.files)
+        self.refuse_discarded(snapshot.files)
         return [SnapshotAdded(snapshot)], True
 
     def decide_truncation(self, min_versions_to_retain: int) -> tuple[list[Record], dict[ShardKey, int]]:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from coordinator.ledger.cleaning_rules import ListingSchedule, Pins, abandoned, orphans, prunable_records
+from coordinator.ledger.cleaning_rules import ListingSchedule, orphans, prunable_records
 from coordinator.ledger.records import BranchBorn, BranchEnded, BranchMade, Dropped, Record
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.log.ledger_writer import LedgerWriter
@@ -53,15 +53,22 @@ class Cleaner:
         self._maintenance = maintenance
         self._clock = clock
         self._started_s = clock.elapsed_s()
-        self._pins = Pins(maintenance.grace_s)
+        #: Files that readers were given in load plans, each with the time until which it stays.
+        self._pinned_until_s: dict[str, float] = {}
         self._schedules: dict[str, ListingSchedule] = {}
         #: Branches that are in a log and do not exist yet, each with the time since which that was seen.
         self._unborn: dict[str, tuple[BranchMade, float]] = {}
 
     def pin(self, loading: LoadPlans) -> None:
         """Keep the files of load plans for the grace period: a reader has the plans."""
-        files = [file for plan in loading.plans.values() for file in plan.files()]
-        self._pins.add(files, self._clock.elapsed_s())
+        files = (file for plan in loading.plans.values() for file in plan.files())
+        self._pinned_until_s |= dict.fromkeys(files, self._clock.elapsed_s() + self._maintenance.grace_s)
+
+    def _pinned(self) -> set[str]:
+        """Return the pinned files; files whose time is over are forgotten."""
+        now_s = self._clock.elapsed_s()
+        self._pinned_until_s = {file: until_s for file, until_s in self._pinned_until_s.items() if until_s > now_s}
+        return set(self._pinned_until_s)
 
     async def round(self, writer: LedgerWriter, state_name: str) -> Sequence[ObjectInfo]:
         """Run a regular round: truncate, and clean if there may be something to find; returns the deleted files."""
@@ -118,13 +125,13 @@ class Cleaner:
         unfinished = await asyncio.to_thread(self._store.list_unfinished, state_name)
         referenced, branches = await writer.read(_referenced)
         shared = await self._shared(writer, branches, may_write=not dry_run)
-        pinned = self._pins.current(self._clock.elapsed_s())
         needed = await writer.needed(infos)
         grace_s = self._maintenance.grace_s
         return [
-            *([] if shared is None else orphans(infos, referenced | shared, pinned, now_s, grace_s)),
+            *([] if shared is None else orphans(infos, referenced | shared | self._pinned(), now_s, grace_s)),
             *prunable_records(infos, needed.seq, needed.parts, now_s, grace_s),
-            *abandoned(unfinished, now_s, grace_s),
+            # Their writers are taken for dead. One that was only asleep finds its file gone: its write fails, as any write may.
+            *(info for info in unfinished if now_s - info.modified_s > grace_s),
         ]
 
     async def _delete(self, writer: LedgerWriter, state_name: str, schedule: ListingSchedule) -> list[ObjectInfo]:
@@ -144,7 +151,7 @@ class Cleaner:
         if not branches.items() <= looked_at.items():
             # A branch was made meanwhile, and it is not known which files it needs.
             return []
-        needed = referenced | self._pins.current(self._clock.elapsed_s())
+        needed = referenced | self._pinned()
         files = [info for info in candidates if info.path not in needed]
         # Records go because of a checkpoint that was read; that it can be read does not prove that it outlives a power loss.
         await asyncio.to_thread(self._store.ensure_durable, f"{state_name}/checkpoints")

@@ -18,14 +18,13 @@ import msgspec
 from msgspec import structs
 
 from coordinator.ledger.checkpoints import Part, Written, records_of_part
+from coordinator.ledger.history_changes import records_of
 from coordinator.ledger.records import Committed, SnapshotAdded
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import CommitUnknownError, CorruptStateError, StorageUnavailableError
-from coordinator.model.file_format import FORMAT, check_format, check_place
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.model.stored_json import from_json
-from coordinator.runtime.runtime import Pool, random_id
+from coordinator.model.stored_json import FORMAT, check_format, check_place, from_json
+from coordinator.runtime.runtime import Pool
 from coordinator.storage.protocol import ObjectStore
 
 #: Beginning of a sealed object.
@@ -79,12 +78,6 @@ def parts_of(checkpoint: Mapping[str, Any]) -> tuple[Part, ...]:
     return from_json(checkpoint.get("parts", ()), tuple[Part, ...])
 
 
-def _records_of_ledger(ledger: Mapping[str, Any]) -> tuple[Committed | SnapshotAdded, ...]:
-    """Return the commits and snapshots that a checkpoint has itself, and not in parts."""
-    entries = map(Committed, from_json(ledger["entries"], list[CommitEntry]))
-    return (*entries, *map(SnapshotAdded, from_json(ledger["snapshots"], list[SnapshotEntry])))
-
-
 class LogFiles:
     """Reads the files of one state's log, compares each with its place, and writes the state's metadata.
 
@@ -94,14 +87,7 @@ class LogFiles:
         Threads that read files side by side; without them one is read after the other.
     """
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        state_name: str,
-        *,
-        new_id: Callable[[], str] = random_id,
-        readers: Pool | None = None,
-    ) -> None:
+    def __init__(self, store: ObjectStore, state_name: str, new_id: Callable[[], str], readers: Pool | None) -> None:
         self._store = store
         self._state_name = state_name
         self._new_id = new_id
@@ -125,7 +111,7 @@ class LogFiles:
             parts = parts_of(data)
             earlier = self._records_of(parts) if parts else None
             ledger = StateLedger.from_json(f"{self._store.uri}/{self._state_name}", folded, earlier)
-            rest = _records_of_ledger(folded) if parts else ()
+            rest = records_of(folded) if parts else ()
             record_id = data.get("record_id", "")
             self._check_record_of(path, record_id)
             return ledger, Written(int(data["seq"]), parts, rest), record_id

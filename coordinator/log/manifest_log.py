@@ -34,8 +34,7 @@ from coordinator.model.errors import (
     StateReplacedError,
     StorageUnavailableError,
 )
-from coordinator.model.file_format import check_format, check_place
-from coordinator.model.stored_json import from_json
+from coordinator.model.stored_json import check_format, check_place, from_json
 from coordinator.runtime.runtime import Pool, random_id
 from coordinator.storage.protocol import ObjectInfo, ObjectStore
 
@@ -83,11 +82,12 @@ class ManifestLog(LogFiles):
         part_records: int = PART_RECORDS,
         readers: Pool | None = None,
     ) -> None:
-        super().__init__(store, state_name, new_id=new_id, readers=readers)
+        super().__init__(store, state_name, new_id, readers)
         self._writer_id = writer_id
         self._checkpoint_interval = checkpoint_interval
         self._part_records = part_records
-        self._seq = 0
+        #: Sequence number of the last record that was loaded or appended.
+        self.seq = 0
         #: The newest checkpoint's contents; None while one is being written, and where none is known.
         self._written: Written | None = None
         self._since = Since(0)
@@ -155,7 +155,7 @@ class ManifestLog(LogFiles):
         # Before any answer: the process that wrote the newest records may have died before they were durable.
         for folder in ("manifest", "checkpoints"):
             self._store.ensure_durable(f"{self._state_name}/{folder}")
-        self._seq, self._written, self._since, self._record_id = max(done, newest), written, since, record_id
+        self.seq, self._written, self._since, self._record_id = max(done, newest), written, since, record_id
         return ledger
 
     def _load_checkpoint(self, checkpoints: Sequence[ObjectInfo]) -> tuple[StateLedger, Written | None, str]:
@@ -206,7 +206,7 @@ class ManifestLog(LogFiles):
     def is_newest(self) -> bool:
         """Return whether no other writer has appended since this log was last loaded or appended to."""
         try:
-            self._store.get(self._path("manifest", self._seq + 1))
+            self._store.get(self._path("manifest", self.seq + 1))
         except FileNotFoundError:
             return True
         return False
@@ -220,7 +220,7 @@ class ManifestLog(LogFiles):
         }
         if self.load_metadata() is not None or not any(numbers.values()):
             return False
-        self._seq, self._record_id = max(seq for seqs in numbers.values() for seq in seqs), ""
+        self.seq, self._record_id = max(seq for seqs in numbers.values() for seq in seqs), ""
         self.append([Dropped(None)])
         self._store.delete_all([self._path("checkpoints", seq) for seq in numbers["checkpoints"]])
         return True
@@ -231,11 +231,11 @@ class ManifestLog(LogFiles):
 
     def _has_last_record(self) -> bool:
         """Return whether the record that was last loaded or appended here is still where it was."""
-        if not self._seq or not self._record_id:
+        if not self.seq or not self._record_id:
             return True
         try:
             # Its id is nowhere else, and parsing all of a large record takes longer than reading it.
-            return self._record_id.encode() in self._store.get(self._path("manifest", self._seq))
+            return self._record_id.encode() in self._store.get(self._path("manifest", self.seq))
         except FileNotFoundError:
             return False
 
@@ -257,7 +257,7 @@ class ManifestLog(LogFiles):
         """
         if self._has_last_record():
             return
-        path = self._path("manifest", self._seq)
+        path = self._path("manifest", self.seq)
         if self.was_passed():
             raise LogConflictError("the log has gone on, and was cleaned since", file=path)
         raise StateReplacedError(
@@ -277,17 +277,12 @@ class ManifestLog(LogFiles):
         freed, however long all of this took: a file that was put there is the log's, and one that was not found there never was.
         """
         checkpoints = [seq_of(info.path) for info in self._store.list(f"{self._state_name}/checkpoints")]
-        return len(checkpoints) > 1 and self._seq <= sorted(checkpoints)[-2]
-
-    @property
-    def seq(self) -> int:
-        """Sequence number of the last record that was loaded or appended."""
-        return self._seq
+        return len(checkpoints) > 1 and self.seq <= sorted(checkpoints)[-2]
 
     @property
     def is_checkpoint_due(self) -> bool:
         """Whether a checkpoint is due after the last record."""
-        return self._seq % self._checkpoint_interval == 0
+        return self.seq % self._checkpoint_interval == 0
 
     def append(self, records: list[Record]) -> None:
         """Append records after the last one that is known here, if that is still there.
@@ -305,7 +300,7 @@ class ManifestLog(LogFiles):
         """
         # A free sequence number proves nothing: in an older copy, or in another state's log, it is free as well.
         self.check_replaced()
-        seq = self._seq + 1
+        seq = self.seq + 1
         record_id = self._new_id()
         body = {
             **self._facts(),
@@ -316,7 +311,7 @@ class ManifestLog(LogFiles):
             "records": list(map(recorded, records)),
         }
         self._put(self._path("manifest", seq), seal(body), record_id)
-        self._seq, self._record_id = seq, record_id
+        self.seq, self._record_id = seq, record_id
         if any(isinstance(record, Dropped) for record in records):
             # No checkpoint goes on from parts of the dropped state.
             self._written = None
@@ -365,10 +360,10 @@ class ManifestLog(LogFiles):
         """Return the plan of a checkpoint of the ledger, which is as the last record left it. It is written before the next one
         is planned.
         """
-        plan = plan_checkpoint(self._seq, ledger, self._written, self._since, self._part_records)
+        plan = plan_checkpoint(self.seq, ledger, self._written, self._since, self._part_records)
         plan = replace(plan, record_id=self._record_id)
         # Set by write_checkpoint: if that fails, it is not known which files are there, and the next checkpoint is written whole.
-        self._written, self._since = None, self._since.after(self._seq)
+        self._written, self._since = None, self._since.after(self.seq)
         return plan
 
     def write_checkpoint(self, plan: CheckpointPlan) -> None:
@@ -382,7 +377,7 @@ class ManifestLog(LogFiles):
                 **self._facts(),
                 "seq": plan.seq,
                 "record_id": plan.record_id,
-                "folded": plan.ledger.to_json(),
+                "folded": plan.folded,
             }
             if parts:
                 body["parts"] = parts

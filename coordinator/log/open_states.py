@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ class RestingState:
     Attributes
     ----------
     encoded
-        :func:`~coordinator.telemetry.status.query_details` of it, as JSON, which takes a fraction of the objects' memory.
+        :func:`~coordinator.telemetry.status.query_status` of it with details, as JSON, which takes a fraction of the objects' memory.
     """
 
     query_id: str
@@ -73,11 +73,11 @@ class OpenStates:
         #: How often each state's ledger was opened.
         self.openings: Counter[str] = Counter()
         #: States whose ledgers were unloaded, until they are asked for.
-        self._resting: dict[str, RestingState] = {}
+        self.resting: dict[str, RestingState] = {}
         #: By state, runs that worked with a state that was in its folder before; see :attr:`LedgerWriter.barred`.
         self._barred: dict[str, frozenset[str]] = {}
         #: States that could not be opened the last time that all were, each with the error.
-        self._unreadable: dict[str, str] = {}
+        self.unreadable: dict[str, str] = {}
         #: One a state: tasks of other states do not wait for one that is slow to read, or broken.
         self._opening: dict[str, asyncio.Lock] = {}
 
@@ -92,7 +92,7 @@ class OpenStates:
                 writer = self._present(state_name)
                 if writer is None:
                     writer = self._writers[state_name] = await self._opened(state_name)
-                    self._resting.pop(state_name, None)
+                    self.resting.pop(state_name, None)
             # Callers that still wait have the lock itself, and later ones find the writer.
             self._opening.pop(state_name, None)
         return writer
@@ -114,8 +114,8 @@ class OpenStates:
     async def notice_deleted(self, state_name: str) -> None:
         """Drop a state from memory if its folder was deleted: its name is free, and nothing more is written for it."""
         writer = self._writers.get(state_name)
-        if state_name in self._resting and not await self.has_metadata(state_name):
-            self._resting.pop(state_name, None)
+        if state_name in self.resting and not await self.has_metadata(state_name):
+            self.resting.pop(state_name, None)
         if writer is not None and await writer.is_deleted() and self._writers.pop(state_name, None) is not None:
             log.warning(
                 "the folder of a state was deleted while its ledger was open: what memory has of it is dropped; its name is free, "
@@ -139,20 +139,12 @@ class OpenStates:
         self._asked_s.pop(state_name, None)
         if details is not None:
             encoded = json.dumps(details).encode()
-            self._resting[state_name] = RestingState(details["query_id"], encoded)
+            self.resting[state_name] = RestingState(details["query_id"], encoded)
         return True
-
-    def forget_deleted(self, stored: Collection[str]) -> None:
-        """Drop the resting states that are not stored any more."""
-        self._resting = {name: state for name, state in self._resting.items() if name in stored}
-
-    def resting(self) -> Mapping[str, RestingState]:
-        """Return the states whose ledgers were unloaded, by name."""
-        return self._resting
 
     async def of_query(self, query_id: str) -> list[LedgerWriter]:
         """Return the writers of the states of a query, as far as they are known and can be read; resting ones are opened."""
-        for name in [name for name, state in self._resting.items() if state.query_id == query_id]:
+        for name in [name for name, state in self.resting.items() if state.query_id == query_id]:
             try:
                 await self.writer(name)
             except (CorruptStateError, NewerFormatError) as error:
@@ -214,40 +206,29 @@ class OpenStates:
             if writer.ledger is not None and writer.metadata is not None:
                 yield writer.ledger, writer.metadata
 
-    async def stored(self) -> list[str]:
-        """Return the names of all states below the fleet's URI, open or not."""
-        names = filter(is_state_name, await asyncio.to_thread(self._store.folders))
-        # A state is known by its metadata; its folder is not listed.
-        candidates = list(names)
-        are_states = await asyncio.gather(*map(self.has_metadata, candidates))
-        return [name for name, is_state in zip(candidates, are_states, strict=True) if is_state]
-
     async def open_all(self) -> list[str]:
         """Open every state but the resting ones, whose details are known; returns the names of all.
 
-        A state that cannot be read does not keep the others from being opened: see :meth:`unreadable`.
+        A state that cannot be read does not keep the others from being opened: see :attr:`unreadable`.
         """
-        names = await self.stored()
-        self.forget_deleted(names)
-        without = [
-            name for name in await asyncio.to_thread(self._store.folders) if is_state_name(name) and name not in names
-        ]
+        folders = list(filter(is_state_name, await asyncio.to_thread(self._store.folders)))
+        # A state is known by its metadata; its folder is not listed.
+        are_states = await asyncio.gather(*map(self.has_metadata, folders))
+        names = [name for name, is_state in zip(folders, are_states, strict=True) if is_state]
+        without = [name for name, is_state in zip(folders, are_states, strict=True) if not is_state]
+        self.resting = {name: state for name, state in self.resting.items() if name in names}
         # Left by a copy that was cut off, or by a query that wrote into a deleted folder.
         logs = [name for name in without if await asyncio.to_thread(self._store.list, f"{name}/manifest")]
-        to_open = [name for name in (*names, *logs) if name not in self._resting]
+        to_open = [name for name in (*names, *logs) if name not in self.resting]
         outcomes = await asyncio.gather(*map(self.writer, to_open), return_exceptions=True)
-        self._unreadable = {}
+        self.unreadable = {}
         for name, outcome in zip(to_open, outcomes, strict=True):
             if isinstance(outcome, CorruptStateError | NewerFormatError):
-                self._unreadable[name] = str(outcome)
+                self.unreadable[name] = str(outcome)
                 log.warning("a state cannot be read: %s", outcome, extra={"state": name})
             elif isinstance(outcome, BaseException):
                 raise outcome
         return names
-
-    def unreadable(self) -> Mapping[str, str]:
-        """Return the errors of states that could not be opened the last time that all were, by name."""
-        return self._unreadable
 
     async def has_metadata(self, name: str) -> bool:
         """Return whether a folder is a state's."""

@@ -27,27 +27,7 @@ Messages say what happened, what is safe and what to do next, and end with the v
 
 from __future__ import annotations
 
-__all__ = [
-    "CommitUnknownError",
-    "CorruptStateError",
-    "CredentialsNeededError",
-    "FencedError",
-    "InvalidRequestError",
-    "LogConflictError",
-    "MemoryLimitError",
-    "NewerFormatError",
-    "OperationOutOfOrderError",
-    "SetupError",
-    "StateMismatchError",
-    "StateReplacedError",
-    "StateStoreError",
-    "StorageUnavailableError",
-    "StoreUnavailableError",
-    "SumOverflowError",
-    "VersionNotFoundError",
-    "VersionReplacedError",
-    "WriterBusyError",
-]
+from functools import partial
 
 
 class StateStoreError(Exception):
@@ -72,11 +52,7 @@ class StateStoreError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross process borders (Ray, Spark): keyword context needs its own way through pickle.
-        return (_rebuild, (type(self), self.message, self.context))
-
-
-def _rebuild(kind: type[StateStoreError], message: str, context: dict[str, object]) -> StateStoreError:
-    return kind(message, **context)
+        return partial(type(self), self.message, **self.context), ()
 
 
 class InvalidRequestError(StateStoreError, ValueError):
@@ -149,3 +125,8 @@ class MemoryLimitError(StateStoreError):
 
 class SetupError(StateStoreError):
     """The environment lacks something: a Ray cluster, Java 17, RayDP."""
+
+
+__all__ = sorted(
+    name for name, kind in globals().items() if isinstance(kind, type) and issubclass(kind, StateStoreError)
+)

@@ -1,4 +1,4 @@
-"""Leases of shards, and where shards are."""
+"""Leases of shards, where shards are, and how they came there. Pure."""
 
 from __future__ import annotations
 
@@ -40,3 +40,43 @@ class Lease(Struct, frozen=True):
     epoch: int
     location: ActorLocation
     standbys: tuple[str, ...] = ()
+
+
+class CopyResult(Struct, frozen=True, forbid_unknown_fields=True):
+    """The copy of a partition that a store actor took from another one before it had the partition's lease.
+
+    Attributes
+    ----------
+    version
+        Newest version of the copy; 0 if there is none: the partition will be loaded from its files.
+    moved_bytes
+        Bytes of Arrow data that came from the memory of the other store actor.
+    """
+
+    version: int
+    moved_bytes: int
+    duration_ms: int
+
+
+class ShardMove(Struct, frozen=True, forbid_unknown_fields=True):
+    """A shard was given to a store actor, or was to be given to it.
+
+    Attributes
+    ----------
+    version
+        Newest version of the shard then.
+    former
+        Store actor that had it; None if it was never leased.
+    preparation
+        The copy that the new one took beforehand, while batches went on; None if it loads the shard from its files.
+    error
+        Why the shard stayed with `former`; empty if it went to `location`.
+    """
+
+    epoch: int
+    version: int
+    former: ActorLocation | None
+    location: ActorLocation
+    reason: str
+    preparation: CopyResult | None = None
+    error: str = ""

@@ -150,16 +150,8 @@ class StateSchema(Struct, frozen=True, omit_defaults=True):
         return hash(self._compared()[:-1])
 
     def _compared(self) -> tuple[Any, ...]:
-        return (
-            self.keys,
-            self.inputs,
-            self.accumulators,
-            self.expiry_key,
-            self.delay_ms,
-            self.output_mode,
-            self.operator,
-            self.options,
-        )
+        """Return all fields but the last one, `shown`."""
+        return structs.astuple(self)[:-1]
 
     @property
     def state_fields(self) -> tuple[Field, ...]:

@@ -6,9 +6,8 @@ from typing import Any
 
 from msgspec import Struct, structs, to_builtins
 
-from coordinator.model.file_format import FORMAT
 from coordinator.model.schema import StateSchema
-from coordinator.model.stored_json import always_written, from_json
+from coordinator.model.stored_json import FORMAT, always_written, from_json
 
 
 class StateMetadata(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -23,7 +22,7 @@ class StateMetadata(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     num_shards: int
     output_mode: str
     schema: StateSchema | None = always_written(None)
-    #: Format of the file (:mod:`coordinator.model.file_format`).
+    #: Format of the file (:mod:`coordinator.model.stored_json`).
     format_version: int = always_written(FORMAT)
     #: Id that no other state has, also none of the same name; empty until the file is written.
     state_id: str = ""

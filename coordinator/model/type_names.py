@@ -1,5 +1,8 @@
 """Names of Arrow types, as a state's schema has them, and what such a type is to Arrow and to Spark.
 
+Nested types are named ``array<int32>``, ``map<string,int64 not null>``, ``struct<"a":int32,"b":string>``. Elements, values and fields
+may be null unless they are ``not null``.
+
 Beside the types of a user's columns there are those that only accumulators have: lists and counted values, which grow with their
 group, histograms, and states of a fixed number of words.
 """
@@ -7,11 +10,11 @@ group, histograms, and states of a fixed number of words.
 from __future__ import annotations
 
 import base64
+import json
+import re
 from typing import Any
 
 import pyarrow as pa
-
-from coordinator.model.nested_types import is_nested, nested_name, nested_spark_type, nested_type
 
 _SIMPLE: dict[str, pa.DataType] = {
     "bool": pa.bool_(),
@@ -37,6 +40,11 @@ _WIDER = {
     "float32": ("float64",),
 }
 
+_NESTED = ("array<", "map<", "struct<")
+_ATOMIC = re.compile(r"decimal\(\d+,\d+\)|\w+")
+_NOT_NULL = " not null"
+#: The name of a struct's field, a string of JSON.
+_FIELD_NAME = re.compile(r'"(?:[^"\\]|\\.)*"')
 #: Before the name of an element's type.
 _LIST = "list<"
 #: Before the type of values that are counted.
@@ -50,9 +58,24 @@ _ARROW = "arrow:"
 
 
 def type_to_string(data_type: pa.DataType) -> str:
-    """Return the name of an Arrow type in a state's schema; the time zone of a timestamp is dropped, its instant is UTC."""
-    nested = nested_name(data_type, type_to_string)
-    return _atomic_name(data_type) if nested is None else nested
+    """Return the name of an Arrow type in a state's schema; the time zone of a timestamp is dropped, its instant is UTC.
+
+    Raises
+    ------
+    ValueError
+        No state can hold the type.
+    """
+    if pa.types.is_map(data_type):
+        return f"map<{type_to_string(data_type.key_type)},{_held(data_type.item_field)}>"
+    if pa.types.is_list(data_type):
+        return f"array<{_held(data_type.value_field)}>"
+    if pa.types.is_struct(data_type):
+        return f"struct<{','.join(f'{json.dumps(field.name)}:{_held(field)}' for field in data_type)}>"
+    return _atomic_name(data_type)
+
+
+def _held(field: pa.Field) -> str:
+    return type_to_string(field.type) + ("" if field.nullable else _NOT_NULL)
 
 
 def _atomic_name(data_type: pa.DataType) -> str:
@@ -64,6 +87,16 @@ def _atomic_name(data_type: pa.DataType) -> str:
         if data_type == simple:
             return name
     raise ValueError(f"no state can hold the Arrow type {data_type}")
+
+
+def is_nested(name: str) -> bool:
+    """Return whether a name is that of an array, a map or a struct."""
+    return name.startswith(_NESTED)
+
+
+def has_map(name: str) -> bool:
+    """Return whether a type's name is a map, or one of a type with maps in it."""
+    return is_nested(name) and "map<" in _FIELD_NAME.sub("", name)
 
 
 def list_type(element: str) -> str:
@@ -123,7 +156,49 @@ def string_to_type(name: str) -> pa.DataType:
     if name.startswith(_ARROW):
         serialized = base64.b64decode(name.removeprefix(_ARROW))
         return pa.ipc.read_schema(pa.py_buffer(serialized)).field(0).type
-    return nested_type(name, string_to_type) if is_nested(name) else _SIMPLE[name]
+    return _NestedReader(name).type() if is_nested(name) else _SIMPLE[name]
+
+
+class _NestedReader:
+    """Reads the name of a nested type, part by part; raises ValueError where it is no such name."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._position = name, 0
+
+    def _has(self, text: str) -> bool:
+        matches = self._name.startswith(text, self._position)
+        self._position += len(text) if matches else 0
+        return matches
+
+    def type(self) -> pa.DataType:
+        if self._has("array<"):
+            return self._closed(pa.list_(self._field("element")))
+        if self._has("map<"):
+            key = pa.field("key", self.type(), nullable=False)
+            self._has(",")
+            return self._closed(pa.map_(key, self._field("value")))
+        if self._has("struct<"):
+            fields = []
+            while not self._has(">"):
+                self._has(",")
+                name, end = json.JSONDecoder().raw_decode(self._name, self._position)
+                self._position = end + 1  # and the colon
+                fields.append(self._field(name))
+            return pa.struct(fields)
+        match = _ATOMIC.match(self._name, self._position)
+        if match is None:
+            raise ValueError(f"no name of a type: {self._name}")
+        self._position = match.end()
+        return string_to_type(match.group())
+
+    def _field(self, name: str) -> pa.Field:
+        data_type = self.type()
+        return pa.field(name, data_type, nullable=not self._has(_NOT_NULL))
+
+    def _closed(self, data_type: pa.DataType) -> pa.DataType:
+        if not self._has(">"):
+            raise ValueError(f"no name of a type: {self._name}")
+        return data_type
 
 
 def is_wider(before: str, after: str) -> bool:
@@ -163,8 +238,29 @@ def spark_type(name: str) -> str | dict[str, Any]:
     if name.startswith(_WORDS):
         return "binary"
     if is_nested(name):
-        return nested_spark_type(string_to_type(name), lambda inner: spark_type(type_to_string(inner)))  # type: ignore[no-any-return]
+        return _nested_spark_type(string_to_type(name))
     return _SPARK.get(name, name)
+
+
+def _nested_spark_type(data_type: pa.DataType) -> dict[str, Any]:
+    def spark_of(inner: pa.DataType) -> str | dict[str, Any]:
+        return spark_type(type_to_string(inner))
+
+    if pa.types.is_map(data_type):
+        return {
+            "type": "map",
+            "keyType": spark_of(data_type.key_type),
+            "valueType": spark_of(data_type.item_type),
+            "valueContainsNull": data_type.item_field.nullable,
+        }
+    if pa.types.is_list(data_type):
+        field = data_type.value_field
+        return {"type": "array", "elementType": spark_of(field.type), "containsNull": field.nullable}
+    fields = [
+        {"name": item.name, "type": spark_of(item.type), "nullable": item.nullable, "metadata": {}}
+        for item in data_type
+    ]
+    return {"type": "struct", "fields": fields}
 
 
 def _part(name: str, kind: str, *, nullable: bool) -> dict[str, Any]:

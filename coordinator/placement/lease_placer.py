@@ -10,21 +10,12 @@ any caller learns of it (:meth:`coordinator.ledger.state_ledger.StateLedger.deci
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from coordinator.model.identities import ActorLocation
 from coordinator.placement.policies import POLICIES, ActorSlot, Choice, PlacementPolicy
-
-
-@dataclass(frozen=True, slots=True)
-class ActorLoad:
-    """Partitions that are leased to a store actor, with the rows and bytes of their newest versions."""
-
-    partitions: int = 0
-    state_rows: int = 0
-    state_bytes: int = 0
 
 
 class FleetView(Protocol):
@@ -39,8 +30,8 @@ class FleetView(Protocol):
     def actors(self) -> Collection[ActorLocation]:
         """Return the live store actors; each says on which node it is."""
 
-    def load(self, location: ActorLocation) -> ActorLoad:
-        """Return the load of a store actor, over all states that were opened."""
+    def load(self, location: ActorLocation) -> int:
+        """Return how many partitions are leased to a store actor, over all states that were opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,29 +52,21 @@ class LeaseRequest:
     present: ActorLocation | None
 
 
-class LeasePlacer(Protocol):
-    """Chooses the store actor of a lease."""
-
-    def place(self, request: LeaseRequest, fleet: FleetView) -> Choice:
-        """Return the store actor that is to have the shard. That of `request.present` leaves it there, unless that one is dead.
-
-        Called for every lease, within the coordinator's turn: it must be quick. The same call may be repeated.
-        """
+#: Returns the store actor that is to have the shard. That of ``request.present`` leaves it there, unless that one is dead. Called for
+#: every lease, within the coordinator's turn: it must be quick. The same call may be repeated.
+LeasePlacer = Callable[[LeaseRequest, FleetView], Choice]
 
 
-class StayElseLocal:
-    """Leaves a shard where it is as long as that store actor is alive, also when a new run starts: loaded state survives the driver.
+def stay_else_local(request: LeaseRequest, fleet: FleetView) -> Choice:
+    """Leave a shard where it is as long as that store actor is alive, also when a new run starts: loaded state survives the driver.
 
     Otherwise the shard goes to the node whose task asks.
     """
-
-    def place(self, request: LeaseRequest, fleet: FleetView) -> Choice:
-        """Return the choice; see :class:`LeasePlacer`."""
-        if request.present is None:
-            return Choice(request.asking, "its first task ran there")
-        if fleet.is_alive(request.present):
-            return Choice(request.present)
-        return Choice(request.asking, "the store actor that had it was lost; the task that asked for it ran there")
+    if request.present is None:
+        return Choice(request.asking, "its first task ran there")
+    if fleet.is_alive(request.present):
+        return Choice(request.present)
+    return Choice(request.asking, "the store actor that had it was lost; the task that asked for it ran there")
 
 
 @dataclass(slots=True)
@@ -129,8 +112,6 @@ class PlannedLeases:
     """
 
     def __init__(self) -> None:
-        #: Places shards that are in no plan.
-        self._fallback = StayElseLocal()
         self.drained: set[str] = set()
         self._plans: defaultdict[str, LeasePlan] = defaultdict(LeasePlan)
 
@@ -150,12 +131,12 @@ class PlannedLeases:
     # -- leases ---------------------------------------------------------------------------------------------------
 
     def place(self, request: LeaseRequest, fleet: FleetView) -> Choice:
-        """Return the planned store actor, if it is alive, else a standby, else the choice of :class:`StayElseLocal`."""
+        """Return the planned store actor, if it is alive, else a standby, else the choice of :func:`stay_else_local`."""
         planned = self.planned(request.state_name, request.partition_id, fleet)
         if planned is not None:
             return planned
         promoted = self.promoted(request.state_name, request.partition_id, request.present, fleet)
-        choice = promoted or self._fallback.place(replace(request, asking=self._of_node(request, fleet)), fleet)
+        choice = promoted or stay_else_local(replace(request, asking=self._of_node(request, fleet)), fleet)
         plan = self._plans.get(request.state_name)
         if plan is not None and plan.slots and choice.location != request.present:
             plan.is_skewed = True
@@ -177,7 +158,7 @@ class PlannedLeases:
         if request.present is None or (plan is not None and request.partition_id in plan.at_end):
             return False
         planned = self.planned(request.state_name, request.partition_id, fleet)
-        choice = planned or self._fallback.place(request, fleet)
+        choice = planned or stay_else_local(request, fleet)
         return choice.location == request.present and fleet.is_alive(request.present)
 
     def planned(self, state_name: str, partition_id: int, fleet: FleetView) -> Choice | None:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from coordinator.model.copy_result import ShardMove
 from coordinator.model.identities import ActorLocation
+from coordinator.model.leases import ShardMove
 from coordinator.placement.lease_placer import FleetView, PlannedLeases, live_incarnation
 from coordinator.placement.policies import POLICIES, ActorSlot, Choice, PlacementPolicy, PlacementRequest, slot_order
 
@@ -184,7 +184,7 @@ class MovePlanner:
             MappingProxyType(current),
             frozenset(self.leases.drained),
         )
-        return {partitions[shard]: choice for shard, choice in plan.policy.assign(request).items()}
+        return {partitions[shard]: choice for shard, choice in plan.policy(request).items()}
 
 
 def _moves(

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
 
 import numpy as np
 
-from coordinator.model.copy_result import CopyResult
 from coordinator.model.identities import ActorLocation
+from coordinator.model.leases import CopyResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,72 +88,38 @@ class Choice:
     copy_result: CopyResult | None = None
 
 
-class PlacementPolicy(Protocol):
-    """Assigns shards to store actors.
-
-    A policy runs in the coordinator, whose other answers wait for it: it has to be quick, and uses no I/O. The same request has to give
-    the same answer.
-    """
-
-    def assign(self, request: PlacementRequest) -> Mapping[int, Choice]:
-        """Return choices by shard, for shards that have no store actor yet or are to go to another one.
-
-        A shard without a choice stays where it is; one that has no store actor goes to that of the node whose task asks for it first.
-        Choices are of the request's slots. A shard of a drained node has to have one.
-        """
+#: Returns choices by shard, for shards that have no store actor yet or are to go to another one. A shard without a choice stays where
+#: it is; one that has no store actor goes to that of the node whose task asks for it first. Choices are of the request's slots. A shard
+#: of a drained node has to have one. A policy runs in the coordinator, whose other answers wait for it: it has to be quick, and uses no
+#: I/O. The same request has to give the same answer.
+PlacementPolicy = Callable[[PlacementRequest], Mapping[int, Choice]]
 
 
-class Balance:
-    """Spreads the shards of a state over the store actors by their cores, with as few moves as that takes."""
-
-    def assign(self, request: PlacementRequest) -> Mapping[int, Choice]:
-        """Return the choices of :func:`spread`."""
-        return spread(request.num_shards, request.slots, request.current, request.query_id, request.drained)
-
-
-class Stay:
-    """Spreads shards that no store actor has, as :class:`Balance` does, and leaves all others where they are.
+def stay(request: PlacementRequest) -> Mapping[int, Choice]:
+    """Spread shards that no store actor has, as :func:`balance` does, and leave all others where they are.
 
     Nothing is moved to a node that joins: for states that are too large to copy while batches go on. Shards leave a drained node.
     """
-
-    def assign(self, request: PlacementRequest) -> Mapping[int, Choice]:
-        """Return choices for shards that no live store actor has, and for those of drained nodes."""
-        choices = Balance().assign(request)
-        return {
-            shard: choice
-            for shard, choice in choices.items()
-            if shard not in request.current or request.current[shard].node_id in request.drained
-        }
+    return {
+        shard: choice
+        for shard, choice in balance(request).items()
+        if shard not in request.current or request.current[shard].node_id in request.drained
+    }
 
 
-#: Policies by the name that ``connect(placement=..)`` takes.
-POLICIES: Mapping[str, PlacementPolicy] = MappingProxyType({"balance": Balance(), "stay": Stay()})
+def balance(request: PlacementRequest) -> Mapping[int, Choice]:
+    """Spread the shards of a state over the store actors by their cores, with as few moves as that takes.
 
-
-def spread(
-    num_shards: int,
-    slots: Sequence[ActorSlot],
-    current: Mapping[int, ActorLocation],
-    query_id: str,
-    drained: Collection[str] = (),
-) -> dict[int, Choice]:
-    """Return choices for shards that are to go to another store actor, or that have none yet.
-
-    - A slot gets shards by its cores; a slot that has no more shards than that keeps them.
+    - A slot gets shards by its cores; a slot that has no more shards than that keeps them. Without any slot nothing is moved.
     - A shard without a store actor goes to its slot in one order, the same for every state of a query that has as many shards. So
       operators whose keys are the same have the same rows on the same node.
     - Each query begins that order at a slot of its own, so that remainders do not all fall to the same slot.
-
-    Parameters
-    ----------
-    slots
-        Store actors of nodes that have executors. Without any nothing is moved.
     """
-    ordered = sorted((slot for slot in slots if slot.cores > 0), key=slot_order)
+    num_shards, current = request.num_shards, request.current
+    ordered = sorted((slot for slot in request.slots if slot.cores > 0), key=slot_order)
     if not ordered:
         return {}
-    start = zlib.crc32(query_id.encode()) % len(ordered)
+    start = zlib.crc32(request.query_id.encode()) % len(ordered)
     ordered = [*ordered[start:], *ordered[:start]]
     turns = _turns(num_shards, [slot.cores for slot in ordered])
     capacity = Counter(turns)
@@ -178,11 +143,15 @@ def spread(
     for shard in sorted(movable, key=lambda shard: capacity[turns[shard]] == 0):
         index = turns[shard] if capacity[turns[shard]] > 0 else next(iter(capacity))
         take(index)
-        choices[shard] = Choice(ordered[index].location, _reason(current.get(shard), index_of, drained))
+        choices[shard] = Choice(ordered[index].location, _reason(current.get(shard), index_of, request.drained))
     for shard, index in kept.items():
         if current[shard] != ordered[index].location:
             choices[shard] = Choice(ordered[index].location, "the store actor of its node started again")
     return choices
+
+
+#: Policies by the name that ``connect(placement=..)`` takes.
+POLICIES: Mapping[str, PlacementPolicy] = MappingProxyType({"balance": balance, "stay": stay})
 
 
 def _turns(num_shards: int, weights: Sequence[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Clock, ids and threads of a process.
+"""Clock, ids and threads of a process, and the pace of repeated attempts.
 
 The coordinator and the store actors get them as arguments, so that a simulation can replace them. No other module of the two reads a
 clock, makes an id or starts a thread, except the object stores, which wait between their attempts.
@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
@@ -110,11 +111,6 @@ def random_id() -> str:
     return uuid.uuid4().hex
 
 
-def random_seed() -> int:
-    """Return 128 random bits that cannot be guessed."""
-    return secrets.randbits(128)
-
-
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """The clock, ids and threads of a process; by default the machine's own.
@@ -128,7 +124,7 @@ class Runtime:
     clock: Clock = field(default_factory=MachineClock)
     new_id: Callable[[], str] = random_id
     threads: Threads = field(default_factory=MachineThreads)
-    hash_seed: int = field(default_factory=random_seed, repr=False)
+    hash_seed: int = field(default_factory=partial(secrets.randbits, 128), repr=False)
 
 
 def freeze_imports() -> None:
@@ -140,3 +136,31 @@ def freeze_imports() -> None:
 def now_ms(clock: Clock) -> int:
     """Return milliseconds since the epoch."""
     return int(clock.now_s() * 1000)
+
+
+class Retry:
+    """Paces the attempts of one call, by pauses that double up to a limit.
+
+    Parameters
+    ----------
+    within_s
+        Seconds after which no further attempt is to be made.
+    first_pause_s, longest_pause_s
+        The first pause, and the limit, in seconds.
+    """
+
+    def __init__(self, clock: Clock, within_s: float, *, first_pause_s: float, longest_pause_s: float) -> None:
+        self._clock = clock
+        self._deadline_s = clock.elapsed_s() + within_s
+        self._pause_s = first_pause_s
+        self._longest_pause_s = longest_pause_s
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time for attempts is over."""
+        return self._clock.elapsed_s() > self._deadline_s
+
+    def pause(self) -> None:
+        """Wait before the next attempt."""
+        self._clock.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, self._longest_pause_s)

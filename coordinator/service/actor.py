@@ -17,8 +17,7 @@ from coordinator.runtime.logs import log_to_stderr
 from coordinator.runtime.runtime import MachineClock, freeze_imports
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.metric_export import keep_exporting
-from coordinator.storage.counted import CountedObjectStore, StorageStats
-from coordinator.storage.forwarded_credentials import ForwardedCredentialsStore
+from coordinator.storage.actor_store import ForwardedCredentialsStore, StorageStats
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.uris import open_store_in_actor
 
@@ -38,9 +37,8 @@ class CoordinatorActor(Coordinator):
         self._storage_options = storage_options
         self._namespace = namespace
         stats = StorageStats()
-        self._forwarded_store = open_store_in_actor(uri, storage_options, self._ask_store_actors, stats)
-        counted = CountedObjectStore(self._forwarded_store, stats, MachineClock())
-        super().__init__(uri, counted, maintenance, ray.get_runtime_context().get_node_id(), stats=stats)
+        self._objects = open_store_in_actor(uri, storage_options, self._ask_store_actors, stats, MachineClock())
+        super().__init__(uri, self._objects, maintenance, ray.get_runtime_context().get_node_id(), stats=stats)
         log.info("coordinator of %s started", uri, extra={"node": self._node_id})
 
     def _begin(self) -> None:
@@ -61,19 +59,19 @@ class CoordinatorActor(Coordinator):
         InvalidRequestError
             The fleet was started without any, so its processes use those of their environment.
         """
-        if not isinstance(self._forwarded_store, ForwardedCredentialsStore):
+        if not isinstance(self._objects, ForwardedCredentialsStore):
             raise InvalidRequestError(
                 "this fleet was started without credentials in storage_options and uses those in the environment of its processes; "
                 "nothing was changed; connect without them, or call shutdown() of the fleet first",
                 uri=self._uri,
             )
-        await asyncio.to_thread(self._forwarded_store.use_credentials, secrets)
+        await asyncio.to_thread(self._objects.use_credentials, secrets)
 
     async def forwarded_credentials(self) -> Secrets | None:
         """Return the credentials that this process, or else a store actor, has; None if no process has them any more."""
-        if not isinstance(self._forwarded_store, ForwardedCredentialsStore):
+        if not isinstance(self._objects, ForwardedCredentialsStore):
             return None
-        return self._forwarded_store.secrets or await asyncio.to_thread(self._ask_store_actors)
+        return self._objects.secrets or await asyncio.to_thread(self._ask_store_actors)
 
     def _ask_store_actors(self) -> Secrets | None:
         prefix = store_actors_prefix(self._uri)

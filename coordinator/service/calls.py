@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import ray
 from ray._private import state, worker
 from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError, RayTaskError
 
-from coordinator.model.errors import SetupError, StateStoreError, StoreUnavailableError
-from coordinator.runtime.retry import Retry
-from coordinator.runtime.runtime import Clock
+from coordinator.model.errors import StateStoreError
 
 log = logging.getLogger(__name__)
 
@@ -153,59 +151,3 @@ def unwrapped(actors: Actors, handle: Any, reference: Any) -> Any:
         return answer(actors, handle, reference)
     except RayTaskError as error:
         raise (error.cause if isinstance(error.cause, StateStoreError) else error) from None
-
-
-def _called(handle: Any, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the reference of a call. Ray compares the call with the actor's class as it was started."""
-    try:
-        return getattr(handle, method).remote(*args, **kwargs)
-    except (AttributeError, TypeError) as error:
-        raise SetupError(
-            "the fleet was started by another release of Statefleet than this one, and the two cannot talk; nothing was changed; use "
-            "the release that started it, or stop its queries and run `statefleet stop` with that one, and start the queries with this",
-            method=method,
-            cause=error,
-        ) from error
-
-
-def call_until(
-    actors: Actors,
-    clock: Clock,
-    handle: Any,
-    method: str,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    *,
-    deadline_s: float,
-    renew: Callable[[], Any],
-) -> Any:
-    """Call the coordinator, repeating while it restarts (all its methods may be repeated).
-
-    Parameters
-    ----------
-    renew
-        Returns the handle for the next attempt.
-
-    Raises
-    ------
-    StateStoreError
-        The coordinator's error.
-    StoreUnavailableError
-        It did not come back before the deadline.
-    SetupError
-        It has no such method: another release runs.
-    """
-    retry = Retry(clock, deadline_s, first_pause_s=0.02, longest_pause_s=1.0)
-    while True:
-        try:
-            return unwrapped(actors, handle, _called(handle, method, args, kwargs))
-        except RayActorError as error:
-            if retry.is_over:
-                raise StoreUnavailableError(
-                    "the coordinator did not come back in time; committed versions are safe in the object store; see "
-                    "`ray list actors` and its log, then repeat",
-                    method=method,
-                    cause=error,
-                ) from error
-            retry.pause()
-            handle = renew()

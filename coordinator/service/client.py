@@ -6,10 +6,18 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from coordinator.model.errors import CredentialsNeededError, InvalidRequestError, StateStoreError
+from ray.exceptions import RayActorError
+
+from coordinator.model.errors import (
+    CredentialsNeededError,
+    InvalidRequestError,
+    SetupError,
+    StateStoreError,
+    StoreUnavailableError,
+)
 from coordinator.model.maintenance import Maintenance
-from coordinator.runtime.runtime import Runtime
-from coordinator.service.calls import Actors, RayActors, call_until
+from coordinator.runtime.runtime import Retry, Runtime
+from coordinator.service.calls import Actors, RayActors, unwrapped
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.deploy import coordinator_name, deploy_coordinator
 from coordinator.storage.options import Secrets, StorageOptions
@@ -137,21 +145,23 @@ class CoordinatorClient:
             return self._call_once(method, args, kwargs)
 
     def _call_once(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return call_until(
-            self._actors,
-            self._runtime.clock,
-            self._handle,
-            method,
-            args,
-            kwargs,
-            deadline_s=_DEADLINE_S,
-            renew=self._renewed,
-        )
-
-    def _renewed(self) -> Any:
-        # A fleet that was shut down gets no other coordinator before a driver connects.
-        self._handle = self._actors.find(coordinator_name(self._uri)) or self._handle
-        return self._handle
+        """Call the coordinator, repeating while it restarts (all its methods may be repeated)."""
+        retry = Retry(self._runtime.clock, _DEADLINE_S, first_pause_s=0.02, longest_pause_s=1.0)
+        while True:
+            handle = self._handle
+            try:
+                return unwrapped(self._actors, handle, _called(handle, method, args, kwargs))
+            except RayActorError as error:
+                if retry.is_over:
+                    raise StoreUnavailableError(
+                        "the coordinator did not come back in time; committed versions are safe in the object store; see "
+                        "`ray list actors` and its log, then repeat",
+                        method=method,
+                        cause=error,
+                    ) from error
+                retry.pause()
+                # A fleet that was shut down gets no other coordinator before a driver connects.
+                self._handle = self._actors.find(coordinator_name(self._uri)) or handle
 
     # -- the object store -----------------------------------------------------------------------------------------
 
@@ -234,3 +244,16 @@ class CoordinatorClient:
     status = _method(Coordinator.status)
     status_details = _method(Coordinator.status_details)
     clean = _method(Coordinator.clean)
+
+
+def _called(handle: Any, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the reference of a call. Ray compares the call with the actor's class as it was started."""
+    try:
+        return getattr(handle, method).remote(*args, **kwargs)
+    except (AttributeError, TypeError) as error:
+        raise SetupError(
+            "the fleet was started by another release of Statefleet than this one, and the two cannot talk; nothing was changed; use "
+            "the release that started it, or stop its queries and run `statefleet stop` with that one, and start the queries with this",
+            method=method,
+            cause=error,
+        ) from error

@@ -12,22 +12,18 @@ from typing import Any
 from coordinator.ledger.batch_stats import BatchResult
 from coordinator.ledger.branches import Branch
 from coordinator.ledger.checkpoints import PART_RECORDS
-from coordinator.ledger.fleet_view import KnownFleet
-from coordinator.ledger.read_views import ReadView, ViewId, WantedView
+from coordinator.ledger.read_views import ReadView, VersionStats, ViewId, WantedView
 from coordinator.ledger.records import Record
-from coordinator.ledger.rescaling import BatchShards, RescalePlan, decide_rescale_request, first_layout
+from coordinator.ledger.rescaling import RescalePlan, decide_rescale_request
 from coordinator.ledger.state_ledger import AcceptedCommits, LeaseGrant, StateLedger
-from coordinator.ledger.unloading import EndedQueries
-from coordinator.ledger.version_stats import VersionStats
 from coordinator.log.cleaner import Cleaner
 from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import CHECKPOINT_INTERVAL
 from coordinator.log.open_states import OpenStates
 from coordinator.model.commits import PartitionCommit, SnapshotEntry
-from coordinator.model.copy_result import CopyResult
 from coordinator.model.errors import InvalidRequestError, StateStoreError
 from coordinator.model.identities import ActorLocation, StateStoreProviderId, TaskIdentity
-from coordinator.model.leases import ShardLocation
+from coordinator.model.leases import CopyResult, ShardLocation
 from coordinator.model.load_plans import InstancePlans, LoadPlans
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.memory_options import MemoryUse
@@ -38,19 +34,18 @@ from coordinator.placement.move_planner import PlacementExplanation, PlannedMove
 from coordinator.placement.policies import ActorSlot
 from coordinator.runtime.runtime import Runtime, now_ms
 from coordinator.service.active_instances import ActiveInstances
-from coordinator.service.branching import Branching
 from coordinator.service.dropping import DroppedState, Dropping
 from coordinator.service.leasing import Leasing
 from coordinator.service.maintenance_rounds import MaintenanceRounds
 from coordinator.service.overview import Overview
-from coordinator.service.placement_service import DrainedNodes, Placement, PlacementService
+from coordinator.service.placement_service import KnownFleet, Placement, PlacementService
 from coordinator.service.state_metrics import StateMetrics
-from coordinator.service.versions import Versions
-from coordinator.storage.counted import StorageStats
+from coordinator.service.versions import Branching, Versions
+from coordinator.storage.actor_store import StorageStats
 from coordinator.storage.probe import ProbeResult, look_into, probe, remove_left_over
 from coordinator.storage.protocol import ObjectStore
 from coordinator.telemetry.drivers import DriverReport
-from coordinator.telemetry.task_locality import TaskLocality
+from coordinator.telemetry.state_stats import TaskLocality
 
 log = logging.getLogger(__name__)
 
@@ -97,19 +92,16 @@ class Coordinator:
         self._instances = ActiveInstances(self._actors, self._writer_of)
         self._fleet = KnownFleet(self._actors, self._states.ledgers)
         locality = TaskLocality()
-        drained = DrainedNodes(store)
-        self._placement = PlacementService(self._fleet, self._writer_of, drained, self._partitions, locality)
-        self._leasing = Leasing(self._fleet, self._placement.leases, locality, self._writer_of)
+        self._placement = PlacementService(self._fleet, self._writer_of, store, locality)
+        self._leasing = Leasing(self._fleet, self._placement, locality, self._writer_of, self._instances.has)
         self._maintenance = maintenance
         self._cleaner = Cleaner(self._store, maintenance, self._clock, self._writer_of, self._states.notice_deleted)
         self._versions = Versions(self._states, self._writer_of, Branching(self._writer_of, self._clock))
         self._dropping = Dropping(self._store, self._states, self._is_active)
         self._metrics = StateMetrics(self._clock, self._actors, locality, stats or StorageStats())
-        self._ended_queries = EndedQueries(self._clock, maintenance.unload_after_s, self._is_running)
         self._overview = Overview(
             uri,
             node_id,
-            self._writer_id,
             self._clock,
             self._states,
             self._actors,
@@ -119,11 +111,12 @@ class Coordinator:
             self._is_active,
         )
         self._rounds = MaintenanceRounds(
-            maintenance.interval_s,
+            maintenance,
+            self._clock,
+            self._is_running,
             self._states,
             self._cleaner,
             self._dropping,
-            self._ended_queries,
             self._overview,
             self._metrics,
             self._placement.leases,
@@ -162,12 +155,12 @@ class Coordinator:
     async def check_state(self, metadata: StateMetadata, batch_id: int | None = None) -> None:
         """Refuse a query that does not fit an existing state; see :meth:`Leasing.check`."""
         await self._states.notice_deleted(metadata.state_name)
-        await self._leasing.check(metadata, batch_id, self._instances.has)
+        await self._leasing.check(metadata, batch_id)
 
     async def check_start(self, state_name: str, query_id: str, output_mode: str | None) -> None:
         """Refuse a query that is to start on a state that is not its own; see :meth:`Leasing.check_start`."""
         await self._states.notice_deleted(state_name)
-        await self._leasing.check_start(state_name, query_id, output_mode, self._instances.has)
+        await self._leasing.check_start(state_name, query_id, output_mode)
 
     async def attach_and_lease(self, task: TaskIdentity, metadata: StateMetadata, local: ActorLocation) -> LeaseGrant:
         """Return a lease: the store actor that may commit the task's shard, and the version that its batch reads."""
@@ -177,10 +170,10 @@ class Coordinator:
         except StateStoreError as error:
             self._metrics.refused(task.state_name, task.partition_id, error)
             raise
-        self._ended_queries.used(task.state_name)
+        self._rounds.used(task.state_name)
         if is_new:
             # A driver that was killed does not report that its run has ended.
-            self._instances.registry.forget_previous_runs(grant.lease.store_id.checkpoint_root_location, task.run_id)
+            self._instances.forget_previous_runs(grant.lease.store_id.checkpoint_root_location, task.run_id)
         self._metrics.leased(task.state_name, task.batch_id + 1, task.partition_id, asked_ms, is_new=is_new)
         self._metrics.moved(grant.lease, previous, grant.base_version)
         return grant
@@ -216,22 +209,20 @@ class Coordinator:
 
     async def _commit(self, state_name: str, writer: LedgerWriter, commit: PartitionCommit) -> AcceptedCommits:
         accepted, is_new = await self._leasing.commit(writer, commit)
-        self._ended_queries.used(state_name)
+        self._rounds.used(state_name)
         self._metrics.committed(state_name, commit.entries, is_new=is_new)
-        if commit.is_piggybacked:
-            self._leasing.count_piggybacked(state_name, commit.entries[0].partition_id)
         return accepted
 
-    async def begin_batch(self, task: TaskIdentity, planned: int, requested: int | None) -> BatchShards:
-        """Return the shards of a batch that is about to be planned; see :meth:`Leasing.begin_batch`."""
+    async def begin_batch(self, task: TaskIdentity, planned: int, requested: int | None) -> range:
+        """Return the partitions of the shards of a batch that is about to be planned; see :meth:`Leasing.begin_batch`."""
         return await self._leasing.begin_batch(task, planned, requested)
 
-    async def batch_result(self, task: TaskIdentity, shards: BatchShards) -> tuple[BatchResult, Placement, BatchShards]:
-        """Return the result of a batch, with the shards that have not committed it, and the next batch's placement and shards."""
-        ended = await self._leasing.end_batch(task, shards, self._placement)
+    async def batch_result(self, task: TaskIdentity, partitions: range) -> tuple[BatchResult, Placement, range]:
+        """Return the result of a batch, with the shards that have not committed it, and the next batch's placement and partitions."""
+        ended = await self._leasing.end_batch(task, partitions)
         ledger = (await self._writer_of(task.state_name)).ledger
         if not ended[0].missing and ledger is not None:
-            self._metrics.ended(ledger, task.batch_id + 1, shards)
+            self._metrics.ended(ledger, task.batch_id + 1, partitions.start)
         return ended
 
     async def rescale(self, state_name: str, num_shards: int, dry_run: bool) -> RescalePlan:
@@ -275,7 +266,7 @@ class Coordinator:
         """
         if self._maintaining is None:
             self._begin()
-        await self._versions.load_all_states()
+        await self._states.open_all()
         return await self._dropping.drop(state_name, dry_run=dry_run, is_over=is_over)
 
     # -- placement ------------------------------------------------------------------------------------------------
@@ -284,7 +275,7 @@ class Coordinator:
         self,
         state_name: str,
         query_id: str,
-        shards: BatchShards,
+        partitions: range,
         slots: Sequence[ActorSlot],
         standbys: int = 0,
         policy: str = "balance",
@@ -296,7 +287,7 @@ class Coordinator:
         standbys
             How many store actors on other nodes are sent the commits of each shard.
         """
-        return await self._placement.place(state_name, query_id, shards, slots, standbys, policy)
+        return await self._placement.place(state_name, query_id, partitions, slots, standbys, policy)
 
     async def explain_placement(self, state_name: str, shard: int) -> PlacementExplanation:
         """Return why a shard is where it is: its newest moves, and where its tasks ran."""
@@ -308,30 +299,16 @@ class Coordinator:
 
     async def plan_rebalance(self, state_names: Sequence[str]) -> tuple[PlannedMove, ...]:
         """Return the moves that put shards where their policies want them; see :meth:`PlacementService.rebalance`."""
-        return await self._placement.rebalance(await self._sizes(state_names))
+        return await self._placement.rebalance(state_names)
 
     async def drain(self, node_id: str, dry_run: bool) -> tuple[PlannedMove, ...]:
         """Place no shard on a node any more, and return the moves that empty it of the open states' shards."""
         names = [name for name, _ in self._states.writers()]
-        return await self._placement.drain(await self._sizes(names), node_id, dry_run=dry_run)
+        return await self._placement.drain(names, node_id, dry_run=dry_run)
 
     async def undrain(self, node_id: str) -> None:
         """Let shards be placed on a node again."""
         await self._placement.undrain(node_id)
-
-    async def _sizes(self, state_names: Sequence[str]) -> list[tuple[str, range]]:
-        """Return the states that exist, each with the partitions of its shards."""
-        existing = [name for name in state_names if (await self._writer_of(name)).metadata is not None]
-        return [(name, await self._partitions(name)) for name in existing]
-
-    async def _partitions(self, state_name: str) -> range:
-        """Return the partitions of a state's shards, in their order; none if it does not exist."""
-        writer = await self._writer_of(state_name)
-        created = writer.metadata
-        if created is None:
-            return range(0)
-        first = first_layout(created)
-        return await writer.read(lambda ledger: ledger.layouts.newest(first).partitions)
 
     async def move_prepared(self, move: PlannedMove, copy_result: CopyResult | None) -> bool:
         """Have the target of a move own the shard from the end of the batch at hand on: it has a copy.
@@ -386,7 +363,7 @@ class Coordinator:
             return list(partition_ids)
 
         def look(ledger: StateLedger) -> list[int]:
-            if self._ended_queries.is_due(ledger):
+            if self._rounds.is_unused(ledger):
                 return list(partition_ids)
             holders = {partition: ledger.holder(partition) for partition in partition_ids}
             # By name: a shard that a previous incarnation was given belongs to this one.
@@ -458,15 +435,6 @@ class Coordinator:
 
     # -- Spark's StateStoreCoordinator ----------------------------------------------------------------------------
 
-    async def report_active_instance(
-        self,
-        provider_id: StateStoreProviderId,
-        location: ActorLocation,
-        ids_to_check: Sequence[StateStoreProviderId] = (),
-    ) -> list[StateStoreProviderId]:
-        """Record that a store actor has loaded a shard; see :meth:`ActiveInstances.report`."""
-        return await self._instances.report(provider_id, location, ids_to_check)
-
     async def open_instance(
         self,
         provider_id: StateStoreProviderId,
@@ -477,11 +445,12 @@ class Coordinator:
     ) -> InstancePlans:
         """Record that a store actor is about to open a partition at a version, and return the files that make the version.
 
-        That is :meth:`report_active_instance` and :meth:`load_plans` in one call.
+        That is :meth:`ActiveInstances.report` and :meth:`load_plans` in one call.
         """
         store_id = provider_id.store_id
         loading = await self.load_plans(store_id.state_name, store_id.partition_id, version, store_names)
-        return InstancePlans(tuple(await self.report_active_instance(provider_id, location, ids_to_check)), loading)
+        stale = await self._instances.report(provider_id, location, ids_to_check)
+        return InstancePlans(tuple(stale), loading)
 
     async def deactivate_instances(self, run_id: str) -> int:
         """Forget all shards of a run, which has ended; returns how many there were."""
@@ -491,7 +460,7 @@ class Coordinator:
 
     async def load_all_states(self) -> list[str]:
         """Open the states that are stored; returns the names of all."""
-        return await self._versions.load_all_states()
+        return await self._states.open_all()
 
     async def status(self) -> dict[str, Any]:
         """Return store actors, queries and shards as JSON data."""
@@ -511,7 +480,7 @@ class Coordinator:
         Returns
         -------
         dict
-            ``queries``, as of :func:`~coordinator.telemetry.status.query_details`; ``took_ms``, for how long no other request was
+            ``queries``, as of :func:`~coordinator.telemetry.status.query_status`; ``took_ms``, for how long no other request was
             answered meanwhile; ``executors`` of all drivers; ``running``, the batches that take long, by state.
         """
         return await self._overview.status_details()

@@ -46,13 +46,13 @@ class DroppedState:
     others: tuple[str, ...]
 
 
+@dataclass(eq=False)
 class Dropping:
     """Drops states of a fleet."""
 
-    def __init__(self, store: ObjectStore, states: OpenStates, is_active: Callable[[StateLedger], bool]) -> None:
-        self._store = store
-        self._states = states
-        self._is_active = is_active
+    _store: ObjectStore
+    _states: OpenStates
+    _is_active: Callable[[StateLedger], bool]
 
     async def drop(self, state_name: str, *, dry_run: bool, is_over: bool) -> DroppedState:
         """Drop a state, or only say what would go; see :meth:`~coordinator.service.coordinator.Coordinator.drop`."""

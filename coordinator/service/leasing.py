@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from msgspec import structs
 
 from coordinator.ledger.batch_stats import BatchResult
 from coordinator.ledger.compatibility import changes, check_output_mode, fitting
 from coordinator.ledger.records import Dropped, Record, StateBegun
-from coordinator.ledger.rescaling import BatchShards, decide_shards, first_layout
+from coordinator.ledger.rescaling import decide_shards, first_layout
 from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import AcceptedCommits, LeaseGrant, StateLedger
 from coordinator.log.ledger_writer import RECENT_S, LedgerWriter
@@ -21,9 +22,9 @@ from coordinator.model.leases import Lease
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
-from coordinator.placement.lease_placer import FleetView, LeaseRequest, PlannedLeases
+from coordinator.placement.lease_placer import FleetView, LeaseRequest
 from coordinator.service.placement_service import Placement, PlacementService
-from coordinator.telemetry.task_locality import TaskLocality
+from coordinator.telemetry.state_stats import TaskLocality
 
 log = logging.getLogger(__name__)
 
@@ -40,24 +41,17 @@ def log_rescale(state_name: str, layout: ShardLayout) -> None:
     )
 
 
+@dataclass(eq=False)
 class Leasing:
     """Gives leases of the states of a fleet."""
 
-    def __init__(
-        self,
-        fleet: FleetView,
-        placing: PlannedLeases,
-        locality: TaskLocality,
-        writer: Callable[[str], Awaitable[LedgerWriter]],
-    ) -> None:
-        self._fleet = fleet
-        self._placing = placing
-        self._locality = locality
-        self._writer_of = writer
+    _fleet: FleetView
+    _placement: PlacementService
+    _locality: TaskLocality
+    _writer_of: Callable[[str], Awaitable[LedgerWriter]]
+    _is_active: Callable[[StateLedger], bool]
 
-    async def check_start(
-        self, state_name: str, query_id: str, output_mode: str | None, is_active: Callable[[StateLedger], bool]
-    ) -> None:
+    async def check_start(self, state_name: str, query_id: str, output_mode: str | None) -> None:
         """Refuse a query that is to start on another query's state, or in another output mode than the state's (StateMismatchError).
 
         A state whose query had a temporary checkpoint, and is over, is dropped as the checkpoint was, and begins empty.
@@ -77,7 +71,7 @@ class Leasing:
             check_output_mode(created, output_mode)
 
         def decide(ledger: StateLedger) -> tuple[list[Record], bool]:
-            if ledger.ends_with_its_run and query_id != ledger.query_id and not is_active(ledger):
+            if ledger.ends_with_its_run and query_id != ledger.query_id and not self._is_active(ledger):
                 return [Dropped(created.to_json())], True
             ledger.check_owner(query_id)
             return [], False
@@ -89,9 +83,7 @@ class Leasing:
                 extra={"state": state_name},
             )
 
-    async def check(
-        self, metadata: StateMetadata, batch_id: int | None, is_active: Callable[[StateLedger], bool]
-    ) -> None:
+    async def check(self, metadata: StateMetadata, batch_id: int | None) -> None:
         """Refuse a query that does not fit an existing state (StateMismatchError), before it starts.
 
         A state that begins empty with the query fits any query (:meth:`check_start`).
@@ -108,7 +100,7 @@ class Leasing:
             return
 
         def look(ledger: StateLedger) -> StateSchema | None:
-            if ledger.ends_with_its_run and not is_active(ledger):
+            if ledger.ends_with_its_run and not self._is_active(ledger):
                 return None
             newest = ledger.committed_version(ledger.layouts.newest(first_layout(created)))
             versions = [newest, max(0, newest - 1)]
@@ -129,8 +121,8 @@ class Leasing:
                     extra={"state": metadata.state_name, "query": metadata.query_id},
                 )
 
-    async def begin_batch(self, task: TaskIdentity, planned: int, requested: int | None) -> BatchShards:
-        """Return the shards of a batch that is about to be planned.
+    async def begin_batch(self, task: TaskIdentity, planned: int, requested: int | None) -> range:
+        """Return the partitions of the shards of a batch that is about to be planned.
 
         Parameters
         ----------
@@ -140,7 +132,7 @@ class Leasing:
         writer = await self._writer_of(task.state_name)
         created = writer.metadata
         if created is None:
-            return BatchShards(0, planned)
+            return range(planned)
 
         def decide(ledger: StateLedger) -> tuple[list[Record], tuple[bool, ShardLayout]]:
             records, layout = decide_shards(ledger, created, task, requested)
@@ -149,11 +141,9 @@ class Leasing:
         is_new, layout = await writer.decide(decide)
         if is_new:
             log_rescale(task.state_name, layout)
-        return BatchShards.of(layout)
+        return layout.partitions
 
-    async def end_batch(
-        self, task: TaskIdentity, shards: BatchShards, placements: PlacementService
-    ) -> tuple[BatchResult, Placement, BatchShards]:
+    async def end_batch(self, task: TaskIdentity, partitions: range) -> tuple[BatchResult, Placement, range]:
         """Return a batch's result; see :meth:`~coordinator.service.coordinator.Coordinator.batch_result`."""
         writer = await self._writer_of(task.state_name)
         created = writer.metadata
@@ -162,7 +152,7 @@ class Leasing:
         )
 
         def decide(ledger: StateLedger) -> tuple[list[Record], tuple[BatchResult, ShardLayout, bool, StateLedger]]:
-            of_batch = ShardLayout(shards.num_shards, shards.first_partition)
+            of_batch = ShardLayout(len(partitions), partitions.start)
             result = ledger.batch_result(task.run_id, task.batch_id, of_batch)
             records, layout = list[Record](), of_batch
             if created is not None and not result.missing:
@@ -179,8 +169,8 @@ class Leasing:
         if is_new:
             log_rescale(task.state_name, layout)
         # Once, after a decision that may have been repeated: moves that restore a plan are returned a single time.
-        placement = placements.next_batch(ledger, shards.partitions, is_whole=not result.missing)
-        return result, placement, BatchShards.of(layout)
+        placement = self._placement.next_batch(ledger, partitions, is_whole=not result.missing)
+        return result, placement, layout.partitions
 
     async def lease(
         self, task: TaskIdentity, metadata: StateMetadata, local: ActorLocation
@@ -204,13 +194,13 @@ class Leasing:
                     "its repetition begins with a new state",
                     state=task.state_name,
                 )
-            layout = ledger.layouts.in_force(first_layout(created), task.run_id, task.batch_id)
+            layout = ledger.layouts.in_force(task.run_id, task.batch_id) or first_layout(created)
             if not task.is_of_python:
                 ledger.check_layout(task, layout)
             ledger.check_whole(task, layout)
             is_new = task.run_id != ledger.run_id
             previous = ledger.holder(task.partition_id)
-            records, grant = ledger.decide_lease(task, local, self._fleet, self._placing)
+            records, grant = ledger.decide_lease(task, local, self._fleet, self._placement.leases.place)
             records += ledger.decide_schema(task, created, metadata)
             if ledger.drops and not ledger.run_id and ledger.begun_metadata is None:
                 records.insert(0, StateBegun(created.to_json()))
@@ -218,10 +208,10 @@ class Leasing:
 
         if task.is_of_python:
             # Partitions of Python programs have no batches in common, so none waits for the end of a batch.
-            self._placing.batch_ended(task.state_name)
+            self._placement.leases.batch_ended(task.state_name)
         grant, is_new, previous = await writer.decide(decide)
         if not task.is_of_python:
-            slots = self._placing.slots(task.state_name)
+            slots = self._placement.leases.slots(task.state_name)
             self._locality.count(task.state_name, task.partition_id, local, previous, grant.lease.location, slots)
         lease = structs.replace(
             grant.lease, standbys=self._standbys(task.state_name, task.partition_id, grant.lease.location)
@@ -229,7 +219,7 @@ class Leasing:
         return structs.replace(grant, lease=lease), is_new, previous
 
     def _standbys(self, state_name: str, partition_id: int, holder: ActorLocation) -> tuple[str, ...]:
-        standbys = self._placing.standbys(state_name, partition_id, holder, self._fleet)
+        standbys = self._placement.leases.standbys(state_name, partition_id, holder, self._fleet)
         return tuple(location.actor_name for location in standbys)
 
     def next_lease(
@@ -240,13 +230,15 @@ class Leasing:
         It is not known if the shard is to go to another store actor. Partitions of Python programs have no next batch of their run.
         """
         entry = entries[0]
-        assignment = ledger.assignments.get(entry.partition_id)
+        assignment = ledger.assignment(entry.partition_id)
         if assignment is None or ledger.query_id == PYTHON_QUERY_ID:
             return None
         holder = assignment.location
         # A coordinator that has just started learns from commits which store actors are alive, as from requests for leases.
         self._fleet.newest(holder)
-        if not self._placing.stays(LeaseRequest(ledger.state_name, entry.partition_id, holder, holder), self._fleet):
+        if not self._placement.leases.stays(
+            LeaseRequest(ledger.state_name, entry.partition_id, holder, holder), self._fleet
+        ):
             return None
         lease = Lease(
             StateStoreId(ledger.root, 0, entry.partition_id),
@@ -275,14 +267,14 @@ class Leasing:
             if created is None:
                 return records, (AcceptedCommits(entries), True)
             task = _task_of(ledger, commit.entries[0])
-            ledger.check_whole(task, ledger.layouts.in_force(first_layout(created), task.run_id, task.batch_id))
+            ledger.check_whole(task, ledger.layouts.in_force(task.run_id, task.batch_id) or first_layout(created))
             return records, (AcceptedCommits(entries, self.next_lease(ledger, created, commit.entries)), True)
 
-        return await writer.decide(decide, is_batched=True)
-
-    def count_piggybacked(self, state_name: str, partition_id: int) -> None:
-        """Count a state operation under a piggybacked lease: tasks take those from the store actors of their own node only."""
-        self._locality.count_local(state_name, partition_id)
+        outcome = await writer.decide(decide, is_batched=True)
+        if commit.is_piggybacked and created is not None:
+            # Tasks take such leases from the store actors of their own node only.
+            self._locality.count_local(created.state_name, commit.entries[0].partition_id)
+        return outcome
 
 
 def _task_of(ledger: StateLedger, entry: CommitEntry) -> TaskIdentity:

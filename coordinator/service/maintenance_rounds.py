@@ -4,59 +4,54 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.ledger.unloading import EndedQueries
+from coordinator.ledger.state_ledger import StateLedger
 from coordinator.log.cleaner import Cleaner
 from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.open_states import OpenStates
+from coordinator.model.identities import PYTHON_QUERY_ID
+from coordinator.model.maintenance import Maintenance
 from coordinator.placement.lease_placer import PlannedLeases
+from coordinator.runtime.runtime import Clock
 from coordinator.service.active_instances import ActiveInstances
 from coordinator.service.dropping import Dropping
 from coordinator.service.overview import Overview
 from coordinator.service.state_metrics import StateMetrics
-from coordinator.telemetry.task_locality import TaskLocality
+from coordinator.telemetry.state_stats import TaskLocality
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class MaintenanceRounds:
-    """Visits every state again and again.
+    """Visits every state again and again, and knows which queries ended a while ago.
 
-    Parameters
-    ----------
-    overview, metrics, leases, locality, instances
-        What memory has of a state besides its ledger, which is dropped with the ledger.
+    A query has ended if its driver said so, or if no driver that reports has its run: a driver that was killed says nothing. When it
+    ended is not in the log, so the time counts from when that was first seen. What memory has of a state besides its ledger (overview,
+    metrics, leases, locality, instances) is dropped with the ledger.
     """
 
-    def __init__(
-        self,
-        interval_s: float,
-        states: OpenStates,
-        cleaner: Cleaner,
-        dropping: Dropping,
-        ended_queries: EndedQueries,
-        overview: Overview,
-        metrics: StateMetrics,
-        leases: PlannedLeases,
-        locality: TaskLocality,
-        instances: ActiveInstances,
-    ) -> None:
-        self._interval_s = interval_s
-        self._states = states
-        self._cleaner = cleaner
-        self._dropping = dropping
-        self._ended_queries = ended_queries
-        self._overview = overview
-        self._metrics = metrics
-        self._leases = leases
-        self._locality = locality
-        self._instances = instances
+    _maintenance: Maintenance
+    _clock: Clock
+    _is_running: Callable[[StateLedger], bool]
+    _states: OpenStates
+    _cleaner: Cleaner
+    _dropping: Dropping
+    _overview: Overview
+    _metrics: StateMetrics
+    _leases: PlannedLeases
+    _locality: TaskLocality
+    _instances: ActiveInstances
+    #: When the queries of states were first seen to have ended, in seconds of the clock.
+    _seen_ended_s: dict[str, float] = field(default_factory=dict)
 
     async def run(self) -> None:
         """Maintain all states, until it is cancelled. The failure of a state is logged, and the next round tries again."""
         while True:
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(self._maintenance.interval_s)
             for state_name, writer in self._states.writers():
                 try:
                     await self._maintain(state_name, writer)
@@ -83,6 +78,22 @@ class MaintenanceRounds:
             self._count_deleted(state_name, [file["bytes"] for file in cleaned["files"]])
         return cleaned
 
+    def used(self, state_name: str) -> None:
+        """Note that a task of a state's query was answered: the query runs, also if its driver reports that it ended."""
+        self._seen_ended_s.pop(state_name, None)
+
+    def is_unused(self, ledger: StateLedger) -> bool:
+        """Return whether a state's query ended so long ago that no process should have its shards in memory.
+
+        States that Python programs own have no query that could end.
+        """
+        name = ledger.state_name
+        if self._is_running(ledger) or ledger.query_id in ("", PYTHON_QUERY_ID):
+            self._seen_ended_s.pop(name, None)
+            return False
+        now_s = self._clock.elapsed_s()
+        return now_s - self._seen_ended_s.setdefault(name, now_s) >= self._maintenance.unload_after_s
+
     def _count_deleted(self, state_name: str, sizes: list[int]) -> None:
         self._metrics.count(state_name, "deleted_files", len(sizes))
         self._metrics.count(state_name, "deleted_bytes", sum(sizes))
@@ -92,11 +103,11 @@ class MaintenanceRounds:
         ledger, created = writer.ledger, writer.metadata
         if ledger is None or writer.left_over is not None or not self._cleaner.is_at_rest(state_name):
             return
-        if created is not None and not self._ended_queries.is_due(ledger):
+        if created is not None and not self.is_unused(ledger):
             return
         details = None if created is None else self._overview.details(ledger, created, is_active=False)
         if self._states.rest(state_name, details):
             self._metrics.forget(state_name)
             self._leases.forget(state_name)
             self._locality.forget(state_name)
-            self._instances.registry.deactivate_instances(ledger.run_id)
+            self._instances.forget(ledger.run_id)

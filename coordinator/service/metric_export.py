@@ -9,7 +9,7 @@ from typing import Any
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from coordinator.model.metric_table import BATCH_BUCKETS_S, FLEET, Increments, Kind, Metric, Sample, metric_of
+from coordinator.model.metric_table import BATCH_BUCKETS_S, FLEET, Kind, Metric, Sample, metric_of
 from coordinator.model.names import fleet_id_of
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,8 @@ class MetricExport:
 
     def __init__(self, uri: str) -> None:
         self._fleet = fleet_id_of(uri)
-        self._increments = Increments()
+        #: Counters as they were exported last: Ray wants differences only.
+        self._last: dict[tuple[str, tuple[str, ...]], float] = {}
         self._instruments: dict[str, Any] = {}
 
     def send(self, samples: Iterable[Sample]) -> None:
@@ -38,14 +39,29 @@ class MetricExport:
                 case Kind.HISTOGRAM:
                     instrument.observe(sample.value, tags=tags)
                 case Kind.COUNTER:
-                    increment = self._increments.of(sample)
+                    increment = self.increase(sample)
                     if increment > 0:
                         instrument.inc(increment, tags=tags)
+
+    def increase(self, sample: Sample) -> float:
+        """Return the increase of a counter since the last call. A counter that is less than it was has begun again at 0."""
+        key = sample.name, sample.labels
+        previous = self._last.get(key, 0)
+        self._last[key] = sample.value
+        return sample.value - previous if sample.value >= previous else sample.value
 
     def _instrument(self, metric: Metric) -> Any:
         instrument = self._instruments.get(metric.name)
         if instrument is None:
-            instrument = self._instruments[metric.name] = _made(metric)
+            labels = (FLEET, *metric.labels)
+            match metric.kind:
+                case Kind.COUNTER:
+                    instrument = Counter(metric.name, metric.meaning, labels)
+                case Kind.GAUGE:
+                    instrument = Gauge(metric.name, metric.meaning, labels)
+                case Kind.HISTOGRAM:
+                    instrument = Histogram(metric.name, metric.meaning, list(BATCH_BUCKETS_S), labels)
+            self._instruments[metric.name] = instrument
         return instrument
 
 
@@ -58,14 +74,3 @@ async def keep_exporting(uri: str, samples: Callable[[], Awaitable[Iterable[Samp
         except Exception:  # callers of the actor do without metrics
             log.exception("metrics could not be exported; it is tried again")
         await asyncio.sleep(EXPORT_INTERVAL_S)
-
-
-def _made(metric: Metric) -> Counter | Gauge | Histogram:
-    labels = (FLEET, *metric.labels)
-    match metric.kind:
-        case Kind.COUNTER:
-            return Counter(metric.name, metric.meaning, labels)
-        case Kind.GAUGE:
-            return Gauge(metric.name, metric.meaning, labels)
-        case Kind.HISTOGRAM:
-            return Histogram(metric.name, metric.meaning, list(BATCH_BUCKETS_S), labels)

@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.open_states import OpenStates
 from coordinator.model.metric_table import Sample
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.lease_placer import PlannedLeases
-from coordinator.runtime.runtime import Clock, now_ms
+from coordinator.runtime.runtime import Clock
 from coordinator.service.state_metrics import StateMetrics
-from coordinator.telemetry.status import fleet_status, query_details, query_status
-from coordinator.telemetry.task_locality import TaskLocality
+from coordinator.telemetry.state_stats import TaskLocality
+from coordinator.telemetry.status import fleet_status, query_status
 
 
+@dataclass(eq=False)
 class Overview:
     """Projects ledgers, plans and records to status, details and samples.
 
@@ -30,30 +30,15 @@ class Overview:
         The states; only open ones are shown from their ledgers.
     """
 
-    def __init__(
-        self,
-        uri: str,
-        node_id: str,
-        coordinator_id: str,
-        clock: Clock,
-        states: OpenStates,
-        actors: ActorRegistry,
-        leases: PlannedLeases,
-        locality: TaskLocality,
-        metrics: StateMetrics,
-        is_active: Callable[[StateLedger], bool],
-    ) -> None:
-        self._uri = uri
-        self._node_id = node_id
-        self._coordinator_id = coordinator_id
-        self._clock = clock
-        self._started_at_ms = now_ms(clock)
-        self._states = states
-        self._actors = actors
-        self._leases = leases
-        self._locality = locality
-        self._metrics = metrics
-        self._is_active = is_active
+    _uri: str
+    _node_id: str
+    _clock: Clock
+    _states: OpenStates
+    _actors: ActorRegistry
+    _leases: PlannedLeases
+    _locality: TaskLocality
+    _metrics: StateMetrics
+    _is_active: Callable[[StateLedger], bool]
 
     def status(self) -> dict[str, Any]:
         """Return store actors, queries and shards."""
@@ -65,32 +50,22 @@ class Overview:
             }
             for ledger, metadata in self._states.described()
         ]
-        queries += [{**state.details(), "running_batch": None} for state in self._states.resting().values()]
-        queries.sort(key=lambda query: str(query["name"]))
-        unreadable = [{"name": name, "error": error} for name, error in self._states.unreadable().items()]
-        return {
-            **fleet_status(self._uri, self._coordinator(), self._actors, queries),
-            "executors": self._metrics.executors(),
-            "unreadable": unreadable,
-        }
+        queries += [{**state.details(), "running_batch": None} for state in self._states.resting.values()]
+        unreadable = [{"name": name, "error": error} for name, error in self._states.unreadable.items()]
+        return {**self._fleet(queries), "unreadable": unreadable}
 
     async def status_details(self) -> dict[str, Any]:
         """Return the status with details; see :meth:`~coordinator.service.coordinator.Coordinator.status_details`."""
-        queries = [state.details() for state in self._states.resting().values()]
+        queries = [state.details() for state in self._states.resting.values()]
         took_s = 0.0
-        for _, writer in self._states.writers():
-            ledger, created = writer.ledger, writer.metadata
-            if ledger is None or created is None:
-                continue
+        for ledger, created in list(self._states.described()):
             began_s = self._clock.elapsed_s()
             queries.append(self.details(ledger, created, is_active=self._is_active(ledger)))
             took_s += self._clock.elapsed_s() - began_s
             # Tasks have their turn between one query and the next.
             await asyncio.sleep(0)
-        queries.sort(key=lambda query: str(query["name"]))
         return {
-            **fleet_status(self._uri, self._coordinator(), self._actors, queries),
-            "executors": self._metrics.executors(),
+            **self._fleet(queries),
             "running": self._running_batches(),
             "drained": sorted(self._leases.drained),
             "took_ms": int(1000 * took_s),
@@ -99,12 +74,7 @@ class Overview:
     def details(self, ledger: StateLedger, created: StateMetadata, *, is_active: bool) -> dict[str, Any]:
         """Return all that is shown of a query."""
         record = self._metrics.record(ledger.state_name)
-        return query_details(ledger, created, self._locality, record, active=is_active)
-
-    def stamp(self, name: str, writer: LedgerWriter, *, is_active: bool) -> str:
-        """Return a text that is another one once anything about a state has changed."""
-        opening, record = self._states.openings[name], self._metrics.record(name)
-        return f"{self._coordinator_id}-{opening}-{writer.changes}-{record.changes}-{is_active}"
+        return query_status(ledger, created, self._locality, active=is_active, record=record)
 
     async def samples(self) -> list[Sample]:
         """Return the metrics of the states that are open; see :meth:`StateMetrics.samples`."""
@@ -112,8 +82,9 @@ class Overview:
         for name, writer in self._states.writers():
             ledger, created = writer.ledger, writer.metadata
             if ledger is not None and created is not None:
-                is_active = self._is_active(ledger)
-                states.append((self.stamp(name, writer, is_active=is_active), ledger, created, is_active))
+                is_active, opening = self._is_active(ledger), self._states.openings[name]
+                stamp = f"{opening}-{writer.changes}-{self._metrics.record(name).changes}-{is_active}"
+                states.append((stamp, ledger, created, is_active))
         return await self._metrics.samples(states)
 
     def _running_batch(self, ledger: StateLedger, metadata: StateMetadata) -> dict[str, Any] | None:
@@ -126,5 +97,8 @@ class Overview:
         }
         return {name: batch for name, batch in running.items() if batch is not None}
 
-    def _coordinator(self) -> dict[str, Any]:
-        return {"node_id": self._node_id, "pid": os.getpid(), "started_at_ms": self._started_at_ms}
+    def _fleet(self, queries: list[dict[str, Any]]) -> dict[str, Any]:
+        coordinator = {"node_id": self._node_id, "pid": os.getpid(), "started_at_ms": self._metrics.started_at_ms}
+        queries.sort(key=lambda query: str(query["name"]))
+        fleet = fleet_status(self._uri, coordinator, self._actors, queries)
+        return {**fleet, "executors": self._metrics.executors()}

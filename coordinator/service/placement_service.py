@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from coordinator.ledger.fleet_view import KnownFleet
 from coordinator.ledger.records import MoveFailed, Record
-from coordinator.ledger.rescaling import BatchShards
+from coordinator.ledger.rescaling import first_layout
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.log.ledger_writer import LedgerWriter
-from coordinator.model.copy_result import CopyResult
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import ActorLocation
+from coordinator.model.leases import CopyResult
+from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.lease_placer import PlannedLeases
 from coordinator.placement.move_planner import MovePlanner, PlacementExplanation, PlannedMove
 from coordinator.placement.policies import POLICIES, ActorSlot, Choice
 from coordinator.storage.protocol import ObjectStore
-from coordinator.telemetry.task_locality import TaskLocality
+from coordinator.telemetry.state_stats import TaskLocality
 
 log = logging.getLogger(__name__)
 
@@ -45,52 +45,53 @@ class Placement:
     moves: tuple[PlannedMove, ...]
 
 
-class DrainedNodes:
-    """The nodes that are to have no shards: for each an empty object, ``_drained/<node id>``, which a restarted coordinator finds.
-
-    Ray never uses an id again, so the object of a node that has ended affects no other node.
+@dataclass(eq=False)
+class KnownFleet:
+    """The fleet by what store actors reported and by the ledgers that are open; see
+    :class:`~coordinator.placement.lease_placer.FleetView`.
     """
 
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
+    _registry: ActorRegistry
+    _ledgers: Callable[[], Iterable[StateLedger]]
 
-    def node_ids(self) -> set[str]:
-        """Return the ids of the drained nodes."""
-        return {info.path.rpartition("/")[2] for info in self._store.list(_DRAINED)}
+    def is_alive(self, location: ActorLocation) -> bool:
+        """Return whether the incarnation is not known to be dead."""
+        return not self._registry.is_dead(location)
 
-    def add(self, node_id: str) -> None:
-        """Mark a node as drained, durably.
+    def newest(self, location: ActorLocation) -> ActorLocation:
+        """Return the newest known incarnation of the same store actor, dead or alive."""
+        return self._registry.newest(location)
 
-        Raises
-        ------
-        InvalidRequestError
-            This is not an id of a node.
-        StorageUnavailableError
-            The store failed; the node may be marked or not.
+    def actors(self) -> Collection[ActorLocation]:
+        """Return the newest incarnation of each store actor that is not known to be dead.
+
+        No store actor has reported to a coordinator that has just started: those that have shards are in the ledgers.
         """
-        # A concurrent writer writes the same.
-        self._store.put(_drained_path(node_id), b"")
+        reported = {location.actor_name: location for location in self._registry.all()}
+        holders = {holder.actor_name: holder for ledger in self._ledgers() for holder in ledger.assigned().values()}
+        return [location for location in {**holders, **reported}.values() if self.is_alive(location)]
 
-    def remove(self, node_id: str) -> None:
-        """Remove the mark; nothing happens if the node was not drained."""
-        self._store.delete(_drained_path(node_id))
-
-
-def _drained_path(node_id: str) -> str:
-    if _NODE_ID.fullmatch(node_id) is None:
-        raise InvalidRequestError("this is no id of a Ray node; nothing was changed", node=node_id)
-    return f"{_DRAINED}/{node_id}"
+    def load(self, location: ActorLocation) -> int:
+        """Return how many partitions are leased to an incarnation. It visits every partition of every ledger."""
+        return sum(
+            where.instance_id == location.instance_id and not ledger.is_taken_over(partition)
+            for ledger in self._ledgers()
+            for partition, where in ledger.assigned().items()
+        )
 
 
 class PlacementService:
-    """Places the shards of a fleet's states."""
+    """Places the shards of a fleet's states.
+
+    Each node that is to have no shards has an empty object, ``_drained/<node id>``, which a restarted coordinator finds. Ray never uses
+    an id again, so the object of a node that has ended affects no other node.
+    """
 
     def __init__(
         self,
         fleet: KnownFleet,
         writer_of: Callable[[str], Awaitable[LedgerWriter]],
-        drained: DrainedNodes,
-        partitions: Callable[[str], Awaitable[range]],
+        store: ObjectStore,
         locality: TaskLocality,
     ) -> None:
         self.leases = PlannedLeases()
@@ -98,25 +99,23 @@ class PlacementService:
         self._locality = locality
         self._fleet = fleet
         self._writer_of = writer_of
-        self._drained = drained
-        self._partitions = partitions
+        self._store = store
 
     async def open(self) -> None:
         """Load which nodes were drained before this coordinator started."""
-        self.leases.drained |= await asyncio.to_thread(self._drained.node_ids)
+        marks = await asyncio.to_thread(self._store.list, _DRAINED)
+        self.leases.drained |= {mark.path.rpartition("/")[2] for mark in marks}
 
     async def place(
         self,
         state_name: str,
         query_id: str,
-        shards: BatchShards,
+        partitions: range,
         slots: Sequence[ActorSlot],
         standbys: int,
         policy: str,
     ) -> Placement:
         """Place a state's shards; :meth:`Coordinator.place_shards <coordinator.service.coordinator.Coordinator.place_shards>`."""
-        partitions = shards.partitions
-
         assigned, inherited = await (await self._writer_of(state_name)).read(
             lambda ledger: (_of(ledger.assigned(), partitions), ledger.inherited(partitions))
         )
@@ -151,7 +150,7 @@ class PlacementService:
             return PlacementExplanation(
                 holder,
                 None if planned is None or planned.location == holder else planned.location,
-                ledger.assignments.moves(partition_id),
+                ledger.moves(partition_id),
                 self._locality.of(state_name, partition_id),
             )
 
@@ -196,22 +195,23 @@ class PlacementService:
             )
         if source.node_id == node_id:
             return ()
-        target = min(targets, key=lambda actor: (self._fleet.load(actor).partitions, actor.actor_name))
+        target = min(targets, key=lambda actor: (self._fleet.load(actor), actor.actor_name))
         reason = "asked for by `statefleet move`"
         return (PlannedMove(state_name, partitions[shard], source, target, reason, partitions.start),)
 
-    async def rebalance(self, states: Sequence[tuple[str, range]]) -> tuple[PlannedMove, ...]:
-        """Return the moves by which the shards of some states (names, partitions) are where their policies want them."""
+    async def rebalance(self, state_names: Sequence[str]) -> tuple[PlannedMove, ...]:
+        """Return the moves by which the shards of those states that exist are where their policies want them."""
         moves: list[PlannedMove] = []
-        for name, partitions in states:
+        for name in state_names:
+            partitions = await self._partitions(name)
+            if not partitions:
+                continue
             writer = await self._writer_of(name)
             query_id, assigned = await writer.read(lambda ledger: (ledger.query_id, ledger.assigned()))
             moves += self._planner.moves(name, query_id, partitions, _of(assigned, partitions), self._fleet)
         return tuple(moves)
 
-    async def drain(
-        self, states: Sequence[tuple[str, range]], node_id: str, *, dry_run: bool
-    ) -> tuple[PlannedMove, ...]:
+    async def drain(self, state_names: Sequence[str], node_id: str, *, dry_run: bool) -> tuple[PlannedMove, ...]:
         """Have no shard placed on a node from now on; returns the moves that empty it.
 
         Raises
@@ -227,17 +227,18 @@ class PlacementService:
             )
         was_drained = node_id in self.leases.drained
         if not dry_run:
-            await asyncio.to_thread(self._drained.add, node_id)
+            # A concurrent writer writes the same.
+            await asyncio.to_thread(self._store.put, _drained_path(node_id), b"")
         self.leases.drained.add(node_id)
         try:
-            return tuple(move for move in await self.rebalance(states) if move.source.node_id == node_id)
+            return tuple(move for move in await self.rebalance(state_names) if move.source.node_id == node_id)
         finally:
             if dry_run and not was_drained:
                 self.leases.drained.discard(node_id)
 
     async def undrain(self, node_id: str) -> None:
         """Let shards be placed on a node again."""
-        await asyncio.to_thread(self._drained.remove, node_id)
+        await asyncio.to_thread(self._store.delete, _drained_path(node_id))
         self.leases.drained.discard(node_id)
 
     async def copy_finished(self, move: PlannedMove, copy_result: CopyResult | None) -> bool:
@@ -271,6 +272,14 @@ class PlacementService:
             )
         return partitions
 
+    async def _partitions(self, state_name: str) -> range:
+        """Return the partitions of a state's shards, in their order; none if it does not exist."""
+        writer = await self._writer_of(state_name)
+        created = writer.metadata
+        if created is None:
+            return range(0)
+        return await writer.read(lambda ledger: ledger.layouts.newest(first_layout(created)).partitions)
+
     async def _holder(self, state_name: str, partition_id: int) -> ActorLocation | None:
         return await (await self._writer_of(state_name)).read(lambda ledger: ledger.holder(partition_id))
 
@@ -278,3 +287,9 @@ class PlacementService:
 def _of(assigned: Mapping[int, ActorLocation], partitions: range) -> dict[int, ActorLocation]:
     """Return the store actors of some of a state's partitions."""
     return {partition: location for partition, location in assigned.items() if partition in partitions}
+
+
+def _drained_path(node_id: str) -> str:
+    if _NODE_ID.fullmatch(node_id) is None:
+        raise InvalidRequestError("this is no id of a Ray node; nothing was changed", node=node_id)
+    return f"{_DRAINED}/{node_id}"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from coordinator.ledger.rescaling import BatchShards, first_layout
+from coordinator.ledger.rescaling import first_layout
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import StateStoreError
@@ -20,7 +20,7 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.runtime.logs import about
 from coordinator.runtime.runtime import Clock, now_ms
-from coordinator.storage.counted import StorageStats
+from coordinator.storage.actor_store import StorageStats
 from coordinator.telemetry.drivers import DriverReport, Drivers
 from coordinator.telemetry.slow_batches import (
     BatchContext,
@@ -31,8 +31,7 @@ from coordinator.telemetry.slow_batches import (
     running_batch,
 )
 from coordinator.telemetry.state_record import StateRecord
-from coordinator.telemetry.state_stats import ShardStats, StateStats, coordinator_samples
-from coordinator.telemetry.task_locality import TaskLocality
+from coordinator.telemetry.state_stats import ShardStats, StateStats, TaskLocality
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ class StateMetrics:
 
     def __init__(self, clock: Clock, actors: ActorRegistry, locality: TaskLocality, storage: StorageStats) -> None:
         self._clock = clock
-        self._started_at_ms = now_ms(clock)
+        self.started_at_ms = now_ms(clock)
         self._actors = actors
         self._locality = locality
         self._storage = storage
@@ -144,21 +143,21 @@ class StateMetrics:
         lost = self._drivers.lost_since(ledger.run_id, state.lost_executors)
         return running_batch(metadata.state_name, batch, state.record.recent, missing, layout.num_shards, lost)
 
-    def ended(self, ledger: StateLedger, version: int, shards: BatchShards) -> None:
+    def ended(self, ledger: StateLedger, version: int, first_partition: int) -> None:
         """Record the end of a batch; a slow one is explained in the log."""
         name, at_ms = ledger.state_name, now_ms(self._clock)
         record = self.record(name)
         ended = record.end_batch(version, at_ms)
         if ended is None:
             return
-        context = self._context(ledger, ended, shards)
+        context = self._context(ledger, ended, first_partition)
         if is_slow(ended.took_ms, record.recent):
             text = explanation(name, ended, record.recent, context)
             record.add_slow_batch(ended, at_ms, context.shard, text)
             log.warning("%s", text, extra=_fields(ledger, ended.last, context.shard))
         record.recent.append(ended)
 
-    def _context(self, ledger: StateLedger, ended: EndedBatch, shards: BatchShards) -> BatchContext:
+    def _context(self, ledger: StateLedger, ended: EndedBatch, first_partition: int) -> BatchContext:
         """Return what happened since the state's batch before."""
         last, state = ended.last, self._states[ledger.state_name]
         refused, trouble = state.refused, state.trouble
@@ -166,11 +165,11 @@ class StateMetrics:
         lost_executors = self._drivers.lost_since(last.run_id, state.lost_executors)
         state.lost_executors = self._drivers.lost
         holder = ledger.holder(last.partition_id)
-        moves = [move for move in ledger.assignments.moves(last.partition_id) if not move.error]
+        moves = [move for move in ledger.moves(last.partition_id) if not move.error]
         # It came there for this batch if it had the batch's base version then.
         move = moves[-1] if moves and moves[-1].version == last.base_version and moves[-1].former else None
         return BatchContext(
-            last.partition_id - shards.first_partition,
+            last.partition_id - first_partition,
             None if holder is None else holder.host,
             move,
             move is not None and move.former is not None and self._actors.is_dead(move.former),
@@ -190,8 +189,14 @@ class StateMetrics:
         states
             The open states: a stamp that is another one once something happened, ledger, metadata, and whether a run goes on.
         """
-        samples = list(coordinator_samples(self._started_at_ms, self._actors))
-        samples.append(Sample("statefleet_executors_lost_total", self._drivers.lost))
+        newest = self._actors.all()
+        lost = sum(map(self._actors.is_dead, newest))
+        samples = [
+            Sample("statefleet_coordinator_start_timestamp_seconds", self.started_at_ms / 1000),
+            Sample("statefleet_store_actors", len(newest) - lost, ("alive",)),
+            Sample("statefleet_store_actors", lost, ("lost",)),
+            Sample("statefleet_executors_lost_total", self._drivers.lost),
+        ]
         for stamp, ledger, metadata, is_active in states:
             name = metadata.state_name
             stats = await self._stats_of(stamp, ledger, metadata)

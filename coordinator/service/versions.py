@@ -1,4 +1,7 @@
-"""Versions of the states of a fleet: which there are, where they are read, and branches that begin with one. No Ray."""
+"""Versions of the states of a fleet: which there are, where they are read, and branches that begin with one. No Ray.
+
+A branch is made by the steps of :mod:`coordinator.ledger.branches`, in their order.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +9,119 @@ import asyncio
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 
-from coordinator.ledger.branches import Branch
-from coordinator.ledger.read_views import ReadView, ViewId, WantedView, cut_of, newest_readable, read_view
+from msgspec import structs
+
+from coordinator.ledger.branches import Branch, decide_beginning, described, first_record, owners, taken
+from coordinator.ledger.read_views import (
+    ReadView,
+    VersionStats,
+    ViewId,
+    WantedView,
+    cut_of,
+    newest_readable,
+    read_view,
+    version_stats,
+)
+from coordinator.ledger.records import BranchBorn, Branched, BranchMade, Record
 from coordinator.ledger.rescaling import first_layout
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.ledger.version_stats import VersionStats, version_stats
 from coordinator.log.ledger_writer import RECENT_S, LedgerWriter
 from coordinator.log.open_states import OpenStates
 from coordinator.model.errors import CorruptStateError, InvalidRequestError, NewerFormatError, StateReplacedError
 from coordinator.model.identities import PYTHON_QUERY_ID, StateStoreId
 from coordinator.model.leases import ShardLocation
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.service.branching import Branching
+from coordinator.runtime.runtime import Clock, now_ms
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
+class Branching:
+    """Makes branches of the states of a fleet."""
+
+    _writer_of: Callable[[str], Awaitable[LedgerWriter]]
+    _clock: Clock
+
+    async def existing(self, parent: str, version: int | None, name: str) -> Branch | None:
+        """Return the branch of that name, if it began with the version of the parent (any version if none is given); None without one.
+
+        Raises
+        ------
+        InvalidRequestError
+            There is another state of that name.
+        """
+        writer = await self._writer_of(name)
+        created = writer.metadata
+        if created is None:
+            return None
+
+        def look(ledger: StateLedger) -> Branch:
+            if ledger.origin is None or ledger.origin[0] != parent or version not in (None, ledger.origin[1]):
+                raise taken(ledger, parent, version)
+            return described(ledger, created)
+
+        return await writer.read(look)
+
+    async def make(self, parent: StateMetadata, version: int, name: str) -> Branch:
+        """Create a state that begins with a version of another one.
+
+        Raises
+        ------
+        VersionNotFoundError
+            Not every shard has the version, or it is not retained any more.
+        InvalidRequestError
+            There is another state of that name, or making it took too long.
+        """
+        branch, owner = await self._writer_of(name), await self._writer_of(parent.state_name)
+
+        def first(ledger: StateLedger) -> Branched:
+            return first_record(ledger, parent, name, version)
+
+        record = await owner.read(first)
+        drops = await branch.read(lambda ledger: ledger.drops)
+        made_at_ms = now_ms(self._clock)
+        await self._note(owners(record), BranchMade(name, parent.state_name, version, made_at_ms))
+        # Read again: from here on cleaning keeps the files that the branch needs.
+        begun = await owner.read(first)
+
+        def begin(ledger: StateLedger) -> tuple[list[Record], None]:
+            return decide_beginning(ledger, begun, drops), None
+
+        await branch.decide(begin)
+        wanted_metadata = structs.replace(parent, state_name=name, query_id=str(begun.ledger["query_id"]))
+        if await branch.create_metadata(wanted_metadata) != wanted_metadata:
+            # Metadata of a query that has not committed anything: the log has the branch.
+            raise taken(StateLedger(name), parent.state_name, version)
+        result = await self.existing(parent.state_name, version, name)
+        assert result is not None
+        for state_name in sorted(owners(begun)):
+            await (await self._writer_of(state_name)).decide(lambda _: ([BranchBorn(name)], None))
+        return result
+
+    async def _note(self, names: Iterable[str], branch: BranchMade) -> None:
+        """Write to the logs of the states whose files a branch needs that it is being made."""
+        writers = [await self._writer_of(state_name) for state_name in sorted(names)]
+        if missing := [writer for writer in writers if writer.metadata is None]:
+            raise InvalidRequestError(
+                "files that the branch needs belong to a state that is not there any more; nothing was made; restore its folder",
+                state=branch.name,
+                missing=len(missing),
+            )
+        await asyncio.gather(*(writer.decide(lambda _: ([branch], None)) for writer in writers))
+
+
+@dataclass(eq=False)
 class Versions:
     """Versions of the states of a fleet."""
 
-    def __init__(
-        self, states: OpenStates, writer: Callable[[str], Awaitable[LedgerWriter]], branching: Branching
-    ) -> None:
-        self._states = states
-        self._writer_of = writer
-        self._branching = branching
-        #: Whether the states that existed when this coordinator started are open; later ones are opened when they are created.
-        self._all_are_open = False
+    _states: OpenStates
+    _writer_of: Callable[[str], Awaitable[LedgerWriter]]
+    _branching: Branching
+    #: Whether the states that existed when this coordinator started are open; later ones are opened when they are created.
+    _all_are_open: bool = False
 
     async def read_view(self, state_name: str, request: WantedView, cached: ViewId | None = None) -> ReadView | None:
         """Return what a reader needs to read a version of a state, by the log as it was at most :data:`RECENT_S` ago.
@@ -106,7 +194,7 @@ class Versions:
     async def _newest_beside(self, writer: LedgerWriter, is_committed: bool) -> list[int]:
         """Return the newest readable version of each other state of a state's query."""
         if not self._all_are_open:
-            await self.load_all_states()
+            await self._states.open_all()
             self._all_are_open = True
         query_id = "" if writer.ledger is None else writer.ledger.query_id
         if query_id in ("", PYTHON_QUERY_ID):
@@ -184,7 +272,3 @@ class Versions:
                 version=version,
             )
         return await self._branching.make(parent, view.version, name)
-
-    async def load_all_states(self) -> list[str]:
-        """Open the states that are stored; returns the names of all."""
-        return await self._states.open_all()

@@ -2,7 +2,7 @@
 
 Ray keeps the arguments of actors in its GCS, to restart them, and Spark keeps the functions that its tasks run. Neither may contain
 credentials. So only options that are known to be no credentials are sent there. The values of all others are forwarded by calls between
-running processes (:mod:`coordinator.storage.forwarded_credentials`).
+running processes (:mod:`coordinator.storage.actor_store`).
 """
 
 from __future__ import annotations

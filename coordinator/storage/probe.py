@@ -233,23 +233,18 @@ def prove_shared(store: ObjectStore, look: Callable[[str], ProbeResult], process
         )
 
 
+@dataclass(eq=False)
 class StorageProof:
     """A proof that each incarnation of an actor makes once, as Ray may restart an actor on another node. Thread-safe.
 
-    Parameters
-    ----------
-    lock
-        Lock that nothing else uses.
+    Its lock is one that nothing else uses.
     """
 
-    def __init__(
-        self, objects: ObjectStore, look_into: Callable[[str], ProbeResult], location: ActorLocation, lock: Lock
-    ) -> None:
-        self._objects = objects
-        self._look_into = look_into
-        self._location = location
-        self._lock = lock
-        self._is_proven = False
+    _objects: ObjectStore
+    _look_into: Callable[[str], ProbeResult]
+    _location: ActorLocation
+    _lock: Lock
+    _is_proven: bool = False
 
     def check(self) -> None:
         """Make the proof, unless it was made before.

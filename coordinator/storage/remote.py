@@ -5,6 +5,7 @@ Rules that the code follows:
 - Conditional puts are repeated here and not by obstore, so that it is known whether an earlier attempt may have succeeded. After such
   an attempt, "it exists already" may mean the writer's own object, so callers read it back.
 - S3 answers 409 to two conditional puts at the same time; possibly neither has succeeded. obstore reports it like 412.
+- Modules import this one late, since obstore's threads must not exist before a process forks.
 - A server's text can repeat parts of the request (S3 echoes access keys, Azure's URLs have signatures). So only the summary and the
   code of a cause are kept, and obstore's exceptions are never chained, as Ray would print their text.
 """
@@ -19,6 +20,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
+
+import obstore
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    NotSupportedError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
+from obstore.store import from_url
 
 from coordinator.model.errors import CommitUnknownError, InvalidRequestError, StorageUnavailableError
 from coordinator.storage.options import CLIENT_OPTIONS, PREFIXES, bare_name
@@ -42,12 +54,8 @@ _FIRST_PAUSE_S = 0.1
 _PATIENCE_S = 40.0
 
 
-def _no_count() -> None:
-    """Do nothing, so that repetitions are not counted."""
-
-
 def open_remote_store(
-    uri: str, storage_options: Mapping[str, str] | None, repeated: Callable[[], None] = _no_count
+    uri: str, storage_options: Mapping[str, str] | None, repeated: Callable[[], None]
 ) -> RemoteObjectStore:
     """Return the store of a bucket; credentials come from the usual environment unless the options have them.
 
@@ -62,10 +70,6 @@ def open_remote_store(
     InvalidRequestError
         An option is not known or not usable.
     """
-    # Imported late, as obstore's threads must not exist before a process forks.
-    from obstore.exceptions import BaseError
-    from obstore.store import from_url
-
     scheme = uri.partition(":")[0]
     config = {bare_name(key, scheme): value for key, value in (storage_options or {}).items()}
     kind = SingleWriterObjectStore if _single_writer(config.pop("single_writer", "false")) else RemoteObjectStore
@@ -87,6 +91,12 @@ def open_remote_store(
             uri=uri,
             cause=_safe_text(error),
         ) from None
+    if not store.tells_writers_apart:
+        log.warning(
+            "SINGLE WRITER: %s is used without conditional puts, so nothing stops a second fleet of this URI (a forgotten "
+            "cluster, another machine) from overwriting commits; run one at a time, and prefer a store with conditional puts",
+            uri,
+        )
     return store
 
 
@@ -104,18 +114,18 @@ class RemoteObjectStore:
     store
         An obstore store whose root is the URI.
     once
-        The same store without retries, for conditional puts; by default `store`.
+        The same store without retries, for conditional puts.
     repeated
         Called each time a conditional put is repeated.
     """
 
     tells_writers_apart = True
 
-    def __init__(self, uri: str, store: Any, once: Any = None, repeated: Callable[[], None] = _no_count) -> None:
+    def __init__(self, uri: str, store: Any, once: Any, repeated: Callable[[], None]) -> None:
         self._repeated = repeated
         self.uri = uri
         self._store = store
-        self._once = store if once is None else once
+        self._once = once
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.uri!r})"
@@ -125,9 +135,6 @@ class RemoteObjectStore:
         raise TypeError("an object store is not sent to another process; send its URI and open it there")
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        import obstore
-        from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
-
         unclear_error: Exception | None = None
         give_up = time.monotonic() + _PATIENCE_S
         for attempt in range(_ATTEMPTS):
@@ -157,9 +164,6 @@ class RemoteObjectStore:
         )
 
     def _exists(self, path: str) -> bool:
-        import obstore
-        from obstore.exceptions import BaseError
-
         try:
             obstore.head(self._store, path)
         except FileNotFoundError:
@@ -171,9 +175,6 @@ class RemoteObjectStore:
         return True
 
     def put(self, path: str, data: bytes) -> None:
-        import obstore
-        from obstore.exceptions import BaseError
-
         try:
             obstore.put(self._store, path, data)
         except FileNotFoundError as error:
@@ -184,9 +185,6 @@ class RemoteObjectStore:
             raise self._failed(path, error) from None
 
     def _has(self, path: str, size: int) -> bool:
-        import obstore
-        from obstore.exceptions import BaseError
-
         try:
             return obstore.head(self._store, path)["size"] == size
         except (BaseError, OSError):
@@ -196,9 +194,6 @@ class RemoteObjectStore:
         """Do nothing: objects of these stores are durable once visible."""
 
     def get(self, path: str) -> bytes:
-        import obstore
-        from obstore.exceptions import BaseError
-
         try:
             return bytes(obstore.get(self._store, path).bytes())
         except FileNotFoundError as error:
@@ -210,9 +205,6 @@ class RemoteObjectStore:
             raise self._failed(path, error) from None
 
     def list(self, prefix: str) -> list[ObjectInfo]:
-        import obstore
-        from obstore.exceptions import BaseError
-
         infos = []
         try:
             for page in obstore.list(self._store, prefix):
@@ -225,9 +217,6 @@ class RemoteObjectStore:
         return ()
 
     def delete(self, path: str) -> None:
-        import obstore
-        from obstore.exceptions import BaseError
-
         try:
             obstore.delete(self._store, path)
         except FileNotFoundError:
@@ -236,9 +225,6 @@ class RemoteObjectStore:
             raise self._failed(path, error) from None
 
     def delete_all(self, paths: Sequence[str]) -> None:
-        import obstore
-        from obstore.exceptions import BaseError
-
         if not paths:
             return
         try:
@@ -251,9 +237,6 @@ class RemoteObjectStore:
                 self.delete(path)
 
     def folders(self) -> Sequence[str]:
-        import obstore
-        from obstore.exceptions import BaseError
-
         try:
             prefixes = obstore.list_with_delimiter(self._store)["common_prefixes"]
         except (BaseError, OSError) as error:
@@ -282,18 +265,7 @@ class SingleWriterObjectStore(RemoteObjectStore):
 
     tells_writers_apart = False
 
-    def __init__(self, uri: str, store: Any, once: Any = None, repeated: Callable[[], None] = _no_count) -> None:
-        super().__init__(uri, store, once, repeated)
-        log.warning(
-            "SINGLE WRITER: %s is used without conditional puts, so nothing stops a second fleet of this URI (a forgotten "
-            "cluster, another machine) from overwriting commits; run one at a time, and prefer a store with conditional puts",
-            uri,
-        )
-
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        import obstore
-        from obstore.exceptions import BaseError
-
         if self._exists(path):
             return False
         try:
@@ -307,8 +279,6 @@ class SingleWriterObjectStore(RemoteObjectStore):
 
 def _is_refusal(error: Exception) -> bool:
     """Return whether the server certainly did nothing, and will do nothing if the request is repeated."""
-    from obstore.exceptions import NotSupportedError, PermissionDeniedError, UnauthenticatedError
-
     refusals = (NotSupportedError, PermissionDeniedError, UnauthenticatedError, FileNotFoundError, NotImplementedError)
     return isinstance(error, refusals)
 

@@ -9,12 +9,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from coordinator.model.errors import InvalidRequestError
-from coordinator.storage.counted import StorageStats
-from coordinator.storage.forwarded_credentials import ForwardedCredentialsStore
+from coordinator.runtime.runtime import Clock
+from coordinator.storage.actor_store import CountedObjectStore, ForwardedCredentialsStore, StorageStats
 from coordinator.storage.local import LocalObjectStore
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.protocol import ObjectStore
-from coordinator.storage.remote import open_remote_store
 
 _SCHEMES = ("file", "s3", "gs", "az")
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
@@ -81,13 +80,16 @@ def open_object_store(
         store = LocalObjectStore(Path(unquote(urlsplit(normalized).path)))
         store.uri = normalized
         return store
+    # Imported late, as obstore's threads must not exist before a process forks.
+    from coordinator.storage.remote import open_remote_store
+
     return open_remote_store(normalized, storage_options, (stats or StorageStats()).repeated)
 
 
 def open_store_in_actor(
-    uri: str, options: StorageOptions, ask: Callable[[], Secrets | None], stats: StorageStats
-) -> ObjectStore:
+    uri: str, options: StorageOptions, ask: Callable[[], Secrets | None], stats: StorageStats, clock: Clock
+) -> CountedObjectStore:
     """Return the object store of a URI in an actor, whose withheld options are forwarded later."""
     if options.withheld:
-        return ForwardedCredentialsStore(uri, options, ask, partial(open_object_store, stats=stats))
-    return open_object_store(uri, dict(options.plain), stats)
+        return ForwardedCredentialsStore(uri, options, ask, partial(open_object_store, stats=stats), stats, clock)
+    return CountedObjectStore(uri, open_object_store(uri, dict(options.plain), stats), stats, clock)

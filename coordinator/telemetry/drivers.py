@@ -66,25 +66,20 @@ class DriverReport:
     batches: tuple[LongBatch, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Loss:
-    number: int
-    application: str
-    executor: ExecutorState
-
-
 class Drivers:
-    """The drivers of a fleet."""
+    """The drivers of a fleet.
+
+    Attributes
+    ----------
+    lost
+        Number of executors that were lost since the coordinator started.
+    """
 
     def __init__(self) -> None:
         self._reports: dict[str, tuple[DriverReport, float]] = {}
-        self._losses: list[_Loss] = []
-        self._counted = 0
-
-    @property
-    def lost(self) -> int:
-        """Number of executors that were lost since the coordinator started."""
-        return self._counted
+        #: Number of each loss, application, and executor.
+        self._losses: list[tuple[int, str, ExecutorState]] = []
+        self.lost = 0
 
     def take(self, report: DriverReport, now_s: float) -> Sequence[ExecutorState]:
         """Take in a report; returns the executors that were not known to be lost before.
@@ -94,7 +89,7 @@ class Drivers:
         now_s
             Time of a clock that never goes back.
         """
-        reported = {(loss.application, loss.executor.executor_id) for loss in self._losses}
+        reported = {(application, executor.executor_id) for _, application, executor in self._losses}
         lost = [
             executor
             for executor in report.executors
@@ -103,8 +98,8 @@ class Drivers:
             and (report.application, executor.executor_id) not in reported
         ]
         for executor in lost:
-            self._counted += 1
-            self._losses.append(_Loss(self._counted, report.application, executor))
+            self.lost += 1
+            self._losses.append((self.lost, report.application, executor))
         del self._losses[:-_LOSSES]
         self._reports[report.application] = report, now_s
         return lost
@@ -118,7 +113,7 @@ class Drivers:
     def lost_since(self, run_id: str, number: int) -> list[ExecutorState]:
         """Return the executors that a run's application has lost, without the first `number` of all losses."""
         applications = {report.application for report, _ in self._reports.values() if run_id in report.run_ids}
-        return [loss.executor for loss in self._losses if loss.number > number and loss.application in applications]
+        return [lost for loss, application, lost in self._losses if loss > number and application in applications]
 
     def is_running(self, run_id: str, now_s: float) -> bool:
         """Return whether a living driver reports a run."""

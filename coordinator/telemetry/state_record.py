@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from coordinator.ledger.batch_stats import BatchStats
 from coordinator.model.commits import CommitEntry
 from coordinator.model.metric_table import Sample
-from coordinator.telemetry.batch_times import PHASES, PartitionTime, moments, phases
-from coordinator.telemetry.slow_batches import RECENT, EndedBatch, SlowBatch
+from coordinator.telemetry.slow_batches import PHASES, RECENT, EndedBatch, PartitionTime, SlowBatch, moments, phases
 
 #: Newest versions, refusals and slow batches that are kept of a state.
 _VERSIONS = 16
@@ -18,8 +17,6 @@ _REFUSALS = 16
 _SLOW = 8
 #: Durations of batches that wait to be exported; the oldest of more are dropped.
 _NOT_EXPORTED = 1000
-#: Sums of :class:`~coordinator.ledger.batch_stats.BatchStats` that are metrics of the same name.
-_SUMS = ("commits", "rows_in", "rows_late", "rows_updated", "rows_removed", "delta_bytes")
 _NO_TIME = PartitionTime()
 
 
@@ -121,8 +118,7 @@ class StateRecord:
         time.counted_ms = time.counted_ms or now_ms
         if is_new:
             stats = BatchStats([entries])
-            for name in _SUMS:
-                self.counts[name] += getattr(stats, name)
+            self.counts.update(commits=stats.commits, **stats.counts())
             batch.add(last, stats.rows_in)
 
     def end_batch(self, version: int, now_ms: int) -> EndedBatch | None:

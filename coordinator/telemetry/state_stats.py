@@ -1,20 +1,27 @@
-"""Sums over the shards of a state, and the metrics that are made of them. Pure."""
+"""Sums over the shards of a state, where its tasks ran, and the metrics that are made of them. Pure, in memory only."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from coordinator.ledger.ledger_state import Assignment
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.commits import CommitEntry
 from coordinator.model.identities import ActorLocation
 from coordinator.model.metric_table import Sample
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.actor_registry import ActorRegistry
-from coordinator.telemetry.task_locality import ELSEWHERE, LOCAL, MOVED, NO_EXECUTOR, UNPLACED, TaskLocality
+from coordinator.placement.policies import ActorSlot
 
-#: Where the tasks of state operations ran, as a label.
+#: Outcome of a state operation: its task ran on the node of its shard, or why it did not.
+LOCAL = "local"
+MOVED = "the shard was moved to another node with this batch"
+NO_EXECUTOR = "the shard's node has no executor"
+ELSEWHERE = "Spark ran the task on another node than it was asked to"
+UNPLACED = "the driver told of no executors"
+#: The same as labels.
 _PLACES = {
     LOCAL: "local",
     MOVED: "moved",
@@ -24,13 +31,44 @@ _PLACES = {
 }
 
 
-def coordinator_samples(started_at_ms: int, actors: ActorRegistry) -> Iterator[Sample]:
-    """Return metrics of the fleet's processes."""
-    yield Sample("statefleet_coordinator_start_timestamp_seconds", started_at_ms / 1000)
-    newest = actors.all()
-    lost = sum(map(actors.is_dead, newest))
-    yield Sample("statefleet_store_actors", len(newest) - lost, ("alive",))
-    yield Sample("statefleet_store_actors", lost, ("lost",))
+class TaskLocality:
+    """State operations of all shards since the coordinator started."""
+
+    def __init__(self) -> None:
+        self._outcomes: defaultdict[tuple[str, int], Counter[str]] = defaultdict(Counter)
+
+    def count(
+        self,
+        state_name: str,
+        partition_id: int,
+        asking: ActorLocation,
+        previous: ActorLocation | None,
+        holder: ActorLocation,
+        slots: Sequence[ActorSlot],
+    ) -> None:
+        """Count a task that asked for its shard's lease."""
+        if asking.node_id == holder.node_id:
+            outcome = LOCAL
+        elif not slots:
+            outcome = UNPLACED
+        elif not any(slot.location.node_id == holder.node_id and slot.cores > 0 for slot in slots):
+            outcome = NO_EXECUTOR
+        else:
+            outcome = MOVED if previous is not None and previous.node_id == asking.node_id else ELSEWHERE
+        self._outcomes[state_name, partition_id][outcome] += 1
+
+    def count_local(self, state_name: str, partition_id: int) -> None:
+        """Count a task that ran on the node of its shard."""
+        self._outcomes[state_name, partition_id][LOCAL] += 1
+
+    def forget(self, state_name: str) -> None:
+        """Drop the counts of a state."""
+        for key in [key for key in self._outcomes if key[0] == state_name]:
+            del self._outcomes[key]
+
+    def of(self, state_name: str, partition_id: int) -> dict[str, int]:
+        """Return how many state operations of a shard had which outcome."""
+        return dict(self._outcomes.get((state_name, partition_id), {}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +82,7 @@ class ShardStats:
     entry
         Newest commit of the default store; None without any.
     lease
-        Epoch and store actor of the present lease; None if the shard was never leased.
+        None if the shard was never leased.
     operations
         State operations since the coordinator started, by where their tasks ran.
     """
@@ -54,7 +92,7 @@ class ShardStats:
     rows: int
     bytes: int
     entry: CommitEntry | None
-    lease: tuple[int, ActorLocation] | None
+    lease: Assignment | None
     operations: Mapping[str, int]
 
     @classmethod
@@ -67,7 +105,7 @@ class ShardStats:
             rows,
             size,
             ledger.newest(partition_id),
-            ledger.location(partition_id),
+            ledger.assignment(partition_id),
             locality.of(ledger.state_name, partition_id),
         )
 
@@ -109,7 +147,7 @@ class StateStats:
             for locality, count in shard.operations.items():
                 self.operations[locality] += count
             if shard.lease is not None:
-                self.holders[shard.lease[1]] += 1
+                self.holders[shard.lease.location] += 1
             entry = shard.entry
             if entry is not None:
                 self.last_commit_ms = max(self.last_commit_ms or 0, entry.committed_at_ms)

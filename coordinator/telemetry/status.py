@@ -12,15 +12,14 @@ from coordinator.ledger.rescaling import first_layout
 from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.commits import CommitEntry
-from coordinator.model.copy_result import ShardMove
+from coordinator.model.leases import ShardMove
 from coordinator.model.memory_options import MemoryUse
 from coordinator.model.names import fleet_id_of
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.actor_registry import ActorRegistry
-from coordinator.telemetry.batch_times import moments, phases
+from coordinator.telemetry.slow_batches import moments, phases
 from coordinator.telemetry.state_record import StateRecord
-from coordinator.telemetry.state_stats import ShardStats, StateStats
-from coordinator.telemetry.task_locality import LOCAL, TaskLocality
+from coordinator.telemetry.state_stats import LOCAL, ShardStats, StateStats, TaskLocality
 
 #: Newest versions that rows per second are computed from, and newest batches that are shown.
 _BATCHES = 6
@@ -72,37 +71,58 @@ class _Batch:
 
 
 def query_status(
-    ledger: StateLedger, metadata: StateMetadata, locality: TaskLocality, *, active: bool
+    ledger: StateLedger,
+    metadata: StateMetadata,
+    locality: TaskLocality,
+    *,
+    active: bool,
+    record: StateRecord | None = None,
 ) -> dict[str, Any]:
     """Return one query's row, with a row for each shard.
 
     ``version`` and ``watermark_ms`` are those of the newest version that every shard has. ``rows_per_second`` is over the last few
     batches. ``locality`` is the share of state operations since the coordinator started whose task ran on the node of its shard. Each
     is None where it is not known yet.
+
+    Parameters
+    ----------
+    record
+        Given for details: ``batches``, ``refusals``, ``slow_batches``, and more of each shard. Times are milliseconds since the epoch:
+        ``planned_ms`` by the driver's clock, ``begun_ms`` by a store actor's, all others by the coordinator's. Durations of commits
+        before this coordinator started are None. ``phases`` of a batch are those of
+        :func:`~coordinator.telemetry.slow_batches.phases`.
     """
     layout = ledger.layouts.newest(first_layout(metadata))
-    shards = [ShardStats.of(ledger, locality, partition) for partition in layout.partitions]
-    return _query(ledger, metadata, layout, shards, _newest_batches(ledger, layout), active=active)
-
-
-def query_details(
-    ledger: StateLedger, metadata: StateMetadata, locality: TaskLocality, record: StateRecord, *, active: bool
-) -> dict[str, Any]:
-    """Return :func:`query_status` with ``batches``, ``refusals``, ``slow_batches``, and more of each shard.
-
-    Times are milliseconds since the epoch: ``planned_ms`` by the driver's clock, ``begun_ms`` by a store actor's, all others by the
-    coordinator's. Durations of commits before this coordinator started are None. ``phases`` of a batch are those of
-    :func:`~coordinator.telemetry.batch_times.phases`.
-    """
-    layout = ledger.layouts.newest(first_layout(metadata))
-    shards = [ShardStats.of(ledger, locality, partition) for partition in layout.partitions]
-    batches = _newest_batches(ledger, layout)
-    query = _query(ledger, metadata, layout, shards, batches, active=active)
-    for row, shard in zip(query["shards"], shards, strict=True):
-        row |= _shard_details(ledger, shard, record)
     first = layout.first_partition
+    shards = [ShardStats.of(ledger, locality, partition) for partition in layout.partitions]
+    rows, batches = [_shard(shard, first) for shard in shards], _newest_batches(ledger, layout)
+    stats = StateStats()
+    stats.add(metadata, shards)
+    version, operations = stats.version or 0, stats.operations.total()
+    query = {
+        "name": metadata.state_name,
+        "query_id": ledger.query_id,
+        "run_id": ledger.run_id,
+        "output_mode": metadata.output_mode,
+        "branch_of": None if ledger.origin is None else {"state": ledger.origin[0], "version": ledger.origin[1]},
+        "num_shards": layout.num_shards,
+        "batch_id": version - 1 if version else None,
+        "version": version,
+        "watermark_ms": stats.watermark_ms,
+        "rows_per_second": _rows_per_second(batches),
+        "state_rows": stats.rows,
+        "state_bytes": stats.bytes,
+        "locality": stats.operations[LOCAL] / operations if operations else None,
+        "rows_late": ledger.total_rows_late(),
+        "last_commit_ms": stats.last_commit_ms,
+        "active": active,
+        "shards": rows,
+    }
+    if record is None:
+        return query
     return {
         **query,
+        "shards": [{**row, **_shard_details(ledger, shard, record)} for row, shard in zip(rows, shards, strict=True)],
         "epoch": ledger.epoch,
         "batches": [] if ledger.is_of_python else [_batch(batch, first, record) for batch in batches[-_BATCHES:]],
         "refusals": [{**asdict(refusal), "shard": refusal.partition_id - first} for refusal in record.refusals],
@@ -122,39 +142,6 @@ def _newest_batches(ledger: StateLedger, layout: ShardLayout) -> list[_Batch]:
     ]
 
 
-def _query(
-    ledger: StateLedger,
-    metadata: StateMetadata,
-    layout: ShardLayout,
-    shards: Sequence[ShardStats],
-    batches: Sequence[_Batch],
-    *,
-    active: bool,
-) -> dict[str, Any]:
-    stats = StateStats()
-    stats.add(metadata, shards)
-    version, operations = stats.version or 0, stats.operations.total()
-    return {
-        "name": metadata.state_name,
-        "query_id": ledger.query_id,
-        "run_id": ledger.run_id,
-        "output_mode": metadata.output_mode,
-        "branch_of": None if ledger.origin is None else {"state": ledger.origin[0], "version": ledger.origin[1]},
-        "num_shards": layout.num_shards,
-        "batch_id": version - 1 if version else None,
-        "version": version,
-        "watermark_ms": stats.watermark_ms,
-        "rows_per_second": _rows_per_second(batches),
-        "state_rows": stats.rows,
-        "state_bytes": stats.bytes,
-        "locality": stats.operations[LOCAL] / operations if operations else None,
-        "rows_late": ledger.total_rows_late(),
-        "last_commit_ms": stats.last_commit_ms,
-        "active": active,
-        "shards": [_shard(shard, layout.first_partition) for shard in shards],
-    }
-
-
 def _rows_per_second(batches: Sequence[_Batch]) -> float | None:
     if len(batches) < 2:
         return None
@@ -164,11 +151,11 @@ def _rows_per_second(batches: Sequence[_Batch]) -> float | None:
 
 def _shard(shard: ShardStats, first_partition: int) -> dict[str, Any]:
     entry = shard.entry
-    epoch, location = shard.lease or (None, None)
+    location = None if shard.lease is None else shard.lease.location
     return {
         "actor_name": location.actor_name if location else None,
         "node_id": location.node_id if location else None,
-        "epoch": epoch,
+        "epoch": None if shard.lease is None else shard.lease.epoch,
         "executor": entry.executor if entry else None,
         "version": shard.version,
         "state_rows": shard.rows,
@@ -183,15 +170,11 @@ def _shard(shard: ShardStats, first_partition: int) -> dict[str, Any]:
 
 
 def _shard_details(ledger: StateLedger, shard: ShardStats, record: StateRecord) -> dict[str, Any]:
-    files = ledger.retained_files(shard.partition_id)
     return {
         **moments(shard.entry, record.time_of(shard.entry)),
         "oldest_version": ledger.oldest_readable(shard.partition_id),
-        "snapshot_version": files.snapshot_version,
-        "delta_files": files.deltas,
-        "snapshot_files": files.snapshots,
-        "file_bytes": files.file_bytes,
-        "moves": [_move(move) for move in ledger.assignments.moves(shard.partition_id)[-_MOVES:]],
+        **ledger.retained_files(shard.partition_id),
+        "moves": [_move(move) for move in ledger.moves(shard.partition_id)[-_MOVES:]],
     }
 
 
@@ -228,16 +211,12 @@ def _batch(batch: _Batch, first_partition: int, record: StateRecord) -> dict[str
         "first_begun_ms": stats.first_begun_ms,
         "last_begun_ms": stats.last_begun_ms,
         "shards_counted": stats.commits,
-        "rows_in": stats.rows_in,
-        "rows_late": stats.rows_late,
-        "rows_updated": stats.rows_updated,
-        "rows_removed": stats.rows_removed,
-        "state_rows": stats.state_rows,
-        "state_bytes": stats.state_bytes,
-        "delta_bytes": stats.delta_bytes,
+        **stats.counts(),
+        "state_rows": stats.total("state_rows"),
+        "state_bytes": stats.total("state_bytes"),
         "watermark_ms": stats.watermark_ms,
-        "apply_total_ms": stats.apply_ms if is_known else None,
-        "write_total_ms": stats.write_ms if is_known else None,
+        "apply_total_ms": stats.total("apply_ms") if is_known else None,
+        "write_total_ms": stats.total("write_ms") if is_known else None,
         "last_shard": last.partition_id - first_partition,
         **times,
         "phases": phases(times),

@@ -11,9 +11,8 @@ from pyspark.sql import functions as F
 from spark_jobs.api.grouped import StatefulGroupedData
 from spark_jobs.api.streaming_frame import StreamingFrame
 from spark_jobs.api.target import Target
-from spark_jobs.operators.deduplicate import build_deduplicate, build_limit
 from spark_jobs.operators.join import build_join
-from spark_jobs.operators.top import ColumnLike, build_top
+from spark_jobs.operators.kept_rows import ColumnLike, build_deduplicate, build_limit, build_top
 from spark_jobs.plan.spark_errors import RefusedQueryError
 
 

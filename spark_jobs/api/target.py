@@ -9,11 +9,10 @@ from pyspark.sql import DataFrame
 
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.names import check_state_name
-from spark_jobs.plan.logical import analysed
+from spark_jobs.plan.logical import analysed, refused_modes
 from spark_jobs.plan.operator_plan import OperatorPlan, QueryModes
+from spark_jobs.plan.operator_rules import OUTPUT_MODES, query_modes
 from spark_jobs.plan.spark_errors import InvalidArgumentError, RefusedQueryError
-from spark_jobs.plan.streaming_rules import refused_modes
-from spark_jobs.plan.timing import OUTPUT_MODES, query_modes
 
 #: Tasks number shards with 16 bits.
 _MAX_SHARDS = 1 << 15

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ray
 from pyspark.sql import SparkSession
 from ray.exceptions import RayError
 
-from coordinator.ledger.batch_stats import BatchResult
-from coordinator.ledger.rescaling import BatchShards
 from coordinator.model.errors import StateMismatchError, StateStoreError
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.names import store_actor_number
@@ -20,15 +19,17 @@ from coordinator.service.calls import RayActors
 from coordinator.service.client import CoordinatorClient
 from coordinator.service.deploy import coordinator_name
 from coordinator.service.placement_service import Placement
-from spark_jobs.driver.finished_batches import FinishedBatches
 from spark_jobs.nodes.executor_nodes import ExecutorNodes
 from spark_jobs.nodes.node_watch import NodeWatch, WatchedFleet
 from spark_jobs.plan.executors import Executors
 from spark_jobs.plan.operator_plan import requested_state
-from store_actors.actor.moving import LiveMigration
+from store_actors.actor.deploy import LiveMigration
 from store_actors.client.fleet_client import FleetAddress
 
 log = logging.getLogger(__name__)
+
+#: Seconds for which a report may wait to be written with the records of the next batch.
+_WITHIN_S = 1.0
 
 
 class PlacementOptions(NamedTuple):
@@ -42,16 +43,75 @@ class PlacementOptions(NamedTuple):
     policy: str = "balance"
 
 
+class _Report(NamedTuple):
+    run_id: str
+    batch_id: int
+    state_names: Sequence[str]
+
+
+class _FinishedBatches:
+    """Reports of a fleet: one at a time for each run, repeated while the coordinator restarts, until the states' logs have it."""
+
+    def __init__(self, coordinator: CoordinatorClient) -> None:
+        self._coordinator = coordinator
+        self._guard = threading.Lock()
+        #: By run, the newest report that a thread sends or will send.
+        self._newest: dict[str, _Report] = {}
+
+    def report(self, report: _Report, *, at_once: bool) -> None:
+        """Report a finished batch: from a thread, or `at_once`, which returns once the logs have it."""
+        if at_once:
+            self._send(report, 0.0)
+            return
+        run_id = report.run_id
+        with self._guard:
+            is_busy = run_id in self._newest
+            self._newest[run_id] = report
+        if not is_busy:
+            # A daemon: a batch that it could not report is proven finished by the next batch or run.
+            threading.Thread(target=self._run, args=(report,), name="statefleet-finished", daemon=True).start()
+
+    def end(self, run_id: str) -> None:
+        """Send the open report of a run, and return once the logs have it."""
+        with self._guard:
+            report = self._newest.get(run_id)
+        if report is not None:
+            self._send(report, 0.0)
+
+    def _run(self, report: _Report) -> None:
+        while True:
+            self._send(report, _WITHIN_S)
+            with self._guard:
+                newest = self._newest[report.run_id]
+                if newest is report:
+                    del self._newest[report.run_id]
+                    return
+            report = newest
+
+    def _send(self, report: _Report, within_s: float) -> None:
+        try:
+            self._coordinator.batch_finished(report.state_names, report.run_id, report.batch_id, within_s)
+        except (StateStoreError, RayError) as error:
+            # The batch is finished even if readers do not see it.
+            log.warning(
+                "batch %d of %s is finished, and the fleet could not be told; readers see it once the next one has begun: %s: %s",
+                report.batch_id,
+                ", ".join(report.state_names),
+                type(error).__name__,
+                error,
+            )
+
+
 class _Fleet(NamedTuple):
     coordinator: CoordinatorClient
     nodes: ExecutorNodes
     migration: LiveMigration
-    finished: FinishedBatches
+    finished: _FinishedBatches
     options: PlacementOptions
 
 
 class DriverCalls:
-    """Answers the calls of ``Driver.scala`` for the fleets of this driver."""
+    """Answers the calls of ``Run.scala`` for the fleets of this driver."""
 
     def __init__(self) -> None:
         self._fleets: dict[str, _Fleet] = {}
@@ -87,7 +147,7 @@ class DriverCalls:
         registered = self._fleets.get(address.uri)
         if registered is None or (registered.coordinator, registered.options) != (coordinator, options):
             nodes, migration = ExecutorNodes(address, options.store_actors_per_node), LiveMigration(coordinator)
-            self._fleets[address.uri] = _Fleet(coordinator, nodes, migration, FinishedBatches(coordinator), options)
+            self._fleets[address.uri] = _Fleet(coordinator, nodes, migration, _FinishedBatches(coordinator), options)
 
     def answer(self, message: str) -> str:
         """Answer a call from the exchange of an operator.
@@ -110,27 +170,23 @@ class DriverCalls:
         -------
         str
             JSON. ``start`` and ``begin``: why the query is ``refused``, or null. ``begin``: the batch's ``shards`` and
-            ``first_partition``. ``place`` and ``settle``: ``places``, for each shard the host and the number of its
-            store actor, null for a shard that may run anywhere.
-            ``settle``: also ``missing``, the shards that have not committed the batch, or whose rows no task counted; the ``next``
-            batch's shards; and stats, by the names of ``StatefulExchangeExec.scala``. Or only why the batch is ``refused``: shards
-            committed other numbers of rows than tasks sent them.
+            ``first_partition``. ``place``, and the ``places`` of ``settle``: for each shard the ``host`` and the number of its store
+            ``actor``, null for a shard that may run anywhere. ``settle``: also ``missing``, the shards that have not committed the
+            batch, or whose rows no task counted; the ``next`` batch's shards; and stats, by the names of
+            ``StatefulExchangeExec.scala``. Or only why the batch is ``refused``: shards committed other numbers of rows than tasks
+            sent them.
         """
         try:
             batch = json.loads(message)
-            if batch["asked"] == "begin":
-                return json.dumps(self._begin(batch))
-            if batch["asked"] == "start":
-                return json.dumps({"refused": self._refusal(batch)})
-            if batch["asked"] == "finished":
-                self._report_finished(batch)
-                return json.dumps({})
-            if batch["asked"] == "ended":
-                self._end_run(batch["run_id"])
-                return json.dumps({})
-            if batch["asked"] == "place":
-                return json.dumps({"places": self._place(batch)})
-            return json.dumps(self._settle(batch))
+            answers: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+                "start": lambda query: {"refused": self._refusal(query)},
+                "begin": self._begin,
+                "place": self._place,
+                "settle": self._settle,
+                "finished": self._report_finished,
+                "ended": lambda run: self._end_run(run["run_id"]),
+            }
+            return json.dumps(answers[batch["asked"]](batch))
         except BaseException:
             # Logged here, as Py4J shows a Python error badly on the JVM's side.
             log.exception("the exchange of an operator could not be answered: %s", message)
@@ -142,10 +198,10 @@ class DriverCalls:
             return {"refused": refused}
         _, states = self._writers.setdefault(batch["run_id"], (batch["query_id"], set()))
         states.add((operator["uri"], operator["state"]))
-        shards = self._fleets[operator["uri"]].coordinator.begin_batch(
+        partitions = self._fleets[operator["uri"]].coordinator.begin_batch(
             _task(batch), batch["shards"], operator["shards"]
         )
-        return {"shards": shards.num_shards, "first_partition": shards.first_partition}
+        return {"shards": len(partitions), "first_partition": partitions.start}
 
     def _refusal(self, query: Mapping[str, Any]) -> str | None:
         """Return why a query may not start on the states of its operators; None if it may."""
@@ -185,9 +241,8 @@ class DriverCalls:
 
     def _report_finished(self, batch: Mapping[str, Any]) -> None:
         for uri, names in batch["states"].items():
-            finished = self._fleets[uri].finished
-            report = finished.report_now if batch["at_once"] else finished.report
-            report(batch["run_id"], batch["batch_id"], names)
+            report = _Report(batch["run_id"], batch["batch_id"], names)
+            self._fleets[uri].finished.report(report, at_once=batch["at_once"])
 
     def _end_run(self, run_id: str) -> None:
         """Record that a run has ended; its shards stay in memory for the next run."""
@@ -197,7 +252,7 @@ class DriverCalls:
                 fleet.finished.end(run_id)
                 fleet.coordinator.deactivate_instances(run_id)
 
-    def _place(self, batch: Mapping[str, Any]) -> list[tuple[str, int] | None]:
+    def _place(self, batch: Mapping[str, Any]) -> list[dict[str, Any] | None]:
         operator = batch["operator"]
         fleet, executors = self._fleets[operator["uri"]], batch["executors"]
         if executors["present"] < executors["asked"]:
@@ -213,7 +268,7 @@ class DriverCalls:
             placements = fleet.coordinator.place_shards(
                 operator["state"],
                 batch["query_id"],
-                _shards(batch),
+                _partitions(batch),
                 slots,
                 fleet.options.standbys,
                 fleet.options.policy,
@@ -232,7 +287,7 @@ class DriverCalls:
     def _settle(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         operator = batch["operator"]
         fleet = self._fleets[operator["uri"]]
-        result, placements, next_shards = fleet.coordinator.batch_result(_task(batch), _shards(batch))
+        result, placements, following = fleet.coordinator.batch_result(_task(batch), _partitions(batch))
         sent = {int(shard): counts for shard, counts in batch["sent"].items()} if "sent" in batch else None
         if sent and (unlike := result.unlike(sent)):
             return {"refused": _unlike_text(batch, unlike)}
@@ -241,22 +296,23 @@ class DriverCalls:
             watch.batch_ended()
         uncounted = [] if sent is None else [shard for shard in result.rows_of if shard not in sent]
         return {
-            **_stats(result, batch["shards"]),
+            **result.progress,
             "missing": [*result.missing, *uncounted],
             "places": _places(placements),
-            "next": {"shards": next_shards.num_shards, "first_partition": next_shards.first_partition},
+            "next": {"shards": len(following), "first_partition": following.start},
         }
 
 
-def _places(placement: Placement) -> list[tuple[str, int] | None]:
+def _places(placement: Placement) -> list[dict[str, Any] | None]:
     """Return for each shard the host of its store actor and the actor's number there."""
     return [
-        None if holder is None else (holder.host, store_actor_number(holder.actor_name)) for holder in placement.holders
+        None if holder is None else {"host": holder.host, "actor": store_actor_number(holder.actor_name)}
+        for holder in placement.holders
     ]
 
 
-def _shards(batch: Mapping[str, Any]) -> BatchShards:
-    return BatchShards(batch["first_partition"], batch["shards"])
+def _partitions(batch: Mapping[str, Any]) -> range:
+    return range(batch["first_partition"], batch["first_partition"] + batch["shards"])
 
 
 def _task(batch: Mapping[str, Any]) -> TaskIdentity:
@@ -287,19 +343,3 @@ def _unlike_text(batch: Mapping[str, Any], unlike: Mapping[int, tuple[Collection
         f"this with the logs of the store actors [state=`{batch['operator']['state']}`, batch_id=`{batch['batch_id']}`, "
         f"shards=`{shards}`]"
     )
-
-
-def _stats(result: BatchResult, shards: int) -> dict[str, Any]:
-    return {
-        "rows_total": result.rows_total,
-        "rows_updated": result.rows_updated,
-        "rows_removed": result.rows_removed,
-        "rows_late": result.rows_late,
-        "memory_bytes": result.memory_bytes,
-        "updates_ms": result.updates_ms,
-        "removals_ms": 0,  # expired rows are removed with the updates
-        "commit_ms": result.commit_ms,
-        "instances": shards,
-        "due_ms": result.due_ms,
-        "custom": {"rowsRead": result.rows_in, "deltaBytes": result.delta_bytes},
-    }

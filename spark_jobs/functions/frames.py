@@ -1,8 +1,11 @@
-"""DataFrames for a user's functions: a key's rows, and the rows that it emits. PySpark's own code converts the values."""
+"""DataFrames for a user's functions: a key's rows, the rows that it emits, and the calls of ``applyInPandasWithState`` for each key.
+
+PySpark's own code converts the values, for all keys at once, and state is PySpark's own ``GroupState``, so a function gets the same
+values as in Spark."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,10 +15,16 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 from pyspark.sql import types as T
+from pyspark.sql.streaming.state import GroupState
 
-from spark_jobs.functions.groups import Groups, single_chunk
-from spark_jobs.functions.state_batch import Mask
+from spark_jobs.functions.groups import Groups, single_chunk, tables_of
+from spark_jobs.functions.state_batch import NO_TIMEOUT, Mask, StateBatch
+from spark_jobs.functions.values import to_arrow, to_python
+from spark_jobs.plan.spark_errors import StateCallError
 from spark_jobs.plan.spark_version import SPARK, PandasConversions
+
+#: ``func(key, pdfs, state)``, which returns the DataFrames to emit.
+PandasFunction = Callable[[tuple[Any, ...], Iterator[pd.DataFrame], GroupState], Iterable[pd.DataFrame]]
 
 
 @dataclass(frozen=True)
@@ -40,7 +49,6 @@ class PandasForm:
         return SPARK.pandas_conversions(self.timezone, safe=self.safe, by_name=self.by_name)
 
     def keys(self, keys: pa.Table) -> Iterator[tuple[Any, ...]]:
-        """Return each key as a tuple of the values of its pandas columns."""
         yield from zip(*(self._values(single_chunk(column)) for column in keys.itercolumns()), strict=True)
 
     def _values(self, column: pa.Array) -> list[Any]:
@@ -96,11 +104,9 @@ class PandasForm:
             yield frame
 
     def size(self, emitted: pd.DataFrame) -> int:
-        """Return the number of rows of a DataFrame."""
         return len(emitted)
 
     def table(self, frames: Sequence[pd.DataFrame]) -> pa.Table:
-        """Return the emitted DataFrames as Arrow columns of the output type."""
         return self._conversions.to_arrow(pd.concat(frames, ignore_index=True), self.output)
 
 
@@ -151,3 +157,76 @@ def _any_of(elements: Mask, lists: pa.Array) -> Mask:
     counts = np.concatenate([[0], np.cumsum(elements)])[lists.offsets.to_numpy()]
     result: Mask = (np.diff(counts) > 0) & lists.is_valid().to_numpy(zero_copy_only=False)
     return result
+
+
+@dataclass(frozen=True)
+class PandasCalls:
+    """A function of a single key, called for many keys."""
+
+    function: PandasFunction
+    state: T.StructType
+    form: PandasForm
+
+    def __call__(self, groups: Groups, state: StateBatch) -> Iterator[pa.Table]:
+        """Call the function for each key; yield the rows to emit, and change `state`."""
+        form = self.form
+        results: list[GroupState] = []
+
+        def calls() -> Iterator[Iterator[pd.DataFrame]]:
+            inputs = _no_rows(groups) if state.has_timed_out else form.rows(groups)
+            for key, frames, key_state in zip(form.keys(groups.keys), inputs, _states(self.state, state), strict=True):
+                yield form.checked(self.function(key, frames, key_state))
+                results.append(key_state)
+
+        yield from tables_of(form, calls())
+        self._keep(results, state)
+
+    def _keep(self, results: Sequence[GroupState], state: StateBatch) -> None:
+        """Set the changes of each key's state in the batch's columns."""
+        updated = np.array([result._updated for result in results], np.bool_)
+        removed = np.array([result._removed for result in results], np.bool_)
+        if updated.any():
+            empty = (None,) * len(self.state)
+            rows = [tuple(result._value) if result._updated else empty for result in results]
+            for row in rows:
+                if len(row) != len(self.state):
+                    raise StateCallError(
+                        "the state was updated with another number of values than it has columns",
+                        columns=self.state.names,
+                        values=len(row),
+                    )
+            columns = zip(self.state.fields, zip(*rows, strict=True), strict=True)
+            state.update(
+                {item.name: [to_arrow(value, item.dataType) for value in column] for item, column in columns}, updated
+            )
+        if removed.any():
+            state.remove(removed)
+        state.keep_timeouts([result._timeout_timestamp for result in results])
+
+
+def _no_rows(groups: Groups) -> Iterator[Iterator[pd.DataFrame]]:
+    for _ in range(len(groups)):
+        yield iter([pd.DataFrame(columns=groups.rows.column_names)])
+
+
+def _states(kind: T.StructType, state: StateBatch) -> Iterator[GroupState]:
+    columns = [
+        [to_python(value, item.dataType) for value in array.to_pylist()]
+        for item, array in zip(kind.fields, state.values.itercolumns(), strict=True)
+    ]
+    clock = state.clock
+    for exists, *values in zip(state.exists.tolist(), *columns, strict=True):
+        yield GroupState(
+            optionalValue=T.Row(*values) if exists else None,  # type: ignore[arg-type]
+            batchProcessingTimeMs=clock.processing_time_ms,
+            eventTimeWatermarkMs=GroupState.NO_TIMESTAMP if clock.watermark_ms is None else clock.watermark_ms,
+            timeoutConf=clock.timeout_conf,
+            hasTimedOut=clock.has_timed_out,
+            watermarkPresent=clock.watermark_ms is not None,
+            defined=exists,
+            updated=False,
+            removed=False,
+            timeoutTimestamp=NO_TIMEOUT,
+            keyAsUnsafe=b"",
+            valueSchema=kind,
+        )

@@ -13,10 +13,15 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.schema import Accumulator, Field, OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
-from spark_jobs.functions.group_task import KEY_INDEX, ArrowCalls, Calls, GroupStateProgram, GroupView
 from spark_jobs.functions.grouped_input import GroupedInput, function_mode, pandas_settings, struct_type
 from spark_jobs.functions.groups import EXISTS, TIMEOUT, StateColumns
-from spark_jobs.functions.user_state_task import UserStateTask
+from spark_jobs.functions.user_state_task import (
+    KEY_INDEX,
+    ArrowCalls,
+    Calls,
+    GroupStateProgram,
+    UserStateTask,
+)
 from spark_jobs.plan.keys import Key
 from spark_jobs.plan.operator_plan import ReduceTask
 from spark_jobs.plan.spark_errors import InvalidArgumentError, InvalidTypeError
@@ -53,30 +58,23 @@ class GroupStatePlan:
     schema: StateSchema
     appends: bool
     output: T.StructType
-    calls: Calls
-    view: GroupView
-    columns: StateColumns
-    timeout_conf: str
-    has_watermark: bool
+    program: GroupStateProgram
     keys: tuple[Key, ...]
     state: T.StructType
 
     def row_type(self) -> T.StructType:
-        """Return Spark's type of the rows that the function emits."""
         return self.output
 
     def finish(self, emitted: DataFrame) -> DataFrame:
-        """Return the rows that the function emits: they are the result."""
         return emitted
 
     def reduce_task(self, schema: StateSchema, metadata: StateMetadata, address: FleetAddress) -> ReduceTask:
-        """Return the task that runs the function in Spark's worker."""
-        program = GroupStateProgram(self.calls, self.view, self.columns, self.timeout_conf, self.has_watermark)
+        timeout_conf = self.program.timeout_conf
         return UserStateTask(
-            program=program,
+            program=self.program,
             # Spark drops late rows if timeouts are of event time, else none.
-            drops_late_rows=self.timeout_conf == GroupStateTimeout.EventTimeTimeout,
-            due_per_ms=1000 if self.timeout_conf == GroupStateTimeout.ProcessingTimeTimeout else None,
+            drops_late_rows=timeout_conf == GroupStateTimeout.EventTimeTimeout,
+            due_per_ms=1000 if timeout_conf == GroupStateTimeout.ProcessingTimeTimeout else None,
             schema=schema,
             metadata=metadata,
             address=address,
@@ -133,11 +131,9 @@ def build_group_state(grouped: GroupedData, definition: GroupFunction, stateful_
         schema=schema,
         appends=appends,
         output=output,
-        calls=calls,
-        view=given_rows.view,
-        columns=columns,
-        timeout_conf=definition.timeout_conf,
-        has_watermark=given_rows.delay_ms is not None,
+        program=GroupStateProgram(
+            calls, given_rows.view, columns, definition.timeout_conf, given_rows.delay_ms is not None
+        ),
         keys=given_rows.grouping,
         state=state,
     )
@@ -152,7 +148,6 @@ def _calls(spark: SparkSession, definition: GroupFunction, output: T.StructType,
     if definition.arrow:
         return ArrowCalls(definition.function, SPARK.arrow_schema(output))
     # pandas is loaded where it is used.
-    from spark_jobs.functions.frames import PandasForm
-    from spark_jobs.functions.pandas_calls import PandasCalls
+    from spark_jobs.functions.frames import PandasCalls, PandasForm
 
     return PandasCalls(definition.function, state, PandasForm(output, **pandas_settings(spark)))

@@ -13,16 +13,14 @@ from pyspark.sql.types import _parse_datatype_string
 
 from coordinator.model.schema import Field
 from coordinator.model.type_names import payload_type
-from spark_jobs.functions.group_task import GroupView
-from spark_jobs.functions.user_state_task import EVENT_TIME_FIELD
+from spark_jobs.functions.user_state_task import EVENT_TIME_FIELD, GroupView
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import several_event_times, watermark_delay_ms
 from spark_jobs.plan.keys import Key, key_of, leaf_field
 from spark_jobs.plan.logical import analysed
 from spark_jobs.plan.spark_errors import InvalidArgumentError, InvalidTypeError, RefusedQueryError
 from spark_jobs.plan.spark_version import SPARK
-from spark_jobs.plan.state_types import REMEDIES
-from spark_jobs.plan.storable import has_duplicate_names, is_changed
+from spark_jobs.plan.storable import REMEDIES, has_duplicate_names, is_changed, type_parts
 from spark_jobs.worker.exchange import HASH_COLUMN
 
 
@@ -167,20 +165,13 @@ class _Payload:
 
 def _check_values(kind: T.DataType, subject: str) -> None:
     """Refuse values that are objects of PySpark's own to a function, which the fleet does not convert."""
-    if isinstance(kind, T.ArrayType):
-        _check_values(kind.elementType, subject)
-    elif isinstance(kind, T.MapType):
-        _check_values(kind.keyType, subject)
-        _check_values(kind.valueType, subject)
-    elif isinstance(kind, T.StructType):
-        for field in kind.fields:
-            _check_values(field.dataType, subject)
-    elif kind.typeName() in REMEDIES:
-        raise RefusedQueryError(
-            f"values of this type do not go to or from a function with state; {REMEDIES[kind.typeName()]}",
-            column=subject,
-            type=kind.simpleString(),
-        )
+    for part in type_parts(kind):
+        if part.typeName() in REMEDIES:
+            raise RefusedQueryError(
+                f"values of this type do not go to or from a function with state; {REMEDIES[part.typeName()]}",
+                column=subject,
+                type=part.simpleString(),
+            )
 
 
 def _check_names(key_names: Sequence[str], attributes: Sequence[Expression], reserved: Sequence[str]) -> None:

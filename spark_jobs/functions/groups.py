@@ -1,15 +1,15 @@
 """Rows of many keys as Arrow, grouped by key, and user-defined state as columns of a keyed store.
 
 State of an atomic type is a column of the store. Values of other types (arrays, maps, structs) are stored as binary
-(:mod:`store_actors.engine.packed_values`); their types are in the query's own state type.
+(:func:`~store_actors.engine.columns.packed`); their types are in the query's own state type.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ import pyarrow as pa
 from coordinator.model.identities import DEFAULT_STORE
 from coordinator.model.schema import Field
 from coordinator.model.type_names import payload_type, type_to_string
-from store_actors.engine.packed_values import packed, unpacked
+from store_actors.engine.columns import packed, unpacked
 from store_actors.messages.requests import StoreSpec
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
@@ -62,7 +62,6 @@ class Groups:
 
     @classmethod
     def without_rows(cls, keys: pa.Table, schema: pa.Schema) -> Groups:
-        """Return groups without rows."""
         return cls(keys, schema.empty_table(), np.zeros(keys.num_rows + 1, np.int64))
 
     def __len__(self) -> int:
@@ -83,7 +82,7 @@ def key_codes(rows: pa.Table, keys: Sequence[str]) -> Numbers:
         column = single_chunk(rows.column(name))
         if pa.types.is_nested(column.type):
             # Imported here, as it loads the engine's compiled code.
-            from store_actors.engine.nested import nested_keys
+            from store_actors.engine.words import nested_keys
 
             column = nested_keys(column)
         encoded = column.dictionary_encode(null_encoding="encode")
@@ -92,6 +91,47 @@ def key_codes(rows: pa.Table, keys: Sequence[str]) -> Numbers:
             # Dense again, so that the product of many columns cannot overflow.
             codes = np.unique(codes, return_inverse=True)[1].astype(np.int64)
     return codes
+
+
+class Rows(Protocol):
+    """The conversion of keys and rows for a processor, and of the rows that it emits: DataFrames
+    (:class:`~spark_jobs.functions.frames.PandasForm`), or Rows (``transformWithState``).
+    """
+
+    @property
+    def max_rows(self) -> int:
+        """Number of rows from which on emitted rows are sent."""
+
+    def keys(self, keys: pa.Table) -> Iterator[tuple[Any, ...]]:
+        """Return each key as a tuple."""
+
+    def rows(self, groups: Groups) -> Iterator[Iterator[Any]]:
+        """Return the rows of each key."""
+
+    def checked(self, emitted: Any) -> Iterator[Any]:
+        """Yield the rows that a processor returned; refuse anything else."""
+
+    def size(self, emitted: Any) -> int:
+        """Return the number of rows in an emitted piece."""
+
+    def table(self, emitted: Sequence[Any]) -> pa.Table:
+        """Return the emitted rows as Arrow columns."""
+
+
+def tables_of(form: Rows, calls: Iterable[Iterator[Any]]) -> Iterator[pa.Table]:
+    """Yield the rows that calls emit, as tables; each call is read to its end before the next begins."""
+    pending: list[Any] = []
+    size = 0
+    for emitted in calls:
+        for piece in emitted:
+            if form.size(piece):
+                pending.append(piece)
+                size += form.size(piece)
+        if size > form.max_rows:
+            yield form.table(pending)
+            pending, size = [], 0
+    if pending:
+        yield form.table(pending)
 
 
 @dataclass(frozen=True)
@@ -142,7 +182,6 @@ class StateColumns:
 
 
 def single_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """Return a column as a single array."""
     if isinstance(column, pa.Array):
         return column
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays([pa.array([], column.type), *column.chunks])

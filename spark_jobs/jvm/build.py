@@ -23,8 +23,6 @@ from spark_jobs.session.java import choose_java_home
 
 log = logging.getLogger(__name__)
 
-#: The versions of Spark, by the folders of what is particular to each.
-LINES = ("spark35", "spark4")
 _FOLDER = Path(__file__).parent
 _JARS = _FOLDER / "jars"
 _COMMAND = f"{sys.executable} -m spark_jobs.jvm.build"

@@ -25,12 +25,10 @@ from coordinator.service.calls import Actors, RayActors
 from coordinator.service.client import CoordinatorClient
 from coordinator.telemetry.drivers import DriverReport
 from spark_jobs.nodes.executor_nodes import ExecutorNodes
-from spark_jobs.nodes.executor_slots import ExecutorSlots
-from spark_jobs.nodes.ray_nodes import RayCluster, RayNode
+from spark_jobs.nodes.ray_nodes import ExecutorSlots, RayCluster, RayNode
 from spark_jobs.plan.executors import Executors
 from spark_jobs.session.settings import EXECUTOR_RESOURCES, MAX_EXECUTORS, STORE_RESOURCE
-from store_actors.actor.deploy import end_store_actors
-from store_actors.actor.moving import LiveMigration
+from store_actors.actor.deploy import LiveMigration, end_store_actors
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,9 @@
-"""Ray's nodes as a driver sees them: which have resources for an executor, and which Ray is about to end."""
+"""Ray's nodes as a driver sees them: which have resources for an executor, and which Ray is about to end; and when RayDP is asked for
+executors, on nodes that joined and in place of lost ones."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +11,13 @@ from typing import Any
 import ray
 from ray._private import state as ray_state
 from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
+
+log = logging.getLogger(__name__)
+
+#: Seconds for which a free slot is left to RayDP, which by itself restarts most lost executors.
+_GRACE_S = 8.0
+#: Seconds within which a requested executor should have started.
+_START_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +45,6 @@ class RayNode:
         )
 
     def is_idle(self, names: tuple[str, ...]) -> bool:
-        """Return whether the named resources are all free."""
         return all(self.available.get(name, 0.0) >= self.total.get(name, 0.0) for name in names)
 
 
@@ -63,7 +71,6 @@ class RayCluster:
     """Ray's nodes, and RayDP's actors on them."""
 
     def nodes(self) -> list[RayNode]:
-        """Return the living nodes."""
         available = ray_state.available_resources_per_node()  # type: ignore[no-untyped-call]
         draining = ray_state.state.get_draining_nodes()
         return [
@@ -108,3 +115,55 @@ def _executors(state: str) -> list[Any]:
     table = ray_state.state._connect_and_get_accessor().get_actor_table(None, state)
     rows = [ActorTableData.FromString(row) for row in table]
     return [row for row in rows if row.class_name.rpartition(".")[2] == "RayDPExecutor"]
+
+
+class ExecutorSlots:
+    """Compares the executors with the nodes that have resources for one."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._free_since_s: float | None = None
+        #: Number of executors at the last request, and the time of that; None without an open request.
+        self._requested: tuple[int, float] | None = None
+        #: Number of requests that no executor followed.
+        self._failed_requests = 0
+
+    def due(self, now_s: float, present: int, free: int) -> int:
+        """Return how many executors to request now.
+
+        Each repeated request asks for one more: RayDP's master starts the difference to the executors that it knows, and may know
+        executors that never came.
+
+        Parameters
+        ----------
+        now_s
+            Time of a monotonic clock.
+        free
+            Number of nodes with resources for an executor.
+        """
+        missing = min(self._limit - present, free)
+        if missing <= 0:
+            self._free_since_s = self._requested = None
+            self._failed_requests = 0
+            return 0
+        if self._requested is not None:
+            before, requested_s = self._requested
+            if present <= before and now_s - requested_s < _START_S:
+                return 0
+            if present <= before:
+                self._failed_requests += 1
+                log.warning(
+                    "an executor that RayDP was asked for has not come in %.0f s; it is asked again: %d of at most %d executors are "
+                    "there, and %d nodes have room for one; see `ray list actors` and the logs of the actors named raydp-executor-*",
+                    now_s - requested_s,
+                    present,
+                    self._limit,
+                    free,
+                )
+            self._requested = None
+        if self._free_since_s is None:
+            self._free_since_s = now_s
+        if now_s - self._free_since_s < _GRACE_S:
+            return 0
+        self._requested = (present, now_s)
+        return missing + self._failed_requests

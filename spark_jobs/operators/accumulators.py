@@ -1,4 +1,4 @@
-"""The accumulators of each of Spark's aggregate functions."""
+"""The accumulators of each of Spark's aggregate functions, and the fingerprint of a use, by which a changed query finds its state."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from coordinator.model.accumulator_kinds import AccumulatorKind
-from spark_jobs.operators import counted_functions, sketch_functions
+from spark_jobs.operators import accumulator_parts
 from spark_jobs.operators.accumulator_parts import Part, Use, doubles
-from spark_jobs.operators.fingerprint import fingerprint_of
 from spark_jobs.plan.aggregate_functions import AggregateExpression, AggregateFunction
+from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.spark_errors import RefusedQueryError
-from spark_jobs.plan.state_types import list_field, state_field
-from spark_jobs.plan.storable import check_compared, stored, stored_type
+from spark_jobs.plan.storable import check_compared, list_field, state_field, stored, stored_type
 
 #: By Spark's class, what to use in place of a function that the fleet does not have.
 _REMEDIES = {"ListAgg": "use array_join(collect_list(..), ..), which joins strings in the order of their arrival"}
@@ -216,23 +215,25 @@ FUNCTIONS: Mapping[str, Function] = {
     "BitAndAgg": Function(("bit_and",), _folded(AccumulatorKind.BIT_AND)),
     "BitOrAgg": Function(("bit_or",), _folded(AccumulatorKind.BIT_OR)),
     "BitXorAgg": Function(("bit_xor",), _folded(AccumulatorKind.BIT_XOR)),
-    "Mode": Function(("mode",), counted_functions.mode, emitted_result),
-    "Percentile": Function(("percentile", "median", "percentile_cont"), counted_functions.percentile, emitted_result),
-    "PercentileDisc": Function(("percentile_disc",), counted_functions.discrete_percentile, emitted_result),
+    "Mode": Function(("mode",), accumulator_parts.mode, emitted_result),
+    "Percentile": Function(("percentile", "median", "percentile_cont"), accumulator_parts.percentile, emitted_result),
+    "PercentileDisc": Function(("percentile_disc",), accumulator_parts.discrete_percentile, emitted_result),
     "ApproximatePercentile": Function(
         ("percentile_approx", "approx_percentile"),
-        counted_functions.approximate_percentile,
-        counted_functions.of_its_type,
+        accumulator_parts.approximate_percentile,
+        accumulator_parts.of_its_type,
     ),
-    "CountMinSketchAgg": Function(("count_min_sketch",), sketch_functions.count_min_sketch, emitted_result),
-    "HllSketchAgg": Function(("hll_sketch_agg",), sketch_functions.hll_sketch, emitted_result),
-    "HllUnionAgg": Function(("hll_union_agg",), sketch_functions.hll_sketch, emitted_result),
+    "CountMinSketchAgg": Function(("count_min_sketch",), accumulator_parts.count_min_sketch, emitted_result),
+    "HllSketchAgg": Function(("hll_sketch_agg",), accumulator_parts.hll_sketch, emitted_result),
+    "HllUnionAgg": Function(("hll_union_agg",), accumulator_parts.hll_sketch, emitted_result),
     "HistogramNumeric": Function(
-        ("histogram_numeric",), sketch_functions.histogram, sketch_functions.histogram_of_its_type
+        ("histogram_numeric",), accumulator_parts.histogram, accumulator_parts.histogram_of_its_type
     ),
-    "HyperLogLogPlusPlus": Function(("approx_count_distinct",), sketch_functions.registers, sketch_functions.estimate),
-    "BitmapConstructAgg": Function(("bitmap_construct_agg",), sketch_functions.bitmap, emitted_result),
-    "BitmapOrAgg": Function(("bitmap_or_agg",), sketch_functions.united_bitmaps, emitted_result),
+    "HyperLogLogPlusPlus": Function(
+        ("approx_count_distinct",), accumulator_parts.registers, accumulator_parts.estimate
+    ),
+    "BitmapConstructAgg": Function(("bitmap_construct_agg",), accumulator_parts.bitmap, emitted_result),
+    "BitmapOrAgg": Function(("bitmap_or_agg",), accumulator_parts.united_bitmaps, emitted_result),
     "CollectList": Function(("collect_list", "array_agg"), _collected(AccumulatorKind.COLLECT_LIST), emitted_result),
     "CollectSet": Function(("collect_set",), _collected(AccumulatorKind.COLLECT_SET), emitted_result),
 }
@@ -241,3 +242,64 @@ FUNCTIONS: Mapping[str, Function] = {
 def supported_functions() -> list[str]:
     """Return the names of all aggregate functions that the fleet supports."""
     return [name for function in FUNCTIONS.values() for name in function.names]
+
+
+def fingerprint_of(spark: SparkSession, aggregate: AggregateExpression) -> tuple[str, str]:
+    """Return the fingerprint of a use of an aggregate function.
+
+    Returns
+    -------
+    tuple
+        The function over its arguments, in SQL. Columns stand by name alone, without the casts that Spark adds: these follow the
+        types of the columns, which may become wider. Second, the types to which the query itself casts a single argument, from the
+        inside out: ``min(cast(v as bigint))`` can continue the state of ``min(cast(v as int))``.
+    """
+    names, function = _Names(spark), aggregate.function
+    arguments = function.children
+    casts: list[str] = []
+    if len(arguments) == 1:
+        argument = arguments[0]
+        while argument.kind == "Cast":
+            if argument.is_written_cast:
+                casts.insert(0, argument.type_sql)
+            argument = argument.child
+        arguments = [argument]
+    text = f"{function.kind}({', '.join(names.text(argument) for argument in arguments)})"
+    if function.kind in ("First", "Last") and function.ignores_nulls:
+        text += " ignoring nulls"
+    if function.kind == "HyperLogLogPlusPlus":
+        text += f" in {function.registers.slots} words"
+    if function.is_descending:
+        text += " descending"
+    if function.kind in ("Sum", "Average") and function.eval_mode == "TRY":
+        text += " or null"
+    if aggregate.where is not None:
+        text += f" where {names.text(aggregate.where)}"
+    return text, " ".join(casts)
+
+
+class _Names:
+    """Writes expressions as SQL that is equal in every analysis of a query."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._case_sensitive = spark.conf.get("spark.sql.caseSensitive") == "true"
+        #: Variables of lambdas, by expression id, in the order of their appearance.
+        self._variables: dict[int, str] = {}
+
+    def text(self, expression: Expression) -> str:
+        return expression.rebuilt(self._plain).sql
+
+    def _plain(self, node: Expression) -> Expression | None:
+        if node.kind == "Cast" and not node.is_written_cast:
+            return node.child.rebuilt(self._plain)
+        if node.is_attribute:
+            # The query may write the name in another case than the column's.
+            name = node.name if self._case_sensitive else node.name.lower()
+            return node.as_leaf(f"`{name}`")
+        if node.kind == "NamedLambdaVariable":
+            number = len(self._variables)
+            return node.as_leaf(self._variables.setdefault(node.id, f"_{number}"))
+        if node.kind == "Literal" and node.literal is None:
+            return node.as_leaf("NULL")
+        replaced = node.unwrapped()
+        return None if replaced is node else replaced.rebuilt(self._plain)

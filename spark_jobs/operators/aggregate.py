@@ -1,7 +1,7 @@
 """Aggregations: from ``groupBy(...).agg(...)``, as Spark analyses it, to a plan of the fleet.
 
 Spark analyses the aggregation of the streaming DataFrame and never executes it. The analysed plan gives the columns to shuffle
-(:attr:`AggregatePlan.prepared`), the state's schema, and the projection from accumulators to results by Spark's own final expressions
+(:attr:`AggregatePlan.inputs`), the state's schema, and the projection from accumulators to results by Spark's own final expressions
 (:meth:`AggregatePlan.finish`).
 """
 
@@ -28,8 +28,7 @@ from spark_jobs.plan.event_time import several_event_times, watermark_delay_ms
 from spark_jobs.plan.keys import Key, key_of, leaf_field
 from spark_jobs.plan.logical import Plan, analysed, empty_frame, projected, resolved
 from spark_jobs.plan.spark_errors import RefusedQueryError
-from spark_jobs.plan.state_types import spark_field
-from spark_jobs.plan.storable import restored, stored_type
+from spark_jobs.plan.storable import restored, spark_field, stored_type
 from spark_jobs.worker.exchange import HASH_COLUMN
 
 
@@ -47,30 +46,22 @@ class AggregatePlan:
 
     Attributes
     ----------
-    prepared
-        Key leaves and inputs, named as in `schema`, and the hash of the keys.
+    inputs
+        The only input: key leaves and inputs, named as in `schema`, and the hash of the keys.
+    keys
+        The keys of the groups, a session last.
     refused
         If it has the query's output mode, the modes that it does not support, and why; None if it has a mode of its own.
     """
 
-    prepared: DataFrame
+    inputs: tuple[DataFrame]
     schema: StateSchema
     appends: bool
     analysed: Plan
     refused: Mapping[str, str] | None
-    _keys: tuple[Key, ...]
+    keys: tuple[Key, ...]
     _aggregates: tuple[_Aggregate, ...]
     _outputs: tuple[Expression, ...]
-
-    @property
-    def inputs(self) -> tuple[DataFrame, ...]:
-        """Return the prepared rows, the only input."""
-        return (self.prepared,)
-
-    @property
-    def keys(self) -> tuple[Key, ...]:
-        """The keys of the groups, a session last."""
-        return self._keys
 
     @property
     def uses(self) -> list[AggregateExpression]:
@@ -83,12 +74,11 @@ class AggregatePlan:
         return [accumulator for accumulator in self.schema.accumulators if accumulator.state[0].name.startswith(prefix)]
 
     def row_type(self) -> T.StructType:
-        """Return Spark's type of the emitted rows."""
         return T.StructType([spark_field(item) for item in (*self.schema.input_keys, *self.schema.emitted_fields)])
 
     def finish(self, reduced: DataFrame) -> DataFrame:
         """Return the results, the columns of Spark's own aggregation, of emitted rows of ``row_type``."""
-        keys = [(key.expression, _resolve(reduced, key.tree.column())) for key in self._keys]
+        keys = [(key.expression, _resolve(reduced, key.tree.column())) for key in self.keys]
 
         def replacement(node: Expression) -> Expression | None:
             for expression, column in keys:
@@ -103,9 +93,8 @@ class AggregatePlan:
         )
 
     def with_view(self) -> AggregatePlan:
-        """Return the plan with the view of its groups for readers."""
-        empty = empty_frame(self.prepared.sparkSession, self.row_type())
-        view = aggregation_view(self.schema, self._keys, self._outputs, partial(self._evaluate, empty))
+        empty = empty_frame(self.inputs[0].sparkSession, self.row_type())
+        view = aggregation_view(self.schema, self.keys, self._outputs, partial(self._evaluate, empty))
         return replace(self, schema=structs.replace(self.schema, shown=view))
 
     def _evaluate(self, reduced: DataFrame, node: AggregateExpression) -> Expression:
@@ -203,7 +192,7 @@ def build_plan(aggregated: DataFrame, output_mode: str | None) -> AggregatePlan:
         ),
     )
     plan = AggregatePlan(
-        prepared,
+        (prepared,),
         schema,
         mode == "append",
         node,

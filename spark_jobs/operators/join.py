@@ -19,8 +19,7 @@ from pyspark.sql import types as T
 
 from coordinator.model.schema import Field, StateSchema
 from spark_jobs.operators.join_analysis import JoinNode, analysed_join, lags_ms
-from spark_jobs.operators.join_condition import JoinCondition, split_condition
-from spark_jobs.operators.join_keys import JoinKeys, join_keys
+from spark_jobs.operators.join_keys import JoinCondition, JoinKeys, join_keys, split_condition
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.event_time import watermark_time
 from spark_jobs.plan.keys import leaf_field
@@ -76,7 +75,6 @@ class JoinPlan:
     appends: bool = True
 
     def row_type(self) -> T.StructType:
-        """Return Spark's type of the rows that shards emit."""
         return self.emitted
 
     def finish(self, emitted: DataFrame) -> DataFrame:

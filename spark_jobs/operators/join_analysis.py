@@ -8,8 +8,16 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.plan.catalyst import Expression, conjunction
-from spark_jobs.plan.join_rules import check_join, equi_join, pushed_down, state_watermarks_ms, with_condition
-from spark_jobs.plan.logical import Plan, analysed
+from spark_jobs.plan.event_time import ALLOWS_MULTIPLE
+from spark_jobs.plan.logical import (
+    Plan,
+    analysed,
+    check_streaming,
+    equi_join,
+    pushed_down,
+    state_watermarks_ms,
+    with_condition,
+)
 from spark_jobs.plan.spark_errors import RefusedQueryError
 from store_actors.operators.join_schema import JoinType
 
@@ -25,7 +33,6 @@ _TYPES = {
 _NULL_SIDES = {JoinType.LEFT_OUTER: (1,), JoinType.RIGHT_OUTER: (0,), JoinType.FULL_OUTER: (0, 1)}
 #: Watermarks, in milliseconds, at which Spark computes the rows that it would remove.
 _PROBES = (10**12, 2 * 10**12)
-_ALLOW_MULTIPLE = "spark.sql.streaming.statefulOperator.allowMultiple"
 
 
 @dataclass(frozen=True)
@@ -82,13 +89,14 @@ def analysed_join(joined: DataFrame) -> JoinNode:
             "a join of two streams needs an equality between columns of both sides, as in Spark; add one to the condition",
             join=sql,
         )
+    keys, rest = equal
     return JoinNode(
         analysed=top,
         join=join,
         outputs=tuple(outputs),
         sides=(pushed.left, pushed.right),
-        keys=equal.keys,
-        rest=equal.rest,
+        keys=keys,
+        rest=rest,
         kind=_TYPES[sql],
     )
 
@@ -100,7 +108,7 @@ def _check(join: Plan, sql: str) -> None:
             join=sql,
         )
     try:
-        check_join(join, _of_event_time(join, join.join_condition, needs_both=False))
+        check_streaming(with_condition(join, _of_event_time(join, join.join_condition, needs_both=False)), "append")
     except AnalysisException as error:
         raise RefusedQueryError(
             "Spark does not run this join of two streams; an outer or semi join needs event time with a watermark among its equal "
@@ -149,7 +157,7 @@ def lags_ms(spark: SparkSession, node: JoinNode) -> tuple[int | None, int | None
         The lag is not a fixed time.
     """
     rest = _of_event_time(node.join, node.rest, needs_both=True)
-    is_first_enough = spark.conf.get(_ALLOW_MULTIPLE, "true") != "true"
+    is_first_enough = spark.conf.get(ALLOWS_MULTIPLE, "true") != "true"
     kept = [
         state_watermarks_ms(node.join, node.keys, rest, probe, is_first_enough=is_first_enough) for probe in _PROBES
     ]

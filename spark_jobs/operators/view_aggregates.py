@@ -11,9 +11,15 @@ from coordinator.model.schema import StateSchema
 from coordinator.model.type_names import string_to_type
 from spark_jobs.plan.aggregate_functions import AggregateExpression
 from spark_jobs.plan.catalyst import Expression
-from spark_jobs.plan.expression_trees import Node, NotExpressibleError, TreeWriter, stored_type_name
 from spark_jobs.plan.keys import Key
-from spark_jobs.plan.view_components import ViewComponent, column
+from spark_jobs.plan.view_components import (
+    Node,
+    NotExpressibleError,
+    TreeWriter,
+    ViewComponent,
+    column,
+    stored_type_name,
+)
 from store_actors.operators.expressions import ExpressionTree, NotComputableError
 
 
@@ -50,7 +56,6 @@ class _Results:
         self._component = ViewComponent()
 
     def view(self, outputs: Sequence[Expression]) -> dict[str, Any]:
-        """Return the component with these results as JSON values."""
         bare = [output.unaliased for output in outputs]
         self._show_keys(outputs, bare)
         whole = [result for result in bare if AggregateExpression.at(result) is not None]

@@ -77,12 +77,10 @@ class AggregateFunction(Expression):
 
     @property
     def sql_name(self) -> str:
-        """Its name in SQL."""
         return str(self._java.prettyName())
 
     @property
     def buffer(self) -> list[Expression]:
-        """Columns of its buffer."""
         return [Expression(attribute) for attribute in scala_list(self._java.aggBufferAttributes())]
 
     @property
@@ -98,7 +96,6 @@ class AggregateFunction(Expression):
 
     @property
     def registers(self) -> Registers:
-        """The registers of ``approx_count_distinct``."""
         helper = self._java.hllppHelper()
         return Registers(int(helper.numWords()), helper)
 
@@ -123,7 +120,6 @@ class AggregateFunction(Expression):
 
     @property
     def bins(self) -> int:
-        """Maximum number of bins of a histogram."""
         return int(self._java.nBins().eval(None))
 
     @property

@@ -2,7 +2,7 @@
 
 Statefleet lets Spark analyse a query and takes the analysed expressions apart, so names, types, casts and final formulas are
 Spark's, not a copy of them. Only this package touches objects of the JVM: this module, :mod:`spark_jobs.plan.logical` (plans),
-:mod:`spark_jobs.plan.aggregate_functions` and :mod:`spark_jobs.plan.join_rules`. All other code uses their classes.
+:mod:`spark_jobs.plan.aggregate_functions` and :mod:`spark_jobs.plan.logical`. All other code uses their classes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql.types import DataType, _parse_datatype_json_string
 
 from spark_jobs.plan.spark_errors import RefusedQueryError
-from spark_jobs.plan.spark_version import SPARK, class_name
+from spark_jobs.plan.spark_version import SPARK
 
 #: Errors by which a job that Spark ran fails, seen from Python: PySpark's own where it has a class for the error.
 JOB_FAILURES = (CapturedException, Py4JJavaError)
@@ -42,7 +42,7 @@ def java_class(name: str) -> Any:
     """Return a class of the running Spark application's JVM, or a Scala object, by its full name in Spark 3.5."""
     context = SparkContext._active_spark_context
     assert context is not None, "expressions are those of a session"
-    return _java_class(context._jvm, class_name(name))
+    return _java_class(context._jvm, SPARK.MOVED_CLASSES.get(name, name))
 
 
 @cache
@@ -52,17 +52,14 @@ def _java_class(jvm: Any, name: str) -> Any:
 
 
 def scala_list(sequence: Any) -> list[Any]:
-    """Return a Scala Seq as a list."""
     return [sequence.apply(index) for index in range(sequence.size())]
 
 
 def scala_seq(items: Iterable[Any]) -> Any:
-    """Return JVM objects as a Scala Seq."""
     return java_class("org.apache.spark.api.python.PythonUtils").toSeq(list(items))
 
 
 def java_type(spark: SparkSession, kind: DataType) -> Any:
-    """Return a type as an object of the JVM."""
     return spark._jsparkSession.parseDataType(kind.json())
 
 
@@ -83,7 +80,6 @@ class Expression:
         return cls(SPARK.expression_of(java_class, column._jc))
 
     def column(self) -> Column:
-        """Return the expression as a PySpark column."""
         return Column(SPARK.column_of(java_class, self._java))
 
     @cached_property
@@ -102,7 +98,6 @@ class Expression:
 
     @property
     def child(self) -> Expression:
-        """The only child."""
         return Expression(self._java.child())
 
     @property
@@ -157,7 +152,6 @@ class Expression:
 
     @property
     def is_resolved(self) -> bool:
-        """Whether Spark has resolved its type."""
         return bool(self._java.resolved())
 
     @property
@@ -207,7 +201,6 @@ class Expression:
         return self.is_attribute and bool(self._java.metadata().contains(key))
 
     def nullable_attribute(self) -> Expression:
-        """Return the attribute as a nullable one."""
         return Expression(self._java.withNullability(True))
 
     # -- other kinds ----------------------------------------------------------------------------------------------
@@ -242,7 +235,6 @@ class Expression:
 
     @property
     def field_name(self) -> str:
-        """Name of the field that is read from a struct."""
         return str(self._java.extractFieldName())
 
     def field(self, index: int, name: str) -> Expression:
@@ -255,7 +247,6 @@ class Expression:
 
     @property
     def references(self) -> list[Expression]:
-        """Columns that it reads."""
         return [Expression(attribute) for attribute in scala_list(self._java.references().toSeq())]
 
     def leaves(self) -> Iterator[Expression]:
@@ -323,10 +314,10 @@ class Expression:
         """Return floating-point numbers as Spark groups them: a single NaN, and 0.0 for -0.0."""
         return Expression(java_class(f"{CATALYST}.optimizer.NormalizeNaNAndZero")(self._java))
 
-    def murmur(self, seed: int, *, times: int = 1) -> Expression:
-        """Return the 32-bit hash of the value under a seed; for `times` above 1, repeated with the hash before as the seed."""
+    def murmur(self, *, times: int = 1) -> Expression:
+        """Return the 32-bit hash of the value by seed 0; for `times` above 1, repeated with the hash before as the seed."""
         murmur3 = java_class(f"{_EXPRESSIONS}.Murmur3Hash")
-        return Expression(murmur3(scala_seq([self._java] * times), seed))
+        return Expression(murmur3(scala_seq([self._java] * times), 0))
 
     def as_leaf(self, name: str) -> Expression:
         """Return a leaf of the same type whose SQL is `name`."""
@@ -336,16 +327,12 @@ class Expression:
         """Return the expression with the nullability of an attribute."""
         if self.nullable == attribute.nullable:
             return self
-        tag = "KnownNullable" if attribute.nullable else "KnownNotNull"
+        return self.known(nullable=attribute.nullable)
+
+    def known(self, *, nullable: bool) -> Expression:
+        """Return the expression, marked for Spark as nullable, or as never null."""
+        tag = "KnownNullable" if nullable else "KnownNotNull"
         return Expression(java_class(f"{_EXPRESSIONS}.{tag}")(self._java))
-
-    def known_not_null(self) -> Expression:
-        """Return the expression, marked for Spark as never null."""
-        return Expression(java_class(f"{_EXPRESSIONS}.KnownNotNull")(self._java))
-
-    def known_nullable(self) -> Expression:
-        """Return the expression, marked for Spark as nullable."""
-        return Expression(java_class(f"{_EXPRESSIONS}.KnownNullable")(self._java))
 
     def named_as(self, attribute: Expression) -> Expression:
         """Return the expression under the name, the id and the metadata of an attribute."""

@@ -17,7 +17,7 @@ from spark_jobs.plan.stateful_exchange import jvm_classes
 from spark_jobs.worker.exchange import ROUTE_COLUMN
 
 #: With it off, Spark takes the first of several columns of event time.
-_ALLOWS_MULTIPLE = "spark.sql.streaming.statefulOperator.allowMultiple"
+ALLOWS_MULTIPLE = "spark.sql.streaming.statefulOperator.allowMultiple"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Upstream:
         Whether an emitted row is final: an aggregation in update mode, for example, emits a group again when it changes. An
         operator with the query's mode may append; whether it does is known when the query starts.
     name, again, lag_ms
-        Its name in Spark's progress, when Spark runs it again, and its lag (:mod:`spark_jobs.plan.timing`).
+        Its name in Spark's progress, when Spark runs it again, and its lag (:mod:`spark_jobs.plan.operator_rules`).
     mode
         Its output mode; None if it has the query's.
     modes
@@ -43,7 +43,7 @@ class Upstream:
         Whether a task may have several shards.
     late_columns
         Columns of its input by which rows are late, each with the emitted columns of the same time. Spark prunes a column that no
-        node reads, and then drops no late rows by it; ``LateRowsRule.scala`` makes such a column null.
+        node reads, and then drops no late rows by it; ``LateRowsRule`` (``Rules.scala``) makes such a column null.
     shards
         Number of shards that the program asks for; None if it accepts the current number.
     sockets
@@ -51,7 +51,7 @@ class Upstream:
     by_python
         Why a Python worker gets them; None if none does.
     accumulators
-        Kind, inputs, state fields and words of registers of each accumulator of an aggregation (``PartialAggregation.scala``); None
+        Kind, inputs, state fields and words of registers of each accumulator of an aggregation (``OperatorRows.scala``); None
         for other operators.
     """
 
@@ -73,7 +73,7 @@ class Upstream:
     accumulators: Sequence[Mapping[str, Any]] | None = None
 
     def to_json(self) -> str:
-        """Return it as the exchange of a plan has it (``Facts.scala``)."""
+        """Return it as the exchange of a plan has it (``Operators.scala``)."""
         return json.dumps(asdict(self))
 
     def route_column(self, task: str) -> str:
@@ -168,7 +168,7 @@ def _marked(attributes: Sequence[Expression]) -> list[Expression]:
 def several_event_times(expressions: Iterable[Expression], spark: SparkSession) -> str | None:
     """Return why an operator with these columns cannot run: Spark cannot tell by which one rows are late; None if it can."""
     marked = {expression.id: expression.name for expression in expressions if expression.watermark_delay_ms is not None}
-    if len(marked) < 2 or spark.conf.get(_ALLOWS_MULTIPLE, "true") != "true":
+    if len(marked) < 2 or spark.conf.get(ALLOWS_MULTIPLE, "true") != "true":
         return None
     return (
         "the operator has several columns of event time with a watermark, and Spark ends such a query in its first batch (More than "

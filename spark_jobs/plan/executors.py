@@ -49,14 +49,12 @@ class Executors:
         self._ended: set[str] = set()
 
     def has_ended(self) -> bool:
-        """Return whether the application has ended."""
         try:
             return bool(self._context.isStopped())
         except (Py4JError, OSError):  # its JVM has ended
             return True
 
     def setting(self, name: str, otherwise: str) -> str:
-        """Return a setting of the application."""
         return str(self._context.conf().get(name, otherwise))
 
     def memory_mb(self) -> int:
@@ -64,7 +62,6 @@ class Executors:
         return int(self._context.executorMemory())
 
     def present(self) -> list[Executor]:
-        """Return the living executors."""
         return [
             Executor(summary.id(), _host(summary.hostPort()))
             for summary in scala_list(self._context.statusStore().executorList(True))

@@ -9,12 +9,11 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from coordinator.model.nested_types import is_nested
 from coordinator.model.schema import Field
+from coordinator.model.type_names import is_nested
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.spark_errors import RefusedQueryError
-from spark_jobs.plan.state_types import state_field
-from spark_jobs.plan.storable import check_compared, has_map, is_changed, restored, stored, stored_type
+from spark_jobs.plan.storable import check_compared, has_map, is_changed, restored, state_field, stored, stored_type
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class KeyTree:
 
     def _field(self) -> Column:
         # The leaves of a null struct are null, also where its type says that they cannot be.
-        return self.column() if self.nullable else Expression.of(self.column()).known_not_null().column()
+        return self.column() if self.nullable else Expression.of(self.column()).known(nullable=False).column()
 
 
 def key_of(expression: Expression, path: str, *, normalised: bool = True, compared: bool = True) -> Key:

@@ -1,12 +1,14 @@
-"""Spark's logical plans: the analysed plans of DataFrames, taken apart and rebuilt."""
+"""Spark's logical plans: the analysed plans of DataFrames, taken apart and rebuilt; and Spark's own rules for them: its check of
+streaming queries, which ``writeStream.start`` runs, and of a join its equal keys, its filters, how long rows may still match."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -27,21 +29,15 @@ class Plan:
     """A node of a plan with all nodes below it. A property that only some kinds have names them."""
 
     _java: Any
-    _spark: SparkSession
-
-    @property
-    def spark(self) -> SparkSession:
-        """Its session."""
-        return self._spark
+    spark: SparkSession
 
     def frame(self) -> DataFrame:
-        """Return the DataFrame of an analysed plan."""
         dataset = java_class("org.apache.spark.sql.Dataset")
-        return DataFrame(dataset.ofRows(self._spark._jsparkSession, self._java), self._spark)
+        return DataFrame(dataset.ofRows(self.spark._jsparkSession, self._java), self.spark)
 
     def optimised(self) -> Plan:
         """Return the plan as Spark optimises it."""
-        return self._plan(self._spark._jsparkSession.sessionState().optimizer().execute(self._java))
+        return self._plan(self.spark._jsparkSession.sessionState().optimizer().execute(self._java))
 
     @cached_property
     def kind(self) -> str:
@@ -50,7 +46,6 @@ class Plan:
 
     @property
     def node_name(self) -> str:
-        """Its name in Spark's plans."""
         return str(self._java.nodeName())
 
     @property
@@ -64,12 +59,10 @@ class Plan:
 
     @property
     def child(self) -> Plan:
-        """The only child."""
         return self._plan(self._java.children().head())
 
     @property
     def output(self) -> list[Expression]:
-        """Its columns."""
         return _expressions(self._java.output())
 
     def covers(self, expression: Expression) -> bool:
@@ -87,7 +80,7 @@ class Plan:
     @property
     def checks_streaming(self) -> bool:
         """Whether Spark refuses streaming operations that it does not support."""
-        return bool(self._spark._jsparkSession.sessionState().conf().isUnsupportedOperationCheckEnabled())
+        return bool(self.spark._jsparkSession.sessionState().conf().isUnsupportedOperationCheckEnabled())
 
     @property
     def streaming_sources(self) -> int:
@@ -136,7 +129,6 @@ class Plan:
 
     @property
     def condition(self) -> Expression:
-        """The condition of a filter."""
         return Expression(self._java.condition()).with_comparisons()
 
     @property
@@ -156,24 +148,20 @@ class Plan:
 
     @property
     def join_condition(self) -> Expression | None:
-        """A join's condition, if it has one."""
         condition = optional(self._java.condition())
         return None if condition is None else Expression(condition)
 
     @property
     def left(self) -> Plan:
-        """A join's left side."""
         return self._plan(self._java.left())
 
     @property
     def right(self) -> Plan:
-        """A join's right side."""
         return self._plan(self._java.right())
 
     # -- derived plans --------------------------------------------------------------------------------------------
 
     def with_children(self, children: Iterable[Plan]) -> Plan:
-        """Return the node with other children."""
         return self._plan(self._java.withNewChildren(scala_seq(child._java for child in children)))
 
     def project(self, columns: Iterable[Expression]) -> Plan:
@@ -186,11 +174,10 @@ class Plan:
         return self._java.outputSet()
 
     def _plan(self, java: Any) -> Plan:
-        return Plan(java, self._spark)
+        return Plan(java, self.spark)
 
 
 def analysed(frame: DataFrame) -> Plan:
-    """Return the analysed plan of a DataFrame."""
     return Plan(frame._jdf.queryExecution().analyzed(), frame.sparkSession)
 
 
@@ -229,3 +216,92 @@ def resolved(frame: DataFrame, name: str) -> Expression:
 
 def _expressions(sequence: Any) -> list[Expression]:
     return [Expression(java) for java in scala_list(sequence)]
+
+
+def check_streaming(plan: Plan, output_mode: str) -> None:
+    """Run Spark's check of a query in an output mode.
+
+    Raises
+    ------
+    pyspark.errors.AnalysisException
+        Spark does not run the query.
+    """
+    modes = java_class("org.apache.spark.sql.streaming.OutputMode")
+    checker = java_class(f"{CATALYST}.analysis.UnsupportedOperationChecker")
+    checker.checkForStreaming(plan._java, getattr(modes, output_mode.capitalize())())
+
+
+def refused_modes(plan: Plan, output_modes: Iterable[str]) -> dict[str, str]:
+    """Return the output modes in which Spark refuses a query with its own operator in place of the fleet's, with its error texts.
+
+    Spark does not recognise the fleet's operator, so it would start queries that it otherwise refuses. No mode is refused where
+    ``spark.sql.streaming.unsupportedOperationCheck`` is false.
+
+    Parameters
+    ----------
+    plan
+        The query up to the operator, with Spark's own operator.
+    """
+    refused: dict[str, str] = {}
+    if not plan.checks_streaming:
+        return refused
+    for mode in output_modes:
+        try:
+            check_streaming(plan, mode)
+        except AnalysisException as error:
+            refused[mode] = str(error).partition("\n")[0].rstrip(";")
+    return refused
+
+
+def with_condition(join: Plan, condition: Expression | None) -> Plan:
+    """Return a join of streams as if it had another condition."""
+    join_class, java = java_class(f"{CATALYST}.plans.logical.Join"), join._java
+    return Plan(join_class(java.left(), java.right(), java.joinType(), _option(condition), java.hint()), join.spark)
+
+
+def pushed_down(join: Plan) -> Plan:
+    """Return the join with the filters on its sides that Spark derives from its condition."""
+    push = java_class(f"{CATALYST}.optimizer.PushPredicateThroughJoin")
+    infer = java_class(f"{CATALYST}.optimizer.InferFiltersFromConstraints")
+    return Plan(push.apply(infer.apply(push.apply(join._java))), join.spark)
+
+
+def equi_join(join: Plan) -> tuple[tuple[list[Expression], list[Expression]], Expression | None] | None:
+    """Return the equal keys of both sides of a join, and the rest of its condition; None if it has no such keys."""
+    extracted = optional(java_class(f"{CATALYST}.planning.ExtractEquiJoinKeys").unapply(join._java))
+    if extracted is None:
+        return None
+    left, right = ([Expression(key) for key in scala_list(keys)] for keys in (extracted._2(), extracted._3()))
+    rest = optional(extracted._4())
+    return (left, right), None if rest is None else Expression(rest)
+
+
+def state_watermarks_ms(
+    join: Plan,
+    keys: tuple[Sequence[Expression], Sequence[Expression]],
+    condition: Expression | None,
+    watermark_ms: int,
+    *,
+    is_first_enough: bool,
+) -> tuple[int | None, int | None]:
+    """Return, for each side, the event time up to which Spark removes rows at a watermark; None if it keeps them for ever.
+
+    Parameters
+    ----------
+    is_first_enough
+        Whether Spark may use only the first of several watermark columns of a side.
+    """
+    helper = java_class("org.apache.spark.sql.execution.streaming.StreamingSymmetricHashJoinHelper")
+    answer = helper.getStateWatermark(
+        join._java.left().output(),
+        join._java.right().output(),
+        *(scala_seq(key._java for key in side) for side in keys),
+        _option(condition),
+        java_class("scala.Some")(watermark_ms),
+        is_first_enough,
+    )
+    return optional(answer._1()), optional(answer._2())
+
+
+def _option(expression: Expression | None) -> Any:
+    return java_class("scala.Option").apply(None if expression is None else expression._java)

@@ -20,13 +20,13 @@ from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.schema import Accumulator, OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.type_names import string_to_type
-from spark_jobs.plan.bounds import warn_if_unbounded
-from spark_jobs.plan.catalyst import WATERMARK_KEY
+from spark_jobs.plan.catalyst import CATALYST, WATERMARK_KEY, java_class, java_type
 from spark_jobs.plan.event_time import Upstream
 from spark_jobs.plan.logical import Plan, analysed
+from spark_jobs.plan.operator_rules import output_lag_ms, query_modes, runs_again, warn_if_unbounded
 from spark_jobs.plan.spark_errors import RefusedQueryError
-from spark_jobs.plan.stateful_exchange import exchanged, handed_over, marked_as_aggregation, with_sparks_own
-from spark_jobs.plan.timing import output_lag_ms, query_modes, runs_again
+from spark_jobs.plan.spark_version import SPARK
+from spark_jobs.plan.stateful_exchange import jvm_classes
 from spark_jobs.worker.exchange import END_COLUMN, HASH_COLUMN
 from store_actors.client.fleet_client import FleetAddress
 from store_actors.client.operator_task import OperatorTask
@@ -271,7 +271,7 @@ def _operators_below(plan: Plan, state: str) -> Iterator[tuple[Upstream, Plan]]:
 
 
 def _is_mark(aggregate: Plan) -> bool:
-    """Return whether an aggregation only marks an operator in complete mode (:mod:`spark_jobs.plan.stateful_exchange`)."""
+    """Return whether an aggregation only marks an operator in complete mode (:func:`_marked_as_aggregation`)."""
     return Upstream.of_plan(aggregate.child) is not None
 
 
@@ -306,12 +306,46 @@ def route_plan(operator: RoutedOperator, metadata: StateMetadata, address: Fleet
         (rows,) = plan.inputs
         values = [T.StructField(item.name, item.dataType) for item in rows.schema if item.name != HASH_COLUMN]
         columns = [*values, T.StructField(END_COLUMN, T.BinaryType()), *columns]
-    rows = exchanged(plan.inputs, T.StructType(columns), metadata.num_shards, facts)
+    rows = _exchanged(plan.inputs, T.StructType(columns), metadata.num_shards, facts)
     if is_marked:
-        rows = marked_as_aggregation(rows)
+        rows = _marked_as_aggregation(rows)
     if isinstance(plan, TaskMaker):
         emitted = rows.mapInArrow(plan.reduce_task(schema, metadata, address), plan.row_type())
     else:
-        emitted = handed_over(rows, plan.row_type(), task)
+        emitted = _handed_over(rows, plan.row_type(), task)
     results = plan.finish(emitted)
-    return with_sparks_own(results, plan.analysed) if isinstance(plan, SparksOwn) else results
+    return _with_sparks_own(results, plan.analysed) if isinstance(plan, SparksOwn) else results
+
+
+def _exchanged(inputs: Sequence[DataFrame], columns: T.StructType, shards: int, facts: str) -> DataFrame:
+    """Return the rows of an operator's inputs, each by its shard, under these columns, of which the last one is the route."""
+    spark = inputs[0].sparkSession
+    frames, kind = [rows._jdf for rows in inputs], java_type(spark, columns)
+    return DataFrame(jvm_classes(spark).exchanged(frames, kind, shards, facts), spark)
+
+
+def _handed_over(rows: DataFrame, columns: T.StructType, task: str) -> DataFrame:
+    """Return the rows that an operator's tasks emit, which hand its rows over to store actors."""
+    spark = rows.sparkSession
+    return DataFrame(jvm_classes(spark).handedOver(rows._jdf, java_type(spark, columns), task), spark)
+
+
+def _marked_as_aggregation(exchange: DataFrame) -> DataFrame:
+    """Return the exchange below an aggregation of nothing, so that Spark's checks treat its operator as an aggregation.
+
+    The mark is removed before the query is planned.
+    """
+    plan = exchange._jdf.queryExecution().analyzed()
+    columns = plan.output()
+    aggregate = SPARK.aggregate_of_nothing(java_class, columns, plan)
+    return Plan(aggregate, exchange.sparkSession).frame()
+
+
+def _with_sparks_own(results: DataFrame, own: Plan) -> DataFrame:
+    """Tag an operator's results with Spark's own operator as it was analysed, and return them.
+
+    Filters that Spark would move through its own operator are moved by the tag (``FilterPushdown.scala``).
+    """
+    tag = java_class(f"{CATALYST}.trees.TreeNodeTag")("statefleet.analysed")
+    results._jdf.queryExecution().analyzed().setTagValue(tag, own._java)
+    return results

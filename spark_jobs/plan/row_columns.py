@@ -12,12 +12,11 @@ from pyspark.sql import types as T
 from coordinator.model.schema import Field, StateSchema
 from coordinator.model.type_names import payload_type
 from spark_jobs.plan.catalyst import Expression
-from spark_jobs.plan.expression_trees import Node
 from spark_jobs.plan.keys import Key, key_of
 from spark_jobs.plan.logical import projected
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.plan.storable import restored, stored, stored_type
-from spark_jobs.plan.view_components import ViewComponent
+from spark_jobs.plan.view_components import Node, ViewComponent
 
 
 @dataclass(frozen=True)
@@ -56,14 +55,14 @@ class RowColumns:
     leaves: tuple[str | None, ...] = ()
 
     @classmethod
-    def passing(cls, attributes: Sequence[Expression], keys: Sequence[Key], prefix: str) -> RowColumns:
+    def passing(cls, attributes: Sequence[Expression], keys: Sequence[Key]) -> RowColumns:
         """Return columns of any type, which are not stored; columns that are keys are restored from the keys."""
         fields: list[Field] = []
         selected: list[Column] = []
         results: list[Result] = []
         for index, attribute in enumerate(attributes):
             key = next((key for key in keys if key.expression.matches(attribute)), None)
-            name = f"{prefix}{index}"
+            name = f"c{index}"
             if key is None:
                 kind = payload_type(SPARK.arrow_type(stored_type(attribute.type)))
                 fields.append(Field(name, kind, attribute.nullable))
@@ -125,7 +124,6 @@ class ProjectedPlan:
     late_columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def row_type(self) -> T.StructType:
-        """Return Spark's type of the rows that shards emit."""
         return self.emitted
 
     def finish(self, emitted: DataFrame) -> DataFrame:

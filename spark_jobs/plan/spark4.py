@@ -1,9 +1,8 @@
-"""What is particular to Spark 4.2 of the internals that this package uses; :mod:`spark_jobs.plan.spark35` has the same names."""
+"""What is particular to Spark 4.2 of the internals that this package uses, by the names of ``SparkVersion``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -16,46 +15,35 @@ from pyspark.sql.streaming import StatefulProcessor
 _SQL = "org.apache.spark.sql"
 _STREAMING = f"{_SQL}.execution.streaming"
 
-#: PySpark's condition of an error about a DataFrame with too many or too few columns.
 WRONG_COLUMN_COUNT = "RESULT_COLUMN_SCHEMA_MISMATCH"
-#: Whether ``dropDuplicates`` takes 0.0 and -0.0 for the same, and every NaN. Otherwise it compares bits.
 NORMALISES_DUPLICATES = True
-#: PySpark's own classes of processors of ``transformWithState``.
 PROCESSOR_CLASSES: tuple[type, ...] = (StatefulProcessor,)
-#: Whether Spark has a reader of state (``statestore``), and reads checkpoints of format 2.
 READS_STATE = True
 #: Kinds of expressions that have a mode of evaluation, and no context with one.
 _WITH_EVAL_MODE = ("Average", "Cast")
-#: Where Spark 4.2 has classes, by their names in Spark 3.5.
-MOVED_CLASSES: Mapping[str, str] = MappingProxyType(
-    {
-        f"{_SQL}.Dataset": f"{_SQL}.classic.Dataset",
-        f"{_STREAMING}.OffsetSeqMetadata": f"{_STREAMING}.checkpointing.OffsetSeqMetadata",
-        f"{_STREAMING}.StreamMetadata": f"{_STREAMING}.runtime.StreamMetadata",
-        f"{_STREAMING}.StreamingSymmetricHashJoinHelper": f"{_STREAMING}.operators.stateful.join.StreamingSymmetricHashJoinHelper",
-    }
-)
+MOVED_CLASSES: Mapping[str, str] = {
+    f"{_SQL}.Dataset": f"{_SQL}.classic.Dataset",
+    f"{_STREAMING}.OffsetSeqMetadata": f"{_STREAMING}.checkpointing.OffsetSeqMetadata",
+    f"{_STREAMING}.StreamMetadata": f"{_STREAMING}.runtime.StreamMetadata",
+    f"{_STREAMING}.StreamingSymmetricHashJoinHelper": f"{_STREAMING}.operators.stateful.join.StreamingSymmetricHashJoinHelper",
+}
 
 
 def expression_of(java_class: Callable[[str], Any], column: Any) -> Any:
-    """Return the expression of a column of the JVM."""
     # ``ExpressionUtils.expression`` would wrap it in a node that only the analyser takes out.
     converter = java_class("org.apache.spark.sql.classic.ColumnNodeToExpressionConverter$")
     return getattr(converter, "MODULE$").apply(column.node())
 
 
 def column_of(java_class: Callable[[str], Any], expression: Any) -> Any:
-    """Return an expression as a column of the JVM."""
     return java_class("org.apache.spark.sql.classic.ExpressionUtils").column(expression)
 
 
 def eval_mode(expression: Any, kind: str) -> Any:
-    """Return how an expression of a kind handles values that cannot be computed."""
     return (expression if kind in _WITH_EVAL_MODE else expression.evalContext()).evalMode()
 
 
 def added_option(function: Any, kind: str) -> str:
-    """Return the option of an aggregate function that Spark 3.5's function of the kind does not have; "" for none."""
     if kind == "Mode" and function.reverseOpt().isDefined():
         return "the choice among values that are equally frequent"
     if kind in ("CollectList", "CollectSet") and not function.ignoreNulls():
@@ -64,7 +52,6 @@ def added_option(function: Any, kind: str) -> str:
 
 
 def store_schemas(java_class: Callable[[str], Any], provider_id: Any, hadoop: Any) -> tuple[Any, Any]:
-    """Return the types of the keys and the values of a state store, as its checkpoint has them."""
     checker = java_class("org.apache.spark.sql.execution.streaming.state.StateSchemaCompatibilityChecker")
     no_files = java_class("org.apache.spark.api.python.PythonUtils").toSeq([]).toList()
     families = checker(provider_id, hadoop, no_files, java_class("scala.Option").empty(), False).readSchemaFile()
@@ -72,34 +59,28 @@ def store_schemas(java_class: Callable[[str], Any], provider_id: Any, hadoop: An
 
 
 def current_batch(query: Any) -> tuple[int, int]:
-    """Return the number of the batch that a query is at, and when it was planned, in milliseconds since the epoch."""
     batch = query.getLatestExecutionContext()
     return int(batch.batchId()), int(batch.offsetSeqMetadata().batchTimestampMs())
 
 
 def pretty_sql(java_class: Callable[[str], Any], expression: Any) -> str:
-    """Return the name that Spark gives a column of an expression."""
     return str(java_class("org.apache.spark.sql.catalyst.util.package").toPrettySQL(expression, True))
 
 
 def aggregate_of_nothing(java_class: Callable[[str], Any], columns: Any, plan: Any) -> Any:
-    """Return an aggregation of a plan that groups by columns and selects them."""
     aggregate = java_class("org.apache.spark.sql.catalyst.plans.logical.Aggregate")
     return aggregate(columns, columns, plan, java_class("scala.Option").empty())
 
 
 def arrow_type(kind: T.DataType) -> pa.DataType:
-    """Return the Arrow type of a type of Spark; times are in UTC."""
     return to_arrow_type(kind, timezone="UTC")
 
 
 def arrow_schema(kind: T.StructType) -> pa.Schema:
-    """Return the Arrow schema of rows of Spark; times are in UTC."""
     return to_arrow_schema(kind, timezone="UTC")
 
 
 def error_arguments(condition: str, parameters: Mapping[str, str]) -> dict[str, Any]:
-    """Return the arguments of an error of PySpark's with a condition of its list."""
     return {"errorClass": condition, "messageParameters": dict(parameters)}
 
 
@@ -110,12 +91,10 @@ class pandas_conversions:
         self._timezone, self._safe, self._by_name = timezone, safe, by_name
 
     def to_pandas(self, column: pa.Array) -> pd.Series:
-        """Return an Arrow column as the series that a function gets."""
         kind = from_arrow_type(column.type, prefer_timestamp_ntz=True)
         return ArrowArrayToPandasConversion.convert(column, kind, ser_name="", timezone=self._timezone)
 
     def to_arrow(self, frame: pd.DataFrame, kind: T.StructType) -> pa.Table:
-        """Return a DataFrame that a function emitted as Arrow columns of a type."""
         rows = PandasToArrowConversion.convert(
             frame,
             kind,

@@ -38,20 +38,11 @@ class SparkVersion(Protocol):
         Whether Spark has a reader of state (``statestore``), and reads checkpoints of format 2.
     """
 
-    @property
-    def MOVED_CLASSES(self) -> Mapping[str, str]: ...
-
-    @property
-    def WRONG_COLUMN_COUNT(self) -> str: ...
-
-    @property
-    def NORMALISES_DUPLICATES(self) -> bool: ...
-
-    @property
-    def PROCESSOR_CLASSES(self) -> tuple[type, ...]: ...
-
-    @property
-    def READS_STATE(self) -> bool: ...
+    MOVED_CLASSES: Mapping[str, str]
+    WRONG_COLUMN_COUNT: str
+    NORMALISES_DUPLICATES: bool
+    PROCESSOR_CLASSES: tuple[type, ...]
+    READS_STATE: bool
 
     def expression_of(self, java_class: Callable[[str], Any], column: Any) -> Any:
         """Return the expression of a column of the JVM."""
@@ -100,8 +91,3 @@ else:
     from spark_jobs.plan import spark4
 
     SPARK = spark4
-
-
-def class_name(name: str) -> str:
-    """Return the full name that a class of Spark 3.5 has in the installed version."""
-    return SPARK.MOVED_CLASSES.get(name, name)

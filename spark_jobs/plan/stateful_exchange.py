@@ -5,20 +5,16 @@ They are Scala, in :mod:`spark_jobs.jvm`. A callback answers them where shards a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from py4j.java_gateway import java_import
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.java_gateway import ensure_callback_server_started
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import types as T
+from pyspark.sql import SparkSession
 
 from coordinator.model.errors import SetupError
 from spark_jobs.jvm.build import present_jar
-from spark_jobs.plan.catalyst import CATALYST, java_class, java_type
-from spark_jobs.plan.logical import Plan
-from spark_jobs.plan.spark_version import SPARK
 
 _ENTRY = "org.apache.spark.sql.statefleet.Sessions$"
 #: By application, as each has class loaders, and executors, of its own.
@@ -35,7 +31,6 @@ class _Driver:
         self._answer = answer
 
     def apply(self, message: str) -> str:
-        """Answer a call from Java."""
         return self._answer(message)
 
 
@@ -68,7 +63,7 @@ def install(spark: SparkSession, driver: Callable[[str], str]) -> None:
 
 
 def jvm_classes(spark: SparkSession) -> Any:
-    """Return the object of the JVM that Python calls (``Sessions.scala``)."""
+    """Return the object of the JVM that Python calls (``Sessions`` in ``Operators.scala``)."""
     application = spark.sparkContext.applicationId
     if application not in _LOADED:
         _LOADED[application] = _loaded(spark)
@@ -94,53 +89,3 @@ def _loaded(spark: SparkSession) -> Any:
 def shard_routes(spark: SparkSession, shards: int) -> list[int]:
     """Return for each of a number of shards an integer that Spark's hash partitioning puts there."""
     return list(jvm_classes(spark).routes(shards))
-
-
-def exchanged(inputs: Sequence[DataFrame], columns: T.StructType, shards: int, facts: str) -> DataFrame:
-    """Return the rows of an operator's inputs, each by its shard.
-
-    Parameters
-    ----------
-    inputs
-        Rows with the columns that a shard reads, and their hash.
-    columns
-        The columns behind the exchange; the last one is the route.
-    facts
-        What the operator is, in JSON (:class:`~spark_jobs.plan.event_time.Upstream`).
-    """
-    spark = inputs[0].sparkSession
-    frames, kind = [rows._jdf for rows in inputs], java_type(spark, columns)
-    return DataFrame(jvm_classes(spark).exchanged(frames, kind, shards, facts), spark)
-
-
-def handed_over(rows: DataFrame, columns: T.StructType, operator: str) -> DataFrame:
-    """Return the rows that an operator's tasks emit, which hand its rows over to store actors.
-
-    Parameters
-    ----------
-    operator
-        The operator as store actors get it, in JSON.
-    """
-    spark = rows.sparkSession
-    return DataFrame(jvm_classes(spark).handedOver(rows._jdf, java_type(spark, columns), operator), spark)
-
-
-def marked_as_aggregation(exchange: DataFrame) -> DataFrame:
-    """Return the exchange below an aggregation of nothing, so that Spark's checks treat its operator as an aggregation.
-
-    The mark is removed before the query is planned, in a session where :func:`install` was called.
-    """
-    plan = exchange._jdf.queryExecution().analyzed()
-    columns = plan.output()
-    aggregate = SPARK.aggregate_of_nothing(java_class, columns, plan)
-    return Plan(aggregate, exchange.sparkSession).frame()
-
-
-def with_sparks_own(results: DataFrame, analysed: Plan) -> DataFrame:
-    """Tag an operator's results with Spark's own operator as it was analysed, and return them.
-
-    Filters that Spark would move through its own operator are moved by the tag (``FilterPushdown.scala``).
-    """
-    tag = java_class(f"{CATALYST}.trees.TreeNodeTag")("statefleet.analysed")
-    results._jdf.queryExecution().analyzed().setTagValue(tag, analysed._java)
-    return results

@@ -6,19 +6,21 @@ written when the block is done. Each takes a call or two to the store actor for 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jobs.functions.group_task import FOUND
 from spark_jobs.functions.groups import Numbers, single_chunk
+from spark_jobs.functions.user_state_task import FOUND
 from spark_jobs.functions.values import Raw
 from spark_jobs.plan.spark_errors import StateCallError
-from spark_jobs.transform.variables import EXPIRY, PLACE, Variable
+from spark_jobs.transform.variables import BEGIN, END, EXPIRY, HEAD, PLACE, Variable
 from store_actors.client.state_store import StateStore
 
 
@@ -49,7 +51,6 @@ class Block:
         self._store, self.now_ms = store, now_ms
 
     def store(self, name: str) -> StateStore:
-        """Return a store by name."""
         assert self._store is not None, "there is a block only once the store is open"
         return self._store.store(name)
 
@@ -65,10 +66,6 @@ class Block:
     def enter(self, index: int) -> None:
         """Make a key of the block the current one, by its index."""
         self._index = index
-
-    def leave(self) -> None:
-        """Have no current key."""
-        self._index = -1
 
     def here(self, failing: str = "") -> int:
         """Return the index of the current key.
@@ -107,7 +104,6 @@ class VariableStore:
 
     @property
     def store(self) -> StateStore:
-        """The variable's store."""
         return self.block.store(self.variable.store_name)
 
     @property
@@ -130,7 +126,6 @@ class VariableStore:
         return keys if numbers is None else keys.append_column(PLACE.name, pa.array(numbers, pa.int64()))
 
     def put(self, keys: pa.Table, columns: Mapping[str, Any]) -> None:
-        """Write rows under keys."""
         if keys.num_rows:
             self.store.later("put", pa.table([*keys.columns, *columns.values()], [*keys.column_names, *columns]))
 
@@ -152,11 +147,9 @@ class VariableStore:
         return dict(zip((field.name for field in columns.fields), arrays, strict=True))
 
     def values(self, rows: pa.Table) -> list[Raw]:
-        """Return the values in rows of the store."""
         return self.variable.rows.tuples(self.variable.columns.shown(rows))
 
     def user_keys(self, rows: pa.Table) -> list[Raw]:
-        """Return the keys of a map in rows of the store."""
         return self.variable.key_rows.tuples(self.variable.key_columns.shown(rows))
 
     def expiries(self, times_ms: Sequence[int | None]) -> dict[str, pa.Array]:
@@ -179,3 +172,144 @@ def spread(begins: Numbers, ends: Numbers) -> tuple[Numbers, Numbers]:
     owners = np.repeat(np.arange(len(counts)), counts)
     numbers = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(begins, counts)
     return numbers, owners
+
+
+@dataclass(slots=True)
+class Head:
+    """The range of the elements' numbers of a list or map, and when the last of them expires (None: never)."""
+
+    begin: int
+    end: int
+    expiry_ms: int | None
+
+    def until(self, expiry_ms: int | None) -> int | None:
+        """Return when the last element expires, after elements are added that expire at a time."""
+        return None if self.expiry_ms is None or expiry_ms is None else max(self.expiry_ms, expiry_ms)
+
+
+@dataclass(slots=True)
+class Elements:
+    """Elements in the store, by key of the block: numbers, rows, and the keys of maps."""
+
+    numbers: list[list[int]]
+    rows: list[list[Raw]]
+    user_keys: list[list[Raw]]
+
+
+class VariableState(ABC):
+    """The base of the states of variables."""
+
+    def __init__(self, block: Block, variable: Variable) -> None:
+        self.variable = variable
+        self._block, self._rows = block, variable.rows
+        self._store = VariableStore(block, variable)
+        block.join(self)
+
+    @abstractmethod
+    def write(self) -> None:
+        """Write the changes for the block's keys, and drop what was read."""
+
+    def evict(self) -> int:
+        """Remove the expired rows of all keys; return how many."""
+        return self._store.evict()
+
+    def drop(self) -> None:
+        """Refuse all further use, as the variable was deleted."""
+        self._block = DeletedBlock()
+
+
+class ElementState(VariableState):
+    """The base of lists and maps: heads, and the elements that they refer to."""
+
+    def __init__(self, block: Block, variable: Variable) -> None:
+        super().__init__(block, variable)
+        self._heads: list[Head | None] | None = None
+        self._elements: Elements | None = None
+
+    def _head(self, index: int) -> Head | None:
+        """Return the head of a key; None if it has no elements, or all have expired."""
+        if self._heads is None:
+            size = self._store.block.keys.num_rows
+            rows, alive = self._store.find(self._store.keys(range(size), [HEAD] * size))
+            begins, ends = (rows.column(field.name).to_pylist() for field in (BEGIN, END))
+            expiries = rows.column(EXPIRY.name).to_pylist() if self.variable.ttl_ms is not None else [None] * size
+            self._heads = [
+                Head(*facts) if is_alive else None
+                for is_alive, *facts in zip(alive, begins, ends, expiries, strict=True)
+            ]
+        return self._heads[index]
+
+    def _read(self) -> Elements:
+        """Return the elements of all the block's keys that have not expired."""
+        if self._elements is None:
+            self._head(0)
+            assert self._heads is not None
+            heads = [(index, head) for index, head in enumerate(self._heads) if head is not None]
+            begins = np.array([head.begin for _, head in heads], np.int64)
+            ends = np.array([head.end for _, head in heads], np.int64)
+            numbers, owners = spread(begins, ends)
+            indices = np.array([index for index, _ in heads], np.int64)[owners]
+            rows, alive = self._store.find(self._store.keys(indices, numbers))
+            is_alive = np.array(alive, np.bool_)
+            self._elements = self._by_key(rows.filter(pa.array(is_alive)), indices[is_alive], numbers[is_alive])
+        return self._elements
+
+    def _by_key(self, rows: pa.Table, indices: Numbers, numbers: Numbers) -> Elements:
+        size = self._store.block.keys.num_rows
+        elements = Elements([[] for _ in range(size)], [[] for _ in range(size)], [[] for _ in range(size)])
+        keys = self._store.user_keys(rows) if self.variable.user_key is not None else [()] * rows.num_rows
+        values = self._store.values(rows)
+        for index, number, key, value in zip(indices.tolist(), numbers.tolist(), keys, values, strict=True):
+            elements.numbers[index].append(number)
+            elements.rows[index].append(value)
+            elements.user_keys[index].append(key)
+        return elements
+
+    def _write_rows(self, elements: ElementChanges, heads: dict[int, Head | None]) -> None:
+        """Write elements, and the heads of keys (None: the key no longer has elements)."""
+        new_heads = {index: head for index, head in heads.items() if head is not None}
+        size, tops = len(elements.indices), len(new_heads)
+        columns = {
+            name: pa.concat_arrays([column, pa.nulls(tops, column.type)])
+            for name, column in (
+                *(
+                    self._store.user_key_columns(elements.user_keys) if self.variable.user_key is not None else {}
+                ).items(),
+                *self._store.value_columns(elements.rows).items(),
+            )
+        }
+        columns[BEGIN.name] = pa.array([None] * size + [head.begin for head in new_heads.values()], pa.int64())
+        columns[END.name] = pa.array([None] * size + [head.end for head in new_heads.values()], pa.int64())
+        expiries = [self._store.expiry_ms] * size + [head.expiry_ms for head in new_heads.values()]
+        keys = self._store.keys([*elements.indices, *new_heads], [*elements.numbers, *[HEAD] * tops])
+        self._store.put(keys, {**columns, **self._store.expiries(expiries)})
+        ended = [index for index, head in heads.items() if head is None]
+        removed = [*elements.removed_indices, *ended], [*elements.removed_numbers, *[HEAD] * len(ended)]
+        self._store.remove(self._store.keys(*removed))
+
+    def _forget(self) -> None:
+        self._heads, self._elements = None, None
+
+
+@dataclass(slots=True)
+class ElementChanges:
+    """Elements of several keys to write, and the numbers of elements to remove."""
+
+    indices: list[int] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    rows: list[Raw] = field(default_factory=list)
+    user_keys: list[Raw] = field(default_factory=list)
+    removed_indices: list[int] = field(default_factory=list)
+    removed_numbers: list[int] = field(default_factory=list)
+
+    def put(self, index: int, number: int, row: Raw, user_key: Raw = ()) -> None:
+        self.indices.append(index)
+        self.numbers.append(number)
+        self.rows.append(row)
+        self.user_keys.append(user_key)
+
+    def remove(self, index: int, numbers: Iterable[int]) -> None:
+        """Remove elements of a key."""
+        new = list(numbers)
+        self.removed_indices += [index] * len(new)
+        self.removed_numbers += new

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,22 +16,20 @@ from pyspark.sql import types as T
 from coordinator.model.schema import OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.functions.grouped_input import GroupedInput, function_mode, pandas_settings, struct_type
+from spark_jobs.functions.groups import Rows
 from spark_jobs.functions.user_state_task import UserStateTask
+from spark_jobs.plan.catalyst import WATERMARK_KEY
 from spark_jobs.plan.logical import quoted
 from spark_jobs.plan.operator_plan import ReduceTask
 from spark_jobs.plan.spark_errors import InvalidTypeError, RefusedQueryError, UnpicklableError
 from spark_jobs.session.spark_connect import check_classic
 from spark_jobs.transform.block import Block
-from spark_jobs.transform.handle import ParsedSchemas, StatefulProcessorHandle
-from spark_jobs.transform.processor import StatefulProcessor
-from spark_jobs.transform.rows import RowForm, Rows
-from spark_jobs.transform.task import InitialRows, ProcessorProgram, load_processor
+from spark_jobs.transform.processor import ParsedSchemas, StatefulProcessor, StatefulProcessorHandle
+from spark_jobs.transform.task import InitialRows, ProcessorProgram, RowForm, load_processor
 from spark_jobs.transform.variables import TimeMode, Variable, accumulators_of, view_of
 from spark_jobs.worker.exchange import HASH_COLUMN
 from store_actors.client.fleet_client import FleetAddress
 from store_actors.engine.columns import in_schema
-
-_WATERMARK_DELAY = "spark.watermarkDelayMs"
 
 
 @dataclass(frozen=True)
@@ -45,24 +43,6 @@ class Transformation:
     initial: GroupedData | None
     event_time: str
     in_pandas: bool
-
-
-@dataclass(frozen=True)
-class InitialState:
-    """The initial state: the rows of the batch DataFrame, and their conversion for the processor."""
-
-    rows: GroupedInput
-    form: Rows
-
-    def collect(self, num_shards: int) -> InitialRows:
-        """Collect the rows, and return them by shard."""
-        schema = StateSchema(self.rows.keys, self.rows.inputs, (), None, None, "update", OperatorKind.TRANSFORM)
-        task, spark = partial(_chunks_of_shards, schema.raw_schema(), num_shards), self.rows.frame.sparkSession
-        parts: dict[int, list[bytes]] = {}
-        for shard, chunk in self.rows.frame.mapInArrow(task, "shard int, chunk binary").collect():
-            parts.setdefault(shard, []).append(bytes(chunk))
-        sent = {shard: spark.sparkContext.broadcast(part) for shard, part in parts.items()}
-        return InitialRows(sent, schema.raw_schema(), self.rows.view, self.form)
 
 
 def _chunks_of_shards(
@@ -84,49 +64,29 @@ class TransformPlan:
     schema: StateSchema
     appends: bool
     output: T.StructType
-    processor: bytes
     rows: GroupedInput
-    form: Rows
-    time_mode: TimeMode
-    variables: tuple[Variable, ...]
-    schemas: dict[str, T.DataType]
-    initial: InitialRows | None
-    event_time: str
+    program: ProcessorProgram
 
     def row_type(self) -> T.StructType:
-        """Return Spark's type of the rows that the processor emits."""
         return self.output
 
     def finish(self, emitted: DataFrame) -> DataFrame:
         """Return the rows that the processor emits, with their event time marked for the operators that follow."""
-        if not self.event_time:
+        event_time = self.program.event_time
+        if not event_time:
             return emitted
-        marked = F.col(quoted(self.event_time)).alias(self.event_time, metadata={_WATERMARK_DELAY: self.rows.delay_ms})
-        return emitted.select(
-            *(marked if name == self.event_time else F.col(quoted(name)) for name in self.output.names)
-        )
+        marked = F.col(quoted(event_time)).alias(event_time, metadata={WATERMARK_KEY: self.rows.delay_ms})
+        return emitted.select(*(marked if name == event_time else F.col(quoted(name)) for name in self.output.names))
 
     @property
     def due_per_ms(self) -> int | None:
         """Units of the timers' due column in a millisecond, if they fire by processing time."""
-        return 1 if self.time_mode is TimeMode.PROCESSING_TIME else None
+        return 1 if self.program.time_mode is TimeMode.PROCESSING_TIME else None
 
     def reduce_task(self, schema: StateSchema, metadata: StateMetadata, address: FleetAddress) -> ReduceTask:
-        """Return the task that runs the processor in Spark's worker."""
-        program = ProcessorProgram(
-            processor=self.processor,
-            view=self.rows.view,
-            form=self.form,
-            time_mode=self.time_mode,
-            variables=self.variables,
-            schemas=self.schemas,
-            initial=self.initial,
-            event_time=self.event_time,
-            has_watermark=self.rows.delay_ms is not None,
-        )
         return UserStateTask(
-            program=program,
-            drops_late_rows=self.time_mode is TimeMode.EVENT_TIME,
+            program=self.program,
+            drops_late_rows=self.program.time_mode is TimeMode.EVENT_TIME,
             due_per_ms=self.due_per_ms,
             schema=schema,
             metadata=metadata,
@@ -138,12 +98,24 @@ class TransformPlan:
 class StartedPlan(TransformPlan):
     """A plan whose state starts from rows of a batch DataFrame; see :class:`~spark_jobs.plan.operator_plan.Collector`."""
 
-    state: InitialState
+    state: GroupedInput
+    state_form: Rows
 
     def collected(self, newest: int, num_shards: int) -> StartedPlan:
         """Return the plan with the initial state, as long as the first batch of a shard may have to be done."""
         # At version 1 the first batch may have failed elsewhere, and be done again.
-        return self if newest > 1 else replace(self, initial=self.state.collect(num_shards))
+        if newest > 1:
+            return self
+        rows = self.state
+        schema = StateSchema(rows.keys, rows.inputs, (), None, None, "update", OperatorKind.TRANSFORM).raw_schema()
+        task = partial(_chunks_of_shards, schema, num_shards)
+        parts: dict[int, list[bytes]] = {}
+        for shard, chunk in rows.frame.mapInArrow(task, "shard int, chunk binary").collect():
+            parts.setdefault(shard, []).append(bytes(chunk))
+        context = rows.frame.sparkSession.sparkContext
+        sent = {shard: context.broadcast(part) for shard, part in parts.items()}
+        initial = InitialRows(sent, schema, rows.view, self.state_form)
+        return replace(self, program=replace(self.program, initial=initial))
 
 
 def build_transform(grouped: GroupedData, definition: Transformation, stateful_mode: str | None) -> TransformPlan:
@@ -163,9 +135,9 @@ def build_transform(grouped: GroupedData, definition: Transformation, stateful_m
     output = struct_type(definition.output, "outputStructType")
     processor = pickled_processor(definition.processor)
     schemas = ParsedSchemas()
-    variables = declared_variables(processor, time_mode, schemas)
+    variables = _declared_variables(processor, time_mode, schemas)
     rows = GroupedInput.of(grouped, late_times=time_mode is TimeMode.EVENT_TIME)
-    check_event_time(definition.event_time, output, mode, rows.delay_ms)
+    _check_event_time(definition.event_time, output, mode, rows.delay_ms)
     schema = StateSchema(
         keys=rows.keys,
         inputs=rows.inputs,
@@ -177,22 +149,27 @@ def build_transform(grouped: GroupedData, definition: Transformation, stateful_m
         options={"time_mode": time_mode.value},
         shown=view_of(variables, rows.keys, rows.view),
     )
-    kind = (
-        TransformPlan if definition.initial is None else partial(StartedPlan, state=_initial(definition, output, rows))
-    )
+    kind: Callable[..., TransformPlan] = TransformPlan
+    if definition.initial is not None:
+        state = _initial(definition.initial, rows)
+        kind = partial(StartedPlan, state=state, state_form=_form(definition, output, state))
     return kind(
         inputs=(rows.frame,),
         schema=schema,
         appends=mode == "append",
         output=output,
-        processor=processor,
         rows=rows,
-        form=_form(definition, output, rows),
-        time_mode=time_mode,
-        variables=variables,
-        schemas=dict(schemas),
-        initial=None,
-        event_time=definition.event_time,
+        program=ProcessorProgram(
+            processor=processor,
+            view=rows.view,
+            form=_form(definition, output, rows),
+            time_mode=time_mode,
+            variables=variables,
+            schemas=dict(schemas),
+            initial=None,
+            event_time=definition.event_time,
+            has_watermark=rows.delay_ms is not None,
+        ),
     )
 
 
@@ -219,7 +196,7 @@ def pickled_processor(processor: StatefulProcessor) -> bytes:
     return pickled
 
 
-def declared_variables(pickled: bytes, time_mode: TimeMode, schemas: ParsedSchemas) -> tuple[Variable, ...]:
+def _declared_variables(pickled: bytes, time_mode: TimeMode, schemas: ParsedSchemas) -> tuple[Variable, ...]:
     """Return the variables that ``init`` asks for, of a copy of the processor."""
     processor = load_processor(pickled)
     handle = StatefulProcessorHandle(Block(), time_mode, schemas)
@@ -228,14 +205,8 @@ def declared_variables(pickled: bytes, time_mode: TimeMode, schemas: ParsedSchem
     return handle.variables
 
 
-def check_event_time(name: str, output: T.StructType, mode: str, delay_ms: int | None) -> None:
-    """Check the event time of a processor's output.
-
-    Raises
-    ------
-    InvalidRequestError
-        It is not a timestamp column of the output, the input has no watermark (no delay), or the output mode is not append.
-    """
+def _check_event_time(name: str, output: T.StructType, mode: str, delay_ms: int | None) -> None:
+    """Check the event time of a processor's output; there is no delay where the input has no watermark."""
     if not name:
         return
     if name not in output.names or not isinstance(output[name].dataType, T.TimestampType):
@@ -264,8 +235,8 @@ def _form(definition: Transformation, output: T.StructType, rows: GroupedInput) 
     return PandasForm(output, **settings)
 
 
-def _initial(definition: Transformation, output: T.StructType, rows: GroupedInput) -> InitialState:
-    grouped = definition.initial
+def _initial(grouped: GroupedData, rows: GroupedInput) -> GroupedInput:
+    """Return the rows of the initial state; refuse groups by other types than those of the stream's `rows`."""
     check_classic(grouped)
     if not isinstance(grouped, GroupedData) or grouped._df.isStreaming:
         raise InvalidTypeError(
@@ -280,4 +251,4 @@ def _initial(definition: Transformation, output: T.StructType, rows: GroupedInpu
             stream=rows.key_type.simpleString(),
             initialState=initial.key_type.simpleString(),
         )
-    return InitialState(initial, _form(definition, output, initial))
+    return initial

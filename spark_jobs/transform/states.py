@@ -9,25 +9,22 @@ from typing import Any
 
 from spark_jobs.functions.values import Raw
 from spark_jobs.plan.spark_errors import StateCallError
-from spark_jobs.transform.block import Block, DeletedBlock, VariableStore
-from spark_jobs.transform.elements import ElementChanges, ElementState, Head
+from spark_jobs.transform.block import Block, ElementChanges, ElementState, Head, VariableState
 from spark_jobs.transform.variables import Variable
 
 #: PySpark says so of lists, too.
 _CHECKING = "Error checking value state exists"
 
 
-class ValueState:
+class ValueState(VariableState):
     """A value of the current key: a Row with a field for each column of its schema. It can be set by a tuple."""
 
     def __init__(self, block: Block, variable: Variable) -> None:
-        self._block, self._rows = block, variable.rows
-        self._store = VariableStore(block, variable)
+        super().__init__(block, variable)
         #: Values of the block's keys as read; None before that.
         self._stored: list[Raw | None] | None = None
         #: By index of the key, its new value; None removes it.
         self._changed: dict[int, Raw | None] = {}
-        block.join(self)
 
     def exists(self) -> bool:
         """Return whether there is a value."""
@@ -65,7 +62,6 @@ class ValueState:
         return self._stored[index]
 
     def write(self) -> None:
-        """Write the changes for the block's keys, and drop what was read."""
         updated = {index: raw for index, raw in self._changed.items() if raw is not None}
         if updated:
             columns = self._store.value_columns(list(updated.values()))
@@ -73,14 +69,6 @@ class ValueState:
             self._store.put(self._store.keys(list(updated)), {**columns, **expiries})
         self._store.remove(self._store.keys([index for index, raw in self._changed.items() if raw is None]))
         self._stored, self._changed = None, {}
-
-    def evict(self) -> int:
-        """Remove the expired values of all keys; return how many."""
-        return self._store.evict()
-
-    def drop(self) -> None:
-        """Refuse all further use, as the variable was deleted."""
-        self._block = DeletedBlock()
 
 
 @dataclass(slots=True)
@@ -100,7 +88,6 @@ class ListState(ElementState):
     def __init__(self, block: Block, variable: Variable) -> None:
         super().__init__(block, variable)
         self._changed: dict[int, _NewElements] = {}
-        block.join(self)
 
     def exists(self) -> bool:
         """Return whether the list has elements."""
@@ -159,12 +146,11 @@ class ListState(ElementState):
         rows = [self._rows.raw(element) for element in elements]
         if not rows:
             raise StateCallError(
-                "a list is not set to, or appended, nothing; use clear to remove it", variable=self._variable.name
+                "a list is not set to, or appended, nothing; use clear to remove it", variable=self.variable.name
             )
         return rows
 
     def write(self) -> None:
-        """Write the changes for the block's keys, and drop what was read."""
         if self._changed:
             changes = ElementChanges()
             heads = {index: self._collect(index, change, changes) for index, change in self._changed.items()}
@@ -211,7 +197,6 @@ class MapState(ElementState):
         super().__init__(block, variable)
         self._keys = variable.key_rows
         self._maps: dict[int, _Map] = {}
-        block.join(self)
 
     def exists(self) -> bool:
         """Return whether the map has entries."""
@@ -288,7 +273,6 @@ class MapState(ElementState):
         return self._maps[index]
 
     def write(self) -> None:
-        """Write the changes for the block's keys, and drop what was read."""
         changed = {index: entries for index, entries in self._maps.items() if entries.is_changed}
         if changed:
             changes = ElementChanges()

@@ -29,14 +29,13 @@ from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.identities import DEFAULT_STORE
 from coordinator.model.names import check_store_name
 from coordinator.model.schema import Accumulator, Field
-from spark_jobs.functions.group_task import GroupView
 from spark_jobs.functions.groups import StateColumns
+from spark_jobs.functions.user_state_task import GroupView
 from spark_jobs.functions.values import RowValues
-from spark_jobs.plan.expression_trees import Node
 from spark_jobs.plan.spark_errors import InvalidArgumentError, StateCallError
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.plan.storable import check_compared
-from spark_jobs.plan.view_components import ViewComponent, column
+from spark_jobs.plan.view_components import Node, ViewComponent, column
 from store_actors.messages.requests import StoreSpec
 
 #: When a timer fires, in milliseconds: as a key, and as the column by which rows are due.
@@ -144,7 +143,6 @@ class Variable:
 
     @cached_property
     def columns(self) -> StateColumns:
-        """The store's columns for a value."""
         return StateColumns(SPARK.arrow_schema(self.values))
 
     @cached_property
@@ -154,7 +152,6 @@ class Variable:
 
     @cached_property
     def rows(self) -> RowValues:
-        """Conversion of values to tuples."""
         return RowValues(self.values, f"state {self.name}")
 
     @cached_property
@@ -164,7 +161,6 @@ class Variable:
 
     @property
     def store_name(self) -> str:
-        """Name of its store."""
         return store_name(self.kind, self.name)
 
     def spec(self, keys: tuple[Field, ...]) -> StoreSpec:
@@ -214,7 +210,6 @@ class Variable:
 
 
 def store_name(kind: VariableKind, name: str) -> str:
-    """Return the name of a variable's store."""
     return f"{kind.value}.{name}"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from store_actors.client.batch import BatchHeader
+from store_actors.client.operator_task import BatchHeader
 from store_actors.engine import pieces
 from store_actors.engine.columns import in_schema
 from store_actors.messages.requests import ShardInput
@@ -15,7 +15,7 @@ from store_actors.messages.requests import ShardInput
 #: The column of an operator's rows besides the keys and inputs: Spark's ``hash(keys)``.
 HASH_COLUMN = "__hash"
 #: The column by which Spark's shuffle gives a row to its shard (``OperatorRows.scala``), and the one of the row after a shard's last,
-#: which has a :class:`~store_actors.client.batch.BatchHeader` there and nulls elsewhere.
+#: which has a :class:`~store_actors.client.operator_task.BatchHeader` there and nulls elsewhere.
 ROUTE_COLUMN = "__route"
 END_COLUMN = "__end"
 

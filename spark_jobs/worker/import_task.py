@@ -18,8 +18,7 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
 from spark_jobs.worker.process import executor_name, fleet_client
 from store_actors.client.fleet_client import FleetAddress
-from store_actors.engine.columns import as_type, of_words
-from store_actors.engine.packed_values import packed
+from store_actors.engine.columns import as_type, of_words, packed
 from store_actors.messages.requests import BatchFacts, StoreSpec
 
 #: The shard of a row, and whether the row is a row of state. A row that is not only marks that the shard exists.
@@ -121,7 +120,6 @@ class _Numbering:
     rows: int = 0
 
     def numbered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield rows as a shard stores them."""
         for batch in batches:
             yield as_state(batch, self.schema, self.rows)
             self.rows += batch.num_rows

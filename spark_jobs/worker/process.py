@@ -18,8 +18,8 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import freeze_imports
 from coordinator.service.deploy import join_cluster
 from store_actors.actor.fleet_clients import fleet_client_of
-from store_actors.client.batch import BatchHeader
 from store_actors.client.fleet_client import FleetAddress, FleetClient
+from store_actors.client.operator_task import BatchHeader
 
 
 @cache
@@ -77,7 +77,6 @@ def executor_name() -> str:
 
 
 def task_identity(metadata: StateMetadata, header: BatchHeader) -> TaskIdentity:
-    """Return the identity of this Spark task."""
     context = TaskContext.get()
     assert context is not None, "a task of Spark's calls it"
     return header.task(metadata.state_name, context.taskAttemptId(), executor_name())

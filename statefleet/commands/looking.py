@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -54,16 +55,19 @@ def status(uri: Uri, address: Address = "auto", as_json: AsJson = False) -> None
             for state in report["queries"]
         ],
     )
-    _print_unreadable(report.get("unreadable", []))
+    _print_notes(f"{state['name']} cannot be read: {state['error']}" for state in report.get("unreadable", []))
     _print_executors(report["executors"])
-    _print_overdue(report["queries"])
-    _print_slow(report["queries"])
+    running = [state["running_batch"] for state in report["queries"]]
+    _print_notes(f"now: {batch['text']}" for batch in running if batch is not None and batch["is_overdue"])
+    slow = [batch for state in report["queries"] for batch in state["slow_batches"]]
+    slow.sort(key=lambda batch: -batch["at_ms"])
+    _print_notes(f"{ago_text(batch['at_ms'])}: {batch['text']}" for batch in slow[:_SLOW_SHOWN])
 
 
-def _print_unreadable(states: list[dict[str, Any]]) -> None:
-    for state in states:
+def _print_notes(notes: Iterable[str]) -> None:
+    for note in notes:
         print()
-        print_text(f"{state['name']} cannot be read: {state['error']}")
+        print_text(note)
 
 
 def _print_executors(executors: list[dict[str, Any]]) -> None:
@@ -84,20 +88,6 @@ def _print_executors(executors: list[dict[str, Any]]) -> None:
             for executor in executors
         ],
     )
-
-
-def _print_overdue(queries: list[dict[str, Any]]) -> None:
-    for running in (query["running_batch"] for query in queries):
-        if running is not None and running["is_overdue"]:
-            print()
-            print_text(f"now: {running['text']}")
-
-
-def _print_slow(queries: list[dict[str, Any]]) -> None:
-    slow = sorted((batch for query in queries for batch in query["slow_batches"]), key=lambda batch: -batch["at_ms"])
-    for batch in slow[:_SLOW_SHOWN]:
-        print()
-        print_text(f"{ago_text(batch['at_ms'])}: {batch['text']}")
 
 
 def _actor_text(report: dict[str, Any], actor_name: str | None) -> str | None:

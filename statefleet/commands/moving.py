@@ -17,7 +17,7 @@ from statefleet.commands.output import print_json, print_table, print_text, prog
 if TYPE_CHECKING:
     from coordinator.placement.move_planner import PlannedMove
     from coordinator.service.client import CoordinatorClient
-    from store_actors.actor.moving import MoveOutcome
+    from store_actors.actor.deploy import MoveOutcome
 
 
 Node = Annotated[
@@ -147,8 +147,7 @@ def _node_id(name: str) -> str:
             node=name,
             nodes=", ".join(f"{node['NodeID'][:12]} {node['NodeManagerAddress']}" for node in nodes),
         )
-    node_id: str = node_ids[0]
-    return node_id
+    return str(node_ids[0])
 
 
 def _carry_out(
@@ -162,7 +161,7 @@ def _carry_out(
         Some shards stay where they are. The outcome of each move is printed first.
     """
     from coordinator.service.calls import RayActors
-    from store_actors.actor.moving import MoveOutcome, carry_out
+    from store_actors.actor.deploy import MoveOutcome, carry_out
 
     if dry_run:
         outcomes = [MoveOutcome(planned, None) for planned in moves]

@@ -98,7 +98,7 @@ def open_states(uri: str, address: str, *, offline: bool) -> LiveFleet:
     """Return the states of a fleet, to be read."""
     from statefleet.reads.fleet import attach
 
-    return attach(uri, offline=True) if offline else attach(uri, address=address)
+    return attach(uri, address=address, offline=offline)
 
 
 def chosen_states(states: list[str], name: str | None) -> list[str]:

@@ -237,7 +237,7 @@ def export(
         column_names(columns)
     )
     with progress(f"version {rows.version} of {state}", rows.num_shards) as show:
-        written = export_parquet(rows, target, lambda done, _: show(done), overwrite=overwrite)
+        written = export_parquet(rows, target, show, overwrite=overwrite)
     if as_json:
         print_json({"state": state, "version": rows.version, "rows": written, "target": str(target)})
     else:
@@ -261,26 +261,16 @@ def _print_rows(rows: pa.Table, as_json: bool, limit: int | None = None) -> None
         print_text(f"({limit} rows; there may be more: --limit)")
 
 
-class _OnlyState:
-    """A state as the only table of a query."""
-
-    def __init__(self, state: LiveState) -> None:
-        self._state = state
-
-    def states(self) -> list[str]:
-        return [_SCANNED]
-
-    def state(self, name: str, part: str = "") -> LiveState:
-        if (name, part) != (_SCANNED, ""):
-            raise InvalidRequestError(
-                "a condition is over the columns of the state alone; use `sql` for more", table=name
-            )
-        return self._state
-
-
 def _filtered(state: LiveState, where: str, columns: list[str] | None, limit: int) -> pa.Table:
     """Return the rows for which a condition is true, all of one version."""
     from statefleet.reads.sql import answer
+
+    def only(table: str) -> LiveState:
+        if table != _SCANNED:
+            raise InvalidRequestError(
+                "a condition is over the columns of the state alone; use `sql` for more", table=table
+            )
+        return state
 
     unknown = [name for name in columns or () if name not in state.schema.names]
     if unknown:
@@ -289,7 +279,7 @@ def _filtered(state: LiveState, where: str, columns: list[str] | None, limit: in
         )
     selected = ", ".join('"{}"'.format(name.replace('"', '""')) for name in columns or state.schema.names)
     # In parentheses on lines of their own, so that a comment at the end of the condition hides nothing else.
-    return answer(f"SELECT {selected} FROM {_SCANNED} WHERE (\n{where}\n) LIMIT {limit}", _OnlyState(state))
+    return answer(f"SELECT {selected} FROM {_SCANNED} WHERE (\n{where}\n) LIMIT {limit}", only)
 
 
 def _key(state: LiveState, assignments: list[str], null: list[str]) -> dict[str, Any]:

@@ -65,15 +65,8 @@ class Access:
         self._cookie_name = f"statefleet_{_derived(token, 'name')[:16]}"
         self._cookie_value = _derived(token, "value")
 
-    def guarding(self, handler: Handler) -> Handler:
-        """Return a handler that checks every request before the given one sees it."""
-
-        async def check(request: web.BaseRequest) -> web.StreamResponse:
-            return await self._answer(request, handler)
-
-        return check
-
-    async def _answer(self, request: web.BaseRequest, handler: Handler) -> web.StreamResponse:
+    async def answer(self, handler: Handler, request: web.BaseRequest) -> web.StreamResponse:
+        """Return a handler's response to a request, which is checked before the handler sees it."""
         answer: web.StreamResponse | None = self._refused(request)
         if answer is None:
             answer = self._let_in(request)

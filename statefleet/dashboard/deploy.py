@@ -11,8 +11,7 @@ from ray.exceptions import RayActorError
 from coordinator.model.errors import SetupError
 from coordinator.model.names import dashboard_name
 from coordinator.runtime.extras import import_extra
-from coordinator.runtime.retry import Retry
-from coordinator.runtime.runtime import MachineClock
+from coordinator.runtime.runtime import MachineClock, Retry
 from coordinator.service.calls import START_S, Actors, unwrapped
 from coordinator.service.deploy import options_on_head
 from statefleet.dashboard.options import DashboardOptions

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from coordinator.model.errors import InvalidRequestError, StateStoreError
 from statefleet.dashboard.access import Access
-from statefleet.dashboard.key_lookup import look_up
 from statefleet.dashboard.status_cache import StatusCache
+from statefleet.reads.json_values import cell_text, key_of
 
 if TYPE_CHECKING:
     from statefleet.reads.fleet import LiveFleet
@@ -39,6 +39,9 @@ _TYPES = {
 #: Maximum size of a request, and of an answer that is compressed at once, in bytes.
 _MOST_BYTES = 65536
 _IN_LOOP_BYTES = 65536
+#: Most rows of a key, and characters of a value, that are returned.
+_ROWS = 100
+_TEXT = 4000
 
 
 class Server:
@@ -74,7 +77,7 @@ class Server:
         await self._runner.setup()
         assert self._runner.server is not None, "it is there after setup"
         # Before aiohttp looks at the request's path and headers, and not as a middleware, which comes after that.
-        self._runner.server.request_handler = self._access.guarding(self._runner.server.request_handler)
+        self._runner.server.request_handler = partial(self._access.answer, self._runner.server.request_handler)
         # The socket is bound first, so that a port that is taken is an error before anything is served.
         bound = await asyncio.to_thread(_bound, host, port, fallback)
         await web.SockSite(self._runner, bound).start()
@@ -135,24 +138,17 @@ class Server:
 
 
 def _error(status: int, error: StateStoreError) -> web.Response:
-    return web.Response(
-        status=status,
-        text=json.dumps({"kind": type(error).__name__, "error": str(error)}),
-        content_type="application/json",
-    )
+    return web.json_response({"kind": type(error).__name__, "error": str(error)}, status=status)
 
 
 def _bound(host: str, port: int, fallback: bool) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=_family(host))
+        return socket.create_server((host, port), family=family)
     except OSError:
         if not fallback:
             raise
-        return socket.create_server((host, 0), family=_family(host))
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, 0), family=family)
 
 
 def _read_files(folder: Path) -> dict[str, tuple[bytes, str]]:
@@ -162,3 +158,51 @@ def _read_files(folder: Path) -> dict[str, tuple[bytes, str]]:
         for file in folder.rglob("*")
         if file.suffix in _TYPES
     }
+
+
+def look_up(fleet: LiveFleet, state_name: str, part: str, key: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the columns of a state, and the rows of a key at the newest version.
+
+    Parameters
+    ----------
+    part
+        Part of the state; empty takes the first one.
+    key
+        A value for each key column, as text or as JSON has it; None for the columns alone.
+
+    Returns
+    -------
+    dict
+        ``parts`` of the state, and the ``part`` that is read; ``columns``, each with ``name``, ``type`` and ``is_key``. With a key
+        also ``version``, ``shard`` (None if several shards may have it), ``rows``, each a list of texts, and ``more``, whether there
+        are further rows.
+
+    Raises
+    ------
+    InvalidRequestError
+        There is no such state or part, or the key does not fit its columns.
+    """
+    state = fleet.state(state_name, part)
+    parts = state.parts
+    if parts and not part:
+        part = parts[0]
+        state = fleet.state(state_name, part)
+    columns = [
+        {"name": field.name, "type": str(field.type), "is_key": field.name in state.keys} for field in state.schema
+    ]
+    described = {"parts": list(parts), "part": part, "columns": columns}
+    if key is None:
+        return described
+    found = state.find(key_of(state, key))
+    rows = [[_shortened(cell_text(value)) for value in row.values()] for row in found.rows[:_ROWS]]
+    return {
+        **described,
+        "version": found.version,
+        "shard": found.shard,
+        "rows": rows,
+        "more": len(found.rows) > _ROWS,
+    }
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _TEXT else f"{text[:_TEXT]}… ({len(text)} characters)"

@@ -39,14 +39,9 @@ def findings(uri: str) -> Iterator[Finding]:
     yield from check_store(objects)
     if folder.is_dir():
         yield disk_room("disk of the store", folder)
-    if missing:
-        _remove_created(folder, missing)
-
-
-def _remove_created(folder: Path, missing: list[Path]) -> None:
-    """Remove folders that the checks have created: there is no fleet there yet."""
+    # The checks have created these folders: there is no fleet there yet.
     probes = folder / "_probe"
-    for created in (*probes.glob("*"), probes, *missing):
+    for created in (*probes.glob("*"), probes, *missing) if missing else ():
         with suppress(OSError):
             created.rmdir()
 

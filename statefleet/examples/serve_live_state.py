@@ -41,7 +41,6 @@ from coordinator.model.errors import (
 )
 from statefleet.reads.fleet import LiveFleet, attach
 from statefleet.reads.json_values import key_of, plain
-from statefleet.reads.projections import FoundKey
 from statefleet.reads.state import LiveState
 
 #: Number of concurrent queries in a replica.
@@ -97,7 +96,8 @@ class LiveStateService:
 
     def _answer(self, state: str, part: str, key: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         try:
-            found_key = self._find(state, part, key)
+            read = self._state(state, part)
+            found_key = read.find(key_of(read, key))
         except InvalidRequestError as error:
             return 400 if state in self._open()[0].states() else 404, {"error": str(error)}
         stamp = {
@@ -109,10 +109,6 @@ class LiveStateService:
         if not found_key.rows:
             return 404, {"error": "there is no row of this key", **stamp}
         return 200, {"rows": found_key.rows, **stamp}
-
-    def _find(self, name: str, part: str, key: Mapping[str, Any]) -> FoundKey:
-        state = self._state(name, part)
-        return state.find(key_of(state, key))
 
     def _state(self, name: str, part: str) -> LiveState:
         fleet, states = self._open()

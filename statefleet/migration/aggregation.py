@@ -7,8 +7,7 @@ below a select the buffers are in the order of the select. So the buffers are de
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 from msgspec import structs
 from pyspark.sql import Column, DataFrame
@@ -22,6 +21,7 @@ from spark_jobs.operators.aggregate import AggregatePlan
 from spark_jobs.plan.aggregate_functions import AggregateExpression, AggregateFunction
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.checkpoint_state import SparkStore, state_rows
+from spark_jobs.plan.event_time import operators_of, state_of_task
 from spark_jobs.plan.logical import Plan
 from spark_jobs.plan.storable import stored, stored_type
 from statefleet.migration.checkpoint import SparkOperator
@@ -34,49 +34,6 @@ _RESULTS = (AccumulatorKind.COLLECT_LIST, AccumulatorKind.COLLECT_SET)
 #: Functions that count values in Spark as well, without a sketch.
 _COUNTING = ("Mode", "Percentile", "PercentileDisc")
 _LONG = T.DecimalType(20, 0)
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """A column of an aggregate's buffer in Spark's state."""
-
-    column: Column
-    type: T.DataType
-
-
-@dataclass
-class _SparkBuffers:
-    """Distinct aggregates of an aggregation as Spark runs it, in the order of their buffers."""
-
-    aggregates: list[AggregateExpression] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, optimised: Plan) -> _SparkBuffers:
-        buffers = cls()
-        for output in _outputs(optimised):
-            for aggregate in _uses(output):
-                if buffers.columns_of(aggregate) is None:
-                    buffers.aggregates.append(aggregate)
-        return buffers
-
-    def columns(self) -> list[tuple[str, T.DataType, AggregateFunction | None]]:
-        """Return the name and type of each column of Spark's state, and the function that it serialises, if it does."""
-        columns = []
-        for aggregate in self.aggregates:
-            function = aggregate.function
-            serialised = function if function.is_serialised else None
-            columns += [(column.name, column.type, serialised) for column in function.buffer]
-        return columns
-
-    def columns_of(self, aggregate: AggregateExpression) -> slice | None:
-        """Return the indexes of an aggregate's columns; None if Spark does not keep it, since nothing uses it."""
-        begin = 0
-        for kept in self.aggregates:
-            end = begin + len(kept.function.buffer)
-            if kept.matches(aggregate):
-                return slice(begin, end)
-            begin = end
-        return None
 
 
 def without(plan: AggregatePlan, schema: StateSchema, names: Container[str]) -> StateSchema:
@@ -123,7 +80,10 @@ def aggregation_rows(
             "build the query as it was built for Spark",
             operator,
         )
-    buffers = _SparkBuffers.of(in_query)
+    kept: list[AggregateExpression] = []
+    for use in (use for output in _outputs(in_query) for use in _uses(output)):
+        if _columns_of(use, kept) is None:
+            kept.append(use)
     uses = _pairs(node, run, operator)
     store = store_of(operator)
     is_session = plan.schema.operator is OperatorKind.SESSION
@@ -132,7 +92,7 @@ def aggregation_rows(
             "groups by a constant or by one column twice, which Spark leaves out", "group by each column once", operator
         )
     grouped = list(zip(node.grouping, run.grouping, strict=True))
-    rows, buffer_columns = _stored_groups(operator, store, grouped, buffers, is_session=is_session)
+    rows, buffer_columns = _stored_groups(operator, store, grouped, kept, is_session=is_session)
     stored_keys = [key for key in plan.keys if key.leaves]
     leaves = keys_over(rows, stored_keys, [f"key{index}" for index in range(len(stored_keys))])
     selected = key_columns(leaves)
@@ -140,10 +100,11 @@ def aggregation_rows(
         session = next(number for number, (written, _) in enumerate(grouped) if written.is_session)
         selected += [F.col(f"group{session}.{part}").alias(f"session_{part}") for part in ("start", "end")]
     for number, aggregate in enumerate(plan.uses):
-        accumulators = [kept for kept in plan.accumulators(number) if kept in schema.accumulators]
+        accumulators = [accumulator for accumulator in plan.accumulators(number) if accumulator in schema.accumulators]
         if not accumulators:
             continue
-        indexes = buffers.columns_of(_run_as(aggregate, uses))
+        run_as = next(spark for written, spark in uses if written.matches(aggregate))
+        indexes = _columns_of(run_as, kept)
         if indexes is None:
             raise _refused(
                 f"leaves out {aggregate.sql}, as nothing in the query uses it, or makes something else of it",
@@ -158,10 +119,10 @@ def _stored_groups(
     operator: SparkOperator,
     store: SparkStore,
     grouped: Sequence[tuple[Expression, Expression]],
-    buffers: _SparkBuffers,
+    kept: Sequence[AggregateExpression],
     *,
     is_session: bool,
-) -> tuple[DataFrame, list[Buffer]]:
+) -> tuple[DataFrame, list[T.StructField]]:
     """Return the rows of Spark's store of an aggregation, and their buffer columns.
 
     Columns of the rows are ``key0``, .., the keys without a session, whose begin is ``start``; ``group0``, .., all grouping columns, if
@@ -171,6 +132,8 @@ def _stored_groups(
     ----------
     grouped
         Grouping expressions, each as written and as Spark runs it.
+    kept
+        Distinct aggregates as Spark runs them, in the order of their buffers.
 
     Raises
     ------
@@ -182,7 +145,13 @@ def _stored_groups(
     if is_session:
         keys.append((None, T.TimestampType()))
     check_types(operator, "grouping columns", store.schema.keys, keys)
-    buffer_types = [(name, kind) for name, kind, _ in buffers.columns()]
+    # The function that a column serialises, if it does.
+    buffers = [
+        (column.name, column.type, aggregate.function if aggregate.function.is_serialised else None)
+        for aggregate in kept
+        for column in aggregate.function.buffer
+    ]
+    buffer_types = [(name, kind) for name, kind, _ in buffers]
     has_keys = is_session or operator.checkpoint.conf.get(_FORMAT) == "1"
     before: list[tuple[str | None, T.DataType]] = [(None, written.type) for written, _ in grouped] if has_keys else []
     check_types(operator, "aggregates", store.schema.values, [*before, *buffer_types])
@@ -191,9 +160,9 @@ def _stored_groups(
         *named_columns("key", [(written.type, written.nullable) for written, _ in by_key]),
         *([T.StructField("start", T.TimestampType())] if is_session else []),
         *named_columns("group", [(written.type, written.nullable) for written, _ in grouped] if has_keys else []),
-        *named_columns("buffer", [(_result_type(kind, function), True) for _, kind, function in buffers.columns()]),
+        *named_columns("buffer", [(_result_type(kind, function), True) for _, kind, function in buffers]),
     ]
-    opened = [*[None] * len(before), *(function for _, _, function in buffers.columns())]
+    opened = [*[None] * len(before), *(function for _, _, function in buffers)]
     rows = state_rows(
         operator.spark,
         store,
@@ -201,14 +170,22 @@ def _stored_groups(
         prefix=len(by_key) if is_session else 0,
         functions=opened if any(function is not None for function in opened) else (),
     )
-    first_buffer = len(columns) - len(buffer_types)
-    return rows, [
-        Buffer(F.col(f"buffer{index}"), column.dataType) for index, column in enumerate(columns[first_buffer:])
-    ]
+    return rows, columns[len(columns) - len(buffers) :]
+
+
+def _columns_of(aggregate: AggregateExpression, kept: Sequence[AggregateExpression]) -> slice | None:
+    """Return the indexes of an aggregate's buffer columns; None if Spark does not keep it, since nothing uses it."""
+    begin = 0
+    for other in kept:
+        end = begin + len(other.function.buffer)
+        if other.matches(aggregate):
+            return slice(begin, end)
+        begin = end
+    return None
 
 
 def state_columns(
-    aggregate: AggregateExpression, accumulators: Sequence[Accumulator], buffer: Sequence[Buffer]
+    aggregate: AggregateExpression, accumulators: Sequence[Accumulator], buffer: Sequence[T.StructField]
 ) -> list[Column]:
     """Return the fleet's state columns of an aggregate, converted from Spark's buffer.
 
@@ -220,9 +197,9 @@ def state_columns(
     fields = [state for accumulator in accumulators for state in accumulator.state]
     kinds = {accumulator.kind for accumulator in accumulators}
     if kinds == {AccumulatorKind.DISTINCT_REGISTERS}:
-        columns = [F.array(*(part.column for part in buffer))]
+        columns = [F.array(*(F.col(part.name) for part in buffer))]
     elif kinds <= set(_RESULTS):
-        columns = [stored(part.column, part.type) for part in buffer]
+        columns = [stored(F.col(part.name), part.dataType) for part in buffer]
     elif kinds == {AccumulatorKind.COUNTED} and aggregate.function.kind in _COUNTING:
         columns = [_counted(accumulators[0], buffer[0])]
     elif any(accumulator.result for accumulator in accumulators) or not _have_same_fields(fields, buffer):
@@ -233,7 +210,7 @@ def state_columns(
             function=aggregate.function.sql_name,
         )
     elif len(fields) == len(buffer):
-        columns = [stored(part.column, part.type) for part in buffer]
+        columns = [stored(F.col(part.name), part.dataType) for part in buffer]
         if aggregate.function.kind == "Average":
             # Spark begins with a sum of 0.
             columns[0] = F.when(columns[1] > 0, columns[0])
@@ -242,11 +219,11 @@ def state_columns(
     return [column.alias(state.name) for column, state in zip(columns, fields, strict=True)]
 
 
-def _counted(accumulator: Accumulator, buffer: Buffer) -> Column:
+def _counted(accumulator: Accumulator, buffer: T.StructField) -> Column:
     """Return the values with their counts; the values of percentiles as doubles."""
-    assert isinstance(buffer.type, T.ArrayType)
-    assert isinstance(buffer.type.elementType, T.StructType)
-    kind = buffer.type.elementType["value"].dataType
+    assert isinstance(buffer.dataType, T.ArrayType)
+    assert isinstance(buffer.dataType.elementType, T.StructType)
+    kind = buffer.dataType.elementType["value"].dataType
     is_double = accumulator.state[0].type == "counts<float64>"
 
     def stored_entry(entry: Column) -> Column:
@@ -254,24 +231,26 @@ def _counted(accumulator: Accumulator, buffer: Buffer) -> Column:
         value = value.cast("double") if is_double else stored(value, kind)
         return F.struct(value.alias("value"), entry.getField("count").alias("count"))
 
-    return F.transform(buffer.column, stored_entry)
+    return F.transform(buffer.name, stored_entry)
 
 
-def _have_same_fields(fields: Sequence[Field], buffer: Sequence[Buffer]) -> bool:
+def _have_same_fields(fields: Sequence[Field], buffer: Sequence[T.StructField]) -> bool:
     """Return whether the state has a field for each column of a buffer, and perhaps one more: whether there is no value yet."""
     extra = [state for state in fields if state.name.endswith("_is_empty")]
     return len(fields) in (len(buffer), len(buffer) + len(extra))
 
 
-def _summed(aggregate: AggregateExpression, fields: Sequence[Field], buffer: Sequence[Buffer]) -> list[Column]:
+def _summed(aggregate: AggregateExpression, fields: Sequence[Field], buffer: Sequence[T.StructField]) -> list[Column]:
     """Return a sum, whether it has no value (which Spark marks by a null, or by the count), and the other columns (a count)."""
-    total, *other_columns = (stored(part.column, part.type) for part in buffer)
+    total, *other_columns = (stored(F.col(part.name), part.dataType) for part in buffer)
     kind = fields[0].type
-    if kind.startswith("decimal(") and not isinstance(buffer[0].type, T.DecimalType):
+    if kind.startswith("decimal(") and not isinstance(buffer[0].dataType, T.DecimalType):
         total = _scaled(total, kind)
     is_empty = other_columns[0] == 0 if aggregate.function.kind == "Average" else total.isNull()
     nothing = (
-        F.lit(0).cast(stored_type(buffer[0].type)) if not kind.startswith("decimal(") else F.lit(0).cast(_decimal(kind))
+        F.lit(0).cast(stored_type(buffer[0].dataType))
+        if not kind.startswith("decimal(")
+        else F.lit(0).cast(_decimal(kind))
     )
     return [F.when(is_empty, nothing).otherwise(total), is_empty, *other_columns]
 
@@ -295,8 +274,59 @@ def _scaled(number: Column, kind: str) -> Column:
 # -- the query as Spark runs it ---------------------------------------------------------------------------------------
 
 
+def aggregations_as_run(plan: Plan, spark_plans: Mapping[str, Plan]) -> dict[str, Plan]:
+    """Return each aggregation of a query as Spark would run it: the whole query is rebuilt with Spark's own aggregations.
+
+    The plan above an aggregation decides on its buffers, too: the optimiser merges a select into it, so they are in the order of the
+    select (``CollapseProject``), and unused aggregates have no buffer (``ColumnPruning``).
+
+    Parameters
+    ----------
+    spark_plans
+        Spark's own plan of each aggregation of the fleet in the query, as analysed, by the name of the state.
+
+    Returns
+    -------
+    dict
+        Aggregations by the name of the state; empty if Spark would not run one for each.
+    """
+    names = [operator.state for operator in operators_of(plan) if operator.state in spark_plans]
+    run = _as_spark(plan, spark_plans).optimised()
+    aggregations = [node for node in _all_of(run) if node.kind == "Aggregate" and node.is_streaming]
+    return dict(zip(names, aggregations, strict=True)) if len(names) == len(aggregations) else {}
+
+
+def _as_spark(node: Plan, spark_plans: Mapping[str, Plan]) -> Plan:
+    state = _aggregation_at(node, spark_plans)
+    if state is not None:
+        spark = spark_plans[state].with_children([_as_spark(spark_plans[state].child, spark_plans)])
+        # Under the ids by which the plan above refers to the columns.
+        return spark.project(column.named_as(output) for column, output in zip(spark.output, node.output, strict=True))
+    children = node.children
+    return node.with_children([_as_spark(child, spark_plans) for child in children]) if children else node
+
+
+def _aggregation_at(node: Plan, spark_plans: Mapping[str, Plan]) -> str | None:
+    """Return the state of the aggregation whose result a node is: of the nodes with its columns, the one nearest to its task."""
+    path = [node]
+    while (state := state_of_task(path[-1])) is None:
+        if len(path[-1].children) != 1:
+            return None
+        path.append(path[-1].child)
+    if state not in spark_plans:
+        return None
+    columns = [column.name for column in spark_plans[state].output]
+    results = [step for step in path if [column.name for column in step.output] == columns]
+    return state if results and results[-1] is node else None
+
+
+def _all_of(node: Plan) -> Iterator[Plan]:
+    yield node
+    for child in node.children:
+        yield from _all_of(child)
+
+
 def _as_run(node: Plan) -> Plan:
-    """Return the aggregation as Spark runs it."""
     run = node.optimised()
     while run.kind != "Aggregate":
         (run,) = run.children
@@ -339,12 +369,6 @@ def _pairs(node: Plan, run: Plan, operator: SparkOperator) -> list[tuple[Aggrega
             )
         pairs += zip(written, spark, strict=True)
     return pairs
-
-
-def _run_as(
-    aggregate: AggregateExpression, pairs: Sequence[tuple[AggregateExpression, AggregateExpression]]
-) -> AggregateExpression:
-    return next(spark for written, spark in pairs if written.matches(aggregate))
 
 
 def _result_type(kind: T.DataType, function: AggregateFunction | None) -> T.DataType:

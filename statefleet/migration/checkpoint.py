@@ -18,9 +18,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from coordinator.model.errors import CorruptStateError, InvalidRequestError
-from spark_jobs.plan.checkpoint_files import begin_logs, copy_logs
+from spark_jobs.plan.checkpoint_files import HadoopFolder, begin_logs, copy_logs, write_query_id
 from spark_jobs.plan.checkpoint_state import SPARK_DEFAULT_STORE, SparkStore, read_schema
-from spark_jobs.plan.hadoop_files import HadoopFolder, write_query_id
 from spark_jobs.plan.spark_version import SPARK
 
 #: File with the query's id, which a new checkpoint has until it is complete.

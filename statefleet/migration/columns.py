@@ -85,7 +85,8 @@ def keys_over(rows: DataFrame, keys: Sequence[Key], columns: Sequence[str], *, n
     """Return the keys of an operator over columns with their values, flattened to the same leaves."""
     over: list[Key] = []
     for key, name in zip(keys, columns, strict=True):
-        path = _path(key)
+        # The prefix of the names of the key's leaves.
+        path = key.leaves[0].name.partition("_")[0]
         over.append(key_of(resolved(rows, name).as_nullable_as(key.expression), path, normalised=normalised))
         if [leaf.name for leaf in over[-1].leaves] != [leaf.name for leaf in key.leaves]:
             raise InvalidRequestError(
@@ -94,11 +95,6 @@ def keys_over(rows: DataFrame, keys: Sequence[Key], columns: Sequence[str], *, n
                 key=key.expression.sql,
             )
     return over
-
-
-def _path(key: Key) -> str:
-    """Return the prefix of the names of a key's leaves."""
-    return key.leaves[0].name.partition("_")[0]
 
 
 def hashed(keys: Sequence[Key]) -> Column:

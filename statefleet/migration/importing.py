@@ -23,7 +23,7 @@ from spark_jobs.functions.group_plan import GroupStatePlan
 from spark_jobs.operators.aggregate import AggregatePlan
 from spark_jobs.operators.join import JoinPlan
 from spark_jobs.plan.catalyst import JOB_FAILURES
-from spark_jobs.plan.event_time import Upstream, operators_of, used_of
+from spark_jobs.plan.event_time import operators_of, used_of
 from spark_jobs.plan.logical import Plan, analysed
 from spark_jobs.plan.operator_plan import RoutedOperator
 from spark_jobs.plan.row_columns import ProjectedPlan
@@ -32,12 +32,10 @@ from spark_jobs.transform.plan import TransformPlan
 from spark_jobs.transform.variables import processor_stores
 from spark_jobs.worker.exchange import HASH_COLUMN
 from spark_jobs.worker.import_task import IMPORTED_SCHEMA, PRESENT_COLUMN, SHARD_COLUMN, ImportTask, StoresImportTask
-from statefleet.migration.aggregation import aggregation_rows, without
-from statefleet.migration.as_spark import aggregations_as_run
+from statefleet.migration.aggregation import aggregation_rows, aggregations_as_run, without
 from statefleet.migration.checkpoint import NewCheckpoint, SparkCheckpoint, SparkOperator
-from statefleet.migration.deduplication import deduplication_rows, limit_rows
-from statefleet.migration.function_state import function_rows
 from statefleet.migration.join import join_rows
+from statefleet.migration.key_rows import deduplication_rows, function_rows, limit_rows
 from statefleet.migration.processor_state import processor_rows
 from statefleet.migration.table import check_keys, table_rows
 from store_actors.client.fleet_client import FleetAddress
@@ -74,16 +72,6 @@ class Imported:
     checkpoint: str
     batch_id: int
     rows: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """The batch that makes an imported version, as in the query's log."""
-
-    query_id: str
-    batch_id: int
-    time_ms: int
-    watermarks: Watermarks
 
 
 class Importer:
@@ -134,8 +122,7 @@ class Importer:
         ]
         # Chained operators have watermarks of their own, which Spark passes with the next batch.
         watermarks = Watermarks(old.watermark_ms, old.watermark_ms) if len(states) == 1 else Watermarks()
-        batch = _Batch(new.query_id, old.batch_id, old.batch_time_ms, watermarks)
-        rows = self._write_all(states, frames, batch)
+        rows = self._write_all(states, frames, _task(new, old.batch_id, old.batch_time_ms), watermarks)
         old.check_unchanged()
         new.write_after(old)
         return Imported(new.folder.uri, old.batch_id, rows)
@@ -158,36 +145,34 @@ class Importer:
         self._check_new(states, new)
         rows = table_rows(state.operator.plan, table)
         check_keys(rows, state.operator.schema.keys)
-        batch = _Batch(new.query_id, 0, int(time.time() * 1000), Watermarks())
-        counts = self._write_all(states, [rows], batch)
-        new.write_first(batch.time_ms, analysed(frame).streaming_sources)
+        time_ms = int(time.time() * 1000)
+        counts = self._write_all(states, [rows], _task(new, 0, time_ms), Watermarks())
+        new.write_first(time_ms, analysed(frame).streaming_sources)
         return Imported(new.folder.uri, 0, counts)
 
-    def _write_all(self, states: Sequence[PlannedState], frames: Sequence[DataFrame], batch: _Batch) -> dict[str, int]:
+    def _write_all(
+        self, states: Sequence[PlannedState], frames: Sequence[DataFrame], task: TaskIdentity, watermarks: Watermarks
+    ) -> dict[str, int]:
         """Write rows as the first version of each state, and return their numbers by name."""
-        run_id = f"import-{uuid.uuid4().hex}"
         try:
             counts = {
-                state.metadata.state_name: self._write(state, rows, batch, run_id)
+                state.metadata.state_name: self._write(state, rows, task, watermarks)
                 for state, rows in zip(states, frames, strict=True)
             }
         finally:
-            self._coordinator.deactivate_instances(run_id)
+            self._coordinator.deactivate_instances(task.run_id)
+        # Of the commits that count: what Spark sends a killed task's worker ends as if there were no more.
         for name, count in counts.items():
-            self._check_whole(name, count)
+            imported = self._newest_rows(name)
+            if imported != count:
+                raise StateMismatchError(
+                    "the import has other rows than the state, as a task of it was killed in the middle; no query can use what there "
+                    "is of the state, and there is no new checkpoint; import again with the same names",
+                    state=name,
+                    rows=count,
+                    imported_rows=imported,
+                )
         return counts
-
-    def _check_whole(self, name: str, count: int) -> None:
-        """Check that the commits that count have all rows: what Spark sends a killed task's worker ends as if there were no more."""
-        imported = self._newest_rows(name)
-        if imported != count:
-            raise StateMismatchError(
-                "the import has other rows than the state, as a task of it was killed in the middle; no query can use what there is of "
-                "the state, and there is no new checkpoint; import again with the same names",
-                state=name,
-                rows=count,
-                imported_rows=imported,
-            )
 
     def _states_of(self, frame: DataFrame) -> list[PlannedState]:
         """Return the states of the operators of a query, the last operator first, as Spark numbers its own."""
@@ -198,17 +183,14 @@ class Importer:
                 "the DataFrame has no stateful operator of a fleet; nothing was written; give the one that an operator gave, such as "
                 "fleet.stateful(..).groupBy(..).agg(..)"
             )
-        return [self._state(operator) for operator in operators]
-
-    def _state(self, upstream: Upstream) -> PlannedState:
-        planned = self._planned.get(upstream.state)
-        if upstream.uri != self._address.uri or planned is None:
-            raise InvalidRequestError(
-                "the operator was not built by this fleet handle; build the query with the handle that imports its state",
-                state=upstream.state,
-                fleet=upstream.uri,
-            )
-        return planned
+        for operator in operators:
+            if operator.uri != self._address.uri or operator.state not in self._planned:
+                raise InvalidRequestError(
+                    "the operator was not built by this fleet handle; build the query with the handle that imports its state",
+                    state=operator.state,
+                    fleet=operator.uri,
+                )
+        return [self._planned[operator.state] for operator in operators]
 
     def _check_new(self, states: Sequence[PlannedState], new: NewCheckpoint) -> None:
         for state in states:
@@ -236,16 +218,19 @@ class Importer:
     def _newest_rows(self, name: str) -> int:
         return self._coordinator.list_versions(name, 1)[0].state_rows
 
-    def _write(self, state: PlannedState, rows: DataFrame, batch: _Batch, run_id: str) -> int:
-        name = state.metadata.state_name
-        task = TaskIdentity(
-            name, batch.query_id, run_id, batch.batch_id, 0, 0, "", batch_time_ms=batch.time_ms, is_import=True
-        )
+    def _write(self, state: PlannedState, rows: DataFrame, task: TaskIdentity, watermarks: Watermarks) -> int:
+        name, plan = state.metadata.state_name, state.operator.plan
+        task = structs.replace(task, state_name=name)
         existing = self._coordinator.describe_state(name)
         # An unfinished import has decided the number of shards; the query may ask for another one when it starts.
         shards = state.metadata.num_shards if existing is None else existing.num_shards
         metadata = structs.replace(state.metadata, num_shards=shards)
-        write = self._task(state.operator, metadata, task, batch.watermarks)
+        write: ImportTask | StoresImportTask
+        if isinstance(plan, TransformPlan):
+            stores = processor_stores(plan.program.variables, plan.schema.keys)
+            write = StoresImportTask(stores, metadata, self._address, task, watermarks, plan.due_per_ms)
+        else:
+            write = ImportTask(file_schema(state.operator), metadata, self._address, task, watermarks)
         written = _by_shard(rows, shards).mapInArrow(write, from_arrow_schema(IMPORTED_SCHEMA))
         try:
             counts = {row["shard"]: row["rows"] for row in written.collect()}
@@ -259,14 +244,11 @@ class Importer:
         assert counts.keys() == set(range(shards)), "a task for each shard"
         return sum(counts.values())
 
-    def _task(
-        self, operator: RoutedOperator, metadata: StateMetadata, task: TaskIdentity, watermarks: Watermarks
-    ) -> ImportTask | StoresImportTask:
-        """Return the function of the tasks that write an operator's rows."""
-        if isinstance(plan := operator.plan, TransformPlan):
-            stores = processor_stores(plan.variables, plan.schema.keys)
-            return StoresImportTask(stores, metadata, self._address, task, watermarks, plan.due_per_ms)
-        return ImportTask(file_schema(operator), metadata, self._address, task, watermarks)
+
+def _task(new: NewCheckpoint, batch_id: int, time_ms: int) -> TaskIdentity:
+    """Return the task that makes an imported version, of any state, in the batch that the query's log has."""
+    run_id = f"import-{uuid.uuid4().hex}"
+    return TaskIdentity("", new.query_id, run_id, batch_id, 0, 0, "", batch_time_ms=time_ms, is_import=True)
 
 
 def _numbers(
@@ -344,7 +326,7 @@ def file_schema(operator: RoutedOperator) -> StateSchema:
     """Return the schema of the files of an operator's state."""
     plan = operator.plan
     if isinstance(plan, GroupStatePlan):
-        store = plan.columns.group_store(plan.schema.keys)
+        store = plan.program.columns.group_store(plan.schema.keys)
         return StateSchema.keyed(store.keys, store.values)
     return operator.schema
 

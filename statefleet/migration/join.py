@@ -16,7 +16,7 @@ from spark_jobs.operators.join import JoinedSide, JoinPlan
 from spark_jobs.plan.catalyst import Expression
 from spark_jobs.plan.checkpoint_state import StoreSchema, state_rows, with_columns
 from spark_jobs.plan.logical import analysed, resolved
-from spark_jobs.plan.state_types import spark_field
+from spark_jobs.plan.storable import spark_field
 from spark_jobs.worker.exchange import HASH_COLUMN
 from statefleet.migration.checkpoint import JOIN_STORES, SparkOperator
 from statefleet.migration.columns import check_types, store_of
@@ -60,7 +60,7 @@ def _side(plan: JoinPlan, number: int, operator: SparkOperator, used: Container[
     has_matched = state_format > 1
     if has_matched:
         check_types(operator, "join's values", T.StructType(values_of_store[-1:]), [(_MATCHED, T.BooleanType())])
-    elif options.is_outer(number):
+    elif options.join_type.is_outer(number):
         raise StateMismatchError(
             "the checkpoint's join does not note which rows have matched (state format 1), so it is not known which are still to be "
             "emitted with nulls; nothing was written; start the query again",
@@ -74,7 +74,7 @@ def _side(plan: JoinPlan, number: int, operator: SparkOperator, used: Container[
         # Spark keeps rows that it has emitted until they expire.
         rows = rows.where(~F.col(_MATCHED))
     leaves = [_key(column, leaf).alias(leaf.name) for leaf, column in side.leaves]
-    matched = F.col(_MATCHED) if options.is_outer(number) else F.lit(None).cast("boolean")
+    matched = F.col(_MATCHED) if options.join_type.is_outer(number) else F.lit(None).cast("boolean")
     fields = {state.name: state for state in plan.schema.state_fields}
     values = [
         side.columns[name] if name in stored else F.lit(None).cast(spark_field(state).dataType).alias(name)

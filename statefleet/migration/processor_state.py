@@ -60,9 +60,11 @@ def processor_rows(plan: TransformPlan, operator: SparkOperator) -> DataFrame:
     """
     _check_operator(plan, operator)
     reader = _Reader(plan, operator)
-    timers, *stores = processor_stores(plan.variables, plan.schema.keys)
-    parts = [reader.variable_rows(variable, spec) for variable, spec in zip(plan.variables, stores, strict=True)]
-    if plan.time_mode is not TimeMode.NONE:
+    timers, *stores = processor_stores(plan.program.variables, plan.schema.keys)
+    parts = [
+        reader.variable_rows(variable, spec) for variable, spec in zip(plan.program.variables, stores, strict=True)
+    ]
+    if plan.program.time_mode is not TimeMode.NONE:
         parts.insert(0, reader.timer_rows(timers))
     first = len(stores) + 1 - len(parts)
     numbered = [
@@ -80,8 +82,10 @@ def _check_operator(plan: TransformPlan, operator: SparkOperator) -> None:
     existing = sorted(
         (item["stateName"], _KINDS[item["stateVariableType"]].value, bool(item["ttlEnabled"])) for item in variables
     )
-    asked = sorted((variable.name, variable.kind.value, variable.ttl_ms is not None) for variable in plan.variables)
-    modes = _TIME_MODES.get(facts.get("timeMode", "")), plan.time_mode
+    asked = sorted(
+        (variable.name, variable.kind.value, variable.ttl_ms is not None) for variable in plan.program.variables
+    )
+    modes = _TIME_MODES.get(facts.get("timeMode", "")), plan.program.time_mode
     if existing != asked or modes[0] != modes[1]:
         raise StateMismatchError(
             "the checkpoint's operator is no processor, or one of another time mode or with other state variables than the query's; "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from operator import or_
 
@@ -21,43 +21,12 @@ from spark_jobs.plan.keys import Key
 from spark_jobs.plan.logical import quoted
 from spark_jobs.plan.operator_plan import OperatorPlan
 from spark_jobs.plan.row_columns import ProjectedPlan
-from spark_jobs.plan.state_types import spark_field
-from spark_jobs.plan.storable import stored
+from spark_jobs.plan.storable import spark_field, stored
 from spark_jobs.worker.exchange import HASH_COLUMN
 from statefleet.migration.columns import hashed, key_columns, keys_over
 
-
-def _same(value: Column) -> list[Column]:
-    return [value]
-
-
-def _count(value: Column) -> list[Column]:
-    return [F.coalesce(value, F.lit(0).cast("long"))]
-
-
-def _set(value: Column) -> list[Column]:
-    return [value, value.isNotNull()]
-
-
-def _list(value: Column) -> list[Column]:
-    return [F.coalesce(value, F.array())]
-
-
-#: State columns, from the result, of the functions whose state follows from it.
-_STATE_OF_RESULT: Mapping[str, Callable[[Column], list[Column]]] = {
-    "Count": _count,
-    "Sum": _same,
-    "Min": _same,
-    "Max": _same,
-    "Product": _same,
-    "BitAndAgg": _same,
-    "BitOrAgg": _same,
-    "BitXorAgg": _same,
-    "First": _set,
-    "Last": _set,
-    "CollectList": _list,
-    "CollectSet": _list,
-}
+#: Functions whose state is their result.
+_RESULTS = ("Sum", "Min", "Max", "Product", "BitAndAgg", "BitOrAgg", "BitXorAgg")
 
 
 def table_rows(plan: OperatorPlan, table: DataFrame) -> DataFrame:
@@ -117,21 +86,27 @@ def _groups(plan: AggregatePlan, table: DataFrame) -> DataFrame:
 def _state(plan: AggregatePlan, number: int, aggregate: AggregateExpression, value: Column) -> list[Column]:
     function = aggregate.function
     fields = [state for accumulator in plan.accumulators(number) for state in accumulator.state]
-    state_of = _STATE_OF_RESULT.get(function.kind)
-    if state_of is None:
+    result = stored(value, aggregate.type)
+    if function.kind in _RESULTS:
+        columns = [result]
+    elif function.kind == "Count":
+        columns = [F.coalesce(result, F.lit(0).cast("long"))]
+    elif function.kind in ("First", "Last"):
+        # Unless nulls are left out, there is a row in each group, and a null is a value.
+        is_set = result.isNotNull() if function.ignores_nulls or aggregate.where is not None else F.lit(True)
+        columns = [result, is_set]
+    elif function.kind in ("CollectList", "CollectSet"):
+        columns = [F.coalesce(result, F.array())]
+    else:
         raise InvalidRequestError(
             f"what {function.sql_name} holds does not follow from its result, so no table tells it; nothing was written; import the "
             "checkpoint, or have the query hold what it is made of (of an average a sum and a count)",
             aggregate=aggregate.sql,
         )
-    columns = state_of(stored(value, aggregate.type))
     if len(fields) > len(columns):
         # A sum with a field for whether it has no value yet.
         zero = F.lit(0).cast(spark_field(fields[0]).dataType)
         columns = [F.coalesce(columns[0], zero), columns[0].isNull()]
-    if function.kind in ("First", "Last") and not function.ignores_nulls and aggregate.where is None:
-        # There is a row in each group, and a null is a value.
-        columns[1] = F.lit(True)
     return [column.alias(state.name) for column, state in zip(columns, fields, strict=True)]
 
 
@@ -144,12 +119,12 @@ def _keys_seen(plan: ProjectedPlan, table: DataFrame) -> DataFrame:
 
 
 def _function_state(plan: GroupStatePlan, table: DataFrame) -> DataFrame:
-    names = [name for name, _ in plan.view.keys]
+    names = [name for name, _ in plan.program.view.keys]
     keyed = _typed(_keyed(table, names, plan.keys), [(part.name, part.dataType) for part in plan.state.fields])
     leaves = keys_over(keyed, plan.keys, names)
     state_columns = [
         F.col(quoted(part.name)).alias(field.name)
-        for part, field in zip(plan.state.fields, plan.columns.fields, strict=True)
+        for part, field in zip(plan.state.fields, plan.program.columns.fields, strict=True)
     ]
     timeout = F.lit(None).cast("long").alias(TIMEOUT.name)
     return keyed.select(*key_columns(leaves), *state_columns, F.lit(True).alias(EXISTS.name), timeout, hashed(leaves))

@@ -32,8 +32,3 @@ def isolated_database() -> Iterator[Any]:
         duckdb.connect(config={**_SETTINGS, "temp_directory": folder}) as database,
     ):
         yield database
-
-
-def lock_settings(database: Any) -> None:
-    """Refuse every later change to a setting of the database."""
-    database.execute("SET lock_configuration = true")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from coordinator.model.errors import InvalidRequestError, SetupError
 from coordinator.runtime.runtime import random_id
 from statefleet.reads.rows import Rows
 
-#: Called with the number of shards that are done, and of rows that are written.
-Progress = Callable[[int, int], object]
+#: Called with the number of shards that are written.
+Progress = Callable[[int], object]
 
 
 def export_parquet(rows: Rows, target: Path, progress: Progress, *, overwrite: bool = False) -> int:
@@ -27,7 +27,7 @@ def export_parquet(rows: Rows, target: Path, progress: Progress, *, overwrite: b
     target
         A file if the name ends in ``.parquet`` and no folder has that name; else a folder.
     progress
-        Called after each piece.
+        Called after each shard.
     overwrite
         Whether to replace a file or folder of the name; else that is refused.
 
@@ -56,7 +56,10 @@ def export_parquet(rows: Rows, target: Path, progress: Progress, *, overwrite: b
     # In the same folder, since a rename is atomic only within a file system.
     temporary = target.absolute().with_name(f".{target.name}.{random_id()}.tmp")
     try:
-        written = _write_file(rows, temporary, progress) if is_file else _write_folder(rows, temporary, progress)
+        if is_file:
+            written = _write_file(rows, range(rows.num_shards), temporary, progress)
+        else:
+            written = _write_folder(rows, temporary, progress)
         _put_in_place(temporary, target)
     except pa.ArrowNotImplementedError as error:
         raise InvalidRequestError(
@@ -73,34 +76,23 @@ def export_parquet(rows: Rows, target: Path, progress: Progress, *, overwrite: b
     return written
 
 
-def _write_file(rows: Rows, file: Path, progress: Progress) -> int:
+def _write_file(rows: Rows, shards: Iterable[int], file: Path, progress: Progress) -> int:
     count = 0
     with pq.ParquetWriter(file, rows.schema) as writer:
-        for shard in range(rows.num_shards):
-            count = _write_shard(rows, shard, writer, count, progress)
+        for shard in shards:
+            for table in rows.of_shard(shard):
+                writer.write_table(table)
+                count += table.num_rows
+            progress(shard + 1)
     _sync(file)
     return count
 
 
 def _write_folder(rows: Rows, folder: Path, progress: Progress) -> int:
     folder.mkdir()
-    count = 0
-    for shard in range(rows.num_shards):
-        file = folder / f"part-{shard:05d}.parquet"
-        with pq.ParquetWriter(file, rows.schema) as writer:
-            count = _write_shard(rows, shard, writer, count, progress)
-        _sync(file)
+    shards = range(rows.num_shards)
+    count = sum(_write_file(rows, [shard], folder / f"part-{shard:05d}.parquet", progress) for shard in shards)
     _sync(folder)
-    return count
-
-
-def _write_shard(rows: Rows, shard: int, writer: pq.ParquetWriter, count: int, progress: Progress) -> int:
-    """Write a shard, and return the number of rows that are written so far, given those before it."""
-    for table in rows.of_shard(shard):
-        writer.write_table(table)
-        count += table.num_rows
-        progress(shard, count)
-    progress(shard + 1, count)
     return count
 
 

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 
-from coordinator.ledger.read_views import WantedView
+from coordinator.ledger.read_views import ReadView, WantedView
 from coordinator.model.errors import CorruptStateError, InvalidRequestError, NewerFormatError, SetupError
+from coordinator.model.identities import DEFAULT_STORE
 from coordinator.model.names import check_state_name
+from coordinator.model.schema import OperatorKind, StateSchema
 from coordinator.runtime.runtime import Runtime
 from coordinator.service.calls import RayActors
 from coordinator.service.client import CoordinatorClient
 from coordinator.service.deploy import join_cluster, ray_address
 from coordinator.service.dropping import DroppedState
 from coordinator.storage.uris import normalize_uri, open_object_store
-from statefleet.reads.metadata import STATE_METADATA, metadata_of
-from statefleet.reads.portable import Opened
 from statefleet.reads.shard_reads import ReadVersion, ShardReads
 from statefleet.reads.sources import FleetSource, Source
 from statefleet.reads.sql import answer
 from statefleet.reads.state import LiveState
 from statefleet.reads.stored import StoredSource
+from store_actors.operators.operator_names import operator_name
+from store_actors.operators.view_columns import ViewColumns
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,19 @@ _CONSISTENCIES = MappingProxyType(
 )
 #: Consistencies with which all shards are read at the same version.
 _OF_ONE_VERSION = ("finished", "committed")
+#: Columns of Spark's ``state-metadata`` reader, except for the first: a state has a name instead of Spark's number of an operator.
+_STATE_METADATA = pa.schema(
+    [
+        ("stateName", pa.string()),
+        ("operatorName", pa.string()),
+        ("stateStoreName", pa.string()),
+        ("numPartitions", pa.int32()),
+        ("minBatchId", pa.int64()),
+        ("maxBatchId", pa.int64()),
+        ("operatorProperties", pa.string()),
+        ("_numColsPrefixKey", pa.int32()),
+    ]
+)
 
 
 def attach(
@@ -64,8 +79,8 @@ def attach(
     normalized, runtime = normalize_uri(uri), Runtime()
     if offline:
         stored = StoredSource(open_object_store(normalized, storage_options), runtime)
-        arguments = {"uri": uri, "offline": True, "storage_options": storage_options}
-        return LiveFleet(stored, Opened(_attached, arguments), runtime)
+        options = tuple((storage_options or {}).items())
+        return LiveFleet(stored, partial(_attach_once, uri, offline=True, storage_options=options), runtime)
     join_cluster(address)
     actors = RayActors()
     coordinator = CoordinatorClient.find(normalized, actors=actors, runtime=runtime)
@@ -80,19 +95,15 @@ def attach(
     return LiveFleet(source, opened_live(normalized), runtime, coordinator)
 
 
-def opened_live(uri: str) -> Opened:
+def opened_live(uri: str) -> Callable[[], LiveFleet]:
     """Return how other processes open the states of the fleet that this process is connected to."""
-    return Opened(_attached, {"uri": uri, "address": ray_address()})
-
-
-def _attached(storage_options: Mapping[str, str] | None = None, **options: Any) -> LiveFleet:
-    """Return :func:`attach` of the options, once in a process: tasks run there one after the other."""
-    return _attach_once(tuple(sorted((storage_options or {}).items())), **options)
+    return partial(_attach_once, uri, address=ray_address())
 
 
 @cache
-def _attach_once(storage_options: tuple[tuple[str, str], ...], **options: Any) -> LiveFleet:
-    return attach(storage_options=dict(storage_options) or None, **options)
+def _attach_once(uri: str, *, storage_options: tuple[tuple[str, str], ...] = (), **options: Any) -> LiveFleet:
+    """Return :func:`attach` of the options, once in a process: tasks run there one after the other."""
+    return attach(uri, storage_options=dict(storage_options) or None, **options)
 
 
 class LiveFleet:
@@ -101,13 +112,13 @@ class LiveFleet:
     def __init__(
         self,
         source: Source,
-        opened: Opened,
+        open_fleet: Callable[[], LiveFleet],
         runtime: Runtime,
         coordinator: CoordinatorClient | None = None,
     ) -> None:
         self._source = source
         self._coordinator = coordinator
-        self._opened = opened
+        self._open_fleet = open_fleet
         self._runtime = runtime
         #: Threads of all scans: each scan fetches a few pieces at a time.
         self._threads = runtime.threads.pool(_SCANNERS, "statefleet-scan")
@@ -146,7 +157,7 @@ class LiveFleet:
         if reads is None:
             reads = ShardReads(self._source, name, self._runtime, self._threads, is_committed=is_committed)
             self._reads[name, is_committed] = reads
-        return LiveState(reads, self._opened, name, part, _CONSISTENCIES[consistency])
+        return LiveState(reads, self._open_fleet, name, part, _CONSISTENCIES[consistency])
 
     def state_metadata(self, name: str | None = None, version: int | None = None) -> pa.Table:
         """Return the stores, shards and readable batches of states, as Spark's ``state-metadata`` reader does.
@@ -183,8 +194,8 @@ class LiveFleet:
                     raise
                 log.warning("a state cannot be read, and is left out: %s", error, extra={"state": state})
             else:
-                rows += [] if view is None else metadata_of(view)
-        return pa.Table.from_pylist(rows, STATE_METADATA)
+                rows += [] if view is None else _metadata_of(view)
+        return pa.Table.from_pylist(rows, _STATE_METADATA)
 
     def sql(self, query: str, *, consistency: str = "finished") -> pa.Table:
         """Return the result of a SQL query (in DuckDB's dialect) over states, all read as of one moment.
@@ -206,7 +217,13 @@ class LiveFleet:
                 f"SQL reads a version that all shards have: its consistency is {' or '.join(_OF_ONE_VERSION)}",
                 consistency=consistency,
             )
-        return answer(query, _States(self.states, partial(self.state, consistency=consistency)))
+
+        def state_of(table: str) -> LiveState:
+            # Names of states may contain dots, too.
+            is_state = "." not in table or table in self.states()
+            return self.state(*([table] if is_state else table.split(".", 1)), consistency=consistency)
+
+        return answer(query, state_of)
 
     def drop(self, name: str, *, dry_run: bool = False, is_over: bool = False) -> DroppedState:
         """Delete a state while the fleet runs: its name, its memory and its files are free again.
@@ -239,9 +256,42 @@ class LiveFleet:
         return self._coordinator.drop(name, dry_run=dry_run, is_over=is_over)
 
 
-@dataclass(frozen=True, slots=True)
-class _States:
-    """The states of a fleet, read with one consistency."""
+def _metadata_of(view: ReadView) -> Iterator[dict[str, Any]]:
+    """Yield a row of :data:`_STATE_METADATA` for each store of a state."""
+    metadata = view.metadata
+    schema = metadata.schema
+    prefixes = {} if schema is None else _prefixes(schema)
+    for store in view.stores:
+        yield {
+            "stateName": metadata.state_name,
+            # The store of a program has no operator.
+            "operatorName": "stateStore" if schema is None else operator_name(schema),
+            "stateStoreName": store,
+            "numPartitions": metadata.num_shards,
+            # Version 0 is empty, and no batch made it.
+            "minBatchId": max(view.oldest, 1) - 1 if view.version else None,
+            "maxBatchId": view.version - 1 if view.version else None,
+            "operatorProperties": json.dumps(_properties(view, schema), sort_keys=True),
+            "_numColsPrefixKey": prefixes.get(store, 0),
+        }
 
-    states: Callable[[], list[str]]
-    state: Callable[..., LiveState]
+
+def _prefixes(schema: StateSchema) -> dict[str, int]:
+    """Return, by store, the number of key columns before those that the operator adds to the user's key; 0 where it adds none."""
+    view_columns = (ViewColumns.of(schema, part) for part in ViewColumns.parts_of(schema) or ("",))
+    keys = {of_part.store.name: of_part.store.keys for of_part in view_columns if of_part.store is not None}
+    count = len(schema.input_keys)
+    return {
+        store: count if len(columns) > count else 0 for store, columns in (keys or {DEFAULT_STORE: schema.keys}).items()
+    }
+
+
+def _properties(view: ReadView, schema: StateSchema | None) -> dict[str, Any]:
+    properties: dict[str, Any] = {"outputMode": view.metadata.output_mode, "queryId": view.metadata.query_id}
+    if schema is not None and schema.operator is OperatorKind.TRANSFORM:
+        variables = [part.split(".", 1) for part in ViewColumns.parts_of(schema) if part != DEFAULT_STORE]
+        properties["timeMode"] = schema.options.get("time_mode")
+        properties["stateVariables"] = [
+            {"stateName": name, "stateVariableType": f"{kind.capitalize()}State"} for kind, name in variables
+        ]
+    return properties

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -16,7 +16,7 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import DEFAULT_STORE
 from coordinator.model.schema import OperatorKind, StateSchema
 from store_actors.engine.spark_hash import shards_of
-from store_actors.messages.key_queries import FoundRows, is_few
+from store_actors.messages.key_queries import is_few
 from store_actors.messages.requests import ReadProjection
 from store_actors.operators.view_columns import ViewColumns
 
@@ -45,8 +45,13 @@ class Projection:
     has_one: bool
     _encoded: dict[tuple[str, ...] | None, bytes] = field(default_factory=dict)
 
-    def encoded(self, columns: Sequence[str] | None) -> bytes:
-        """Return the encoded projection of some columns; of all if they are None.
+    def encoded(
+        self,
+        columns: Sequence[str] | None,
+        chosen: pc.Expression | None = None,
+        filtered: Sequence[str] | None = None,
+    ) -> bytes:
+        """Return the encoded projection of some columns, or of all; and of a scan's filter, which has the columns of `filtered`.
 
         Raises
         ------
@@ -54,30 +59,19 @@ class Projection:
             A column does not exist.
         """
         names = None if columns is None else tuple(columns)
-        if names not in self._encoded:
-            self._check(names or ())
-            self._encoded[names] = replace(self.read, columns=names).encoded()
-        return self._encoded[names]
-
-    def encoded_with_filter(
-        self, columns: Sequence[str] | None, chosen: pc.Expression | None, filtered: Sequence[str] | None
-    ) -> bytes:
-        """Return the encoded projection of a scan whose filter has the columns of `filtered`."""
-        if chosen is None:
-            return self.encoded(columns)
-        self._check((*(columns or ()), *(filtered or ())))
-        names = None if columns is None else tuple(columns)
+        if chosen is None and names in self._encoded:
+            return self._encoded[names]
         of_filter = None if filtered is None else tuple(filtered)
-        return replace(self.read, columns=names, filter=chosen, filtered=of_filter).encoded()
-
-    def _check(self, columns: Sequence[str]) -> None:
-        unknown = [name for name in columns if name not in self.view_columns.schema.names]
+        known = self.view_columns.schema.names
+        unknown = [name for name in (*(names or ()), *(of_filter or ())) if name not in known]
         if unknown:
             raise InvalidRequestError(
-                "the state has no such columns",
-                unknown=", ".join(unknown),
-                columns=", ".join(self.view_columns.schema.names),
+                "the state has no such columns", unknown=", ".join(unknown), columns=", ".join(known)
             )
+        if chosen is not None:
+            return replace(self.read, columns=names, filter=chosen, filtered=of_filter).encoded()
+        self._encoded[names] = replace(self.read, columns=names).encoded()
+        return self._encoded[names]
 
     def by_shard(
         self, view: ReadView, leaves: pa.RecordBatch, shards: npt.NDArray[Any] | None
@@ -126,31 +120,24 @@ def parts_of(view: ReadView) -> tuple[str, ...]:
     return ViewColumns.parts_of(schema)
 
 
-def projection_of(view: ReadView, part: str, described: StateSchema | None) -> Projection | None:
+def projection_of(view: ReadView, part: str, describe: Callable[[str], StateSchema]) -> Projection:
     """Return the projection of a part of a state.
 
     Parameters
     ----------
-    described
-        Columns of a keyed store whose schema only its user knows.
-
-    Returns
-    -------
-    Projection or None
-        None if `described` is needed and missing.
+    describe
+        Returns the columns of a keyed store, by its name, whose schema only its user knows.
 
     Raises
     ------
     InvalidRequestError
         The state has no such part, or has several and none is named.
     """
-    part = named_part(view, part)
+    part = _named_part(view, part)
     schema = view.metadata.schema
     if schema is None or schema.operator is OperatorKind.PARTITIONS:
-        if described is None:
-            return None
-        read = ReadProjection(None)
-        return Projection(read, part or DEFAULT_STORE, ViewColumns.of(described), (), True)
+        store_name = part or DEFAULT_STORE
+        return Projection(ReadProjection(None), store_name, ViewColumns.of(describe(store_name)), (), True)
     view_columns = ViewColumns.of(schema, part)
     keys = schema.keys if view_columns.store is None else view_columns.store.keys
     has_one = len(keys) == len(schema.input_keys)
@@ -161,7 +148,7 @@ def projection_of(view: ReadView, part: str, described: StateSchema | None) -> P
     return Projection(read, store_name, view_columns, routing, has_one)
 
 
-def named_part(view: ReadView, part: str) -> str:
+def _named_part(view: ReadView, part: str) -> str:
     """Return the full name of a part, which may be named without its kind: ``count`` for ``value.count``, if that is unique.
 
     Raises
@@ -207,35 +194,6 @@ class FoundKey:
     query_id: str
     shard: int | None
     version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """Rows of keys, by shard.
-
-    Attributes
-    ----------
-    shards
-        Shard of each key, int64, if that is known beforehand.
-    by_shard
-        For each shard that was queried, the indexes of its keys (int64) and the rows that it found.
-    """
-
-    view: ReadView
-    projection: Projection
-    shards: npt.NDArray[Any] | None
-    by_shard: dict[int, tuple[npt.NDArray[np.int64], FoundRows]]
-
-    def of_key(self, index: int, rows: Sequence[dict[str, Any]], shards: Collection[int]) -> FoundKey:
-        """Return the rows of one key, given the shards that have some of them."""
-        view, shard = self.view, None
-        if self.shards is not None:
-            shard = int(self.shards[index])
-        elif len(shards) == 1:
-            (shard,) = shards
-        answer = None if shard is None else self.by_shard.get(shard)
-        version = view.version if answer is None else answer[1].version
-        return FoundKey(tuple(rows), view.metadata.state_name, view.metadata.query_id, shard, version)
 
 
 def key_table(keys: Keys, projection: Projection) -> pa.Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -11,13 +11,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from coordinator.ledger.read_views import ReadView
 from coordinator.model.errors import InvalidRequestError
 from coordinator.runtime.extras import import_extra
 from coordinator.runtime.runtime import Pool
 from spark_jobs.session.spark_connect import check_classic
-from statefleet.reads.portable import PortableScan, ray_datasource
 from statefleet.reads.projections import Projection
 from statefleet.reads.shard_reads import ReadVersion, ShardReads
 from store_actors.messages.requests import CHANGE_FIELDS
@@ -34,6 +34,46 @@ PARTITION_FIELD = pa.field("partition_id", pa.int32(), nullable=False)
 _SHARDS_AHEAD = 4
 #: Age at which a scan that was begun ahead is begun again, in seconds: store actors drop a scan that no reader takes for a minute.
 _STALE_S = 20.0
+
+
+@dataclass(frozen=True)
+class PortableScan:
+    """A scan that tasks of Ray or Spark carry out in other processes, a shard each.
+
+    It has the arguments of :meth:`~statefleet.reads.scans.StateScans.scan`, with the shards and attempts of the version that is read.
+
+    Attributes
+    ----------
+    open_fleet
+        Opens the fleet in another process; it can be pickled.
+    """
+
+    open_fleet: Callable[[], Any]
+    name: str
+    part: str
+    is_committed: bool
+    read_version: ReadVersion
+    columns: Sequence[str] | None
+    filter: pc.Expression | None
+    since: int | None = None
+    partition_id: bool = False
+
+    def of_shard(self, shard: int) -> Iterator[pa.Table]:
+        """Yield the rows of one shard, read in this process, a piece at a time."""
+        consistency = "committed" if self.is_committed else "finished"
+        # On the shards that the state had when the scan was made: it may have others by now.
+        state = self.open_fleet().state(self.name, self.part, consistency=consistency)
+        state = state.with_read_version(self.read_version)
+        arguments = {"columns": self.columns, "filter": self.filter, "partition_id": self.partition_id}
+        rows: Rows = state.scan(**arguments) if self.since is None else state.changes(self.since, **arguments)
+        return rows.of_shard(shard)
+
+    def in_spark(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of shards whose numbers are the first column: a function for ``mapInArrow``."""
+        for batch in batches:
+            for shard in batch.column(0).to_pylist():
+                for table in self.of_shard(shard):
+                    yield from table.to_batches()
 
 
 class Rows:
@@ -144,7 +184,7 @@ class Rows:
 
         if self._limit is not None:
             return ray.data.from_arrow(self.to_arrow())
-        dataset: Dataset = ray.data.read_datasource(ray_datasource(self._scan, self.schema, self.num_shards))
+        dataset: Dataset = ray.data.read_datasource(_ray_datasource(self._scan, self.schema, self.num_shards))
         return dataset
 
     def to_spark(self, spark: Any) -> Any:
@@ -216,3 +256,23 @@ class _BegunScan:
         with suppress(Exception):  # the rows are not read any more
             self.first.result()
         self.pieces.close()
+
+
+def _ray_datasource(scan: PortableScan, schema: pa.Schema, num_shards: int) -> Any:
+    """Return a Ray Data source with a read task for each shard; a piece is a block."""
+    # Imported here, since most readers do not need Ray Data.
+    from ray.data import Datasource, ReadTask
+    from ray.data.block import BlockMetadata
+
+    class StateDatasource(Datasource):
+        def estimate_inmemory_data_size(self) -> int | None:
+            return None
+
+        def get_read_tasks(self, parallelism: int, *args: Any, **options: Any) -> list[ReadTask]:
+            unknown = BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
+            return [
+                ReadTask(lambda shard=shard: scan.of_shard(shard), unknown, schema=schema)  # type: ignore[misc]
+                for shard in range(num_shards)
+            ]
+
+    return StateDatasource()  # type: ignore[no-untyped-call]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import and_
 from typing import Any, TypeAlias
@@ -15,12 +15,10 @@ import pyarrow.parquet as pq
 from coordinator.ledger.compatibility import same_description
 from coordinator.ledger.read_views import ReadView
 from coordinator.model.errors import InvalidRequestError
-from coordinator.model.identities import DEFAULT_STORE
 from coordinator.model.schema import StateSchema
 from statefleet.reads.batching import Batcher
-from statefleet.reads.portable import Opened, PortableScan
-from statefleet.reads.projections import FoundKey, Projection, key_array, named_part, projection_of
-from statefleet.reads.rows import PARTITION_FIELD, Rows
+from statefleet.reads.projections import FoundKey, Projection, key_array, projection_of
+from statefleet.reads.rows import PARTITION_FIELD, PortableScan, Rows
 from statefleet.reads.shard_reads import ReadVersion, ShardReads
 from store_actors.messages.requests import ReadProjection
 
@@ -74,10 +72,15 @@ class StateScans:
     """
 
     def __init__(
-        self, reads: ShardReads, opened: Opened, name: str, part: str = "", read_version: ReadVersion | None = None
+        self,
+        reads: ShardReads,
+        open_fleet: Callable[[], Any],
+        name: str,
+        part: str = "",
+        read_version: ReadVersion | None = None,
     ) -> None:
         self.name = name
-        self._opened = opened
+        self._open_fleet = open_fleet
         self.part = part
         self._reads = reads
         self._read_version = read_version or ReadVersion()
@@ -129,7 +132,7 @@ class StateScans:
         # The version is fixed now: however slowly the rows are read, they are of one version.
         view = view or self._view()
         projection = self._projection(view)
-        encoded = projection.encoded_with_filter(columns, chosen, filtered)
+        encoded = projection.encoded(columns, chosen, filtered)
         if partition_id and PARTITION_FIELD.name in projection.view_columns.schema.names:
             raise InvalidRequestError(
                 "the state has a column of this name itself; take the rows of each shard: rows.of_shard(number)",
@@ -137,7 +140,15 @@ class StateScans:
             )
         of_view = ReadVersion.to(view)
         scan = PortableScan(
-            self._opened, self.name, self.part, self._reads.is_committed, of_view, columns, chosen, since, partition_id
+            self._open_fleet,
+            self.name,
+            self.part,
+            self._reads.is_committed,
+            of_view,
+            columns,
+            chosen,
+            since,
+            partition_id,
         )
         return Rows(self._reads, view, read_version or self._read_version, projection, encoded, scan, limit, position)
 
@@ -184,13 +195,13 @@ class StateScans:
         if until is not None and until < after.version:
             raise InvalidRequestError("changes are of later versions than the one given", since=since, until=until)
         view, chosen = self._view() if until is None else self._reads.view(ReadVersion(until)), expression_of(filter)
+        position = ""
         if after.version > view.version:
             # A run has begun again with the version's batch, or a replaced coordinator answers: there is nothing new yet.
-            position = f"{after.version}:{after.lineage}"
-            return self._scan(columns, *chosen, 0, view, after.version, partition_id=partition_id, position=position)
-        if after.lineage:
+            limit, position = 0, f"{after.version}:{after.lineage}"
+        elif after.lineage:
             self._reads.view(after)
-        return self._scan(columns, *chosen, limit, view, after.version, partition_id=partition_id)
+        return self._scan(columns, *chosen, limit, view, after.version, partition_id=partition_id, position=position)
 
     def prefix_scan(
         self, prefix: Mapping[str, Any], columns: Sequence[str] | None = None, limit: int | None = None
@@ -228,17 +239,13 @@ class StateScans:
             last_schema, known_epoch, known_projection = self._last_projection
             if last_schema == schema and same_description(last_schema, schema) and (schema or known_epoch == epoch):
                 return known_projection
-        projection = projection_of(view, self.part, None)
-        if projection is None:
-            projection = projection_of(view, self.part, self._described(view))
-            assert projection is not None
+        projection = projection_of(view, self.part, self._described)
         self._last_projection = schema, epoch, projection
         return projection
 
-    def _described(self, view: ReadView) -> StateSchema:
+    def _described(self, store_name: str) -> StateSchema:
         """Return the columns of a store whose schema only its user knows."""
-        projection = ReadProjection(None).encoded()
-        schema = self._reads.describe(self._read_version, named_part(view, self.part) or DEFAULT_STORE, projection)
+        schema = self._reads.describe(self._read_version, store_name, ReadProjection(None).encoded())
         if schema is None:
             raise InvalidRequestError(
                 "nothing was ever written to the store, so its columns are not known", state=self.name, part=self.part

@@ -9,8 +9,7 @@ from typing import TypeVar
 import pyarrow as pa
 from msgspec import structs
 
-from coordinator.ledger.read_views import ReadView, WantedView
-from coordinator.ledger.version_stats import VersionStats
+from coordinator.ledger.read_views import ReadView, VersionStats, WantedView
 from coordinator.model.errors import (
     InvalidRequestError,
     OperationOutOfOrderError,
@@ -21,8 +20,7 @@ from coordinator.model.errors import (
 )
 from coordinator.model.identities import ActorLocation, StateStoreId
 from coordinator.model.schema import StateSchema
-from coordinator.runtime.retry import Retry
-from coordinator.runtime.runtime import Pool, Runtime
+from coordinator.runtime.runtime import Pool, Retry, Runtime
 from statefleet.reads.sources import Source, StoreActorLostError
 from store_actors.messages.key_queries import FoundRows
 from store_actors.messages.requests import ReadRequest
@@ -176,15 +174,12 @@ class ShardReads:
             Plans the query by a view; it is called again for each further view.
         """
 
-        def look(view: ReadView) -> tuple[PlanOf, dict[int, FoundRows]] | None:
+        def look(view: ReadView) -> tuple[tuple[PlanOf, dict[int, FoundRows]], dict[int, int]] | None:
             key_plan = plan(view)
-            results = self._found(view, read_version, key_plan)
-            return None if results is None else (key_plan, results)
+            found = self._found(view, read_version, key_plan)
+            return None if found is None else ((key_plan, found), {shard: rows.newest for shard, rows in found.items()})
 
-        def newest_of(result: tuple[PlanOf, dict[int, FoundRows]]) -> dict[int, int]:
-            return {shard: rows.newest for shard, rows in result[1].items()}
-
-        view, (key_plan, results) = self._read(read_version, look, _DEADLINE_S if is_patient else 0.0, newest_of)
+        view, (key_plan, results) = self._read(read_version, look, _DEADLINE_S if is_patient else 0.0)
         return view, key_plan, results
 
     def scan(
@@ -221,7 +216,12 @@ class ShardReads:
                     has_yielded = True
                     yield piece
             except OperationOutOfOrderError as error:
-                raise _forgotten(view) from error
+                raise StoreUnavailableError(
+                    "this process was not heard of for a minute, as it or its machine was halted, so the store actor has given up the "
+                    "rows that were read; nothing was changed; read again",
+                    state=self._name,
+                    version=view.version,
+                ) from error
             except StoreActorLostError as error:
                 if has_yielded:
                     raise _lost(view, error) from error
@@ -234,17 +234,17 @@ class ShardReads:
     def describe(self, read_version: ReadVersion, store_name: str, projection: bytes) -> StateSchema | None:
         """Return the columns of a store whose schema only its user knows; None if no partition has the store."""
 
-        def look(view: ReadView) -> tuple[StateSchema | None] | None:
+        def look(view: ReadView) -> tuple[StateSchema | None, dict[int, int]] | None:
             for shard in view.written:
                 request = self._request(view, shard, read_version, store_name, projection)
                 try:
                     schema = self._source.describe(view.location(shard), request)
                 except VersionNotFoundError:  # a partition need not have every store
                     continue
-                return None if schema is None else (schema,)
-            return (None,)
+                return None if schema is None else (schema, {})
+            return None, {}
 
-        return self._read(read_version, look)[1][0]
+        return self._read(read_version, look)[1]
 
     def hottest_keys(self, shard: int, most: int) -> HottestKeys:
         """Return the keys of a shard that were accessed most often lately.
@@ -255,37 +255,35 @@ class ShardReads:
             There is no such shard.
         """
 
-        def look(view: ReadView) -> HottestKeys:
+        def look(view: ReadView) -> tuple[HottestKeys, dict[int, int]]:
             if not 0 <= shard < len(view.versions):
                 raise InvalidRequestError("the state has no such shard", shard=shard, shards=len(view.versions))
             store_id = StateStoreId(view.root, 0, view.partitions[shard])
-            return self._source.hottest_keys(view.location(shard), store_id, most)
+            return self._source.hottest_keys(view.location(shard), store_id, most), {}
 
         return self._read(ReadVersion(), look)[1]
 
     def _read(
         self,
         read_version: ReadVersion,
-        look: Callable[[ReadView], Result | None],
+        look: Callable[[ReadView], tuple[Result, Mapping[int, int]] | None],
         within_s: float = _DEADLINE_S,
-        newest_of: Callable[[Result], Mapping[int, int]] = lambda result: {},
     ) -> tuple[ReadView, Result]:
         """Return the result of reading by a view that is current, or proves to be, and that view.
 
         Parameters
         ----------
         look
-            Reads by a view; returns None if the view is superseded.
-        newest_of
-            Returns the newest version that memory has of each shard that was read.
+            Reads by a view; returns the result, and the newest version that memory has of each shard that was read; None if the view is
+            superseded.
         """
         retry = self._retry(within_s)
         view, is_now = self._begin(read_version)
         while True:
             try:
-                result = look(view)
-                if result is not None and (is_now or self._is_newest(view, newest_of(result), read_version)):
-                    return view, result
+                looked = look(view)
+                if looked is not None and (is_now or self._is_newest(view, looked[1], read_version)):
+                    return view, looked[0]
                 error: Exception = _superseded(view)
             except StoreActorLostError as lost_error:
                 error = lost_error
@@ -346,15 +344,6 @@ def _lost(view: ReadView, error: Exception) -> StoreUnavailableError:
         state=view.metadata.state_name,
         version=view.version,
         cause=error,
-    )
-
-
-def _forgotten(view: ReadView) -> StoreUnavailableError:
-    return StoreUnavailableError(
-        "this process was not heard of for a minute, as it or its machine was halted, so the store actor has given up the rows that "
-        "were read; nothing was changed; read again",
-        state=view.metadata.state_name,
-        version=view.version,
     )
 
 

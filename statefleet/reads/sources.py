@@ -17,8 +17,7 @@ from typing import Any, Protocol, Self
 import pyarrow as pa
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from coordinator.ledger.read_views import ReadView, ViewId, WantedView
-from coordinator.ledger.version_stats import VersionStats
+from coordinator.ledger.read_views import ReadView, VersionStats, ViewId, WantedView
 from coordinator.model.errors import StateStoreError, StoreUnavailableError
 from coordinator.model.identities import ActorLocation, StateStoreId
 from coordinator.model.schema import StateSchema

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import pyarrow as pa
 
 from coordinator.model.errors import InvalidRequestError, StateStoreError, StoreUnavailableError
 from coordinator.runtime.extras import import_extra
-from statefleet.reads.databases import isolated_database, lock_settings
+from statefleet.reads.databases import isolated_database
 from statefleet.reads.state import LiveState
 
 #: How often the versions of several states are read, until two reads in a row are equal.
@@ -19,24 +19,20 @@ _LOOKS = 20
 _DESCRIPTION = "SHOW_REF"
 
 
-class States(Protocol):
-    """A fleet's states."""
+def answer(query: str, state_of: Callable[[str], LiveState]) -> pa.Table:
+    """Return the result of a query; see :meth:`LiveFleet.sql <statefleet.reads.fleet.LiveFleet.sql>`.
 
-    def states(self) -> list[str]:
-        """Return the names of all states."""
-
-    def state(self, name: str, part: str = "") -> LiveState:
-        """Return a state, or a part of it, as a table."""
-
-
-def answer(query: str, fleet: States) -> pa.Table:
-    """Return the result of a query; see :meth:`LiveFleet.sql <statefleet.reads.fleet.LiveFleet.sql>`."""
+    Parameters
+    ----------
+    state_of
+        Returns the state, or the part of one, that a table name stands for.
+    """
     # Imported here, since most readers do not need it.
     duckdb = import_extra("duckdb")
     with isolated_database() as database:
         try:
             tree = _parsed(database, query)
-            states = {name: _state_of(fleet, name) for name in sorted(set(_tables(tree, frozenset())))}
+            states = {name: state_of(name) for name in sorted(set(_tables(tree, frozenset())))}
             versions = _one_moment(states)
             states_then = {name: state.at(versions[name]) for name, state in states.items()}
             columns = (
@@ -45,7 +41,8 @@ def answer(query: str, fleet: States) -> pa.Table:
                 if any(node.get("type") == _DESCRIPTION for node in _nodes(tree))
                 else _columns_read(database, query, states_then)
             )
-            lock_settings(database)
+            # No later change to a setting is possible.
+            database.execute("SET lock_configuration = true")
             for name, state in states_then.items():
                 database.register(name, state.scan(columns[name]))
             return database.sql(query).to_arrow_table()
@@ -62,13 +59,6 @@ def answer(query: str, fleet: States) -> pa.Table:
                 query=query,
                 cause=_reason(error),
             ) from error
-
-
-def _state_of(fleet: States, table: str) -> LiveState:
-    """Return the state, or the part of one, that a table name stands for; names of states may contain dots, too."""
-    if "." not in table or table in fleet.states():
-        return fleet.state(table)
-    return fleet.state(*table.split(".", 1))
 
 
 def _one_moment(states: Mapping[str, LiveState]) -> dict[str, int]:

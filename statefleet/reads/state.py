@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from coordinator.ledger.read_views import ReadView
-from coordinator.ledger.version_stats import VersionStats
+from coordinator.ledger.read_views import ReadView, VersionStats
 from coordinator.model.errors import InvalidRequestError
 from statefleet.reads.batching import Batcher
-from statefleet.reads.projections import Answers, FoundKey, Keys, Projection, key_table, one_row_each, parts_of
+from statefleet.reads.projections import FoundKey, Keys, Projection, key_table, one_row_each, parts_of
 from statefleet.reads.scans import StateScans
 from statefleet.reads.shard_reads import KeyPlan, ReadVersion
 from statefleet.reads.version_diff import Side, differing
-from store_actors.engine.hot_keys import SHARE_COLUMN
+from store_actors.messages.key_queries import FoundRows
+from store_actors.serving.hot_key_tracker import SHARE_COLUMN
 
 #: What accessed a key, and the smallest share of all accesses that it can have had.
 HEAT_FIELDS = (pa.field("_met_by", pa.string()), pa.field("_share", pa.float64()))
@@ -95,7 +95,7 @@ class LiveState(StateScans):
 
     def with_read_version(self, read_version: ReadVersion) -> LiveState:
         """Return the same state at another read version."""
-        return LiveState(self._reads, self._opened, self.name, self.part, read_version)
+        return LiveState(self._reads, self._open_fleet, self.name, self.part, read_version)
 
     # -- by key ---------------------------------------------------------------------------------------------------
 
@@ -171,14 +171,24 @@ class LiveState(StateScans):
 
     def _find_each(self, keys: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> list[FoundKey]:
         """Return the rows of each key, from one call; a call for one key waits while its shard is lost."""
-        answers = self._find(keys, columns, is_patient=len(keys) == 1)
+        view, routed, found = self._find(keys, columns, is_patient=len(keys) == 1)
         rows: list[list[dict[str, Any]]] = [[] for _ in keys]
         shards: list[set[int]] = [set() for _ in keys]
-        for shard, (indexes, found_rows) in answers.by_shard.items():
-            for index, row in zip(indexes[found_rows.places].tolist(), found_rows.rows.to_pylist(), strict=True):
+        for number, of_shard in found.items():
+            indexes = routed.indexes[number][of_shard.places].tolist()
+            for index, row in zip(indexes, of_shard.rows.to_pylist(), strict=True):
                 rows[index].append(row)
-                shards[index].add(shard)
-        return [answers.of_key(index, key_rows, shards[index]) for index, key_rows in enumerate(rows)]
+                shards[index].add(number)
+        of_state, results = view.metadata, []
+        for index, key_rows in enumerate(rows):
+            shard: int | None = None
+            if routed.shards is not None:
+                shard = int(routed.shards[index])
+            elif len(shards[index]) == 1:
+                (shard,) = shards[index]
+            version = view.version if shard is None or shard not in found else found[shard].version
+            results.append(FoundKey(tuple(key_rows), of_state.state_name, of_state.query_id, shard, version))
+        return results
 
     def _only_row(self, columns: Sequence[str] | None) -> FoundKey:
         view = self._view()
@@ -211,20 +221,22 @@ class LiveState(StateScans):
         projection = self._cached_projection()
         names = None if columns is None else [*dict.fromkeys((*projection.view_columns.keys, *columns))]
         table = key_table(keys, projection)
-        answers = self._find(table, names)
-        projection, results = answers.projection, answers.by_shard.values()
+        _, routed, found = self._find(table, names)
+        projection = routed.of
         schema = projection.view_columns.schema
         empty = pa.schema([schema.field(name) for name in names or schema.names]).empty_table()
-        rows = pa.concat_tables([empty, *(found_rows.rows for _, found_rows in results)])
+        rows = pa.concat_tables([empty, *(of_shard.rows for of_shard in found.values())])
         indexes = np.concatenate(
-            [np.empty(0, np.int64), *(of_keys[found_rows.places] for of_keys, found_rows in results)]
+            [np.empty(0, np.int64), *(routed.indexes[shard][of_shard.places] for shard, of_shard in found.items())]
         )
         if not projection.has_one:
             return rows.take(pa.array(np.argsort(indexes, kind="stable")))
         return one_row_each(table, rows, indexes, projection)
 
-    def _find(self, keys: Keys, columns: Sequence[str] | None, is_patient: bool = True) -> Answers:
-        """Return the results of each shard that may have some of the keys; see :meth:`ShardReads.find`."""
+    def _find(
+        self, keys: Keys, columns: Sequence[str] | None, is_patient: bool = True
+    ) -> tuple[ReadView, _RoutedKeys, dict[int, FoundRows]]:
+        """Return the results of each shard that may have some of the keys, in their order; see :meth:`ShardReads.find`."""
 
         def plan(view: ReadView) -> _RoutedKeys:
             projection = self._projection(view)
@@ -236,9 +248,8 @@ class LiveState(StateScans):
             encoded = projection.encoded(columns)
             return _RoutedKeys(projection.store_name, encoded, tables, projection, shards, indexes)
 
-        view, routed, found_rows = self._reads.find(self._read_version, plan, is_patient)
-        by_shard = {shard: (routed.indexes[shard], rows) for shard, rows in sorted(found_rows.items())}
-        return Answers(view, routed.of, routed.shards, by_shard)
+        view, routed, found = self._reads.find(self._read_version, plan, is_patient)
+        return view, routed, dict(sorted(found.items()))
 
     def hottest_keys(self, shard: int, most: int = 10) -> pa.Table:
         """Return the keys of a shard that batches and readers accessed most often lately, as its store actor estimates them.
@@ -300,7 +311,7 @@ class LiveState(StateScans):
         changed = None
         if later.projection.view_columns.keys and earlier.rows.schema == later.rows.schema:
             changed = self.changes(*sorted((before, newest)), columns=later.projection.view_columns.keys)
-        return differing(earlier, later, changed, limit, self._reads.version_stats)
+        return differing(earlier, later, changed, limit)
 
     def _side(self) -> Side:
         view = self._view()

@@ -7,9 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
-from coordinator.ledger.read_views import ReadView, ViewId, WantedView, cut_of, newest_readable, read_view
+from coordinator.ledger.read_views import (
+    ReadView,
+    VersionStats,
+    ViewId,
+    WantedView,
+    cut_of,
+    newest_readable,
+    read_view,
+    version_stats,
+)
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.ledger.version_stats import VersionStats, version_stats
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.errors import CorruptStateError, InvalidRequestError, NewerFormatError, StateStoreError
 from coordinator.model.identities import PYTHON_QUERY_ID, ActorLocation, StateStoreId
@@ -24,9 +32,8 @@ from store_actors.messages.requests import ReadRequest
 from store_actors.serving.hot_key_tracker import HottestKeys
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
-from store_actors.serving.readable_rows import StoredRows
-from store_actors.serving.reads import Reads
-from store_actors.spilling.store_memory import UnlimitedMemory
+from store_actors.serving.reads import Reads, StoredRows
+from store_actors.spilling.store_memory import StoreMemory
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +48,7 @@ class StoredSource:
         #: Metadata of the states that exist, as long as their logs are the same.
         self._known: dict[str, StateMetadata] = {}
         self._ledgers: dict[str, StateLedger] = {}
-        stored = StoredRows(Loader(objects, StoreMetrics(), runtime), runtime, UnlimitedMemory())
+        stored = StoredRows(Loader(objects, StoreMetrics(), runtime), runtime, StoreMemory())
         self._reads = Reads(stored, None, self, runtime)
 
     def names(self) -> list[str]:

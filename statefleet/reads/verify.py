@@ -25,7 +25,7 @@ from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import Runtime
 from coordinator.storage.protocol import ObjectStore
 from store_actors.serving.files import decode_file
-from store_actors.serving.loading import NoSnapshotError, nothing_in_memory, reading_order
+from store_actors.serving.loading import MemoryRows, NoSnapshotError, reading_order
 
 #: Files that are read at once; each may be as large as a piece of a snapshot.
 _THREADS = 4
@@ -201,10 +201,10 @@ def check_files(objects: ObjectStore, state: StateFiles, checked: Callable[[int]
     Parameters
     ----------
     checked
-        Called after each file, with its size if that is known beforehand, else 0.
+        Called after each file, with the bytes so far of all files whose size is known beforehand.
     """
     problems: list[tuple[NeededFile, str]] = []
-    size = 0
+    size = done = 0
     log = ManifestLog(objects, state.name, "")
     with suppress(CorruptStateError, NewerFormatError):  # it is one of the files
         log.load_metadata()
@@ -212,7 +212,8 @@ def check_files(objects: ObjectStore, state: StateFiles, checked: Callable[[int]
         size += read
         if problem:
             problems.append((file, problem))
-        checked(file.size or 0)
+        done += file.size or 0
+        checked(done)
     if problems:
         # A running fleet deletes files meanwhile, and its log goes on.
         again = files_of(objects, state.name)
@@ -347,9 +348,9 @@ def _unreadable(ledger: StateLedger, partition: int, store_name: str, broken: se
         snapshots = (snapshot for part in plan.parts() for snapshot in part.snapshots)
         skipped = {snapshot.file for snapshot in snapshots if not broken.isdisjoint(snapshot.files)}
         try:
-            steps = reading_order(plan, skipped, nothing_in_memory)
+            steps = reading_order(plan, skipped, None)
         except NoSnapshotError:
             yield version
             continue
-        if any(step.entry is not None and step.entry.file in broken for step in steps):
+        if any(not isinstance(step.source, MemoryRows) and step.source.file in broken for step in steps):
             yield version

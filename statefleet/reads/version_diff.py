@@ -6,23 +6,19 @@ compared, or whole versions if the state was rescaled in between. It goes a piec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import pyarrow as pa
 
 from coordinator.ledger.read_views import ReadView
-from coordinator.ledger.version_stats import VersionStats
 from coordinator.model.errors import InvalidRequestError, VersionNotFoundError
 from statefleet.reads.databases import isolated_database
 from statefleet.reads.projections import Projection
 from statefleet.reads.rows import Rows
 from statefleet.reads.shard_reads import KeyPlan, ReadVersion, ShardReads
 from store_actors.messages.requests import CHANGE_FIELDS
-
-#: Returns the statistics of a number of the newest versions, newest first.
-RecentStats: TypeAlias = Callable[[int], tuple[VersionStats, ...]]
 
 #: ``delete`` for a row that only the earlier version has, ``insert`` for one that only the later version has.
 CHANGE_TYPE = pa.field("_change_type", pa.string())
@@ -76,9 +72,7 @@ class Side:
         return pa.RecordBatchReader.from_batches(self.rows.schema, batches)
 
 
-def differing(
-    earlier: Side, later: Side, changed: Rows | None, limit: int | None, version_stats: RecentStats
-) -> pa.Table:
+def differing(earlier: Side, later: Side, changed: Rows | None, limit: int | None) -> pa.Table:
     """Return the rows that only one of two versions has; see :meth:`LiveState.diff <statefleet.reads.state.LiveState.diff>`.
 
     Parameters
@@ -94,7 +88,7 @@ def differing(
             later=", ".join(later.rows.schema.names),
         )
     pieces = [pa.schema([*later.rows.schema, CHANGE_TYPE]).empty_table()]
-    for piece in _differences(earlier, later, changed, version_stats(1)[0].state_rows):
+    for piece in _differences(earlier, later, changed):
         pieces.append(piece.slice(0, limit))
         limit = None if limit is None else limit - pieces[-1].num_rows
         if limit == 0:
@@ -102,7 +96,8 @@ def differing(
     return pa.concat_tables(pieces)
 
 
-def _differences(earlier: Side, later: Side, changed: Rows | None, num_rows: int) -> Iterator[pa.Table]:
+def _differences(earlier: Side, later: Side, changed: Rows | None) -> Iterator[pa.Table]:
+    num_rows = later.reads.version_stats(1)[0].state_rows
     is_same = earlier.view.id.first_partition == later.view.id.first_partition
     with isolated_database() as database:
         for before, after in _shard_groups(earlier, later, is_same):

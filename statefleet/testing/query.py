@@ -31,7 +31,7 @@ Batch = Mapping[str, Sequence[Any]] | Sequence[Any]
 
 
 class _SparkStores:
-    """Stands for the fleet where a query runs on Spark's own state store."""
+    """Stands for the fleet where a query runs on Spark's own state store; it has nothing to kill or to drop."""
 
     def stateful(
         self,
@@ -44,6 +44,12 @@ class _SparkStores:
         """Return the DataFrame, whose next operator is Spark's."""
         return df
 
+    def kill_store_actor(self, victim: int) -> None:
+        pass
+
+    def drop_states(self) -> None:
+        pass
+
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
             f"fleet.{name} is not there where the query runs on Spark's own stores, for which only fleet.stateful has a meaning; test "
@@ -54,8 +60,8 @@ class _SparkStores:
 class _TestedFleet:
     """A fleet in which states have names of the run's own."""
 
-    def __init__(self, fleet: Fleet, prefix: str) -> None:
-        self._fleet, self._prefix = fleet, prefix
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet, self._prefix = fleet, f"test-{uuid.uuid4().hex[:8]}-"
 
     def stateful(self, df: DataFrame, *, name: str, shards: int | None = None, **options: Any) -> Any:
         """Return a stateful DataFrame, with two shards by default."""
@@ -66,6 +72,20 @@ class _TestedFleet:
         raise InvalidRequestError(
             "map_partitions_with_state_store cannot be tested with QueryTester, only fleet.stateful"
         )
+
+    def kill_store_actor(self, victim: int) -> None:
+        """Kill a store actor, by its number; Ray starts it again."""
+        actors = RayActors()
+        alive = sorted(actor["actor_name"] for actor in self._fleet.status()["store_actors"] if actor["alive"])
+        handle = actors.find(alive[victim % len(alive)]) if alive else None
+        if handle is not None:
+            actors.kill(handle, restart=True)
+
+    def drop_states(self) -> None:
+        """Delete the run's states."""
+        for name in self._fleet.states():
+            if name.startswith(self._prefix):
+                self._fleet.drop(name, is_over=True)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._fleet, name)
@@ -82,6 +102,9 @@ class _Memory:
 
     def read(self, spark: SparkSession, folder: Path) -> list[Any]:
         return [row for batch in self.batches.values() for row in batch]
+
+
+_Stores = _SparkStores | _TestedFleet
 
 
 class _EndedOnPurposeError(Exception):
@@ -182,11 +205,13 @@ class QueryTester:
         case = _Case(self._spark, query, sources, outputMode, write, read)
         without = Faults(0, len(fed), kills=False, repeats=False, reorders=False)
         expected: list[list[Any]] = []
-        case.run(self._new_folder(), self._stores(oracle), fed, without, lambda _, rows, __: expected.append(rows))
+        stores: _Stores = _SparkStores() if oracle == "spark" else _TestedFleet(self._fleet)
+        case.run(self._new_folder(), stores, fed, without, lambda _, rows, __: expected.append(rows))
         for seed in self._seeds if seeds is None else seeds:
             faults = Faults(seed, len(fed), kills=kills, repeats=repeats, reorders=reorders)
             try:
-                case.run(self._new_folder(), self._stores("fleet"), fed, faults, _comparison(seed, expected, oracle))
+                observe = _comparison(seed, expected, oracle)
+                case.run(self._new_folder(), _TestedFleet(self._fleet), fed, faults, observe)
             except ResultsDifferError:
                 raise
             except Exception as error:
@@ -199,38 +224,6 @@ class QueryTester:
         folder = self._folder / uuid.uuid4().hex[:8]
         folder.mkdir(parents=True)
         return folder
-
-    def _stores(self, kind: str) -> _Stores:
-        return _Stores(None if kind == "spark" else self._fleet)
-
-
-class _Stores:
-    """The stores of a run: Spark's own (no fleet), or those of a fleet, under names of the run's own."""
-
-    def __init__(self, fleet: Fleet | None) -> None:
-        self._fleet = fleet
-        self._prefix = f"test-{uuid.uuid4().hex[:8]}-"
-        self._actors = RayActors()
-
-    def view(self) -> Any:
-        """Return the query's first argument."""
-        return _SparkStores() if self._fleet is None else _TestedFleet(self._fleet, self._prefix)
-
-    def kill(self, victim: int) -> None:
-        """Kill a store actor, by its number; Ray starts it again."""
-        assert self._fleet is not None
-        alive = sorted(actor["actor_name"] for actor in self._fleet.status()["store_actors"] if actor["alive"])
-        handle = self._actors.find(alive[victim % len(alive)]) if alive else None
-        if handle is not None:
-            self._actors.kill(handle, restart=True)
-
-    def drop(self) -> None:
-        """Delete the run's states."""
-        names = [] if self._fleet is None else self._fleet.states()
-        for name in names:
-            if name.startswith(self._prefix):
-                assert self._fleet is not None
-                self._fleet.drop(name, is_over=True)
 
 
 #: Called with the number of a step, the sink's rows after it and what was done to the query so far.
@@ -279,7 +272,7 @@ class _Case:
         finally:
             _CALLBACKS.removeFilter(_is_no_end_on_purpose)
             run.stop()
-            stores.drop()
+            stores.drop_states()
 
 
 class _Run:
@@ -309,7 +302,7 @@ class _Run:
         if kill is not None:
             self.events.append(f"batch {step}: {kill}")
             if kill.after_s is None:
-                self._stores.kill(kill.victim)
+                self._stores.kill_store_actor(kill.victim)
         self._case.inputs.write(self._input, step, self._faults.ordered(step, rows))
         while not self._is_done():
             pass
@@ -318,7 +311,7 @@ class _Run:
         self._timers.clear()
 
     def _start(self) -> None:
-        frame: object = self._case.query(self._stores.view(), **self._case.inputs.streams(self._input))
+        frame: object = self._case.query(self._stores, **self._case.inputs.streams(self._input))
         if not isinstance(frame, DataFrame) or not frame.isStreaming:
             raise InvalidRequestError(
                 "the query is a function that returns a streaming DataFrame", got=type(frame).__name__
@@ -347,7 +340,7 @@ class _Run:
         number = self._batches.index(batch_id)
         kill = self._faults.kill(self._step)
         if number == 0 and batch_id not in self._ended and kill is not None and kill.after_s is not None:
-            timer = Timer(kill.after_s, self._stores.kill, [kill.victim])
+            timer = Timer(kill.after_s, self._stores.kill_store_actor, [kill.victim])
             self._timers.append(timer)
             timer.start()
         self._write_sink(rows, batch_id, self._sink)

@@ -15,48 +15,13 @@ from pyspark.sql import types as T
 
 from coordinator.model.errors import InvalidRequestError
 from spark_jobs.functions.grouped_input import struct_type
-from spark_jobs.functions.values import Raw, RowValues
+from spark_jobs.functions.values import RowValues
 from spark_jobs.plan.spark_version import SPARK
 
 _FIRST_S = 1_700_000_000
 
 #: A row of an input: the input's name and its values.
 Input = tuple[str, Any]
-
-
-class _GivenRows:
-    """Conversion of the rows of an input, given as tuples in the order of the columns, dicts or Rows, to tuples of Arrow's values."""
-
-    def __init__(self, columns: T.StructType, subject: str) -> None:
-        self._columns, self._subject = columns, subject
-        self._values = RowValues(columns, subject, needs_names=True)
-
-    def raw(self, row: Any) -> Raw:
-        """Return the values of a row.
-
-        Raises
-        ------
-        InvalidRequestError
-            The row does not fit the columns.
-        """
-        raw = self._values.raw(self._ordered(row) if isinstance(row, dict) else row)
-        for field, value in zip(self._columns.fields, raw, strict=True):
-            # Arrow would take a number for microseconds, which a user may have meant as seconds.
-            if isinstance(field.dataType, T.TimestampType) and isinstance(value, int | float):
-                raise InvalidRequestError(
-                    f"{self._subject} has a number for a time; give a datetime", column=field.name, got=value
-                )
-        return raw
-
-    def _ordered(self, row: dict[str, Any]) -> tuple[Any, ...]:
-        unknown = row.keys() - set(self._columns.names)
-        if unknown:
-            raise InvalidRequestError(
-                f"{self._subject} has other columns than its input",
-                unknown=sorted(unknown),
-                columns=self._columns.names,
-            )
-        return tuple(row.get(name) for name in self._columns.names)
 
 
 class Inputs:
@@ -73,7 +38,7 @@ class Inputs:
             raise InvalidRequestError("a query that is tested has at least one input")
         self._spark = spark
         self._types = {name: struct_type(definition, f"input {name}") for name, definition in columns.items()}
-        self._values = {name: _GivenRows(kind, f"input {name}") for name, kind in self._types.items()}
+        self._values = {name: RowValues(kind, f"input {name}", needs_names=True) for name, kind in self._types.items()}
         # A row of the source is a row of one input; the other columns are null.
         self._schema = T.StructType([T.StructField(name, kind) for name, kind in self._types.items()])
 
@@ -99,7 +64,23 @@ class Inputs:
         return [(name, self._raw(name, row)) for name, rows in by_input.items() for row in rows]
 
     def _raw(self, name: str, row: Any) -> dict[str, Any]:
-        return dict(zip(self._types[name].names, self._values[name].raw(row), strict=True))
+        """Return Arrow's values of a row, which is given as a tuple in the order of the columns, a dict or a Row."""
+        columns = self._types[name]
+        if isinstance(row, dict):
+            unknown = row.keys() - set(columns.names)
+            if unknown:
+                raise InvalidRequestError(
+                    f"input {name} has other columns than its input", unknown=sorted(unknown), columns=columns.names
+                )
+            row = tuple(row.get(column) for column in columns.names)
+        raw = dict(zip(columns.names, self._values[name].raw(row), strict=True))
+        for field in columns.fields:
+            # Arrow would take a number for microseconds, which a user may have meant as seconds.
+            if isinstance(field.dataType, T.TimestampType) and isinstance(raw[field.name], int | float):
+                raise InvalidRequestError(
+                    f"input {name} has a number for a time; give a datetime", column=field.name, got=raw[field.name]
+                )
+        return raw
 
     def write(self, folder: Path, number: int, rows: Sequence[Input]) -> None:
         """Write the rows of a batch as a file of a folder, in their order."""

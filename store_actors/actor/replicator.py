@@ -1,7 +1,8 @@
 """Sending commits to standbys.
 
 A standby has a copy of a partition that is leased to another store actor, and applies each delta that the other one has committed. The
-copy is not trusted: once the standby has the lease itself, its copy is checked as any memory is (:mod:`store_actors.serving.lineage`).
+copy is not trusted: once the standby has the lease itself, its copy is checked as any memory is
+(:class:`~store_actors.serving.partition.Lineage`).
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ import ray
 
 from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.commits import CommitEntry
-from coordinator.model.copy_result import CopyResult
 from coordinator.model.errors import MemoryLimitError, StateStoreError
 from coordinator.model.identities import ActorLocation, StateStoreId, StateStoreProviderId, TaskIdentity
+from coordinator.model.leases import CopyResult
 from coordinator.model.load_plans import InstancePlans
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.memory_options import MemoryOptions
@@ -29,18 +29,16 @@ from coordinator.runtime.runtime import Runtime, freeze_imports
 from coordinator.service.calls import Actors, RayActors, session_folder, unwrapped
 from coordinator.service.client import CoordinatorClient
 from coordinator.service.metric_export import EXPORT_INTERVAL_S, MetricExport
-from coordinator.storage.counted import CountedObjectStore, StorageStats
-from coordinator.storage.forwarded_credentials import ForwardedCredentialsStore
+from coordinator.storage.actor_store import ForwardedCredentialsStore, StorageStats
 from coordinator.storage.options import Secrets, StorageOptions
 from coordinator.storage.probe import StorageProof
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_store_in_actor
 from store_actors.actor.replicator import Replicator
 from store_actors.client.fleet_client import FleetClient
-from store_actors.client.operator_task import emitted_rows
+from store_actors.client.leased_calls import LocalActors
 from store_actors.connections.direct_calls import DirectAddress, DirectServer
 from store_actors.connections.hand_over import address_of, hand_over_server, sockets_of
-from store_actors.connections.local_calls import LocalActors
 from store_actors.messages.key_queries import KeyQuery, KeyResult, KeyResults
 from store_actors.messages.requests import (
     ApplyRequest,
@@ -59,7 +57,7 @@ from store_actors.serving.metrics import StoreMetrics, store_samples
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
 from store_actors.serving.reads import Reads
-from store_actors.spilling.store_memory import LimitedMemory, StoreMemory, UnlimitedMemory
+from store_actors.spilling.store_memory import LimitedMemory, StoreMemory
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +115,7 @@ class StoreProcess:
         memory: StoreMemory | None = None,
         check_fitness: Callable[[], None] = lambda: None,
     ) -> None:
-        self._memory = memory or UnlimitedMemory()
+        self._memory = memory or StoreMemory()
         self._check_fitness = check_fitness
         self._coordinator = coordinator
         self._actors = actors
@@ -129,7 +127,7 @@ class StoreProcess:
         self._grouped = located.grouped
         self._standbys = Replicator(actors, location.actor_name, self._metrics, runtime.threads.lock())
         self._partitions = Partitions(
-            objects, located, self._metrics, runtime, standbys=self._standbys, memory=self._memory
+            objects, located, self._metrics, runtime, replicate=self._standbys.send, memory=self._memory
         )
         self._shards = OperatorShards(self._partitions)
         self._keyed = KeyedStores(self._partitions)
@@ -360,7 +358,7 @@ class StoreProcess:
         return self._reads.describe(request)
 
     def unload(self, store_id: StateStoreId) -> bool:
-        """Unload a partition, as :meth:`PartitionCache.unload <store_actors.serving.partition.PartitionCache.unload>`."""
+        """Unload a partition, as :meth:`PartitionCache.unload <store_actors.serving.restoring.PartitionCache.unload>`."""
         return self._partitions.cache.unload(store_id)
 
     def metrics(self) -> dict[str, Any]:
@@ -400,17 +398,18 @@ class StoreActor(StoreProcess):
         )
         coordinator = CoordinatorClient.connect(uri, storage_options, maintenance)
         storage_stats = StorageStats()
-        self._store = open_store_in_actor(uri, storage_options, coordinator.forwarded_credentials, storage_stats)
-        objects = CountedObjectStore(self._store, storage_stats, runtime.clock)
+        self._store = open_store_in_actor(
+            uri, storage_options, coordinator.forwarded_credentials, storage_stats, runtime.clock
+        )
         self._unfit: MemoryLimitError | None = None
         try:
             of_process = _memory_of(memory)
         except MemoryLimitError as error:
             # Ray would wrap an error that is raised here; the first call that does work raises it instead.
-            self._unfit, of_process = error, UnlimitedMemory()
-        self._proof = StorageProof(objects, coordinator.look_into, location, runtime.threads.lock())
+            self._unfit, of_process = error, StoreMemory()
+        self._proof = StorageProof(self._store, coordinator.look_into, location, runtime.threads.lock())
         super().__init__(
-            location, objects, coordinator, maintenance, runtime, RayActors(), of_process, self._check_process
+            location, self._store, coordinator, maintenance, runtime, RayActors(), of_process, self._check_process
         )
         self._storage_stats = storage_stats
         self._export = MetricExport(uri)
@@ -425,7 +424,7 @@ class StoreActor(StoreProcess):
             partial(actors.find, actor_name),
             is_limited=memory.limit is not None,
         )
-        hand_over_server(address, partial(emitted_rows, client), runtime)
+        hand_over_server(address, client.emitted_rows, runtime)
         fields = {"actor": actor_name, "node": location.node_id}
         log.info("store actor of %s started on %s", uri, location.host, extra=fields)
 
@@ -474,6 +473,6 @@ def _direct_answers(answer: Callable[[bytes], bytes], runtime: Runtime) -> Direc
 def _memory_of(options: MemoryOptions) -> StoreMemory:
     """Return the process's memory. By default, spilled state goes into Ray's folder of this node's session."""
     if options.limit is None:
-        return UnlimitedMemory()
+        return StoreMemory()
     folder = options.spill_dir or os.path.join(session_folder(), "statefleet-spill")
     return LimitedMemory(options.limit, folder)

@@ -6,15 +6,17 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
+from msgspec import structs
 from ray.exceptions import RayActorError
 
 from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.commits import CommitEntry
-from coordinator.model.errors import VersionNotFoundError
-from coordinator.model.identities import ActorLocation, TaskIdentity
+from coordinator.model.errors import StateStoreError, VersionNotFoundError
+from coordinator.model.identities import ActorLocation, StateStoreId, TaskIdentity
 from coordinator.model.leases import Lease
 from coordinator.model.load_plans import LoadPlan
 from coordinator.model.maintenance import Maintenance
@@ -22,25 +24,22 @@ from coordinator.model.memory_options import MemoryOptions
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
-from coordinator.runtime.retry import Retry
-from coordinator.runtime.runtime import Clock
+from coordinator.runtime.runtime import Clock, Retry
 from coordinator.service.calls import Actors, unwrapped
 from coordinator.service.client import CoordinatorClient
 from coordinator.storage.options import StorageOptions
 from store_actors.client.leased_calls import (
     DEADLINE_S,
     PAUSE_S,
-    ApplyCall,
-    ImportCall,
+    Granted,
+    LeasedCall,
     LeasedCalls,
-    OpenCall,
     SessionCalls,
-    ShardWork,
-    default_store,
     unavailable,
 )
+from store_actors.client.operator_task import HandedOver, OperatorTask, ShardWork, event_times
 from store_actors.client.state_store import ReadStateStore, StateStore
-from store_actors.messages.requests import OpenRequest, StoreSpec
+from store_actors.messages.requests import ApplyRequest, OpenRequest, StoreSpec
 
 #: Bytes of rows from which on a task sends them before it reads more.
 _GROUP_BYTES = 8 << 20
@@ -78,6 +77,18 @@ class FleetClient:
         self._calls = LeasedCalls(actors, coordinator, clock, find_local)
         self._is_limited = is_limited
 
+    def emitted_rows(self, work: HandedOver) -> Iterator[pa.RecordBatch]:
+        """Yield the rows that the shards of a task of Spark's emit; see :meth:`apply_all`."""
+        operator = OperatorTask.of_json(work.operator)
+        works = operator.works(work)
+        first = next(works)
+        schema = operator.schema.in_output_mode(first.output_mode or operator.schema.output_mode)
+        metadata = operator.metadata.in_output_mode(schema)
+        for emitted in self.apply_all(chain([first], works), metadata, schema):
+            # Columns such as the numbers of rows are of use to the shard only.
+            visible = emitted.drop_columns([name for name in emitted.column_names if name.startswith("__")])
+            yield from visible.to_batches(max_chunksize=1 << 16)
+
     def apply_all(self, works: Iterable[ShardWork], metadata: StateMetadata, schema: StateSchema) -> Iterator[pa.Table]:
         """Send rows to shards of one operator and batch; yield the rows that each emits, in their order, once its commit is durable.
 
@@ -98,8 +109,24 @@ class FleetClient:
             yield from self._apply(group, metadata, schema)
 
     def _apply(self, works: Sequence[ShardWork], metadata: StateMetadata, schema: StateSchema) -> list[pa.Table]:
-        call = ApplyCall(self._actors, works, schema)
-        return self._calls.under_leases([work.task for work in works], metadata, call)
+        def arguments(granted: Granted, node_id: str) -> tuple[Any, ...]:
+            requests = []
+            for number, grant in granted:
+                work = works[number]
+                times = event_times(grant, work.late_ms, work.evict_ms)
+                requests.append(
+                    ApplyRequest(
+                        work.task, grant.lease, grant.base_version, schema, times.after, times.late_ms, node_id
+                    )
+                )
+            return requests, self._actors.put([works[number].rows for number, _ in granted])
+
+        def results(answer: Any, granted: Granted, handle: Any) -> Sequence[pa.Table | StateStoreError]:
+            return [outcome if isinstance(outcome, StateStoreError) else outcome[0] for outcome in answer]
+
+        return self._calls.under_leases(
+            [work.task for work in works], metadata, LeasedCall("apply", arguments, results)
+        )
 
     def import_rows(
         self,
@@ -109,19 +136,15 @@ class FleetClient:
         pieces: Iterable[pa.Table],
         watermarks: Watermarks,
     ) -> CommitEntry:
-        """Make rows of state, in pieces, the first version of a shard; return its commit.
-
-        Raises
-        ------
-        StoreUnavailableError
-            No store actor answered before the deadline.
-        StateStoreError
-            The coordinator or the store refused the call.
-        """
+        """Make rows of state, in pieces, the first version of a shard; return its commit. Raises errors as :meth:`apply_all`."""
         # Ray keeps the pieces until the call ends, if need be on disk.
         references = [self._actors.put(piece) for piece in pieces]
 
-        call = ImportCall(task, schema, references, watermarks)
+        def arguments(granted: Granted, node_id: str) -> tuple[Any, ...]:
+            ((_, grant),) = granted
+            return ApplyRequest(task, grant.lease, grant.base_version, schema, watermarks), references
+
+        call = LeasedCall[CommitEntry]("import_rows", arguments, lambda answer, granted, handle: [answer])
         (committed,) = self._calls.under_leases([task], metadata, call)
         return committed
 
@@ -141,9 +164,20 @@ class FleetClient:
         self, task: TaskIdentity, metadata: StateMetadata, stores: tuple[StoreSpec, ...]
     ) -> tuple[StateStore, LeaseGrant]:
         """Return the handle of :meth:`open_update`, and the lease, whose watermarks are for operators that follow event time."""
-        call = OpenCall(self._actors, task, stores)
-        (opened,) = self._calls.under_leases([task], metadata, call)
-        return opened
+
+        def request(granted: Granted) -> OpenRequest:
+            ((_, grant),) = granted
+            return OpenRequest(task, grant.lease, grant.base_version, stores)
+
+        def opened(answer: Any, granted: Granted, handle: Any) -> list[tuple[StateStore, LeaseGrant]]:
+            ((_, grant),) = granted
+            session = SessionCalls(self._actors, handle, answer[0], request(granted))
+            store_id = default_store(grant.lease.store_id, stores)
+            return [(StateStore(session, store_id, grant.base_version), grant)]
+
+        call = LeasedCall("open_update", lambda granted, node_id: (request(granted),), opened)
+        (of_task,) = self._calls.under_leases([task], metadata, call)
+        return of_task
 
     def open_read(
         self, state_name: str, shard: int, stores: tuple[StoreSpec, ...], version: int | None
@@ -195,6 +229,11 @@ class FleetClient:
     def connect(self) -> None:
         """Find (or start) the store actor of this node."""
         self._calls.local_location()
+
+
+def default_store(store_id: StateStoreId, stores: tuple[StoreSpec, ...]) -> StateStoreId:
+    """Return the identity of the first store, on which a new handle works."""
+    return structs.replace(store_id, store_name=stores[0].name)
 
 
 def _groups(works: Iterable[ShardWork], most_bytes: int) -> Iterator[list[ShardWork]]:

@@ -1,31 +1,31 @@
-"""Calls of store actors under leases: which store actor has a shard, the repetition of calls that a loss ended, and the calls."""
+"""Calls of store actors under leases: which store actor has a shard, the repetition of calls that a loss ended, and the calls.
+
+A store actor's own process calls it without Ray (:class:`LocalActors`).
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from msgspec import structs
 from ray.exceptions import RayActorError
 
 from coordinator.ledger.state_ledger import LeaseGrant
-from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import FencedError, StateStoreError, StoreUnavailableError
-from coordinator.model.identities import ActorLocation, StateStoreId, TaskIdentity
-from coordinator.model.schema import StateSchema
+from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.model.watermarks import Watermarks
-from coordinator.runtime.retry import Retry
-from coordinator.runtime.runtime import Clock
-from coordinator.service.calls import Actors, unwrapped
+from coordinator.runtime.runtime import Clock, Pool, Retry, Runtime
+from coordinator.service.calls import Actors, RayActors, unwrapped
 from coordinator.service.client import CoordinatorClient
-from store_actors.client.batch import event_times
-from store_actors.client.state_store import StateStore
-from store_actors.messages.requests import ApplyRequest, OpenRequest, ShardInput, StoreSpec
+from store_actors.messages.requests import OpenRequest
 
-Result = TypeVar("Result", covariant=True)
+Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
@@ -36,19 +36,25 @@ PAUSE_S = 0.05
 
 #: Tasks (by number) with their leases.
 Granted: TypeAlias = Sequence[tuple[int, LeaseGrant]]
+#: Calls of tasks at once by the process of a store actor itself; a node has as many tasks as cores.
+_LOCAL_AT_ONCE = 64
 
 
-class LeasedCall(Protocol[Result]):
-    """A method of a store actor that is called for tasks whose shards are leased to it."""
+@dataclass(frozen=True, slots=True)
+class LeasedCall(Generic[Result]):
+    """A method of a store actor that is called for tasks whose shards are leased to it.
 
-    @property
-    def method(self) -> str: ...
+    Attributes
+    ----------
+    arguments
+        Returns the arguments of a call for some of the tasks, which it is given with the Ray node of this process.
+    results
+        Returns the result of each task in the store actor's answer, which it is given with these tasks and its handle.
+    """
 
-    def arguments(self, granted: Granted, node_id: str) -> tuple[Any, ...]:
-        """Return the arguments of a call for some of the tasks; `node_id` is the Ray node of this process."""
-
-    def results(self, answer: Any, granted: Granted, handle: Any) -> Sequence[Result | StateStoreError]:
-        """Return the result of each task in the store actor's answer; `handle` is its handle."""
+    method: str
+    arguments: Callable[[Granted, str], tuple[Any, ...]]
+    results: Callable[[Any, Granted, Any], Sequence[Result | StateStoreError]]
 
 
 class LeasedCalls:
@@ -255,97 +261,6 @@ def unavailable(task: TaskIdentity, error: Exception) -> StoreUnavailableError:
 
 
 @dataclass(frozen=True, slots=True)
-class ShardWork:
-    """The rows of a task for one shard."""
-
-    task: TaskIdentity
-    rows: ShardInput
-    late_ms: int = 0
-    evict_ms: int = 0
-    output_mode: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ApplyCall:
-    """Folds the rows of shards of one operator and batch; see :class:`~store_actors.client.leased_calls.LeasedCall`.
-
-    The results are the rows that each shard emits.
-    """
-
-    method: ClassVar[str] = "apply"
-    actors: Actors
-    works: Sequence[ShardWork]
-    schema: StateSchema
-
-    def arguments(self, granted: Granted, node_id: str) -> tuple[Any, ...]:
-        requests = []
-        for number, grant in granted:
-            work = self.works[number]
-            times = event_times(grant, work.late_ms, work.evict_ms)
-            requests.append(
-                ApplyRequest(
-                    work.task, grant.lease, grant.base_version, self.schema, times.after, times.late_ms, node_id
-                )
-            )
-        return requests, self.actors.put([self.works[number].rows for number, _ in granted])
-
-    def results(self, answer: Any, granted: Granted, handle: Any) -> Sequence[Any | StateStoreError]:
-        return [outcome if isinstance(outcome, StateStoreError) else outcome[0] for outcome in answer]
-
-
-@dataclass(frozen=True, slots=True)
-class ImportCall:
-    """Makes rows of state the first version of a shard; see :class:`~store_actors.client.leased_calls.LeasedCall`.
-
-    The result is the commit.
-
-    Attributes
-    ----------
-    pieces
-        References to the rows, in Ray's object store.
-    """
-
-    method: ClassVar[str] = "import_rows"
-    task: TaskIdentity
-    schema: StateSchema
-    pieces: Sequence[Any]
-    watermarks: Watermarks
-
-    def arguments(self, granted: Granted, node_id: str) -> tuple[Any, ...]:
-        ((_, grant),) = granted
-        return ApplyRequest(self.task, grant.lease, grant.base_version, self.schema, self.watermarks), self.pieces
-
-    def results(self, answer: CommitEntry, granted: Granted, handle: Any) -> Sequence[CommitEntry]:
-        return [answer]
-
-
-@dataclass(frozen=True, slots=True)
-class OpenCall:
-    """Opens a session that updates keyed stores; see :class:`~store_actors.client.leased_calls.LeasedCall`.
-
-    The result is a handle on the stores, with the lease.
-    """
-
-    method: ClassVar[str] = "open_update"
-    actors: Actors
-    task: TaskIdentity
-    stores: tuple[StoreSpec, ...]
-
-    def _request(self, granted: Granted) -> OpenRequest:
-        ((_, grant),) = granted
-        return OpenRequest(self.task, grant.lease, grant.base_version, self.stores)
-
-    def arguments(self, granted: Granted, node_id: str) -> tuple[Any, ...]:
-        return (self._request(granted),)
-
-    def results(self, answer: Any, granted: Granted, handle: Any) -> Sequence[tuple[StateStore, LeaseGrant]]:
-        ((_, grant),) = granted
-        session = SessionCalls(self.actors, handle, answer[0], self._request(granted))
-        store_id = default_store(grant.lease.store_id, self.stores)
-        return [(StateStore(session, store_id, grant.base_version), grant)]
-
-
-@dataclass(frozen=True, slots=True)
 class SessionCalls:
     """Calls of a session that a store actor has open."""
 
@@ -374,6 +289,40 @@ class SessionCalls:
             ) from error
 
 
-def default_store(store_id: StateStoreId, stores: tuple[StoreSpec, ...]) -> StateStoreId:
-    """Return the identity of the first store, on which a new handle works."""
-    return structs.replace(store_id, store_name=stores[0].name)
+class LocalActors(RayActors):
+    """The fleet's actors as the process of a store actor sees them: it calls itself without Ray; see
+    :class:`~coordinator.service.calls.Actors`.
+
+    Parameters
+    ----------
+    name, process
+        The store actor of this process. Its calls are made by threads of the process, with their arguments as they are.
+    """
+
+    def __init__(self, name: str, process: Any, runtime: Runtime) -> None:
+        super().__init__()
+        self._name = name
+        self._local = _LocalHandle(process, runtime.threads.pool(_LOCAL_AT_ONCE, "statefleet-local-call"))
+
+    def find(self, name: str) -> Any | None:
+        return self._local if name == self._name else super().find(name)
+
+    def wait(self, references: Sequence[Any], timeout_s: float) -> bool:
+        # This process does not look after itself: :meth:`get` waits for its own calls.
+        return isinstance(references[0], Future) or super().wait(references, timeout_s)
+
+    def get(self, reference: Any, timeout_s: float | None = None) -> Any:
+        return reference.result() if isinstance(reference, Future) else super().get(reference, timeout_s)
+
+    def put(self, value: Any) -> Any:
+        # Ray puts the arguments of its own calls by itself.
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class _LocalHandle:
+    process: Any
+    threads: Pool
+
+    def __getattr__(self, method: str) -> SimpleNamespace:
+        return SimpleNamespace(remote=partial(self.threads.submit, getattr(self.process, method)))

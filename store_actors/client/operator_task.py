@@ -1,11 +1,11 @@
-"""The rows that Spark's tasks handed over go to their shards, and what the shards emit goes back."""
+"""The work of a task of Spark's: its micro-batch, with number, query and watermarks, and the rows of its shards."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from typing import Any
 
 import msgspec
@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from coordinator.ledger.state_ledger import LeaseGrant
+from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.stored_json import from_json
-from store_actors.client.batch import BatchHeader
-from store_actors.client.fleet_client import FleetClient
-from store_actors.client.leased_calls import ShardWork
+from coordinator.model.watermarks import Watermarks
 from store_actors.engine.columns import as_type, of_words
 from store_actors.messages.requests import ShardInput
 
@@ -26,6 +26,83 @@ from store_actors.messages.requests import ShardInput
 #: partially aggregated one stands for.
 _INPUT = "__input"
 _ROWS = "__rows"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHeader:
+    """The batch as Spark's driver sends it to each task of a stateful operator (``StatefulExchangeExec.scala``).
+
+    Attributes
+    ----------
+    shard
+        Number of the task's shard; its partition in Spark may have another number, in a stage with a union.
+    first_partition
+        Partition id of the state's shard 0 in this batch (:mod:`coordinator.ledger.shard_layouts`).
+    late_ms, evict_ms
+        Spark's own watermarks of this operator and batch: rows up to the first are late, state up to the second is closed.
+    time_ms
+        When Spark planned the batch: its processing time. In the offset log, so a repeated batch has the same.
+    former_time_ms
+        `time_ms` of the batch before; None in the first batch.
+    """
+
+    query_id: str
+    run_id: str
+    batch_id: int
+    shard: int
+    late_ms: int
+    evict_ms: int
+    time_ms: int
+    former_time_ms: int | None = None
+    first_partition: int = 0
+    output_mode: str = ""
+    is_temporary: bool = False
+
+    @classmethod
+    def of_json(cls, text: bytes) -> BatchHeader:
+        return cls(**json.loads(text))
+
+    def task(self, state_name: str, attempt: int, executor: str) -> TaskIdentity:
+        """Return the identity of the shard's task, of which an attempt runs on an executor."""
+        return TaskIdentity(
+            state_name=state_name,
+            query_id=self.query_id,
+            run_id=self.run_id,
+            batch_id=self.batch_id,
+            partition_id=self.first_partition + self.shard,
+            attempt=attempt,
+            executor=executor,
+            batch_time_ms=self.time_ms,
+            former_time_ms=self.former_time_ms,
+            is_temporary=self.is_temporary,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EventTimes:
+    """The watermarks of an operator in a batch.
+
+    Attributes
+    ----------
+    late_ms
+        Watermark up to which rows are late.
+    after
+        The watermarks of the version that the batch makes: state up to ``after.input_ms`` is closed.
+    """
+
+    late_ms: int
+    after: Watermarks
+
+    @property
+    def seen_ms(self) -> int:
+        """Watermark that a user's function sees while it gets rows."""
+        return self.after.input_ms
+
+
+def event_times(grant: LeaseGrant, late_ms: int, evict_ms: int) -> EventTimes:
+    """Return the event times of a batch, of which Spark gives the watermarks (:class:`BatchHeader`); they never go back."""
+    before = grant.watermarks
+    return EventTimes(max(late_ms, before.input_ms), before.reached(evict_ms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +123,17 @@ class HandedOver:
     executor: str
     shards: Sequence[int]
     rows: Iterator[pa.Table]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardWork:
+    """The rows of a task for one shard."""
+
+    task: TaskIdentity
+    rows: ShardInput
+    late_ms: int = 0
+    evict_ms: int = 0
+    output_mode: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +166,6 @@ class OperatorTask:
             task = header.task(self.metadata.state_name, work.attempt, work.executor)
             shard_input = ShardInput(tuple(columns.table(rows) for columns in inputs), _rows_read(rows))
             yield ShardWork(task, shard_input, header.late_ms, header.evict_ms, header.output_mode)
-
-
-def emitted_rows(client: FleetClient, work: HandedOver) -> Iterator[pa.RecordBatch]:
-    """Yield the rows that the shards of a task emit."""
-    operator = OperatorTask.of_json(work.operator)
-    works = operator.works(work)
-    first = next(works)
-    schema = operator.schema.in_output_mode(first.output_mode or operator.schema.output_mode)
-    metadata = operator.metadata.in_output_mode(schema)
-    for emitted in client.apply_all(chain([first], works), metadata, schema):
-        # Columns such as the numbers of rows are of use to the shard only.
-        visible = emitted.drop_columns([name for name in emitted.column_names if name.startswith("__")])
-        yield from visible.to_batches(max_chunksize=1 << 16)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -20,8 +21,7 @@ from coordinator.model.identities import DEFAULT_STORE, StateStoreId
 from coordinator.model.names import check_store_name
 from coordinator.model.schema import Field
 from coordinator.model.type_names import type_to_string
-from store_actors.keyed.checks import Rows
-from store_actors.keyed.row_condition import Condition
+from store_actors.keyed.checks import Condition, Rows
 from store_actors.messages.requests import BatchFacts, StoreSpec, Write
 
 #: A call of a handle's store actor: from a method and its arguments to the result.
@@ -135,9 +135,7 @@ class ReadStateStore:
     @property
     def metrics(self) -> dict[str, int]:
         """``num_keys``, ``memory_used_bytes``, ``rows_updated``, ``rows_removed`` of this handle's store."""
-        metrics = self._call("metrics")
-        names = ("num_keys", "memory_used_bytes", "rows_updated", "rows_removed")
-        return {name: getattr(metrics, name) for name in names}
+        return asdict(self._call("metrics"))
 
     def release(self) -> None:
         """End reading."""

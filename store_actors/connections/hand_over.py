@@ -234,7 +234,7 @@ class HandOverServer:
         task.settimeout(self._rows_s)
         rows = _received(source, request["shards"], request["unsafe_rows"])
         work = HandedOver(operator, request["batch"], request["attempt"], request["executor"], request["shards"], rows)
-        emitted = _counted(self._serve_task(work), counts := [0])
+        emitted, count = self._serve_task(work), 0
         if (first := next(emitted, None)) is None:
             _check_end(rows)
             return 0, 0
@@ -248,6 +248,7 @@ class HandOverServer:
                 for batch in chain([first], emitted):
                     unsafe_rows.write_blocks(batch, cast(BinaryIO, sink))
                     sink.flush()
+                    count += batch.num_rows
             finally:
                 unsafe_rows.write_end(cast(BinaryIO, sink))
         else:
@@ -258,8 +259,9 @@ class HandOverServer:
                     answer.write_batch(batch)
                     # The task waits for the rest of what it has begun to read.
                     sink.flush()
+                    count += batch.num_rows
         _check_end(rows)
-        return counts[0], sink.size - begin
+        return count, sink.size - begin
 
 
 def _make_private(folder: Path) -> None:
@@ -320,12 +322,6 @@ def _received(source: _Pieces, shards: Sequence[int], are_unsafe: bool) -> Itera
                 f"these are not the rows that the task sent: something follows those of shard {shard}, its last one"
             )
         yield rows
-
-
-def _counted(batches: Iterator[pa.RecordBatch], counts: list[int]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        counts[0] += batch.num_rows
-        yield batch
 
 
 def _check_end(rows: Iterator[pa.Table]) -> None:

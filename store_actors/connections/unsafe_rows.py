@@ -20,9 +20,8 @@ import pyarrow as pa
 
 from store_actors.engine import unsafe_row_kernels as kernels
 from store_actors.engine.arrays import Bytes, Slots, Words
-from store_actors.engine.nested import is_text
 from store_actors.engine.pieces import cut
-from store_actors.engine.words import text_buffers, validity
+from store_actors.engine.words import is_text, text_buffers, validity
 
 _LENGTH = struct.Struct(">i")
 _LOW32, _S32 = np.uint64(0xFFFFFFFF), np.uint64(32)

@@ -213,8 +213,8 @@ def accumulate(
         end = min(block + _BLOCK, total)
         tag_block(index, rows, keys, nulls, secret, block, end, tags, positions)
         for row in range(block, end):
-            tag = tags[row - block]
-            position = _find(index, rows, keys, row, nulls[row], key_mask, first, tag, positions[row - block])
+            tag, begin = tags[row - block], positions[row - block]
+            position = _find(index, rows, keys, row, first, 0, keys.shape[1], nulls[row], key_mask, tag, begin)
             if position >= 0:
                 slot = np.int64(index[position] & _LOW32) - 1
                 if rows[slot, 0] >> _S32 != np.uint64(stamp):

@@ -54,8 +54,6 @@ class Rule:
         Whether a step that can take a null for a value does not.
     distinct
         Whether a list that grows has no value twice.
-    means
-        Kinds whose states are the same thing have the same name here; empty: no other has.
     compared
         Index of the state field whose type decides the ordering of a step that compares values.
     fails_on_overflow
@@ -69,7 +67,6 @@ class Rule:
     initial: tuple[int, ...] = ()
     skips_nulls: bool = False
     distinct: bool = False
-    means: str = ""
     compared: int = 0
     fails_on_overflow: bool = False
 
@@ -80,39 +77,13 @@ def _folded(
     return Rule(StateForm.FOLDED, raw, raw if merge is None else merge, nullable, **fields)  # type: ignore[arg-type]
 
 
-_SMALLER = {
-    Ordering.INT: OpCode.MIN_INT,
-    Ordering.FLOAT: OpCode.MIN_FLOAT,
-    Ordering.DECIMAL: OpCode.MIN_DECIMAL,
-    Ordering.STRING: OpCode.MIN_STRING,
-    Ordering.NESTED: OpCode.MIN_NESTED,
-}
-_LARGER = {
-    Ordering.INT: OpCode.MAX_INT,
-    Ordering.FLOAT: OpCode.MAX_FLOAT,
-    Ordering.DECIMAL: OpCode.MAX_DECIMAL,
-    Ordering.STRING: OpCode.MAX_STRING,
-    Ordering.NESTED: OpCode.MAX_NESTED,
-}
-_FIRST_IN_ORDER = {
-    Ordering.INT: OpCode.MIN_BY_INT,
-    Ordering.FLOAT: OpCode.MIN_BY_FLOAT,
-    Ordering.DECIMAL: OpCode.MIN_BY_DECIMAL,
-    Ordering.STRING: OpCode.MIN_BY_STRING,
-    Ordering.NESTED: OpCode.MIN_BY_NESTED,
-}
-_LAST_IN_ORDER = {
-    Ordering.INT: OpCode.MAX_BY_INT,
-    Ordering.FLOAT: OpCode.MAX_BY_FLOAT,
-    Ordering.DECIMAL: OpCode.MAX_BY_DECIMAL,
-    Ordering.STRING: OpCode.MAX_BY_STRING,
-    Ordering.NESTED: OpCode.MAX_BY_NESTED,
-}
+def _by_ordering(step: str) -> Mapping[Ordering, OpCode]:
+    return {ordering: OpCode[f"{step}_{ordering.name}"] for ordering in Ordering}
+
 
 RULES: Mapping[AccumulatorKind, Rule] = {
-    # Which rows are counted depends on whether a column can be null, which may change under a query.
-    AccumulatorKind.COUNT_ROWS: _folded(OpCode.COUNT, OpCode.ADD_INT, means="rows counted"),
-    AccumulatorKind.COUNT_VALID: _folded(OpCode.COUNT, OpCode.ADD_INT, means="rows counted"),
+    AccumulatorKind.COUNT_ROWS: _folded(OpCode.COUNT, OpCode.ADD_INT),
+    AccumulatorKind.COUNT_VALID: _folded(OpCode.COUNT, OpCode.ADD_INT),
     AccumulatorKind.SUM_INT: _folded(OpCode.ADD_INT, nullable=1),
     AccumulatorKind.SUM_FLOAT: _folded(OpCode.ADD_FLOAT, nullable=1),
     AccumulatorKind.SUM_DECIMAL: _folded(OpCode.ADD_DECIMAL, initial=(0, 1)),
@@ -122,10 +93,10 @@ RULES: Mapping[AccumulatorKind, Rule] = {
     AccumulatorKind.BIT_AND: _folded(OpCode.AND_INT, nullable=1),
     AccumulatorKind.BIT_OR: _folded(OpCode.OR_INT, nullable=1),
     AccumulatorKind.BIT_XOR: _folded(OpCode.XOR_INT, nullable=1),
-    AccumulatorKind.MAX_BY: _folded(_LAST_IN_ORDER, nullable=2, compared=1),
-    AccumulatorKind.MIN_BY: _folded(_FIRST_IN_ORDER, nullable=2, compared=1),
-    AccumulatorKind.MIN: _folded(_SMALLER, nullable=1),
-    AccumulatorKind.MAX: _folded(_LARGER, nullable=1),
+    AccumulatorKind.MAX_BY: _folded(_by_ordering("MAX_BY"), nullable=2, compared=1),
+    AccumulatorKind.MIN_BY: _folded(_by_ordering("MIN_BY"), nullable=2, compared=1),
+    AccumulatorKind.MIN: _folded(_by_ordering("MIN"), nullable=1),
+    AccumulatorKind.MAX: _folded(_by_ordering("MAX"), nullable=1),
     AccumulatorKind.FIRST: _folded(OpCode.FIRST, nullable=1),
     AccumulatorKind.LAST: _folded(OpCode.LAST, nullable=1),
     AccumulatorKind.FIRST_VALID: _folded(OpCode.FIRST, nullable=1, skips_nulls=True),

@@ -79,20 +79,6 @@ def _add(arena, used, rows, slot, word, source, at, width):
     return used
 
 
-@njit(Tuple((int64, int64))(u64_1, int64, u64_2, i64_1, int64, u64_1, int64, int64), cache=True, nogil=True)
-def append_counted(arena, used, rows, slots, word, elements, width, start):
-    """Add the elements ``start..``, one a slot, to the lists at ``rows[slots, word]``.
-
-    Stops when the arena is full; returns (first element not added, words in use).
-    """
-    for row in range(start, slots.shape[0]):
-        after = _add(arena, used, rows, slots[row], word, elements, row * width, width)
-        if after < 0:
-            return row, used
-        used = after
-    return slots.shape[0], used
-
-
 @njit(
     Tuple((int64, int64, int64))(u64_1, int64, u64_2, i64_1, int64, u64_1, u64_2, int64, int64, int64, int64),
     cache=True, nogil=True,

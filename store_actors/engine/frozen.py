@@ -7,7 +7,7 @@ then. So a snapshot takes memory for what changes while it is written, and for t
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -22,7 +22,6 @@ from store_actors.engine.strings import StringPool
 class Freezable(Protocol):
     """The methods of a table that its frozen rows call."""
 
-    rows: Words
     layout: RowLayout
     pool: StringPool
     lists: ListPool
@@ -72,14 +71,13 @@ class FrozenRows(Iterator[Words]):
         """Memory beside the table's, in bytes."""
         return self._remaining.nbytes + sum(rows.nbytes for rows in self._kept)
 
-    def keep(self, slots: Iterable[Slots]) -> None:
+    def keep(self, slots: Slots) -> None:
         """Copy the slots that the snapshot has not emitted. Call it before they are changed."""
-        for piece in slots:
-            piece = piece[(piece >= self._position) & (piece < len(self._remaining))]
-            piece = np.unique(piece[self._remaining[piece] != 0])
-            if len(piece):
-                self._kept.append(self._table.memory.kept(self._table.taken(piece)))
-                self._remaining[piece] = 0
+        slots = slots[(slots >= self._position) & (slots < len(self._remaining))]
+        slots = np.unique(slots[self._remaining[slots] != 0])
+        if len(slots):
+            self._kept.append(self._table.memory.kept(self._table.taken(slots)))
+            self._remaining[slots] = 0
 
     def keep_lists(self) -> None:
         """Hold on to the lists as they are; called before what is behind them may be written over."""

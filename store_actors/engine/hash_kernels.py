@@ -14,10 +14,6 @@ A last step, known and reversible, scatters hashes that follow each other (those
 Nothing that is stored or sent depends on the secret, so each process may have another one.
 """
 
-# Compiled kernels are typed by their numba signatures; numba makes its type names at run time.
-# mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-untyped-calls=False, check-untyped-defs=False
-# mypy: disable-error-code="attr-defined"
-
 from __future__ import annotations
 
 import hashlib

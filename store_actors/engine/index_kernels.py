@@ -52,12 +52,12 @@ def next_position(position, index):
     return position if position < np.uint64(index.shape[0]) else _ZERO
 
 
-@njit(boolean(u64_2, int64, u64_2, int64, uint64, uint64, int64), cache=True, nogil=True, inline="always")
-def _same_key(rows, slot, keys, row, nulls, key_mask, first):
+@njit(boolean(u64_2, int64, u64_2, int64, int64, int64, int64, uint64, uint64), cache=True, nogil=True, inline="always")
+def _same_key(rows, slot, words, row, first, words_first, key_words, nulls, key_mask):
     if rows[slot, 0] & key_mask != nulls:
         return False
-    for word in range(keys.shape[1]):
-        if rows[slot, first + word] != keys[row, word]:
+    for word in range(key_words):
+        if rows[slot, first + word] != words[row, words_first + word]:
             return False
     return True
 
@@ -85,14 +85,19 @@ def grow_index(old, new):
                 after = position + _ONE
 
 
-@njit(int64(u64_1, u64_2, u64_2, int64, uint64, uint64, int64, uint64, uint64), cache=True, nogil=True)
-def _find(index, rows, keys, row, nulls, key_mask, first, tag, position):
-    """Return the position in the index of the row's key, or -1 - the empty position where it belongs; not before `position`."""
+@njit(int64(u64_1, u64_2, u64_2, int64, int64, int64, int64, uint64, uint64, uint64, uint64), cache=True, nogil=True)
+def _find(index, rows, words, row, first, words_first, key_words, nulls, key_mask, tag, position):
+    """Return the position in the index of a key, or -1 - the empty position where it belongs; not before `position`.
+
+    The key's words are ``words[row, words_first:]``; those of a row begin at its word ``first``.
+    """
     while True:
         entry = index[position]
         if entry == _ZERO:
             return -1 - np.int64(position)
-        if entry >> _S32 == tag and _same_key(rows, np.int64(entry & _LOW32) - 1, keys, row, nulls, key_mask, first):
+        if entry >> _S32 == tag and _same_key(
+            rows, np.int64(entry & _LOW32) - 1, words, row, first, words_first, key_words, nulls, key_mask
+        ):
             return np.int64(position)
         position = next_position(position, index)
 
@@ -172,20 +177,17 @@ def lookup(index, rows, keys, nulls, key_mask, first, secret, out):
         tag_block(index, rows, keys, nulls, secret, block, end, tags, positions)
         for row in range(block, end):
             tag, position = tags[row - block], positions[row - block]
-            found = _find(index, rows, keys, row, nulls[row], key_mask, first, tag, position)
+            found = _find(index, rows, keys, row, first, 0, keys.shape[1], nulls[row], key_mask, tag, position)
             out[row] = np.int64(index[found] & _LOW32) - 1 if found >= 0 else -1
 
 
 @njit(void(u64_1, u64_2, int64, int64, uint64, int64, int64, u64_1), cache=True, nogil=True)
 def reindex(index, rows, begin, end, key_mask, first, key_words, secret):
     """Enter every live row from `begin` up to `end` into an index that has none of them, after key words were changed in the rows."""
-    keys = np.empty((1, key_words), np.uint64)
     for slot in range(begin, end):
         if rows[slot, 0] & LIVE == _ZERO:
             continue
-        for word in range(key_words):
-            keys[0, word] = rows[slot, first + word]
-        tag = hash_row(keys, 0, 0, key_words, rows[slot, 0] & key_mask, secret)
+        tag = hash_row(rows, slot, first, key_words, rows[slot, 0] & key_mask, secret)
         position = home(tag, index)
         while index[position] != _ZERO:
             position = next_position(position, index)
@@ -232,8 +234,8 @@ def remove(index, rows, keys, nulls, key_mask, first, secret, free, counters, ou
         tag_block(index, rows, keys, nulls, secret, block, end, tags, positions)
         for row in range(block, end):
             # Its place may have changed: entries move back where others are removed.
-            tag = tags[row - block]
-            position = _find(index, rows, keys, row, nulls[row], key_mask, first, tag, home(tag, index))
+            tag, begin = tags[row - block], home(tags[row - block], index)
+            position = _find(index, rows, keys, row, first, 0, keys.shape[1], nulls[row], key_mask, tag, begin)
             if position >= 0:
                 slot = np.int64(index[position] & _LOW32) - 1
                 _release(index, rows, position, slot, free, counters)
@@ -252,24 +254,21 @@ def evict(index, rows, candidates, key_mask, first, key_words, secret, expiry_wo
     Their rows keep their content until reused. Returns how many.
     """
     rows_i = rows.view(np.int64)
-    keys = np.empty((_BLOCK, key_words), np.uint64)
     tags = np.empty(_BLOCK, np.uint64)
     removed = 0
     for block in range(0, candidates.shape[0], _BLOCK):
         end = min(block + _BLOCK, candidates.shape[0])
         for number in range(block, end):
             slot = candidates[number]
-            for word in range(key_words):
-                keys[number - block, word] = rows[slot, first + word]
-            tag = hash_row(keys, number - block, 0, key_words, rows[slot, 0] & key_mask, secret)
+            tag = hash_row(rows, slot, first, key_words, rows[slot, 0] & key_mask, secret)
             tags[number - block] = tag
             prefetch(index, np.int64(home(tag, index)))
         for number in range(block, end):
-            slot, row = candidates[number], number - block
+            slot, tag = candidates[number], tags[number - block]
             if rows[slot, 0] & LIVE == _ZERO or rows_i[slot, expiry_word] > limit:
                 continue
-            tag = tags[row]
-            position = _find(index, rows, keys, row, rows[slot, 0] & key_mask, key_mask, first, tag, home(tag, index))
+            nulls, begin = rows[slot, 0] & key_mask, home(tag, index)
+            position = _find(index, rows, rows, slot, first, first, key_words, nulls, key_mask, tag, begin)
             _release(index, rows, position, slot, free, counters)
             out[removed] = slot
             removed += 1

@@ -9,29 +9,21 @@ import numpy as np
 import pyarrow as pa
 
 from coordinator.model.accumulator_kinds import AccumulatorKind
-from coordinator.model.errors import InvalidRequestError
-from coordinator.model.nested_types import is_nested
+from coordinator.model.errors import InvalidRequestError, SumOverflowError
 from coordinator.model.schema import ROW_COLUMN, Accumulator, Field, StateSchema
-from coordinator.model.type_names import is_counted, is_growing, string_to_type
+from coordinator.model.type_names import is_counted, is_growing, is_nested, string_to_type
 from store_actors.engine.accumulate_kernels import ACCUMULATE_WORDS
 from store_actors.engine.accumulator_rules import RULES, Ordering, Rule, StateForm
 from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.index_kernels import FLAG_BITS
 from store_actors.engine.list_kernels import FLOAT_SET, LIST, SET
-from store_actors.engine.nested import is_text, parts_of
 from store_actors.engine.op_code_kernels import OpCode
+from store_actors.engine.words import is_text, parts_of, words_of
 
 #: State fields of a correlation; a covariance has fewer.
 _CORRELATION_FIELDS = 6
 #: Steps that compare arrays and structs.
 _NESTED_STEPS = (OpCode.MIN_NESTED, OpCode.MAX_NESTED, OpCode.MIN_BY_NESTED, OpCode.MAX_BY_NESTED)
-
-
-def words_of(data_type: pa.DataType) -> int:
-    """64-bit words that a value of the type takes: two for decimals and lists (extent and length), one for most others."""
-    if pa.types.is_fixed_size_binary(data_type):
-        return int(data_type.byte_width) // 8
-    return 2 if pa.types.is_decimal(data_type) or pa.types.is_list(data_type) else 1
 
 
 def stored_type(data_type: pa.DataType) -> pa.DataType:
@@ -59,7 +51,7 @@ class FieldSlot:
     Attributes
     ----------
     type
-        Arrow type of its words: binary for arrays, maps and structs, which are stored as bytes (``nested.py``).
+        Arrow type of its words: binary for arrays, maps and structs, which are stored as bytes (``words.py``).
     nested
         The field's own type, if that is not `type`; None of any other field.
     words
@@ -217,6 +209,25 @@ class RowLayout:
         by_name = {slot.name: slot for slot in self.state}
         return [by_name[field.name] for field in accumulator.state]
 
+    def check_overflow(self, rows: Words) -> None:
+        """Refuse rows in which a checked sum has overflowed, before they are committed: it is null though a value came.
+
+        Raises
+        ------
+        SumOverflowError
+            In Spark's words; says which sum.
+        """
+        for accumulator in self.schema.accumulators:
+            if not RULES[accumulator.kind].fails_on_overflow:
+                continue
+            total, is_empty = self.slots_of(accumulator)
+            is_null = rows[:, total.flag_word] & np.uint64(total.flag) == 0
+            if np.any(is_null & (rows[:, is_empty.word] == 0)):
+                raise SumOverflowError(
+                    f"{_overflow_words(total.type)}; the batch was not committed; state and checkpoint are as before it",
+                    aggregate=accumulator.meaning or accumulator.kind.value,
+                )
+
     def _initial(self) -> Words:
         words = np.zeros(self.row_words, np.uint64)
         for accumulator in self.schema.accumulators:
@@ -324,6 +335,16 @@ class Feed:
                 return column
             column += words_of(_stored_field(input_field.type))
         raise InvalidRequestError("an accumulator reads a column that the batch does not carry", column=name)
+
+
+def _overflow_words(data_type: pa.DataType) -> str:
+    if pa.types.is_int64(data_type):
+        return (
+            "[ARITHMETIC_OVERFLOW] long overflow. Use 'try_sum' to tolerate overflow and return NULL instead. If necessary set "
+            '"spark.sql.ansi.enabled" to "false" to bypass this error'
+        )
+    kind = "long" if pa.types.is_duration(data_type) else "integer"
+    return f"[INTERVAL_ARITHMETIC_OVERFLOW] {kind} overflow. Use 'try_sum' to tolerate overflow and return NULL instead"
 
 
 def _signed(word: int) -> int:

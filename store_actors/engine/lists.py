@@ -1,4 +1,8 @@
-"""State that grows with its group: the lists of one table, whose elements are words as ``words.py`` makes them."""
+"""State that grows with its group: the lists of one table, whose elements are words as ``words.py`` makes them.
+
+HLL sketches are such lists, of coupons (``hll_kernels.py``); Apache DataSketches has bytes for them (version 1 of its HLL, registers of
+a byte).
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,10 @@ from coordinator.model.errors import InvalidRequestError
 from store_actors.engine import count_kernels, hll_kernels, list_kernels
 from store_actors.engine.arrays import Bytes, Slots, Words
 from store_actors.engine.hash_kernels import ELEMENT_SECRETS, secret_words
-from store_actors.engine.layout import FieldSlot, ListSlot, words_of
+from store_actors.engine.layout import FieldSlot, ListSlot, Sketch
 from store_actors.engine.memory import HEAP, Memory
-from store_actors.engine.nested import decode_nested, is_text
 from store_actors.engine.strings import StringPool
-from store_actors.engine.words import check_countable, decode_column, encode_column
+from store_actors.engine.words import check_countable, decode_column, decode_nested, encode_column, is_text, words_of
 
 
 class ListPool:
@@ -66,14 +69,10 @@ class ListPool:
         firsts = np.flatnonzero(is_first)
         totals = np.add.reduceat(counts[present][order], firsts) if len(firsts) else np.empty(0, np.int64)
         elements = np.column_stack([*(word[firsts] for word in words), totals.view(np.uint64)]).reshape(-1)
-        slots, row = slots[firsts], 0
-        while True:
-            row, self.used = count_kernels.append_counted(
-                self.arena, self.used, rows, slots, field.word, np.ascontiguousarray(elements), field.width, row
-            )
-            if row == len(slots):
-                return
-            self._grow_for(field, int(rows[slots[row], field.word + 1]))
+        # Each as a list of its own.
+        begins = np.arange(len(firsts), dtype=np.uint64) * np.uint64(field.width)
+        lists = np.stack([begins, np.ones(len(firsts), np.uint64)])
+        self.merge(rows, slots[firsts], field, np.ascontiguousarray(elements), lists, 0)
 
     def merge(
         self, rows: Words, targets: Slots, field: ListSlot, source: Words | None, values: Words, column: int
@@ -197,3 +196,45 @@ def element_words(array: pa.ListArray, field: ListSlot, pool: StringPool) -> tup
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     begins = (np.cumsum(lengths) - lengths) * len(words)
     return np.ascontiguousarray(np.stack(words, axis=1)).reshape(-1), begins, lengths
+
+
+def opened(sketch: Sketch, words: Words, valid: Bytes, pool: StringPool) -> tuple[Words, Slots, Slots]:
+    """Return the values of a column, or the sketches that they are, as lists: all elements, where each begins, and its length.
+
+    Parameters
+    ----------
+    words, valid
+        Integers, or ids in the pool, and which of them are not null.
+    """
+    lengths = np.empty(len(words), np.int64)
+    if sketch.is_union:
+        sizes = (pool.arena, pool.offsets, words, valid)
+        elements = np.empty(1, np.uint64)
+        elements = np.empty(max(1, hll_kernels.open_sketches(*sizes, 0, elements, lengths)), np.uint64)
+        hll_kernels.open_sketches(*sizes, 1, elements, lengths)
+        return elements, np.cumsum(lengths) - lengths, lengths
+    coupons = np.empty(len(words), np.uint64)
+    if sketch.is_text:
+        hll_kernels.coupons_of_texts(pool.arena, pool.offsets, words, coupons)
+    else:
+        hll_kernels.coupons_of_longs(words, coupons)
+    marks = np.full(len(words), sketch.lg_k, np.uint64)
+    elements = np.column_stack([marks, coupons]).reshape(-1)
+    lengths[:] = np.where((valid != 0) & (coupons != 0), 2, 0)
+    return elements, np.arange(len(words), dtype=np.int64) * 2, lengths
+
+
+def sketch_bytes(lists: pa.ListArray, lg_k: int) -> pa.Array:
+    """Return the bytes of the sketches that lists are; one without elements is an empty one of this precision."""
+    lengths = np.array(pc.list_value_length(lists), np.int64)
+    # Their 32 bits, which Arrow has a sign for.
+    elements = np.array(lists.flatten(), np.int64).view(np.uint64)
+    out, ends = np.empty(len(elements) + len(lists) + 1, np.uint64), np.empty(len(lists), np.int64)
+    hll_kernels.marked(elements, np.cumsum(lengths), lg_k, out, ends)
+    sizes = np.zeros(len(lists), np.int64)
+    hll_kernels.write_sketches(out, ends, 0, sizes, np.empty(1, np.uint8))
+    check_countable(int(sizes.sum()), "bytes of sketches")
+    content = np.zeros(max(1, int(sizes.sum())), np.uint8)
+    hll_kernels.write_sketches(out, ends, 1, sizes, content)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(lists), [None, pa.py_buffer(offsets), pa.py_buffer(content)])

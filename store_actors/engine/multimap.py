@@ -16,8 +16,7 @@ import pyarrow as pa
 from coordinator.model.schema import ROW_COLUMN, StateSchema
 from store_actors.engine import multimap_kernels as chain_kernels
 from store_actors.engine.arrays import Slots, Words
-from store_actors.engine.larger_index import index_room, larger_index, new_index
-from store_actors.engine.memory import HEAP, Memory, blocks, steps
+from store_actors.engine.memory import HEAP, Memory, blocks, index_room, larger_index, new_index, steps
 from store_actors.engine.table import GroupTable, Touched
 from store_actors.engine.versions import VersionedTable
 
@@ -51,9 +50,7 @@ class MultimapTable(GroupTable):
 
     def chain_keys(self, batch: pa.RecordBatch) -> tuple[Words, Words]:
         """Return the words and null bits of the leading key columns of a batch, for :meth:`match`."""
-        rows = self.rows_of(batch, self.layout.keys[:-1])
-        first = self.layout.flag_words
-        return np.ascontiguousarray(rows[:, first : first + self._chain_words]), rows[:, 0] & self._chain_mask
+        return self.chain_keys_of(self.rows_of(batch, self.layout.keys[:-1]))
 
     def match(self, keys: Words, nulls: Words) -> tuple[Slots, Slots]:
         """Return all pairs of a given key and a row that has it.
@@ -68,23 +65,10 @@ class MultimapTable(GroupTable):
         tuple
             For each pair the place of the key, in ascending order, and the slot of the row.
         """
-        room = max(1 << 10, 2 * len(keys))
-        parts: list[tuple[Slots, Slots]] = []
-        done = 0
-        while True:
-            out_rows, out_slots = np.empty(room, np.int64), np.empty(room, np.int64)
-            done, filled = chain_kernels.match(
-                self._heads, self.rows, keys, nulls, self._next, self.layout.flag_words, self._chain_words,
-                self._chain_mask, self.secret, done, out_rows, out_slots,
-            )  # fmt: skip
-            if filled:
-                parts.append((out_rows[:filled], out_slots[:filled]))
-            if done == len(keys):
-                break
-            room *= 2
-        if not parts:
+        pairs = list(self.match_blocks(keys, nulls, max(1 << 10, 2 * len(keys))))
+        if not pairs:
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        return np.concatenate([rows for rows, _ in parts]), np.concatenate([slots for _, slots in parts])
+        return np.concatenate([rows for rows, _ in pairs]), np.concatenate([slots for _, slots in pairs])
 
     def chain_keys_of(self, rows: Words) -> tuple[Words, Words]:
         """Return :meth:`chain_keys` of rows given as words."""

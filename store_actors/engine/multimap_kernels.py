@@ -13,6 +13,7 @@ from store_actors.engine.index_kernels import (
     _ZERO,
     LIVE,
     _delete_at,
+    _find,
     home,
     next_position,
     prefetch_rows,
@@ -22,30 +23,6 @@ from store_actors.engine.machine_kernels import prefetch
 _BLOCK = 256
 
 u64_1, u64_2, i64_1 = uint64[::1], uint64[:, ::1], int64[::1]
-
-
-@njit(boolean(u64_2, int64, u64_2, int64, int64, int64, int64, uint64, uint64), cache=True, nogil=True, inline="always")
-def _same(rows, slot, words, row, first, words_first, key_words, nulls, key_mask):
-    if rows[slot, 0] & key_mask != nulls:
-        return False
-    for word in range(key_words):
-        if rows[slot, first + word] != words[row, words_first + word]:
-            return False
-    return True
-
-
-@njit(int64(u64_1, u64_2, u64_2, int64, int64, int64, int64, uint64, uint64, uint64, uint64), cache=True, nogil=True)
-def _probe(index, rows, words, row, first, words_first, key_words, nulls, key_mask, tag, position):
-    """Return the position in the index of a key's chain, or -1 - the empty position where it belongs; not before `position`."""
-    while True:
-        entry = index[position]
-        if entry == _ZERO:
-            return -1 - np.int64(position)
-        if entry >> _S32 == tag and _same(
-            rows, np.int64(entry & _LOW32) - 1, words, row, first, words_first, key_words, nulls, key_mask
-        ):
-            return np.int64(position)
-        position = next_position(position, index)
 
 
 @njit(void(u64_1, u64_2, i64_1, int64, u64_1, u64_1), cache=True, nogil=True, inline="always")
@@ -78,7 +55,7 @@ def link(index, rows, slots, start, following, previous, first, key_words, key_m
             slot = slots[number]
             nulls, tag = rows[slot, 0] & key_mask, tags[number - block]
             begin = positions[number - block]
-            position = _probe(index, rows, rows, slot, first, first, key_words, nulls, key_mask, tag, begin)
+            position = _find(index, rows, rows, slot, first, first, key_words, nulls, key_mask, tag, begin)
             previous[slot] = -1
             if position >= 0:
                 head = np.int64(index[position] & _LOW32) - 1
@@ -142,7 +119,7 @@ def match(index, rows, keys, nulls, following, first, key_words, key_mask, secre
         _prefetch_heads(index, rows, following, end - block, tags, positions)
         for row in range(block, end):
             tag, begin = tags[row - block], positions[row - block]
-            position = _probe(index, rows, keys, row, first, 0, key_words, nulls[row], key_mask, tag, begin)
+            position = _find(index, rows, keys, row, first, 0, key_words, nulls[row], key_mask, tag, begin)
             if position < 0:
                 continue
             before = filled
@@ -176,7 +153,7 @@ def number_keys(words, first, key_words, key_mask, secret, index, ids, firsts):
         nulls = words[row, 0] & key_mask
         tag = hash_row(words, row, first, key_words, nulls, secret)
         begin = home(tag, index)
-        position = _probe(index, words, words, row, first, first, key_words, nulls, key_mask, tag, begin)
+        position = _find(index, words, words, row, first, first, key_words, nulls, key_mask, tag, begin)
         if position >= 0:
             ids[row] = ids[np.int64(index[position] & _LOW32) - 1]
         else:

@@ -4,10 +4,6 @@ Each loop carries the hashes of rows on by a column: row ``i`` takes in the valu
 A plain column has one value a row, an array as many as it has elements.
 """
 
-# Compiled kernels are typed by their numba signatures; numba makes its type names at run time.
-# mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-untyped-calls=False, check-untyped-defs=False
-# mypy: disable-error-code="attr-defined"
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,22 +1,32 @@
-"""Compiled comparison of arrays and structs by their bytes (``nested.py``), in Spark's order.
+"""Compiled comparison of arrays and structs by their bytes (``words.py``), in Spark's order.
 
 Structs compare field by field, arrays element by element and then by length; a null is smaller than any value, NaN larger than any
 number and equal to itself, -0.0 is 0.0. Maps have no order.
 
 A table of constants describes the bytes. It has a line for each part of the type, from the outside to the inside. The first number
-of a line has the kind of the part (``part_kind_kernels.py``) in its last three bits, and above them the number of parts in it, itself
-included. The second number is the size of a value in bytes, or the number of fields of a struct. ``nested.parts_of`` makes the lines.
+of a line has the kind of the part (:class:`PartKind`) in its last three bits, and above them the number of parts in it, itself
+included. The second number is the size of a value in bytes, or the number of fields of a struct. ``words.parts_of`` makes the lines.
 """
 
 from __future__ import annotations
+
+from enum import IntEnum
 
 import numpy as np
 from numba import njit, void
 from numba.types import float64, int64, uint8
 
-from store_actors.engine.part_kind_kernels import PartKind
-
 i64_1, i64_2, u8_1 = int64[::1], int64[:, ::1], uint8[::1]
+
+
+class PartKind(IntEnum):
+    """Kinds of parts, each compared by its name here. One that is not known raises ValueError when a value is compared."""
+
+    INTEGER = 0
+    FLOAT = 1
+    TEXT = 2
+    LIST = 3
+    STRUCT = 4
 
 
 @njit(int64(u8_1, int64, int64), cache=True, nogil=True)

@@ -14,8 +14,8 @@ from coordinator.model.schema import Accumulator, StateSchema
 from coordinator.model.type_names import string_to_type
 from store_actors.engine import count_kernels, fold_kernels
 from store_actors.engine.arrays import Mask, Words, whole_numbers
-from store_actors.engine.nested import nested_keys
-from store_actors.engine.sketches import sketch_bytes
+from store_actors.engine.lists import sketch_bytes
+from store_actors.engine.words import nested_keys
 
 
 def results_of(rows: pa.Table, schema: StateSchema) -> pa.Table:

@@ -38,14 +38,12 @@ def put(index, rows, new_rows, key_mask, first, key_words, secret, start, free, 
 
     Stops when out of room; returns the first row not stored.
     """
-    keys = np.empty((1, key_words), np.uint64)
     added = np.int64(0)
     for row in range(start, new_rows.shape[0]):
         nulls = new_rows[row, 0] & key_mask
-        for word in range(key_words):
-            keys[0, word] = new_rows[row, first + word]
-        tag = hash_row(keys, 0, 0, key_words, nulls, secret)
-        position = _find(index, rows, keys, 0, nulls, key_mask, first, tag, home(tag, index))
+        tag = hash_row(new_rows, row, first, key_words, nulls, secret)
+        begin = home(tag, index)
+        position = _find(index, rows, new_rows, row, first, first, key_words, nulls, key_mask, tag, begin)
         if position >= 0:
             slot = np.int64(index[position] & _LOW32) - 1
         else:
@@ -64,18 +62,19 @@ def put(index, rows, new_rows, key_mask, first, key_words, secret, start, free, 
 @njit(
     Tuple((int64, int64, int64))(
         u64_1, u64_2, u64_2, u64_2, u64_1, uint64, int64, u64_1, int64, uint32, i64_1, i64_1, int64, i64_1, i64_1, u64_2,
-        i64_1,
+        i64_1, boolean, i64_1,
     ),
     cache=True, nogil=True,
 )  # fmt: skip
 def upsert(
     index, rows, new_rows, keys, nulls, key_mask, first, secret, start, stamp, free, counters, spare_entries, created,
-    undo_slots, undo_rows, progress,
+    undo_slots, undo_rows, progress, only_new, sources,
 ):  # fmt: skip
     """Write whole rows ``start..`` under `stamp`, keeping what they overwrite (and where) unless that has the same stamp.
 
     ``progress`` is (created, undone) so far in this call. Stops early when a new key finds no free slot or no room in
-    the index. Of rows with the same key the last one stays.
+    the index. Of rows with the same key the last one stays. With ``only_new`` those are written whose key is not there yet, and of rows
+    with the same key the first one; ``sources`` gets the rows that the created ones come from.
 
     Returns
     -------
@@ -92,9 +91,11 @@ def upsert(
         end = min(block + _BLOCK, total)
         tag_block(index, rows, keys, nulls, secret, block, end, tags, positions)
         for row in range(block, end):
-            tag = tags[row - block]
-            position = _find(index, rows, keys, row, nulls[row], key_mask, first, tag, positions[row - block])
+            tag, begin = tags[row - block], positions[row - block]
+            position = _find(index, rows, keys, row, first, 0, keys.shape[1], nulls[row], key_mask, tag, begin)
             if position >= 0:
+                if only_new:
+                    continue
                 slot = np.int64(index[position] & _LOW32) - 1
                 if rows[slot, 0] >> _S32 != np.uint64(stamp):
                     undo_slots[n_undone] = slot
@@ -108,59 +109,14 @@ def upsert(
                 index[-1 - position] = (tag << _S32) | np.uint64(slot + 1)
                 added += 1
                 created[n_created] = slot
+                if only_new:
+                    sources[n_created] = row
                 n_created += 1
             for word in range(1, rows.shape[1]):
                 rows[slot, word] = new_rows[row, word]
             rows[slot, 0] = (new_rows[row, 0] & _LOW32) | LIVE | stamp_word
         block = end
     return total, n_created, n_undone
-
-
-@njit(
-    Tuple((int64, int64))(
-        u64_1, u64_2, u64_2, u64_2, u64_1, uint64, int64, u64_1, int64, uint32, i64_1, i64_1, int64, i64_1, i64_1, int64,
-    ),
-    cache=True, nogil=True,
-)  # fmt: skip
-def insert(
-    index, rows, new_rows, keys, nulls, key_mask, first, secret, start, stamp, free, counters, spare_entries, created,
-    sources, made,
-):  # fmt: skip
-    """Write those of the whole rows ``start..`` whose key is not there yet; of rows with the same key the first one.
-
-    ``created`` gets the slots from index ``made`` on, ``sources`` the rows they come from. Stops early when out of room.
-
-    Returns
-    -------
-    tuple
-        (first row not looked at, created)
-    """
-    total = keys.shape[0]
-    added = np.int64(0)
-    tags, positions = np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.uint64)
-    stamp_word = np.uint64(stamp) << _S32
-    block = start
-    while block < total:
-        end = min(block + _BLOCK, total)
-        tag_block(index, rows, keys, nulls, secret, block, end, tags, positions)
-        for row in range(block, end):
-            tag = tags[row - block]
-            position = _find(index, rows, keys, row, nulls[row], key_mask, first, tag, positions[row - block])
-            if position >= 0:
-                continue
-            slot = claim_slot(rows.shape[0], free, counters, spare_entries - added)
-            if slot < 0:
-                return row, made
-            index[-1 - position] = (tag << _S32) | np.uint64(slot + 1)
-            added += 1
-            for word in range(1, rows.shape[1]):
-                rows[slot, word] = new_rows[row, word]
-            rows[slot, 0] = (new_rows[row, 0] & _LOW32) | LIVE | stamp_word
-            created[made] = slot
-            sources[made] = row
-            made += 1
-        block = end
-    return total, made
 
 
 @njit(int64(u64_2, u8_1, int64, int64, i64_1, u64_2, int64), cache=True, nogil=True)

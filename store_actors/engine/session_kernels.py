@@ -3,10 +3,6 @@
 An event is a session of the state or an input row: a key's place, a start, an end. Those of the state are numbered first.
 """
 
-# Compiled kernels are typed by their numba signatures; numba makes its type names at run time.
-# mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-untyped-calls=False
-# mypy: disable-error-code="attr-defined"
-
 from __future__ import annotations
 
 import numpy as np

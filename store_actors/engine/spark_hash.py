@@ -8,9 +8,9 @@ of Java's ``BigInteger``; arrays by their elements, structs by their fields, in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ _SINGLE_NAN, _DOUBLE_NAN = 0x7FC00000, 0x7FF8000000000000
 _TEXTS = (pa.types.is_string, pa.types.is_binary, pa.types.is_large_string, pa.types.is_large_binary)
 
 
-def spark_hash(rows: pa.Table | pa.RecordBatch, columns: Sequence[str] | None = None) -> npt.NDArray[np.int32]:
+def spark_hash(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> npt.NDArray[np.int32]:
     """Return Spark's ``hash(columns)`` of each row.
 
     Parameters
@@ -39,7 +39,7 @@ def spark_hash(rows: pa.Table | pa.RecordBatch, columns: Sequence[str] | None = 
     rows
         Columns of the types that a state holds (:mod:`coordinator.model.type_names`).
     columns
-        Names, in the order in which Spark is given them; all by default. Without any the hash is the seed.
+        Names, in the order in which Spark is given them. Without any the hash is the seed.
 
     Returns
     -------
@@ -50,7 +50,7 @@ def spark_hash(rows: pa.Table | pa.RecordBatch, columns: Sequence[str] | None = 
     TypeError
         A type that Spark does not hash (a map), or that no state holds.
     """
-    chosen = rows if columns is None else rows.select(list(columns))
+    chosen = rows.select(list(columns))
     batches = chosen.to_batches() if isinstance(chosen, pa.Table) else [chosen]
     parts = [_of_batch(batch) for batch in batches]
     if not parts or not chosen.num_columns:
@@ -72,13 +72,6 @@ def _of_batch(batch: pa.RecordBatch) -> Hashes:
     return hashes
 
 
-class _Hashed(Protocol):
-    """Values that are made ready to be hashed."""
-
-    def carry(self, hashes: Hashes, begins: Slots, ends: Slots) -> None:
-        """Carry hashes on, in place, each by the values between two places (of which null ones change nothing)."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Atomic:
     """Values of an atomic type: a loop with what it reads."""
@@ -87,6 +80,7 @@ class _Atomic:
     buffers: tuple[npt.NDArray[Any], ...]
 
     def carry(self, hashes: Hashes, begins: Slots, ends: Slots) -> None:
+        """Carry hashes on, in place, each by the values between two places (of which null ones change nothing)."""
         self.kernel(hashes, begins, ends, *self.buffers)
 
 
@@ -102,7 +96,7 @@ class _Nested:
         Where the elements of each array begin, and those of the last one end; None of structs.
     """
 
-    parts: tuple[_Hashed, ...]
+    parts: tuple[_Atomic | _Nested, ...]
     offsets: Slots | None
     is_valid: Mask
 
@@ -128,10 +122,12 @@ class _Nested:
         hashes[rows] = row_hashes
 
 
-def _hashed(values: pa.Array) -> _Hashed:
+def _hashed(values: pa.Array) -> _Atomic | _Nested:
     kind, valid = values.type, _valid(values)
     if pa.types.is_struct(kind):
-        return _Nested(tuple(map(_hashed, _fields(values))), None, valid.view(np.bool_))
+        # Without the nulls of the struct: where it is null, its fields are not read.
+        fields = tuple(_hashed(values.field(number)) for number in range(kind.num_fields))
+        return _Nested(fields, None, valid.view(np.bool_))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _Nested((_hashed(values.values),), _offsets(values), valid.view(np.bool_))
     if pa.types.is_decimal128(kind):
@@ -139,24 +135,13 @@ def _hashed(values: pa.Array) -> _Hashed:
         if kind.precision <= _LONG_DIGITS:
             return _Atomic(murmur_kernels.hash_longs, (np.ascontiguousarray(words[::2]), valid))
         return _Atomic(murmur_kernels.hash_wide, (words.view(np.uint8), valid))
-    if _is_text(kind):
+    if any(is_of(kind) for is_of in _TEXTS):
         data = values.buffers()[2]
         content = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
         return _Atomic(murmur_kernels.hash_bytes, (_offsets(values), content, valid))
     numbers = _numbers(values)
     kernel = murmur_kernels.hash_ints if numbers.dtype == np.int32 else murmur_kernels.hash_longs
     return _Atomic(kernel, (numbers, valid))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return any(test(kind) for test in _TEXTS)
-
-
-def _fields(values: pa.Array) -> Iterator[pa.Array]:
-    """Yield the fields of structs, each as long as these."""
-    for number in range(values.type.num_fields):
-        # Without the nulls of the struct: where it is null, its fields are not read.
-        yield values.field(number)
 
 
 def _numbers(values: pa.Array) -> npt.NDArray[Any]:

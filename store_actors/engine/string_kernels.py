@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit, void
-from numba.types import Tuple, int64, uint8, uint64
+from numba.types import Tuple, boolean, int64, uint8, uint64
 
 from store_actors.engine.hash_kernels import hash_string
 from store_actors.engine.index_kernels import find_tag, home, next_position
@@ -63,11 +63,13 @@ def _look_up(data, begin, end, tag, bucket, index, arena, offsets):
 
 
 @njit(
-    Tuple((int64, int64, int64))(u8_1, i64_1, u8_1, int64, u64_1, u64_1, u8_1, i64_1, int64, int64, int64, u64_1),
+    Tuple((int64, int64, int64))(
+        u8_1, i64_1, u8_1, int64, u64_1, u64_1, u8_1, i64_1, int64, int64, int64, boolean, u64_1
+    ),
     cache=True, nogil=True,
 )  # fmt: skip
-def intern(data, ends, valid, start, secret, index, arena, offsets, count, used, index_room, out):
-    """Give each string its id: that of an equal string already in the arena, or the next one.
+def intern(data, ends, valid, start, secret, index, arena, offsets, count, used, index_room, takes_in, out):
+    """Give each string its id: that of an equal string already in the arena, or the next one; if not ``takes_in``, one of no string.
 
     ``ends`` are the n + 1 offsets into ``data``. Stops early when the arena, the offsets or the index are full.
 
@@ -87,7 +89,7 @@ def intern(data, ends, valid, start, secret, index, arena, offsets, count, used,
                 continue
             begin, end, tag = ends[row], ends[row + 1], tags[row - block]
             string_id, bucket = _look_up(data, begin, end, tag, buckets[row - block], index, arena, offsets)
-            if string_id < 0:
+            if string_id < 0 and takes_in:
                 if room <= 0 or count + 1 >= offsets.shape[0] or used + (end - begin) > arena.shape[0]:
                     return row, count, used
                 copy_bytes(data, begin, end - begin, arena, used)
@@ -99,22 +101,6 @@ def intern(data, ends, valid, start, secret, index, arena, offsets, count, used,
                 room -= 1
             out[row] = np.uint64(string_id)
     return valid.shape[0], count, used
-
-
-@njit(void(u8_1, i64_1, u8_1, u64_1, u64_1, u8_1, i64_1, u64_1), cache=True, nogil=True)
-def find(data, ends, valid, secret, index, arena, offsets, out):
-    """Give each string its id, if it has one already; else one that no string ever has."""
-    tags, buckets = np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.uint64)
-    for block in range(0, valid.shape[0], _BLOCK):
-        stop = min(block + _BLOCK, valid.shape[0])
-        _tag_block(data, ends, block, stop, secret, index, arena, offsets, tags, buckets)
-        for row in range(block, stop):
-            if valid[row] == 0:
-                out[row] = _ZERO
-                continue
-            tag, bucket = tags[row - block], buckets[row - block]
-            string_id, _ = _look_up(data, ends[row], ends[row + 1], tag, bucket, index, arena, offsets)
-            out[row] = np.uint64(string_id)
 
 
 @njit(void(i64_1, i64_1, u8_1, i64_1), cache=True, nogil=True)

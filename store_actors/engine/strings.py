@@ -9,8 +9,7 @@ import numpy as np
 from store_actors.engine import string_kernels
 from store_actors.engine.arrays import Bytes, Slots, Words
 from store_actors.engine.hash_kernels import STRING_SECRETS, secret_words
-from store_actors.engine.larger_index import index_room, larger_index, new_index
-from store_actors.engine.memory import HEAP, Memory, steps
+from store_actors.engine.memory import HEAP, Memory, index_room, larger_index, new_index, steps
 
 #: From this size on, in bytes, an arena grows by half: at most a third of it is spare.
 _LARGE = 1 << 26
@@ -31,7 +30,8 @@ class StringPool:
         self.offsets: Slots = memory.zeros(1 << 8, np.int64)
         self._index: Words = new_index(memory, 1 << 8)
         self.count = 0
-        self._used = 0
+        #: Bytes of all values.
+        self.used = 0
         #: Bytes of the longest value that it ever had.
         self.longest = 0
         #: Whether values that it does not have are taken in.
@@ -40,24 +40,23 @@ class StringPool:
     @property
     def nbytes(self) -> int:
         """Memory of the pool, in bytes. Room to grow is not used yet, and takes none."""
-        return self._used + 8 * self.count + self._index.nbytes
+        return self.used + 8 * self.count + self._index.nbytes
 
     def ids(self, data: Bytes, ends: Slots, valid: Bytes) -> Words:
         """Return the ids of n values given as Arrow data and n + 1 offsets; 0 where ``valid`` is 0."""
-        if not self._takes_in:
-            return self._known_ids(data, ends, valid)
         out = np.empty(len(valid), np.uint64)
         row, before = 0, self.count
         while row < len(valid):
             room = index_room(self._index) - self.count
             end = row + self.memory.step(len(valid) - row)
-            row, self.count, self._used = string_kernels.intern(
-                data, ends, valid[:end], row, self._secret, self._index, self.arena, self.offsets, self.count, self._used, room, out
+            row, self.count, self.used = string_kernels.intern(
+                data, ends, valid[:end], row, self._secret, self._index, self.arena, self.offsets, self.count, self.used, room,
+                self._takes_in, out,
             )  # fmt: skip
             if row < end:
                 self._grow(int(ends[row + 1] - ends[row]))
-        lengths = np.diff(self.offsets[before : self.count + 1])
-        self.longest = max(self.longest, int(lengths.max(initial=0)))
+        if self.count > before:
+            self.longest = max(self.longest, int(np.diff(self.offsets[before : self.count + 1]).max()))
         return out
 
     def looking(self) -> StringPool:
@@ -66,36 +65,22 @@ class StringPool:
         lookup_pool._takes_in = False
         return lookup_pool
 
-    def _known_ids(self, data: Bytes, ends: Slots, valid: Bytes) -> Words:
-        out = np.empty(len(valid), np.uint64)
-        for piece in steps(self.memory, len(valid)):
-            bounds = ends[piece.start : piece.stop + 1]
-            string_kernels.find(
-                data, bounds, valid[piece], self._secret, self._index, self.arena, self.offsets, out[piece]
-            )
-        return out
-
-    @property
-    def used(self) -> int:
-        """Bytes of all values."""
-        return self._used
-
     def _grow(self, needed: int) -> None:
         if self.count >= index_room(self._index):
             self._index = larger_index(self.memory, self._index, self.count + 1)
         if self.count + 2 >= len(self.offsets):
             spare = _spare(self.offsets.nbytes) // 8
             self.offsets = self.memory.larger(self.offsets, self.count + 1, len(self.offsets) + spare)
-        if self._used + needed > len(self.arena):
-            size = max(len(self.arena) + _spare(len(self.arena)), self._used + needed)
-            self.arena = self.memory.larger(self.arena, self._used, size)
+        if self.used + needed > len(self.arena):
+            size = max(len(self.arena) + _spare(len(self.arena)), self.used + needed)
+            self.arena = self.memory.larger(self.arena, self.used, size)
 
     def reserve(self, count: int, size: int) -> None:
         """Make room for `count` values of together `size` bytes."""
         if count + 2 > len(self.offsets):
             self.offsets = self.memory.larger(self.offsets, self.count + 1, count + 2)
         if size > len(self.arena):
-            self.arena = self.memory.larger(self.arena, self._used, size)
+            self.arena = self.memory.larger(self.arena, self.used, size)
         if count > index_room(self._index):
             self._index = larger_index(self.memory, self._index, count)
 

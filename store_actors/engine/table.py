@@ -18,10 +18,10 @@ from store_actors.engine.arrays import Bytes, Mask, Slots, Words
 from store_actors.engine.expiry_queue import ExpiryQueue
 from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.hash_kernels import row_secrets, secret_words
-from store_actors.engine.larger_index import index_room, larger_index, new_index
 from store_actors.engine.layout import Feed
-from store_actors.engine.memory import HEAP, Memory, blocks, steps
-from store_actors.engine.sketches import opened
+from store_actors.engine.lists import ListPool, opened
+from store_actors.engine.memory import HEAP, Memory, blocks, index_room, larger_index, new_index, steps
+from store_actors.engine.strings import StringPool
 from store_actors.engine.word_rows import EncodedBatch, WordRows
 
 #: Bytes of rows that are overwritten at once, at most: states of many words would need room for every row of a batch.
@@ -186,7 +186,8 @@ class GroupTable(WordRows):
             end = row + self.memory.step(size - row)
             row, progress[0], progress[1] = row_kernels.upsert(
                 self._index, self.rows, rows, keys[:end], nulls, layout.key_mask, layout.flag_words, self.secret, row,
-                np.uint32(stamp), self._free, self._counters, self._index_room(), created, changed, before, progress,
+                np.uint32(stamp), self._free, self._counters, self._index_room(), created, changed, before, progress, False,
+                created,
             )  # fmt: skip
             if row < end:
                 self._grow(size - row)
@@ -206,15 +207,17 @@ class GroupTable(WordRows):
         if (order := self._order(keys, nulls)) is not None:
             rows, keys, nulls = rows[order], keys[order], nulls[order]
         created, sources = np.empty(size, np.int64), np.empty(size, np.int64)
-        row = made = 0
+        progress, row = np.zeros(2, np.int64), 0
         while row < size:
             end = row + self.memory.step(size - row)
-            row, made = row_kernels.insert(
+            row, progress[0], _ = row_kernels.upsert(
                 self._index, self.rows, rows, keys[:end], nulls, layout.key_mask, layout.flag_words, self.secret, row,
-                np.uint32(stamp), self._free, self._counters, self._index_room(), created, sources, made,
+                np.uint32(stamp), self._free, self._counters, self._index_room(), created, created, rows, progress, True,
+                sources,
             )  # fmt: skip
             if row < end:
                 self._grow(size - row)
+        made = int(progress[0])
         self._schedule(created[:made])
         if order is not None:
             came = np.argsort(order[sources[:made]])
@@ -385,7 +388,7 @@ class GroupTable(WordRows):
     def will_change(self, slots: Slots) -> None:
         """Called before rows at these slots are changed or removed; -1 means no slot."""
         for reader in list(self._frozen):
-            reader.keep((slots,))
+            reader.keep(slots)
 
     def will_undo(self) -> None:
         """Called when versions were undone: what is behind their lists will be written over."""
@@ -396,14 +399,14 @@ class GroupTable(WordRows):
 
     def decode_frozen(self, rows: Words, frozen: FrozenRows) -> Iterator[pa.Table]:
         """Yield the Arrow tables in ``row_schema`` of rows that frozen rows gave out, a piece of a snapshot each; no lock is needed."""
-        past, fields = self.as_of(frozen), (*self.layout.keys, *self.layout.state)
+        past, fields = self.as_of(frozen.pool, frozen.lists), (*self.layout.keys, *self.layout.state)
         for piece in past.cut(rows, fields, limit=self.snapshot_bytes):
             yield past.decode(rows[piece])
 
-    def as_of(self, frozen: FrozenRows) -> GroupTable:
-        """Return a table that only decodes the words of frozen rows."""
+    def as_of(self, pool: StringPool, lists: ListPool) -> GroupTable:
+        """Return a table that only decodes words of former rows, by the pools of then."""
         past = copy.copy(self)
-        past.pool, past.lists = frozen.pool, frozen.lists
+        past.pool, past.lists = pool, lists
         return past
 
     # -- strings --------------------------------------------------------------------------------------------------

@@ -14,11 +14,12 @@ import numpy as np
 import pyarrow as pa
 
 from coordinator.model.schema import ROW_COLUMN, StateSchema
+from store_actors.engine import index_kernels, row_kernels
 from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.layout import FieldSlot, all_words
+from store_actors.engine.memory import HEAP, new_index
 from store_actors.engine.multimap import MultimapTable
-from store_actors.engine.prefixes import PrefixMatch
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import Frozen, VersionedTable, frozen_pieces
 
@@ -33,14 +34,11 @@ _ABSENT = np.uint64(1 << 32)
 #: Up to this many keys are searched in each step's changes, at most this many times; then an overlay is built once, which serves all
 #: later look-ups.
 _FEW_KEYS, _FEW_LOOKS = 4, 8
+_ALL_BITS = np.uint64((1 << 64) - 1)
 
 
 class ShardView(Protocol):
     """A version of a shard. The owner of the shard locks during each call."""
-
-    @property
-    def nbytes(self) -> int:
-        """Memory besides the shard's, in bytes."""
 
     @property
     def is_there(self) -> bool:
@@ -63,78 +61,6 @@ class ShardView(Protocol):
 
     def frozen(self, columns: Sequence[str]) -> Frozen:
         """Return all rows, in no particular order, in pieces that need no lock once they are taken."""
-
-
-class TableView:
-    """A version of one table."""
-
-    def __init__(self, store: VersionedTable, version: int) -> None:
-        self._store = store
-        self._view = VersionView(store, version)
-        self.schema = store.schema
-        self._planned: dict[tuple[str, ...], _Columns] = {}
-        self._layout = store.table.layout
-
-    @property
-    def nbytes(self) -> int:
-        return self._view.nbytes
-
-    @property
-    def is_there(self) -> bool:
-        return self._view.is_there
-
-    def find(self, keys: pa.RecordBatch, columns: Sequence[str]) -> Found:
-        places, rows = self.words_of(keys)
-        table = self._store.table
-        return places, _decoded(table, rows, self._columns(columns), table.piece_bytes)
-
-    def words_of(self, keys: pa.RecordBatch) -> tuple[Slots, Words]:
-        """Return the rows with some keys as words, each with the place of its key."""
-        table = self._store.table
-        looking = table.looking()
-        if isinstance(looking, MultimapTable):
-            return self._view.rows_of_chains(*looking.chain_keys(keys))
-        # Where each key has one row, a last key that numbers rows is 0.
-        key_fields = tuple(slot for slot in table.layout.keys if slot.name != ROW_COLUMN)
-        given_fields = key_fields[: keys.num_columns]
-        if len(given_fields) < len(key_fields):
-            return self._view.rows_of_prefixes(looking.rows_of(keys, given_fields), len(given_fields))
-        rows, is_found = self._view.rows_of_keys(looking.rows_of(keys, given_fields))
-        key_numbers = np.flatnonzero(is_found)
-        return key_numbers, rows[key_numbers]
-
-    def frozen(self, columns: Sequence[str]) -> Frozen:
-        projection = self._columns(columns)
-        return frozen_pieces(self._view.frozen(all_words(projection[0])), partial(self._of_piece, projection))
-
-    def frozen_rows(self) -> FrozenRows:
-        """Return all rows as words, made little by little."""
-        return self._view.frozen()
-
-    def _of_piece(self, columns: _Columns, rows: Words, frozen: FrozenRows) -> Iterator[pa.Table]:
-        past = self._store.table.as_of(frozen)
-        yield _decoded(past, rows, columns, past.snapshot_bytes)
-
-    def _columns(self, names: Sequence[str]) -> _Columns:
-        """Return the fields of some columns; worked out once, as look-ups of one key come by the thousand."""
-        selected, layout = tuple(names), self._store.table.layout
-        if layout is not self._layout:
-            self._planned, self._layout = {}, layout
-        if (projection := self._planned.get(selected)) is None:
-            named = {slot.name: slot for slot in (*layout.keys, *layout.state)}
-            types = layout.schema.row_schema()
-            projection = [named[name] for name in selected], pa.schema([types.field(name) for name in selected])
-            self._planned[selected] = projection
-        return projection
-
-
-def _decoded(table: GroupTable, rows: Words, columns: _Columns, limit: int) -> pa.Table:
-    fields, schema = columns
-    pieces = [
-        pa.Table.from_arrays([table.decode_field(slot, rows[piece]) for slot in fields], schema=schema)
-        for piece in table.cut(rows, fields, limit=limit)
-    ]
-    return pieces[0] if len(pieces) == 1 else pa.concat_tables([schema.empty_table(), *pieces])
 
 
 class VersionView:
@@ -231,7 +157,7 @@ class VersionView:
         return np.unique(np.concatenate(matches))
 
     def __len__(self) -> int:
-        slots, extra = self._all()
+        slots, extra = self.everything()
         return len(slots) + len(extra)
 
     # -- by key ---------------------------------------------------------------------------------------------------
@@ -288,9 +214,9 @@ class VersionView:
             As :meth:`rows_of_chains`.
         """
         matching = PrefixMatch(self._table, prefixes, columns)
-        slots, extra = self._all()
+        slots, extra = self.everything()
         at_slots, at_extra = (
-            matching.places(self._words(slots, matching.words)),
+            matching.places(self.words_at(slots, matching.words)),
             matching.places(extra[:, matching.words]),
         )
         rows = np.concatenate([self._table.taken(slots[at_slots >= 0]), extra[at_extra >= 0]])
@@ -298,12 +224,13 @@ class VersionView:
         order = np.argsort(places, kind="stable")
         return places[order], rows[order]
 
-    def _words(self, slots: Slots, words: list[int]) -> Words:
+    def words_at(self, slots: Slots, words: Sequence[int]) -> Words:
+        """Return some words of the rows at these slots."""
         return np.column_stack([np.take(self._table.rows[:, word], slots) for word in words])
 
     # -- all ------------------------------------------------------------------------------------------------------
 
-    def _all(self) -> tuple[Slots, Words]:
+    def everything(self) -> tuple[Slots, Words]:
         """Return every row of the version: slots of the table, and rows that are no longer in it."""
         self._catch_up()
         slots = self._table.live()
@@ -315,12 +242,119 @@ class VersionView:
         is_unchanged[hidden[hidden >= 0]] = False
         return slots[is_unchanged[slots]], changed[changed[:, 0] >> _S32 == 0]
 
-    def frozen(self, words: Slots | None = None) -> FrozenRows:
+    def frozen_rows(self, words: Slots | None = None) -> FrozenRows:
         """Return all rows, in no particular order, as copies of their words that are made little by little; see :class:`FrozenRows`."""
         self._catch_up()
         if not len(self._overlay):
             return FrozenRows(self._table, words=words)
-        slots, extra = self._all()
+        slots, extra = self.everything()
         selected = np.zeros(len(self._table.used_rows()), np.uint8)
         selected[slots] = 1
         return FrozenRows(self._table, selected, extra, words)
+
+
+class TableView(VersionView):
+    """A version of one table, as :class:`ShardView`."""
+
+    def __init__(self, store: VersionedTable, version: int) -> None:
+        super().__init__(store, version)
+        self.schema = store.schema
+        self._planned: dict[tuple[str, ...], _Columns] = {}
+
+    def find(self, keys: pa.RecordBatch, columns: Sequence[str]) -> Found:
+        places, rows = self.words_of(keys)
+        table = self._table
+        return places, _decoded(table, rows, self._columns(columns), table.piece_bytes)
+
+    def words_of(self, keys: pa.RecordBatch) -> tuple[Slots, Words]:
+        """Return the rows with some keys as words, each with the place of its key."""
+        table = self._table
+        looking = table.looking()
+        if isinstance(looking, MultimapTable):
+            return self.rows_of_chains(*looking.chain_keys(keys))
+        # Where each key has one row, a last key that numbers rows is 0.
+        key_fields = tuple(slot for slot in table.layout.keys if slot.name != ROW_COLUMN)
+        given_fields = key_fields[: keys.num_columns]
+        if len(given_fields) < len(key_fields):
+            return self.rows_of_prefixes(looking.rows_of(keys, given_fields), len(given_fields))
+        rows, is_found = self.rows_of_keys(looking.rows_of(keys, given_fields))
+        key_numbers = np.flatnonzero(is_found)
+        return key_numbers, rows[key_numbers]
+
+    def frozen(self, columns: Sequence[str]) -> Frozen:
+        projection = self._columns(columns)
+        return frozen_pieces(self.frozen_rows(all_words(projection[0])), partial(self._of_piece, projection))
+
+    def _of_piece(self, columns: _Columns, rows: Words, frozen: FrozenRows) -> Iterator[pa.Table]:
+        past = self._table.as_of(frozen.pool, frozen.lists)
+        yield _decoded(past, rows, columns, past.snapshot_bytes)
+
+    def _columns(self, names: Sequence[str]) -> _Columns:
+        """Return the fields of some columns; worked out once, as look-ups of one key come by the thousand."""
+        selected, layout = tuple(names), self._table.layout
+        if (projection := self._planned.get(selected)) is None:
+            named = {slot.name: slot for slot in (*layout.keys, *layout.state)}
+            types = layout.schema.row_schema()
+            projection = [named[name] for name in selected], pa.schema([types.field(name) for name in selected])
+            self._planned[selected] = projection
+        return projection
+
+
+def _decoded(table: GroupTable, rows: Words, columns: _Columns, limit: int) -> pa.Table:
+    fields, schema = columns
+    pieces = [
+        pa.Table.from_arrays([table.decode_field(slot, rows[piece]) for slot in fields], schema=schema)
+        for piece in table.cut(rows, fields, limit=limit)
+    ]
+    return pieces[0] if len(pieces) == 1 else pa.concat_tables([schema.empty_table(), *pieces])
+
+
+class PrefixMatch:
+    """A match of rows with prefixes: one pass over the rows, for any number of prefixes.
+
+    Parameters
+    ----------
+    prefixes
+        Rows of its layout of which the first `columns` key columns count.
+    """
+
+    def __init__(self, table: GroupTable, prefixes: Words, columns: int) -> None:
+        layout = table.layout
+        first = layout.flag_words + layout.null_words
+        width = sum(slot.words for slot in layout.keys[:columns])
+        # The first columns have their nulls in word 0, those beyond them in words of their own.
+        nulls = layout.null_bits(layout.keys[:columns])
+        self._mask, self.words = nulls.pop(0), [0, *nulls, *range(first, first + width)]
+        self._bits = np.array([self._mask, *nulls.values(), *[_ALL_BITS] * width], np.uint64)
+        width += len(nulls)
+        self._secret = table.secret
+        masked = np.ascontiguousarray(prefixes[:, self.words] & self._bits)
+        self._index = new_index(HEAP, len(masked))
+        self._stored = np.empty((len(masked) + 1, 1 + width), np.uint64)
+        nothing_free, counters, slots = (
+            np.empty(0, np.int64),
+            np.zeros(2, np.int64),
+            np.empty(len(masked), np.int64),
+        )
+        row_kernels.put(
+            self._index, self._stored, masked, self._mask, 1, width, self._secret, 0, nothing_free, counters, len(masked), slots
+        )  # fmt: skip
+        #: The last one of equal prefixes.
+        self._prefix_at = np.zeros(len(masked) + 1, np.int64)
+        self._prefix_at[slots] = np.arange(len(masked))
+
+    def places(self, rows: Words) -> Slots:
+        """Return the index of each row's prefix, -1 for none.
+
+        Parameters
+        ----------
+        rows
+            Only their :attr:`words`.
+        """
+        out = np.empty(len(rows), np.int64)
+        rows = rows & self._bits
+        keys = np.ascontiguousarray(rows[:, 1:])
+        index_kernels.lookup(
+            self._index, self._stored, keys, np.ascontiguousarray(rows[:, 0]), self._mask, 1, self._secret, out
+        )
+        return np.where(out >= 0, self._prefix_at[out], -1)

@@ -8,20 +8,21 @@ removed; going back puts those back, and a reader of an older version lays them 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from coordinator.model.errors import InvalidRequestError, VersionNotFoundError
 from coordinator.model.schema import StateSchema
-from store_actors.engine.arrays import Words
+from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.compaction import compact_together
 from store_actors.engine.frozen import FrozenRows
+from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.pieces import batches
 from store_actors.engine.table import GroupTable
@@ -200,6 +201,13 @@ class VersionedTable:
             self.compact()
         return self.version
 
+    def _expired(self, watermark_ms: int) -> tuple[Slots, Words]:
+        """Remove the rows that the watermark has passed; return their slots, and the rows as they were."""
+        slots = self.table.evict(watermark_ms * 1000)
+        rows = self.table.taken(slots)
+        rows[:, 0] |= LIVE
+        return slots, rows
+
     def abort(self) -> None:
         """Drop the pending change; the shard is again what it was before."""
         self._revert(self._take_pending())
@@ -332,3 +340,57 @@ class Compaction:
 def _pooled(table: GroupTable) -> int:
     """Return the bytes in a table's pools. Of lists only what is in use: room to grow is not garbage."""
     return table.pool.nbytes + table.lists.used * table.lists.arena.itemsize
+
+
+class Loadable(Protocol):
+    """A store, empty or at some version, that takes the rows of files."""
+
+    def load(self, delta: pa.Table, version: int, watermark_ms: int) -> None:
+        """Replay a committed delta, or a file of a snapshot, on top of the newest version."""
+
+    def reserve(self, room: Mapping[str, Any]) -> None:
+        """Reserve memory for the rows of a snapshot."""
+
+
+class VersionedStore(Loadable, Protocol):
+    """Rows at their newest version, with the way back to the few versions before.
+
+    A change is pending from the write that makes it until :meth:`commit` or :meth:`abort`.
+    """
+
+    @property
+    def schema(self) -> StateSchema:
+        """Schema of rows and deltas."""
+
+    @property
+    def version(self) -> int:
+        """The newest committed version."""
+
+    @property
+    def watermark_ms(self) -> int:
+        """Watermark of the newest version, in milliseconds since the epoch."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the store, in bytes."""
+
+    def __len__(self) -> int:
+        """Return the number of rows, those of a pending change included."""
+
+    def commit(self) -> object:
+        """Make the pending change the newest version."""
+
+    def abort(self) -> None:
+        """Drop the pending change."""
+
+    def rollback(self, version: int) -> bool:
+        """Go back to a retained version; return False (without any effect) if the version must be loaded."""
+
+    def retained(self) -> Collection[int]:
+        """Return the versions in memory, oldest first."""
+
+    def frozen(self) -> Frozen:
+        """Return all rows of the newest version as they are now, in pieces."""
+
+    def room(self) -> Mapping[str, Any]:
+        """Return how much memory the rows need, as JSON values, for :meth:`reserve`."""

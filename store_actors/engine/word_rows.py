@@ -17,10 +17,9 @@ from store_actors.engine.expiry_queue import NEVER
 from store_actors.engine.layout import Feed, FieldSlot, RowLayout
 from store_actors.engine.lists import ListPool, element_words
 from store_actors.engine.memory import HEAP, Memory
-from store_actors.engine.nested import decode_nested
 from store_actors.engine.pieces import batches, cut
 from store_actors.engine.strings import StringPool
-from store_actors.engine.words import decode_column, encode_column, validity
+from store_actors.engine.words import decode_column, decode_nested, encode_column, validity
 
 #: Times the bytes of words that rows take on their way out: as Arrow data, in a file, and as the bytes of that.
 _DECODED = 3
@@ -180,68 +179,58 @@ class WordRows:
 
     # -- out ------------------------------------------------------------------------------------------------------
 
-    def decode(self, rows: Words, pool: StringPool | None = None) -> pa.Table:
-        """Return the Arrow table in ``row_schema`` of rows given as words; of those taken before compaction, with the `pool` of then.
-
-        It has as many chunks as :meth:`cut` makes pieces.
-        """
+    def decode(self, rows: Words) -> pa.Table:
+        """Return the Arrow table in ``row_schema`` of rows given as words, in as many chunks as :meth:`cut` makes pieces."""
         fields, schema = (*self.layout.keys, *self.layout.state), self.layout.schema.row_schema()
         self.memory.check(_DECODED * rows.nbytes)
         pieces = [
-            pa.Table.from_arrays([self.decode_field(slot, rows[piece], pool) for slot in fields], schema=schema)
-            for piece in self.cut(rows, fields, pool)
+            pa.Table.from_arrays([self.decode_field(slot, rows[piece]) for slot in fields], schema=schema)
+            for piece in self.cut(rows, fields)
         ]
         return pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces)
 
-    def cut(
-        self, rows: Words, fields: Sequence[FieldSlot], pool: StringPool | None = None, limit: int | None = None
-    ) -> Iterable[slice]:
+    def cut(self, rows: Words, fields: Sequence[FieldSlot], limit: int | None = None) -> Iterable[slice]:
         """Return the pieces of rows given as words, of which these fields are at most `limit` bytes of Arrow data (or a single row)."""
         limit = self.piece_bytes if limit is None else limit
-        if len(rows) * self.longest_row(rows, fields, pool) <= limit:
+        if len(rows) * self.longest_row(rows, fields) <= limit:
             return (slice(0, len(rows)),)
-        return cut(self.row_bytes(rows, fields, pool), limit)
+        return cut(self.row_bytes(rows, fields), limit)
 
-    def longest_row(self, rows: Words, fields: Sequence[FieldSlot], pool: StringPool | None = None) -> int:
+    def longest_row(self, rows: Words, fields: Sequence[FieldSlot]) -> int:
         """Return the bytes that no row has more of in these fields."""
-        pool = self.pool if pool is None else pool
         total = 0
         for slot in fields:
-            width = pool.longest + 4 if slot.is_text else 8 * slot.words
+            width = self.pool.longest + 4 if slot.is_text else 8 * slot.words
             if slot.is_list:
                 field = self.layout.lists[slot.name]
                 longest = int(rows[:, slot.word + 1].max(initial=0))
-                width += longest * (8 * field.width + (pool.longest if field.is_text else 0))
+                width += longest * (8 * field.width + (self.pool.longest if field.is_text else 0))
             total += width
         return total
 
-    def row_bytes(self, rows: Words, fields: Sequence[FieldSlot], pool: StringPool | None = None) -> Slots:
+    def row_bytes(self, rows: Words, fields: Sequence[FieldSlot]) -> Slots:
         """Return the bytes of Arrow data that each row has in these fields, about."""
-        pool = self.pool if pool is None else pool
         sizes = np.zeros(len(rows), np.int64)
         for slot in fields:
             words, valid = self._words_of(slot, rows)
             if slot.is_text:
                 sizes += 4
-                pool.measure(words[0], valid, sizes)
+                self.pool.measure(words[0], valid, sizes)
             else:
                 sizes += 8 * slot.words
             if slot.is_list:
-                self.lists.measure(slot, words[0], words[1], pool, sizes)
+                self.lists.measure(slot, words[0], words[1], self.pool, sizes)
         return sizes
 
-    def decode_field(
-        self, slot: FieldSlot, rows: Words, pool: StringPool | None = None, data_type: pa.DataType | None = None
-    ) -> pa.Array:
+    def decode_field(self, slot: FieldSlot, rows: Words, data_type: pa.DataType | None = None) -> pa.Array:
         """Return a column of rows given as words: cut them before, or ask for the large form of a `data_type` of strings."""
         if slot.is_plain and not self._has_nulls(slot, rows):
             values = np.ascontiguousarray(rows[:, slot.word])
             return pa.Array.from_buffers(slot.type, len(rows), [None, pa.py_buffer(values)], 0)
         words, valid = self._words_of(slot, rows)
-        pool = self.pool if pool is None else pool
         if slot.is_list:
-            return self.lists.decode(slot, words[0], words[1], pool)
-        decoded = decode_column(slot.type if data_type is None else data_type, words, valid, pool)
+            return self.lists.decode(slot, words[0], words[1], self.pool)
+        decoded = decode_column(slot.type if data_type is None else data_type, words, valid, self.pool)
         return decoded if slot.nested is None else decode_nested(decoded, slot.nested)
 
     @staticmethod

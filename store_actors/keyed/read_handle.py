@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from coordinator.model.errors import InvalidRequestError, OperationOutOfOrderError
-from store_actors.keyed.checks import Rows, checked_table, key_batch
+from store_actors.engine.arrays import Slots, Words
+from store_actors.engine.layout import FieldSlot
+from store_actors.engine.table_view import PrefixMatch, VersionView
+from store_actors.keyed.checks import Rows, checked_table, key_batch, value_array
 from store_actors.keyed.table import KeyedTable, RowScan
-from store_actors.keyed.view import KeyedView
 
 #: Largest number of rows in a batch of a scan, unless the caller says otherwise.
 BATCH_ROWS = 1 << 16
 #: Last column of ``multi_get``: whether the key is there.
 FOUND_COLUMN = "__found"
+#: String types with 64-bit offsets, as all keys of a column together may have more than 2 GiB.
+_LARGE_TYPES = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 
 
 class HandleState(StrEnum):
@@ -49,6 +54,35 @@ class KeyedMetrics:
     rows_removed: int
 
 
+def _order_in_range(values: pa.Array, slot: FieldSlot, start: object, end: object) -> Slots:
+    """Return the indices of the values in the range, in Spark's order (strings by their bytes); nulls are last."""
+
+    def bound(value: object) -> pa.Scalar:
+        return _comparable(value_array(value, slot.type, slot.name).cast(values.type))[0]
+
+    comparable, chosen = _comparable(values), pa.array(np.ones(len(values), np.bool_))
+    if start is not None:
+        chosen = pc.fill_null(pc.greater_equal(comparable, bound(start)), True)
+    if end is not None:
+        chosen = pc.and_(chosen, pc.fill_null(pc.less(comparable, bound(end)), False))
+    indices = np.flatnonzero(chosen.to_numpy(zero_copy_only=False))
+    order = pc.sort_indices(pc.take(comparable, pa.array(indices)))  # nulls last
+    ordered: Slots = indices[order.to_numpy()]
+    return ordered
+
+
+def _comparable(values: pa.Array) -> pa.Array:
+    """Return values that Arrow compares as Spark does these: NaN is the largest float and -0.0 equals 0.0."""
+    if pa.types.is_boolean(values.type):
+        return values.cast(pa.int8())
+    if not pa.types.is_floating(values.type):
+        return values
+    floats = values.cast(pa.float64()).fill_null(0.0).to_numpy() + 0.0
+    bits = np.where(np.isnan(floats), np.nan, floats).view(np.int64)
+    sortable = bits ^ ((bits >> 63) & np.int64(0x7FFFFFFFFFFFFFFF))
+    return pa.array(sortable, mask=values.is_null().to_numpy(zero_copy_only=False))
+
+
 class Reads:
     """The reads of both kinds of handles: of their version, and for one that updates of its own puts and removes.
 
@@ -63,7 +97,8 @@ class Reads:
         #: The version that is read; of an update handle the one before its updates.
         self.version = version
         self.state = state
-        self._view = KeyedView(store, version if state is HandleState.READING else None)
+        self._view = VersionView(store, version if state is HandleState.READING else None)
+        store.read_by(self._view)
 
     def _require(self, operation: str, *states: HandleState) -> None:
         if self.state not in (states or self._ALIVE):
@@ -125,7 +160,7 @@ class Reads:
     def iterator(self, batch_rows: int = BATCH_ROWS) -> RowScan:
         """Return all rows as they are now, in no particular order; puts and removes while iterating are not shown."""
         self._require("iterator")
-        return self._view.scan(batch_rows)
+        return self._scan(*self._view.everything(), batch_rows)
 
     def prefix_scan(self, prefixes: Rows, batch_rows: int = BATCH_ROWS) -> RowScan:
         """Return the rows whose leftmost key columns are as in one of the rows of `prefixes`, in no particular order.
@@ -153,7 +188,11 @@ class Reads:
         batches = checked_table(prefixes, keys[:count]).to_batches()
         rows = [table.rows_of(batch, table.layout.keys[:count]) for batch in batches]
         empty = np.empty((0, table.layout.row_words), np.uint64)
-        return self._view.prefix_scan(np.concatenate([empty, *rows]), count, batch_rows)
+        # The keys are read once, for any number of prefixes.
+        matching = PrefixMatch(table, np.concatenate([empty, *rows]), count)
+        slots, extra = self._view.everything()
+        chosen = matching.places(self._view.words_at(slots, matching.words)) >= 0
+        return self._scan(slots[chosen], extra[matching.places(extra[:, matching.words]) >= 0], batch_rows)
 
     def range_scan(
         self, column: str, start: object = None, end: object = None, batch_rows: int = BATCH_ROWS
@@ -169,12 +208,28 @@ class Reads:
             Not a key column, or one of arrays or structs, or an end that its type cannot hold.
         """
         self._require("range_scan")
-        slots = {slot.name: slot for slot in self._store.table.layout.keys if slot.nested is None}
-        if column not in slots:
+        table = self._store.table
+        atomic = {slot.name: slot for slot in table.layout.keys if slot.nested is None}
+        if column not in atomic:
             raise InvalidRequestError(
-                "ranges are scanned by a key column, of an atomic type", column=column, keys=list(slots)
+                "ranges are scanned by a key column, of an atomic type", column=column, keys=list(atomic)
             )
-        return self._view.range_scan(slots[column], start, end, batch_rows)
+        slot = atomic[column]
+        slots, extra = self._view.everything()
+        words = [slot.flag_word, *range(slot.word, slot.word + slot.words)]
+        rows = np.concatenate([self._view.words_at(slots, words), extra[:, words]])
+        # These have the column alone: its flags, and then its value.
+        values = table.decode_field(
+            replace(slot, flag_word=0, word=1), rows, data_type=_LARGE_TYPES.get(slot.type, slot.type)
+        )
+        order = _order_in_range(values, slot, start, end)
+        if not len(extra):
+            return self._scan(slots[order], extra, batch_rows)
+        rows = np.concatenate([table.taken(slots), extra])
+        return self._scan(np.empty(0, np.int64), np.take(rows, order, axis=0), batch_rows)
+
+    def _scan(self, slots: Slots, extra: Words, batch_rows: int) -> RowScan:
+        return self._store.watch(RowScan(self._store.table, slots, extra, batch_rows))
 
     def metrics(self) -> KeyedMetrics:
         """Return the statistics of this version and its store."""

@@ -16,23 +16,18 @@ changed any more, through any handle; its owner forgets it, and loads it again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
-
 import pyarrow as pa
 
 from coordinator.model.errors import InvalidRequestError, VersionNotFoundError, WriterBusyError
-from coordinator.model.nested_types import has_map
-from coordinator.model.schema import Field, StateSchema
-from coordinator.model.type_names import string_to_type, type_to_string
+from coordinator.model.schema import Field
+from coordinator.model.type_names import has_map, string_to_type, type_to_string
 from store_actors.engine.memory import HEAP, Memory
-from store_actors.engine.table_view import ShardView, TableView
+from store_actors.engine.table_view import ShardView, TableView, VersionView
 from store_actors.engine.versions import CHANGE_COLUMN, Change, Frozen, frozen_pieces
 from store_actors.keyed.checks import checked_table
 from store_actors.keyed.read_handle import ReadHandle
 from store_actors.keyed.table import KeyedTable
 from store_actors.keyed.update_handle import UpdateHandle
-from store_actors.keyed.view import KeyedView
 
 
 class KeyedShard:
@@ -63,18 +58,16 @@ class KeyedShard:
         _check_fields(keys, values)
         if due is not None and (due, "int64") not in [(field.name, field.type) for field in values]:
             raise InvalidRequestError("rows fall due by a value column of type int64", column=due)
-        self._table = KeyedTable(keys, values, due, seed, memory)
+        self._table = table = KeyedTable(keys, values, due, seed, memory)
+        #: Schema of rows and deltas.
+        self.schema = table.schema
+        self.room, self.reserve, self.clear_columns = table.room, table.reserve, table.clear_columns
         self._writer: UpdateHandle | None = None
         #: Version that was loaded last; nothing was made on top of it.
         self._loaded: int | None = None
 
     def __len__(self) -> int:
         return len(self._table)
-
-    @property
-    def schema(self) -> StateSchema:
-        """Schema of rows and deltas."""
-        return self._table.schema
 
     @property
     def version(self) -> int:
@@ -207,17 +200,10 @@ class KeyedShard:
         self._table.load(checked_table(delta, fields), version, watermark_ms)
         self._loaded = version
 
-    def clear_columns(self, names: Collection[str]) -> None:
-        """Make value columns null in all rows of a store that was just loaded: its next version has dropped them."""
-        self._table.clear_columns(names)
-
     def snapshot(self, version: int | None = None) -> pa.Table:
         """Return all rows of a retained version (the newest committed one by default), in ``row_schema``.
 
-        Raises
-        ------
-        VersionNotFoundError
-            The version is negative, or not in memory.
+        Raises errors as :meth:`read`.
         """
         with self.read(version) as handle:
             return handle.iterator().read_all()
@@ -225,26 +211,12 @@ class KeyedShard:
     def frozen(self) -> Frozen:
         """Return :meth:`snapshot` of the newest committed version as it is now, in pieces."""
         self._table.check_whole()
-        return frozen_pieces(KeyedView(self._table, self.version).frozen(), self._table.table.decode_frozen)
+        return frozen_pieces(VersionView(self._table, self.version).frozen_rows(), self._table.table.decode_frozen)
 
     def view(self, version: int) -> ShardView:
-        """Return a retained version, to be read without a handle.
-
-        Raises
-        ------
-        VersionNotFoundError
-            The version is negative, or not in memory.
-        """
+        """Return a retained version, to be read without a handle; raises errors as :meth:`read`."""
         self._check_version(version)
         return TableView(self._table, version)
-
-    def room(self) -> Mapping[str, Any]:
-        """Return the sizes that :meth:`reserve` takes; see :meth:`VersionedTable.room`."""
-        return self._table.room()
-
-    def reserve(self, room: Mapping[str, Any]) -> None:
-        """Reserve memory before rows are loaded; see :meth:`VersionedTable.reserve`."""
-        self._table.reserve(room)
 
     def _end_writing(self, writer: UpdateHandle) -> None:
         self._writer = None

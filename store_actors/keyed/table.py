@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 from weakref import WeakSet
 
 import numpy as np
@@ -18,11 +17,11 @@ from coordinator.model.schema import Field, StateSchema
 from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.expiry_queue import NEVER, ExpiryQueue
 from store_actors.engine.index_kernels import LIVE
-from store_actors.engine.layout import FieldSlot
-from store_actors.engine.memory import HEAP, Memory, blocks
+from store_actors.engine.memory import Memory, blocks
 from store_actors.engine.pieces import batches
 from store_actors.engine.strings import StringPool
 from store_actors.engine.table import GroupTable
+from store_actors.engine.table_view import VersionView
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, UndoPart, VersionedTable, VersionStep
 
 _LOW32 = np.uint64(0xFFFFFFFF)
@@ -58,7 +57,7 @@ class RowScan(Iterator[pa.RecordBatch]):
             rows = self._take(self._batch_rows)
             if not len(rows):
                 raise StopIteration
-            self._ready.extend(self._table.decode(rows, self._pool).to_batches())
+            self._ready.extend(self._table.as_of(self._pool, self._table.lists).decode(rows).to_batches())
         return self._ready.popleft()
 
     def _take(self, limit: int) -> Words:
@@ -114,69 +113,6 @@ class NetChange:
     rows_updated: int
 
 
-class HoldsRows(Protocol):
-    """Something that holds rows besides the table's."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-
-class DueRows:
-    """A queue of a table's rows by the time at which each falls due, which one of its value columns has.
-
-    Every write adds entries and none is removed: an entry counts only if its row has the same time when the entry comes up. So to drop
-    a version, or go back to one, it is enough to add entries for the rows that come back.
-
-    Parameters
-    ----------
-    slot
-        The column; a row with null is never due.
-    """
-
-    def __init__(self, table: GroupTable, slot: FieldSlot) -> None:
-        self._table, self._slot = table, slot
-        self._expiry_queue = ExpiryQueue(table.memory)
-
-    @property
-    def nbytes(self) -> int:
-        """Memory held, in bytes."""
-        return self._expiry_queue.nbytes
-
-    def _times(self, rows: Words) -> Slots:
-        valid = (rows[:, self._slot.flag_word] & np.uint64(self._slot.flag)) != 0
-        times: Slots = np.where(valid, np.ascontiguousarray(rows[:, self._slot.word]).view(np.int64), NEVER)
-        return times
-
-    def add(self, rows: Words) -> None:
-        """Enter rows (in words) that are in the table."""
-        if self._expiry_queue.is_cluttered(len(self._table)):
-            self._expiry_queue = ExpiryQueue(self._table.memory)
-            slots = self._table.live()
-            self._enter(self._times(self._table.taken(slots)), slots)
-        self._enter(self._times(rows), self._table.find(rows))
-
-    def _enter(self, times: Slots, slots: Slots) -> None:
-        is_entered = (times != NEVER) & (slots >= 0)
-        self._expiry_queue.add(times[is_entered], slots[is_entered])
-
-    def find(self, limit: int) -> Slots:
-        """Return the slots of the rows that are due at or before `limit` as they are now; the same if asked again."""
-        slots = np.unique(self._expiry_queue.due(limit))
-        rows = self._table.taken(slots)
-        times = self._times(rows)
-        is_due = (rows[:, 0] & LIVE != 0) & (times <= limit)
-        # The caller may leave a row as it is, or abort: it stays due.
-        self._enter(times[is_due], slots[is_due])
-        due_slots: Slots = slots[is_due]
-        return due_slots
-
-    def earliest(self) -> int | None:
-        """Return when the first row falls due as the rows are now; None if none does."""
-        times = self._times(self._table.taken(self._table.live()))
-        least = int(times.min(initial=NEVER))
-        return None if least == NEVER else least
-
-
 class KeyedTable(VersionedTable):
     """Rows of value words under key words, with the way back to the versions before."""
 
@@ -184,15 +120,17 @@ class KeyedTable(VersionedTable):
         self,
         keys: tuple[Field, ...],
         values: tuple[Field, ...],
-        due: str | None = None,
-        seed: int = 0,
-        memory: Memory = HEAP,
+        due: str | None,
+        seed: int,
+        memory: Memory,
     ) -> None:
         super().__init__(StateSchema.keyed(keys, values), seed, memory)
         layout = self.table.layout
-        self._due: DueRows | None = None
-        if due is not None:
-            self._due = DueRows(self.table, next(slot for slot in layout.state if slot.name == due))
+        #: The value column that has the time at which each row falls due, if there is one; a row with null is never due.
+        self._due_slot = next((slot for slot in layout.state if slot.name == due), None)
+        #: Rows by these times. Every write adds entries and none is removed: an entry counts only if its row has the same time when the
+        #: entry comes up. So to drop a version, or go back to one, it is enough to add entries for the rows that come back.
+        self._due_queue = ExpiryQueue(memory)
         #: Leading words of a row that tell its key: flags and key words.
         self.key_end = layout.flag_words + layout.key_words
         self._scans: WeakSet[RowScan] = WeakSet()
@@ -203,16 +141,15 @@ class KeyedTable(VersionedTable):
         #: Whether an error (memory exhausted) came in the middle of a change: what is held is of no version then.
         self.is_broken = False
         #: Who reads the table, and holds rows of its own for that: scans that were frozen, and views of older versions.
-        self._readers: WeakSet[HoldsRows] = WeakSet()
+        self._readers: WeakSet[RowScan | VersionView] = WeakSet()
 
     @property
     def nbytes(self) -> int:
         """Memory held, in bytes, with what older versions, a pending change and those who read need."""
-        calendar = 0 if self._due is None else self._due.nbytes
-        beside: list[HoldsRows] = [*self.steps(), *self._scans, *self._readers]
-        return self.table.nbytes + calendar + sum(holder.nbytes for holder in beside)
+        beside = [*self.steps(), *self._scans, *self._readers, self._due_queue]
+        return self.table.nbytes + sum(holder.nbytes for holder in beside)
 
-    def read_by(self, reader: HoldsRows) -> None:
+    def read_by(self, reader: VersionView) -> None:
         """Count what a reader holds for as long as it is there."""
         self._readers.add(reader)
 
@@ -332,7 +269,7 @@ class KeyedTable(VersionedTable):
         self.freeze_scans()
         with self.changing():
             super().load(delta, version, watermark_ms)
-            if self._due is not None:
+            if self._due_slot is not None:
                 updated = delta.filter(pc.equal(delta.column(CHANGE_COLUMN), UPDATED))
                 for batch in batches(updated, self.table.piece_bytes):
                     self._note_due(self.table.rows_of(batch))
@@ -353,22 +290,42 @@ class KeyedTable(VersionedTable):
 
     def _note_due(self, rows: Words) -> None:
         """Enter rows that were just written, in words, when they fall due."""
-        if self._due is not None:
-            self._due.add(rows)
+        if self._due_slot is None:
+            return
+        if self._due_queue.is_cluttered(len(self.table)):
+            self._due_queue = ExpiryQueue(self.table.memory)
+            slots = self.table.live()
+            self._enter_due(self._due_times(self.table.taken(slots)), slots)
+        self._enter_due(self._due_times(rows), self.table.find(rows))
+
+    def _enter_due(self, times: Slots, slots: Slots) -> None:
+        is_entered = (times != NEVER) & (slots >= 0)
+        self._due_queue.add(times[is_entered], slots[is_entered])
+
+    def _due_times(self, rows: Words) -> Slots:
+        slot = self._due_slot
+        if slot is None:
+            raise InvalidRequestError("the store was opened without a column by which its rows fall due")
+        valid = (rows[:, slot.flag_word] & np.uint64(slot.flag)) != 0
+        times: Slots = np.where(valid, np.ascontiguousarray(rows[:, slot.word]).view(np.int64), NEVER)
+        return times
 
     def due(self, limit: int) -> Words:
         """Return the rows whose due column is at most `limit` now, as words; what is not due is not looked at."""
-        with self.changing():  # what is found is out of the calendar until it is entered again
-            return self.table.taken(self._due_rows().find(limit))
+        with self.changing():  # what is found is out of the queue until it is entered again
+            slots = np.unique(self._due_queue.due(limit))
+            rows = self.table.taken(slots)
+            times = self._due_times(rows)
+            is_due = (rows[:, 0] & LIVE != 0) & (times <= limit)
+            # The caller may leave a row as it is, or abort: it stays due.
+            self._enter_due(times[is_due], slots[is_due])
+            due: Words = rows[is_due]
+            return due
 
     def earliest_due(self) -> int | None:
-        """Return the least value of the due column; None if no row falls due."""
-        return self._due_rows().earliest()
-
-    def _due_rows(self) -> DueRows:
-        if self._due is None:
-            raise InvalidRequestError("the store was opened without a column by which its rows fall due")
-        return self._due
+        """Return the least value of the due column as the rows are now; None if no row falls due."""
+        least = int(self._due_times(self.table.taken(self.table.live())).min(initial=NEVER))
+        return None if least == NEVER else least
 
     # -- scans and strings ----------------------------------------------------------------------------------------
 

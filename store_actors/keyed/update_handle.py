@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import pyarrow as pa
 
 from coordinator.model.errors import InvalidRequestError
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, Change
-from store_actors.keyed.checks import Rows, checked_table, key_batch
+from store_actors.keyed.checks import Condition, Rows, checked_table, key_batch, matches
 from store_actors.keyed.read_handle import BATCH_ROWS, HandleState, Reads
-from store_actors.keyed.row_condition import Condition, matches
 from store_actors.keyed.table import KeyedTable
 
 #: Values of ``__change`` in :meth:`UpdateHandle.updates`.
@@ -21,7 +18,7 @@ ADDED, CHANGED, GONE = "added", "changed", "removed"
 
 
 class UpdateHandle(Reads):
-    """Makes the next version of a store. As a context manager, it aborts the version unless that was committed."""
+    """Makes the next version of a store, until :meth:`commit` or :meth:`abort`."""
 
     def __init__(self, store: KeyedTable, next_version: int, on_end: Callable[[UpdateHandle], None]) -> None:
         super().__init__(store, store.version, HandleState.UPDATING)
@@ -30,11 +27,6 @@ class UpdateHandle(Reads):
         self._on_end = on_end
         self._rows_in = 0
         self._change: Change | None = None
-
-    @property
-    def has_committed(self) -> bool:
-        """Whether the version was committed."""
-        return self.state is HandleState.COMMITTED
 
     @property
     def pending_bytes(self) -> int:
@@ -82,13 +74,7 @@ class UpdateHandle(Reads):
         self.put(key_batch([columns[field.name] for field in fields], fields))
 
     def remove_key(self, key: Sequence[object]) -> int:
-        """Remove a key, given as its parts in the order of the key columns; return 1 if it was there, else 0.
-
-        Raises
-        ------
-        InvalidRequestError
-            The key has another number of parts or a part of a wrong type.
-        """
+        """Remove a key, given as for :meth:`get`, which raises the same errors; return 1 if it was there, else 0."""
         return self.remove(key_batch(key, self._store.schema.keys))
 
     def remove(self, keys: Rows) -> int:
@@ -145,13 +131,7 @@ class UpdateHandle(Reads):
         return self._store.table.decode(self._store.due(limit))
 
     def earliest_due(self) -> int | None:
-        """Return the smallest value of the due column; None if no row falls due.
-
-        Raises
-        ------
-        InvalidRequestError
-            The store was opened without such a column.
-        """
+        """Return the smallest value of the due column; None if no row falls due. Raises errors as :meth:`due`."""
         self._require("earliest_due", HandleState.UPDATING)
         return self._store.earliest_due()
 
@@ -244,12 +224,3 @@ class UpdateHandle(Reads):
             self._store.abort()
         self.state = HandleState.ABORTED
         self._on_end(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.state in (HandleState.UPDATING, HandleState.PREPARED):
-            self.abort()

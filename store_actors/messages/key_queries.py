@@ -56,13 +56,12 @@ class FoundRows:
 KeyResult: TypeAlias = FoundRows | StateStoreError | None
 
 
+@dataclass(frozen=True, slots=True)
 class KeyQuery:
     """Keys to look for on some shards."""
 
-    __slots__ = ("keys", "requests")
-
-    def __init__(self, requests: Sequence[ReadRequest], keys: Sequence[pa.Table]) -> None:
-        self.requests, self.keys = tuple(requests), tuple(keys)
+    requests: Sequence[ReadRequest]
+    keys: Sequence[pa.Table]
 
     @property
     def is_small(self) -> bool:
@@ -107,13 +106,11 @@ class KeyQuery:
         return cls(requests, keys)
 
 
+@dataclass(frozen=True, slots=True)
 class KeyResults:
     """The results of the requests of a :class:`KeyQuery`, in their order."""
 
-    __slots__ = ("each",)
-
-    def __init__(self, each: Sequence[KeyResult]) -> None:
-        self.each = tuple(each)
+    each: Sequence[KeyResult]
 
     def encoded(self) -> bytes:
         """Return the results as JSON and Arrow data; an error as class name, message and context as strings or numbers."""

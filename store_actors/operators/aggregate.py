@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 
 from store_actors.engine.arrays import Words
 from store_actors.engine.index_kernels import LIVE
-from store_actors.engine.overflow import check_overflow
 from store_actors.engine.pieces import batches
 from store_actors.engine.table import Touched
 from store_actors.engine.versions import (
@@ -59,7 +58,10 @@ class AggregateShard(VersionedTable):
         """
         self.check_next(version, late_ms)
         touched, rows_late = self._fold(rows, version)
-        self._check_sums(touched)
+        # Without such sums no row is copied.
+        if self.table.layout.fails_on_overflow:
+            rows_touched = self.table.taken(np.concatenate([touched.created, touched.changed]))
+            self.table.layout.check_overflow(rows_touched)
         change, undo = self._evict(touched, watermark_ms, version, rows.rows_read, rows_late)
         step = self.begin(version)
         step.watermark_ms = watermark_ms
@@ -84,11 +86,6 @@ class AggregateShard(VersionedTable):
         # Spark counts after it has added up the rows of each group, those of all its map tasks.
         return touched, len(np.unique(np.concatenate(late), axis=0)) if late else 0
 
-    def _check_sums(self, touched: Touched) -> None:
-        # Without such sums no row is copied.
-        if self.table.layout.fails_on_overflow:
-            check_overflow(self.table.layout, self.table.taken(np.concatenate([touched.created, touched.changed])))
-
     def _drop_late(self, batch: EncodedBatch, late: list[Words]) -> EncodedBatch:
         """Return the batch without its late rows, and add the keys of these to `late`."""
         word = self.table.layout.expiry_word
@@ -110,9 +107,7 @@ class AggregateShard(VersionedTable):
         slots = np.concatenate([touched.created, touched.changed])
         rows = table.columns(slots)
         created = rows[: len(touched.created), : layout.flag_words + layout.key_words].copy()
-        evicted = table.evict(watermark_ms * 1000)
-        removed = table.taken(evicted)
-        removed[:, 0] |= LIVE
+        evicted, removed = self._expired(watermark_ms)
         just_touched = (removed[:, 0] >> np.uint64(32)) == np.uint64(version & 0xFFFFFFFF)
         if len(evicted):
             rows = np.concatenate([rows[(table.rows[slots, 0] & LIVE) != 0], removed])

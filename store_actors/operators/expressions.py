@@ -27,7 +27,7 @@ A tree is JSON. Every node has ``op``; but for the first three, what it works on
 ``field``                           ``name``; a struct
 ``each``                            a list, and ``of``: what each of its elements becomes
 ``timestamp``                       ``unit`` (us, ms); an integer, since the epoch
-``unpacked``                        ``type``; a binary of :mod:`store_actors.engine.packed_values`
+``unpacked``                        ``type``; a binary of :func:`~store_actors.engine.columns.packed`
 ==================================  =====================================================================
 
 The meaning is Spark's without ANSI mode: nulls by three-valued logic, NaN equal to NaN and larger than any number, -0.0 equal to
@@ -44,8 +44,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from coordinator.model.errors import InvalidRequestError
 from coordinator.model.type_names import string_to_type
-from store_actors.engine.packed_values import unpacked
+from store_actors.engine.arrays import Mask
+from store_actors.engine.columns import unpacked
 from store_actors.operators import numbers
 from store_actors.operators.numbers import Datum, UnfitError
 
@@ -289,3 +291,41 @@ _OPERATIONS: Mapping[str, Operation] = {
     "each": _each,
     "unpacked": _unpacked,
 }
+
+
+class PairCondition:
+    """A compiled condition over pairs of rows of a join.
+
+    Raises
+    ------
+    InvalidRequestError
+        The tree has an unknown operation or column, or types that do not go together.
+    """
+
+    def __init__(self, tree: Node, types: Mapping[str, pa.DataType]) -> None:
+        try:
+            self._tree = ExpressionTree(tree, types)
+            if not pa.types.is_boolean(self._tree.type):
+                raise NotComputableError(tree, f"it gives {self._tree.type}, not booleans")
+        except NotComputableError as error:
+            raise _refused(error) from error
+        #: Names of the columns that it reads.
+        self.columns: tuple[str, ...] = self._tree.columns
+
+    def holds(self, columns: Mapping[str, pa.Array], size: int) -> Mask:
+        """Return a mask of the pairs, `size` in number, for which the condition is true; null is not true."""
+        try:
+            result = self._tree.values(columns, size)
+        except NotComputableError as error:
+            raise _refused(error) from error
+        if isinstance(result, pa.Scalar):
+            return np.full(size, result.as_py() is True)
+        return np.asarray(result.fill_null(False).to_numpy(zero_copy_only=False), np.bool_)
+
+
+def _refused(error: NotComputableError) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"a part of a join's condition cannot be evaluated: {error.reason}; nothing was changed; give that part as a column of one "
+        "side",
+        part=error.node,
+    )

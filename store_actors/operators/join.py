@@ -27,11 +27,10 @@ from store_actors.engine.frozen import FrozenRows
 from store_actors.engine.layout import FieldSlot
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.pieces import cut
-from store_actors.engine.strings import StringPool
 from store_actors.engine.table_view import Found, ShardView, TableView
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, Change, Compaction, Frozen, frozen_pieces
 from store_actors.messages.requests import ShardInput
-from store_actors.operators.join_condition import PairCondition
+from store_actors.operators.expressions import PairCondition
 from store_actors.operators.join_schema import JoinOptions, JoinType
 from store_actors.operators.join_side import JoinSide, SideRows
 
@@ -63,17 +62,13 @@ class JoinShard:
         self._next_number: int | None = None
         self._compaction = Compaction()
 
-    @property
-    def _pool(self) -> StringPool:
-        return self._sides[0].table.pool
-
     def __len__(self) -> int:
         return len(self._sides[0]) + len(self._sides[1])
 
     @property
     def nbytes(self) -> int:
         """Memory in bytes, retained versions included."""
-        return self._sides[0].nbytes + self._sides[1].nbytes - self._pool.nbytes
+        return self._sides[0].nbytes + self._sides[1].nbytes - self._sides[0].table.pool.nbytes
 
     @property
     def row_bytes(self) -> int:
@@ -128,7 +123,7 @@ class JoinShard:
             # As Spark counts: what is over at once was never kept.
             passing = side.count_new(expired)
             kept -= passing
-            if not self._options.is_outer(index):
+            if not self._options.join_type.is_outer(index):
                 # Nor does it count rows that leave the state through the results, matched or not.
                 removed += len(expired) - passing
             emitted += self._alone(index, side.unmatched(expired))
@@ -164,12 +159,12 @@ class JoinShard:
         if index == 0:
             for indices, _ in self._pairs(index, rows):
                 rows.matched[indices] = True
-            return self._left_rows(rows.words[rows.matched]), 0
+            return self._alone(0, rows.words[rows.matched]), 0
         matched_slots = [np.unique(slots) for _, slots in self._pairs(index, rows)]
         if not matched_slots:
             return [], 0
         taken_out = left_side.take_out(np.unique(np.concatenate(matched_slots)))
-        return self._left_rows(taken_out), len(taken_out)
+        return self._alone(0, taken_out), len(taken_out)
 
     def _pairs(self, index: int, rows: SideRows) -> Iterator[tuple[Slots, Slots]]:
         """Yield indices of new rows of a side and slots of the opposite side that match them, a block at a time."""
@@ -229,18 +224,11 @@ class JoinShard:
         return [self._table(index, side_columns, self._sides[1 - index].no_output(count))]
 
     def _alone(self, index: int, rows: Words) -> list[pa.Table]:
-        """Return rows of a side that never matched, with nulls for the opposite side."""
+        """Return rows of a side with nulls for what is emitted of the opposite one, which is nothing where rows are semi joined."""
         side, opposite = self._sides[index], self._sides[1 - index]
         return [
             self._table(index, side.output(rows[piece]), opposite.no_output(piece.stop - piece.start))
             for piece in side.table.cut(rows, side.output_fields)
-        ]
-
-    def _left_rows(self, rows: Words) -> list[pa.Table]:
-        left_side = self._sides[0]
-        return [
-            self._table(0, left_side.output(rows[piece]), [])
-            for piece in left_side.table.cut(rows, left_side.output_fields)
         ]
 
     def output(self, delta: pa.Table) -> pa.Table:
@@ -352,10 +340,6 @@ class _JoinView:
         self._sides = [(side, TableView(side, version)) for side in sides]
         self.schema = schema
         self._schema = schema.row_schema()
-
-    @property
-    def nbytes(self) -> int:
-        return sum(view.nbytes for _, view in self._sides)
 
     @property
     def is_there(self) -> bool:

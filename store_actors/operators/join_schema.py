@@ -95,10 +95,6 @@ class JoinOptions:
             output_lag_us=tuple(options.get("output_lag_us") or nothing),
         )
 
-    def is_outer(self, side: int) -> bool:
-        """Return whether rows of a side that match nothing are emitted with nulls."""
-        return self.join_type.is_outer(side)
-
     def stored(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the columns of either side that are needed after their batch: of the output, the condition, and the expiry."""
         read = columns_of(self.condition) if self.condition is not None else set()

@@ -65,7 +65,7 @@ class JoinSide(MultiTable):
     ) -> None:
         named = {field.name: field for field in schema.inputs}
         values = [
-            *([Field(MATCHED_COLUMN, "bool")] if options.is_outer(side) else []),
+            *([Field(MATCHED_COLUMN, "bool")] if options.join_type.is_outer(side) else []),
             *(named[name] for name in stored),
         ]
         super().__init__(
@@ -88,7 +88,7 @@ class JoinSide(MultiTable):
                 "a join's expiry is no column of its side, nor a key", column=options.expiry[side]
             )
         self._side = side
-        self._is_outer = options.is_outer(side)
+        self._is_outer = options.join_type.is_outer(side)
         self._event_time, self._pre = options.event_time[side], options.pre[side]
         self._slots: dict[str, FieldSlot] = slots
         self._given = tuple(slot for slot in slots.values() if slot.name not in (ROW_COLUMN, MATCHED_COLUMN))
@@ -97,7 +97,8 @@ class JoinSide(MultiTable):
         # Spark keeps rows whose key is null out of a join, but for a full outer one, where it takes nulls for equal.
         unequal = () if options.join_type is JoinType.FULL_OUTER else layout.keys
         self._plain_nulls = layout.null_bits(slot for slot in unequal if slot.name not in options.null_safe)
-        self._output = tuple(slots[name] for name in options.output[side])
+        #: Fields of :meth:`output`.
+        self.output_fields = tuple(slots[name] for name in options.output[side])
         #: Slots of rows that a pending version made, and of older ones that it marked as matched.
         self._new: Slots = np.empty(0, np.int64)
         self._marked: list[Slots] = []
@@ -224,12 +225,7 @@ class JoinSide(MultiTable):
 
     def output(self, rows: Words) -> list[pa.Array]:
         """Return the output columns of rows."""
-        return [self.table.decode_field(slot, rows) for slot in self._output]
-
-    @property
-    def output_fields(self) -> tuple[FieldSlot, ...]:
-        """Fields of :meth:`output`."""
-        return self._output
+        return [self.table.decode_field(slot, rows) for slot in self.output_fields]
 
     def fields(self, names: Iterable[str]) -> tuple[FieldSlot, ...]:
         """Return which of the named columns are of this side."""
@@ -243,13 +239,13 @@ class JoinSide(MultiTable):
 
     def frozen_state(self, schema: pa.Schema, rows: Words, frozen: FrozenRows) -> Iterator[pa.Table]:
         """Yield :meth:`state` of rows that frozen rows gave out, a piece of a snapshot each."""
-        table, layout = self.table.as_of(frozen), self.table.layout
+        table, layout = self.table.as_of(frozen.pool, frozen.lists), self.table.layout
         for piece in table.cut(rows, (*layout.keys, *layout.state), limit=table.snapshot_bytes):
             yield self.state(rows[piece], schema, table=table)
 
     def no_output(self, count: int) -> list[pa.Array]:
         """Return `count` nulls for each output column."""
-        return [pa.nulls(count, slot.view_type) for slot in self._output]
+        return [pa.nulls(count, slot.view_type) for slot in self.output_fields]
 
     def has(self, name: str) -> bool:
         """Return whether a column is one of its keys or of its state."""

@@ -10,13 +10,11 @@ import pyarrow as pa
 from coordinator.model.schema import OperatorKind, StateSchema
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.table_view import ShardView, TableView
-from store_actors.engine.versioned_store import VersionedStore
-from store_actors.engine.versions import Change, VersionedTable
+from store_actors.engine.versions import Change, VersionedStore, VersionedTable
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
-from store_actors.operators.deduplicate import DeduplicateShard
+from store_actors.operators.deduplicate import DeduplicateShard, LimitShard
 from store_actors.operators.join import JoinShard
-from store_actors.operators.limit import LimitShard
 from store_actors.operators.session_windows import SessionShard
 from store_actors.operators.top import top_shard
 

@@ -29,7 +29,6 @@ from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.layout import Feed
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.multimap import MultiTable
-from store_actors.engine.overflow import check_overflow
 from store_actors.engine.table import GroupTable
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, UPDATED_AND_REMOVED, Change, UndoPart
 from store_actors.engine.word_rows import EncodedBatch
@@ -114,13 +113,12 @@ class SessionShard(MultiTable):
         table, stamp = self.table, version & 0xFFFFFFFF
         batch, rows_late = self._on_time(self._encode(rows.raw))
         merged = self._merge(self._timeline(batch), batch, stamp)
-        check_overflow(table.layout, merged.rows)
+        table.layout.check_overflow(merged.rows)
         # A session that grows keeps its number, so the delta has no removal of it. Its expiry changes in place: `put`
         # enters it in the expiry queue again, and eviction reads in the row whether an earlier entry still holds.
         table.remove_rows(merged.absorbed)
         slots = table.put(merged.rows)
-        evicted = table.taken(table.evict(watermark_ms * 1000))
-        evicted[:, 0] |= LIVE
+        _, evicted = self._expired(watermark_ms)
         removed = evicted[evicted[:, 0] >> _S32 != np.uint64(stamp)]
         closed = table.rows[slots, 0] & LIVE == 0
         step = self.begin(version)

@@ -30,15 +30,100 @@ from coordinator.model.schema import ROW_COLUMN, StateSchema
 from store_actors.engine import multimap_kernels as chain_kernels
 from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.index_kernels import LIVE
-from store_actors.engine.memory import HEAP, Memory
+from store_actors.engine.memory import HEAP, Memory, new_index
 from store_actors.engine.multimap import MultiTable
-from store_actors.engine.ordering import sorts_before
-from store_actors.engine.versions import Change, UndoPart
+from store_actors.engine.ordering import RowOrder, sorts_before
+from store_actors.engine.versions import (
+    CHANGE_COLUMN,
+    REMOVED,
+    UPDATED,
+    UPDATED_AND_REMOVED,
+    Change,
+    UndoPart,
+    VersionedTable,
+)
 from store_actors.messages.requests import ShardInput
-from store_actors.operators.ordered_rows import OrderedRows
+from store_actors.operators.top_schema import RANK_COLUMN
 
 #: Arrival of a batch's rows: after all rows of the state.
 _NEW = np.int64(1 << 62)
+
+
+class OrderedRows(VersionedTable):
+    """Rows of one partition of a ``topN`` or ``keepLast``; its subclasses say how a batch changes them."""
+
+    def __init__(self, schema: StateSchema, seed: int = 0, memory: Memory = HEAP) -> None:
+        super().__init__(schema, seed, memory)
+        layout, options = self.table.layout, schema.options
+        self._n = int(options["n"])
+        self._last_wins = options.get("ties", "first") == "last"
+        self._order = RowOrder(layout, options["order"])
+        self._payload: list[str] = list(options.get("payload", [field.name for field in schema.inputs]))
+        self._rank = next((slot for slot in layout.state if slot.name == RANK_COLUMN), None)
+        self._row_word = layout.keys[-1].word
+        self._expires_by_key = any(slot.word == layout.expiry_word for slot in layout.keys)
+
+    # -- in -------------------------------------------------------------------------------------------------------
+
+    def _on_time(self, batch: pa.Table) -> Words:
+        """Return the rows of a batch that are not late, with number and rank 0."""
+        layout = self.table.layout
+        fields = (*layout.keys[:-1], *(slot for slot in layout.state if slot is not self._rank))
+        words = self.table.rows_of_table(batch, fields)
+        if layout.expiry_word < 0:
+            return words
+        keep = words[:, layout.expiry_word].view(np.int64) > self.late_ms * 1000
+        return words if keep.all() else words[keep]
+
+    def _number_partitions(self, words: Words) -> tuple[Slots, Slots]:
+        """Return the number of each row's partition, and the first row of each partition."""
+        layout, size = self.table.layout, len(words)
+        ids, firsts = np.empty(size, np.int64), np.empty(size, np.int64)
+        index = new_index(HEAP, size)
+        count = chain_kernels.number_keys(
+            words,
+            layout.flag_words,
+            layout.key_words - 1,
+            layout.chain_mask,
+            self.table.secret,
+            index,
+            ids,
+            firsts,
+        )
+        return ids, firsts[:count]
+
+    def _set_rank(self, rows: Words, ranks: Slots | int) -> None:
+        if self._rank is not None:
+            rows[:, self._rank.word] = ranks
+            rows[:, self._rank.flag_word] |= np.uint64(self._rank.flag)
+
+    def _ranks_of(self, slots: Slots) -> Words:
+        """Return the ranks of rows; all are 0 if rows have no rank."""
+        return np.zeros(len(slots), np.uint64) if self._rank is None else self.table.rows[slots, self._rank.word]
+
+    def _without_rank(self, rows: Words) -> Words:
+        rows = rows.copy()
+        if self._rank is not None:
+            rows[:, self._rank.flag_word] &= ~np.uint64(self._rank.flag)
+        return rows
+
+    # -- out ------------------------------------------------------------------------------------------------------
+
+    def _delta(self, updated: Words, closed: Words, removed: Words) -> pa.Table:
+        """Return the delta: rows in the version, rows that are emitted though the watermark closed them at once, rows that are gone."""
+        kinds = np.repeat(
+            np.array([UPDATED, UPDATED_AND_REMOVED, REMOVED], np.int8), [len(updated), len(closed), len(removed)]
+        )
+        rows = self.table.decode(np.concatenate([updated, closed, removed]))
+        return rows.append_column(CHANGE_COLUMN, pa.array(kinds))
+
+    def output(self, delta: pa.Table) -> pa.Table:
+        """Return the rows that are new or moved: partition, payload and rank."""
+        is_kept = pc.not_equal(delta.column(CHANGE_COLUMN), REMOVED)
+        names = [*(field.name for field in self.schema.input_keys), *self._payload]
+        if self._rank is not None:
+            names.append(RANK_COLUMN)
+        return delta.filter(is_kept).select(names)
 
 
 def top_shard(schema: StateSchema, seed: int = 0, memory: Memory = HEAP) -> FirstShard | TopShard:
@@ -56,12 +141,12 @@ class FirstShard(OrderedRows):
         words = self._on_time(rows.raw)
         best, is_replacing, before = self._best(words)
         slots = self.table.put(best)
-        evicted, former = self._evict(watermark_ms)
+        evicted, former = self._expired(watermark_ms)
         step = self.begin(version)
         step.watermark_ms = watermark_ms
         key_end = self.table.layout.flag_words + self.table.layout.key_words
-        step.parts = [UndoPart(best[~is_replacing, :key_end].copy(), before), UndoPart(self._nothing(), former)]
-        closed, passed = self._is_among(slots, evicted), self._is_among(evicted, slots)
+        step.parts = [UndoPart(best[~is_replacing, :key_end].copy(), before), UndoPart(former[:0], former)]
+        closed, passed = np.isin(slots, evicted), np.isin(evicted, slots)
         return Change(
             version=version,
             base_version=self.version,
@@ -127,17 +212,17 @@ class TopShard(OrderedRows, MultiTable):
         parts: list[UndoPart] = []
         ranks_before = self._ranks_of(picked.moved)
         created, displaced = self._replace(words, picked, parts)
-        evicted, former = self._evict(watermark_ms)
-        parts.append(UndoPart(self._nothing(), former))
+        evicted, former = self._expired(watermark_ms)
+        parts.append(UndoPart(former[:0], former))
         moved = self._close_ranks(former, created, picked.moved, ranks_before, parts)
         step = self.begin(version)
         step.watermark_ms = watermark_ms
         step.parts = parts
         # Final results of a window that closes are emitted even if only their rank moved.
-        is_final = self._is_among(evicted, np.concatenate([created, moved]) if self._expires_by_key else created)
+        is_final = np.isin(evicted, np.concatenate([created, moved]) if self._expires_by_key else created)
         removed = former[~is_final] if self._expires_by_key else self._without_rank(former[~is_final])
         kept = np.concatenate([created, moved])
-        kept = kept[~self._is_among(kept, evicted)]
+        kept = kept[~np.isin(kept, evicted)]
         return Change(
             version=version,
             base_version=self.version,
@@ -246,13 +331,14 @@ class TopShard(OrderedRows, MultiTable):
         slots, ranks, positions = slots[sequence], ranks[sequence], _positions(owners[sequence])
         differs = ranks != positions.view(np.uint64) + 1
         slots, ranks = slots[differs], ranks[differs]
-        parts.append(UndoPart(self._nothing(), table.taken(slots)))
+        before = table.taken(slots)
+        parts.append(UndoPart(before[:0], before))
         table.will_change(slots)
         table.rows[slots, word] = positions[differs] + 1
         # A row may be back at the rank that it had: of the two ranks that it had so far in this batch the first one counts.
         changed, first = np.unique(np.concatenate([moved, slots]), return_index=True)
         is_other = table.rows[changed, word] != np.concatenate([ranks_before, ranks])[first]
-        reranked: Slots = changed[is_other & ~self._is_among(changed, created)]
+        reranked: Slots = changed[is_other & ~np.isin(changed, created)]
         return reranked
 
 

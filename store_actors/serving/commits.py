@@ -11,10 +11,10 @@ refuses all of them together. If it has accepted another attempt of the same run
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 from msgspec import structs
@@ -27,8 +27,7 @@ from coordinator.model.schema import StateSchema
 from coordinator.model.watermarks import Watermarks
 from coordinator.runtime.runtime import Runtime, now_ms
 from coordinator.storage.protocol import ObjectStore
-from store_actors.engine.versioned_store import VersionedStore
-from store_actors.engine.versions import Change
+from store_actors.engine.versions import Change, VersionedStore
 from store_actors.serving.coordinator_ref import CoordinatorRef
 from store_actors.serving.files import (
     PIECE_BYTES,
@@ -38,7 +37,6 @@ from store_actors.serving.files import (
     identity_in_state,
     snapshot_path,
 )
-from store_actors.serving.lineage import Lineage
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.partition import Partition
@@ -71,11 +69,11 @@ class PreparedWrite:
     due_ms: int | None = None
 
 
-class Write(Protocol):
-    """The part of a transaction that changes one store."""
-
-    def prepare(self) -> PreparedWrite:
-        """Make the change, not yet committed."""
+#: The part of a transaction that changes one store: makes the change, not yet committed.
+Write: TypeAlias = Callable[[], PreparedWrite]
+#: Sends a committed version to the standbys of a lease; see :meth:`store_actors.actor.replicator.Replicator.send`.
+#: Arguments: the lease, the attempt that made the version before, the entries, and the deltas.
+Replicate: TypeAlias = Callable[[Lease, str, Sequence[CommitEntry], Sequence[bytes]], None]
 
 
 class Transaction:
@@ -98,7 +96,7 @@ class Transaction:
         partition = self.partition
         with partition.changing:
             try:
-                self._prepared = {name: write.prepare() for name, write in self._writes.items()}
+                self._prepared = {name: write() for name, write in self._writes.items()}
             except BaseException:
                 # No reader may see what is half changed.
                 partition.forget()
@@ -191,19 +189,6 @@ def check_first_version(task: TaskIdentity, base_version: int) -> None:
         )
 
 
-class CommitReplicator(Protocol):
-    """The receiver of committed versions; see :class:`store_actors.actor.replicator.Replicator`."""
-
-    def send(
-        self,
-        lease: Lease,
-        base_attempt: str,
-        entries: Sequence[CommitEntry],
-        files: Sequence[bytes],
-    ) -> None:
-        """Send a committed version's deltas to the lease's standbys, without waiting for them."""
-
-
 class Commits:
     """Makes versions durable, commits them, and keeps memory at the committed version.
 
@@ -223,9 +208,9 @@ class Commits:
         metrics: StoreMetrics,
         runtime: Runtime,
         piece_bytes: int = PIECE_BYTES,
-        standbys: CommitReplicator | None = None,
+        replicate: Replicate | None = None,
     ) -> None:
-        self._standbys = standbys
+        self._replicate = replicate
         self._piece_bytes = piece_bytes
         self._objects = objects
         self._coordinator = coordinator
@@ -269,7 +254,9 @@ class Commits:
             if committed[0].attempt_id == entries[0].attempt_id:
                 transaction.commit()
                 self._metrics.commits += 1
-                self._send_to_standbys(lease, lineage, deltas)
+                if self._replicate is not None:
+                    files = [file for _, file in deltas]
+                    self._replicate(lease, lineage.attempt_of(entries[0].base_version), entries, files)
             else:
                 self._adopt(transaction, committed, entries)
         except BaseException as error:
@@ -280,12 +267,6 @@ class Commits:
         lineage.committed(committed)
         self._metrics.bytes_written += sum(entry.file_bytes for entry in entries)
         return committed
-
-    def _send_to_standbys(self, lease: Lease, lineage: Lineage, deltas: Sequence[Delta]) -> None:
-        if self._standbys is not None:
-            base_attempt = lineage.attempt_of(deltas[0][0].base_version)
-            entries, files = zip(*deltas, strict=True)
-            self._standbys.send(lease, base_attempt, entries, files)
 
     @staticmethod
     def _is_refusal(error: BaseException) -> bool:

@@ -20,10 +20,9 @@ from msgspec import to_builtins
 
 from coordinator.model.commits import CommitEntry, SnapshotEntry, StoredFile
 from coordinator.model.errors import CorruptStateError
-from coordinator.model.file_format import FORMAT, check_format, check_place
 from coordinator.model.identities import StateStoreId
 from coordinator.model.schema import StateSchema
-from coordinator.model.stored_json import from_json
+from coordinator.model.stored_json import FORMAT, check_format, check_place, from_json
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
 
 _METADATA_KEY = b"statefleet"
@@ -65,7 +64,9 @@ def identity_in_state(store_id: StateStoreId, attempt_id: str) -> dict[str, Any]
 def encode_delta(change: Change, schema: StateSchema, identity: Mapping[str, Any]) -> tuple[bytes, int]:
     """Return the bytes of a delta's file, and their CRC-32."""
     facts = {"version": change.version, "base_version": change.base_version, "watermark_ms": change.watermark_ms}
-    return _encode(change.delta, {**identity, **facts}, schema)
+    file = _OpenFile(change.delta.schema, {**identity, **facts}, schema)
+    file.write(change.delta)
+    return file.closed()
 
 
 def encode_snapshot(
@@ -128,12 +129,6 @@ class _OpenFile:
         self._writer.close()
         data = self._sink.getvalue().to_pybytes()
         return data, zlib.crc32(data)
-
-
-def _encode(rows: pa.Table, facts: dict[str, Any], schema: StateSchema) -> tuple[bytes, int]:
-    file = _OpenFile(rows.schema, facts, schema)
-    file.write(rows)
-    return file.closed()
 
 
 @lru_cache(maxsize=64)

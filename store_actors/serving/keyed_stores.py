@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import pyarrow as pa
 
 from coordinator.model.errors import InvalidRequestError, OperationOutOfOrderError, WriterBusyError
-from store_actors.engine.versioned_store import VersionedStore
+from store_actors.engine.versions import VersionedStore
 from store_actors.keyed.read_handle import ReadHandle
 from store_actors.keyed.shard import KeyedShard
 from store_actors.keyed.update_handle import UpdateHandle
@@ -33,41 +33,6 @@ _SCANS = frozenset({"iterator", "prefix_scan", "range_scan"})
 _CALL_FACTOR = 4
 #: Memory of a commit, in multiples of the bytes that it overwrote: new rows, their differences, Arrow data, and a delta.
 _COMMIT_FACTOR = 6
-
-
-@dataclass(frozen=True, slots=True)
-class _SessionWrite:
-    """The write of a session to one of its stores.
-
-    Attributes
-    ----------
-    is_first
-        Whether the store is the first of the request: only its rows may fall due by processing time.
-    """
-
-    store: VersionedStore
-    handle: UpdateHandle
-    facts: BatchFacts | int | None
-    is_first: bool
-
-    def prepare(self) -> PreparedWrite:
-        facts = self.facts
-        # Comes first: a handle does not look for due rows once its changes are prepared.
-        due_ms = self._due_ms() if self.is_first else None
-        if isinstance(facts, BatchFacts):
-            watermarks = facts.watermarks
-            change = self.handle.prepare(watermarks.input_ms, rows_in=facts.rows_in, rows_late=facts.rows_late)
-        else:
-            watermarks, change = None, self.handle.prepare(facts)
-        store = self.store
-        return PreparedWrite(change, store.schema, len(store), store.nbytes, watermarks=watermarks, due_ms=due_ms)
-
-    def _due_ms(self) -> int | None:
-        """Return the earliest processing time at which a row falls due, in milliseconds; None if the batch has no such rows."""
-        if not isinstance(self.facts, BatchFacts) or self.facts.due_per_ms is None:
-            return None
-        earliest = self.handle.earliest_due()
-        return None if earliest is None else earliest // self.facts.due_per_ms
 
 
 class KeyedStores:
@@ -298,7 +263,7 @@ class KeyedStores:
         partition, request = session.partition, session.request
         first = request.stores[0].name
         writes = {
-            name: _SessionWrite(partition.stores[name], handle, facts, is_first=name == first)
+            name: partial(_prepared, partition.stores[name], handle, facts, is_first=name == first)
             for name, handle in session.updates.items()
         }
         try:
@@ -346,3 +311,18 @@ def _committed_version(ended: Ended) -> int:
     if ended.committed is None:
         raise ended.error()
     return ended.committed
+
+
+def _prepared(
+    store: VersionedStore, handle: UpdateHandle, facts: BatchFacts | int | None, *, is_first: bool
+) -> PreparedWrite:
+    """Prepare the write of a session to one of its stores. Only of the first one may rows fall due by processing time."""
+    if not isinstance(facts, BatchFacts):
+        return PreparedWrite(handle.prepare(facts), store.schema, len(store), store.nbytes)
+    due_ms = None
+    # Comes first: a handle does not look for due rows once its changes are prepared.
+    if is_first and facts.due_per_ms is not None and (earliest := handle.earliest_due()) is not None:
+        due_ms = earliest // facts.due_per_ms
+    watermarks = facts.watermarks
+    change = handle.prepare(watermarks.input_ms, rows_in=facts.rows_in, rows_late=facts.rows_late)
+    return PreparedWrite(change, store.schema, len(store), store.nbytes, watermarks=watermarks, due_ms=due_ms)

@@ -24,7 +24,7 @@ from coordinator.model.load_plans import LoadPlan, Parent
 from coordinator.runtime.runtime import Runtime
 from coordinator.storage.protocol import ObjectStore
 from store_actors.engine.spark_hash import spark_hash
-from store_actors.engine.versioned_store import Loadable
+from store_actors.engine.versions import Loadable
 from store_actors.serving.files import corrupt_file, decode_file, room_of
 from store_actors.serving.metrics import StoreMetrics
 
@@ -53,11 +53,6 @@ class MemoryRows:
 
 class NoSnapshotError(Exception):
     """All snapshots of a shard that needs one were passed over."""
-
-
-def nothing_in_memory(parent: Parent, version: int) -> MemoryRows | None:
-    """Return None for every parent: all rows are read from files."""
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,22 +100,14 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A file that is read, or rows that memory has.
-
-    Attributes
-    ----------
-    rows, watermark_ms
-        Those in memory, as a snapshot of the version, with its watermark.
-    """
+    """A file that is read, or rows that memory has, as a snapshot of the version."""
 
     version: int
-    entry: CommitEntry | SnapshotEntry | None
-    rows: Iterable[pa.Table] = ()
-    watermark_ms: int = 0
+    source: CommitEntry | SnapshotEntry | MemoryRows
     split: Split | None = None
 
 
-def reading_order(plan: LoadPlan, skipped: Collection[str], in_memory: InMemory) -> list[Step]:
+def reading_order(plan: LoadPlan, skipped: Collection[str], in_memory: InMemory | None) -> list[Step]:
     """Return the steps that make a plan's version, in order.
 
     Parameters
@@ -137,10 +124,10 @@ def reading_order(plan: LoadPlan, skipped: Collection[str], in_memory: InMemory)
     return sorted(_steps(plan, None, skipped, in_memory), key=lambda step: step.version)
 
 
-def _steps(plan: LoadPlan, split: Split | None, skipped: Collection[str], in_memory: InMemory) -> Iterator[Step]:
+def _steps(plan: LoadPlan, split: Split | None, skipped: Collection[str], in_memory: InMemory | None) -> Iterator[Step]:
     start = next((snapshot for snapshot in plan.snapshots if snapshot.file not in skipped), None)
     if start is not None:
-        yield Step(start.version, start, split=split)
+        yield Step(start.version, start, split)
     elif plan.oldest_retained > 0:
         raise NoSnapshotError
     elif plan.origin is not None:
@@ -153,13 +140,13 @@ def _steps(plan: LoadPlan, split: Split | None, skipped: Collection[str], in_mem
                 if split is None
                 else replace(split, whole=whole, into=(child, *split.into))
             )
-            rows = in_memory(parent, origin.version)
+            rows = None if in_memory is None else in_memory(parent, origin.version)
             if rows is None:
                 yield from _steps(parent.plan, child_split, skipped, in_memory)
             else:
-                yield Step(origin.version, None, rows.tables, rows.watermark_ms, child_split)
+                yield Step(origin.version, rows, child_split)
     since = 0 if start is None else start.version
-    yield from (Step(entry.version, entry, split=split) for entry in plan.deltas if entry.version > since)
+    yield from (Step(entry.version, entry, split) for entry in plan.deltas if entry.version > since)
 
 
 class Loader:
@@ -185,7 +172,7 @@ class Loader:
         make: Callable[[], Store],
         plan: LoadPlan,
         adapt: Adapt | None = None,
-        in_memory: InMemory = nothing_in_memory,
+        in_memory: InMemory | None = None,
     ) -> tuple[Store, int]:
         """Return a shard at the plan's version, and how many deltas were applied after the snapshot.
 
@@ -196,7 +183,8 @@ class Loader:
         adapt
             Converts rows to the columns of the shard. The file's name is :data:`IN_MEMORY` for rows from memory.
         in_memory
-            Returns the rows of a parent shard of a rescaled one, with ``__change`` as last column, if they are in memory.
+            Returns the rows of a parent shard of a rescaled one, with ``__change`` as last column, if they are in memory. By default
+            all rows are read from files.
 
         Raises
         ------
@@ -222,21 +210,21 @@ class Loader:
                 first_error = first_error or error.cause
                 skipped.add(error.file)
                 continue
-            self._metrics.snapshots_loaded += sum(isinstance(step.entry, SnapshotEntry) for step in steps)
-            self._metrics.made_of_memory += sum(step.entry is None for step in steps)
+            self._metrics.snapshots_loaded += sum(isinstance(step.source, SnapshotEntry) for step in steps)
+            self._metrics.made_of_memory += sum(isinstance(step.source, MemoryRows) for step in steps)
             self._metrics.loading_s += self._clock.elapsed_s() - begun_s
-            return shard, sum(isinstance(step.entry, CommitEntry) for step in steps)
+            return shard, sum(isinstance(step.source, CommitEntry) for step in steps)
 
     def _enter(self, shard: Loadable, run: Sequence[Step], adapt: Adapt | None) -> None:
         """Load the rows of a run of steps: rows from memory, a snapshot, or deltas."""
         first = run[0]
-        if first.entry is None:
-            for rows in first.rows:
+        if isinstance(first.source, MemoryRows):
+            for rows in first.source.tables:
                 _load(shard, first, rows, IN_MEMORY, adapt)
-        elif isinstance(first.entry, SnapshotEntry):
-            self._enter_snapshot(shard, first, first.entry, adapt)
+        elif isinstance(first.source, SnapshotEntry):
+            self._enter_snapshot(shard, first, first.source, adapt)
         else:
-            entries = [step.entry for step in run if isinstance(step.entry, CommitEntry)]
+            entries = [step.source for step in run if isinstance(step.source, CommitEntry)]
             for step, entry, rows in zip(run, entries, self._ahead(entries), strict=True):
                 _load(shard, step, rows, entry.file, adapt)
 
@@ -318,7 +306,7 @@ class _SnapshotError(Exception):
 
 def _runs(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
     """Group consecutive deltas, which are fetched ahead; every other step is a group of its own."""
-    for is_delta, run in groupby(steps, key=lambda step: isinstance(step.entry, CommitEntry)):
+    for is_delta, run in groupby(steps, key=lambda step: isinstance(step.source, CommitEntry)):
         if is_delta:
             yield list(run)
         else:
@@ -327,5 +315,4 @@ def _runs(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
 
 def _load(shard: Loadable, step: Step, rows: pa.Table, file: str, adapt: Adapt | None) -> None:
     chosen = rows if step.split is None else step.split.rows(rows, file)
-    watermark_ms = step.watermark_ms if step.entry is None else step.entry.watermark_ms
-    shard.load(adapt(chosen, file) if adapt else chosen, step.version, watermark_ms)
+    shard.load(adapt(chosen, file) if adapt else chosen, step.version, step.source.watermark_ms)

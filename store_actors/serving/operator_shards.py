@@ -8,7 +8,7 @@ recorded rows.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import pyarrow as pa
@@ -29,50 +29,6 @@ from store_actors.serving.partitions import Partitions
 #: Memory of a batch, in multiples of the bytes of the rows that it changes. They are kept with their old values, with their new values,
 #: as Arrow data, in a delta, and in the reply to the task.
 _CHANGE_FACTOR = 6
-
-
-@dataclass(frozen=True, slots=True)
-class _BatchWrite:
-    """The write of a batch, which folds its rows into the shard."""
-
-    shard: OperatorShard
-    request: ApplyRequest
-    rows: ShardInput
-
-    def prepare(self) -> PreparedWrite:
-        shard, request = self.shard, self.request
-        watermarks = request.watermarks
-        change = shard.apply(self.rows, watermarks.input_ms, request.task.batch_id + 1, request.late_ms)
-        output_ms = max(watermarks.output_ms, shard.output_watermark_ms(watermarks.input_ms))
-        return PreparedWrite(
-            change,
-            request.schema,
-            len(shard),
-            shard.nbytes,
-            watermarks=structs.replace(watermarks, output_ms=output_ms),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _ImportWrite:
-    """The write of an import: its rows go to a file unchanged, and are not loaded into memory."""
-
-    request: ApplyRequest
-    rows: pa.Table
-
-    def prepare(self) -> PreparedWrite:
-        request, rows = self.request, self.rows
-        change = Change(
-            version=request.task.batch_id + 1,
-            base_version=0,
-            delta=as_snapshot(rows, request.schema),
-            rows_updated=rows.num_rows,
-            rows_removed=0,
-            rows_in=0,
-            rows_late=0,
-            watermark_ms=request.watermarks.input_ms,
-        )
-        return PreparedWrite(change, request.schema, rows.num_rows, _bytes(rows), watermarks=request.watermarks)
 
 
 class OperatorShards:
@@ -133,7 +89,7 @@ class OperatorShards:
         return self._memory.working(request.lease.store_id, version, 2 * input_bytes, likely)
 
     def _commit(self, partition: Partition, shard: OperatorShard, request: ApplyRequest, rows: ShardInput) -> None:
-        write = _BatchWrite(shard, request, rows)
+        write = partial(_folded, shard, request, rows)
         transaction = Transaction(partition, request.task, request.lease, {DEFAULT_STORE: write})
         try:
             self.partitions.commits.commit(transaction)
@@ -163,7 +119,7 @@ class OperatorShards:
         lease = structs.replace(request.lease, standbys=())
         check_first_version(task, request.base_version)
         partition = self.partitions.cache.of(lease.store_id)
-        transaction = Transaction(partition, task, lease, {DEFAULT_STORE: _ImportWrite(request, rows)})
+        transaction = Transaction(partition, task, lease, {DEFAULT_STORE: partial(_imported, request, rows)})
         with partition.lock:
             partition.forget()
             try:
@@ -195,6 +151,30 @@ def _emitted(shard: OperatorShard, transaction: Transaction) -> pa.Table:
         return delta.slice(0, 0)
     emitted = transaction.emitted(DEFAULT_STORE)
     return results_of(shard.output(delta) if emitted is None else emitted, shard.schema)
+
+
+def _folded(shard: OperatorShard, request: ApplyRequest, rows: ShardInput) -> PreparedWrite:
+    """Fold the rows of a batch into the shard."""
+    watermarks = request.watermarks
+    change = shard.apply(rows, watermarks.input_ms, request.task.batch_id + 1, request.late_ms)
+    output_ms = max(watermarks.output_ms, shard.output_watermark_ms(watermarks.input_ms))
+    watermarks = structs.replace(watermarks, output_ms=output_ms)
+    return PreparedWrite(change, request.schema, len(shard), shard.nbytes, watermarks=watermarks)
+
+
+def _imported(request: ApplyRequest, rows: pa.Table) -> PreparedWrite:
+    """Make the write of an import: its rows go to a file unchanged, and are not loaded into memory."""
+    change = Change(
+        version=request.task.batch_id + 1,
+        base_version=0,
+        delta=as_snapshot(rows, request.schema),
+        rows_updated=rows.num_rows,
+        rows_removed=0,
+        rows_in=0,
+        rows_late=0,
+        watermark_ms=request.watermarks.input_ms,
+    )
+    return PreparedWrite(change, request.schema, rows.num_rows, _bytes(rows), watermarks=request.watermarks)
 
 
 def _bytes(table: pa.Table) -> int:

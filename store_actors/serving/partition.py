@@ -1,34 +1,243 @@
-"""The partitions that a process has in memory: each with its stores at one version, their history, and its locks. No Ray.
+"""A partition in memory: its stores at one version, its history, its locks, and its rows, read beside the batches. No Ray.
 
 An operator's shard is a partition with one store. All stores of a partition go to a version together, by the rules of
-:mod:`store_actors.serving.lineage`.
+:class:`Lineage`, which are the same for operators and keyed stores.
+
+Theory of operation
+-------------------
+Memory is a cache of what the coordinator counts. A partition that is loaded is at one version, whose lineage is known by the attempts
+that made it and the few versions before. A batch brings a lease (its epoch) and the version that it reads, its base:
+
+- Same epoch and run, memory at the base: no other process can have committed since, so memory is right, and none is asked
+  (:meth:`Lineage.is_hot`).
+- Otherwise the coordinator is asked, once, which attempt made the base. If that is the one that memory knows, memory is kept, or
+  rolled back to it; else it is loaded (:meth:`Lineage.sync_action`).
+- Memory that is at an earlier version of what counts, as of a partition that was copied from another store actor, catches up by the
+  commits since, unless they are in another schema.
+- A commit that is counted is the next version, be it that of this attempt or of another one of the run (:meth:`Lineage.committed`).
+- After a commit that fails it is not known what counts: memory is forgotten (:meth:`Lineage.forget`).
+
+::
+
+    FORGOTTEN --loaded--> LOADED --committed--> LOADED (next version)
+                          LOADED --rolled_back--> LOADED (an earlier one)
+                          LOADED --caught_up--> LOADED (a later one)
+        ^------------- forget -------|
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
 from typing import Protocol
 
 import pyarrow as pa
 
 from coordinator.model.commits import CommitEntry
-from coordinator.model.identities import StateStoreId, StateStoreProviderId, TaskIdentity
+from coordinator.model.identities import TaskIdentity
 from coordinator.model.load_plans import LoadPlans
-from coordinator.runtime.runtime import Lock, Runtime
-from store_actors.engine.table_view import ShardView
-from store_actors.engine.versioned_store import VersionedStore
-from store_actors.engine.versions import CHANGE_COLUMN, Frozen
+from coordinator.runtime.runtime import Lock
+from store_actors.engine.table_view import Found, ShardView
+from store_actors.engine.versions import CHANGE_COLUMN, Frozen, VersionedStore
 from store_actors.messages.requests import TransferredStore
-from store_actors.serving.lineage import Lineage
 from store_actors.serving.loading import Loader
-from store_actors.serving.readable_rows import FrozenStore, ReadableRows, Views
 from store_actors.serving.store_formats import StoreDefinition, StoreFormat
 
-#: Number of partitions that are reported when another one is opened, so that the coordinator returns the reassigned ones.
-_REPORTED = 64
-#: Rounds of maintenance for which a pinned copy is kept.
-_PINNED_ROUNDS = 10
+#: Versions behind the newest whose attempt is remembered; more than memory can go back.
+_KNOWN_ATTEMPTS = 4
+#: Keys that are looked for under the lock at once: a batch waits for no more than these.
+_KEYS_AT_ONCE = 1 << 14
+
+
+class SyncAction(StrEnum):
+    """The action that brings memory to a version."""
+
+    #: Nothing: memory is at that version.
+    KEEP = "keep"
+    #: Undo: memory is at a later one of the same history.
+    ROLLBACK = "rollback"
+    #: The commits since: memory is at an earlier one of the same history.
+    CATCH_UP = "catch up"
+    #: Files: memory is of another history, or of none.
+    RELOAD = "reload"
+
+
+@dataclass(slots=True)
+class Lineage:
+    """The history that memory holds of one partition.
+
+    Attributes
+    ----------
+    is_loaded
+        Whether memory holds anything; all else but `epoch`, `run_id` and `deltas` counts only then.
+    epoch, run_id
+        Of the lease under which it was last brought to a version; -1 and empty before.
+    attempts
+        Counted attempt of each version that memory may still reach; the empty version has none.
+    newest
+        The counted commits, one a store, that made the version; none if it was loaded.
+    deltas
+        Commits since the last snapshot: what loading would replay.
+    restore_ms, load_bytes
+        How long it took to bring memory to the version that the next commit builds on, and bytes of the files that were read for it.
+    failures
+        Commits that failed since the last one that counted, by error.
+    """
+
+    is_loaded: bool = False
+    version: int = 0
+    epoch: int = -1
+    run_id: str = ""
+    attempts: dict[int, str] = field(default_factory=dict)
+    newest: tuple[CommitEntry, ...] = ()
+    deltas: int = 0
+    restore_ms: int = 0
+    load_bytes: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+
+    def is_hot(self, epoch: int, run_id: str, base: int) -> bool:
+        """Return whether memory is at a lease's base version beyond doubt.
+
+        An epoch is of one run; of a state that was put back from a backup, epochs are given again, to other runs.
+        """
+        return self.is_loaded and (self.epoch, self.run_id, self.version) == (epoch, run_id, base)
+
+    def knows(self, version: int, counted: str) -> bool:
+        """Return whether the attempt that counts for a version is the one that made it here."""
+        return self.is_loaded and self.attempt_of(version) == counted
+
+    def attempt_of(self, version: int) -> str:
+        """Return the attempt that made a version here; empty for one that is not remembered, and for the empty one."""
+        return self.attempts.get(version, "")
+
+    def sync_action(self, base: int, counted: str, earlier: Mapping[int, str] = MappingProxyType({})) -> SyncAction:
+        """Return what brings memory to a lease's base version.
+
+        Parameters
+        ----------
+        counted
+            The attempt that made it, as the coordinator counts; empty for the empty version.
+        earlier
+            Attempts that made the versions before, from which the base version can be made by their commits.
+        """
+        if self.version < base and self.version in earlier and self.knows(self.version, earlier[self.version]):
+            return SyncAction.CATCH_UP
+        if not self.knows(base, counted) or base > self.version:
+            return SyncAction.RELOAD
+        return SyncAction.KEEP if base == self.version else SyncAction.ROLLBACK
+
+    def recorded(self, run_id: str, version: int) -> bool:
+        """Return whether the version in memory is the one asked for, made by this very run: its task is a repeated one."""
+        return self.is_loaded and any((entry.run_id, entry.version) == (run_id, version) for entry in self.newest)
+
+    def rolled_back(self, base: int) -> None:
+        """Memory is at an earlier version: its rows must not become the snapshot of a newer commit."""
+        self.version = base
+        self.newest = tuple(entry for entry in self.newest if entry.version == base)
+
+    def caught_up(self, base: int, counted: str, deltas: int) -> None:
+        """Note that `deltas` deltas brought memory to a later version."""
+        self.loaded(base, counted, self.deltas + deltas)
+
+    def loaded(self, base: int, counted: str, deltas: int) -> None:
+        """Note that memory was loaded at version `base` by replaying `deltas` deltas."""
+        self.is_loaded, self.version, self.newest, self.deltas = True, base, (), deltas
+        self.attempts = {base: counted} if counted else {}
+
+    def leased(self, epoch: int, run_id: str, restore_ms: int = 0, load_bytes: int = 0) -> None:
+        """Note that memory was brought to the base version of a lease."""
+        self.epoch, self.run_id = epoch, run_id
+        self.restore_ms, self.load_bytes = restore_ms, load_bytes
+
+    def unleased(self) -> None:
+        """Note that memory is a copy of another store actor's, so that no earlier lease here applies to it."""
+        self.epoch, self.run_id = -1, ""
+
+    def committed(self, counted: Sequence[CommitEntry]) -> None:
+        """Note that memory is what these commits, one a store, made."""
+        self.version, self.newest = counted[0].version, tuple(counted)
+        self.attempts[self.version] = counted[0].attempt_id
+        for version in [older for older in self.attempts if older < self.version - _KNOWN_ATTEMPTS]:
+            del self.attempts[version]
+        self.deltas += 1
+        self.restore_ms = self.load_bytes = 0
+        self.failures.clear()
+
+    def snapshot_written(self, deltas: int) -> None:
+        """Note a snapshot that covers `deltas` deltas."""
+        self.deltas = max(0, self.deltas - deltas)
+
+    def forget(self) -> None:
+        """Note that memory holds nothing any more."""
+        self.is_loaded, self.epoch, self.newest = False, -1, ()
+        self.attempts.clear()
+
+
+class Views:
+    """Views of the versions of a partition's stores. They are kept, with an overlay of what changed since."""
+
+    def __init__(self) -> None:
+        self._views: dict[tuple[str, int], ShardView] = {}
+
+    def of(self, store_name: str, version: int, make: Callable[[], ShardView]) -> ShardView:
+        """Return a view that memory still has the version of."""
+        view = self._views.get((store_name, version))
+        if view is None or not view.is_there:
+            self._views = {which: view for which, view in self._views.items() if view.is_there}
+            view = self._views[store_name, version] = make()
+        return view
+
+    def clear(self) -> None:
+        """Let go of all: their stores are others now."""
+        self._views.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadableRows:
+    """A version of a store.
+
+    Attributes
+    ----------
+    lock
+        Taken while rows are looked for or copied, and never for longer.
+    """
+
+    lock: Lock
+    view: ShardView
+
+    def find(self, keys: pa.Table, columns: Sequence[str]) -> Iterator[Found]:
+        """Find keys, a block at a time, as :meth:`ShardView.find <store_actors.engine.table_view.ShardView.find>`."""
+        begin = 0
+        for batch in keys.to_batches(max_chunksize=_KEYS_AT_ONCE):
+            with self.lock:
+                indices, rows = self.view.find(batch, columns)
+            yield indices + begin, rows
+            begin += batch.num_rows
+
+    def scan(self, columns: Sequence[str]) -> Generator[pa.Table]:
+        """Yield all rows as they are now, in pieces."""
+        with self.lock:
+            pieces = self.view.frozen(columns)
+        with closing(tables_of(self.lock, pieces)) as tables:
+            yield from tables
+
+
+def tables_of(lock: Lock, pieces: Frozen) -> Generator[pa.Table]:
+    """Yield frozen rows as tables. The lock is held only while a piece is copied; batches go on while it is converted."""
+    try:
+        while True:
+            with lock:
+                make_tables = next(pieces, None)
+            if make_tables is None:
+                return
+            yield from make_tables()
+    finally:
+        with lock:
+            pieces.close()
 
 
 class Writer(Protocol):
@@ -92,14 +301,6 @@ class Partition:
 
     # -- what memory has ----------------------------------------------------------------------------------------------
 
-    def newest_commits(self) -> Sequence[FrozenStore]:
-        """Return the stores as their newest commits made them; none if memory was loaded. The caller has `lock`."""
-        return [
-            FrozenStore(entry, store.frozen(), store.room(), store.schema)
-            for entry in self.lineage.newest
-            if (store := self.stores.get(entry.store_name)) is not None
-        ]
-
     def frozen_stores(self) -> Sequence[tuple[TransferredStore, Frozen]]:
         """Return all stores at the lineage's version with their rows as they are now. The caller has `lock`."""
         return [
@@ -134,36 +335,30 @@ class Partition:
         int or None
             None if that is not possible: some stores are as they were, or at a version in between.
         """
-        with self.changing:
-            return self._catch_up(loading, base, loader)
-
-    def _catch_up(self, loading: LoadPlans, base: int, loader: Loader) -> int | None:
         deltas = 0
-        for name, store in list(self.stores.items()):
-            if name not in loading.plans:
-                # No task asks for it now, and it would stay behind.
-                del self.stores[name], self.formats[name]
-                continue
-            replayed = self.formats[name].catch_up(loader, store, loading.plans[name], self.lineage.version)
-            if replayed is None:
-                return None
-            deltas = max(deltas, replayed)
-            catch_up_empty(store, base)
+        with self.changing:
+            for name, store in list(self.stores.items()):
+                if name not in loading.plans:
+                    # No task asks for it now, and it would stay behind.
+                    del self.stores[name], self.formats[name]
+                    continue
+                replayed = self.formats[name].catch_up(loader, store, loading.plans[name], self.lineage.version)
+                if replayed is None:
+                    return None
+                deltas = max(deltas, replayed)
+                catch_up_empty(store, base)
         return deltas
 
     def replicate(self, entries: Sequence[CommitEntry], rows: Sequence[pa.Table]) -> bool:
         """Apply the deltas of a commit, one a store; return False if that is not possible: some stores are as they were."""
         with self.changing:
-            return self._replicate(entries, rows)
-
-    def _replicate(self, entries: Sequence[CommitEntry], rows: Sequence[pa.Table]) -> bool:
-        for entry, delta in zip(entries, rows, strict=True):
-            store = self.stores.get(entry.store_name)
-            if store is None or not self.formats[entry.store_name].has_columns_of(delta):
-                return False
-            store.load(delta, entry.version, entry.watermark_ms)
-        for store in self.stores.values():
-            catch_up_empty(store, entries[0].version)
+            for entry, delta in zip(entries, rows, strict=True):
+                store = self.stores.get(entry.store_name)
+                if store is None or not self.formats[entry.store_name].has_columns_of(delta):
+                    return False
+                store.load(delta, entry.version, entry.watermark_ms)
+            for store in self.stores.values():
+                catch_up_empty(store, entries[0].version)
         return True
 
     # -- out of memory ------------------------------------------------------------------------------------------------
@@ -189,121 +384,3 @@ def catch_up_empty(store: VersionedStore, version: int) -> None:
     if store.version < version:
         nothing = store.schema.row_schema().empty_table().append_column(CHANGE_COLUMN, pa.array([], pa.int8()))
         store.load(nothing, version, 0)
-
-
-class PartitionCache:
-    """Partitions by identity. Thread-safe."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._new_lock = runtime.threads.lock
-        self._guard = self._new_lock()
-        self._partitions: dict[StateStoreId, Partition] = {}
-        #: Index of the partition that is reported next.
-        self._next_reported = 0
-        #: Remaining rounds of maintenance of pinned partitions. Another store actor has their lease, and this one is about to get it.
-        self._pinned: dict[StateStoreId, int] = {}
-
-    def of(self, store_id: StateStoreId) -> Partition:
-        """Return a partition; it is created empty by the first call."""
-        with self._guard:
-            partition = self._partitions.get(store_id)
-            if partition is None:
-                partition = self._partitions[store_id] = Partition(self._new_lock(), self._new_lock())
-            return partition
-
-    def find(self, store_id: StateStoreId) -> Partition | None:
-        """Return a partition; None if :meth:`of` never created it."""
-        return self._partitions.get(store_id)
-
-    def items(self) -> list[tuple[StateStoreId, Partition]]:
-        """Return all partitions that :meth:`of` has created."""
-        with self._guard:
-            return list(self._partitions.items())
-
-    def count(self) -> int:
-        """Return the number of partitions in memory."""
-        return sum(partition.lineage.is_loaded for _, partition in self.items())
-
-    def further_of_run(self, store_id: StateStoreId, run_id: str) -> list[StateStoreProviderId]:
-        """Return further partitions in memory that a run has opened: at most ``_REPORTED``, taken in turns.
-
-        Only these may be reassigned. Partitions of ended runs stay in memory for the next run of their query (Spark would unload them).
-        A report of all partitions, as Spark's stores send it, would make the work of a run's first batch quadratic.
-        """
-        partitions = self.items()
-        begin = self._next_reported
-        reported = [*partitions, *partitions][begin : begin + min(_REPORTED, len(partitions))]
-        self._next_reported = (begin + len(reported)) % max(1, len(partitions))
-        return [
-            StateStoreProviderId(reported_id, run_id)
-            for reported_id, partition in reported
-            if reported_id != store_id and partition.lineage.is_loaded and partition.lineage.run_id == run_id
-        ]
-
-    # -- reading ------------------------------------------------------------------------------------------------------
-
-    def newest(self, store_id: StateStoreId) -> tuple[int, str]:
-        """Return the newest committed version of a partition that memory has, and the attempt that made it; -1 if it has none."""
-        partition = self.find(store_id)
-        if partition is None:
-            return -1, ""
-        with partition.changing:
-            lineage = partition.lineage
-            return (lineage.version, lineage.attempt_of(lineage.version)) if lineage.is_loaded else (-1, "")
-
-    def view(self, store_id: StateStoreId, store_name: str, version: int, attempt_id: str) -> ReadableRows | None:
-        """Return a version of a store as a committed attempt made it, from memory; None if memory does not have it."""
-        partition = self.find(store_id)
-        if partition is None:
-            return None
-        rows = self._view(partition, store_name, version, attempt_id)
-        if rows is None:
-            # The coordinator may have accepted a commit that this process is still recording, under the lock.
-            with partition.lock:
-                rows = self._view(partition, store_name, version, attempt_id)
-        return rows
-
-    @staticmethod
-    def _view(partition: Partition, store_name: str, version: int, attempt_id: str) -> ReadableRows | None:
-        with partition.changing:
-            view = partition.view(store_name, version) if partition.lineage.knows(version, attempt_id) else None
-            return None if view is None else ReadableRows(partition.changing, view)
-
-    # -- out of memory ------------------------------------------------------------------------------------------------
-
-    def unload(self, store_id: StateStoreId, *, wait: bool = True) -> bool:
-        """Drop a partition from memory; storage keeps every version. Return whether a loaded partition was dropped.
-
-        Unless `wait` is true, a partition that is being changed stays.
-        """
-        partition = self.find(store_id)
-        if partition is None or not partition.lock.acquire(blocking=wait):
-            return False
-        try:
-            if partition.writer is not None and not wait:
-                return False
-            was_loaded = partition.lineage.is_loaded
-            partition.forget()
-            return was_loaded
-        finally:
-            partition.lock.release()
-
-    def evict_reassigned(self, reassigned: Sequence[StateStoreProviderId]) -> None:
-        """Drop partitions that were reassigned to other store actors, except those that are being changed."""
-        for provider_id in reassigned:
-            self.unload(provider_id.store_id, wait=False)
-
-    def pin(self, store_id: StateStoreId) -> None:
-        """Keep a copy for ``_PINNED_ROUNDS`` rounds of maintenance although another store actor has the lease."""
-        self._pinned[store_id] = _PINNED_ROUNDS
-
-    def unpin(self, store_id: StateStoreId) -> None:
-        """Stop keeping a copy beyond its lease."""
-        self._pinned.pop(store_id, None)
-
-    def is_pinned(self, store_id: StateStoreId) -> bool:
-        """Return whether a partition is pinned; each call counts as a round of maintenance."""
-        rounds = self._pinned.pop(store_id, 0)
-        if rounds > 1:
-            self._pinned[store_id] = rounds - 1
-        return rounds > 0

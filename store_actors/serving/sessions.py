@@ -1,11 +1,12 @@
-"""Sessions on keyed stores: handles on all named stores of a partition, and which of them a process knows. No Ray."""
+"""What callers have open in a process, by id: sessions on keyed stores, and streams of pieces of rows. No Ray."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Generic, TypeVar
 
 import pyarrow as pa
 
@@ -19,6 +20,9 @@ from store_actors.serving.partition import Partition
 
 #: Seconds without a call after which a session is taken for abandoned.
 IDLE_S = 600.0
+#: Seconds without a call after which a caller is taken for dead and its stream is closed, as streams take memory.
+_STREAM_IDLE_S = 60.0
+Piece = TypeVar("Piece")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +38,16 @@ class Ended:
     reason: str
     fenced: bool
     committed: int | None
-    state: str
-    partition_id: int
-    base_version: int
+    request: OpenRequest
 
     def error(self) -> FencedError | OperationOutOfOrderError:
         """Return the error of a further call on the session."""
         kind = FencedError if self.fenced else OperationOutOfOrderError
         return kind(
             f"the handle has ended: {self.reason}; nothing was changed; open a new one",
-            state=self.state,
-            partition=self.partition_id,
-            version=self.base_version,
+            state=self.request.task.state_name,
+            partition=self.request.task.partition_id,
+            version=self.request.base_version,
         )
 
 
@@ -95,8 +97,7 @@ class Session:
 
     def leave(self, reason: str, *, fenced: bool = False, committed: int | None = None) -> None:
         """Do :meth:`end` where the stores themselves are gone, or were committed. Nothing of the stores is held on to."""
-        task = self.task
-        self.ended = Ended(reason, fenced, committed, task.state_name, task.partition_id, self.request.base_version)
+        self.ended = Ended(reason, fenced, committed, self.request)
         self.handles = {}
         self.scans.clear()
         if self.partition.writer is self:
@@ -154,3 +155,70 @@ class Sessions:
     def _remember(self, session_id: str, session: Session | Ended, now_s: float) -> None:
         self._others[session_id] = (now_s, session)
         self._others.move_to_end(session_id)
+
+
+@dataclass(slots=True)
+class _Stream(Generic[Piece]):
+    pieces: Generator[Piece]
+    used_s: float
+
+
+class PieceStreams(Generic[Piece]):
+    """Open streams by id. Thread-safe."""
+
+    def __init__(self, guard: Lock, new_id: Callable[[], str], elapsed_s: Callable[[], float]) -> None:
+        self._guard = guard
+        self._new_id = new_id
+        self._elapsed_s = elapsed_s
+        self._streams: dict[str, _Stream[Piece]] = {}
+
+    def add(self, pieces: Generator[Piece]) -> str:
+        """Keep a stream of pieces; return its id."""
+        stream_id = self._new_id()
+        with self._guard:
+            self._streams[stream_id] = _Stream(pieces, self._elapsed_s())
+        return stream_id
+
+    def next_piece(self, stream_id: str) -> Piece | None:
+        """Return the next piece; None after the last.
+
+        Raises
+        ------
+        OperationOutOfOrderError
+            The caller made no call for ``_STREAM_IDLE_S``, or the process has restarted.
+        """
+        with self._guard:
+            stream = self._streams.get(stream_id)
+            if stream is None:
+                raise OperationOutOfOrderError(
+                    "the offered rows are not available any more: no call came for them for a minute; nothing was lost; "
+                    "ask again"
+                )
+            stream.used_s = self._elapsed_s()
+        piece = next(stream.pieces, None)
+        if piece is None:
+            self.close(stream_id)
+        return piece
+
+    def keep(self, stream_ids: Iterable[str]) -> None:
+        """Keep streams open whose callers are alive and will read on later."""
+        now_s = self._elapsed_s()
+        with self._guard:
+            for stream_id in stream_ids:
+                if (stream := self._streams.get(stream_id)) is not None:
+                    stream.used_s = now_s
+
+    def close_idle(self) -> None:
+        """Close streams without a call for ``_STREAM_IDLE_S``."""
+        horizon = self._elapsed_s() - _STREAM_IDLE_S
+        with self._guard:
+            idle = [stream_id for stream_id, stream in self._streams.items() if stream.used_s < horizon]
+        for stream_id in idle:
+            self.close(stream_id)
+
+    def close(self, stream_id: str) -> None:
+        """Close a stream, which may be closed already."""
+        with self._guard:
+            stream = self._streams.pop(stream_id, None)
+        if stream is not None:
+            stream.pieces.close()

@@ -1,9 +1,16 @@
-"""The large arrays of one partition's state, in files."""
+"""The large arrays of one partition's state, in files without a name: the operating system keeps the pages in use in memory.
+
+A file belongs to one array. Its disk space is allocated before it is mapped: a full disk is an error at that time, and not a signal
+later in a compiled loop. A file without a name disappears when the process ends, however it ends.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
+import os
+import tempfile
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,10 +26,9 @@ from humanize import naturalsize
 from coordinator.model.errors import MemoryLimitError
 from coordinator.model.identities import StateStoreId
 from store_actors.engine.arrays import Bytes
-from store_actors.engine.memory import blocks
-from store_actors.spilling.mapped_files import MappedFile, Mapping, mapping_of
+from store_actors.engine.memory import Memory, Shape, blocks
 from store_actors.spilling.memory_keeper import MemoryKeeper
-from store_actors.spilling.spill_folder import free_bytes
+from store_actors.spilling.spill_folder import checked_folder, free_bytes
 
 Item = TypeVar("Item", bound=np.generic)
 
@@ -36,6 +42,106 @@ _REMEDIES = {
     errno.ENFILE: "raise the machine's limit of open files (fs.file-max)",
     errno.ENOMEM: "raise the machine's limit of mappings of a process (vm.max_map_count)",
 }
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class MappedFile:
+    """A file without a name in a folder, which is created again if it was removed; it grows.
+
+    Raises
+    ------
+    MemoryLimitError
+        The folder was removed and cannot be created, or is on a file system in memory.
+    OSError
+        The disk is full.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.size = 0
+        # The file is deleted once its descriptor is closed and no process maps it any more.
+        try:
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+        except FileNotFoundError:
+            # The folder always looks empty, so a program that deletes old files may have removed it.
+            self._file = tempfile.TemporaryFile(dir=checked_folder(folder), buffering=0)  # noqa: SIM115
+
+    def grow(self, size: int) -> None:
+        """Grow the file to at least `size` bytes; the new bytes are zeros.
+
+        Raises
+        ------
+        OSError
+            The disk is full; the file is unchanged.
+        """
+        size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        if size <= self.size:
+            return
+        try:
+            os.posix_fallocate(self._file.fileno(), self.size, size - self.size)
+        except OSError:
+            os.ftruncate(self._file.fileno(), self.size)
+            raise
+        self.size = size
+
+    def fileno(self) -> int:
+        """Return the file's descriptor."""
+        return self._file.fileno()
+
+
+class Mapping:
+    """A whole file, mapped into memory as long as an array of it exists."""
+
+    def __init__(self, file: MappedFile) -> None:
+        self.file = file
+        self.size = file.size
+        self._address: int | None = None
+        address = _libc.mmap(None, self.size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file.fileno(), 0)
+        if address == _FAILED:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        self._address = address
+        # Otherwise the system reads and maps up to megabytes around each page. :meth:`fetch` asks for whole ranges.
+        self._advise(mmap.MADV_RANDOM)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {"version": 3, "shape": (self.size,), "typestr": "|u1", "data": (self._address, False)}
+
+    def array(self) -> Bytes:
+        """Return the bytes of the mapping as an array."""
+        return np.asarray(self)
+
+    def drop(self) -> None:
+        """Remove the mapping's pages from the process's memory. A page that is used again is read from the file; no data is lost.
+
+        Other threads may read and write the array meanwhile: the operating system keeps written pages, and maps a page again when it
+        is accessed.
+        """
+        self._advise(mmap.MADV_DONTNEED)
+
+    def fetch(self) -> None:
+        """Ask the operating system to read all pages that are not in memory, in order, before they are used."""
+        self._advise(mmap.MADV_WILLNEED)
+
+    def _advise(self, advice: int) -> None:
+        _libc.madvise(self._address, self.size, advice)
+
+    def __del__(self) -> None:
+        if self._address is not None:
+            _libc.munmap(self._address, self.size)
+
+
+def mapping_of(array: np.ndarray[Any, Any]) -> Mapping | None:
+    """Return the mapping that has an array's data, also for a view of an array; None if there is none."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return base if isinstance(base, Mapping) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +161,10 @@ class PieceSizes:
     snapshot: int
 
 
-class Region:
-    """The :class:`~store_actors.engine.memory.Memory` of one partition, under a memory limit."""
+class Region(Memory):
+    """The memory of one partition, under a memory limit: its large arrays are in files."""
+
+    is_slow_at_random = True
 
     def __init__(self, store_id: StateStoreId, folder: str, sizes: PieceSizes, keeper: MemoryKeeper) -> None:
         self._store_id = store_id
@@ -65,7 +173,6 @@ class Region:
         self._threshold = sizes.array
         self.piece_bytes = sizes.piece
         self.snapshot_bytes = sizes.snapshot
-        self.is_slow_at_random = True
         #: Version that is being made or loaded, for errors.
         self.version = 0
         #: Whether a batch has begun and has made no large step yet.
@@ -83,8 +190,7 @@ class Region:
             "version": self.version,
         }
 
-    def zeros(self, shape: int | tuple[int, ...], dtype: type[Item]) -> npt.NDArray[Item]:
-        """Return an array of zeros, in a file if it is large; see :meth:`Memory.zeros <store_actors.engine.memory.Memory.zeros>`."""
+    def zeros(self, shape: Shape, dtype: type[Item]) -> npt.NDArray[Item]:
         shape = (shape,) if isinstance(shape, int) else shape
         size = prod(shape) * np.dtype(dtype).itemsize
         if size < self._threshold:
@@ -92,23 +198,21 @@ class Region:
         return _shaped(self._grown(None, size), shape, dtype)
 
     def larger(self, array: npt.NDArray[Item], used: int, length: int) -> npt.NDArray[Item]:
-        """Return a longer array with the first `used` rows. An array in a file grows without a copy."""
         mapping, shape = mapping_of(array), (length, *array.shape[1:])
         if mapping is None:
             copy = self.zeros(shape, array.dtype.type)
             copy[:used] = array[:used]
             return copy
+        # It grows without a copy.
         return _shaped(self._grown(mapping.file, prod(shape) * array.itemsize), shape, array.dtype.type)
 
     def copied(self, array: npt.NDArray[Item]) -> npt.NDArray[Item]:
-        """Return a copy of an array, in a file if it is large."""
         copy = self.zeros(array.shape, array.dtype.type)
         for block in blocks(self, array):
             copy[block] = array[block]
         return copy
 
     def kept(self, array: npt.NDArray[Item]) -> npt.NDArray[Item]:
-        """Return an array that is seldom read from now on: the array itself, or a copy in a file if it is large."""
         if array.nbytes < self._threshold or mapping_of(array) is not None:
             return array
         copy = self.copied(array)
@@ -147,7 +251,6 @@ class Region:
         return self._keeper.step(count)
 
     def check(self, more: int) -> None:
-        """Check that `more` bytes fit below the limit; see :meth:`MemoryKeeper.check`."""
         self._keeper.check(more, self.facts)
 
     def drop(self) -> None:

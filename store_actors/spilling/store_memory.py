@@ -5,22 +5,22 @@ from __future__ import annotations
 import resource
 import sys
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from typing import Any
 
 import pyarrow as pa
+from humanize import naturalsize
 
 from coordinator.model.errors import MemoryLimitError
 from coordinator.model.identities import StateStoreId
 from coordinator.model.memory_options import MemoryUse
 from coordinator.runtime.runtime import MachineThreads
 from store_actors.engine.memory import HEAP, Memory
-from store_actors.spilling.memory_keeper import MemoryKeeper
+from store_actors.spilling.memory_keeper import MemoryKeeper, keep_nothing_back, resident_bytes
 from store_actors.spilling.region import PieceSizes, Region
-from store_actors.spilling.resident_memory import keep_nothing_back, resident_bytes
 from store_actors.spilling.spill_folder import checked_folder
-from store_actors.spilling.work_budget import WorkBudget
 
 #: Bytes of versions that are kept loaded for readers, where no limit says less.
 READ_BYTES = 1 << 28
@@ -32,8 +32,87 @@ _MIN_CAPACITY = 1 << 26
 _WORK = 0.75
 
 
-class StoreMemory(Protocol):
-    """The memory of a process, as its partitions use it.
+class WorkBudget:
+    """Memory beside the state that the requests of a process share; those that do not fit wait, in the order of their arrival.
+
+    Thread-safe.
+
+    An admitted batch never waits for a batch that is not admitted, as a request acquires the locks of its partitions first.
+
+    Parameters
+    ----------
+    capacity
+        Bytes for all requests together.
+    """
+
+    def __init__(self, capacity: int, patience_s: float) -> None:
+        self.capacity = capacity
+        self._patience_s = patience_s
+        self._changed = threading.Condition()
+        self._reserved_bytes = 0
+        self._queue: deque[object] = deque()
+        #: Number of requests that had to wait, and that were refused.
+        self.waits = 0
+        self.refusals = 0
+
+    @contextmanager
+    def admitted(self, certain: int, likely: int, facts: Mapping[str, Any]) -> Iterator[None]:
+        """Wait until there is memory for a request, and reserve it until the block ends.
+
+        Parameters
+        ----------
+        certain
+            Bytes that it certainly needs.
+        likely
+            Bytes that it may need. If they exceed the capacity, the request reserves the whole capacity.
+
+        Raises
+        ------
+        MemoryLimitError
+            The request exceeds the capacity, or waited for `patience_s`. Nothing was begun.
+        """
+        if certain > self.capacity:
+            self.refusals += 1
+            raise MemoryLimitError(
+                f"a batch of a shard needs {naturalsize(certain)} for itself, and its store actor has {naturalsize(self.capacity)} for "
+                "that; nothing was changed or counted; make batches smaller (maxOffsetsPerTrigger, maxFilesPerTrigger), use more "
+                "shards, or raise memory_limit, and start the query again",
+                **facts,
+                bytes=certain,
+                available=self.capacity,
+            )
+        size, ticket = min(max(certain, likely), self.capacity), object()
+        with self._changed:
+            self._queue.append(ticket)
+            if not self._has_turn(ticket, size):
+                self.waits += 1
+            has_turn = self._changed.wait_for(lambda: self._has_turn(ticket, size), self._patience_s)
+            self._queue.remove(ticket)
+            self._changed.notify_all()
+            if not has_turn:
+                self.refusals += 1
+                raise MemoryLimitError(
+                    f"a batch of a shard waited {self._patience_s:.0f} s for memory that other requests of its store actor have; "
+                    "nothing was changed or counted, and Spark tries the task again; if "
+                    "this comes again, raise memory_limit, or use more nodes",
+                    **facts,
+                    bytes=size,
+                    available=self.capacity - self._reserved_bytes,
+                )
+            self._reserved_bytes += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._reserved_bytes -= size
+                self._changed.notify_all()
+
+    def _has_turn(self, ticket: object, size: int) -> bool:
+        return self._queue[0] is ticket and self._reserved_bytes + size <= self.capacity
+
+
+class StoreMemory:
+    """The memory of a process, as its partitions use it; this one is as much as the state takes.
 
     Attributes
     ----------
@@ -45,56 +124,36 @@ class StoreMemory(Protocol):
         Bytes of versions that were loaded for readers and are kept for them, at most.
     """
 
-    file_bytes: int
-    ahead_bytes: int
-    read_bytes: int
-
-    def region(self, store_id: StateStoreId) -> Memory:
-        """Return the memory for the arrays of a partition: the same object each time."""
-
-    def working(self, store_id: StateStoreId, version: int, certain: int, likely: int) -> AbstractContextManager[None]:
-        """Work on a partition; see :meth:`WorkBudget.admitted <store_actors.spilling.work_budget.WorkBudget.admitted>`."""
-
-    def loading(self, store_id: StateStoreId, version: int) -> AbstractContextManager[None]:
-        """Read a partition from its files; the reader waits for no other batch."""
-
-    def using(self, store_id: StateStoreId) -> AbstractContextManager[None]:
-        """Work on a partition with no more than a piece of it beside it."""
-
-    def kept(self, store_id: StateStoreId, table: pa.Table) -> pa.Table:
-        """Return a partition's table that is seldom read from now on, or a copy of it in a file."""
-
-    def use(self) -> MemoryUse:
-        """Return the memory of the process."""
-
-
-class UnlimitedMemory:
-    """As much memory as the state takes."""
-
     file_bytes = sys.maxsize
     ahead_bytes = sys.maxsize
     read_bytes = READ_BYTES
 
     def region(self, store_id: StateStoreId) -> Memory:
+        """Return the memory for the arrays of a partition: the same object each time."""
         return HEAP
 
     def working(self, store_id: StateStoreId, version: int, certain: int, likely: int) -> AbstractContextManager[None]:
+        """Work on a partition, once there is memory for it; `certain` and `likely` as of :meth:`WorkBudget.admitted`."""
         return nullcontext()
 
     def loading(self, store_id: StateStoreId, version: int) -> AbstractContextManager[None]:
+        """Read a partition from its files; the reader waits for no other batch."""
         return nullcontext()
 
     def using(self, store_id: StateStoreId) -> AbstractContextManager[None]:
+        """Work on a partition with no more than a piece of it beside it."""
         return nullcontext()
 
     def kept(self, store_id: StateStoreId, table: pa.Table) -> pa.Table:
+        """Return a partition's table that is seldom read from now on, or a copy of it in a file."""
         return table
 
     def use(self) -> MemoryUse:
+        """Return the memory of the process."""
         return MemoryUse(None, resident_bytes(), 0)
 
 
-class LimitedMemory:
+class LimitedMemory(StoreMemory):
     """Memory of a process that stays below a limit.
 
     Parameters
@@ -136,7 +195,6 @@ class LimitedMemory:
         MachineThreads().start(keeper.run, "statefleet-memory")
 
     def region(self, store_id: StateStoreId) -> Region:
-        """Return the memory for the arrays of a partition: the same object each time."""
         with self._guard:
             region = self._regions.get(store_id)
             if region is None:
@@ -145,7 +203,6 @@ class LimitedMemory:
 
     @contextmanager
     def working(self, store_id: StateStoreId, version: int, certain: int, likely: int) -> Iterator[None]:
-        """Work on a partition, once the budget admits it and there is memory."""
         region = self.region(store_id)
         with self.budget.admitted(certain, likely, region.facts | {"version": version}):
             region.version, region.is_new_batch = version, True
@@ -155,7 +212,7 @@ class LimitedMemory:
 
     @contextmanager
     def loading(self, store_id: StateStoreId, version: int) -> Iterator[None]:
-        """Read a partition from its files, one partition at a time, as each has some of its files in memory."""
+        # One partition at a time, as each has some of its files in memory.
         region = self.region(store_id)
         with self._loading:
             region.version, region.is_new_batch = version, False
@@ -164,15 +221,12 @@ class LimitedMemory:
                 yield
 
     def using(self, store_id: StateStoreId) -> AbstractContextManager[None]:
-        """Work on a partition with no more than a piece of it beside it."""
         return self._keeper.using(self.region(store_id))
 
     def kept(self, store_id: StateStoreId, table: pa.Table) -> pa.Table:
-        """Return a partition's table that is seldom read from now on, or a copy of it in a file."""
         return self.region(store_id).kept_table(table)
 
     def use(self) -> MemoryUse:
-        """Return the memory of the process, and the bytes of state that are only in files."""
         with self._guard:
             regions = list(self._regions.values())
         spilled = sum(region.nbytes for region in regions) - self._keeper.resident_of_files()

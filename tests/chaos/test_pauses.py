@@ -16,7 +16,6 @@ import pytest
 import ray
 from msgspec import structs
 
-from coordinator.ledger.fleet_view import KnownFleet
 from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
@@ -29,6 +28,7 @@ from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.lease_placer import FleetView, LeaseRequest
 from coordinator.placement.policies import Choice
 from coordinator.service.calls import RayActors
+from coordinator.service.placement_service import KnownFleet
 from coordinator.storage.options import StorageOptions
 from coordinator.storage.uris import open_object_store
 from spark_jobs.session.spark_session import ensure_ray
@@ -125,11 +125,9 @@ def test_an_owner_that_stays_stopped_is_replaced(fleet: Fleet) -> None:
     assert only_actor(fleet)["instance_id"] != former["instance_id"]
 
 
-class ToWhoAsks:
-    """Places each lease on the node whose task asks for it."""
-
-    def place(self, request: LeaseRequest, fleet: FleetView) -> Choice:
-        return Choice(request.asking)
+def to_who_asks(request: LeaseRequest, fleet: FleetView) -> Choice:
+    """Place each lease on the node whose task asks for it."""
+    return Choice(request.asking)
 
 
 def test_a_coordinator_that_wakes_up_after_it_was_replaced_counts_nothing(fleet: Fleet) -> None:
@@ -142,7 +140,7 @@ def test_a_coordinator_that_wakes_up_after_it_was_replaced_counts_nothing(fleet:
         await keeper.open()
         location, no_actors = ActorLocation("elsewhere", "life", "node", "host", 1), KnownFleet(ActorRegistry(), list)
         task = tasks.identity(1, "run-2")
-        grant = await keeper.decide(lambda ledger: ledger.decide_lease(task, location, no_actors, ToWhoAsks()))
+        grant = await keeper.decide(lambda ledger: ledger.decide_lease(task, location, no_actors, to_who_asks))
         (former,) = tasks_chain
         entry = structs.replace(
             former, version=2, base_version=1, epoch=grant.lease.epoch, run_id="run-2", attempt_id="mine"

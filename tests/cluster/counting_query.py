@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,15 @@ class CountingQuery:
 
     def nodes(self) -> list[str]:
         return [address_of(shard["node_id"]) for shard in query_of(self.fleet, self.name)["shards"]]
+
+    def run_until(self, is_there: Callable[[], bool], failure: str) -> float:
+        """Run batches until something is so; return how long it took."""
+        begun = time.monotonic()
+        while not is_there():
+            assert time.monotonic() - begun < 90, f"{failure}: shards are at {self.nodes()}"
+            self.batch()
+            time.sleep(0.3)
+        return time.monotonic() - begun
 
     def deltas_read(self) -> int:
         return sum(metrics["deltas_loaded"] for metrics in store_metrics(RayActors(), self.fleet.status()).values())

@@ -1,4 +1,4 @@
-"""Tasks of each kind of operator run where their shards are, on a cluster of three nodes."""
+"""Tasks that run Python with their state run where their shards are, on a cluster of three nodes; test_placement.py has the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 import statefleet as sf
@@ -22,21 +21,6 @@ ROWS = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us", "UTC"))])
 SHARDS = 3
 
 Build = Callable[[Fleet, DataFrame, str], DataFrame]
-
-
-def deduplicated(fleet: Fleet, rows: DataFrame, name: str) -> DataFrame:
-    return fleet.stateful(rows, name=name, shards=SHARDS).dropDuplicates(["k", "t"])  # type: ignore[return-value]
-
-
-def sessions(fleet: Fleet, rows: DataFrame, name: str) -> DataFrame:
-    marked = fleet.stateful(rows.withWatermark("t", "1 day"), name=name, shards=SHARDS, outputMode="append")
-    return marked.groupBy(F.session_window("t", "5 seconds"), "k").count()  # type: ignore[no-any-return]
-
-
-def joined(fleet: Fleet, rows: DataFrame, name: str) -> DataFrame:
-    renamed = rows.select(F.col("k").alias("other"), F.col("t").alias("then"))
-    left = fleet.stateful(rows, name=name, shards=SHARDS)
-    return left.join(renamed, F.expr("k = other and t = then"))  # type: ignore[no-any-return]
 
 
 def with_group_state(fleet: Fleet, rows: DataFrame, name: str) -> DataFrame:
@@ -73,7 +57,7 @@ def with_keyed_store(fleet: Fleet, rows: DataFrame, name: str) -> DataFrame:
 
 
 @pytest.mark.replay
-@pytest.mark.parametrize("build", [deduplicated, sessions, joined, with_group_state, with_keyed_store])
+@pytest.mark.parametrize("build", [with_group_state, with_keyed_store])
 def test_its_tasks_run_where_their_shards_are(
     build: Build, spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:

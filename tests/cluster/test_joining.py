@@ -19,7 +19,6 @@ from ray.core.generated import autoscaler_pb2
 from benchmarks.nodes import WORKERS, add_worker
 from statefleet.fleet import Fleet
 from tests.cluster.counting_query import CountingQuery
-from tests.cluster.looking import run_until
 
 JOINING = "127.0.0.5"
 
@@ -70,7 +69,7 @@ def test_a_node_that_joins_gets_an_executor_and_its_shards_and_is_emptied_before
         query.batch()
     assert Counter(query.nodes()) == dict.fromkeys(WORKERS, 2)
     node = joined()
-    took = run_until(query, lambda: JOINING in query.nodes(), "the node that joined has no shard")
+    took = query.run_until(lambda: JOINING in query.nodes(), "the node that joined has no shard")
     print(f"the node had a shard {took:.1f} s after it joined")
     query.batch()
     assert sorted(Counter(query.nodes()).values()) == [1, 1, 2, 2]
@@ -78,12 +77,12 @@ def test_a_node_that_joins_gets_an_executor_and_its_shards_and_is_emptied_before
     before = query.batches
 
     announce_end(cluster, node.node_id, in_s=120)
-    took = run_until(query, lambda: JOINING not in query.nodes(), "the node that ends has shards")
+    took = query.run_until(lambda: JOINING not in query.nodes(), "the node that ends has shards")
     print(f"its shards were elsewhere {took:.1f} s after the notice")
     assert Counter(query.nodes()) == dict.fromkeys(WORKERS, 2)
     assert query.batches > before
     assert f"Ray ends node {JOINING} at " in caplog.text
-    took = run_until(query, lambda: not is_alive(node.node_id), "the node does not end")
+    took = query.run_until(lambda: not is_alive(node.node_id), "the node does not end")
     print(f"the node ended by itself {took:.1f} s later")
     for _ in range(3):
         query.batch()

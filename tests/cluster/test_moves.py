@@ -13,7 +13,6 @@ from pyspark.sql import SparkSession
 
 import statefleet as sf
 from benchmarks.nodes import WORKERS
-from statefleet.cli import main
 from statefleet.fleet import Fleet
 from tests.cluster.counting_query import CountingQuery
 from tests.cluster.looking import address_of, query_of
@@ -109,16 +108,3 @@ def test_shards_go_back_to_a_store_actor_that_was_lost_once_it_is_there_again(qu
             return
         time.sleep(0.5)
     pytest.fail(f"shards stay at {query.nodes()}")
-
-
-def test_what_cannot_be_moved_is_reported(query: CountingQuery, capsys: pytest.CaptureFixture[str]) -> None:
-    query.batch()
-    for arguments, message in (
-        (("move", query.fleet.uri, query.name, "99", WORKERS[0]), "there is no such shard"),
-        (("move", query.fleet.uri, "no-such-state", "0", WORKERS[0]), "there is no such shard"),
-        (("move", query.fleet.uri, query.name, "0", "10.9.9.9"), "this names no living Ray node"),
-        (("rebalance", query.fleet.uri, "--name", "no-such-state"), "no such state"),
-    ):
-        capsys.readouterr()
-        assert main(list(arguments)) == 1
-        assert message in capsys.readouterr().err

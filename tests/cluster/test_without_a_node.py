@@ -16,7 +16,7 @@ from coordinator.service.calls import RayActors
 from statefleet.fleet import Fleet, connect
 from store_actors.actor.deploy import store_metrics
 from tests.cluster.counting_query import CountingQuery
-from tests.cluster.looking import address_of, run_until
+from tests.cluster.looking import address_of
 from tests.conftest import NewUri
 
 REPLACEMENT = "127.0.0.6"
@@ -91,7 +91,7 @@ def test_standbys_take_over_from_a_node_that_is_lost(
             query.batch()
         assert sorted(Counter(query.nodes()).values()) == [3, 3]
         add_worker(cluster, REPLACEMENT)
-        took = run_until(query, lambda: REPLACEMENT in query.nodes(), "the node in its place has no shards")
+        took = query.run_until(lambda: REPLACEMENT in query.nodes(), "the node in its place has no shards")
         print(f"a node that joined in its place had shards after {took:.1f} s")
         query.batch()
         assert Counter(query.nodes()) == dict.fromkeys((*survivors, REPLACEMENT), 2)

@@ -13,7 +13,7 @@ import ray
 from pyspark.sql import SparkSession
 
 from coordinator.model.errors import SetupError
-from spark_jobs.jobs.kafka import PACKAGE
+from spark_jobs.page_hits import PACKAGE
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.session.spark_session import ensure_ray, start_session, stop_session
 from statefleet.fleet import Fleet, connect

@@ -14,8 +14,8 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark_jobs.jobs.kafka import PACKAGE, send_newest
-from spark_jobs.plan.bounds import UnboundedStateWarning
+from spark_jobs.page_hits import PACKAGE, send_newest
+from spark_jobs.plan.operator_rules import UnboundedStateWarning
 from spark_jobs.session.spark_session import start_session, stop_session
 from statefleet.fleet import Fleet, connect
 from tests.connectors.topics import stream_of

@@ -19,9 +19,8 @@ from statefleet.fleet import Fleet
 from tests.integration.frame_cases import FRAME_CASES
 from tests.integration.group_state_cases import GROUP_STATE_CASES
 from tests.integration.join_cases import JOIN_CASES
-from tests.integration.operator_cases import CASES, RESTART, Case, Operators, Step, Totals
+from tests.integration.operator_cases import CASES, RESTART, Case, Operators, Step
 from tests.integration.streams import Feed, Run
-from tests.tasks import coordinator_of, deltas_of
 
 #: Settings of Spark's own stores.
 ROCKSDB = {
@@ -90,28 +89,6 @@ class System:
         return self.run.take_batches()
 
 
-class Counts:
-    """Totals of a case's states on the fleet, read off the manifest."""
-
-    def __init__(self, fleet: Fleet, prefix: str) -> None:
-        self._fleet, self._prefix = fleet, prefix
-        self._seen: dict[str, tuple[int, int, int]] = {}
-
-    def of(self, operator: str) -> Totals:
-        name = f"{self._prefix}-{operator}"
-        metadata = coordinator_of(self._fleet).describe_state(name)
-        assert metadata is not None
-        chains = [deltas_of(self._fleet, name, shard) for shard in range(metadata.num_shards)]
-        entries = [entry for chain in chains for entry in chain]
-        sums = tuple(
-            sum(getattr(entry, kind) for entry in entries) for kind in ("rows_updated", "rows_removed", "rows_late")
-        )
-        before = self._seen.get(name, (0, 0, 0))
-        self._seen[name] = (sums[0], sums[1], sums[2])
-        updated, removed, late = (new - old for new, old in zip(sums, before, strict=True))
-        return Totals(sum(chain[-1].state_rows for chain in chains if chain), updated, removed, late)
-
-
 def on_spark(frame: DataFrame, name: str, mode: str = "append") -> DataFrame:
     """Spark's own operators."""
     return frame
@@ -134,7 +111,7 @@ def configured(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
                 spark.conf.set(key, former)
 
 
-def check(where: str, step: Step, inputs: Inputs, systems: Mapping[str, System], counts: Counts) -> None:
+def check(where: str, step: Step, inputs: Inputs, systems: Mapping[str, System]) -> None:
     inputs.add(step.rows)
     results = {who: system.take() for who, system in systems.items()}
     expected = None if step.out is None else sorted(step.out, key=repr)
@@ -143,15 +120,6 @@ def check(where: str, step: Step, inputs: Inputs, systems: Mapping[str, System],
         assert expected is None or rows == expected, f"{where}, on {who}: {batches}"
     # In the same batches, those without data among them.
     assert len({repr(batches) for batches in results.values()}) == 1, f"{where}: {results}"
-    for operator, expected_totals in step.totals.items():
-        totals = counts.of(operator)
-        comparable = Totals(
-            *(
-                actual if expected_count is not None else None
-                for actual, expected_count in zip(totals, expected_totals, strict=True)
-            )
-        )  # type: ignore[arg-type]
-        assert comparable == expected_totals, f"{where}: state of {operator} is {totals}"
 
 
 def compare_case(
@@ -163,23 +131,22 @@ def compare_case(
     case: Case,
     *,
     with_spark: bool,
-    shards: int = 2,
     conf: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Run a case on the fleet, and beside it on Spark if Spark can run it."""
 
     def ours(frame: DataFrame, operator: str, mode: str = "append") -> Any:
-        return fleet.stateful(frame, name=f"{name}-{operator}", outputMode=mode, shards=shards)
+        return fleet.stateful(frame, name=f"{name}-{operator}", outputMode=mode, shards=2)
 
-    inputs, counts = Inputs(spark, folder / "in", case.inputs), Counts(fleet, name)
-    with configured(spark, {**case.conf, **conf}):
+    inputs = Inputs(spark, folder / "in", case.inputs)
+    with configured(spark, conf):
         systems = {"the fleet": System(case, inputs, ours, folder / "ck-fleet")}
         if with_spark:
             systems["Spark"] = System(case, inputs, on_spark, folder / "ck-spark")
-        check_case(case_name, case, inputs, systems, counts)
+        check_case(case_name, case, inputs, systems)
 
 
-def check_case(case_name: str, case: Case, inputs: Inputs, systems: Mapping[str, System], counts: Counts) -> None:
+def check_case(case_name: str, case: Case, inputs: Inputs, systems: Mapping[str, System]) -> None:
     """Do the steps of a case on all systems, compare them after each step, and stop them."""
     try:
         for index, step in enumerate(case.steps):
@@ -188,7 +155,7 @@ def check_case(case_name: str, case: Case, inputs: Inputs, systems: Mapping[str,
                 for system in systems.values():
                     system.restart()
                 continue
-            check(f"{case_name}, step {index}", step, inputs, systems, counts)
+            check(f"{case_name}, step {index}", step, inputs, systems)
     finally:
         for system in systems.values():
             system.run.stop()

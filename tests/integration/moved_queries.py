@@ -49,7 +49,7 @@ def moved(
 
     inputs, old, new = Inputs(spark, folder / "in", case.inputs), folder / "old", folder / "new"
     steps = [step for step in case.steps if isinstance(step, Step)]
-    with configured(spark, {**case.conf, **conf}):
+    with configured(spark, conf):
         sparks = System(case, inputs, on_spark, old)
         running = [sparks]
         try:

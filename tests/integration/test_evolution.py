@@ -60,30 +60,6 @@ def test_a_query_goes_on_with_other_aggregates(fleet: Fleet, tmp_path: Path, nam
     with pytest.raises(StateMismatchError, match=r"cannot go on as.*existing=.*Average\(`v`\).*asked="):
         batch([F.count("*"), F.avg(F.col("v").cast("decimal(9,0)"))])
     assert batch([F.count("*"), wide], ("a", 7)) == {"a": (6, 1)}
-    assert batch([F.count("*"), F.avg("v")], ("a", 7)) == {"a": (7, 7.0)}
-
-
-def test_what_is_collected_comes_goes_and_becomes_wider(fleet: Fleet, tmp_path: Path, name: str) -> None:
-    feed = Feed(tmp_path / "in", ROWS)
-
-    def batch(columns: list[Column], *rows: tuple[str, int]) -> list[tuple[Any, ...]]:
-        frame = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").agg(*columns)
-        with Run(frame, "update", tmp_path / "ck") as run:
-            feed.add([row(*arguments) for arguments in rows])
-            return sorted(tuple(emitted) for emitted in run.take())
-
-    narrow, wide = F.collect_list("v"), F.collect_list(F.col("v").cast("bigint"))
-    different = F.sort_array(F.collect_set("d"))
-    quarters = [Decimal(value) / 4 for value in range(10)]
-    assert batch([narrow, F.count("*")], ("a", 5), ("a", 3), ("b", 9)) == [("a", [5, 3], 2), ("b", [9], 1)]
-    assert batch([F.count("*"), different, wide], ("a", 5)) == [("a", 3, [quarters[5]], [5, 3, 5])]
-    assert batch([different, F.count("*")], ("a", 1), ("b", 1)) == [
-        ("a", [quarters[1], quarters[5]], 4),
-        ("b", [quarters[1]], 2),
-    ]
-    assert batch([F.count("*"), narrow, different], ("a", 7)) == [("a", 5, [7], [quarters[n] for n in (1, 5, 7)])]
-    with pytest.raises(StateMismatchError, match=r"cannot go on as.*|not one of the aggregates"):
-        batch([F.sort_array(F.collect_list("d"))])
 
 
 def meanings(frame: DataFrame, *columns: Column) -> list[tuple[str, str]]:

@@ -156,7 +156,7 @@ def _commands_read(uri: str, name: str, capsys: pytest.CaptureFixture[str]) -> N
         assert len(read("scan", uri, name, "--version", "2", *committed)) == 3
 
 
-@pytest.mark.parametrize("how", ["once", "available now", "without batches of no data", "stopped"])
+@pytest.mark.parametrize("how", ["once", "without batches of no data", "stopped"])
 def test_what_spark_has_finished_is_seen_by_the_next_read(
     spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, name: str, how: str
 ) -> None:
@@ -165,12 +165,12 @@ def test_what_spark_has_finished_is_seen_by_the_next_read(
     has_no_data_batches = how != "without batches of no data"
     with configured(spark, {"spark.sql.streaming.noDataMicroBatches.enabled": str(has_no_data_batches).lower()}):
         writer = counts(fleet, feed.stream(), name).writeStream.outputMode("update").format("noop")
-        if how in ("once", "available now"):
-            writer = writer.trigger(**{"once" if how == "once" else "availableNow": True})
+        if how == "once":
+            writer = writer.trigger(once=True)
         if how == "stopped":
             writer = writer.trigger(processingTime="1 hour")
         query = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
-        if how in ("once", "available now"):
+        if how == "once":
             query.awaitTermination()
         elif how == "stopped":
             until(lambda: query.lastProgress is not None)

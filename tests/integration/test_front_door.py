@@ -1,19 +1,16 @@
-"""The command line and the dashboard of a running fleet, and the errors of connecting."""
+"""The errors of connecting, and where Spark writes to."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
 import subprocess
 import sys
 import threading
-import urllib.request
 from pathlib import Path
 
 import psutil
-import pyarrow as pa
 import pytest
 import ray
 from pyspark import SparkContext
@@ -21,35 +18,6 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 import statefleet as sf
-from tests.clocks import until
-from tests.integration.streams import Feed, Run
-
-
-@pytest.fixture
-def counted(spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, name: str) -> str:
-    """Return the name of a state with one version."""
-    feed = Feed(tmp_path / "in", pa.schema([("v", pa.int64())]))
-    feed.add([(number,) for number in range(10)])
-    run = Run(fleet.stateful(feed.stream(), name=name, shards=2).groupBy("v").count(), "update", tmp_path / "ck")
-    run.wait()
-    run.stop()
-    return name
-
-
-def test_the_dashboard_answers_on_loopback_with_what_is_held(fleet: sf.Fleet, counted: str) -> None:
-    url = fleet.dashboard_url()
-    assert url.startswith("http://127.0.0.1:")
-
-    def is_shown() -> bool:
-        with urllib.request.urlopen(url + "api/fleet", timeout=30) as answer:
-            fleet_shown = json.load(answer)["fleet"]
-        # A coordinator that is slow to answer the first time is not shown yet.
-        queries = {query["name"]: query for query in fleet_shown["queries"]} if fleet_shown else {}
-        shards = queries[counted]["shards"] if counted in queries else []
-        return sum(shard["state_rows"] for shard in shards) == 10 and all(shard["executor"] for shard in shards)
-
-    # The first answer may be older than the query, or of its beginning.
-    until(is_shown)
 
 
 def test_a_store_that_cannot_be_written_is_refused_at_once(spark: SparkSession, tmp_path: Path) -> None:
@@ -65,25 +33,23 @@ def unused_address() -> str:
         return f"127.0.0.1:{server.getsockname()[1]}"
 
 
-@pytest.mark.parametrize(
-    ("address", "message"),
-    [("ray://127.0.0.1:10001", "Ray Client addresses"), (unused_address(), "no Ray cluster answers at this address")],
-)
-def test_an_address_without_a_usable_ray_is_refused_at_once(address: str, message: str) -> None:
-    code = f"from spark_jobs.session.spark_session import ensure_ray; ensure_ray(ray_address='{address}')"
-    failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert message in failed.stderr
+def test_an_address_without_a_usable_ray_is_refused_at_once() -> None:
+    code = f"""
+from spark_jobs.session.spark_session import ensure_ray
+for address in ("ray://127.0.0.1:10001", "{unused_address()}"):
+    try:
+        ensure_ray(ray_address=address)
+    except Exception as error:
+        print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert all(text in said for text in ("Ray Client addresses", "no Ray cluster answers at this address"))
 
 
-@pytest.mark.parametrize("named_by", ["--address", "RAY_ADDRESS"])
-def test_a_cluster_that_wants_a_token_is_reported_at_once_and_in_one_line(fleet: sf.Fleet, named_by: str) -> None:
-    address = ray.get_runtime_context().gcs_address
-    environment = {name: value for name, value in os.environ.items() if name not in ("RAY_AUTH_MODE", "RAY_ADDRESS")}
+def test_a_cluster_that_wants_a_token_is_reported_at_once_and_in_one_line(fleet: sf.Fleet) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
+    environment["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
     command = [sys.executable, "-m", "statefleet.cli", "status", fleet.uri]
-    if named_by == "RAY_ADDRESS":
-        environment["RAY_ADDRESS"] = address
-    else:
-        command += ["--address", address]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     assert (ended.returncode, ended.stdout) == (1, "")
     (line,) = ended.stderr.splitlines()
@@ -154,8 +120,3 @@ finally:
     assert [line.split()[0] for line in lines] == ["stateful", "attach"], ran.stderr
     assert all(re.search(message, line) for line in lines)
     assert not any(query["name"] == "local" for query in fleet.status()["queries"])
-
-
-def test_the_session_sees_ray(spark: SparkSession) -> None:
-    assert ray.is_initialized()
-    assert spark.range(10).count() == 10

@@ -51,27 +51,36 @@ def test_rows_are_aggregated_before_the_shuffle_while_groups_repeat(fleet: Fleet
         assert sorted(tuple(row) for row in run.take()) == [("7", 5, 11, -1), ("8", 2, 10, 2)]
         assert "HashAggregate" in plan_of(run)
         assert progress_of(run)["customMetrics"]["rowsRead"] == 2
+        assert min(progress_of(run)["memoryUsedBytes"], progress_of(run)["customMetrics"]["deltaBytes"]) > 0
 
 
 #: By what Spark's own plan has for it, aggregates of rows that are combined before the shuffle where groups repeat; None for others.
+#: With what comes of the last batch below.
 COMBINED = {
-    "sorted, as texts do not stay in their place": ("SortAggregate", ["max(k)", "min(k)", "first(v)"]),
-    "registers": ("HashAggregate", ["approx_count_distinct(v)", "approx_count_distinct(k, 0.2)", "sum(v)"]),
-    "values of any number": (None, ["max(k)", "collect_list(v)", "approx_count_distinct(v)"]),
+    "sorted, as texts do not stay in their place": (
+        "SortAggregate",
+        ["max(k)", "min(k)", "first(v)"],
+        [("b", "b", "b", 2), ("c", "c", "c", None)],
+    ),
+    "registers": (
+        "HashAggregate",
+        ["approx_count_distinct(v)", "approx_count_distinct(k, 0.2)", "sum(v)"],
+        [("b", 3, 1, 11), ("c", 0, 1, None)],
+    ),
+    "values of any number": (
+        None,
+        ["max(k)", "collect_list(v)", "approx_count_distinct(v)"],
+        [("b", "b", [2, 4, 5], 3), ("c", "c", [], 0)],
+    ),
 }
 
 
 @pytest.mark.parametrize("case", COMBINED)
 def test_what_spark_cannot_combine_is_shuffled_as_rows(fleet: Fleet, tmp_path: Path, name: str, case: str) -> None:
-    combined, aggregates = COMBINED[case]
+    combined, aggregates, expected = COMBINED[case]
     feed = Feed(tmp_path / "in", ROWS)
-    rows = feed.stream()
-    with stopping(
-        [
-            Run(frame.groupBy("k").agg(*map(F.expr, aggregates)), "update", tmp_path / side)
-            for side, frame in (("ck", fleet.stateful(rows, name=name, shards=3)), ("spark", rows))
-        ]
-    ) as runs:
+    frame = fleet.stateful(feed.stream(), name=name, shards=3).groupBy("k").agg(*map(F.expr, aggregates))
+    with Run(frame, "update", tmp_path / "ck") as run:
         # Of the first batch nothing is known; groups repeat in the second one, and in the fourth.
         batches = [
             [("a", 1), ("b", 2)],
@@ -82,12 +91,12 @@ def test_what_spark_cannot_combine_is_shuffled_as_rows(fleet: Fleet, tmp_path: P
         is_repeated = [True, False, True, False]
         for batch, repeats in zip(batches, is_repeated, strict=True):
             feed.add(batch)
-            of_fleet, of_spark = (sorted(map(tuple, run.take())) for run in runs)
-            assert of_fleet == of_spark
-            plan = plan_of(runs[0])
+            emitted = run.take()
+            plan = plan_of(run)
             assert "HandOver" in plan
             assert ("Aggregate" in plan) == (combined is not None and repeats)
             assert not repeats or combined is None or combined in plan
+    assert sorted(emitted) == expected
 
 
 def test_rows_that_are_only_counted_are_counted_after_a_batch_of_one(fleet: Fleet, tmp_path: Path, name: str) -> None:
@@ -140,23 +149,21 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("way", WAYS)
-def test_rows_around_a_bound_arrive_in_any_order(
-    fleet: Fleet, tmp_path: Path, name: str, way: str, shards: int
-) -> None:
+def test_rows_around_a_bound_arrive_in_any_order(fleet: Fleet, tmp_path: Path, name: str, way: str) -> None:
     made, text, sizes = WAYS[way]
     feed = Feed(tmp_path / "in", pa.schema([("k", pa.int64()), ("n", pa.int64())]))
     rows = feed.stream().selectExpr("k", f"{made} s")
     kept = (
-        fleet.stateful(rows, name=name, shards=shards)
+        fleet.stateful(rows, name=name, shards=1)
         .dropDuplicates(["k"])
         .selectExpr("k", f"length({text})", f"md5({text})")
     )
     with Run(kept, "append", tmp_path / "ck") as run:
         keys = itertools.count()
-        for order in itertools.permutations(sizes):
-            batch = [(next(keys), size) for size in order]
+        # A batch of all orders that begin with the same size.
+        for _, orders in itertools.groupby(itertools.permutations(sizes), key=lambda order: order[0]):
+            batch = [(next(keys), size) for order in orders for size in order]
             feed.add(batch)
             assert sorted(run.take()) == [
                 (key, size, hashlib.md5(chr(97 + key % 26).encode() * size).hexdigest()) for key, size in batch

@@ -1,4 +1,4 @@
-"""The runnable jobs against batch computations of the same, on small files with malformed lines and on real data if there."""
+"""The runnable job against a batch computation of the same, on small files with malformed lines."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.jobs.access_log import parse_log
 from spark_jobs.jobs.console import keep_newest
-from spark_jobs.page_hits import build, execute
+from spark_jobs.page_hits import build, execute, parse_log
 from statefleet.fleet import Fleet
-
-DATA = Path(__file__).parents[3] / "shared" / "data"
 
 GOOD = (
     '10.0.0.{n} - - [17/May/2015:{h:02d}:05:03 +0000] "GET /page{p}?q=1 HTTP/1.1" {status} {size} "http://x/" '
@@ -85,19 +82,6 @@ def test_a_job_equals_a_batch_and_keeps_malformed_lines(
     kept = spark.read.parquet(str(tmp_path / "job" / "malformed")).collect()
     assert {row["raw"] for row in kept} == set(BAD)
     assert {row["reason"] for row in kept} == {"not in combined log format", "time cannot be read"}
-
-
-@pytest.mark.skipif(not (DATA / "web_access.log").exists(), reason="the real access log is not here")
-def test_a_job_on_a_real_log(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
-    source = tmp_path / "logs"
-    source.mkdir()
-    lines = (DATA / "web_access.log").read_text().splitlines(keepends=True)
-    for part in range(4):
-        (source / f"part-{part}.log").write_text("".join(lines[part * 2500 : (part + 1) * 2500]))
-    batch = parse_log(spark.read.text(str(source)))
-    assert batch.count() == 10_000
-    # One of them was cut off in its agent, and counts.
-    assert run_and_compare(spark, fleet, batch, source, tmp_path / "job", name) == 0
 
 
 def test_results_keep_both_hours_of_the_night_that_clocks_go_back(

@@ -1,4 +1,7 @@
-"""Filters that follow an operator: which rows move the watermark below it, and which it keeps, is as where it is Spark's own."""
+"""Filters that follow an operator: which rows move the watermark below it, and which it keeps, is as where it is Spark's own.
+
+Those of columns alone, after one operator, are in :mod:`tests.integration.test_random_programs`.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,9 @@ from spark_jobs.plan.spark_version import SPARK
 from statefleet.fleet import Fleet
 from tests.integration.case_systems import Inputs, System, on_spark
 from tests.integration.operator_cases import Case, Operators, seconds
-from tests.integration.streams import Run, short_list
+from tests.integration.streams import Run
 
 COLUMNS = {"a": "k string, t timestamp, x int", "b": "k2 string, u timestamp, y int"}
-NEAR = "u between t - interval 10 seconds and t + interval 10 seconds"
 #: Rows of both inputs for each batch. Those of "q" move the watermark by far unless a filter leaves them out before.
 BATCHES: tuple[tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]], ...] = (
     ([("p", 10, 1)], [("p", 12, 1)]),
@@ -30,18 +32,9 @@ BATCHES: tuple[tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]], ...] = (
 Query = Callable[[Operators, Mapping[str, DataFrame]], DataFrame]
 
 
-def windows(ops: Operators, i: Mapping[str, DataFrame], name: str = "windows") -> DataFrame:
-    counts = ops(i["a"].withWatermark("t", "0 seconds"), name).groupBy(F.window("t", "10 seconds"), "k").count()
+def windows(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
+    counts = ops(i["a"].withWatermark("t", "0 seconds"), "windows").groupBy(F.window("t", "10 seconds"), "k").count()
     return counts.withColumn("window", seconds("window.start"))  # type: ignore[no-any-return]
-
-
-def matches(ops: Operators, i: Mapping[str, DataFrame], how: str, more: str = "") -> DataFrame:
-    left, right = i["a"].withWatermark("t", "0 seconds"), i["b"].withWatermark("u", "0 seconds")
-    return ops(left, "join").join(right, F.expr(f"k = k2 and {NEAR}{more}"), how)  # type: ignore[no-any-return]
-
-
-def flat(frame: DataFrame) -> DataFrame:
-    return frame.select("k", seconds("t").alias("t"), "x", seconds("u").alias("u"), "y")
 
 
 def called(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
@@ -77,42 +70,6 @@ def with_names(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
     return windows(ops, i).join(names.where("name != 'another'"), "k").where("k != 'q'")
 
 
-def windows_of_matches(how: str) -> Query:
-    """Count by windows of a time that an outer join may lack; they need matched rows."""
-
-    def query(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
-        matched = matches(ops, i, how, " and y is not null").drop("u")
-        counts = ops(matched, "counts").groupBy(F.window("t", "10 seconds"), "k").count()
-        return counts.withColumn("window", seconds("window.start"))  # type: ignore[no-any-return]
-
-    return query
-
-
-def counts(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
-    """Without a watermark there is nothing to be late by, and still no room for what a filter leaves out."""
-    return ops(i["a"].where("x is not null"), "counts", "update").groupBy("k").count().where("k = 'p'")  # type: ignore[no-any-return]
-
-
-def a_side_without_a_watermark(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
-    joined = ops(i["a"], "join").join(i["b"].withWatermark("u", "0 seconds"), F.expr(f"k = k2 and {NEAR}"))
-    return flat(joined.where("x > 0"))
-
-
-def of_one_side_of_a_self_join(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
-    """The other side has the same rows, all of them."""
-    renamed = i["a"].selectExpr("k as k2", "t as u", "x as y").withWatermark("u", "0 seconds")
-    on = F.expr("k <=> k2 and u between t - interval 20 seconds and t + interval 20 seconds")
-    return flat(ops(i["a"], "join").join(renamed, on).where("x = 1"))
-
-
-def of_an_event_time(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
-    """Spark moves it up to the watermark, which sees all rows."""
-    sliding = F.window("t", "10 seconds", "5 seconds")
-    counted = ops(i["a"].withWatermark("t", "0 seconds"), "windows").groupBy(sliding, "k").count()
-    later = counted.where(F.col("window.start") > F.timestamp_seconds(F.lit(15)))
-    return later.select(seconds("window.start").alias("start"), "k", "count")  # type: ignore[no-any-return]
-
-
 def of_a_chain(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
     """Through both operators, and by the counts of the first up to the second."""
     rows = ops(i["a"].withWatermark("t", "0 seconds"), "fine")
@@ -123,31 +80,18 @@ def of_a_chain(ops: Operators, i: Mapping[str, DataFrame]) -> DataFrame:
 
 
 QUERIES: dict[str, Query] = {
-    "groups": lambda ops, i: windows(ops, i).where("k = 'p' and count > 0"),
-    "an inner join's sides": lambda ops, i: flat(matches(ops, i, "inner").where("x > 0 and y > 0")),
-    "windows of what a right outer join may lack": windows_of_matches("right_outer"),
-    "windows of what a left outer join has": windows_of_matches("left_outer"),
     "a function of Python's": called,
-    "an outer join's filtered side": lambda ops, i: flat(matches(ops, i, "left_outer").where("y = 1")),
     "a static table's keys": with_names,
     "the time of the batch": of_today,
     "one operator twice": twice,
-    "nothing that is filtered": windows,
-    "groups without a watermark": counts,
-    "a join's side without a watermark": a_side_without_a_watermark,
-    "one side of a self join": of_one_side_of_a_self_join,
-    "event time": of_an_event_time,
     "a chain": of_a_chain,
 }
-MODES = {"groups without a watermark": "update"}
 #: Where Spark runs an operator for each use, with filters of its own, and the fleet one for all: Spark's query to compare with.
 SPARKS = {"one operator twice": once}
-#: Of these the fleet's operator keeps rows that Spark's does not, of which none comes out.
-KEEPS_MORE = ("windows of what a right outer join may lack", "an outer join's filtered side", "one operator twice")
-SHORT_LIST = ("groups",)
 
 
-@pytest.mark.parametrize("which", short_list(QUERIES, SHORT_LIST))
+@pytest.mark.replay
+@pytest.mark.parametrize("which", QUERIES)
 def test_filters_after_an_operator_leave_the_rows_in_the_batches_that_spark_has_them_in(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, which: str
 ) -> None:
@@ -156,7 +100,7 @@ def test_filters_after_an_operator_leave_the_rows_in_the_batches_that_spark_has_
 
     inputs, query = Inputs(spark, tmp_path / "in", COLUMNS), QUERIES[which]
     systems = [
-        System(Case(COLUMNS, build, [], mode=MODES.get(which, "append")), inputs, operators, tmp_path / side)
+        System(Case(COLUMNS, build, []), inputs, operators, tmp_path / side)
         for side, build, operators in (("fleet", query, ours), ("spark", SPARKS.get(which, query), on_spark))
     ]
     emitted = 0
@@ -166,7 +110,8 @@ def test_filters_after_an_operator_leave_the_rows_in_the_batches_that_spark_has_
             emitted_rows, expected = (system.take() for system in systems)
             assert emitted_rows == expected
             emitted += sum(map(len, emitted_rows.values()))
-            if which not in KEEPS_MORE:
+            # Of one operator with two filters the fleet keeps rows that Spark's two do not, of which none comes out.
+            if which not in SPARKS:
                 assert systems[0].run.states() == systems[1].run.states()
         assert emitted > 1
     finally:

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +39,31 @@ def events(batch: int) -> list[tuple[Any, ...]]:
     return [(f"u{number % USERS}", START + dt.timedelta(seconds=number), batch + 1) for number in range(ROWS)]
 
 
-@pytest.fixture
-def clicks(fleet: sf.Fleet, spark: Any, tmp_path: Path, name: str) -> Iterator[tuple[str, Feed, Run]]:
+@contextmanager
+def counted(fleet: sf.Fleet, folder: Path, name: str) -> Iterator[tuple[str, Feed, Run]]:
     """Yield counts by user after three batches, with the query still there."""
-    feed = Feed(tmp_path / "in", EVENTS)
+    feed = Feed(folder / "in", EVENTS)
     for batch in range(3):
         feed.add(events(batch))
     grouped = fleet.stateful(feed.stream(), name=name, shards=5).groupBy("user")
     counts = grouped.agg(F.count("*").alias("n"), F.sum("amount").alias("total"), F.avg("amount").alias("average"))
-    run = Run(counts, "update", tmp_path / "checkpoint")
-    run.wait()
-    yield name, feed, run
-    run.stop()
+    with Run(counts, "update", folder / "checkpoint") as run:
+        run.wait()
+        yield name, feed, run
+
+
+@pytest.fixture
+def clicks(fleet: sf.Fleet, spark: Any, tmp_path: Path, name: str) -> Iterator[tuple[str, Feed, Run]]:
+    """A query that a test may go on with."""
+    with counted(fleet, tmp_path, name) as query:
+        yield query
+
+
+@pytest.fixture(scope="module")
+def read_only(fleet: sf.Fleet, spark: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The state of a query that has ended."""
+    with counted(fleet, tmp_path_factory.mktemp("clicks"), "live-clicks") as (name, _, _):
+        return name
 
 
 def test_an_aggregation_is_its_result_by_key_and_as_a_table(fleet: sf.Fleet, clicks: tuple[str, Feed, Run]) -> None:
@@ -80,9 +94,8 @@ def test_an_aggregation_is_its_result_by_key_and_as_a_table(fleet: sf.Fleet, cli
     assert state.versions() == range(5)
 
 
-def test_what_cannot_be_read_is_refused(fleet: sf.Fleet, clicks: tuple[str, Feed, Run]) -> None:
-    name, _, _ = clicks
-    state = fleet.state(name)
+def test_what_cannot_be_read_is_refused(fleet: sf.Fleet, read_only: str) -> None:
+    name, state = read_only, fleet.state(read_only)
     with pytest.raises(sf.InvalidRequestError, match="no such state"):
         fleet.state("nothing").get({"user": "u1"})
     with pytest.raises(sf.InvalidRequestError, match="a value for each key column"):
@@ -233,8 +246,8 @@ def rows_of(*users: str) -> pc.Expression:
     return pc.field("user").isin(users)
 
 
-def test_sql_over_states_is_of_one_moment(fleet: sf.Fleet, clicks: tuple[str, Feed, Run]) -> None:
-    name, _, _ = clicks
+def test_sql_over_states_is_of_one_moment(fleet: sf.Fleet, read_only: str) -> None:
+    name = read_only
     top = fleet.sql(f'select "user", total from "{name}" where n > 10 order by "user" limit 2')
     assert top.to_pylist() == [{"user": "u0", "total": 30}, {"user": "u1", "total": 30}]
     assert fleet.sql(f'select count(*) as n from "{name}"').to_pylist() == [{"n": USERS}]
@@ -255,28 +268,6 @@ def test_sql_over_states_is_of_one_moment(fleet: sf.Fleet, clicks: tuple[str, Fe
             fleet.sql(text)
 
 
-def test_both_sides_of_a_join_and_rows_of_one_key(fleet: sf.Fleet, tmp_path: Path, name: str) -> None:
-    schema = pa.schema([("id", pa.int64()), ("v", pa.string())])
-    sides = [Feed(tmp_path / side, schema) for side in ("left", "right")]
-    sides[0].add([(1, "a"), (1, "b"), (2, "c"), (None, "d")])
-    sides[1].add([(1, "x"), (3, "y")])
-    left, right = (feed.stream().withColumnRenamed("v", name) for feed, name in zip(sides, ("l", "r"), strict=True))
-    run = Run(fleet.stateful(left, name=name, shards=3).join(right, "id"), "append", tmp_path / "checkpoint")
-    run.wait()
-    assert fleet.state(name, "left").parts == ("left", "right")
-    with pytest.raises(sf.InvalidRequestError, match="several parts"):
-        fleet.state(name).scan()
-    state = fleet.state(name, "left")
-    assert sorted(row["l"] for row in state.get_all({"id": 1})) == ["a", "b"]
-    assert [row["r"] for row in fleet.state(name, "right").get_all({"id": 1})] == ["x"]
-    assert state.get_all({"id": 9}) == []
-    with pytest.raises(sf.InvalidRequestError, match="several rows"):
-        state.get({"id": 1})
-    assert sorted(state.multi_get([{"id": 2}, {"id": 1}]).column("l").to_pylist()[1:]) == ["a", "b"]
-    assert sorted(row["r"] for row in fleet.state(name, "right").scan().to_arrow().to_pylist()) == ["x", "y"]
-    run.stop()
-
-
 def test_keyed_stores_of_a_program_tell_their_own_columns(fleet: sf.Fleet, name: str) -> None:
     keys, values = pa.schema([("user", pa.string()), ("day", pa.int64())]), pa.schema([("total", pa.int64())])
     stores = {"totals": (keys, values), "seen": (keys, pa.schema([]))}
@@ -295,9 +286,8 @@ def test_keyed_stores_of_a_program_tell_their_own_columns(fleet: sf.Fleet, name:
         fleet.state(name).scan()
 
 
-def test_a_program_reads_and_leaves_no_trace(fleet: sf.Fleet, clicks: tuple[str, Feed, Run]) -> None:
-    name, _, run = clicks
-    run.stop()
+def test_a_program_reads_and_leaves_no_trace(fleet: sf.Fleet, read_only: str) -> None:
+    name = read_only
     objects = _objects_of(fleet)
     # Of the state: those of other tests are cleaned meanwhile.
     before = {info.path for info in objects.list(name)}, _actors()
@@ -319,9 +309,8 @@ def test_a_program_reads_and_leaves_no_trace(fleet: sf.Fleet, clicks: tuple[str,
     assert before[0]
 
 
-def test_a_store_actor_that_dies_is_read_again(fleet: sf.Fleet, clicks: tuple[str, Feed, Run]) -> None:
-    name, _, _ = clicks
-    state = fleet.state(name)
+def test_a_store_actor_that_dies_is_read_again(fleet: sf.Fleet, read_only: str) -> None:
+    state = fleet.state(read_only)
     assert state.get({"user": "u7"}) is not None
     for actor in fleet.status()["store_actors"]:
         if actor["alive"]:
@@ -331,12 +320,11 @@ def test_a_store_actor_that_dies_is_read_again(fleet: sf.Fleet, clicks: tuple[st
 
 
 def test_look_ups_go_by_a_connection_or_else_by_ray(
-    fleet: sf.Fleet, clicks: tuple[str, Feed, Run], monkeypatch: pytest.MonkeyPatch
+    fleet: sf.Fleet, read_only: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name, _, _ = clicks
     expected = {"user": "u7", "n": 15, "total": 30, "average": 2.0}
     attached = sf.attach(fleet.uri)
-    state, direct = attached.state(name), attached._source._direct  # type: ignore[attr-defined]
+    state, direct = attached.state(read_only), attached._source._direct  # type: ignore[attr-defined]
     assert state.get({"user": "u7"}) == expected
     (incarnation,) = direct._incarnations.values()
     for _ in range(2):
@@ -362,6 +350,47 @@ def test_look_ups_go_by_a_connection_or_else_by_ray(
     finally:
         os.kill(actor["pid"], signal.SIGCONT)
     assert state.get({"user": "u7"}) == expected
+
+
+@pytest.mark.replay
+def test_the_one_global_group(fleet: sf.Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path / "in", EVENTS)
+    feed.add(events(0))
+    total = fleet.stateful(feed.stream(), name=name).groupBy().agg(F.sum("amount").alias("total"))
+    Run(total, "update", tmp_path / "checkpoint", available_now=True).wait()
+    whole = fleet.state(name)
+    assert (whole.keys, whole.get({})) == ((), {"total": ROWS})
+    found = whole.find({})
+    assert found.rows == ({"total": ROWS},)
+    assert found.shard is not None
+    assert whole.at(found.version).scan(partition_id=True).to_arrow().to_pylist() == [
+        {"total": ROWS, "partition_id": found.shard}
+    ]
+
+
+def test_a_state_is_read_across_its_rescales(fleet: sf.Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path / "in", EVENTS)
+    feed.add([("ann", START, 150), ("bob", START, 10), (None, START, 40)])
+    for rescales, shards in enumerate((2, 5, 3)):
+        if rescales:
+            feed.add([("ann", START, 1), (f"new{rescales}", START, 1)])
+        grouped = fleet.stateful(feed.stream(), name=name, shards=shards).groupBy("user")
+        with Run(grouped.agg(F.sum("amount").alias("total")), "update", tmp_path / "checkpoint") as run:
+            run.wait()
+        state = fleet.state(name)
+        # Asks the coordinator: the shards that were there before do not tell that others have taken over.
+        assert state.version == rescales + 1
+        assert state.get({"user": "ann"}) == {"user": "ann", "total": 150 + rescales}
+        assert state.get({"user": None}) == {"user": None, "total": 40}
+        assert state.scan().to_arrow().num_rows == 3 + rescales
+    for state in (fleet.state(name), sf.attach(fleet.uri, offline=True).state(name)):
+        for version in (1, 2, 3):
+            assert state.at(version).get({"user": "ann"}) == {"user": "ann", "total": 149 + version}
+            assert state.at(version).scan().to_arrow().num_rows == 2 + version
+        differing = sorted((row["user"], row["_change_type"]) for row in state.diff(2, 3).to_pylist())
+        assert differing == [("ann", "delete"), ("ann", "insert"), ("new2", "insert")]
+        with pytest.raises(sf.VersionNotFoundError, match="rescaled since"):
+            state.changes(0).to_arrow()
 
 
 def _objects_of(fleet: sf.Fleet) -> Any:

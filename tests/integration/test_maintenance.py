@@ -14,9 +14,9 @@ from coordinator.model.maintenance import Maintenance
 from coordinator.storage.uris import open_object_store
 from statefleet import cli
 from statefleet.fleet import Fleet, connect
+from tests.clocks import until
 from tests.conftest import NewUri
 from tests.integration.streams import Feed, Run
-from tests.integration.waiting import wait_for
 
 VALUES = pa.schema([("v", pa.int64())])
 
@@ -53,9 +53,9 @@ def test_a_query_keeps_few_files_and_a_new_fleet_reads_them(
             run.wait()
         # A snapshot is due at three; on a busy machine it comes late.
         for shard in range(2):
-            wait_for(lambda shard=shard: deltas_since_snapshot(fleet, name, shard) < 3)  # type: ignore[misc]
+            until(lambda shard=shard: deltas_since_snapshot(fleet, name, shard) < 3)  # type: ignore[misc]
         # 12 versions of 2 shards were committed; 4 versions and the deltas since a snapshot below them are left.
-        wait_for(lambda: len(data_files(fleet, name, ".delta")) <= 2 * (4 + 2 * 3 + 1))
+        until(lambda: len(data_files(fleet, name, ".delta")) <= 2 * (4 + 2 * 3 + 1))
         assert cli.main(["gc", uri, "--dry-run"]) == 0
         assert "would be" in capsys.readouterr().out
         assert sum(actor_metrics["maintenance_failures"] for actor_metrics in fleet.metrics().values()) == 0

@@ -1,12 +1,8 @@
-"""Nexmark's queries as streaming jobs on the fleet: final tables equal plain Python's, also with ties, and after restarts and kills."""
+"""Nexmark's queries as streaming jobs on the fleet: final tables equal plain Python's, also with ties."""
 
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import signal
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -17,21 +13,18 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
-from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import TimestampType
 
-from benchmarks.nexmark.files import Inputs, read_stream, write_end, write_events, write_file
+from benchmarks.harness import FLEET, Operators
+from benchmarks.nexmark.files import read_stream, write_batch, write_events
 from benchmarks.nexmark.generator import Events, Nexmark
-from benchmarks.nexmark.oracle import ORACLES, Tables, valid_bids
 from benchmarks.nexmark.queries import QUERIES
-from benchmarks.nexmark.query import FleetOperators
 from statefleet.fleet import Fleet
+from tests.integration.nexmark_oracle import CLOSING, KEYS, ORACLES, Tables, finished, valid_bids, write_end
 from tests.integration.streams import short_list
 
 EVENTS = 20_000
 BATCH = 5_000
-#: With the one that ends the stream.
-BATCHES = EVENTS // BATCH + 1
 SHARDS = 2
 MIDNIGHT = 1_735_776_000 * 1_000_000
 #: 100 s of events round a midnight, out of order by up to half a second.
@@ -62,7 +55,7 @@ def expected_of(folder: Path, without_end: Events) -> Expected:
     whole = Tables.of(pq.read_table(folder / name) for name in Events._fields)
 
     def of(name: str) -> tuple[list[str], Rows]:
-        rows = list(ORACLES[name](Tables.of(without_end) if QUERIES[name].closes else whole))
+        rows = list(ORACLES[name](Tables.of(without_end) if name in CLOSING else whole))
         columns = sorted(rows[0])
         assert len(rows) > 1
         return columns, sorted((tuple(row[column] for column in columns) for row in rows), key=repr)
@@ -103,49 +96,27 @@ class Job:
     """A query of the fleet over a folder of events."""
 
     def __init__(self, spark: SparkSession, fleet: Fleet, name: str, query: str, folder: Path) -> None:
-        self.spark, self.fleet, self.name, self.query, self.folder = spark, fleet, name, QUERIES[query], folder
-
-    def start(self, events: Path) -> tuple[StreamingQuery, str]:
-        """Start the query over all events there are now; return it and the name of its first state."""
-        ops = FleetOperators(self.fleet, self.name, SHARDS)
-        emitted = self.query.build(ops, read_stream(self.spark, events))
-
-        def keep(rows: DataFrame, batch: int) -> None:
-            # A repeated batch replaces its own folder.
-            rows.write.mode("overwrite").parquet(str(self.folder / "results" / f"batch={batch}"))
-
-        writer = emitted.writeStream.outputMode(self.query.mode).trigger(availableNow=True).foreachBatch(keep)
-        return writer.option("checkpointLocation", str(self.folder / "checkpoint")).start(), ops.states[0]
+        self.spark, self.fleet, self.name, self.query, self.folder = spark, fleet, name, query, folder
 
     def run(self, events: Path) -> None:
-        self.start(events)[0].awaitTermination()
+        """Run the query over all events there are."""
+        emitted = QUERIES[self.query].build(
+            Operators(self.fleet, FLEET, SHARDS, self.name), read_stream(self.spark, events)
+        )
 
-    def done(self) -> int:
-        """Return how many files of each stream were read up to the newest finished micro-batch: Spark has some without data, too."""
-        checkpoint = self.folder / "checkpoint"
-        finished = [int(file.name) for file in (checkpoint / "commits").glob("*") if file.name.isdigit()]
-        if not finished:
-            return 0
-        # A version, the metadata of Spark's plan, and a line for each source.
-        _, _, *sources = (checkpoint / "offsets" / str(max(finished))).read_text().splitlines()
-        return max(int(json.loads(source)["logOffset"]) + 1 for source in sources if source != "-")
+        def keep(rows: DataFrame, batch: int) -> None:
+            rows.write.parquet(str(self.folder / "results" / f"batch={batch}"))
+
+        writer = emitted.writeStream.outputMode(QUERIES[self.query].mode).trigger(availableNow=True).foreachBatch(keep)
+        writer.option("checkpointLocation", str(self.folder / "checkpoint")).start().awaitTermination()
 
     def rows(self) -> tuple[list[str], Rows]:
         """Return the query's answer: of each key the row that was emitted last, in the form of the oracle's."""
         emitted = self.spark.read.parquet(str(self.folder / "results"))
-        newest_first = Window.partitionBy(*self.query.key).orderBy(F.desc("batch"))
+        newest_first = Window.partitionBy(*KEYS[self.query]).orderBy(F.desc("batch"))
         newest = emitted.withColumn("place", F.row_number().over(newest_first)).where("place = 1")
-        table = self.query.finish(newest.drop("place", "batch"))
+        table = finished(self.query, newest.drop("place", "batch"))
         return sorted(table.columns), rows_of(table)
-
-
-def wait_for_a_batch_under_way(fleet: Fleet, state: str, query: StreamingQuery) -> None:
-    """Wait until a shard is in the second micro-batch, which other shards, and later operators, have not finished."""
-    while query.isActive:
-        shards = [shard for entry in fleet.status()["queries"] if entry["name"] == state for shard in entry["shards"]]
-        if any(shard["version"] >= 2 for shard in shards):
-            return
-        time.sleep(0.002)
 
 
 def test_every_oracle_has_a_query() -> None:
@@ -156,7 +127,7 @@ def test_every_query_is_one_that_the_fleet_runs(spark: SparkSession, fleet: Flee
     """Few of them run with every change; what the fleet refuses it refuses when they are built."""
     inputs = read_stream(spark, events)
     for query in QUERIES.values():
-        assert query.build(FleetOperators(fleet, f"{name}-{query.name}", SHARDS), inputs).isStreaming
+        assert query.build(Operators(fleet, FLEET, SHARDS, f"{name}-{query.name}"), inputs).isStreaming
 
 
 @pytest.mark.parametrize("query", short_list(QUERIES, ["q5"]))
@@ -181,9 +152,7 @@ def test_the_final_table_equals_the_oracle_where_there_are_ties_and_edges(
 ) -> None:
     events = tmp_path / "events"
     for batch in range(COARSE_EVENTS // COARSE_BATCH):
-        rows = coarse(COARSE.events(batch * COARSE_BATCH, (batch + 1) * COARSE_BATCH))
-        for stream, of_stream in rows._asdict().items():
-            write_file(events / stream, batch, of_stream)
+        write_batch(events, batch, coarse(COARSE.events(batch * COARSE_BATCH, (batch + 1) * COARSE_BATCH)))
     write_end(events, COARSE, COARSE_EVENTS, COARSE_BATCH)
     job = Job(spark, fleet, name, query, tmp_path)
     job.run(events)
@@ -210,72 +179,3 @@ def test_the_coarse_events_reach_the_edges_that_the_oracles_settle() -> None:
 def by(values: Iterable[Any], key: Callable[[Any], Any]) -> list[list[Any]]:
     """Return the values grouped by a key."""
     return [list(group) for _, group in itertools.groupby(sorted(values, key=key), key)]
-
-
-def numbers_of(inputs: Inputs) -> DataFrame:
-    persons, auctions, bids = (frame.select("eventNumber") for frame in inputs)
-    return persons.unionAll(auctions).unionAll(bids)
-
-
-def test_each_micro_batch_is_one_file_of_every_stream_in_order(spark: SparkSession, tmp_path: Path) -> None:
-    folder, numbers_by_batch = tmp_path / "events", {}
-
-    def remember(rows: DataFrame, batch: int) -> None:
-        numbers_by_batch[batch] = sorted(row[0] for row in rows.collect())
-
-    def run() -> None:
-        query = (
-            numbers_of(read_stream(spark, folder))
-            .writeStream.foreachBatch(remember)
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
-
-    nexmark = Nexmark(extra=False)
-    # Written backwards, and some while the query is away.
-    write_events(folder, nexmark, 630, 70, first_batch=3, last_batch=5)
-    write_events(folder, nexmark, 630, 70, last_batch=3)
-    run()
-    write_events(folder, nexmark, 630, 70, first_batch=5)
-    run()
-    assert numbers_by_batch == {batch: list(range(batch * 70, (batch + 1) * 70)) for batch in range(9)}
-
-
-@pytest.mark.replay
-@pytest.mark.parametrize("query", ["q5", "q9", "q16"])
-def test_a_restart_in_the_middle_changes_nothing(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, events: Path, expected: Expected, query: str
-) -> None:
-    job = Job(spark, fleet, name, query, tmp_path)
-    running, state = job.start(events)
-    wait_for_a_batch_under_way(fleet, state, running)
-    running.stop()
-    assert 1 <= job.done() < BATCHES
-    job.run(events)
-    assert job.done() == BATCHES
-    assert job.rows() == expected(query)
-
-
-@pytest.mark.replay
-@pytest.mark.parametrize("query", ["q8", "q15", "q19"])
-def test_a_store_actor_killed_in_the_middle_changes_nothing(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, events: Path, expected: Expected, query: str
-) -> None:
-    job = Job(spark, fleet, name, query, tmp_path)
-    running, state = job.start(events)
-    wait_for_a_batch_under_way(fleet, state, running)
-    done = job.done()
-    victims = store_actors(fleet)
-    for pid in victims:
-        os.kill(pid, signal.SIGKILL)
-    running.awaitTermination()
-    assert done < BATCHES
-    assert store_actors(fleet).isdisjoint(victims)
-    assert job.rows() == expected(query)
-
-
-def store_actors(fleet: Fleet) -> set[int]:
-    """Return the process ids of store actors that are alive."""
-    return {actor["pid"] for actor in fleet.status()["store_actors"] if actor["alive"]}

@@ -36,10 +36,6 @@ def totals(fleet: Any, clicks: DataFrame) -> DataFrame:
     return frame
 
 
-def append(rows: DataFrame, batch_id: int, folder: Path) -> None:
-    rows.write.mode("append").parquet(f"{folder}/changes")
-
-
 def replace(rows: DataFrame, batch_id: int, folder: Path) -> None:
     rows.write.mode("overwrite").parquet(f"{folder}/changes/batch={batch_id}")
 
@@ -58,20 +54,6 @@ def test_a_query_that_is_right_passes_while_its_store_actors_are_killed(tester: 
     tester.check(totals, CLICKS, BATCHES, outputMode="update", write=replace, read=read)
     assert before - incarnations(fleet), "a store actor was killed in each run"
     assert not [name for name in fleet.states() if name.startswith("test-")]
-
-
-@pytest.mark.replay
-def test_a_sink_that_is_not_idempotent_is_found(tester: QueryTester) -> None:
-    check: dict[str, Any] = {"outputMode": "update", "write": append, "read": read, "seeds": [5]}
-    with pytest.raises(ResultsDifferError, match=r"\(seed 5\)") as caught:
-        tester.check(totals, CLICKS, BATCHES, **check)
-    error = caught.value
-    assert error.seed == 5
-    assert error.extra
-    assert not error.missing
-    assert f"batch {error.step}: the query ended after the sink's write" in str(error)
-    # Only repeated batches show it.
-    tester.check(totals, CLICKS, BATCHES, **check, repeats=False, kills=False)
 
 
 def test_a_query_that_goes_by_the_order_of_rows_is_found(tester: QueryTester) -> None:
@@ -127,7 +109,7 @@ def test_what_cannot_be_tested_is_refused(tester: QueryTester) -> None:
         fleet.stateful(clicks, name="none").groupBy("user").count()
 
     for message, arguments in {
-        "both write and read": (totals, CLICKS, BATCHES, "update", append),
+        "both write and read": (totals, CLICKS, BATCHES, "update", replace),
         "at least one batch": (totals, CLICKS, []),
         "at least one input": (totals, {}, BATCHES),
         "no such input": (totals, CLICKS, [{"clocks": []}]),

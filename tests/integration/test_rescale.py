@@ -16,10 +16,9 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from coordinator.model.errors import InvalidRequestError, StateMismatchError
+from coordinator.model.errors import InvalidRequestError
 from statefleet.cli import main
 from statefleet.fleet import Fleet
-from statefleet.map_partitions import map_partitions_with_state_store
 from tests.integration.streams import Feed, Run
 
 ROWS = pa.schema([("k", pa.string()), ("v", pa.int64())])
@@ -106,27 +105,3 @@ def test_new_shards_outlive_the_store_actors_that_made_them_and_a_backlog(
     while main(["rescale", fleet.uri, name, "--shards", "10"]) == 0 and time.monotonic() < deadline:
         time.sleep(0.2)
     assert "no run of the state's query goes on" in capsys.readouterr().err
-
-
-def test_what_cannot_be_routed_by_key_is_refused(fleet: Fleet, tmp_path: Path, name: str) -> None:
-    feed = Feed(tmp_path / "in", ROWS)
-    feed.add(numbers(0))
-
-    def count(store: Any, batches: Any) -> Any:
-        store.put(k="rows", n=(store.get("rows") or {"n": 0})["n"] + sum(batch.num_rows for batch in batches))
-        yield from ()
-
-    def mapped(shards: int | None) -> DataFrame:
-        return map_partitions_with_state_store(
-            feed.stream(), count, "n BIGINT", fleet=fleet, name=name, partition_by=["k"], shards=shards,
-            keys=pa.schema([("k", pa.string())]), values=pa.schema([("n", pa.int64())]),
-        )  # fmt: skip
-
-    with Run(mapped(2), "append", tmp_path / "ck") as run:
-        run.wait()
-        with pytest.raises(InvalidRequestError, match="function's or a program's own"):
-            fleet.rescale(name, 4)
-        with pytest.raises(StateMismatchError, match="function's or a program's own"):
-            mapped(4)
-    with pytest.raises(InvalidRequestError, match="no such state"):
-        fleet.rescale(f"{name}-none", 4)

@@ -18,9 +18,9 @@ from starlette.requests import Request
 
 import statefleet as sf
 from statefleet.examples.serve_live_state import LiveStateService, app
+from tests.clocks import until
 from tests.conftest import NewUri
 from tests.integration.streams import Feed, Run
-from tests.integration.waiting import wait_for
 from tests.processes import free_ports
 
 pytestmark = pytest.mark.filterwarnings("ignore::statefleet.UnboundedStateWarning")
@@ -112,7 +112,7 @@ def test_a_fleet_that_is_gone_is_unavailable_and_comes_back(spark: Any, new_uri:
     (pid,) = (actor["pid"] for actor in fleet.status()["store_actors"])
     fleet.shutdown()
     # Until then it answers.
-    wait_for(lambda: not Path(f"/proc/{pid}").exists())
+    until(lambda: not Path(f"/proc/{pid}").exists())
     service._deadline_s = 1.0
     status, body = answer("/scores", {"user": "ann"})
     assert (status, "in time" in body["error"]) == (503, True)

@@ -11,15 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
 from statefleet.fleet import Fleet
-from tests.integration.case_systems import Inputs, System
-from tests.integration.operator_cases import Case
-
-COLUMNS = {"a": "k string, x int"}
+from tests.integration.streams import Feed, Run
 
 
 def test_the_programs_environment_is_as_it_was(spark: SparkSession, environment_before: dict[str, str]) -> None:
@@ -34,20 +31,11 @@ def test_the_programs_environment_is_as_it_was(spark: SparkSession, environment_
 def test_nothing_of_a_local_session_listens_on_the_network_but_rays_own_ports(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    case = Case(COLUMNS, lambda ops, i: ops(i["a"], "agg", "update").groupBy("k").agg(F.sum("x")), [], mode="update")
-    inputs = Inputs(spark, tmp_path / "in", COLUMNS)
-    system = System(
-        case,
-        inputs,
-        lambda frame, operator, mode: fleet.stateful(frame, name=f"{name}-{operator}", outputMode=mode, shards=2),
-        tmp_path / "checkpoint",
-    )
-    try:
-        inputs.add({"a": [("p", 1)]})
-        assert system.take()[0] == [("p", 1)]
+    feed = Feed(tmp_path / "in", pa.schema([("k", pa.string())]))
+    with Run(fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").count(), "update", tmp_path / "ck") as run:
+        feed.add([("p",)])
+        assert run.take() == [("p", 1)]
         addresses = {address for process in _session() for address in _listens_on(process)}
-    finally:
-        system.run.stop()
     # Ray's gRPC servers listen on all addresses, and ask for their token where one is set (docs/limits.md).
     outward = {address for address in addresses if not (address.is_loopback or address.is_unspecified)}
     assert any(address.is_loopback for address in addresses)

@@ -17,16 +17,16 @@ from coordinator.model.names import store_actor_number
 from coordinator.service.calls import NAMESPACE, session_folder
 from statefleet.fleet import Fleet, connect
 from store_actors.connections.hand_over import address_of, sockets_of
+from tests.clocks import until
 from tests.conftest import NewUri
 from tests.integration.streams import Feed, Run, short_list
-from tests.integration.waiting import wait_for
 from tests.processes import paused
 
 SHARDS = 4
 KEYS = 40
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def wide(spark: SparkSession, new_uri: NewUri) -> Iterator[Fleet]:
     connected = connect(new_uri(), store_actors_per_node=2)
     yield connected
@@ -89,7 +89,7 @@ def test_a_paused_store_actor_holds_up_its_own_shards_only(counting: Counting, w
     (other,) = pids.keys() - {held}
     with paused(pids[held]):
         counting.begin()
-        wait_for(lambda: counting.versions(other) == {2}, 15)
+        until(lambda: counting.versions(other) == {2}, 15)
         assert counting.versions(held) == {1}
     counting.finish(2)
 

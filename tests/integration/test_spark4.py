@@ -14,7 +14,7 @@ from coordinator.model.errors import InvalidRequestError
 from spark_jobs.plan.spark_version import SPARK
 from statefleet.fleet import Fleet
 from tests.code_blocks import blocks_of
-from tests.integration.case_systems import Counts, Inputs, System, check_case, on_spark
+from tests.integration.case_systems import Inputs, System, check_case, on_spark
 from tests.integration.operator_cases import RESTART, Case, Operators, Step
 from tests.user_pytest import pytest_in
 
@@ -112,7 +112,7 @@ def test_values_are_sparks_own(spark: SparkSession, fleet: Fleet, tmp_path: Path
         "the fleet": System(case, inputs, ours, tmp_path / "ck"),
         "Spark": System(case, inputs, on_spark, tmp_path / "spark-ck"),
     }
-    check_case(case_name, case, inputs, systems, Counts(fleet, name))
+    check_case(case_name, case, inputs, systems)
 
 
 class Silent(*SPARK.PROCESSOR_CLASSES):  # type: ignore[misc]

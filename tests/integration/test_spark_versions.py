@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from statefleet.fleet import Fleet, connect
-from tests.integration.case_systems import Inputs, System, configured, on_spark
+from tests.integration.case_systems import Inputs, System, on_spark
 from tests.integration.streams import short_list
 from tests.integration.version_states import VERSION_CASES, VersionCase, unpack
 
@@ -67,8 +67,7 @@ def test_a_query_goes_on_with_another_version(
 ) -> None:
     fleet, folder = earlier
     states = VersionCase(spark, fleet, name, folder / "in" / name)
-    with configured(spark, states.case.conf):
-        goes_on(spark, states, folder / "checkpoints" / name, tmp_path)
+    goes_on(spark, states, folder / "checkpoints" / name, tmp_path)
 
 
 @pytest.mark.parametrize("case_name", short_list(IMPORTED, FEW))
@@ -79,7 +78,6 @@ def test_a_checkpoint_of_another_version_is_imported(
     folder = unpack(DATA / f"{version}.zip", tmp_path / "earlier")
     states = VersionCase(spark, fleet, case_name, folder / "in" / case_name, states=name)
     old, new = folder / "spark" / case_name, tmp_path / "new"
-    with configured(spark, states.case.conf):
-        frame = states.case.query(states.operators, states.inputs.streams())
-        fleet.import_checkpoint(str(old), frame, checkpoint=str(new))
-        goes_on(spark, states, new, tmp_path)
+    frame = states.case.query(states.operators, states.inputs.streams())
+    fleet.import_checkpoint(str(old), frame, checkpoint=str(new))
+    goes_on(spark, states, new, tmp_path)

@@ -13,9 +13,9 @@ from coordinator.model.errors import MemoryLimitError
 from coordinator.model.maintenance import Maintenance
 from statefleet import cli
 from statefleet.fleet import Fleet, connect
+from tests.clocks import until
 from tests.conftest import NewUri
 from tests.integration.streams import Feed, Run
-from tests.integration.waiting import wait_for
 
 ROWS = pa.schema([("k", pa.int64()), ("bit", pa.int64())])
 #: Keys a batch, of 4 KiB of state each, and batches.
@@ -55,7 +55,7 @@ def test_a_state_larger_than_the_limit_gives_what_it_gives_without_one(
         assert metrics["memory_limit"] == limit
         assert metrics["resident_bytes"] <= limit
         assert metrics["spilled_bytes"] > 50 << 20
-        wait_for(lambda: fleet.status()["store_actors"][0]["memory_limit"] == limit)
+        until(lambda: fleet.status()["store_actors"][0]["memory_limit"] == limit)
         assert cli.main(["status", uri]) == 0
         assert "spilled" in capsys.readouterr().out
     finally:

@@ -64,13 +64,6 @@ def test_a_store_from_plain_python(fleet: sf.Fleet, name: str) -> None:
         fleet.state_store(name)
 
 
-def test_an_aborted_handle_changes_nothing(fleet: sf.Fleet, name: str) -> None:
-    with fleet.state_store(name, keys=KEYS, values=VALUES) as store:
-        store.put(user="ann", day=1, total=1)
-    with fleet.read_state_store(name, keys=KEYS, values=VALUES) as reader:
-        assert (reader.version, reader.get("ann", 1)) == (0, None)
-
-
 EVENTS = pa.schema([("user", pa.string()), ("amount", pa.int64())])
 
 
@@ -110,6 +103,8 @@ def test_a_function_with_an_open_store_in_each_partition(fleet: sf.Fleet, tmp_pa
         feed.add([("ann", 666)])
         assert [tuple(row) for row in run.take()] == [("ann", 666)]
         assert mark.exists(), "the first attempt failed after it had read the store"
+        with pytest.raises(sf.InvalidRequestError, match="function's or a program's own"):
+            fleet.rescale(name, 4)
     tops = {}
     for partition in range(3):
         keys, values = pa.schema([("user", pa.string())]), pa.schema([("top", pa.int64())])

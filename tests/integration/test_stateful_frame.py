@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from coordinator.model.errors import InvalidRequestError
 from spark_jobs.api.stateful import StatefulDataFrame
 from statefleet.fleet import Fleet
+from tests.integration.comparable_results import facts
 from tests.integration.streams import Feed, Run
 
 Frame = StatefulDataFrame
@@ -210,6 +211,11 @@ def test_spark_refuses_what_it_refuses_of_a_dataframe(frame: Frame, df: DataFram
         build(frame)
     # Numbers of columns differ from one analysis to the next.
     assert str(refused.value).splitlines()[0] == str(expected.value).splitlines()[0]
+
+
+def test_shortcuts_of_aggregates_have_sparks_columns(frame: Frame, df: DataFrame) -> None:
+    for use in (lambda rows: rows.agg({"x": "sum", "*": "count"}), lambda rows: rows.groupBy("k").sum()):
+        assert facts(use(frame)) == facts(use(df))
 
 
 def test_groups_say_what_they_have_not(frame: Frame) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,13 +14,6 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming.listener import (
-    QueryIdleEvent,
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-    StreamingQueryListener,
-)
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from statefleet.fleet import Fleet
@@ -49,56 +41,6 @@ def taken(frame: DataFrame, mode: str, checkpoint: Path) -> dict[int, list[tuple
     return batches
 
 
-def test_a_backlog_loses_no_row_that_spark_keeps(fleet: Fleet, tmp_path: Path, name: str) -> None:
-    feed = Feed(tmp_path / "in", SECONDS)
-    for seconds in ((10, 11, 12, 13, 14, 15), (25,), (10,), (60,), (61,)):
-        feed.add(at(*seconds))
-    marked = feed.stream().withWatermark("t", "10 seconds")
-    ours = taken(windows(fleet.stateful(marked, name=name, outputMode="append")), "append", tmp_path / "ck")
-    assert ours == taken(windows(marked), "append", tmp_path / "ck-spark")
-    assert [row for rows in ours.values() for row in rows] == [(10, 6), (15, 1), (25, 1)]
-
-
-def test_a_duplicate_that_spark_emits_again_is_emitted_again(fleet: Fleet, tmp_path: Path, name: str) -> None:
-    feed = Feed(tmp_path / "in", SECONDS)
-    for seconds in ((10, 15), (25,), (12,), (45,)):
-        feed.add(at(*seconds))
-    marked = feed.stream().withWatermark("t", "10 seconds")
-    ours = taken(fleet.stateful(marked, name=name).dropDuplicates(["t"]), "append", tmp_path / "ck")
-    assert ours == taken(marked.dropDuplicates(["t"]), "append", tmp_path / "ck-spark")
-    assert 2 in ours
-    assert len(ours[2]) == 1
-
-
-@pytest.mark.replay
-def test_anything_may_stand_between_the_watermark_and_the_operator(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    feed = Feed(tmp_path / "in", SECONDS)
-    dice = random.Random(7)
-    for now in (20, 40, 45, 80, 120):
-        feed.add(at(*(max(0, now - dice.randrange(25)) for _ in range(12))))
-    static = spark.createDataFrame([(0, "a"), (1, "b")], "r bigint, name string")
-    odd = F.udf(lambda n: n % 5 != 3, "boolean")
-
-    def between(frame: DataFrame) -> DataFrame:
-        numbered = frame.withWatermark("t", "5 seconds").withColumn("n", F.col("t").cast("long"))
-        kept = numbered.where(odd("n")).where("t > timestamp_seconds(3)").dropna()
-        joined = kept.withColumn("r", F.expr("n % 2")).join(static, "r")
-        return joined.select("t", "name", F.explode(F.array("n", "r")).alias("e")).observe(
-            name, F.count("*").alias("rows")
-        )
-
-    def counted(frame: Any) -> DataFrame:
-        counts: DataFrame = frame.groupBy(F.window("t", "10 seconds"), "name").agg(F.sum("e").alias("s"))
-        return counts.select(F.col("window.start").cast("long").alias("start"), "name", "s")
-
-    rows = between(feed.stream())
-    ours = taken(counted(fleet.stateful(rows, name=name, outputMode="append")), "append", tmp_path / "ck")
-    assert ours == taken(counted(rows), "append", tmp_path / "ck-spark")
-    assert sum(map(len, ours.values())) > 5
-
-
 @pytest.mark.parametrize("mode", ["update", "complete"])
 def test_one_group_of_everything_is_emitted_in_every_batch(fleet: Fleet, tmp_path: Path, name: str, mode: str) -> None:
     feed = Feed(tmp_path / "in", SECONDS)
@@ -116,35 +58,6 @@ def test_one_group_of_everything_is_emitted_in_every_batch(fleet: Fleet, tmp_pat
 
 # -- complete mode -------------------------------------------------------------------------------------------------
 
-RANKINGS = {
-    "ordered, limited": lambda counts: counts.orderBy(F.desc("n"), "v").limit(2),
-    "limited": lambda counts: counts.limit(1000),
-    "ordered": lambda counts: counts.orderBy(F.desc("n"), "v"),
-    "selected, ordered, limited": lambda counts: (
-        counts.withColumn("m", F.col("n") * 2).where("m > 2").orderBy("v").limit(3)
-    ),
-}
-
-
-@pytest.mark.parametrize("ranking", RANKINGS)
-def test_a_complete_result_is_sorted_and_limited_in_every_batch(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, ranking: str
-) -> None:
-    feed = Feed(tmp_path / "in", VALUES)
-    dice = random.Random(3)
-    for _ in range(4):
-        feed.add([(dice.randrange(8), 1) for _ in range(20)])
-    checks = "spark.sql.streaming.unsupportedOperationCheck"
-    before = spark.conf.get(checks)
-
-    def counts(frame: Any) -> DataFrame:
-        return RANKINGS[ranking](frame.groupBy("v").agg(F.count("*").alias("n")))  # type: ignore[no-any-return]
-
-    ours = taken(counts(fleet.stateful(feed.stream(), name=name, outputMode="complete")), "complete", tmp_path / "ck")
-    assert ours == taken(counts(feed.stream()), "complete", tmp_path / "ck-spark")
-    assert all(ours[batch] for batch in range(4))
-    assert spark.conf.get(checks) == before == "true"
-
 
 def test_distinct_rows_of_a_complete_result_are_kept_by_spark_as_above_its_own(
     fleet: Fleet, tmp_path: Path, name: str
@@ -153,7 +66,7 @@ def test_distinct_rows_of_a_complete_result_are_kept_by_spark_as_above_its_own(
     frames = fleet.stateful(feed.stream(), name=name, outputMode="complete", shards=2), feed.stream()
     with stopping(
         [
-            Run(frame.groupBy("v").count().select("count").distinct(), "complete", tmp_path / f"ck{number}")
+            Run(frame.groupBy("v").count().select("count").distinct().limit(9), "complete", tmp_path / f"ck{number}")
             for number, frame in enumerate(frames)
         ]
     ) as runs:
@@ -210,58 +123,6 @@ def test_what_spark_refuses_on_its_own_complete_aggregation_is_refused(fleet: Fl
 
 
 # -- progress ------------------------------------------------------------------------------------------------------
-
-
-class Heard(StreamingQueryListener):
-    def __init__(self) -> None:
-        self.operators: dict[int, list[Any]] = {}
-
-    def onQueryStarted(self, event: QueryStartedEvent) -> None: ...
-
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        self.operators.setdefault(event.progress.batchId, list(event.progress.stateOperators))
-
-    def onQueryIdle(self, event: QueryIdleEvent) -> None: ...
-
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None: ...
-
-
-@pytest.mark.replay
-def test_progress_reports_the_state_as_sparks_own_does(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    feed = Feed(tmp_path / "in", SECONDS)
-    marked = feed.stream().withWatermark("t", "10 seconds")
-    heard = Heard()
-    spark.streams.addListener(heard)
-    runs = [
-        Run(windows(fleet.stateful(marked, name=name, outputMode="append", shards=2)), "append", tmp_path / "ck"),
-        Run(windows(marked), "append", tmp_path / "ck-spark"),
-    ]
-    try:
-        for seconds in ((10, 11, 16), (40,), (10, 41), (90,)):
-            feed.add(at(*seconds))
-            for run in runs:
-                run.wait()
-        fleet_states, spark_states = (run.states() for run in runs)
-        assert fleet_states == spark_states
-        assert {row[3] for states in fleet_states.values() for row in states} == {0, 1}
-        (fleet_operator,), (spark_operator,) = (run.query.lastProgress["stateOperators"] for run in runs)  # type: ignore[index]
-        assert set(fleet_operator) == set(spark_operator)
-        assert (fleet_operator["operatorName"], fleet_operator["numShufflePartitions"]) == (
-            spark_operator["operatorName"],
-            2,
-        )
-        assert fleet_operator["memoryUsedBytes"] > 0
-        assert fleet_operator["customMetrics"]["deltaBytes"] > 0
-        deadline = time.monotonic() + 60
-        while not heard.operators.get(max(fleet_states)) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert heard.operators[max(fleet_states)][0].operatorName == "stateStoreSave"
-    finally:
-        spark.streams.removeListener(heard)
-        for run in runs:
-            run.stop()
 
 
 def test_the_end_of_a_run_is_reported_in_every_session_and_no_listener_gets_progress(

@@ -75,62 +75,6 @@ def test_t4_timers_of_processing_time_fire_without_new_rows(query: ProcessorQuer
             assert out == expected
 
 
-@pytest.mark.replay
-def test_t7_what_is_not_refreshed_in_time_expires(query: ProcessorQuery) -> None:
-    ttl = 5000
-
-    def expiring() -> StatefulProcessor:
-        class Expiring(StatefulProcessor):
-            def init(self, handle: Any) -> None:
-                self.plain = handle.getValueState("state", "n int")
-                self.value = handle.getValueState("ttl-state", "n int", ttl)
-                self.list = handle.getListState("ttl-list-state", "n int", ttl)
-                self.map = handle.getMapState("ttl-map-state", "id string", "n int", ttl)
-
-            def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-                n = len(list(rows))
-                plain, value = (n + (variable.get() or (0,))[0] for variable in (self.plain, self.value))
-                elements = n + sum(element for (element,) in self.list.get())
-                entry = n + (self.map.getValue(key) or (0,))[0]
-                self.plain.update((plain,))
-                if not (value == 2 and key == ("0",)):
-                    self.value.update((value,))
-                    self.list.put([(elements,), (elements,)])
-                    self.map.updateValue(key, (entry,))
-                yield (key[0], f"{timerValues.getCurrentProcessingTimeInMs()} {value} {elements} {entry} {plain}")
-
-        return Expiring()
-
-    by_key = dict.fromkeys("01", ((0, 0, 0), 0, 0))
-
-    def expected(now_ms: int) -> list[tuple[str, str]]:
-        """Return what Spark's rule makes of each key at a batch's time, no matter when that is: machines may be slow."""
-        emitted = []
-        for key, (previous, until_ms, plain) in by_key.items():
-            value, elements, entry = previous if until_ms > now_ms else (0, 0, 0)
-            new = value + 1, elements + 1, entry + 1
-            emitted.append((key, f"{now_ms} {new[0]} {new[1]} {new[2]} {plain + 1}"))
-            kept = new[0] == 2 and key == "0"
-            written = (new[0], 2 * new[1], new[2]), now_ms + ttl
-            by_key[key] = (*((previous, until_ms) if kept else written), plain + 1)
-        return emitted
-
-    run, times = query.start(expiring(), timeMode="ProcessingTime"), []
-    try:
-        for number in range(3):
-            if number == 2:
-                run.stop()
-                run = query.start(expiring(), timeMode="ProcessingTime")
-                time.sleep(max(0.0, (times[0] + ttl) / 1000 - time.time()))
-            out = query.batch(run, ("0", 1), ("1", 1))
-            times.append(int(out[0][1].split()[0]))
-            assert out == expected(times[-1])
-    finally:
-        run.stop()
-    assert times[2] >= times[0] + ttl
-    assert by_key["0"][2] == 3
-
-
 def variables(*declared: tuple[str, str], lists: Sequence[str] = (), delete: Sequence[str] = ()) -> StatefulProcessor:
     """Return a processor that emits the values of its variables, and sets each (its first column) to one more, or appends to it."""
 
@@ -209,24 +153,6 @@ def test_variables_come_go_and_are_deleted(query: ProcessorQuery) -> None:
             variables(a_wide, b), OUTPUT, "update", "None"
         )
     assert query.batches(variables(a_wide, b), row) == [[("a", "(7,)"), ("b", "(1,)")]]
-
-
-def test_a_task_that_fails_and_is_repeated_counts_once(query: ProcessorQuery, tmp_path: Path) -> None:
-    flag = tmp_path / "failed"
-
-    def failing() -> StatefulProcessor:
-        class Failing(type(counter(False))):  # type: ignore[misc]
-            def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-                yield from super().handleInputRows(key, rows, timerValues)
-                if key == ("b",) and not flag.exists():
-                    flag.touch()
-                    raise ValueError("once")
-
-        return Failing()
-
-    rows = [(key, 1) for key in "abcdef"]
-    assert query.batches(failing(), rows, rows) == [[(key, str(n)) for key in "abcdef"] for n in (1, 2)]
-    assert flag.exists()
 
 
 def test_a_type_that_does_not_fit_is_refused_by_start_where_the_batch_before_had_another(query: ProcessorQuery) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -434,6 +435,25 @@ def test_rows_of_an_operator_are_shown_under_the_users_names(
     metadata = fleet._coordinator.describe_state(name)
     assert metadata is not None
     assert ViewColumns.parts_of(metadata.schema) == (() if "" in parts else tuple(parts))
+    if operator == "processor":
+        assert_described_as_by_spark(fleet, name)
+
+
+def assert_described_as_by_spark(fleet: Fleet, name: str) -> None:
+    """A processor's variables have names of their own, and Spark's metadata of a state has them all."""
+    assert fleet.state(name, "last").get({"user": "bob"}) == fleet.state(name, "value.last").get({"user": "bob"})
+    with pytest.raises(InvalidRequestError, match="several rows"):
+        fleet.state(name, "all").get({"user": "ann"})
+    assert fleet.state(name, "all").multi_get([{"user": "ann"}])["ms"].to_pylist() == [30, 70, 30]
+    stores = {row["stateStoreName"]: row for row in fleet.state_metadata(name).to_pylist()}
+    assert {store: row["_numColsPrefixKey"] for store, row in stores.items()} == {
+        "default": 1, "value.last": 0, "list.all": 1, "map.pages": 1
+    }  # fmt: skip
+    assert json.loads(stores["default"]["operatorProperties"])["stateVariables"] == [
+        {"stateName": "last", "stateVariableType": "ValueState"},
+        {"stateName": "all", "stateVariableType": "ListState"},
+        {"stateName": "pages", "stateVariableType": "MapState"},
+    ]
 
 
 def test_both_sides_of_a_join_are_shown(fleet: Fleet, tmp_path: Path, name: str) -> None:
@@ -461,8 +481,10 @@ def test_both_sides_of_a_join_are_shown(fleet: Fleet, tmp_path: Path, name: str)
         ("ann", {"page": "/"}, 0.0, at(0), 30, True),
         ("ann", {"page": "/a"}, 0.0, at(5), 70, False),
     ]
-    for side in (left, right):
+    for part, side in (("left", left), ("right", right)):
         assert_found_by_keys(side, state)
+        table = read(fleet, name, part)[1]
+        assert_read_by_keys(fleet.state(name, part), side.rows(table, None), side.keys)
     with pytest.raises(InvalidRequestError, match="say which one"):
         read(fleet, name)
 

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from spark_jobs.session.spark_session import start_session, stop_session
 from statefleet.fleet import Fleet, connect
-from tests.integration.case_systems import ALL_CASES, Inputs, System, configured, on_spark
+from tests.integration.case_systems import ALL_CASES, Inputs, System, on_spark
 from tests.integration.conftest import SETTINGS
 from tests.integration.operator_cases import RESTART, Case, Operators, Step
 
@@ -126,7 +126,7 @@ def _make(spark: SparkSession, folder: Path) -> None:
         for name in VERSION_CASES:
             case = VersionCase(spark, fleet, name, folder / "in" / name)
             sides = {"checkpoints": case.operators, **({"spark": on_spark} if case.case.spark else {})}
-            with configured(spark, case.case.conf), ExitStack() as ended:
+            with ExitStack() as ended:
                 systems = [System(case.case, case.inputs, side, folder / part / name) for part, side in sides.items()]
                 for system in systems:
                     ended.callback(system.stop)

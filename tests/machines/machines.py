@@ -240,8 +240,7 @@ class Machines:
         packages = Path(os.path.relpath(os.__file__, sys.base_prefix)).parent / "site-packages"
         for finder in (environment / packages).glob("__editable___statefleet_*_finder.py"):
             (image / packages).mkdir(parents=True, exist_ok=True)
-            text = "\n".join(line for line in finder.read_text().splitlines())
-            (image / packages / finder.name).write_text(_moved(text, home))
+            (image / packages / finder.name).write_text(_moved(finder.read_text(), home))
         inputs = ("requirements-build.lock", "requirements.lock", "pyproject.toml")
         digest = hashlib.sha256(
             f"{home}\n".encode() + b"".join((_ROOT / file).read_bytes() for file in inputs)

@@ -7,9 +7,10 @@ replaced while it sleeps and wakes up later. Nothing waits, and the same seed gi
 - ``event_loop.py``: asyncio for the coordinator, without threads or clock
 - ``cluster.py``: Ray: named actors, their lives, messages
 - ``storage.py``: an object store that loses answers
-- ``workload.py``, ``keyed.py``: the input of each batch and what the serial model makes of it: of a query that aggregates, or, every
-  third seed, one that keeps two keyed stores
+- ``workload.py``, ``rescaling.py``, ``keyed.py``: the input of each batch and what the serial model makes of it: of a query that
+  aggregates, or, every third seed, one that keeps two keyed stores
 - ``spark.py``: drivers, executors, task attempts, the commit log
+- ``beside.py``, ``reading.py``: what goes on beside the batches: moves, rescales, drops, reads
 - ``audit.py``: what must hold
 - ``world.py``: one schedule; ``planted.py``: bugs that must be found
 """

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd
 from typing import Any
@@ -18,14 +18,14 @@ from typing import Any
 import pyarrow as pa
 from msgspec import structs
 
-from coordinator.ledger.rescaling import BatchShards
 from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from tests.simulation.event_loop import SimulatedLoop
+from tests.simulation.keyed import Workload
 from tests.simulation.scheduler import Violation
 from tests.simulation.storage import RememberedObjects
-from tests.simulation.workload import Entry, Workload
+from tests.simulation.workload import Entry
 
 #: (shard, store)
 ActorSlot = tuple[int, str]
@@ -36,19 +36,16 @@ _AUDITOR = ActorLocation("auditor", "auditor", "node", "host", 1)
 class _Newcomer:
     """A coordinator of its own over a copy of the storage, as a store's client; nothing in it ever waits."""
 
-    def __init__(self, objects: MemoryObjectStore, make: Any) -> None:
+    def __init__(self, coordinator: Coordinator) -> None:
         self._loop = SimulatedLoop()  # type: ignore[abstract]
-        self._coordinator: Coordinator = make(objects)
-
-    def ask(self, method: str, *args: Any) -> Any:
-        return self._loop.result_of(getattr(self._coordinator, method)(*args))
+        self._coordinator = coordinator
 
     def leave(self) -> None:
         self._loop.abandon()
 
     def __getattr__(self, method: str) -> Any:
-        """Return a method of the coordinator, for requests of a store."""
-        return lambda *args: self.ask(method, *args)
+        """Return a method of the coordinator."""
+        return lambda *args: self._loop.result_of(getattr(self._coordinator, method)(*args))
 
 
 def audit_state(
@@ -73,14 +70,14 @@ def audit_state(
     version
         Batches that Spark has recorded as finished.
     """
-    newcomer: Any = _Newcomer(objects, make)
+    newcomer: Any = _Newcomer(make(objects))
     metadata = workload.metadata(state, query)
     try:
         whole = TaskIdentity(state, query, "audit", version, 0, 0, "auditor")
-        shards: BatchShards = newcomer.ask("begin_batch", whole, workload.shards, None)
-        for shard in shards.partitions:
+        shards: range = newcomer.begin_batch(whole, workload.shards, None)
+        for shard in shards:
             task = structs.replace(whole, partition_id=shard)
-            grant = newcomer.ask("attach_and_lease", task, metadata, _AUDITOR)
+            grant = newcomer.attach_and_lease(task, metadata, _AUDITOR)
             if grant.base_version != version:
                 raise Violation(
                     f"batch {version} of shard {shard} reads version {grant.base_version}: updates are lost"
@@ -322,19 +319,24 @@ def _require(holds: bool, violation: str, record: Entry) -> None:
         raise Violation(f"{violation}: {record}")
 
 
+def logged(objects: RememberedObjects, state: str) -> Iterator[Entry]:
+    """Yield all records that ever were in the state's log, in their order."""
+    for path in sorted(path for path in objects.ever if path.startswith(f"{state}/manifest/")):
+        yield from json.loads(objects.ever[path])["records"]
+
+
 def counted_forms(objects: RememberedObjects, state: str, form_of: Callable[[str], int]) -> dict[int, list[int]]:
     """Return the forms of the query by which each batch of a shard counts, by the log; also of versions that were replaced since."""
     runs: dict[int, dict[int, str]] = defaultdict(dict)
-    for path in sorted(path for path in objects.ever if path.startswith(f"{state}/manifest/")):
-        for record in json.loads(objects.ever[path])["records"]:
-            if record["kind"] == "dropped":
-                runs.clear()
-            elif record["kind"] == "committed":
-                entry = record["entry"]
-                versions = runs[entry["partition_id"]]
-                for later in [version for version in versions if version > entry["version"]]:
-                    del versions[later]
-                versions[entry["version"]] = entry["run_id"]
+    for record in logged(objects, state):
+        if record["kind"] == "dropped":
+            runs.clear()
+        elif record["kind"] == "committed":
+            entry = record["entry"]
+            versions = runs[entry["partition_id"]]
+            for later in [version for version in versions if version > entry["version"]]:
+                del versions[later]
+            versions[entry["version"]] = entry["run_id"]
     return defaultdict(
         list,
         {
@@ -397,12 +399,11 @@ def audit_log(objects: RememberedObjects, workload: Workload, state: str, form_o
 def _has_run_of_the_past(objects: RememberedObjects, state: str) -> bool:
     """Return whether a run started at a batch before the last that the state had versions of."""
     newest: dict[int, int] = {}
-    for path in sorted(path for path in objects.ever if path.startswith(f"{state}/manifest/")):
-        for record in json.loads(objects.ever[path])["records"]:
-            if record["kind"] == "dropped":
-                newest.clear()
-            elif record["kind"] == "committed":
-                newest[record["entry"]["partition_id"]] = record["entry"]["version"]
-            elif record["kind"] == "run_started" and max(newest.values(), default=0) > record["batch_id"] + 1:
-                return True
+    for record in logged(objects, state):
+        if record["kind"] == "dropped":
+            newest.clear()
+        elif record["kind"] == "committed":
+            newest[record["entry"]["partition_id"]] = record["entry"]["version"]
+        elif record["kind"] == "run_started" and max(newest.values(), default=0) > record["batch_id"] + 1:
+            return True
     return False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
@@ -256,15 +257,7 @@ class Handle:
     def __init__(self, cluster: Cluster, name: str) -> None:
         self._cluster, self.name = cluster, name
 
-    def __getattr__(self, method: str) -> RemoteMethod:
+    def __getattr__(self, method: str) -> Any:
         if method.startswith("__"):
             raise AttributeError(method)
-        return RemoteMethod(self._cluster, self.name, method)
-
-
-class RemoteMethod:
-    def __init__(self, cluster: Cluster, name: str, method: str) -> None:
-        self._cluster, self._name, self._method = cluster, name, method
-
-    def remote(self, *args: Any, **kwargs: Any) -> Ref:
-        return self._cluster.send(self._name, self._method, args, kwargs)
+        return SimpleNamespace(remote=lambda *args, **kwargs: self._cluster.send(self.name, method, args, kwargs))

@@ -29,7 +29,7 @@ from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.partitions import Partitions
 from tests.simulation.scheduler import Violation
-from tests.simulation.workload import Entry, Read
+from tests.simulation.workload import AggregationWorkload, Entry, Read
 
 _SPECS = (
     StoreSpec(DEFAULT_STORE, (Field("key", "string"),), (Field("history", "string"),)),
@@ -55,7 +55,7 @@ class Step:
 
 
 class KeyedWorkload:
-    """Batches of one query with two stores; see :class:`tests.simulation.workload.Workload`.
+    """Batches of one query with two stores; see :class:`tests.simulation.workload.AggregationWorkload`.
 
     Attributes
     ----------
@@ -175,6 +175,9 @@ class KeyedWorkload:
         mixed = {batch: stamps for batch, stamps in attempts.items() if len(stamps) > 1}
         if mixed:
             raise Violation(f"{subject}, of shard {shard}: several attempts of a batch count: {mixed} in {by_store}")
+
+
+Workload = AggregationWorkload | KeyedWorkload
 
 
 @contextmanager

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msgspec import structs
 
-from coordinator.ledger.discards import Discards
 from coordinator.ledger.history import StateHistory
 from coordinator.ledger.ledger_state import LedgerState
 from coordinator.ledger.records import Committed
 from coordinator.ledger.shard_layouts import ShardLayout, ShardLayouts
 from coordinator.ledger.state_ledger import AcceptedCommits, StateLedger
 from coordinator.log.log_files import LogFiles
-from coordinator.log.manifest_log import ManifestLog, Needed
+from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.commits import CommitEntry, PartitionCommit
 from coordinator.model.errors import CommitUnknownError, FencedError, LogConflictError, StateStoreError
 from coordinator.model.load_plans import LoadPlan, LoadPlans
@@ -29,10 +28,10 @@ from store_actors.engine.table_view import VersionView
 from store_actors.messages.requests import ReplicatedCommit
 from store_actors.serving import reads
 from store_actors.serving.commits import Commits
-from store_actors.serving.lineage import Lineage, SyncAction
 from store_actors.serving.loading import MemoryRows, Split
+from store_actors.serving.partition import Lineage, SyncAction
+from store_actors.serving.partitions import Transfers
 from store_actors.serving.restoring import Restorer, _as_snapshot
-from store_actors.serving.transfers import Transfers
 from tests.simulation.clock import ProcessClock
 from tests.simulation.spark import Driver
 
@@ -42,7 +41,7 @@ def _conflicts_ignored(append: Callable[..., None]) -> Callable[..., None]:
         try:
             append(log, records)
         except LogConflictError:
-            log._seq += 1
+            log.seq += 1
 
     return careless
 
@@ -125,14 +124,6 @@ def _silence_taken_for_success(put: Callable[..., None]) -> Callable[..., None]:
     return careless
 
 
-def _past_runs_welcome(_: Callable[..., None]) -> Callable[..., None]:
-    return lambda ledger, task: None
-
-
-def _memory_taken_for_log(_: Callable[..., bool]) -> Callable[..., bool]:
-    return lambda log: True
-
-
 def _files_of_failed_commits_deleted(_: Any) -> Any:
     # A delta is deleted only when its commit was refused; here: after any failure.
     return staticmethod(lambda error: isinstance(error, StateStoreError))
@@ -145,32 +136,8 @@ def _schemas_of_failed_runs_kept(load_plan: Callable[..., LoadPlan]) -> Callable
     return careless
 
 
-def _schemas_left_out(to_json: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    return lambda ledger: {**to_json(ledger), "schemas": []}
-
-
 def _newest_taken_for_oldest(_: Callable[..., int]) -> Callable[..., int]:
     return lambda ledger: max((chain[-1].version for chain in ledger._chains.values() if chain), default=0)
-
-
-def _parts_not_looked_for(needed: Callable[..., Needed]) -> Callable[..., Needed]:
-    return lambda log, infos: replace(needed(log, infos), parts=())
-
-
-def _parts_without_an_order(records_of: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda log, parts: iter(list(records_of(log, parts))[::-1])
-
-
-def _batches_by_halves(_: Callable[..., bool]) -> Callable[..., bool]:
-    return lambda driver, run_id, batch, left_out: True
-
-
-def _any_base_will_do(_: Callable[..., None]) -> Callable[..., None]:
-    return lambda ledger, task, num_shards: None
-
-
-def _discards_not_written(_: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda ledger, files: []
 
 
 def _two_clocks_compared(_: Callable[..., Any]) -> Callable[..., Any]:
@@ -178,7 +145,7 @@ def _two_clocks_compared(_: Callable[..., Any]) -> Callable[..., Any]:
 
     async def careless(actor: Any, state_name: str, keeper: Any, commit: PartitionCommit) -> AcceptedCommits:
         def decide(ledger: StateLedger) -> Any:
-            ledger.discards = Discards()
+            ledger.discarded = {}
             records, counted = ledger.decide_commits(commit.entries)
             for entry in commit.entries if records else ():
                 if actor._clock.now_s() * 1000 - entry.committed_at_ms > actor._maintenance.grace_s * 500:
@@ -209,14 +176,6 @@ def _epoch_not_looked_at(_: Callable[..., bool]) -> Callable[..., bool]:
     return lambda lineage, epoch, run_id, base: lineage.is_loaded and lineage.version == base
 
 
-def _ages_stand_still_asleep(_: Callable[..., float]) -> Callable[..., float]:
-    return ProcessClock.awake_s
-
-
-def _rows_not_split(_: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda split, table, file: table
-
-
 def _only_the_newest_shards_referenced(_: Callable[..., set[str]]) -> Callable[..., set[str]]:
     def careless(ledger: StateLedger) -> set[str]:
         tip = max(
@@ -234,10 +193,6 @@ def _only_the_newest_shards_referenced(_: Callable[..., set[str]]) -> Callable[.
     return careless
 
 
-def _one_parent_will_do(parents: Callable[..., range]) -> Callable[..., range]:
-    return lambda layout, partition_id: parents(layout, partition_id)[:1]
-
-
 def _any_memory_will_do(_: Callable[..., Any]) -> Callable[..., Any]:
     def careless(restorer: Any, state: Any, store_name: str, definition: Any, parent: Any, version: int) -> Any:
         partition = restorer._cache.find(structs.replace(state, partition_id=parent.partition_id))
@@ -250,28 +205,8 @@ def _any_memory_will_do(_: Callable[..., Any]) -> Callable[..., Any]:
     return careless
 
 
-def _first_commit_takes_over(count: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda layouts, partition_id, has_commits: count(layouts, partition_id, lambda _: True)
-
-
-def _outcomes_in_another_order(apply: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda process, requests, rows: apply(process, requests, rows)[::-1]
-
-
 def _newest_of_each_shard(planned: Callable[..., Any]) -> Callable[..., Any]:
     return lambda request, newest: planned(structs.replace(request, is_latest=True), newest)
-
-
-def _any_view_believed(_: Callable[..., bool]) -> Callable[..., bool]:
-    return lambda reads, view, cached, pinned: True
-
-
-def _pending_change_shown(_: Callable[..., None]) -> Callable[..., None]:
-    return lambda view: None
-
-
-def _last_record_taken_for_there(_: Callable[..., bool]) -> Callable[..., bool]:
-    return lambda log: True
 
 
 def _shards_not_waited_for(_: Callable[..., int]) -> Callable[..., int]:
@@ -286,92 +221,121 @@ def _any_shards_will_do(to: Callable[..., ReadVersion]) -> Any:
     return staticmethod(lambda view: replace(to(view), first_partition=None))
 
 
-#: Those that are sought where the state is read all the time; see BUGS.
-READ_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
-    "a reader is given the newest version of each shard": (reads, "_version_to_read", _newest_of_each_shard),
-    "a reader believes whatever it knew": (ShardReads, "_is_newest", _any_view_believed),
-    "a reader sees the change that is being made": (VersionView, "_catch_up", _pending_change_shown),
-    "a version is read before all shards have it": (versions, "newest_readable", _shards_not_waited_for),
-    "a version is read before Spark has finished its batch": (versions, "newest_readable", _spark_not_waited_for),
-}
-#: Those that are sought where states that are rescaled, and whose shards are moved, are read; see BUGS.
-READ_RESCALED_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
-    "a scan is read by other shards than it was made of": (ReadVersion, "to", _any_shards_will_do),
-}
-#: Those that are sought where states are rescaled; see BUGS.
-RESCALE_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
-    "a shard takes over rows that are another one's": (Split, "rows", _rows_not_split),
-    "files of the shards that others were made of are deleted": (
-        StateHistory,
-        "referenced_files",
-        _only_the_newest_shards_referenced,
+#: Kinds of schedules (arguments of :class:`tests.simulation.world.World`) in which bugs are sought.
+HARSH = {"harsh": True, "keyed": False}
+STOPPED = {"harsh": True, "keyed": False, "stops": True}
+KEYED = {"harsh": True, "keyed": True}
+MOVED = {"keyed": False, "moves": True}
+RESCALED = {"keyed": False, "rescales": True}
+READ = {"keyed": False, "reads": True}
+READ_RESCALED = {"keyed": False, "reads": True, "rescales": True, "moves": True}
+DROPPED = {"drops": True}
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A safeguard that is taken away: an attribute of a class or module, what to make of it, and where it is found.
+
+    Attributes
+    ----------
+    first
+        Seed at which the search begins, so that it is short as long as little changes.
+    """
+
+    owner: Any
+    attribute: str
+    spoil: Callable[[Any], Any]
+    schedules: Mapping[str, bool] = field(default_factory=lambda: HARSH)
+    first: int = 0
+
+
+BUGS: dict[str, Bug] = {
+    "conflicts of the log are ignored": Bug(ManifestLog, "append", _conflicts_ignored),
+    "replaced owners may commit": Bug(StateLedger, "decide_commits", _owners_not_fenced),
+    "memory is used without a look at its lineage": Bug(Lineage, "sync_action", _lineage_not_verified, first=39),
+    "memory is used under another epoch": Bug(Lineage, "is_hot", _epoch_not_looked_at, first=107),
+    "a put without an answer is taken for done": Bug(ManifestLog, "_put", _silence_taken_for_success),
+    "runs that were replaced may come back": Bug(
+        StateLedger, "check_query", lambda _: lambda ledger, task: None, first=1
     ),
-    "a shard is made of one of those that have its rows": (ShardLayout, "parents", _one_parent_will_do),
-    "a shard is made of whatever memory has of another": (Restorer, "rows_in_memory", _any_memory_will_do),
-    "new shards count with their first commit": (ShardLayouts, "count", _first_commit_takes_over),
-}
-#: Those that are sought where there are keyed stores; see BUGS.
-KEYED_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
-    "records that belong together are appended one by one": (ManifestLog, "append", _records_one_by_one),
-    "keyed stores in memory are used without a look at their lineage": (Lineage, "sync_action", _lineage_not_verified),
-    "a snapshot of what was rolled back to is taken for the newest version": (
-        Lineage,
-        "rolled_back",
-        _newest_not_rolled_back,
+    "a coordinator answers from an old memory": Bug(ManifestLog, "is_newest", lambda _: lambda log: True, first=5),
+    "files of failed commits are deleted": Bug(Commits, "_is_refusal", _files_of_failed_commits_deleted, first=130),
+    "what cleaning deletes may be counted later": Bug(
+        StateLedger, "decide_discard", lambda _: lambda ledger, files: [], STOPPED
     ),
-    "keyed stores in memory are used under another epoch": (Lineage, "is_hot", _epoch_not_looked_at),
-}
-#: Those that are sought where shards are moved all the time.
-MOVE_BUGS = {
-    "a copy is gone on from whatever its history",
-    "a standby applies a commit to whatever it has",
-    "commits since a copy are left out",
-}
-#: Those that are sought where the state is dropped.
-DROP_BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
-    "runs of a dropped state may go on": (LedgerState, "_drop", _runs_outlive_their_state),
-    "versions of a dropped state are read as empty ones": (StateHistory, "committed", _any_version_there),
-}
-#: Those that are sought where coordinators stop just before they write.
-STOPPED_BUGS = {"what cleaning deletes may be counted later"}
-#: name -> (class, method, what to make of it)
-BUGS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
-    "conflicts of the log are ignored": (ManifestLog, "append", _conflicts_ignored),
-    "replaced owners may commit": (StateLedger, "decide_commits", _owners_not_fenced),
-    "memory is used without a look at its lineage": (Lineage, "sync_action", _lineage_not_verified),
-    "memory is used under another epoch": (Lineage, "is_hot", _epoch_not_looked_at),
-    "a put without an answer is taken for done": (ManifestLog, "_put", _silence_taken_for_success),
-    "runs that were replaced may come back": (StateLedger, "check_query", _past_runs_welcome),
-    "a coordinator answers from an old memory": (ManifestLog, "is_newest", _memory_taken_for_log),
-    "files of failed commits are deleted": (Commits, "_is_refusal", _files_of_failed_commits_deleted),
-    "what cleaning deletes may be counted later": (StateLedger, "decide_discard", _discards_not_written),
-    "the age of a commit is told by two clocks": (Coordinator, "_commit", _two_clocks_compared),
-    "ages are measured by a clock that stands still while the machine sleeps": (
-        ProcessClock,
-        "elapsed_s",
-        _ages_stand_still_asleep,
+    "the age of a commit is told by two clocks": Bug(Coordinator, "_commit", _two_clocks_compared, first=93),
+    "ages are measured by a clock that stands still while the machine sleeps": Bug(
+        ProcessClock, "elapsed_s", lambda _: ProcessClock.awake_s, first=107
     ),
-    "a copy is gone on from whatever its history": (Lineage, "sync_action", _any_copy_gone_on_from),
-    "a standby applies a commit to whatever it has": (Transfers, "replicate", _followed_over_gaps),
-    "commits since a copy are left out": (Restorer, "_catch_up", _commits_since_left_out),
-    "a schema counts without a commit in it": (StateHistory, "_load_plan", _schemas_of_failed_runs_kept),
-    "a checkpoint of the ledger forgets schemas": (LedgerState, "to_json", _schemas_left_out),
-    "parts of a checkpoint go while some of their records count": (
-        StateHistory,
-        "oldest_retained",
-        _newest_taken_for_oldest,
+    "a copy is gone on from whatever its history": Bug(Lineage, "sync_action", _any_copy_gone_on_from, MOVED, first=76),
+    "a standby applies a commit to whatever it has": Bug(Transfers, "replicate", _followed_over_gaps, MOVED, first=48),
+    "commits since a copy are left out": Bug(Restorer, "_catch_up", _commits_since_left_out, MOVED),
+    "a schema counts without a commit in it": Bug(StateHistory, "_load_plan", _schemas_of_failed_runs_kept, first=3),
+    "a checkpoint of the ledger forgets schemas": Bug(
+        LedgerState,
+        "folded",
+        lambda folded: lambda ledger, records: {**folded(ledger, records), "schemas": []},
+        first=3,
     ),
-    "parts that a checkpoint names are cleaned away": (ManifestLog, "needed", _parts_not_looked_for),
-    "records of parts are read in another order than the log's": (LogFiles, "_records_of", _parts_without_an_order),
-    "what came of a task's shards is told in another order": (StoreProcess, "apply", _outcomes_in_another_order),
-    "shards that no action asked for are left out of their batch": (Driver, "_complete", _batches_by_halves),
+    "parts of a checkpoint go while some of their records count": Bug(
+        StateHistory, "oldest_retained", _newest_taken_for_oldest, first=10
+    ),
+    "parts that a checkpoint names are cleaned away": Bug(
+        ManifestLog, "needed", lambda needed: lambda log, infos: replace(needed(log, infos), parts=()), first=10
+    ),
+    "records of parts are read in another order than the log's": Bug(
+        LogFiles, "_records_of", lambda records_of: lambda log, parts: iter(list(records_of(log, parts))[::-1]), first=6
+    ),
+    "what came of a task's shards is told in another order": Bug(
+        StoreProcess, "apply", lambda apply: lambda process, requests, rows: apply(process, requests, rows)[::-1]
+    ),
+    "shards that no action asked for are left out of their batch": Bug(
+        Driver, "_complete", lambda _: lambda driver, run_id, batch, left_out: True
+    ),
     # What the first of the two leaves out, the second would refuse.
-    "batches count by halves": (StateLedger, "check_whole", _any_base_will_do),
-    **KEYED_BUGS,
-    **RESCALE_BUGS,
-    **READ_BUGS,
-    **READ_RESCALED_BUGS,
-    **DROP_BUGS,
+    "batches count by halves": Bug(StateLedger, "check_whole", lambda _: lambda ledger, task, num_shards: None),
+    "records that belong together are appended one by one": Bug(ManifestLog, "append", _records_one_by_one, KEYED),
+    "keyed stores in memory are used without a look at their lineage": Bug(
+        Lineage, "sync_action", _lineage_not_verified, KEYED, first=449
+    ),
+    "a snapshot of what was rolled back to is taken for the newest version": Bug(
+        Lineage, "rolled_back", _newest_not_rolled_back, KEYED, first=8
+    ),
+    "keyed stores in memory are used under another epoch": Bug(
+        Lineage, "is_hot", _epoch_not_looked_at, KEYED, first=193
+    ),
+    "a shard takes over rows that are another one's": Bug(
+        Split, "rows", lambda _: lambda split, table, file: table, RESCALED
+    ),
+    "files of the shards that others were made of are deleted": Bug(
+        StateHistory, "referenced_files", _only_the_newest_shards_referenced, RESCALED, first=80
+    ),
+    "a shard is made of one of those that have its rows": Bug(
+        ShardLayout, "parents", lambda parents: lambda layout, partition_id: parents(layout, partition_id)[:1], RESCALED
+    ),
+    "a shard is made of whatever memory has of another": Bug(Restorer, "rows_in_memory", _any_memory_will_do, RESCALED),
+    "new shards count with their first commit": Bug(
+        ShardLayouts,
+        "count",
+        lambda count: lambda layouts, partition_id, has_commits: count(layouts, partition_id, lambda _: True),
+        RESCALED,
+    ),
+    "a reader is given the newest version of each shard": Bug(reads, "_version_to_read", _newest_of_each_shard, READ),
+    "a reader believes whatever it knew": Bug(
+        ShardReads, "_is_newest", lambda _: lambda reads, view, cached, pinned: True, READ, first=8
+    ),
+    "a reader sees the change that is being made": Bug(VersionView, "_catch_up", lambda _: lambda view: None, READ),
+    "a version is read before all shards have it": Bug(versions, "newest_readable", _shards_not_waited_for, READ),
+    "a version is read before Spark has finished its batch": Bug(
+        versions, "newest_readable", _spark_not_waited_for, READ
+    ),
+    "a scan is read by other shards than it was made of": Bug(
+        ReadVersion, "to", _any_shards_will_do, READ_RESCALED, first=2
+    ),
+    "runs of a dropped state may go on": Bug(LedgerState, "_drop", _runs_outlive_their_state, DROPPED, first=11),
+    "versions of a dropped state are read as empty ones": Bug(
+        StateHistory, "committed", _any_version_there, DROPPED, first=2
+    ),
 }
 #: Bugs that are only one together with another.
 WITH = {
@@ -380,8 +344,8 @@ WITH = {
     "ages are measured by a clock that stands still while the machine sleeps": "the end of the log is not looked at",
 }
 #: What alone breaks nothing, as something else would see to it.
-HARMLESS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
-    "the end of the log is not looked at": (ManifestLog, "_has_last_record", _last_record_taken_for_there),
+HARMLESS = {
+    "the end of the log is not looked at": Bug(ManifestLog, "_has_last_record", lambda _: lambda log: True),
 }
 
 
@@ -391,7 +355,7 @@ def planted(name: str) -> Iterator[None]:
     with ExitStack() as stack:
         if name in WITH:
             stack.enter_context(planted(WITH[name]))
-        owner, attribute, spoil = {**BUGS, **HARMLESS}[name]
-        stack.callback(setattr, owner, attribute, vars(owner)[attribute])
-        setattr(owner, attribute, spoil(getattr(owner, attribute)))
+        bug = {**BUGS, **HARMLESS}[name]
+        stack.callback(setattr, bug.owner, bug.attribute, vars(bug.owner)[bug.attribute])
+        setattr(bug.owner, bug.attribute, bug.spoil(getattr(bug.owner, bug.attribute)))
         yield

@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-from ray.exceptions import RayError
 
 from coordinator.ledger.read_views import ReadView
-from coordinator.model.errors import StateStoreError
 from coordinator.model.identities import DEFAULT_STORE
 from coordinator.runtime.runtime import Runtime
 from statefleet.reads.shard_reads import KeyPlan, ReadVersion, ShardReads
 from statefleet.reads.sources import FleetSource
 from store_actors.messages.requests import ReadProjection
+from tests.simulation.beside import Bystander
 from tests.simulation.clock import SimulatedThreads
-from tests.simulation.scheduler import Party, Violation
+from tests.simulation.scheduler import Violation
 from tests.simulation.workload import AggregationWorkload, Groups, compare, groups_of
 
 #: How far behind a read may be where processes are killed and frozen, in seconds: what a store actor, and a coordinator, that were
@@ -25,7 +24,7 @@ _BEHIND_S = 2.5
 _LATER = 120
 
 
-class Reader(Party):
+class Reader:
     """Looks all keys up a few times, or scans, and follows what changes.
 
     Parameters
@@ -34,13 +33,11 @@ class Reader(Party):
         Makes clients of the coordinator.
     """
 
-    def __init__(self, world: Any, name: str, state: str) -> None:
-        super().__init__(name, world.nodes[0])
+    def __init__(self, world: Any, state: str) -> None:
         self._world, self._state = world, state
-        self.is_over = False
+        self.name = ""
         #: Shards and version that changes were followed to, and what these came to.
         self._followed: tuple[ReadView, dict[int, Groups]] | None = None
-        world.scheduler.spawn(self, self._run)
 
     def _reads(self) -> ShardReads:
         """As a process of its own has them."""
@@ -49,18 +46,11 @@ class Reader(Party):
         source = FleetSource(self._world.new_coordinator_client(), self._world.actors, runtime)
         return ShardReads(source, self._state, runtime, threads.pool(1, "scan"))
 
-    def _run(self) -> None:
-        scheduler = self._world.scheduler
-        try:
-            reads = self._reads()
-            for _ in range(8):
-                self._read(reads)
-        except StateStoreError as error:
-            scheduler.log(self.name, f"reads nothing: {type(error).__name__}")
-        except RayError as error:
-            raise Violation(f"{self.name}: an error that no caller can tell from others escaped: {error!r}") from error
-        finally:
-            self.is_over = True
+    def read(self, bystander: Bystander) -> None:
+        """Read a few times, as a process of its own."""
+        self.name, reads = bystander.name, self._reads()
+        for _ in range(8):
+            self._read(reads)
 
     def _read(self, reads: ShardReads) -> None:
         world = self._world

@@ -8,15 +8,14 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from coordinator.ledger.rescaling import BatchShards
 from coordinator.model.errors import CorruptStateError, StateMismatchError, StateStoreError
 from coordinator.model.identities import TaskIdentity
 from coordinator.placement.policies import ActorSlot
 from coordinator.service.calls import unwrapped
 from coordinator.service.client import CoordinatorClient
 from store_actors.client.fleet_client import FleetClient
+from tests.simulation.keyed import Workload
 from tests.simulation.scheduler import Party, Scheduler, Violation
-from tests.simulation.workload import Workload
 
 STATE, QUERY = "s", "query"
 #: ``spark.task.maxFailures``.
@@ -97,8 +96,8 @@ class Driver(Party):
         self._lives = 0
         self.executors = [self._new_executor(node) for node in world.nodes]
         self.stopped = False
-        self._shards = BatchShards(0, self._workload.shards)
-        self._next: BatchShards | None = None
+        self._shards = range(self._workload.shards)
+        self._next: range | None = None
         self._coordinator: CoordinatorClient | None = None
         self._scheduler.spawn(self, self._run)
 
@@ -128,7 +127,7 @@ class Driver(Party):
         self._scheduler.pause(f"starts run {run_id[:4]}")
         requested_shards = self._world.asked_shards()
         batch = self.commit_log.newest() + 1
-        self._shards = BatchShards(0, self._workload.shards)
+        self._shards = range(self._workload.shards)
         self._next = None
         if self._world.moves_shards:
             self._place(self._shards)
@@ -169,7 +168,7 @@ class Driver(Party):
 
     def _run_batch(self, run_id: str, batch: int) -> bool:
         """Run what the user's function has Spark run of the batch, and then what it left out; return False if the query fails."""
-        rng, shards = self._scheduler.rng, range(self._shards.num_shards)
+        rng, shards = self._scheduler.rng, range(len(self._shards))
         if rng.random() >= self._world.fault_profile.partial_batches:
             return self._run_shards(run_id, batch, set(shards)) and self._settle(run_id, batch)
         # It shows some rows, writes, or fails at its sink and goes on: any number of actions, each on some of the shards.
@@ -182,7 +181,7 @@ class Driver(Party):
             done |= chosen
         return self._complete(run_id, batch, set(shards) - done) and self._settle(run_id, batch)
 
-    def _place(self, shards: BatchShards) -> None:
+    def _place(self, shards: range) -> None:
         """Tell the coordinator which nodes have executors, and how many standbys there shall be."""
         actors, places = self._world.actors, []
         try:
@@ -264,7 +263,7 @@ class Driver(Party):
             executor = self._scheduler.rng.choice(self.executors)
         attempt = Attempt(shards, number, executor)
         self._world.attempts.append(attempt)
-        first, attempts = self._shards.first_partition, len(self._world.attempts)
+        first, attempts = self._shards.start, len(self._world.attempts)
         query_id = self.commit_log.query_id
         tasks = [
             TaskIdentity(STATE, query_id, run_id, batch, first + shard, attempts, executor.name) for shard in shards

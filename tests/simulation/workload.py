@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
@@ -24,7 +24,7 @@ from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.protocol import ObjectStore
 from store_actors.client.fleet_client import FleetClient
-from store_actors.client.leased_calls import ShardWork
+from store_actors.client.operator_task import ShardWork
 from store_actors.messages.requests import ShardInput
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
@@ -35,63 +35,6 @@ from tests.stored_shards import stored_rows
 Entry = dict[str, Any]
 #: The rows of the file of an entry, also if it was deleted since.
 Read = Callable[[Entry], pa.Table]
-
-
-class Workload(Protocol):
-    """A query with its input, and a serial model of its state.
-
-    Attributes
-    ----------
-    stores
-        Names of the stores of each shard.
-    """
-
-    batches: int
-    shards: int
-    stores: tuple[str, ...]
-    #: How many forms of the query there are; the first is what audits read by.
-    forms: int
-    #: Whether a task may have several shards.
-    together: bool
-
-    def metadata(self, state: str, query: str, form: int = 0) -> StateMetadata:
-        """Return what is fixed about the state."""
-
-    def run_task(
-        self, client: FleetClient, tasks: Sequence[TaskIdentity], metadata: StateMetadata, stamp: int, form: int
-    ) -> None:
-        """Do an attempt's work as a Spark task does it; a Violation if what it is given is not the model's.
-
-        Parameters
-        ----------
-        stamp
-            A number of the attempt's own.
-        """
-
-    def check_version(
-        self, objects: ObjectStore, coordinator: Any, grant: LeaseGrant, version: int, forms: Sequence[int]
-    ) -> None:
-        """Compare what a newcomer reads of a shard, with the project's own code, with the model.
-
-        Parameters
-        ----------
-        forms
-            Of the query, by which each batch up to the version was committed.
-        """
-
-    def check_history(
-        self, shard: int, chains: dict[str, list[Entry]], read: Read, form_of: Callable[[str], int]
-    ) -> None:
-        """Compare the accepted deltas of the stores of a shard, oldest first, with the model, version by version.
-
-        Parameters
-        ----------
-        form_of
-            The form of the query that a run had.
-        """
-
-    def check_snapshot(self, snapshot: Entry, read: Read) -> None:
-        """Compare the rows of an accepted snapshot with the model."""
 
 
 #: (end of life in seconds or None, name) -> (rows, sum of marks, last batch)
@@ -132,10 +75,16 @@ def schema_of(*, watermark: bool, output_mode: str, whole: bool = True) -> State
 
 
 class AggregationWorkload:
-    """Batches of one query: the rows of each shard, and the model's states and output.
+    """Batches of one query: the rows of each shard, and the model's states and output. Other queries have the same methods.
 
     Attributes
     ----------
+    stores
+        Names of the stores of each shard.
+    forms
+        How many forms of the query there are; the first is what audits read by.
+    together
+        Whether a task may have several shards.
     states
         ``states[shard][version]``: the groups after that many batches.
     emitted
@@ -197,14 +146,26 @@ class AggregationWorkload:
         """Return the rows of a partition at a version."""
         return self.states[partition][version]
 
-    # -- see Workload -------------------------------------------------------------------------------------------------
+    def emitted_by(self, batch: int, partition: int) -> Groups:
+        """Return the rows that a partition emits in a batch."""
+        return self.emitted[partition][batch]
+
+    # -- what schedules do with it --------------------------------------------------------------------------------------
 
     def metadata(self, state: str, query: str, form: int = 0) -> StateMetadata:
+        """Return what is fixed about the state."""
         return StateMetadata(state, query, self.shards, self.schema.output_mode, self._schemas[form])
 
     def run_task(
         self, client: FleetClient, tasks: Sequence[TaskIdentity], metadata: StateMetadata, stamp: int, form: int
     ) -> None:
+        """Do an attempt's work as a Spark task does it; a Violation if what it is given is not the model's.
+
+        Parameters
+        ----------
+        stamp
+            A number of the attempt's own.
+        """
         batch, schema = tasks[0].batch_id, self._schemas[form]
         newest = self.max_event_ms[batch]
         evict_ms = 0 if newest is None or not self.watermark else newest - _DELAY_S * 1000
@@ -213,30 +174,48 @@ class AggregationWorkload:
         ]
         for task, emitted in zip(tasks, client.apply_all(works, metadata, schema), strict=True):
             shard = task.partition_id
-            compare(f"rows emitted by batch {batch} of shard {shard}", groups_of(emitted), self.emitted[shard][batch])
+            compare(
+                f"rows emitted by batch {batch} of shard {shard}", groups_of(emitted), self.emitted_by(batch, shard)
+            )
 
     def check_version(
         self, objects: ObjectStore, coordinator: Any, grant: LeaseGrant, version: int, forms: Sequence[int]
     ) -> None:
+        """Compare what a newcomer reads of a shard, with the project's own code, with the model.
+
+        Parameters
+        ----------
+        forms
+            Of the query, by which each batch up to the version was committed.
+        """
         store_id = grant.lease.store_id
         rows = stored_rows(OperatorShards(Partitions(objects, coordinator)), store_id, version, self.schema)
-        expected = self.states[store_id.partition_id][version]
         subject = f"version {version} of shard {store_id.partition_id} as loaded"
-        compare(subject, groups_of(rows), expected)
+        compare(subject, groups_of(rows), self.rows_at(version, store_id.partition_id))
         check_again(subject, rows, forms)
 
     def check_snapshot(self, snapshot: Entry, read: Read) -> None:
-        expected = self.states[snapshot["partition_id"]][snapshot["version"]]
+        """Compare the rows of an accepted snapshot with the model."""
+        expected = self.rows_at(snapshot["version"], snapshot["partition_id"])
         compare(f"snapshot {snapshot['file']}", groups_of(read(snapshot)), expected)
 
     def check_history(
         self, shard: int, chains: dict[str, list[Entry]], read: Read, form_of: Callable[[str], int]
     ) -> None:
-        groups: Groups = {}
+        """Compare the accepted deltas of the stores of a shard, oldest first, with the model, version by version.
+
+        Parameters
+        ----------
+        form_of
+            The form of the query that a run had.
+        """
+        entries = chains[DEFAULT_STORE]
+        # A shard that was made of others begins with rows, whose attempts its own deltas do not tell.
+        groups = dict(self.rows_at(entries[0]["base_version"], shard)) if entries else {}
+        stamps: dict[Any, int | None] = dict.fromkeys(groups)
         forms: list[int] = []
-        stamps: dict[Any, int] = {}
         removed: set[Any] = set()
-        for entry in chains[DEFAULT_STORE]:
+        for entry in entries:
             delta = read(entry)
             kinds = delta.column("__change").to_pylist()
             for (key, row), kind, (stamped, stamp) in zip(
@@ -244,8 +223,8 @@ class AggregationWorkload:
             ):
                 if key in removed:
                     raise Violation(f"removed group {key} comes back: {entry}")
-                rows_added = row[0] - groups.get(key, (0,))[0]
-                if stamped - stamps.get(key, 0) != rows_added * stamp:
+                rows_added, before = row[0] - groups.get(key, (0,))[0], stamps.get(key, 0)
+                if before is not None and stamped - before != rows_added * stamp:
                     raise Violation(f"group {key} was built on rows of an attempt that does not count: {entry}")
                 groups.pop(key, None)
                 stamps[key] = stamped
@@ -255,7 +234,7 @@ class AggregationWorkload:
                     removed.add(key)
             version = entry["version"]
             subject = f"version {version} of shard {shard} by its deltas"
-            compare(subject, groups, self.states[shard][version])
+            compare(subject, groups, self.rows_at(version, shard))
             forms.append(form_of(entry["run_id"]))
             check_again(subject, delta, forms)
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from coordinator.ledger.checkpoints import PART_RECORDS
-from coordinator.ledger.rescaling import BatchShards
 from coordinator.model.identities import ActorLocation
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.names import store_actor_name
@@ -24,18 +22,17 @@ from coordinator.storage.protocol import ObjectStore
 from store_actors.actor.fleet_clients import fleet_client_of
 from store_actors.actor.store_actor import StoreProcess
 from store_actors.client.fleet_client import FleetAddress, FleetClient
-from tests.simulation.audit import audit_log, audit_state, counted_forms
+from tests.simulation.audit import audit_log, audit_state, counted_forms, logged
+from tests.simulation.beside import Bystander, StateEnds, drop, move, rescale
 from tests.simulation.clock import ProcessClock, SimulatedClock, SimulatedIds, SimulatedThreads, Skew
 from tests.simulation.cluster import AsyncLife, Cluster, Life, SimulatedActors
-from tests.simulation.dropping import Dropper, StateEnds
-from tests.simulation.keyed import KeyedWorkload
-from tests.simulation.moves import Mover
+from tests.simulation.keyed import KeyedWorkload, Workload
 from tests.simulation.reading import Reader
-from tests.simulation.rescaling import NUMBERS, RescaledWorkload, Rescaler
+from tests.simulation.rescaling import NUMBERS, RescaledWorkload
 from tests.simulation.scheduler import Party, Scheduler, Violation
 from tests.simulation.spark import QUERY, STATE, CommitLog, Driver
 from tests.simulation.storage import RememberedObjects, SimulatedObjects
-from tests.simulation.workload import AggregationWorkload, Entry, Workload
+from tests.simulation.workload import AggregationWorkload
 
 _URI = "file:///simulated"
 #: Moments of a schedule at which faults are still injected; after that it must come to its end.
@@ -140,23 +137,21 @@ class World:
     ) -> None:
         self._drops_rng = random.Random(seed + 6)
         self._drops_left = self._drops_rng.randint(1, 3) if drops else 0
-        self._dropper: Dropper | None = None
+        #: Who does something beside the batches, by what it is; one of each at a time.
+        self._beside: dict[str, Bystander] = {}
         self.rescales = rescales
         self._reads = reads
         self._reads_rng = random.Random(seed + 4)
         self._clocks_rng = random.Random(seed + 5)
-        self._reader: Reader | None = None
         #: Newest batch that was reported as finished, by when that was.
         self._reported: list[tuple[float, int]] = []
         #: Of its own, as that of moves.
         self._rescales_rng = random.Random(seed + 3)
-        self._rescaler: Rescaler | None = None
         self.rng = random.Random(seed)
         self.fault_profile = FaultProfile.draw(self.rng)
         #: Of its own, so that schedules in which nothing is moved are what they were.
         self._moves_rng = random.Random(seed + 2)
         self._move_rate = self._moves_rng.choice((0.0, 0.0, 0.01, 0.03))
-        self._mover: Mover | None = None
         #: Of checkpoints; also of its own.
         self._part_records = random.Random(seed + 3).choice((PART_RECORDS, 2, 6))
         #: How many store actors follow what each shard commits, where shards are moved.
@@ -187,10 +182,15 @@ class World:
             self._move_rate = 0.1
         if rescales:
             self.fault_profile = replace(self.fault_profile, deploys=0.0)
-        kind = KeyedWorkload if (is_keyed(seed) if keyed is None else keyed) else AggregationWorkload
-        self.workload: Workload = (RescaledWorkload if rescales else kind)(
-            self.rng, 5 if moves or rescales or reads or drops else 0
-        )
+        has_keyed_stores = is_keyed(seed) if keyed is None else keyed
+        further_batches = 5 if moves or rescales or reads or drops else 0
+        self.workload: Workload
+        if rescales:
+            self.workload = RescaledWorkload(self.rng, further_batches)
+        elif has_keyed_stores:
+            self.workload = KeyedWorkload(self.rng, further_batches)
+        else:
+            self.workload = AggregationWorkload(self.rng, further_batches)
         self.scheduler = Scheduler(self.rng, self.fault_profile.stickiness)
         self.ids = SimulatedIds(random.Random(seed + 1))
         self.clock = SimulatedClock(self.scheduler, self.fault_profile.seconds_a_step)
@@ -212,7 +212,7 @@ class World:
         #: Form of the query that each run has.
         self.forms: dict[str, int] = {}
         self.records = 0
-        self._present = BatchShards(0, self.workload.shards)
+        self._present = range(self.workload.shards)
         self._lives = 0
         self._drivers: list[Driver] = []
 
@@ -310,12 +310,8 @@ class World:
             self._move()
         if self.rescales and self._rescales_rng.random() < self._rate(0.02):
             self._rescale()
-        if (
-            self._reads
-            and (self._reader is None or self._reader.is_over)
-            and self._reads_rng.random() < self._rate(0.02)
-        ):
-            self._reader = Reader(self, self._label("reader"), STATE)
+        if self._reads and not self._is_there("reader") and self._reads_rng.random() < self._rate(0.02):
+            self._begin("reader", self.nodes[0], Reader(self, STATE).read)
         self._drop()
         active = [
             driver
@@ -330,15 +326,23 @@ class World:
             self.scheduler.fault("world", "second_driver")
             self.start_driver()
 
+    def _is_there(self, kind: str) -> bool:
+        """Whether somebody of a kind is at work beside the batches."""
+        present = self._beside.get(kind)
+        return present is not None and not present.is_over and not present.dead
+
+    def _begin(self, kind: str, node: str, act: Callable[..., None], *args: Any) -> None:
+        self._beside[kind] = Bystander(self, self._label(kind), node, lambda bystander: act(bystander, *args))
+
     def _move(self) -> None:
         """Somebody moves a shard, and may be killed in the middle of it."""
-        if self._mover is not None and not self._mover.is_over and not self._mover.dead:
+        if self._is_there("mover"):
             if self._moves_rng.random() < 0.01:
-                self._kill(self._mover, "mover")
+                self._kill(self._beside["mover"], "mover")
             return
-        shard = self._moves_rng.randrange(self._present.num_shards)
+        shard = self._moves_rng.randrange(len(self._present))
         node = self._moves_rng.choice(self.nodes)
-        self._mover = Mover(self, self._label("mover"), STATE, shard, node)
+        self._begin("mover", node, move, STATE, shard, node)
 
     def _drop(self) -> None:
         """Somebody drops the state now and then."""
@@ -346,9 +350,9 @@ class World:
         is_wanted = self._drops_left and self.commit_log.finished and self._drops_rng.random() < self._rate(0.01)
         # A task of the former query that has slept since before its first batch may begin a state: its user drops that, too.
         is_taken = self._state_ends.owner not in ("", self.commit_log.query_id)
-        if (is_wanted or is_taken) and (self._dropper is None or self._dropper.is_over or self._dropper.dead):
+        if (is_wanted or is_taken) and not self._is_there("dropper"):
             self._drops_left -= bool(is_wanted)
-            self._dropper = Dropper(self, self._label("dropper"), STATE)
+            self._begin("dropper", self.nodes[0], drop, STATE)
 
     def _notice_drop(self) -> None:
         """Once the state is dropped, the next query is another one, with a new checkpoint."""
@@ -363,15 +367,15 @@ class World:
 
     def _rescale(self) -> None:
         """Somebody asks for more shards, or fewer, while a query runs."""
-        if self._rescaler is None or self._rescaler.is_over or self._rescaler.dead:
+        if not self._is_there("rescaler"):
             factor = self._rescales_rng.choice((2, 3, -2, -3))
-            self._rescaler = Rescaler(self, self._label("rescaler"), STATE, self._present.num_shards, factor)
+            self._begin("rescaler", self.nodes[0], rescale, STATE, len(self._present), factor)
 
     def asked_shards(self) -> int | None:
         """Return how many shards a run asks for as it begins."""
         return self._rescales_rng.choice(NUMBERS) if self.rescales else None
 
-    def shards_of_batch(self, shards: BatchShards) -> None:
+    def shards_of_batch(self, shards: range) -> None:
         """Note the shards of a batch that is planned."""
         assert isinstance(self.workload, RescaledWorkload)
         self.workload.begun(shards)
@@ -442,7 +446,7 @@ class World:
             return False
         if any(not driver.dead and not driver.stopped for driver in self._drivers):
             return False
-        if self._dropper is not None and not (self._dropper.is_over or self._dropper.dead):
+        if self._is_there("dropper"):
             return False
         return all(attempt.succeeded is not None or attempt.executor.dead for attempt in self.attempts)
 
@@ -478,14 +482,9 @@ class World:
         """Note that the fleet took the report of a finished batch. It does not count for a run that was replaced by then: the other one
         began with that batch, or a later one.
         """
-        runs = [record["run_id"] for record in self._logged() if record["kind"] == "run_started"]
+        runs = [record["run_id"] for record in logged(self.stored, STATE) if record["kind"] == "run_started"]
         if runs[-1] == run_id:
             self._reported.append((self.clock.elapsed_s(), batch))
-
-    def _logged(self) -> Iterator[Entry]:
-        """Yield the records of the state's log, in their order."""
-        for path in sorted(path for path in self.stored.ever if path.startswith(f"{STATE}/manifest/")):
-            yield from json.loads(self.stored.ever[path])["records"]
 
     def finished_by(self, elapsed_s: float) -> int:
         """Return the newest version whose batch was reported by a time."""
@@ -496,7 +495,7 @@ class World:
         read Spark's commit log before.
         """
         finished = 0
-        for record in self._logged():
+        for record in logged(self.stored, STATE):
             if record["kind"] == "committed":
                 finished = max(finished, record["entry"]["version"] - 1)
             elif record["kind"] == "batch_finished":
@@ -523,27 +522,16 @@ class World:
 
     def bury(self) -> None:
         """End every process, so that no fiber is left."""
-        parties: list[Party] = [*self.cluster.current.values(), *self._drivers]
+        parties: list[Party] = [*self.cluster.current.values(), *self._drivers, *self._beside.values()]
         parties += [life for lives in self.cluster.zombies.values() for life in lives]
         parties += [attempt.executor for attempt in self.attempts]
-        parties += [party for party in (self._reader, self._dropper) if party is not None]
         for party in parties:
             self.scheduler.kill(party)
 
 
-def run_seed(
-    seed: int,
-    *,
-    harsh: bool = False,
-    keyed: bool | None = None,
-    stops: bool = False,
-    moves: bool = False,
-    rescales: bool = False,
-    reads: bool = False,
-    drops: bool = False,
-) -> Outcome:
-    """Run one schedule, with the faults of its seed or the worst ones; return its outcome, with the error if it failed."""
-    world = World(seed, harsh=harsh, keyed=keyed, stops=stops, moves=moves, rescales=rescales, reads=reads, drops=drops)
+def run_seed(seed: int, **kind: bool | None) -> Outcome:
+    """Run one schedule, of a kind by the arguments of :class:`World`; return its outcome, with the error if it failed."""
+    world = World(seed, **kind)  # type: ignore[arg-type]
     error: BaseException | None = None
     # Warnings of the project to operators have no reader here.
     logging.disable(logging.CRITICAL)

@@ -18,14 +18,19 @@ import pytest
 from hypothesis import strategies as st
 
 from coordinator.model.accumulator_kinds import AccumulatorKind
-from coordinator.model.nested_types import has_map
 from coordinator.model.schema import Accumulator
-from coordinator.model.type_names import bins_type, counts_type, list_type, string_to_type, type_to_string, words_type
+from coordinator.model.type_names import (
+    bins_type,
+    counts_type,
+    has_map,
+    list_type,
+    string_to_type,
+    type_to_string,
+    words_type,
+)
 from tests.unit import nested_values
-from tests.unit.accumulator_inputs import Expected, Given, Inputs, Such, of
-from tests.unit.accumulator_values import VALUES
-from tests.unit.grouped_rows import aggregate_parts
-from tests.unit.list_machine import distinct
+from tests.unit.accumulator_inputs import VALUES, Expected, Given, Inputs, Such, aggregate_parts, of
+from tests.unit.aggregate_machine import distinct
 
 K = AccumulatorKind
 
@@ -60,7 +65,38 @@ def unsigned(value: Any) -> Any:
     return pytest.approx(value, rel=0, abs=0, nan_ok=True) if isinstance(value, float) else value
 
 
-def of_any_type(name: str, values: st.SearchStrategy[Any], examples: int = 25) -> Inputs:
+def tally(given: Given) -> Counter[str]:
+    """Count the values of the first column, each as often as the second one says if there is one."""
+    counts: Counter[str] = Counter()
+    for value, *often in given.rows:
+        if value is not None and all(times is not None and times > 0 for times in often):
+            counts[nested_values.identity(value)] += often[0] if often else 1
+    return counts
+
+
+def tallied(given: Given) -> Such:
+    def holds(counted: Any) -> bool:
+        counts: Counter[str] = Counter()
+        for each in counted:
+            counts[nested_values.identity(each["value"])] += each["count"]
+        return counts == tally(given)
+
+    return Such(holds)
+
+
+def usual(given: Given) -> Such:
+    counts = tally(given)
+    most = {text for text, count in counts.items() if count == max(counts.values())}
+    return Such(lambda value: nested_values.identity(value) in most if most else value is None)
+
+
+def counted(name: str, inputs: int = 1) -> list[tuple[Accumulator, Expected]]:
+    """The values with their counts, and the most frequent one."""
+    state = [f"{counts_type(name)}!"]
+    return [of(K.COUNTED, state, tallied, inputs=inputs), of(K.COUNTED, state, usual, inputs=inputs, result=[name])]
+
+
+def of_any_type(name: str, values: st.SearchStrategy[Any]) -> Inputs:
     order, is_nested = order_of(name), string_to_type(name).num_fields > 0
 
     def different(given: Given) -> list[Any]:
@@ -70,11 +106,6 @@ def of_any_type(name: str, values: st.SearchStrategy[Any], examples: int = 25) -
         for value in given.values:
             firsts.setdefault(nested_values.identity(value), value)
         return list(firsts.values())
-
-    def usual(given: Given) -> Such:
-        counts = Counter(map(nested_values.identity, given.values))
-        most = {text for text, count in counts.items() if count == max(counts.values())}
-        return Such(lambda value: nested_values.identity(value) in most if most else value is None)
 
     extremes = [
         of(K.MIN, [name], lambda given: unsigned(min(given.values, key=order, default=None))),
@@ -93,13 +124,12 @@ def of_any_type(name: str, values: st.SearchStrategy[Any], examples: int = 25) -
             of(K.COUNT_VALID, ["int64!"], lambda given: len(given.values)),
             of(K.COLLECT_LIST, [f"{list_type(name)}!"], lambda given: given.values),
             of(K.COLLECT_SET, [f"{list_type(name)}!"], different),
-            of(K.COUNTED, [f"{counts_type(name)}!"], usual, result=[name]),
+            *counted(name),
         ],
-        examples,
     )
 
 
-def by_ordering(name: str, ordering: str, *values: st.SearchStrategy[Any], examples: int = 20) -> Inputs:
+def by_ordering(name: str, ordering: str, *values: st.SearchStrategy[Any]) -> Inputs:
     """The values of both the largest and the smallest orderings; among equal ones the last wins."""
     order = order_of(ordering)
 
@@ -115,7 +145,7 @@ def by_ordering(name: str, ordering: str, *values: st.SearchStrategy[Any], examp
             of(kind, [name, ordering], functools.partial(best, choose), inputs=2)
             for kind, choose in ((K.MAX_BY, max), (K.MIN_BY, min))
         ],
-        examples,
+        20,
     )
 
 
@@ -240,6 +270,28 @@ def histogram(type_name: str, bins: int, expected: Expected) -> tuple[Accumulato
     return of(K.HISTOGRAM, [state], expected, result=[bins_type(type_name)], bins=bins, floating=floating)
 
 
+def between(values: list[Any], share: float) -> float:
+    position = (len(values) - 1) * share
+    low, high = values[math.floor(position)], values[math.ceil(position)]
+    return low if low == high else (math.ceil(position) - position) * low + (position - math.floor(position)) * high
+
+
+def percentiles(rule: int, *, descending: bool) -> tuple[Accumulator, Expected]:
+    """Percentiles between the nearest two values (rule 0), or each a value (rule 1)."""
+    shares = [0.0, 0.25, 0.3, 0.5, 1.0]
+
+    def expected(given: Given) -> Any:
+        ordered = sorted(given.values, reverse=descending)
+        if not ordered:
+            return None
+        if rule == 0:
+            return pytest.approx([between(ordered, share) for share in shares])
+        return [ordered[max(math.ceil(share * len(ordered)), 1) - 1] for share in shares]
+
+    options = {"percentages": shares, "rule": -1 - rule if descending else rule}
+    return of(K.COUNTED, [f"{counts_type('float64')}!"], expected, result=["list<float64>"], **options)
+
+
 def exact_bins(given: Given) -> Any:
     return [{"x": value, "y": float(count)} for value, count in sorted(Counter(given.values).items())] or None
 
@@ -258,17 +310,24 @@ def few_bins(given: Given) -> Any:
     return Such(holds)
 
 
-def as_at_once(
-    kind: AccumulatorKind, type_name: str, state: str, result: str, **options: Any
-) -> tuple[Accumulator, Expected]:
-    """An accumulator that comes to what it does of all rows in one batch."""
-    alone = Inputs([type_name], [], [of(kind, [state], len, result=[result], **options)])
+def sketched() -> tuple[Accumulator, Expected]:
+    """A sketch that comes to what it does of all rows in one batch, which `test_hll_kernels.py` compares with Spark's."""
+
+    def of_sketch(expected: Expected) -> tuple[Accumulator, Expected]:
+        return of(K.HLL_SKETCH, ["list<int32>!"], expected, result=["binary!"], lg_k=4)
+
+    alone = Inputs(["int64"], [], [of_sketch(len)])
 
     def expected(given: Given) -> Any:
         rows = [(0, *row) for row in given.rows]
         return aggregate_parts(alone.schema, [rows], combined=False)[0]["a0_0"]
 
-    return of(kind, [state], expected, result=[result], **options)
+    return of_sketch(expected)
+
+
+def few_of(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """A strategy of six of these values at most, so that they are equal often."""
+    return st.shared(st.lists(values, min_size=1, max_size=6)).flatmap(st.sampled_from)
 
 
 # -- the table --------------------------------------------------------------------------------------------------------
@@ -351,19 +410,18 @@ CASES: dict[str, Inputs] = {
         [count_min(K.COUNT_MIN, column_of_long), count_min(K.COUNT_MIN_BYTES, column_of_hashes)],
         30,
     ),
-    "sketched": Inputs(
-        ["int64"],
-        [st.integers(-300, 300)],
-        [as_at_once(K.HLL_SKETCH, "int64", "list<int32>!", "binary!", lg_k=4)],
-    ),
+    "sketched": Inputs(["int64"], [st.integers(-300, 300)], [sketched()]),
+    **{
+        f"{name} with frequencies": Inputs(
+            [name, "int64"], [few_of(VALUES[name]), st.integers(-1, 3)], counted(name, inputs=2)
+        )
+        for name in ("int32", "string", "decimal(7,2)", "timestamp", "bool")
+    },
     "shares": Inputs(
         ["float64"],
-        [st.integers(-9, 9).map(float)],
-        [
-            as_at_once(
-                K.COUNTED, "float64", f"{counts_type('float64')}!", "list<float64>", percentages=[0.0, 0.3, 1.0], rule=0
-            )
-        ],
+        [st.one_of(st.integers(0, 5).map(float), st.floats(-1e6, 1e6))],
+        [percentiles(rule, descending=descending) for rule in (0, 1) for descending in (False, True)],
+        60,
     ),
     "bins of few values": Inputs(["int32"], [st.integers(-3, 3)], [histogram("int32", 7, exact_bins)], 30),
     "bins": Inputs(["float64"], [FLOATS], [histogram("float64", 4, few_bins)], 30),

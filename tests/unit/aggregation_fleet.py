@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
 
-from coordinator.ledger.state_ledger import LeaseGrant
+from coordinator.ledger.state_ledger import LeaseGrant, Record, StateLedger
 from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.accumulator_kinds import AccumulatorKind
@@ -20,7 +20,7 @@ from coordinator.model.identities import DEFAULT_STORE, ActorLocation, StateStor
 from coordinator.model.load_plans import InstancePlans, LoadPlan, LoadPlans
 from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.placement.lease_placer import StayElseLocal
+from coordinator.placement.lease_placer import stay_else_local
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages.requests import ApplyRequest, ShardInput
 from store_actors.serving.operator_shards import OperatorShards
@@ -66,6 +66,8 @@ class LocalCoordinator:
         self.restart()
         self.lose_answers = 0
         self.is_elsewhere = False
+        #: Metadata of the query that asks, if leases record its schema.
+        self.queried: StateMetadata | None = None
         #: Calls so far by name, and the instances that were reported with the ids to check.
         self.calls: Counter[str] = Counter()
         self.reported: list[tuple[StateStoreProviderId, tuple[StateStoreProviderId, ...]]] = []
@@ -86,17 +88,27 @@ class LocalCoordinator:
     def _do(self, coroutine: Any) -> Any:
         return self._guard.submit(self._loop.run_until_complete, coroutine).result()
 
+    def decide(self, decision: Callable[[StateLedger], Any]) -> Any:
+        """Return the result of a decision, once the log has its records."""
+        return self._do(self._writer.decide(decision))
+
+    def read(self, look: Callable[[StateLedger], Any]) -> Any:
+        return self._do(self._writer.read(look))
+
     def lease(self, task: TaskIdentity, local: str, lost: frozenset[str] = frozenset()) -> LeaseGrant:
         location = ActorLocation(local, local, "node", "host", 1)
-        return self._do(
-            self._writer.decide(
-                lambda ledger: ledger.decide_lease(task, location, FakeFleetView(lost), StayElseLocal())
-            )
-        )
+
+        def decide(ledger: StateLedger) -> tuple[list[Record], LeaseGrant]:
+            records, grant = ledger.decide_lease(task, location, FakeFleetView(lost), stay_else_local)
+            if self.queried is not None and self._created is not None:
+                records = [*records, *ledger.decide_schema(task, self._created, self.queried)]
+            return records, grant
+
+        return self.decide(decide)
 
     def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> Sequence[CommitEntry]:
         self.calls["commit_all"] += 1
-        accepted: Sequence[CommitEntry] = self._do(self._writer.decide(lambda ledger: ledger.decide_commits(entries)))
+        accepted: Sequence[CommitEntry] = self.decide(lambda ledger: ledger.decide_commits(entries))
         if self.lose_answers:
             self.lose_answers -= 1
             raise StoreUnavailableError("the answer was lost")
@@ -104,11 +116,11 @@ class LocalCoordinator:
 
     def former(self, entries: Sequence[CommitEntry]) -> None:
         """Accept commits as a previous coordinator that received them first."""
-        self._do(self._writer.decide(lambda ledger: ledger.decide_commits(entries)))
+        self.decide(lambda ledger: ledger.decide_commits(entries))
 
     def load_plans(self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]) -> LoadPlans:
         self.calls["load_plans"] += 1
-        return self._do(self._writer.read(lambda ledger: ledger.load_plans(partition_id, version, store_names)))
+        return self.read(lambda ledger: ledger.load_plans(partition_id, version, store_names))
 
     def open_instance(
         self,
@@ -120,22 +132,22 @@ class LocalCoordinator:
         self.calls["open_instance"] += 1
         self.reported.append((provider_id, tuple(ids_to_check)))
         partition = provider_id.store_id.partition_id
-        plans = self._do(self._writer.read(lambda ledger: ledger.load_plans(partition, version, store_names)))
+        plans = self.read(lambda ledger: ledger.load_plans(partition, version, store_names))
         return InstancePlans(tuple(provider for provider in ids_to_check if provider in self.stale), plans)
 
     def plan(self, version: int, partition_id: int = 0) -> LoadPlan:
         """Return how the only store of a partition is loaded at a version."""
-        decided = self._writer.read(lambda ledger: ledger.load_plans(partition_id, version))
-        return self._do(decided).plans[DEFAULT_STORE]
+        loading: LoadPlans = self.read(lambda ledger: ledger.load_plans(partition_id, version))
+        return loading.plans[DEFAULT_STORE]
 
     def add_snapshot(self, state_name: str, snapshot: SnapshotEntry) -> bool:
-        return self._do(self._writer.decide(lambda ledger: ledger.decide_snapshot(snapshot)))
+        return self.decide(lambda ledger: ledger.decide_snapshot(snapshot))
 
     def truncate(self, keep: int) -> dict[int, int]:
-        return self._do(self._writer.decide(lambda ledger: ledger.decide_truncation(keep)))
+        return self.decide(lambda ledger: ledger.decide_truncation(keep))
 
     def referenced(self) -> set[str]:
-        return self._do(self._writer.read(lambda ledger: ledger.referenced_files()))
+        return self.read(lambda ledger: ledger.referenced_files())
 
     def reassigned(self, state_name: str, store_ids: Sequence[StateStoreId]) -> set[StateStoreId]:
         self.calls["reassigned"] += 1
@@ -171,13 +183,6 @@ class AggregationFleet:
         self, batch: int, values: str, run: str = "run-1", schema: StateSchema = SCHEMA, *, shard: int = 0
     ) -> dict[str, int]:
         return counts(self.store.apply(self.request(batch, run, schema, shard=shard), rows(values))[0])
-
-    def copied(self) -> AggregationFleet:
-        """Return another fleet, just started, with files of its own that are the same."""
-        objects = MemoryObjectStore()
-        for info in self.objects.list(""):
-            objects.put(info.path, self.objects.get(info.path))
-        return AggregationFleet(objects)
 
     def deltas(self) -> list[str]:
         return [info.path for info in self.objects.list("") if info.path.endswith(".delta")]

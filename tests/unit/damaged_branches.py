@@ -16,7 +16,7 @@ from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import MachineClock
-from coordinator.service.branching import Branching
+from coordinator.service.versions import Branching
 from coordinator.storage.memory import MemoryObjectStore
 from tests.unit.aggregation_fleet import LocalCoordinator
 from tests.unit.damages import StoredSurvey, copied, rows_of_versions, rows_or_error, taken_from
@@ -47,7 +47,7 @@ class BranchQuery(RescaledQuery):
         self.fleet.objects = objects
         self.fleet.coordinator = BranchCoordinator(objects, state)
         self.batch, self.run = batch, run
-        self.layout = self.submit(lambda ledger: ([], ledger.layouts.newest(ShardLayout(2))))
+        self.layout = self.fleet.coordinator.read(lambda ledger: ledger.layouts.newest(ShardLayout(2)))
 
     def task(self, partition: int) -> TaskIdentity:
         return structs.replace(
@@ -71,18 +71,17 @@ def go_on(objects: MemoryObjectStore, seed: str) -> None:
     query.batches(1, seed)
 
 
-def files(seed: str, backup: MemoryObjectStore | None = None) -> MemoryObjectStore:
-    """Return the files of both states; the files at half of their history are copied to `backup`."""
+def files(seed: str) -> tuple[MemoryObjectStore, MemoryObjectStore]:
+    """Return the files of both states, and those at half of their history."""
     objects = MemoryObjectStore()
     query = BranchQuery(objects, PARENT, 0, "run-0")
     store, chance = query.fleet.new_store(), random.Random(seed)
     for _ in range(3):
         query.apply(random_sums(chance, query.batch), 0, store)
     store.partitions.maintain(1)
-    for info in objects.list("") if backup is not None else ():
-        backup.put(info.path, objects.get(info.path))
+    halfway = copied(objects)
     go_on(objects, seed)
-    return objects
+    return objects, halfway
 
 
 def read(objects: MemoryObjectStore) -> dict[str, str]:
@@ -103,9 +102,8 @@ def _sibling(path: str) -> str:
 
 @cache
 def survey() -> StoredSurvey:
-    backup = MemoryObjectStore()
-    objects = files("a", backup)
+    objects, backup = files("a")
     go_on(backup, "c")
-    others = {"another fleet's": files("b"), "a backup's": backup}
+    others = {"another fleet's": files("b")[0], "a backup's": backup}
     further = {name: taken_from(store) for name, store in others.items()}
     return StoredSurvey(objects, STATES, read, {**further, "the other state's": taken_from(objects, _sibling)})

@@ -13,7 +13,6 @@ from coordinator.model.errors import StateStoreError
 from coordinator.runtime.runtime import Runtime
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.fleet import LiveFleet
-from statefleet.reads.portable import Opened
 from statefleet.reads.state import LiveState
 from statefleet.reads.stored import StoredSource
 from statefleet.reads.verify import check_files, files_of
@@ -32,14 +31,14 @@ def copied(objects: MemoryObjectStore) -> MemoryObjectStore:
     return copy
 
 
-def state_in(objects: MemoryObjectStore, name: str, part: str = "") -> LiveState:
+def state_in(objects: MemoryObjectStore, name: str, part: str = "", consistency: str = "committed") -> LiveState:
     """Return a state as a program reads it from storage, without a fleet."""
     runtime = Runtime()
-    fleet = LiveFleet(StoredSource(objects, runtime), Opened(_no_fleet, {}), runtime)
-    return fleet.state(name, part, consistency="committed")
+    fleet = LiveFleet(StoredSource(objects, runtime), _no_fleet, runtime)
+    return fleet.state(name, part, consistency=consistency)
 
 
-def _no_fleet(**_: object) -> LiveFleet:
+def _no_fleet() -> LiveFleet:
     raise AssertionError("no other process has these files")
 
 
@@ -107,15 +106,15 @@ def deleted(objects: MemoryObjectStore, path: str, dice: random.Random) -> bool:
     return True
 
 
+def alike(objects: MemoryObjectStore, folder: str, path: str) -> list[str]:
+    """Return the files in a folder that are of the kind of a file."""
+    paths = (info.path for info in objects.list(folder))
+    return [other for other in paths if other.rpartition("/")[0] == folder and Path(other).suffix == Path(path).suffix]
+
+
 def neighbour(objects: MemoryObjectStore, path: str) -> str | None:
     """Return the next file of the same kind in the folder of a file."""
-    folder = path.rpartition("/")[0]
-    kind = Path(path).suffix
-    files = [
-        info.path
-        for info in objects.list(folder)
-        if info.path.rpartition("/")[0] == folder and info.path.endswith(kind)
-    ]
+    files = alike(objects, path.rpartition("/")[0], path)
     return None if len(files) < 2 else files[(files.index(path) + 1) % len(files)]
 
 
@@ -139,12 +138,7 @@ def swapped(objects: MemoryObjectStore, path: str, dice: random.Random) -> bool:
 def counterpart(other_store: MemoryObjectStore, path: str, dice: random.Random) -> str | None:
     """Return the file of the same kind and number in another store, else a random file of the kind; None if there is none."""
     folder, _, name = path.rpartition("/")
-    kind, number = Path(path).suffix, name.partition("-")[0]
-    files = [
-        info.path
-        for info in other_store.list(folder)
-        if info.path.rpartition("/")[0] == folder and info.path.endswith(kind)
-    ]
+    number, files = name.partition("-")[0], alike(other_store, folder, path)
     with_number = [file for file in files if Path(file).name.partition("-")[0] == number]
     if not files:
         return None

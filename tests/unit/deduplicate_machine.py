@@ -13,7 +13,7 @@ from coordinator.model.schema import Accumulator, Field, OperatorKind, StateSche
 from coordinator.model.type_names import payload_type
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.deduplicate import DeduplicateShard
-from tests.unit.operator_machine import OperatorMachine
+from tests.unit.shard_machine import OperatorMachine
 
 DELAY_S = 3
 NESTED = pa.list_(pa.struct([("x", pa.int32())]))

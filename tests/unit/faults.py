@@ -21,13 +21,13 @@ class Fault:
 
 
 @contextmanager
-def memory_exhausted(lines: int, folders: tuple[str, ...] = ("engine", "keyed")) -> Iterator[Fault]:
-    """Raise a MemoryError once, after a number of lines of these folders of the store actors.
+def memory_exhausted(lines: int) -> Iterator[Fault]:
+    """Raise a MemoryError once, after a number of lines of the engine and of keyed stores.
 
     Every allocation is made in a line of Python; a compiled loop counts as the line that calls it.
     """
     lines_to_go, fault = lines, Fault()
-    within = tuple(f"{_ROOT}/{folder}/" for folder in folders)
+    within = f"{_ROOT}/engine/", f"{_ROOT}/keyed/"
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal lines_to_go

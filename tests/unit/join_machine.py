@@ -17,7 +17,7 @@ from store_actors.engine.versions import Change
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.join import JoinShard
 from store_actors.operators.join_schema import join_schema
-from tests.unit.operator_machine import OperatorMachine
+from tests.unit.shard_machine import OperatorMachine
 
 SECOND = 1_000_000
 Row = dict[str, Any]

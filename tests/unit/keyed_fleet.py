@@ -1,22 +1,26 @@
-"""Keyed stores over one object store and a coordinator in this process."""
+"""Keyed stores over one object store and a coordinator in this process, calls of their sessions, and copies of shards."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 
-from coordinator.model.identities import TaskIdentity
+from coordinator.model.identities import StateStoreId, TaskIdentity
 from coordinator.model.schema import Field
 from coordinator.storage.memory import MemoryObjectStore
-from store_actors.messages.requests import OpenRequest, StoreSpec
+from store_actors.keyed.update_handle import UpdateHandle
+from store_actors.messages.requests import OpenRequest, StoreSpec, Transfer
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.metrics import StoreMetrics
+from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
 from tests.unit.aggregation_fleet import LocalCoordinator
 
 COUNTS = StoreSpec("default", (Field("k", "string"),), (Field("n", "int64"),))
 NAMES = StoreSpec("names", (Field("id", "int64"),), (Field("name", "string"),))
+Kind = OperatorShards | KeyedStores
 
 
 class KeyedFleet:
@@ -76,3 +80,35 @@ class KeyedFleet:
 
 def counts(**values: int) -> pa.RecordBatch:
     return pa.record_batch({"k": list(values), "n": pa.array(values.values(), pa.int64())})
+
+
+def answer(handles: Mapping[str, UpdateHandle], kind: str, *args: Any) -> Any:
+    """Return a store actor's answer to a session's call or commit; the writes that come with it are carried out first."""
+    *call, writes = args
+    for name, method, inner in writes:
+        getattr(handles[name], method)(*inner)
+    if kind == "commit_session":
+        return max(handle.commit().version for handle in handles.values())
+    name, method, inner = call
+    return getattr(handles[name], method)(*inner)
+
+
+def store_id(coordinator: LocalCoordinator, batch: int) -> StateStoreId:
+    return coordinator.lease(TaskIdentity("s", "query", "run-1", batch, 0, 0, "executor"), "a").lease.store_id
+
+
+def offer_of(source: Kind, shard: StateStoreId) -> Transfer:
+    offer = source.partitions.transfers.begin(shard)
+    assert offer is not None
+    return offer
+
+
+def pieces(source: Kind, offer: Transfer) -> Iterator[tuple[int, pa.Table]]:
+    while (piece := source.partitions.transfers.next_piece(offer.transfer_id)) is not None:
+        yield piece
+
+
+def transfer_shard(source: Kind, target: Kind, shard: StateStoreId) -> int:
+    """Copy a shard from `source` to `target`, and return the version that `target` then has."""
+    offer = offer_of(source, shard)
+    return target.partitions.transfers.take(shard, offer, pieces(source, offer))[0]

@@ -84,7 +84,8 @@ class KeyedMachine(ShardMachine):
         self.shard = KeyedShard(KEYS, VALUES)
         self.history: dict[int, Model] = {0: {}}
         self.changes: dict[int, Change] = {}
-        self.writer: UpdateHandle | None = None
+        #: The handle of the only writer, while there is one.
+        self.writer: Any = None
         self.pending: Model = {}
         self.readers: list[tuple[ReadHandle, Model]] = []
         self.scans: list[OpenScan] = []
@@ -123,17 +124,14 @@ class KeyedMachine(ShardMachine):
             self.shard.begin(self.shard.version)
 
     def put(self, rows: list[tuple[Key, Value]]) -> None:
-        assert self.writer is not None
         self.writer.put(batch_of(rows))
         self.pending = self.pending | dict(rows)
 
     def remove(self, keys: list[Key]) -> None:
-        assert self.writer is not None
         assert self.writer.remove(keys_of(keys)) == len(set(keys) & self.pending.keys())
         self.pending = {key: value for key, value in self.pending.items() if key not in keys}
 
     def remove_where(self, limit: int, as_expression: bool) -> None:
-        assert self.writer is not None
         removed = {
             key for key, value in self.pending.items() if key[0] is not None and (value[0] or 0) + key[0] > limit
         }
@@ -148,7 +146,6 @@ class KeyedMachine(ShardMachine):
     @precondition(lambda self: self.writer is not None)
     @rule()
     def updates(self) -> None:
-        assert self.writer is not None
         base, now = self.history[self.writer.version], self.pending
         table = self.writer.updates()
         kinds = {kind: model_of(table.filter(pc.field(CHANGE_COLUMN) == kind)) for kind in (ADDED, CHANGED, GONE)}
@@ -159,7 +156,6 @@ class KeyedMachine(ShardMachine):
     @precondition(lambda self: self.writer is not None)
     @rule(prepare_first=st.booleans())
     def commit(self, prepare_first: bool) -> None:
-        assert self.writer is not None
         writer, base = self.writer, self.history[self.writer.version]
         prepared = writer.prepare() if prepare_first else None
         change = writer.commit()
@@ -176,7 +172,6 @@ class KeyedMachine(ShardMachine):
     @precondition(lambda self: self.writer is not None)
     @rule(prepare_first=st.booleans())
     def abort(self, prepare_first: bool) -> None:
-        assert self.writer is not None
         if prepare_first:
             self.writer.prepare()
         self.writer.abort()
@@ -188,7 +183,6 @@ class KeyedMachine(ShardMachine):
     @rule(changes=CHANGES, lines=st.integers(0, 400), end=st.sampled_from(["abort", "commit", "rollback", None]))
     def memory_runs_out(self, changes: list[tuple[str, Any]], lines: int, end: str | None) -> None:
         """After an error at any line, the store is either unchanged or says that it cannot be used any more."""
-        assert self.writer is not None
         version, ending = self.shard.version, False
         try:
             with memory_exhausted(lines) as fault:
@@ -209,7 +203,6 @@ class KeyedMachine(ShardMachine):
             assert model_of(self.shard.snapshot()) == self.history[version]
 
     def finish(self, end: str) -> None:
-        assert self.writer is not None
         if end == "commit":
             self.commit(prepare_first=False)
         elif end == "abort":

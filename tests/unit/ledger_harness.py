@@ -7,18 +7,22 @@ from collections.abc import Collection
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from coordinator.ledger.records import Record, recorded
+from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
 from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
-from coordinator.model.commits import CommitEntry
+from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.model.stored_json import from_json
-from coordinator.placement.lease_placer import ActorLoad, StayElseLocal
+from coordinator.placement.lease_placer import stay_else_local
 from coordinator.storage.memory import MemoryObjectStore
 
 ROOT = "memory:///clicks"
+#: Shards of a query (:class:`LedgerQuery`).
+SHARDS = 3
 
 
 def actor(name: str, life: str = "1") -> ActorLocation:
@@ -52,6 +56,21 @@ def entry(grant: LeaseGrant, version: int, attempt: str = "attempt") -> CommitEn
     )
 
 
+def snapshot_of(commit: CommitEntry, file: str) -> SnapshotEntry:
+    return SnapshotEntry(
+        commit.partition_id,
+        commit.version,
+        commit.attempt_id,
+        file,
+        1,
+        2,
+        3,
+        0,
+        commit.committed_at_ms,
+        commit.store_name,
+    )
+
+
 def through_json(record: Record) -> Record:
     """Return a record as the log gives it back, by way of JSON."""
     return from_json(json.loads(msgspec.json.encode(recorded(record))), Record)
@@ -69,7 +88,7 @@ class FakeFleetView:
     def actors(self) -> Collection[ActorLocation]:
         raise AssertionError("today's rule does not ask")
 
-    def load(self, location: ActorLocation) -> ActorLoad:
+    def load(self, location: ActorLocation) -> int:
         raise AssertionError("today's rule does not ask")
 
 
@@ -81,7 +100,7 @@ class LedgerHarness:
         self.lost: set[str] = set()
 
     def lease(self, identity: TaskIdentity, local: ActorLocation) -> LeaseGrant:
-        records, grant = self.ledger.decide_lease(identity, local, FakeFleetView(self.lost), StayElseLocal())
+        records, grant = self.ledger.decide_lease(identity, local, FakeFleetView(self.lost), stay_else_local)
         for record in records:
             self.ledger.fold(through_json(record))
         return grant
@@ -91,6 +110,29 @@ class LedgerHarness:
         for record in records:
             self.ledger.fold(through_json(record))
         return accepted
+
+
+class LedgerQuery(LedgerHarness):
+    """A query of three shards; batch `b` is planned at time ``100 + b`` of its own history."""
+
+    def __init__(self, begins_ms: int = 100) -> None:
+        super().__init__()
+        self.begins_ms = begins_ms
+
+    def task(self, batch: int, shard: int, run: str = "run-1", begins_ms: int | None = None) -> TaskIdentity:
+        begin_ms = self.begins_ms if begins_ms is None else begins_ms
+        previous_ms = begin_ms + batch - 1 if batch else None
+        return structs.replace(task(run, batch, shard), batch_time_ms=begin_ms + batch, former_time_ms=previous_ms)
+
+    def begin(self, identity: TaskIdentity) -> None:
+        self.ledger.check_whole(identity, ShardLayout(SHARDS))
+
+    def run(self, batch: int, shards: list[int], run: str = "run-1") -> None:
+        for shard in shards:
+            identity = self.task(batch, shard, run)
+            self.begin(identity)
+            commit = entry(self.lease(identity, actor("a")), batch + 1)
+            self.commit(structs.replace(commit, batch_time_ms=identity.batch_time_ms))
 
 
 async def open_writer(store: MemoryObjectStore, writer: str = "w") -> LedgerWriter:

@@ -11,14 +11,11 @@ from hypothesis import strategies as st
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.runtime.runtime import Runtime
 from coordinator.storage.memory import MemoryObjectStore
-from statefleet.reads.fleet import LiveFleet
-from statefleet.reads.portable import Opened
 from statefleet.reads.state import LiveState
-from statefleet.reads.stored import StoredSource
 from store_actors.engine.spark_hash import shards_of
 from tests.unit.aggregation_fleet import AggregationFleet
+from tests.unit.damages import state_in
 from tests.unit.keyed_fleet import KeyedFleet
 from tests.unit.top_machine import input_of
 
@@ -33,8 +30,7 @@ def open_state(objects: MemoryObjectStore, shards: int, schema: StateSchema | No
     log.create_metadata(metadata)
     ledger = log.load()
     log.append(ledger.decide_finished(ledger.run_id, ledger.newest_version(0) - 1))
-    runtime = Runtime()
-    return LiveFleet(StoredSource(objects, runtime), Opened(lambda: None), runtime).state("s")
+    return state_in(objects, "s", consistency="finished")
 
 
 def of_operator(schema: StateSchema, batches: Sequence[Rows]) -> LiveState:

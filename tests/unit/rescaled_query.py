@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import Any
 
 import pyarrow as pa
 
@@ -70,17 +69,15 @@ class RescaledQuery:
         self.created = StateMetadata("s", "query", num_shards, schema.output_mode, schema)
         self.layout = ShardLayout(num_shards)
 
-    def submit(self, decide: Any) -> Any:
-        coordinator = self.fleet.coordinator
-        return coordinator._do(coordinator._writer.decide(decide))
-
     def task(self, partition: int) -> TaskIdentity:
         return TaskIdentity("s", "query", self.run, self.batch, partition, 0, "executor")
 
     def rescale(self, num_shards: int) -> None:
         """Start a run with another number of shards."""
         self.run += "+"
-        self.layout = self.submit(lambda ledger: decide_shards(ledger, self.created, self.task(0), num_shards))
+        self.layout = self.fleet.coordinator.decide(
+            lambda ledger: decide_shards(ledger, self.created, self.task(0), num_shards)
+        )
         assert self.layout.num_shards == num_shards
 
     def apply(self, rows: ShardInput, watermark_ms: int, store: OperatorShards) -> Counter[str]:

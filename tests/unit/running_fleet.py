@@ -9,10 +9,9 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from coordinator.ledger.rescaling import BatchShards
 from coordinator.ledger.state_ledger import AcceptedCommits, LeaseGrant
 from coordinator.model.commits import CommitEntry, PartitionCommit, SnapshotEntry
-from coordinator.model.identities import ActorLocation, StateStoreId, StateStoreProviderId, TaskIdentity
+from coordinator.model.identities import StateStoreId, StateStoreProviderId, TaskIdentity
 from coordinator.model.load_plans import InstancePlans, LoadPlans
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.state_metadata import StateMetadata
@@ -25,8 +24,8 @@ from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
 from tests.clocks import LaterClock
 from tests.unit.rescaled_query import SUMS, random_sums, row_counts, rows_of_shard
+from tests.unit.service_harness import HERE
 
-HERE = ActorLocation("a", "a-1", "node", "host", 1)
 Answer = TypeVar("Answer")
 #: The fleets whose loops run.
 RUNNING = set["RunningFleet"]()
@@ -133,14 +132,14 @@ class RunningQuery:
             Number of shards that the batch requests; None keeps those of the batch before.
         """
         fleet, coordinator = self.fleet, self.fleet.coordinator
-        shards: BatchShards = fleet.do(coordinator.begin_batch(self._task(0), 2, num_shards))
+        partitions: range = fleet.do(coordinator.begin_batch(self._task(0), 2, num_shards))
         rows, emitted = random_sums(random.Random(f"{seed} {self.batch}"), self.batch), list[str]()
-        for shard, partition in enumerate(shards.partitions):
+        for shard, partition in enumerate(partitions):
             grant = self.lease(partition)
             request = ApplyRequest(self._task(partition), grant.lease, grant.base_version, SUMS, Watermarks(0, 0), 0)
-            output = fleet.shards.apply(request, rows_of_shard(rows, SUMS, shard, shards.num_shards))[0]
+            output = fleet.shards.apply(request, rows_of_shard(rows, SUMS, shard, len(partitions)))[0]
             emitted += row_counts(output).elements()
-        fleet.do(coordinator.batch_result(self._task(0), shards))
+        fleet.do(coordinator.batch_result(self._task(0), partitions))
         fleet.do(coordinator.batch_finished([self.state], self.run, self.batch, 0.0))
         self.batch += 1
         fleet.settle()

@@ -16,8 +16,7 @@ from coordinator.model.schema import ROW_COLUMN, Accumulator, Field, OperatorKin
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.session_windows import SessionShard
-from tests.unit.operator_machine import OperatorMachine
-from tests.unit.shard_machine import read_frozen
+from tests.unit.shard_machine import OperatorMachine, read_frozen
 
 K = AccumulatorKind
 SECOND = 1_000_000
@@ -190,9 +189,8 @@ class SessionMachine(OperatorMachine[SessionModel]):
 
     def check(self, model: SessionModel) -> None:
         assert comparable_sessions(self.shard.snapshot()) == model.comparable()
-        assert (
-            comparable_sessions(read_frozen(self.shard.frozen(), self.shard.schema.row_schema())) == model.comparable()
-        )
+        frozen = read_frozen(self.shard.frozen(), self.shard.schema.row_schema())
+        assert comparable_sessions(frozen) == model.comparable()
         numbers = self.shard.snapshot().column(ROW_COLUMN).to_pylist()
         assert len(numbers) == len(set(numbers)) == len(self.shard)
         assert self.pending is not None or self.watermark_ms == model.watermark * 1000

@@ -28,10 +28,10 @@ def open_files(folder: Path) -> int:
     return count
 
 
-def tiny_region(folder: str, limit: int = 1 << 50) -> Region:
+def tiny_region(folder: str) -> Region:
     """Return memory in which every array, however small, is a file, and pieces have few rows."""
     sizes = PieceSizes(array=1, piece=1 << 10, snapshot=1 << 10)
-    return Region(StateStoreId("s", 0, 3), folder, sizes, MemoryKeeper(limit))
+    return Region(StateStoreId("s", 0, 3), folder, sizes, MemoryKeeper(1 << 50))
 
 
 @contextmanager

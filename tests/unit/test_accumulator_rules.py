@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from pathlib import Path
 
-from coordinator.ledger import compatibility
 from coordinator.model.accumulator_kinds import AccumulatorKind
 from spark_jobs.operators.accumulators import supported_functions
 from store_actors.engine import accumulate_kernels, fold_kernels, sketch_kernels
@@ -25,28 +23,12 @@ def test_every_kind_has_its_rule() -> None:
             assert step is None or isinstance(step, OpCode) or step.keys() == set(Ordering), kind
 
 
-def test_every_step_is_the_step_of_some_kind() -> None:
-    used = set()
-    for rule in RULES.values():
-        for step in (rule.raw, rule.merge):
-            used |= {step} if isinstance(step, OpCode) else set((step or {}).values())
-    assert used == set(OpCode)
-
-
 def test_compiled_branches_name_every_step_and_no_number() -> None:
     source = "".join(Path(module.__file__).read_text() for module in (accumulate_kernels, fold_kernels, sketch_kernels))
     named = re.findall(r"\bcode == OpCode\.([A-Z_0-9]+)", source)
     # The last step of a function is its `else`, with its name in a comment.
     assert {*named, *re.findall(r"else:  # ([A-Z_]+)\n", source)} == {code.name for code in OpCode}
     assert not re.findall(r"\b(?:code|kind) (?:==|!=|<=|>=|<|>) -?\d", source)
-
-
-def test_kinds_that_continue_each_other_are_those_with_one_meaning() -> None:
-    kinds: dict[str, set[str]] = defaultdict(set)
-    for kind, rule in RULES.items():
-        if rule.means:
-            kinds[rule.means].add(kind.value)
-    assert list(kinds.values()) == [compatibility._COUNTS]
 
 
 def test_the_operators_page_lists_the_supported_functions() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from decimal import Decimal
 from typing import Any
@@ -13,19 +14,27 @@ from hypothesis import strategies as st
 
 from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.errors import SumOverflowError
-from coordinator.model.nested_types import has_map
 from coordinator.model.schema import Accumulator, Field
-from coordinator.model.type_names import string_to_type, type_to_string
+from coordinator.model.type_names import counts_type, has_map, string_to_type, type_to_string
 from store_actors.engine.accumulator_rules import RULES, StateForm
 from store_actors.engine.op_code_kernels import OpCode
 from store_actors.engine.results import results_of
 from store_actors.engine.table import GroupTable
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.operators.session_windows import SessionShard
-from tests.unit.accumulator_cases import CASES, by_ordering, few_bins, histogram, of_any_type
-from tests.unit.accumulator_inputs import Given, Inputs
-from tests.unit.accumulator_values import VALUES
-from tests.unit.grouped_rows import Rows, aggregate_parts, batch_of, combined_or_not, input_of, schema_of
+from tests.unit.accumulator_cases import CASES, by_ordering, counted, few_bins, histogram, of_any_type
+from tests.unit.accumulator_inputs import (
+    VALUES,
+    Given,
+    Inputs,
+    Rows,
+    aggregate_parts,
+    batch_of,
+    combined_or_not,
+    input_of,
+    of,
+    schema_of,
+)
 from tests.unit.nested_values import NESTED, identity, values
 from tests.unit.session_machine import input_of as session_input
 from tests.unit.session_machine import schema_of as session_schema
@@ -219,6 +228,36 @@ def test_the_two_nearest_bins_become_one() -> None:
     # 4.0 and 4.5 are nearest, then 1.0 and their merged bin.
     bins = [(each["x"], each["y"]) for each in row["a0_0"]]
     assert bins == [(pytest.approx(9.5 / 3), 3.0), (10.0, 1.0), (20.0, 1.0)]
+
+
+def test_a_group_with_few_distinct_values_stays_small() -> None:
+    shard = AggregateShard(Inputs(["int64"], [], counted("int64")).schema)
+    for number in range(1, 201):
+        rows: Rows = [(0, value % 5) for value in range(number, number + 50)]
+        shard.apply(input_of(shard.schema, rows, combined=number % 2 == 0), 0, number)
+        shard.commit()
+    (row,) = shard.snapshot().to_pylist()
+    assert sum(each["count"] for each in row["a0_0"]) == 200 * 50
+    assert len(row["a0_0"]) <= 16
+
+
+@pytest.mark.parametrize(
+    ("type_name", "values", "rule", "median"),
+    [
+        ("date32", [dt.date(2020, 1, day) for day in (3, 1, 2)], 1, dt.date(2020, 1, 2)),
+        # Truncated to whole microseconds, as Spark does.
+        ("duration", [dt.timedelta(microseconds=us) for us in (1, 4)], 0, dt.timedelta(microseconds=2)),
+    ],
+)
+def test_percentiles_of_dates_and_intervals_are_dates_and_intervals(
+    type_name: str, values: list[Any], rule: int, median: Any
+) -> None:
+    options, result = {"percentages": [0.5], "rule": rule}, [f"list<{type_name}>"]
+    item = of(K.COUNTED, [f"{counts_type(type_name)}!"], len, result=result, **options)
+    (row,) = aggregate_parts(
+        Inputs([type_name], [], [item]).schema, [[(0, value) for value in values]], combined=False
+    ).values()
+    assert row["a0_0"] == [median]
 
 
 def test_results_of_no_groups_have_the_types_of_results() -> None:

@@ -57,19 +57,17 @@ def waiting(look_ups: Batcher[int, int]) -> int:
     return 0 if look_ups._open is None else len(look_ups._open.keys)
 
 
-def meet(
-    threads: ThreadPoolExecutor, look_ups: Batcher[int, int], calls: GatedCalls, keys: Sequence[int]
+def held_up(
+    threads: ThreadPoolExecutor, look_ups: Batcher[int, int], calls: GatedCalls, *keys: int
 ) -> list[Future[int]]:
-    """Have the first key's call wait until all the other keys were requested."""
+    """Request keys one after the other; the call of the first one waits, and so do the others meanwhile."""
     calls.blocked = {keys[0]}
-    first = threads.submit(look_ups.find, keys[0])
+    requested = [threads.submit(look_ups.find, keys[0])]
     until(lambda: bool(calls.batches))
-    waiting_keys = []
     for number, key in enumerate(keys[1:], start=1):
-        waiting_keys.append(threads.submit(look_ups.find, key))
+        requested.append(threads.submit(look_ups.find, key))
         until(lambda number=number: waiting(look_ups) == number)  # type: ignore[misc]
-    calls.resume.set()
-    return [first, *waiting_keys]
+    return requested
 
 
 def test_a_key_alone_goes_at_once(look_ups: Batcher[int, int], calls: GatedCalls) -> None:
@@ -80,7 +78,8 @@ def test_a_key_alone_goes_at_once(look_ups: Batcher[int, int], calls: GatedCalls
 def test_keys_that_come_while_a_call_is_under_way_are_the_next_one(
     threads: ThreadPoolExecutor, patient: Batcher[int, int], calls: GatedCalls
 ) -> None:
-    futures = meet(threads, patient, calls, [1, 2, 3, 2, 4])
+    futures = held_up(threads, patient, calls, 1, 2, 3, 2, 4)
+    calls.resume.set()
     assert [future.result(30) for future in futures] == [2, 4, 6, 4, 8]
     assert calls.batches == [[1], [2, 3, 2, 4]]
     # A later key is sent at once again.
@@ -92,7 +91,8 @@ def test_a_key_that_cannot_be_found_fails_for_its_caller_only(
     threads: ThreadPoolExecutor, patient: Batcher[int, int], calls: GatedCalls
 ) -> None:
     calls.bad = {3}
-    first, second, third = meet(threads, patient, calls, [1, 2, 3])
+    first, second, third = held_up(threads, patient, calls, 1, 2, 3)
+    calls.resume.set()
     assert (first.result(30), second.result(30)) == (2, 4)
     with pytest.raises(ValueError, match=r"bad: \[3\]"):
         third.result(30)
@@ -105,9 +105,7 @@ def test_a_key_that_cannot_be_found_fails_for_its_caller_only(
 def test_a_call_that_hangs_holds_up_its_own_key_only(
     threads: ThreadPoolExecutor, look_ups: Batcher[int, int], calls: GatedCalls
 ) -> None:
-    calls.blocked = {1}
-    hung = threads.submit(look_ups.find, 1)
-    until(lambda: bool(calls.batches))
+    (hung,) = held_up(threads, look_ups, calls, 1)
     assert [future.result(30) for future in [threads.submit(look_ups.find, key) for key in range(2, 40)]] == [
         2 * key for key in range(2, 40)
     ]
@@ -120,12 +118,7 @@ def test_a_key_is_asked_for_alone_if_the_others_of_its_call_take_long(
     threads: ThreadPoolExecutor, calls: GatedCalls
 ) -> None:
     look_ups = Batcher(calls, Runtime().threads, turn_s=60, batch_s=0.01)
-    calls.blocked, resume = {1}, Event()
-    futures = [threads.submit(look_ups.find, 1)]
-    until(lambda: bool(calls.batches))
-    for number, key in enumerate((2, 3, 4), start=1):
-        futures.append(threads.submit(look_ups.find, key))
-        until(lambda number=number: waiting(look_ups) == number)  # type: ignore[misc]
+    futures, resume = held_up(threads, look_ups, calls, 1, 2, 3, 4), Event()
     first_call, calls.resume = calls.resume, resume
     calls.blocked = {2}
     first_call.set()
@@ -140,13 +133,7 @@ def test_a_key_is_asked_for_alone_if_the_others_of_its_call_take_long(
 def test_an_interrupted_thread_leaves_the_others_to_ask_by_themselves(
     threads: ThreadPoolExecutor, patient: Batcher[int, int], calls: GatedCalls
 ) -> None:
-    calls.blocked = {1}
-    first = threads.submit(patient.find, 1)
-    until(lambda: bool(calls.batches))
-    interrupted = threads.submit(patient.find, 2)
-    until(lambda: waiting(patient) == 1)
-    later = threads.submit(patient.find, 3)
-    until(lambda: waiting(patient) == 2)
+    first, interrupted, later = held_up(threads, patient, calls, 1, 2, 3)
     assert patient._open is not None
     patient._open.turn.set_exception(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):

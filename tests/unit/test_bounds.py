@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from coordinator.model.schema import Field, OperatorKind, StateSchema
-from spark_jobs.plan.bounds import UnboundedStateWarning, unbounded_reason, warn_if_unbounded
+from spark_jobs.plan.operator_rules import UnboundedStateWarning, unbounded_reason, warn_if_unbounded
 from store_actors.operators.join_schema import join_schema
 from store_actors.operators.top_schema import top_schema
 

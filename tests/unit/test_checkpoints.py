@@ -14,14 +14,13 @@ from coordinator.ledger.records import Committed, Record, RunStarted, ShardsAssi
 from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
 from coordinator.log.log_files import seal, unseal
 from coordinator.log.manifest_log import ManifestLog
-from coordinator.model.commits import SnapshotEntry
 from coordinator.model.errors import CorruptStateError, StorageUnavailableError
 from coordinator.model.identities import StateStoreId
 from coordinator.model.leases import Lease
 from coordinator.runtime.runtime import MachineThreads
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
-from tests.unit.ledger_harness import ROOT, actor, data_of, entry
+from tests.unit.ledger_harness import ROOT, actor, data_of, entry, snapshot_of
 from tests.unit.observed_objects import ObservedObjectStore
 
 SHARDS, PART = 8, 16
@@ -64,24 +63,23 @@ class LogWriter:
         for record in records:
             self.ledger.fold(record)
 
-    def batch(self, shards: int = SHARDS, *, again: bool = False, run: str = "run-1") -> None:
-        """Commit a version of the first shards: the next version, or with `again` the newest one once more."""
-        self.version += not again
-        self.append([self.commit(shard, run) for shard in range(shards)])
+    def batches(self, count: int, shards: int = SHARDS) -> None:
+        """Commit the next versions of the first shards."""
+        for _ in range(count):
+            self.version += 1
+            self.append([self.commit(shard) for shard in range(shards)])
 
-    def commit(self, shard: int, run: str) -> Committed:
+    def commit(self, shard: int) -> Committed:
         store_id = StateStoreId(ROOT, 0, shard)
-        grant = LeaseGrant(Lease(store_id, run, self.ledger.epoch, actor("a")), self.version - 1)
-        return Committed(structs.replace(entry(grant, self.version), file=f"{shard}/{self.version}-{run}", rows_late=1))
+        grant = LeaseGrant(Lease(store_id, "run-1", self.ledger.epoch, actor("a")), self.version - 1)
+        return Committed(structs.replace(entry(grant, self.version), file=f"{shard}/{self.version}", rows_late=1))
 
     def cut(self, *shards: int, version: int | None = None) -> None:
         """Add snapshots of a version (default: the newest) of shards (default: all), and truncate the shards there."""
         for shard in shards or range(SHARDS):
             commit = self.ledger.entry_of(version or self.ledger.newest_version(shard), shard)
             assert commit is not None
-            snapshot = SnapshotEntry(
-                shard, commit.version, commit.attempt_id, f"{shard}/{commit.version}.s", 1, 1, 1, 0, 0
-            )
+            snapshot = snapshot_of(commit, f"{shard}/{commit.version}.s")
             self.append([SnapshotAdded(snapshot), Truncated(shard, "default", commit.version)])
 
     def checkpoint(self) -> dict[str, Any]:
@@ -89,6 +87,14 @@ class LogWriter:
         self.log.write_checkpoint(self.log.plan_checkpoint(self.ledger))
         self.check()
         return unseal(self.objects.get(self.objects.list("clicks/checkpoints")[-1].path))
+
+    def clean(self) -> set[str]:
+        """Delete the records and parts that are not needed, and return their paths."""
+        infos = self.objects.list("clicks")
+        needed = self.log.needed(infos)
+        pruned = {old.path for old in prunable_records(infos, needed.seq, needed.parts, math.inf, 0)}
+        self.objects.delete_all(sorted(pruned))
+        return pruned
 
     def check(self) -> None:
         for readers in (None, MachineThreads().pool(4, "test")):
@@ -98,7 +104,7 @@ class LogWriter:
 
 def test_a_small_ledger_is_one_file() -> None:
     writer = LogWriter(LogObjects())
-    writer.batch()
+    writer.batches(1)
     body = writer.checkpoint()
     assert set(body) == {"format", "state", "state_id", "seq", "record_id", "folded"}
     assert len(body["folded"]["entries"]) == SHARDS
@@ -107,28 +113,25 @@ def test_a_small_ledger_is_one_file() -> None:
 
 def test_a_checkpoint_writes_only_new_records() -> None:
     writer = LogWriter(LogObjects())
-    for _ in range(10):
-        writer.batch()
+    writer.batches(10)
     body = writer.checkpoint()
     assert [part["records"] for part in body["parts"]] == [PART] * 5
     assert (len(writer.objects.parts_put()), len(body["folded"]["entries"])) == (5, 0)
-    for _ in range(3):
-        writer.batch()
+    writer.batches(3)
     next_body = writer.checkpoint()
     # Three batches of eight are a part and a half.
     assert next_body["parts"][:5] == body["parts"]
     assert (len(writer.objects.parts_put()), len(next_body["folded"]["entries"])) == (1, 8)
     # A successor keeps using the same parts.
     successor = LogWriter(writer.objects)
-    successor.batch()
+    successor.batches(1)
     assert successor.checkpoint()["parts"][:6] == next_body["parts"]
     assert len(writer.objects.parts_put()) == 1
 
 
 def test_parts_are_dropped_from_the_front_once_all_their_versions_are_truncated() -> None:
     writer = LogWriter(LogObjects())
-    for _ in range(10):
-        writer.batch()
+    writer.batches(10)
     first = writer.checkpoint()["parts"]
     writer.cut(*range(SHARDS - 1), version=6)
     assert writer.checkpoint()["parts"] == first
@@ -139,10 +142,10 @@ def test_parts_are_dropped_from_the_front_once_all_their_versions_are_truncated(
 
 def test_a_shard_without_new_versions_does_not_keep_all_records() -> None:
     writer = LogWriter(LogObjects())
-    writer.batch()
+    writer.batches(1)
     for _ in range(60):
         # The last shard gets no more versions, and its only version needs the first part.
-        writer.batch(SHARDS - 1)
+        writer.batches(1, SHARDS - 1)
         writer.cut(*range(SHARDS - 1))
         body = writer.checkpoint()
         stored_records = sum(part["records"] for part in body.get("parts", ())) + len(body["folded"]["entries"])
@@ -153,16 +156,14 @@ def test_a_shard_without_new_versions_does_not_keep_all_records() -> None:
 def test_a_checkpoint_that_fails_leaves_the_log_and_the_next_one_is_whole(fails_after: int) -> None:
     objects = LogObjects()
     writer = LogWriter(objects)
-    for _ in range(4):
-        writer.batch()
+    writer.batches(4)
     writer.checkpoint()
-    for _ in range(8):
-        writer.batch()
+    writer.batches(8)
     objects.fails_after = fails_after
     writer.log.write_checkpoint(writer.log.plan_checkpoint(writer.ledger))
     writer.check()
     objects.fails_after = 1_000_000
-    writer.batch()
+    writer.batches(1)
     body = writer.checkpoint()
     stored = {info.path for info in objects.list("clicks/parts")}
     assert {part["file"] for part in body["parts"]} <= stored
@@ -170,25 +171,19 @@ def test_a_checkpoint_that_fails_leaves_the_log_and_the_next_one_is_whole(fails_
 
 def test_without_a_part_the_checkpoint_before_is_read_and_records_after_it_are_not_pruned() -> None:
     writer = LogWriter(LogObjects())
-    for _ in range(4):
-        writer.batch()
+    writer.batches(4)
     seqs = []
     for _ in range(3):
-        for _ in range(4):
-            writer.batch()
+        writer.batches(4)
         writer.checkpoint()
         seqs.append(writer.log.seq)
-    infos = writer.objects.list("clicks")
-    assert writer.log.needed(infos).seq == seqs[1]
+    assert writer.log.needed(writer.objects.list("clicks")).seq == seqs[1]
     # As if a coordinator had slept before it wrote the checkpoint, and its parts were cleaned meanwhile.
     newest = unseal(writer.objects.get(f"clicks/checkpoints/{seqs[2]:020d}.json"))["parts"]
     writer.objects.delete(newest[-1]["file"])
     writer.check()
-    infos = writer.objects.list("clicks")
-    needed = writer.log.needed(infos)
-    assert needed.seq == seqs[0]
-    for old in prunable_records(infos, needed.seq, needed.parts, math.inf, 0):
-        writer.objects.delete(old.path)
+    assert writer.log.needed(writer.objects.list("clicks")).seq == seqs[0]
+    writer.clean()
     writer.check()
     # Without the records either, the log is reported as corrupt.
     for info in writer.objects.list("clicks/manifest"):
@@ -200,55 +195,24 @@ def test_without_a_part_the_checkpoint_before_is_read_and_records_after_it_are_n
 def test_parts_that_no_checkpoint_names_are_pruned_and_no_others() -> None:
     writer = LogWriter(LogObjects())
     for _ in range(6):
-        for _ in range(4):
-            writer.batch()
+        writer.batches(4)
         writer.cut()
         writer.checkpoint()
     writer.objects.put("clicks/parts/00000000000000000001-x.json", b"of a coordinator that was killed")
-    infos = writer.objects.list("clicks")
-    needed = writer.log.needed(infos)
-    pruned = {record.path for record in prunable_records(infos, needed.seq, needed.parts, math.inf, 0)}
-    assert "clicks/parts/00000000000000000001-x.json" in pruned
-    for path in pruned:
-        writer.objects.delete(path)
+    assert "clicks/parts/00000000000000000001-x.json" in writer.clean()
     writer.check()
 
 
-def test_a_checkpoint_that_was_being_written_when_the_log_was_read_again_does_no_harm() -> None:
-    objects = LogObjects()
-    writer = LogWriter(objects)
-    for _ in range(4):
-        writer.batch()
-    plan = writer.log.plan_checkpoint(writer.ledger)
-    writer.batch()
-    # Another coordinator's record made this coordinator read the log again while its checkpoint was being written.
-    writer.ledger = writer.log.load()
-    writer.log.write_checkpoint(plan)
-    for _ in range(3):
-        writer.batch()
-    writer.checkpoint()
+OTHER_PARTS = [
+    seal({"seq": 3, "ledger": StateLedger(ROOT).to_json(), "parts": parts}) for parts in (7, "text", [7], None, [{}])
+]
 
 
-def test_a_checkpoint_of_another_coordinator_with_the_same_number_is_kept() -> None:
-    objects = LogObjects()
-    first, second = LogWriter(objects), None
-    for _ in range(4):
-        first.batch()
-    second = LogWriter(objects)
-    first.checkpoint()
-    body = second.checkpoint()
-    for writer in (first, second):
-        assert data_of(writer.ledger) == data_of(first.ledger)
-    assert {part["file"] for part in body["parts"]} <= set(objects.parts_put())
-    first.batch()
-    first.checkpoint()
-
-
-@pytest.mark.parametrize("damage", [7, "text", [7], None, [{}]])
-def test_parts_that_are_none_are_named(damage: object) -> None:
+@pytest.mark.parametrize("content", [*OTHER_PARTS, b"{"])
+def test_a_checkpoint_without_usable_parts_or_json_is_named(content: bytes) -> None:
     store = MemoryObjectStore()
     path = "clicks/checkpoints/00000000000000000003.json"
-    store.put(path, seal({"seq": 3, "ledger": StateLedger(ROOT).to_json(), "parts": damage}))
+    store.put(path, content)
     with pytest.raises(CorruptStateError, match=path):
         ManifestLog(store, "clicks", "w").load()
 
@@ -271,27 +235,23 @@ class CleansMeanwhile(LogObjects):
 def test_a_reader_that_is_overtaken_by_cleaning_reads_from_the_newer_checkpoint() -> None:
     objects = CleansMeanwhile()
     writer = LogWriter(objects)
-    for _ in range(4):
-        writer.batch()
+    writer.batches(4)
     writer.checkpoint()
 
     def go_on_and_clean() -> None:
         for _ in range(2):
-            writer.batch()
+            writer.batches(1)
             writer.checkpoint()
-        infos = objects.list("clicks")
-        needed = writer.log.needed(infos)
-        for old in prunable_records(infos, needed.seq, needed.parts, math.inf, 0):
-            objects.delete(old.path)
+        writer.clean()
 
-    writer.batch()
+    writer.batches(1)
     objects.clean = go_on_and_clean
     slow = ManifestLog(objects, "clicks", "r", part_records=PART)
     assert data_of(slow.load()) == data_of(writer.ledger)
     # A record that is missing without a newer checkpoint is an error.
-    writer.batch()
+    writer.batches(1)
     deleted = f"clicks/manifest/{writer.log.seq:020d}.json"
-    writer.batch()
+    writer.batches(1)
     objects.delete(deleted)
     with pytest.raises(CorruptStateError, match="manifest/"):
         slow.load()

@@ -18,12 +18,11 @@ from coordinator.model.errors import CommitUnknownError
 from coordinator.model.maintenance import Maintenance
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.protocol import ObjectStore
-from tests.unit.coordinator_harness import GRACE_S, two_coordinators, wait_for_event
+from tests.unit.service_harness import GRACE_S, two_coordinators, wait_for_event
 
 
-async def read_again(objects: ObjectStore) -> set[str]:
-    ledger = ManifestLog(objects, "s", "reader").load()
-    return ledger.referenced_files()
+def read_again(objects: ObjectStore) -> set[str]:
+    return ManifestLog(objects, "s", "reader").load().referenced_files()
 
 
 #: How far the clock of a store actor's machine is ahead, in milliseconds.
@@ -39,7 +38,7 @@ async def test_a_commit_is_accepted_at_any_clock_of_its_store_actor(ahead_ms: in
     coordinator = Coordinator("memory://", objects, Maintenance(), "node")
     (outcome,) = await coordinator.commit_partitions("s", [PartitionCommit((commit,))])
     assert isinstance(outcome, AcceptedCommits)
-    assert await read_again(objects) == {commit.file}
+    assert read_again(objects) == {commit.file}
 
 
 @AHEAD
@@ -58,7 +57,7 @@ async def test_a_commit_that_hangs_on_its_way_to_the_log_is_not_counted_after_it
     gated.gate.set()
     with pytest.raises(CommitUnknownError, match="took too long"):
         await counting
-    assert await read_again(objects) == set()
+    assert read_again(objects) == set()
     # A ledger that is read later, also from a checkpoint, refuses the commit too; the task's next attempt is accepted.
     log = ManifestLog(objects, "s", "other")
     ledger = StateLedger.from_json("memory:///s", json.loads(json.dumps(log.load().to_json())))
@@ -67,47 +66,9 @@ async def test_a_commit_that_hangs_on_its_way_to_the_log_is_not_counted_after_it
     next_attempt = structs.replace(commit, file="s/0/0/1-0a.delta", attempt_id="again")
     objects.put(next_attempt.file, b"delta")
     await new.accept(next_attempt)
-    assert await read_again(objects) == {next_attempt.file}
+    assert read_again(objects) == {next_attempt.file}
     assert new.writer.ledger is not None
     assert not new.writer.ledger.decide_discard([commit.file]), "the shard has gone beyond it"
-
-
-@pytest.mark.parametrize("hangs", ["list", "delete"])
-async def test_a_coordinator_that_sleeps_while_it_cleans_deletes_nothing_that_its_successor_counts(hangs: str) -> None:
-    old, new, objects, gated = await two_coordinators(hangs)
-    objects.put("s/0/0/1-0f.delta", b"of a failed attempt")
-    first = await new.begin("run-1", 0)
-    objects.put(first.file, b"delta")
-    await new.accept(first)
-    await asyncio.sleep(1.1 * GRACE_S)
-    gated.gate.clear()
-    cleaning = asyncio.create_task(old.clean())
-    await wait_for_event(gated.reached)
-    second = await new.begin("run-2", 1)
-    objects.put(second.file, b"delta")
-    await new.accept(second)
-    third = await new.begin("run-3", 1)  # replays the batch: the second's file is not needed any more
-    objects.put(third.file, b"delta")
-    await new.accept(third)
-    gated.gate.set()
-    assert "s/0/0/1-0f.delta" in await cleaning
-    stored = {info.path for info in objects.list("s/0")}
-    assert await read_again(objects) == {first.file, third.file}
-    assert {first.file, third.file} <= stored
-
-
-async def test_a_coordinator_that_does_not_know_its_successor_cleans_by_the_successors_log() -> None:
-    old, new, objects, _ = await two_coordinators()
-    files = []
-    for batch in range(3):
-        commit = await new.begin(f"run-{batch}", batch)
-        objects.put(commit.file, b"delta")
-        await new.accept(commit)
-        files.append(commit.file)
-    objects.put("s/0/0/9-0f.delta", b"of a failed attempt")
-    await asyncio.sleep(1.1 * GRACE_S)
-    assert await old.clean() == ["s/0/0/9-0f.delta"]
-    assert [info.path for info in objects.list("s/0")] == files
 
 
 async def test_files_that_may_be_deleted_are_deleted_together() -> None:

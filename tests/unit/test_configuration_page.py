@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from docs_site import environment
-from docs_site.configuration import PAGE, page
-from docs_site.docstrings import described, markdown, rows_of
-from docs_site.environment import variables
+from docs_site.configuration import PAGE, described, environment_rows, markdown, page, rows_of, variables
 
 
 def test_the_page_is_what_the_code_gives() -> None:
@@ -67,4 +64,4 @@ def test_a_variable_without_a_description_is_reported(tmp_path: Path) -> None:
     (tmp_path / "coordinator").mkdir()
     (tmp_path / "coordinator" / "one.py").write_text('import os\nos.environ.get("NEW")\n')
     with pytest.raises(ValueError, match="NEW"):
-        environment.environment_rows(tmp_path)
+        environment_rows(tmp_path)

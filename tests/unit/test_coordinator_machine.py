@@ -31,9 +31,9 @@ from coordinator.model.errors import (
 from coordinator.model.identities import DEFAULT_STORE, ActorLocation, ShardKey
 from coordinator.model.load_plans import LoadPlan
 from coordinator.model.stored_json import from_json
-from coordinator.placement.lease_placer import StayElseLocal
+from coordinator.placement.lease_placer import stay_else_local
 from coordinator.storage.memory import MemoryObjectStore
-from tests.unit.ledger_harness import ROOT, FakeFleetView, actor, data_of, entry, task
+from tests.unit.ledger_harness import ROOT, FakeFleetView, actor, data_of, entry, snapshot_of, task
 
 STORES = (DEFAULT_STORE, "names")
 PARTITIONS = (0, 1)
@@ -246,7 +246,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
         location = actor(local, str(self.incarnations[local]))
         identity, lost = task(run, batch, partition), set(self.lost)
         answer = self.answer(
-            who, lambda ledger: ledger.decide_lease(identity, location, FakeFleetView(lost), StayElseLocal())
+            who, lambda ledger: ledger.decide_lease(identity, location, FakeFleetView(lost), stay_else_local)
         )
         expected = self.model.lease(run, partition, batch, location, lost)
         if isinstance(answer, LeaseGrant):
@@ -401,18 +401,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
         if commit.shard not in self.model.chains:
             return
         self.serial += 1
-        snapshot = SnapshotEntry(
-            commit.partition_id,
-            commit.version,
-            commit.attempt_id,
-            f"{self.serial}.snapshot",
-            1,
-            2,
-            3,
-            0,
-            5,
-            commit.store_name,
-        )
+        snapshot = snapshot_of(commit, f"{self.serial}.snapshot")
         self.files[snapshot.file] = self.model.rows_of.get(commit.file, {})
         self.snapshots.append(snapshot)
         assert self.answer(who, lambda ledger: ledger.decide_snapshot(snapshot)) is self.model.snapshot(snapshot)
@@ -450,7 +439,9 @@ class CoordinatorMachine(RuleBasedStateMachine):
         ledger, model = self.ledger, self.model
         assert (ledger.run_id, ledger.epoch, ledger.retired) == (model.run, model.epoch, model.retired)
         assert {
-            partition: ledger.location(partition) for partition in PARTITIONS if ledger.location(partition)
+            partition: structs.astuple(assignment)
+            for partition in PARTITIONS
+            if (assignment := ledger.assignment(partition))
         } == model.leases
         for shard in ((partition, store) for partition in PARTITIONS for store in STORES):
             chain = model.chains.get(shard, [])

@@ -17,13 +17,11 @@ from coordinator.model.leases import Lease
 from coordinator.runtime.runtime import MachineClock, MachineThreads
 from store_actors.serving.coordinator_ref import GroupedCommits
 from tests.clocks import until
-from tests.unit.ledger_harness import actor, entry, task
-
-ROOT = "memory:///clicks"
+from tests.unit.ledger_harness import ROOT, actor, entry, task
 
 
-def grant_of(shard: int, base: int, run: str = "run-1") -> LeaseGrant:
-    return LeaseGrant(Lease(StateStoreId(ROOT, 0, shard), run, 1, actor("a")), base)
+def grant_of(shard: int, base: int) -> LeaseGrant:
+    return LeaseGrant(Lease(StateStoreId(ROOT, 0, shard), "run-1", 1, actor("a")), base)
 
 
 def entries_of(shard: int, version: int = 1) -> list[CommitEntry]:
@@ -64,9 +62,10 @@ def grouped(coordinator: GatedCoordinator) -> GroupedCommits:
     return GroupedCommits(coordinator.commit_partitions, MachineThreads().lock, MachineClock())
 
 
-def test_commits_that_wait_while_a_call_is_under_way_are_sent_together_in_the_next_call() -> None:
+def test_commits_that_wait_while_a_call_is_under_way_are_sent_together_in_the_next_call_and_refused_alone() -> None:
     coordinator = GatedCoordinator()
     commits = grouped(coordinator)
+    coordinator.refused[2] = FencedError("no longer yours")
     with ThreadPoolExecutor(16) as pool:
         first = pool.submit(commits.commit_all, "s", entries_of(0))
         coordinator.wait_for_call()
@@ -76,7 +75,9 @@ def test_commits_that_wait_while_a_call_is_under_way_are_sent_together_in_the_ne
         of_other_state = pool.submit(commits.commit_all, "t", entries_of(0))
         coordinator.wait_for_call()
         coordinator.gate.release(3)
-        assert [future.result(30) for future in [first, *waiting]] == [tuple(entries_of(shard)) for shard in range(10)]
+        assert isinstance(waiting.pop(1).exception(30), FencedError)
+        expected = [tuple(entries_of(shard)) for shard in (0, 1, *range(3, 10))]
+        assert [future.result(30) for future in [first, *waiting]] == expected
         assert of_other_state.result(30) == tuple(entries_of(0))
     assert sorted((state, len(sent)) for state, sent in coordinator.calls) == [("s", 1), ("s", 9), ("t", 1)]
 
@@ -106,20 +107,6 @@ def test_the_first_commit_waits_for_the_expected_ones_and_no_longer_than_half_a_
         coordinator.wait_for_call()
         coordinator.gate.release()
         assert single.result(30) == tuple(entries_of(0, 3))
-
-
-def test_a_refused_commit_does_not_affect_other_commits() -> None:
-    coordinator = GatedCoordinator()
-    commits = grouped(coordinator)
-    coordinator.refused[2] = FencedError("no longer yours")
-    with ThreadPoolExecutor(16) as pool:
-        first = pool.submit(commits.commit_all, "s", entries_of(0))
-        coordinator.wait_for_call()
-        waiting = [pool.submit(commits.commit_all, "s", entries_of(shard)) for shard in (1, 2, 3)]
-        until(lambda: len(commits._queues["s"].waiting) == 3)
-        coordinator.gate.release(2)
-        assert first.result(30) == tuple(entries_of(0))
-        assert [type(future.exception(30)) for future in waiting] == [type(None), FencedError, type(None)]
 
 
 def test_when_a_call_fails_all_its_commits_fail_and_the_next_ones_succeed() -> None:

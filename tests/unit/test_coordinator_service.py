@@ -9,32 +9,24 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from coordinator.ledger.rescaling import BatchShards
 from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import CorruptStateError, InvalidRequestError
 from coordinator.model.identities import StateStoreProviderId
 from coordinator.model.maintenance import Maintenance
-from coordinator.model.state_metadata import StateMetadata
+from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.policies import ActorSlot
-from coordinator.runtime.runtime import MachineClock, now_ms
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.telemetry.drivers import DriverReport, ExecutorState, LongBatch
-from tests.unit.ledger_harness import actor, entry, task
+from tests.unit.ledger_harness import actor, task
 from tests.unit.observed_objects import ObservedObjectStore
-
-METADATA = StateMetadata("clicks", "query", 4, "keyed")
-
-
-def coordinator_over(store: MemoryObjectStore) -> Coordinator:
-    return Coordinator("memory://", store, Maintenance(), "node")
+from tests.unit.service_harness import METADATA, commit_of, coordinator_over
 
 
 async def leased(coordinator: Coordinator, partition: int, name: str) -> StateStoreProviderId:
     """Lease a shard to a store actor, commit its first version, and return its provider id."""
     grant = await coordinator.attach_and_lease(task(shard=partition), METADATA, actor(name))
-    commit = structs.replace(entry(grant, 1, f"attempt-{partition}"), committed_at_ms=now_ms(MachineClock()))
-    await coordinator.commit_partitions("clicks", [PartitionCommit((commit,))])
+    await coordinator.commit_partitions("clicks", [PartitionCommit((commit_of(grant, 1),))])
     return StateStoreProviderId(grant.lease.store_id, "run-1")
 
 
@@ -48,7 +40,7 @@ async def test_a_restarted_coordinator_unloads_no_shard_that_is_still_leased_to_
     restarted = coordinator_over(store)
     opened = await restarted.open_instance(arriving, actor("a"), [*reported, of_another_actor], 1, ["default"])
     assert opened.stale == (of_another_actor,)
-    assert restarted._instances.registry.verify_if_instance_active(reported[0], actor("a"))
+    assert restarted._instances.location(reported[0]) == actor("a")
     # A run that has ended does not need its shards any more.
     ended = coordinator_over(store)
     await ended.deactivate_instances("run-1")
@@ -67,10 +59,8 @@ async def test_a_driver_reports_executors_and_a_long_batch_and_both_are_shown_un
     assert watched["executors"] == status["executors"]
     running = watched["running"]["clicks"]
     assert status["queries"][0]["running_batch"] == running
-    assert (
-        "executor 2 on 10.0.0.7 was lost at 00:00:00 UTC; 2 tasks run; not committed yet by 4 of 4 shards"
-        in running["text"]
-    )
+    said = "executor 2 on 10.0.0.7 was lost at 00:00:00 UTC; 2 tasks run; not committed yet by 4 of 4 shards"
+    assert said in running["text"]
     names = {sample.name: sample.value for sample in await coordinator.samples()}
     assert (names["statefleet_executors_lost_total"], names["statefleet_batch_overdue_seconds"]) == (1, 0)
     await coordinator.report_driver(replace(report, batches=()))
@@ -88,8 +78,7 @@ async def test_a_node_that_is_drained_is_the_reason_and_not_that_it_has_no_execu
 
 
 async def test_partitions_that_are_leased_to_another_store_actor_are_returned_in_one_answer() -> None:
-    store = MemoryObjectStore()
-    coordinator = coordinator_over(store)
+    coordinator = coordinator_over(MemoryObjectStore())
     for partition, name in ((0, "a"), (1, "b"), (2, "b")):
         await leased(coordinator, partition, name)
     assert await coordinator.reassigned("clicks", "a", [0, 1, 2, 3]) == [1, 2]
@@ -97,16 +86,15 @@ async def test_partitions_that_are_leased_to_another_store_actor_are_returned_in
 
 
 async def test_instances_of_a_killed_drivers_run_are_forgotten_once_another_run_has_the_state() -> None:
-    store = MemoryObjectStore()
-    coordinator = coordinator_over(store)
+    coordinator = coordinator_over(MemoryObjectStore())
     killed = await leased(coordinator, 0, "a")
-    await coordinator.report_active_instance(killed, actor("a"))
+    await coordinator._instances.report(killed, actor("a"), [])
     await coordinator.attach_and_lease(task("run-2", 0), METADATA, actor("a"))
-    assert coordinator._instances.registry.get_location(killed) is None
+    assert coordinator._instances.location(killed) is None
     # Also when its instance is checked: the shard is leased to the same store actor, but for the new run.
     new_instance = structs.replace(killed, query_run_id="run-2")
-    assert await coordinator.report_active_instance(new_instance, actor("a"), [killed]) == [killed]
-    assert coordinator._instances.registry.get_location(killed) is None
+    assert await coordinator._instances.report(new_instance, actor("a"), [killed]) == [killed]
+    assert coordinator._instances.location(killed) is None
 
 
 async def test_a_state_that_is_slow_to_open_keeps_no_other_waiting() -> None:
@@ -141,8 +129,7 @@ async def test_a_broken_state_is_opened_again_for_each_waiting_caller() -> None:
 
 async def test_rounds_of_maintenance_continue_after_an_unexpected_error() -> None:
     """The second round comes in time: waiting for it does not raise."""
-    store = MemoryObjectStore()
-    coordinator = Coordinator("memory://", store, Maintenance(interval_s=0.001), "node")
+    coordinator = Coordinator("memory://", MemoryObjectStore(), Maintenance(interval_s=0.001), "node")
     rounds, cleaned = iter(range(100)), asyncio.Event()
 
     async def fails_first(writer: object, state_name: str) -> None:
@@ -168,55 +155,40 @@ async def test_all_states_are_found_without_a_listing_of_their_files() -> None:
     assert listed == {"clicks/checkpoints", "clicks/manifest", "notes/manifest"}
 
 
-class PlacementHarness:
-    """A coordinator, and three nodes with a store actor each; shard 0 is on ``a``."""
-
-    def __init__(self) -> None:
-        self.store = MemoryObjectStore()
-        self.coordinator = coordinator_over(self.store)
-
-    async def begin(self) -> None:
-        for name in "abc":
-            await self.coordinator.report_store_actor(actor(name))
-        await leased(self.coordinator, 0, "a")
-
-    async def restart(self) -> None:
-        """Restart the coordinator: it knows only the stored state and the reports of store actors."""
-        self.coordinator = coordinator_over(self.store)
-        await self.coordinator.open()
-        for name in "abc":
-            await self.coordinator.report_store_actor(actor(name))
+async def started(store: MemoryObjectStore) -> Coordinator:
+    """Start a coordinator: it knows the stored state and the reports of store actors, one on each of three nodes."""
+    coordinator = coordinator_over(store)
+    await coordinator.open()
+    for name in "abc":
+        await coordinator.report_store_actor(actor(name))
+    return coordinator
 
 
 async def test_a_drain_survives_the_coordinator_until_it_is_undone() -> None:
-    async def spread_over(coordinator: Coordinator) -> list[ActorSlot]:
-        slots = [ActorSlot(actor(name), 1) for name in "abc"]
-        await coordinator.place_shards("other", "query", BatchShards(0, 3), slots)
-        holders = (await coordinator.place_shards("other", "query", BatchShards(0, 3), slots)).holders
-        return [slot for slot in slots if slot.location in holders]
-
-    harness = PlacementHarness()
-    await harness.begin()
-    (planned,) = await harness.coordinator.drain("node-a", True)
-    await harness.restart()
-    assert await harness.coordinator.plan_rebalance(["clicks"]) != (planned,), "a dry run changes nothing"
-    assert planned in await harness.coordinator.drain("node-a", False)
-    await harness.restart()
-    assert all(move.target.node_id != "node-a" for move in await harness.coordinator.plan_rebalance(["clicks"]))
-    assert planned in await harness.coordinator.plan_rebalance(["clicks"]), "what did not happen yet is planned again"
-    await harness.coordinator.undrain("node-a")
-    await harness.restart()
-    with_all = {slot.location.node_id for slot in (await spread_over(harness.coordinator))}
-    assert with_all == {"node-a", "node-b", "node-c"}
+    coordinator = await started(store := MemoryObjectStore())
+    await leased(coordinator, 0, "a")
+    (planned,) = await coordinator.drain("node-a", True)
+    coordinator = await started(store)
+    assert await coordinator.plan_rebalance(["clicks"]) != (planned,), "a dry run changes nothing"
+    assert planned in await coordinator.drain("node-a", False)
+    coordinator = await started(store)
+    assert all(move.target.node_id != "node-a" for move in await coordinator.plan_rebalance(["clicks"]))
+    assert planned in await coordinator.plan_rebalance(["clicks"]), "what did not happen yet is planned again"
+    await coordinator.undrain("node-a")
+    coordinator = await started(store)
+    slots = [ActorSlot(actor(name), 1) for name in "abc"]
+    for _ in range(2):
+        placed = await coordinator.place_shards("other", "query", range(3), slots)
+    assert {slot.location for slot in slots} <= set(placed.holders), "the node is one of those again"
 
 
 async def test_the_log_says_which_move_failed_and_why() -> None:
-    harness = PlacementHarness()
-    await harness.begin()
-    (move,) = await harness.coordinator.plan_move("clicks", 0, "node-b")
-    await harness.coordinator.move_failed(move, "RayActorError: it died")
-    await harness.restart()
-    explained = await harness.coordinator.explain_placement("clicks", 0)
+    coordinator = await started(store := MemoryObjectStore())
+    await leased(coordinator, 0, "a")
+    (move,) = await coordinator.plan_move("clicks", 0, "node-b")
+    await coordinator.move_failed(move, "RayActorError: it died")
+    coordinator = await started(store)
+    explained = await coordinator.explain_placement("clicks", 0)
     assert explained.location == actor("a")
     last_move = explained.moves[-1]
     assert (last_move.former, last_move.location, last_move.version) == (actor("a"), actor("b"), 1)
@@ -225,8 +197,43 @@ async def test_the_log_says_which_move_failed_and_why() -> None:
 
 
 async def test_an_invalid_id_of_a_node_is_not_drained() -> None:
-    harness = PlacementHarness()
-    await harness.begin()
+    coordinator = await started(store := MemoryObjectStore())
+    await leased(coordinator, 0, "a")
     with pytest.raises(InvalidRequestError, match="no id of a Ray node"):
-        await harness.coordinator.drain("../clicks/metadata.json", False)
-    assert not [info for info in harness.store.list("") if "drained" in info.path]
+        await coordinator.drain("../clicks/metadata.json", False)
+    assert not [info for info in store.list("") if "drained" in info.path]
+
+
+# -- incarnations of a store actor -----------------------------------------------------------------------------------
+
+FIRST, SECOND = actor("a", "1"), actor("a", "2")
+
+
+def test_a_new_incarnation_ends_the_previous_one_and_is_not_ended_by_a_worker_that_remembers_it() -> None:
+    registry = ActorRegistry()
+    registry.started(FIRST)
+    assert not registry.is_dead(FIRST)
+    registry.started(SECOND)
+    assert registry.newest(FIRST) == SECOND
+    assert registry.is_dead(FIRST)
+    assert not registry.is_dead(SECOND)
+    assert list(registry.all()) == [SECOND]
+
+
+def test_a_restarted_registry_takes_the_incarnation_that_a_worker_remembers() -> None:
+    registry = ActorRegistry()  # the coordinator has just restarted
+    assert registry.newest(FIRST) == FIRST
+    assert not registry.is_dead(FIRST)
+    registry.started(SECOND)
+    assert registry.newest(FIRST) == SECOND
+
+
+def test_an_incarnation_that_a_worker_reports_follows_one_that_was_lost() -> None:
+    registry = ActorRegistry()
+    registry.started(FIRST)
+    registry.lost(FIRST.instance_id)
+    assert registry.newest(FIRST) == FIRST
+    assert registry.is_dead(FIRST)
+    assert registry.newest(SECOND) == SECOND
+    assert registry.is_dead(FIRST)
+    assert not registry.is_dead(SECOND)

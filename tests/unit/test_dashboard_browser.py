@@ -50,17 +50,6 @@ def page(browser: Browser) -> Iterator[Page]:
     assert not [message for message in messages if not message.startswith("Failed to load resource")]
 
 
-class ChangedFleet(FedFleet):
-    """A fleet whose reports have changed fields."""
-
-    def __init__(self, **changes: Any) -> None:
-        super().__init__(1, 2)
-        self.changes = changes
-
-    def status(self) -> dict[str, Any]:
-        return {**super().status(), **self.changes}
-
-
 def test_shards_are_reached_and_opened_with_the_keyboard_only(page: Page) -> None:
     with served(FedFleet(2, 8).status) as url:
         page.goto(url)
@@ -192,7 +181,7 @@ def test_names_are_text_and_unknown_values_are_not_shown_as_null(page: Page) -> 
     evil = {**query, **nothing, "name": EVIL, "shards": shards, "batches": []}
     actor = {**fed.actors[0], "host": EVIL, "memory_limit": None, "resident_bytes": None, "spilled_bytes": None}
     changes = {"queries": [evil], "store_actors": [actor], "uri": EVIL}
-    with served(ChangedFleet(**changes).status) as url:
+    with served(lambda: {**fed.status(), **changes}) as url:
         page.goto(url)
         expect(page.locator("#uri")).to_have_text(EVIL)
         expect(page.locator("main")).to_contain_text("On no store actor")
@@ -209,7 +198,8 @@ def test_names_are_text_and_unknown_values_are_not_shown_as_null(page: Page) -> 
 
 
 def test_an_unused_fleet_is_shown_as_empty_everywhere(page: Page) -> None:
-    with served(ChangedFleet(queries=[], store_actors=[]).status) as url:
+    fed = FedFleet(1, 2)
+    with served(lambda: {**fed.status(), "queries": [], "store_actors": []}) as url:
         page.goto(url)
         for section, text in {
             "#/": "no query has used this fleet",
@@ -221,40 +211,35 @@ def test_an_unused_fleet_is_shown_as_empty_everywhere(page: Page) -> None:
             expect(page.locator("main")).to_contain_text(text)
 
 
-class AbsentFleet(FedFleet):
-    """A fleet whose coordinator is unreachable while `is_away`."""
-
-    is_away = False
-
-    def status(self) -> dict[str, Any]:
-        if self.is_away:
-            raise RuntimeError("nobody is there")
-        return super().status()
-
-
 def test_the_last_picture_stays_while_the_coordinator_or_the_server_is_away_and_the_page_recovers_by_itself(
     page: Page,
 ) -> None:
-    fleet = AbsentFleet(1, 4)
-    with served(fleet.status) as url:
+    fleet, is_away = FedFleet(1, 4), False
+
+    def status() -> dict[str, Any]:
+        if is_away:
+            raise RuntimeError("nobody is there")
+        return fleet.status()
+
+    with served(status) as url:
         page.goto(url)
         live, banner = page.locator("#live-text"), page.locator("#banner")
         expect(live).to_have_text("live")
-        fleet.is_away = True
+        is_away = True
         expect(live).to_have_text("coordinator away")
         expect(banner).to_contain_text("nobody is there")
         expect(page.locator(".cell")).to_have_count(4)
-        fleet.is_away = False
+        is_away = False
         expect(live).to_have_text("live")
         expect(banner).to_be_hidden()
         port = int(url.rstrip("/").rpartition(":")[2])
     expect(live).to_have_text("not connected", timeout=15_000)
     expect(banner).to_contain_text("It is tried again")
     expect(page.locator(".cell")).to_have_count(4)
-    with served(fleet.status, port):
+    with served(status, port):
         expect(live).to_have_text("live", timeout=20_000)
         expect(banner).to_be_hidden()
-    with served(fleet.status, port, token="another-one-than-before"):
+    with served(status, port, token="another-one-than-before"):
         expect(banner).to_contain_text("wants its token", timeout=30_000)
 
 

@@ -140,7 +140,8 @@ def test_the_check_sees_what_is_wrong(query: str) -> None:
 
 def row(metric: Metric) -> str:
     labels = ", ".join(f"`{label}`" for label in metric.labels)
-    return f"| `{metric.name}` | {metric.kind} | {metric.unit or '-'} | {labels or '-'} | {metric.meaning} |"
+    unit = re.search("_(seconds|bytes)(_total)?$", metric.name)
+    return f"| `{metric.name}` | {metric.kind} | {unit[1] if unit else '-'} | {labels or '-'} | {metric.meaning} |"
 
 
 def test_every_metric_is_documented_as_it_is() -> None:

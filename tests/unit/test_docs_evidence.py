@@ -95,18 +95,7 @@ def test_the_front_page_has_ninety_lines_at_most() -> None:
 # -- files and folders ----------------------------------------------------------------------------------------------
 
 #: First parts of paths of the repository.
-TOPS = {
-    "benchmarks",
-    "coordinator",
-    "deploy",
-    "docs",
-    "docs_site",
-    "examples",
-    "spark_jobs",
-    "statefleet",
-    "store_actors",
-    "tests",
-}
+TOPS = {package.parent.name for package in ROOT.glob("*/__init__.py")} | {"deploy", "docs", "examples"}
 _SUFFIXES = (".py", ".md", ".toml", ".html", ".yaml", ".yml", ".properties")
 
 _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)

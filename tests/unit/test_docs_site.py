@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -85,13 +84,8 @@ json.dump(outcomes, sys.stdout)
 """
 
 
-@dataclass(frozen=True)
-class Built:
-    """A built site: its folder, the exit code and the errors of the build."""
-
-    folder: Path
-    code: int
-    errors: str
+#: A built site: its folder, the exit code and the errors of the build.
+Built = tuple[Path, int, str]
 
 
 @pytest.fixture(scope="module")
@@ -105,13 +99,15 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> list[Built]:
         [sys.executable, "-c", BUILDS, json.dumps(folders)], capture_output=True, text=True, check=False, cwd=ROOT
     )
     assert ran.returncode == 0, ran.stderr
-    return [Built(Path(target), *outcome) for (_, target), outcome in zip(folders, json.loads(ran.stdout), strict=True)]
+    outcomes = json.loads(ran.stdout)
+    return [(Path(target), code, errors) for (_, target), (code, errors) in zip(folders, outcomes, strict=True)]
 
 
 @pytest.fixture(scope="module")
 def site(builds: list[Built]) -> Path:
-    assert builds[0].code == 0, builds[0].errors
-    return builds[0].folder
+    folder, code, errors = builds[0]
+    assert code == 0, errors
+    return folder
 
 
 def test_every_link_and_anchor_of_the_site_is_there(site: Path) -> None:
@@ -157,10 +153,10 @@ def test_every_page_is_one_click_away(site: Path) -> None:
 
 
 def test_a_link_that_leads_nowhere_fails_the_build(builds: list[Built]) -> None:
-    _, broken = builds
-    assert broken.code != 0
-    assert "no-such-heading" in broken.errors
-    assert "no-such-page" in broken.errors
+    _, code, errors = builds[1]
+    assert code != 0
+    assert "no-such-heading" in errors
+    assert "no-such-page" in errors
 
 
 def test_chapters_have_every_page_once() -> None:

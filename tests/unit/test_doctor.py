@@ -16,8 +16,8 @@ from packaging.specifiers import SpecifierSet
 from coordinator.service import deploy
 from coordinator.storage.local import LocalObjectStore
 from coordinator.storage.memory import MemoryObjectStore
-from statefleet.commands.doctor import report
 from statefleet.commands.output import WIDTH
+from statefleet.commands.upkeep import report
 from statefleet.doctor import cluster, machine, storage
 from statefleet.doctor.findings import Finding, Outcome, run_apart
 from tests.code_blocks import ROOT
@@ -74,23 +74,27 @@ def test_a_package_that_is_only_a_folder_is_reported() -> None:
     assert machine.packages(missing).outcome is WARNING
 
 
-@pytest.mark.parametrize(("version", "outcome"), [("17.0.9", "warning"), ("17.0.15", "ok"), ("17.0.14+7", "ok")])
-def test_an_old_java_17_is_reported_with_what_to_install(tmp_path: Path, version: str, outcome: str) -> None:
+@pytest.mark.parametrize(
+    ("version", "outcome", "advice"),
+    [
+        ("17.0.9", WARNING, "apt-get install openjdk-17"),
+        ("17.0.15", OK, ""),
+        ("17.0.14+7", OK, ""),
+        ("11.0.2", WRONG, "JAVA_HOME holds Java 11"),
+    ],
+)
+def test_an_old_java_17_is_reported_with_what_to_install_and_another_java_is_wrong(
+    tmp_path: Path, version: str, outcome: Outcome, advice: str
+) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").touch()
     (tmp_path / "release").write_text(f'JAVA_VERSION="{version}"\n')
     finding = machine.java({"JAVA_HOME": str(tmp_path)})
-    assert (finding.outcome, version in finding.found) == (outcome, True)
-    assert ("apt-get install openjdk-17" in finding.advice) == (outcome == "warning")
-
-
-def test_another_java_is_wrong(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "java").touch()
-    (tmp_path / "release").write_text('JAVA_VERSION="11.0.2"\n')
-    finding = machine.java({"JAVA_HOME": str(tmp_path)})
-    assert finding.outcome is WRONG
-    assert "JAVA_HOME holds Java 11" in finding.advice
+    assert finding.outcome is outcome
+    assert advice in finding.advice
+    if outcome is not WRONG:
+        assert version in finding.found
+        assert ("apt-get install openjdk-17" in finding.advice) == (outcome is WARNING)
 
 
 @pytest.mark.parametrize(

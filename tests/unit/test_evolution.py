@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -15,37 +14,31 @@ from pyspark.sql import types as T
 
 from coordinator.ledger import compatibility
 from coordinator.ledger.compatibility import changes, check_metadata, continued, same_state
-from coordinator.ledger.state_ledger import LeaseGrant, Record, StateLedger
+from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.accumulator_kinds import AccumulatorKind
-from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import FencedError, NewerFormatError, StateMismatchError, SumOverflowError
-from coordinator.model.identities import ActorLocation, StateStoreProviderId, TaskIdentity
-from coordinator.model.maintenance import Maintenance
+from coordinator.model.identities import StateStoreId, StateStoreProviderId
 from coordinator.model.schema import Accumulator, Field, OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.type_names import is_wider, spark_type
-from coordinator.placement.lease_placer import StayElseLocal
-from coordinator.runtime.runtime import MachineClock, now_ms
-from coordinator.service.coordinator import Coordinator as Actor
 from coordinator.storage.memory import MemoryObjectStore
-from spark_jobs.plan.state_types import spark_field, state_field
+from spark_jobs.plan.storable import spark_field, state_field
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.messages.requests import ApplyRequest, ShardInput
 from store_actors.operators.aggregate import AggregateShard
-from store_actors.serving.evolution import evolve_groups
 from store_actors.serving.files import encode_snapshot, schema_of
+from store_actors.serving.store_formats import evolve_groups
 from tests.stored_shards import stored_rows
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, LocalCoordinator
-from tests.unit.ledger_harness import FakeFleetView, entry
+from tests.unit.ledger_harness import data_of
+from tests.unit.service_harness import HERE, ServiceHarness
 
 KINDS = AccumulatorKind
 
 
-def accumulator(
-    kind: AccumulatorKind, meaning: str, *types: str, cast: str = "", inputs: tuple[str, ...] = ("v",)
-) -> Accumulator:
+def accumulator(kind: AccumulatorKind, meaning: str, *types: str, inputs: tuple[str, ...] = ("v",)) -> Accumulator:
     """Return an accumulator with state fields of these types; :func:`schema` gives the fields distinct names."""
-    return Accumulator(kind, inputs, tuple(Field("", name) for name in types), meaning, cast)
+    return Accumulator(kind, inputs, tuple(Field("", name) for name in types), meaning)
 
 
 def schema(*accumulators: Accumulator, mode: str = "update") -> StateSchema:
@@ -66,6 +59,10 @@ CHECKED_SUM = accumulator(KINDS.SUM_INT_CHECKED, "Sum(v)", "int64", "bool")
 MIN = accumulator(KINDS.MIN, "Min(v)", "int64")
 SMALL_MIN = accumulator(KINDS.MIN, "Min(v)", "int32")
 MAX = accumulator(KINDS.MAX, "Max(v)", "int64")
+LIST = accumulator(KINDS.COLLECT_LIST, "CollectList(v)", "list<int32>")
+WIDER_LIST = accumulator(KINDS.COLLECT_LIST, "CollectList(v)", "list<int64>")
+SET = accumulator(KINDS.COLLECT_SET, "CollectSet(d)", "list<decimal(12,2)>")
+WIDER_SET = accumulator(KINDS.COLLECT_SET, "CollectSet(d)", "list<decimal(22,2)>")
 
 
 def metadata(of: StateSchema) -> StateMetadata:
@@ -86,6 +83,7 @@ def test_aggregates_are_found_again_by_what_they_mean() -> None:
     assert sources_of([COUNT, SUM], [MAX, SUM, COUNT]) == [None, 1, 0]
     assert sources_of([COUNT, SUM, MIN], [MIN]) == [2]
     assert sources_of([COUNT, SMALL_MIN], [MIN, COUNT]) == [1, 0]
+    assert sources_of([LIST, SET], [WIDER_SET, WIDER_LIST]) == [1, 0]
     assert sources_of([COUNT], [structs.replace(COUNT, kind=KINDS.COUNT_VALID, inputs=("v",))]) == [0]
 
 
@@ -104,6 +102,13 @@ def test_a_cast_in_the_query_distinguishes_two_aggregates_and_may_become_wider()
         ([COUNT, MIN], [COUNT, SMALL_MIN], r"Min\(v\) cannot become int32, it is int64"),
         ([COUNT, MIN], [COUNT, structs.replace(SMALL_MIN, cast="INT")], "cannot become int32"),
         ([COUNT, SUM], [COUNT, accumulator(KINDS.SUM_FLOAT, "Sum(v)", "float64")], "cannot go on as sum_float"),
+        # A sum that is null after an overflow is another function.
+        (
+            [CHECKED_SUM],
+            [accumulator(KINDS.SUM_INT_OR_NULL, "Sum(v)", "int64", "bool")],
+            "cannot go on as sum_int_or_null",
+        ),
+        ([WIDER_LIST], [LIST], r"cannot become list<int32>, it is list<int64>"),
         ([SUM], [MAX], "not one of the aggregates"),
         ([COUNT, structs.replace(SUM, meaning="")], [COUNT], "does not say what its columns mean"),
     ],
@@ -126,20 +131,11 @@ def test_new_and_dropped_aggregates_are_reported() -> None:
     assert changes(before, before) == ("", "")
 
 
-def test_keys_are_fixed() -> None:
-    existing = metadata(schema(COUNT))
-    with_other_key = structs.replace(schema(COUNT), keys=(Field("k", "int64"),))
-    with pytest.raises(StateMismatchError, match=r"keys differ.*existing=`k string` asked=`k int64`"):
-        check_metadata(existing, metadata(with_other_key))
-    with pytest.raises(StateMismatchError, match="expiry_key differ"):
-        check_metadata(existing, metadata(structs.replace(schema(COUNT), expiry_key="k")))
-
-
-def test_nullability_and_input_names_may_change() -> None:
+def test_nullability_input_names_and_the_number_of_shards_by_keys_may_change() -> None:
     """The check raises nothing."""
     renamed = structs.replace(schema(SUM), keys=(Field("k", "string", False),), inputs=(Field("w", "int64"),))
     renamed = structs.replace(renamed, accumulators=(structs.replace(renamed.accumulators[0], inputs=("w",)),))
-    check_metadata(metadata(schema(SUM)), metadata(renamed))
+    check_metadata(metadata(schema(SUM)), structs.replace(metadata(renamed), num_shards=8))
 
 
 #: A state of each operator, by the name that users know. Output modes and keys differ, too, as they do between queries.
@@ -201,26 +197,27 @@ def test_a_schema_with_a_kind_of_a_later_release_is_refused_by_its_name() -> Non
             StateMetadata.from_json({**data, "schema": {**data["schema"], **path}})
 
 
-def test_a_query_without_keys_is_refused_for_its_keys_and_not_for_its_one_shard() -> None:
-    existing = structs.replace(metadata(schema(COUNT)), num_shards=4)
-    with pytest.raises(StateMismatchError, match=r"keys differ.*existing=`k string` asked=``"):
-        check_metadata(existing, metadata(structs.replace(schema(COUNT), keys=())))
+BY_KEY = metadata(schema(COUNT))
+BY_ANOTHER_KEY = metadata(structs.replace(schema(COUNT), keys=(Field("k", "int64"),)))
+GLOBAL = metadata(structs.replace(schema(COUNT), keys=()))
+KEYED = structs.replace(BY_KEY, output_mode="keyed", schema=None)
 
 
-def test_a_number_of_shards_binds_only_where_rows_are_not_partitioned_by_keys() -> None:
-    by_key = metadata(schema(COUNT))
-    check_metadata(by_key, structs.replace(by_key, num_shards=1))
-    global_group = metadata(structs.replace(schema(COUNT), keys=()))
-    with pytest.raises(StateMismatchError, match=r"one shard by nature.*existing=`4` asked=`1`"):
-        check_metadata(structs.replace(global_group, num_shards=4), structs.replace(global_group, num_shards=1))
-    partitions = structs.replace(by_key, output_mode="keyed", schema=None)
-    with pytest.raises(StateMismatchError, match=r"a function's or a program's own.*existing=`4` asked=`8`"):
-        check_metadata(structs.replace(partitions, num_shards=4), structs.replace(partitions, num_shards=8))
-
-
-def test_another_output_mode_is_named() -> None:
-    with pytest.raises(StateMismatchError, match=r"another output mode.*existing=`update` asked=`append`"):
-        check_metadata(metadata(schema(COUNT)), metadata(schema(COUNT, mode="append")))
+@pytest.mark.parametrize(
+    ("existing", "asked", "reason"),
+    [
+        (BY_KEY, BY_ANOTHER_KEY, "keys differ.*existing=`k string` asked=`k int64`"),
+        (BY_KEY, metadata(structs.replace(schema(COUNT), expiry_key="k")), "expiry_key differ"),
+        # It is refused for its keys, and not for its one shard.
+        (structs.replace(BY_KEY, num_shards=4), GLOBAL, "keys differ.*existing=`k string` asked=``"),
+        (structs.replace(GLOBAL, num_shards=4), GLOBAL, "one shard by nature.*existing=`4` asked=`1`"),
+        (structs.replace(KEYED, num_shards=4), KEYED, "a function's or a program's own.*existing=`4` asked=`1`"),
+        (BY_KEY, metadata(schema(COUNT, mode="append")), "another output mode.*existing=`update` asked=`append`"),
+    ],
+)  # fmt: skip
+def test_another_state_is_refused_by_what_differs(existing: StateMetadata, asked: StateMetadata, reason: str) -> None:
+    with pytest.raises(StateMismatchError, match=reason):
+        check_metadata(existing, asked)
 
 
 def test_a_wider_type_holds_every_value() -> None:
@@ -239,105 +236,62 @@ def test_a_wider_type_holds_every_value() -> None:
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 
-def change_of(of: StateSchema, row: dict[str, Any]) -> pa.Table:
-    table = pa.Table.from_pylist([row], schema=of.row_schema())
-    return table.append_column(CHANGE_COLUMN, pa.array([0], pa.int8()))
+SUM_OF_DECIMALS = accumulator(KINDS.SUM_DECIMAL, "Sum(d)", "decimal(12,2)", "bool")
+WIDER_SUM_OF_DECIMALS = accumulator(KINDS.SUM_DECIMAL, "Sum(d)", "decimal(22,2)", "bool")
+NEW = [
+    COUNT,
+    SUM,
+    accumulator(KINDS.SUM_FLOAT, "f", "float64"),
+    WIDER_SUM_OF_DECIMALS,
+    accumulator(KINDS.MAX, "s", "string"),
+    accumulator(KINDS.FIRST, "first", "string", "bool"),
+    accumulator(KINDS.LAST_VALID, "last", "int64", "bool"),
+    accumulator(KINDS.MOMENTS, "m", "float64", "float64", "float64"),
+    WIDER_LIST,
+    WIDER_SET,
+]
+#: By what happens: the accumulators before and after, the state of a group before, and its state after, in their order.
+CHANGED = {
+    "new ones begin as in a new group": (
+        [MIN], [*NEW, MIN], [7],
+        [0, None, None, Decimal("0.00"), True, None, None, False, None, False, 0.0, 0.0, 0.0, [], [], 7],
+    ),
+    "what stays in any order and wider": (
+        [COUNT, SMALL_MIN, SUM_OF_DECIMALS], [WIDER_SUM_OF_DECIMALS, MIN],
+        [3, -5, Decimal("1.25"), False], [Decimal("1.25"), False, -5],
+    ),
+    "lists whose elements become wider": (
+        [LIST, SET], [WIDER_SET, WIDER_LIST], [[1, 2, 1], [Decimal("1.25")]], [[Decimal("1.25")], [1, 2, 1]],
+    ),
+    "a sum in ANSI mode": ([COUNT, SUM], [CHECKED_SUM, COUNT], [3, 7], [7, False, 3]),
+    "a sum of nothing in ANSI mode": ([COUNT, SUM], [CHECKED_SUM, COUNT], [3, None], [0, True, 3]),
+    "a sum no more in ANSI mode": ([CHECKED_SUM, COUNT], [COUNT, SUM], [7, False, 3], [3, 7]),
+    "a sum of nothing no more in ANSI mode": ([CHECKED_SUM, COUNT], [COUNT, SUM], [0, True, 3], [3, None]),
+}  # fmt: skip
 
 
-def test_a_new_aggregate_starts_as_in_a_new_group() -> None:
-    accumulators = [
-        COUNT,
-        SUM,
-        accumulator(KINDS.SUM_FLOAT, "f", "float64"),
-        accumulator(KINDS.SUM_DECIMAL, "d", "decimal(20,2)", "bool"),
-        accumulator(KINDS.MAX, "s", "string"),
-        accumulator(KINDS.FIRST, "first", "string", "bool"),
-        accumulator(KINDS.LAST_VALID, "last", "int64", "bool"),
-        accumulator(KINDS.MOMENTS, "m", "float64", "float64", "float64"),
-        accumulator(KINDS.COLLECT_LIST, "CollectList(v)", "list<string>"),
-        accumulator(KINDS.COLLECT_SET, "CollectSet(v)", "list<decimal(20,2)>"),
-    ]
-    previous, new = schema(MIN), schema(*accumulators, MIN)
-    rows = evolve_groups(change_of(previous, {"k": "a", "a0_0": 7}), previous, new, "file")
+@pytest.mark.parametrize("case", CHANGED)
+def test_groups_are_as_the_changed_query_has_them(case: str) -> None:
+    *sides, before, after = CHANGED[case]
+    previous, new = (schema(*items) for items in sides)
+    names, keys = previous.row_schema().names, ("a", None)
+    groups = [dict(zip(names, [key, *before], strict=True)) for key in keys]
+    change = pa.Table.from_pylist(groups, schema=previous.row_schema())
+    change = change.append_column(CHANGE_COLUMN, pa.array([0, 0], pa.int8()))
+    rows = evolve_groups(change, previous, new, "file")
     assert rows.schema.names == [*new.row_schema().names, CHANGE_COLUMN]
+    assert rows.schema.types[:-1] == new.row_schema().types
+    assert [list(row.values()) for row in rows.to_pylist()] == [[key, *after, 0] for key in keys]
     # A batch may have changed nothing in a shard.
-    no_rows = evolve_groups(change_of(previous, {"k": "a", "a0_0": 7}).slice(0, 0), previous, new, "file")
-    assert (no_rows.num_rows, no_rows.schema) == (0, rows.schema)
-    (row,) = rows.drop_columns([CHANGE_COLUMN]).to_pylist()
-    zero = Decimal("0.00")
-    assert list(row.values()) == [
-        "a", 0, None, None, zero, True, None, None, False, None, False, 0.0, 0.0, 0.0, [], [], 7,
-    ]  # fmt: skip
-    shard = AggregateShard(new)
-    shard.load(rows, 1, 0)
-    assert shard.snapshot().to_pylist() == [row]
-
-
-def test_rows_keep_what_stays_in_any_order_and_wider() -> None:
-    amount = accumulator(KINDS.SUM_DECIMAL, "Sum(d)", "decimal(12,2)", "bool")
-    wide = accumulator(KINDS.SUM_DECIMAL, "Sum(d)", "decimal(22,2)", "bool")
-    previous, new = schema(COUNT, SMALL_MIN, amount), schema(wide, MIN)
-    row = {"k": None, "a0_0": 3, "a1_0": -5, "a2_0": Decimal("1.25"), "a2_1": False}
-    rows = evolve_groups(change_of(previous, row), previous, new, "file")
-    assert rows.schema.field("a1_0").type == pa.int64()
-    assert rows.to_pylist() == [{"k": None, "a0_0": Decimal("1.25"), "a0_1": False, "a1_0": -5, CHANGE_COLUMN: 0}]
-    with pytest.raises(StateMismatchError, match=r"key columns are fixed.*written=`k string; Count\(1\) int64.*asked="):
-        evolve_groups(rows, previous, structs.replace(new, keys=(Field("k", "int64"),)), "file")
-
-
-def test_lists_are_kept_when_their_elements_become_wider() -> None:
-    small = [
-        accumulator(KINDS.COLLECT_LIST, "CollectList(v)", "list<int32>"),
-        accumulator(KINDS.COLLECT_SET, "CollectSet(d)", "list<decimal(12,2)>"),
-    ]
-    wide = [
-        accumulator(KINDS.COLLECT_SET, "CollectSet(d)", "list<decimal(22,2)>"),
-        accumulator(KINDS.COLLECT_LIST, "CollectList(v)", "list<int64>"),
-    ]
-    assert sources_of(small, wide) == [1, 0]
-    previous, new = schema(*small), schema(*wide)
-    row = {"k": "a", "a0_0": [1, 2, 1], "a1_0": [Decimal("1.25")]}
-    rows = evolve_groups(change_of(previous, row), previous, new, "file")
-    assert rows.schema.field("a1_0").type == new.row_schema().field("a1_0").type
-    assert evolve_groups(change_of(previous, row).slice(0, 0), previous, new, "file") == rows.slice(0, 0)
-    assert rows.to_pylist() == [{"k": "a", "a0_0": [Decimal("1.25")], "a1_0": [1, 2, 1], CHANGE_COLUMN: 0}]
+    assert evolve_groups(change.slice(0, 0), previous, new, "file") == rows.slice(0, 0)
     shard = AggregateShard(new)
     shard.load(rows, 1, 0)
     assert shard.snapshot().to_pylist() == rows.drop_columns([CHANGE_COLUMN]).to_pylist()
-    with pytest.raises(ValueError, match=r"cannot become list<int32>, it is list<int64>"):
-        sources_of(wide, small)
-
-
-@pytest.mark.parametrize(("value", "is_empty"), [(7, False), (None, True)])
-def test_a_sum_goes_on_in_ansi_mode_and_without_it(value: int | None, is_empty: bool) -> None:
-    plain, checked = schema(COUNT, SUM), schema(CHECKED_SUM, COUNT)
-    row = {"k": "a", "a0_0": 3, "a1_0": value}
-    rows = evolve_groups(change_of(plain, row), plain, checked, "file")
-    assert rows.to_pylist() == [{"k": "a", "a0_0": value or 0, "a0_1": is_empty, "a1_0": 3, CHANGE_COLUMN: 0}]
-    assert evolve_groups(rows, checked, plain, "file") == change_of(plain, row)
-    # A sum that is null after an overflow is another function.
-    or_null = accumulator(KINDS.SUM_INT_OR_NULL, "Sum(v)", "int64", "bool")
-    with pytest.raises(ValueError, match="cannot go on as sum_int_or_null"):
-        sources_of([CHECKED_SUM], [or_null])
+    with pytest.raises(StateMismatchError, match=r"key columns are fixed.*written=`k string; .*asked="):
+        evolve_groups(rows, previous, structs.replace(new, keys=(Field("k", "int64"),)), "file")
 
 
 # -- a state and its runs ---------------------------------------------------------------------------------------------
-
-
-class EvolvingCoordinator(LocalCoordinator):
-    """A coordinator whose leases record the schema of the query, as the actor's leases do."""
-
-    created: StateMetadata
-    queried: StateMetadata
-
-    def lease(self, task: TaskIdentity, local: str, lost: frozenset[str] = frozenset()) -> LeaseGrant:
-        location = ActorLocation(local, local, "node", "host", 1)
-
-        def decide(ledger: StateLedger) -> tuple[list[Record], LeaseGrant]:
-            records, grant = ledger.decide_lease(task, location, FakeFleetView(lost), StayElseLocal())
-            return [*records, *ledger.decide_schema(task, self.created, self.queried)], grant
-
-        return self._do(self._writer.decide(decide))
 
 
 class EvolvingQuery(AggregationFleet):
@@ -345,42 +299,29 @@ class EvolvingQuery(AggregationFleet):
 
     def __init__(self, first: StateSchema) -> None:
         super().__init__()
-        self.coordinator: EvolvingCoordinator = EvolvingCoordinator(self.objects)
-        self.created = self.coordinator.created = metadata(first)
+        self.created = metadata(first)
+        self.coordinator = LocalCoordinator(self.objects, self.created)
         self.store = self.new_store()
 
     def request(self, batch: int, run: str = "run-1", schema: StateSchema = SCHEMA, **where: Any) -> ApplyRequest:
         self.coordinator.queried = metadata(schema)
         return super().request(batch, run, schema, **where)
 
-    def run(
-        self, batch: int, run: str, of: StateSchema, *, shard: int = 0, **values: int
-    ) -> dict[str, tuple[Any, ...]]:
+    def run(self, batch: int, run: str, of: StateSchema, **values: int) -> dict[str, tuple[Any, ...]]:
         """Run a batch with one value a key, and return the rows that it emits."""
         batch_rows = pa.table({"k": list(values), "v": list(values.values())}, schema=of.raw_schema())
-        request = self.request(batch, run, of, shard=shard)
+        request = self.request(batch, run, of)
         emitted, _ = self.store.apply(request, ShardInput.of_raw(of, *batch_rows.to_batches()))
         assert emitted.schema.names == of.row_schema().names
         return rows_by_key(emitted)
 
-    def deploy(self, batch: int, run: str, of: StateSchema, *, shard: int = 0) -> None:
-        """Start a run that reads its shard and fails before it commits anything."""
-        request = self.request(batch, run, of, shard=shard)
-        with pytest.raises(AttributeError):
-            self.store.apply(request, cast(Any, None))
-
-    def all(self, of: StateSchema, version: int, *, shard: int = 0) -> dict[str, tuple[Any, ...]]:
+    def all(self, of: StateSchema, version: int) -> dict[str, tuple[Any, ...]]:
         """Return the rows of a version as another process reads them from the files."""
-        store_id = self.request(version, "reader", of, shard=shard).lease.store_id
+        store_id = self.request(version, "reader", of).lease.store_id
         return rows_by_key(stored_rows(self.new_store(), store_id, version, of))
 
     def ledger(self) -> StateLedger:
-        return StateLedger.from_json(
-            "x/s",
-            json.loads(
-                json.dumps(self.coordinator._do(self.coordinator._writer.read(lambda ledger: ledger.to_json())))
-            ),
-        )
+        return StateLedger.from_json("x/s", self.coordinator.read(data_of))
 
 
 def rows_by_key(rows: pa.Table) -> dict[str, tuple[Any, ...]]:
@@ -441,63 +382,29 @@ def test_a_state_without_fingerprints_continues_unchanged_and_refuses_changes() 
     assert same_state(old, new)
 
 
-# -- a deploy that is taken back ---------------------------------------------------------------------------------------
-
-
-def test_a_widened_type_that_is_taken_back_before_a_commit_binds_no_query() -> None:
-    narrow, wide = schema(COUNT, SMALL_MIN), schema(COUNT, MIN)
-    query = EvolvingQuery(narrow)
-    query.run(0, "run-1", narrow, a=5)
-    query.deploy(1, "failed", wide)
-    assert query.run(1, "run-2", narrow, a=4) == {"a": (2, 4)}
-    assert query.run(2, "run-3", wide, a=3) == {"a": (3, 3)}
-    with pytest.raises(StateMismatchError, match="cannot become int32"):
-        query.run(3, "run-4", narrow, a=3)
-
-
-def test_a_first_deploy_that_committed_nothing_binds_no_query() -> None:
-    wide, narrow = schema(COUNT, MIN), schema(SMALL_MIN)
-    query = EvolvingQuery(wide)
-    query.deploy(0, "failed", wide)
-    assert query.run(0, "run-1", narrow, a=4) == {"a": (4,)}
-    query.store = query.new_store()
-    assert query.run(1, "run-1", narrow, a=3) == {"a": (3,)}
-    assert query.all(narrow, 2) == {"a": (3,)}
-
-
 async def test_a_query_that_is_taken_back_is_not_refused_before_it_starts() -> None:
-    first, second = schema(COUNT, SMALL_MIN), schema(COUNT, MIN)
-    objects = MemoryObjectStore()
+    first, second = (structs.replace(metadata(schema(COUNT, item)), num_shards=2) for item in (SMALL_MIN, MIN))
+    service = ServiceHarness(MemoryObjectStore())
+    coordinator = service.coordinator
 
-    async def batch(coordinator: Actor, run: str, number: int, of: StateSchema, shards: Sequence[int]) -> None:
+    async def batch(run: str, number: int, of: StateMetadata, *shards: int) -> None:
         for shard in shards:
-            identity = TaskIdentity("s", "query", run, number, shard, 0, "executor")
-            grant = await coordinator.attach_and_lease(
-                identity, with_two_shards(of), ActorLocation("a", "a", "node", "host", 1)
-            )
-            commit = structs.replace(
-                entry(grant, number + 1, f"attempt-{shard}"), committed_at_ms=now_ms(MachineClock())
-            )
-            await coordinator.commit_partitions("s", [PartitionCommit((commit,))])
+            await service.commit(run, number, created=of, shard=shard)
 
-    def with_two_shards(of: StateSchema) -> StateMetadata:
-        return structs.replace(metadata(of), num_shards=2)
-
-    coordinator = Actor("memory://", objects, Maintenance(), "node")
-    await batch(coordinator, "run-1", 0, first, (0, 1))
-    await batch(coordinator, "run-2", 1, second, (0,))
-    await coordinator.check_state(with_two_shards(first))
-    await batch(coordinator, "run-2", 1, second, (1,))
+    await batch("run-1", 0, first, 0, 1)
+    await batch("run-2", 1, second, 0)
+    await coordinator.check_state(first)
+    await batch("run-2", 1, second, 1)
     # The batch may have to be repeated: its run has not reported since.
-    await coordinator.check_state(with_two_shards(first))
+    await coordinator.check_state(first)
     # Once the query starts, its checkpoint tells which it is.
-    await coordinator.check_state(with_two_shards(first), 1)
+    await coordinator.check_state(first, 1)
     with pytest.raises(StateMismatchError, match="cannot become int32"):
-        await coordinator.check_state(with_two_shards(first), 2)
-    await batch(coordinator, "run-2", 2, second, (0, 1))
+        await coordinator.check_state(first, 2)
+    await batch("run-2", 2, second, 0, 1)
     with pytest.raises(StateMismatchError, match="cannot become int32"):
-        await coordinator.check_state(with_two_shards(first))
-    await coordinator.check_state(with_two_shards(second))
+        await coordinator.check_state(first)
+    await coordinator.check_state(second)
     # At a start the owner of the state and the output mode are checked.
     await coordinator.check_start("s", "query", "update")
     await coordinator.check_start("s", "query", None)
@@ -510,37 +417,32 @@ async def test_a_query_that_is_taken_back_is_not_refused_before_it_starts() -> N
 
 
 async def test_a_state_of_a_temporary_checkpoint_is_dropped_once_its_run_is_over() -> None:
-    of, objects = schema(COUNT), MemoryObjectStore()
-    location = ActorLocation("a", "a", "node", "host", 1)
-
-    async def batch(coordinator: Actor, query: str, number: int, *, is_temporary: bool) -> int:
+    async def batch(query: str, number: int, *, is_temporary: bool) -> int:
         run = f"run-of-{query}"
-        identity = TaskIdentity("s", query, run, number, 0, 0, "executor", is_temporary=is_temporary)
-        grant = await coordinator.attach_and_lease(identity, metadata(of), location)
-        commit = structs.replace(entry(grant, number + 1, f"{query}-{number}"), committed_at_ms=now_ms(MachineClock()))
-        await coordinator.commit_partitions("s", [PartitionCommit((commit,))])
-        await coordinator.report_active_instance(StateStoreProviderId(grant.lease.store_id, run), location, [])
-        return grant.base_version
+        commit = await service.commit(run, number, query=query, is_temporary=is_temporary)
+        provider = StateStoreProviderId(StateStoreId("memory:///s", 0, 0), run)
+        await service.coordinator._instances.report(provider, HERE, [])
+        return int(commit.base_version)
 
-    coordinator = Actor("memory://", objects, Maintenance(), "node")
+    service = ServiceHarness(objects := MemoryObjectStore())
     for number in range(3):
-        assert await batch(coordinator, "first", number, is_temporary=True) == number
+        assert await batch("first", number, is_temporary=True) == number
     with pytest.raises(StateMismatchError, match="belongs to another query"):
-        await coordinator.check_start("s", "", "update")
-    await coordinator.check_start("s", "first", "update")
-    await coordinator.deactivate_instances("run-of-first")
+        await service.coordinator.check_start("s", "", "update")
+    await service.coordinator.check_start("s", "first", "update")
+    await service.end("run-of-first")
     with pytest.raises(StateMismatchError, match="another output mode"):
-        await coordinator.check_start("s", "", "append")
+        await service.coordinator.check_start("s", "", "append")
     # A restarted coordinator knows from the log that the checkpoint is temporary, and has no report of the run.
-    coordinator = Actor("memory://", objects, Maintenance(), "node")
-    await coordinator.check_start("s", "", "update")
-    assert await batch(coordinator, "second", 0, is_temporary=False) == 0
+    service = ServiceHarness(objects)
+    await service.coordinator.check_start("s", "", "update")
+    assert await batch("second", 0, is_temporary=False) == 0
     with pytest.raises(FencedError):
-        await batch(coordinator, "first", 3, is_temporary=True)
-    await coordinator.deactivate_instances("run-of-second")
+        await batch("first", 3, is_temporary=True)
+    await service.end("run-of-second")
     with pytest.raises(StateMismatchError, match="belongs to another query"):
-        await coordinator.check_start("s", "", "update")
-    assert await batch(coordinator, "second", 1, is_temporary=False) == 1
+        await service.coordinator.check_start("s", "", "update")
+    assert await batch("second", 1, is_temporary=False) == 1
 
 
 # -- Spark's types ----------------------------------------------------------------------------------------------------

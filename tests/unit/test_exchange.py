@@ -1,4 +1,4 @@
-"""The rows of a shard as Spark's shuffle gives them to the task of a user's function."""
+"""The rows of a shard as Spark's shuffle gives them to the task of a user's function, and the watermarks of a batch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.ledger.state_ledger import LeaseGrant
+from coordinator.model.identities import StateStoreId
+from coordinator.model.leases import Lease
+from coordinator.model.watermarks import Watermarks
 from spark_jobs.worker.exchange import END_COLUMN, ROUTE_COLUMN, unpack
-from store_actors.client.batch import BatchHeader
+from store_actors.client.operator_task import BatchHeader, event_times
+from tests.unit.ledger_harness import actor
 
 HEADER = BatchHeader("query", "run", 3, 2, late_ms=5, evict_ms=7, time_ms=9)
 SCHEMA = pa.schema([("k", pa.int64()), ("s", pa.string())])
@@ -73,3 +78,20 @@ def test_timestamps_keep_their_instant_in_any_session_time_zone() -> None:
     raw = unpack([pa.record_batch(columns, names=["k", END_COLUMN])], schema, "s").rows.raw
     assert raw.column("k").cast(pa.int64()).to_pylist() == [1_700_000_000_000_000]
     assert raw.schema == schema
+
+
+# -- watermarks ----------------------------------------------------------------------------------------------------
+
+
+def grant_of(before: Watermarks) -> LeaseGrant:
+    return LeaseGrant(Lease(StateStoreId("memory:///s", 0, 0), "run", 1, actor("a")), 5, before)
+
+
+def test_sparks_watermarks_are_used_unchanged() -> None:
+    times = event_times(grant_of(Watermarks(1_000)), late_ms=1_000, evict_ms=2_000)
+    assert (times.late_ms, times.seen_ms, times.after) == (1_000, 2_000, Watermarks(2_000))
+
+
+def test_watermarks_never_go_back() -> None:
+    times = event_times(grant_of(Watermarks(50_000, 50_000)), late_ms=1_000, evict_ms=2_000)
+    assert (times.late_ms, times.after.input_ms) == (50_000, 50_000)

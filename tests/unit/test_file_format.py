@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from msgspec import structs
 
@@ -14,19 +13,48 @@ from coordinator.ledger.records import Committed
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.log.log_files import seal, seq_of, unseal
 from coordinator.log.manifest_log import ManifestLog
+from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import CorruptStateError, InvalidRequestError, NewerFormatError
-from coordinator.model.file_format import FORMAT
 from coordinator.model.identities import StateStoreId
 from coordinator.model.load_plans import LoadPlan
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.model.stored_json import FORMAT
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.uris import open_object_store
 from statefleet.reads.fleet import attach
 from statefleet.reads.verify import check_files, files_of, state_names
 from store_actors.engine.versions import Change
 from store_actors.serving.files import decode_file, encode_delta, identity_in_state
-from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet
-from tests.unit.checkpointed_state import checkpointing, write_files, write_state
+from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, LocalCoordinator, counts, filled
+from tests.unit.damages import copied
 from tests.unit.running_fleet import RunningFleet, RunningQuery
+
+
+def checkpointing_fleet(objects: MemoryObjectStore) -> AggregationFleet:
+    """Return a fleet whose coordinator writes checkpoints often, in small parts."""
+    fleet = AggregationFleet(objects)
+    created = StateMetadata("s", "query", 1, "update", SCHEMA)
+    fleet.coordinator = LocalCoordinator(objects, created, checkpoint_interval=6, part_records=3)
+    fleet.store = fleet.new_store()
+    return fleet
+
+
+def write_files(objects: MemoryObjectStore, folder: Path) -> None:
+    """Write files to a folder."""
+    for info in objects.list(""):
+        file = folder / info.path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(objects.get(info.path))
+
+
+def write_state(folder: Path, letter: str) -> None:
+    """Write a state ``s`` that counts a letter, and whose log has several checkpoints."""
+    fleet = checkpointing_fleet(MemoryObjectStore())
+    for batch in range(14):
+        fleet.apply(batch, letter + "xy"[batch % 2])
+        if batch + 1 in (4, 9):
+            fleet.store.partitions.maintain(1)
+    write_files(fleet.objects, folder)
 
 
 @pytest.fixture
@@ -35,35 +63,32 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "fleet"
 
 
-def newest(folder: Path, kind: str) -> Path:
-    return sorted((folder / "s").glob(kind))[-1]
+KINDS = pytest.mark.parametrize("kind", ["metadata.json", "manifest/*", "checkpoints/*", "parts/*"])
 
 
-@pytest.mark.parametrize(
-    ("kind", "field"),
-    [("metadata.json", "format_version"), ("manifest/*", "format"), ("checkpoints/*", "format"), ("parts/*", "format")],
-)
-def test_a_file_of_a_later_format_is_refused_by_name(folder: Path, kind: str, field: str) -> None:
-    file = newest(folder, kind)
-    file.write_bytes(seal({**unseal(file.read_bytes()), field: FORMAT + 1, "unheard": "of"}))
+def with_format(state: Path, kind: str, number: int | None) -> Path:
+    """Give the newest file of a kind another number of its format, or none."""
+    file = sorted(state.glob(kind))[-1]
+    body, field = unseal(file.read_bytes()), "format_version" if kind == "metadata.json" else "format"
+    del body[field]
+    file.write_bytes(seal(body if number is None else {**body, field: number, "unheard": "of"}))
+    return file
+
+
+@KINDS
+def test_a_file_of_a_later_format_is_refused_by_name(folder: Path, kind: str) -> None:
+    file = with_format(folder / "s", kind, FORMAT + 1)
     with pytest.raises(NewerFormatError, match=f"later release.*{file.name}.*format=`{FORMAT + 1}`"):
         attach(f"file://{folder}", offline=True).state("s").versions()
 
 
-@pytest.mark.parametrize("kind", ["metadata.json", "manifest/*", "checkpoints/*", "parts/*"])
+@KINDS
 @pytest.mark.parametrize("number", [FORMAT - 1, 0, None])
 def test_a_file_of_an_earlier_format_is_refused_by_name(folder: Path, kind: str, number: int | None) -> None:
-    file = newest(folder, kind)
-    body = unseal(file.read_bytes())
-    field = "format_version" if "format_version" in body else "format"
-    del body[field]
-    file.write_bytes(seal(body if number is None else {**body, field: number}))
+    file, objects = with_format(folder / "s", kind, number), open_object_store(f"file://{folder}")
     says = f"before its first release.*{file.name}.*format=`{1 if number is None else number}` known=`{FORMAT}`"
     with pytest.raises(CorruptStateError, match=says):
-        ManifestLog(open_object_store(f"file://{folder}"), "s", "reader").check_file(
-            f"s/{file.relative_to(folder / 's')}"
-        )
-    objects = open_object_store(f"file://{folder}")
+        ManifestLog(objects, "s", "reader").check_file(str(file.relative_to(folder)))
     damages = check_files(objects, files_of(objects, "s"), lambda size: None).damages
     assert any("which no release wrote" in damage.problem for damage in damages), damages
 
@@ -83,8 +108,7 @@ def _without_a_record(folder: Path) -> None:
 
 
 def _of_a_later_format(folder: Path) -> None:
-    file = folder / "bad/metadata.json"
-    file.write_bytes(seal({**unseal(file.read_bytes()), "format_version": FORMAT + 1}))
+    with_format(folder / "bad", "metadata.json", FORMAT + 1)
 
 
 def _nothing_but_cut_metadata(folder: Path) -> None:
@@ -134,18 +158,21 @@ def test_a_delta_of_a_later_format_is_refused_by_name() -> None:
         decode_file(data, structs.replace(entry, file_bytes=len(data), checksum=checksum))
 
 
-def test_a_delta_of_another_shard_is_not_read_though_its_checksum_is_right() -> None:
-    fleet = AggregationFleet()
-    fleet.apply(0, "a")
-    (entry,) = fleet.coordinator.plan(1).deltas
-    data = fleet.objects.get(entry.file)
-    assert decode_file(data, entry).num_rows == 1
-    for field, value in (("partition_id", 1), ("version", 2), ("attempt_id", "another"), ("store_name", "other")):
-        with pytest.raises(CorruptStateError, match="not the one that belongs in its place"):
-            decode_file(data, structs.replace(entry, **{field: value}))
-    elsewhere = entry.file.replace("s/", "t/", 1)
-    with pytest.raises(CorruptStateError, match="says=`s` expected=`t`"):
-        decode_file(data, structs.replace(entry, file=elsewhere))
+def test_a_file_of_another_shard_is_not_read_though_its_checksum_is_right() -> None:
+    fleet = filled(2, (1,))
+    plan = fleet.coordinator.plan(2)
+    for entry in (*plan.snapshots, *plan.deltas):
+        data = fleet.objects.get(entry.file)
+        assert decode_file(data, entry).num_rows
+        for field, value in (("partition_id", 1), ("version", 3), ("attempt_id", "another"), ("store_name", "other")):
+            with pytest.raises(CorruptStateError, match="not the one that belongs in its place"):
+                decode_file(data, structs.replace(entry, **{field: value}))
+        elsewhere = entry.file.replace("s/", "t/", 1)
+        with pytest.raises(CorruptStateError, match="says=`s` expected=`t`"):
+            decode_file(data, structs.replace(entry, file=elsewhere))
+        with pytest.raises(CorruptStateError, match="its size or checksum differs"):
+            decode_file(data, structs.replace(entry, checksum=entry.checksum ^ 1))
+    assert {type(entry) for entry in (*plan.snapshots, *plan.deltas)} == {SnapshotEntry, CommitEntry}
 
 
 def test_a_commit_that_the_log_lacks_is_noticed_at_a_later_commit_based_on_it() -> None:
@@ -163,24 +190,15 @@ def test_a_commit_that_the_log_lacks_is_noticed_at_a_later_commit_based_on_it() 
 
 
 def test_a_checkpoint_of_a_backup_from_which_the_state_continued_differently_is_refused() -> None:
-    def continued(files: dict[str, bytes], letter: str) -> AggregationFleet:
-        """Return a fleet that continues the state of these files until its log ends with the second checkpoint."""
-        fleet = AggregationFleet()
-        for path, data in files.items():
-            fleet.objects.put(path, data)
-        fleet.coordinator = checkpointing(fleet.objects)
-        fleet.store = fleet.new_store()
-        for batch in range(4, 11):
-            fleet.apply(batch, letter, letter)
-        return fleet
-
-    backup = AggregationFleet()
-    backup.coordinator = checkpointing(backup.objects)
-    backup.store = backup.new_store()
+    backup = checkpointing_fleet(MemoryObjectStore())
     for batch in range(4):
         backup.apply(batch, "x")
-    files = {info.path: backup.objects.get(info.path) for info in backup.objects.list("")}
-    objects, other_objects = (continued(files, letter).objects for letter in "ab")
+    objects, other_objects = copied(backup.objects), copied(backup.objects)
+    for store, letter in ((objects, "a"), (other_objects, "b")):
+        fleet = checkpointing_fleet(store)
+        # Until its log ends with the second checkpoint.
+        for batch in range(4, 11):
+            fleet.apply(batch, letter, letter)
     newest = objects.list("s/checkpoints")[-1].path
     assert other_objects.list("s/checkpoints")[-1].path == newest
     # Later records are deleted, so that a reader has only the checkpoint.
@@ -212,13 +230,13 @@ def test_an_open_reader_reads_a_replaced_state_again(
 ) -> None:
     write_state(tmp_path / "other", "b")
     state = attach(f"file://{folder}", offline=True).state("s", consistency="committed")
-    before = rows_of(state.scan().to_arrow())
+    before = counts(state.scan().to_arrow())
     assert "a" in before
     change(folder, tmp_path / "other")
     assert state.version  # asks the log, where a scan may use the version of a second ago
-    after = rows_of(state.scan().to_arrow())
+    after = counts(state.scan().to_arrow())
     fresh = attach(f"file://{folder}", offline=True).state("s", consistency="committed")
-    assert after == rows_of(fresh.scan().to_arrow()) != before
+    assert after == counts(fresh.scan().to_arrow()) != before
 
 
 def test_an_open_reader_gets_an_error_when_its_state_is_gone(folder: Path) -> None:
@@ -227,7 +245,3 @@ def test_an_open_reader_gets_an_error_when_its_state_is_gone(folder: Path) -> No
     shutil.rmtree(folder / "s")
     with pytest.raises(InvalidRequestError, match="no such state"):
         state.scan().to_arrow()
-
-
-def rows_of(table: pa.Table) -> dict[str, int]:
-    return {row["v"]: row["n"] for row in table.to_pylist()}

@@ -19,16 +19,15 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import StateStoreId
 from coordinator.model.schema import Field
-from spark_jobs.functions.frames import PandasForm
-from spark_jobs.functions.group_task import ArrowCalls, Calls, GroupView, KeyedBatch
+from spark_jobs.functions.frames import PandasCalls, PandasForm
 from spark_jobs.functions.groups import EXISTS, TIMEOUT, Groups, StateColumns
-from spark_jobs.functions.pandas_calls import PandasCalls
 from spark_jobs.functions.state_batch import BatchClock, StateBatch
+from spark_jobs.functions.user_state_task import ArrowCalls, Calls, GroupStateProgram, GroupView, OpenFunction
 from spark_jobs.plan.keys import KeyTree
 from spark_jobs.plan.spark_version import SPARK
 from store_actors.client.state_store import StateStore
 from store_actors.keyed.shard import KeyedShard
-from tests.unit.session_calls import answer
+from tests.unit.keyed_fleet import answer
 
 NONE, PROCESSING, EVENT = (
     GroupStateTimeout.NoTimeout,
@@ -78,12 +77,13 @@ class FunctionQuery:
             return answer({"default": handle}, kind, *args)
 
         store = StateStore(ask, StateStoreId("file:///x/s", 0, 0, "default"), handle.version)
-        work = KeyedBatch(store, self._calls, VIEW, self._columns, self._conf)
+        program = GroupStateProgram(self._calls, VIEW, self._columns, self._conf, has_watermark=watermark is not None)
+        work = OpenFunction(program, ())
         keys, values = [row[0] for row in rows], [row[1] for row in rows]
         table = pa.table({"k": pa.array(keys, pa.string()), "v": pa.array(values, pa.int64())})
         before, after = watermark or (None, None)
-        out = list(work.process(table, clock(self._conf, before, now_ms)))
-        out += work.process_timeouts(table.schema, clock(self._conf, after, now_ms, timed_out=True))
+        out = list(work.process(store, table, clock(self._conf, before, now_ms)))
+        out += work.process_timeouts(store, table.schema, clock(self._conf, after, now_ms, timed_out=True))
         store.commit()
         return sorted((tuple(row.values()) for part in out for row in part.to_pylist()), key=repr)
 

@@ -81,8 +81,7 @@ def path() -> Iterator[str]:
 
 @pytest.fixture
 def server(path: str) -> HandOverServer:
-    runtime = Runtime()
-    return HandOverServer(path, serve, runtime)
+    return HandOverServer(path, serve, Runtime())
 
 
 def request_of(shards: list[int], counts: list[int], fails_at: int = -1, unsafe: bool = False) -> bytes:
@@ -201,13 +200,8 @@ def table_of(answer: bytes, schema: pa.Schema) -> tuple[pa.Table, bytes]:
 
 @pytest.mark.usefixtures("server")
 @FORMATS
-def test_an_error_is_told_by_class_and_text(path: str, unsafe: bool) -> None:
+def test_an_error_is_told_by_class_and_text_and_after_some_rows_is_no_end_of_them(path: str, unsafe: bool) -> None:
     assert answered(path, [3, 5], [1, 3], fails_at=3, unsafe=unsafe) == b"\2ValueError: shard 3 refuses 1 rows"
-
-
-@pytest.mark.usefixtures("server")
-@FORMATS
-def test_an_error_after_some_rows_is_no_end_of_the_rows(path: str, unsafe: bool) -> None:
     rows, after = read(answered(path, [3, 5], [1, 3], fails_at=5, unsafe=unsafe))
     assert rows == [{"shard": 3, "v": 2}]
     assert after == b"\2ValueError: shard 5 refuses 3 rows"
@@ -234,31 +228,23 @@ def test_what_a_shard_emits_comes_before_the_rows_of_the_next_one_are_sent(path:
             assert stream.read_next_batch()["v"].to_pylist() == [4, 6, 8]
 
 
+#: Between two batches of the last shard, as a task ends that is killed, or that cannot fetch its next rows: before what says that there
+#: are no more of them (8 bytes of Arrow's stream, or the size of a block), and the shard's end (20 bytes).
+BETWEEN = "between two batches"
+
+
 @pytest.mark.usefixtures("server")
 @FORMATS
-@pytest.mark.parametrize("cut", [0, 3, 40, -40, -1])
-def test_a_task_that_ends_in_the_middle_is_answered_by_an_error(path: str, cut: int, unsafe: bool) -> None:
-    answer = answered(path, [3, 5], [1, 3], cut=cut, unsafe=unsafe)
+@pytest.mark.parametrize("cut", [0, 3, 40, -40, BETWEEN, -1])
+def test_a_task_that_ends_in_the_middle_is_answered_by_an_error(path: str, cut: int | str, unsafe: bool) -> None:
+    bytes_sent = cut if isinstance(cut, int) else -24 if unsafe else -28
+    answer = answered(path, [3, 5], [1, 3], cut=bytes_sent, unsafe=unsafe)
     if answer[0] != 2:
         rows, answer = read(answer)
         assert rows == [{"shard": 3, "v": 2}]
-    assert answer.startswith(b"\2")
+    assert answer.startswith(b"\2EOFError: the task ended in the middle of its r" if cut is BETWEEN else b"\2")
     # And the next one as ever.
     assert read(answered(path, [3], [4]))[1] == b"\1"
-
-
-@pytest.mark.usefixtures("server")
-@FORMATS
-def test_rows_that_end_between_two_batches_reach_no_shard(path: str, unsafe: bool) -> None:
-    # As a task ends that is killed, or that cannot fetch its next rows.
-    sent = BytesIO(head_of([3], unsafe=unsafe))
-    sent.seek(0, os.SEEK_END)
-    if unsafe:
-        unsafe_rows.write_blocks(with_routes(ROWS).to_batches()[0], sent)
-    else:
-        # Not closed.
-        pa.ipc.new_stream(sent, ROWS.schema).write_table(ROWS)
-    assert answer_to(path, sent.getvalue()).startswith(b"\2EOFError: the task ended in the middle of its r")
 
 
 def end_of(shard: int, rows: int, size: int) -> bytes:
@@ -330,16 +316,11 @@ def test_rows_of_any_size_come_back_in_any_order(
 
 
 @pytest.mark.usefixtures("server")
-def test_rows_that_an_operator_leaves_unread_are_an_error(path: str) -> None:
-    head = head_of([3, 5], operator=b"takes one")
-    message = head + b"".join(parts_of([3, 5], [1, 3])[1:])
-    assert b"left rows of the task's shards unread" in answer_to(path, message)
-
-
-@pytest.mark.usefixtures("server")
-def test_rows_without_columns_are_refused(path: str) -> None:
-    message = head_of([3], unsafe=True, columns=pa.schema([])) + blocks_of(ROWS)
-    assert b"they have no columns" in answer_to(path, message)
+def test_rows_that_an_operator_leaves_unread_and_rows_without_columns_are_an_error(path: str) -> None:
+    unread = head_of([3, 5], operator=b"takes one") + b"".join(parts_of([3, 5], [1, 3])[1:])
+    assert b"left rows of the task's shards unread" in answer_to(path, unread)
+    bare = head_of([3], unsafe=True, columns=pa.schema([])) + blocks_of(ROWS)
+    assert b"they have no columns" in answer_to(path, bare)
 
 
 LENGTH = struct.Struct(">i")
@@ -395,8 +376,7 @@ def test_what_earlier_processes_left_is_replaced(path: str, server: HandOverServ
     for file in others:
         file.touch()
     Path(path).write_text("1 1 x")
-    runtime = Runtime()
-    HandOverServer(path, serve, runtime)
+    HandOverServer(path, serve, Runtime())
     assert answered(path, [3], [0]) == NOTHING
     assert Path(path).read_text().split()[0] == str(os.getpid())
     # Another fleet's are not touched.
@@ -443,9 +423,8 @@ OTHERS = [another_mode, a_link, pytest.param(another_owner, marks=AS_ANOTHER_USE
 @pytest.mark.parametrize("made", OTHERS)
 def test_a_folder_that_is_not_this_users_alone_is_refused(path: str, made: Callable[[Path], None]) -> None:
     made(Path(path).parent)
-    runtime = Runtime()
     with pytest.raises(OSError, match=r"is not this user's alone|File exists"):
-        HandOverServer(path, serve, runtime)
+        HandOverServer(path, serve, Runtime())
     assert not list(Path(path).parent.parent.glob("*/*"))
 
 
@@ -456,32 +435,37 @@ def test_a_process_of_another_user_is_told_nothing(
     # As if all folders and the socket let him in.
     for folder in Path(path).parent, Path(path).parent.parent:
         folder.chmod(0o755)
-    socket_path = Path(f"{path}.{os.getpid()}")
-    socket_path.chmod(0o777)
+    own_socket(Path(path)).chmod(0o777)
     program = (
         f"{AS_NOBODY}stranger = socket.socket(socket.AF_UNIX); stranger.connect(sys.argv[1]); "
         "stranger.send(bytes(100)); print(stranger.recv(1000))"
     )
-    ran = subprocess.run([sys.executable, "-c", program, str(socket_path)], capture_output=True, check=False)
+    ran = subprocess.run([sys.executable, "-c", program, str(own_socket(Path(path)))], capture_output=True, check=False)
     refusals = b"ConnectionResetError", b"BrokenPipeError"
     assert ran.stdout.strip() == b"b''" or any(refusal in ran.stderr for refusal in refusals)
     assert f"a process of another user was refused [uid=`{NOBODY}`" in caplog.text
     assert answered(path, [3], [0]) == NOTHING
 
 
-def without_its_file(path: Path) -> None:
-    path.unlink()
+def own_socket(path: Path) -> Path:
+    return Path(f"{path}.{os.getpid()}")
 
 
-def without_its_socket(path: Path) -> None:
-    Path(f"{path}.{os.getpid()}").unlink()
+def with_a_socket_that_nobody_listens_on(path: Path) -> None:
+    own_socket(path).unlink()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(own_socket(path)))
 
 
-def without_its_folder(path: Path) -> None:
-    shutil.rmtree(path.parent)
+MISSING = {
+    "file": lambda path: path.unlink(),
+    "socket": lambda path: own_socket(path).unlink(),
+    "folder": lambda path: shutil.rmtree(path.parent),
+    "listening": with_a_socket_that_nobody_listens_on,
+}
 
 
-@pytest.mark.parametrize("missing", [without_its_file, without_its_socket, without_its_folder])
+@pytest.mark.parametrize("missing", MISSING.values(), ids=MISSING)
 def test_what_was_deleted_is_made_again(path: str, server: HandOverServer, missing: Callable[[Path], None]) -> None:
     # As what clears folders of temporary files by age does.
     threads = sum(thread.name == "statefleet-hand-over" for thread in threading.enumerate())
@@ -513,15 +497,6 @@ def test_what_others_put_in_the_place_of_the_file_is_left(
     assert answered(path, [3], [0]) == NOTHING
 
 
-def test_a_socket_that_nobody_listens_on_is_made_again(path: str, server: HandOverServer) -> None:
-    socket_path = Path(f"{path}.{os.getpid()}")
-    socket_path.unlink()
-    with socket.socket(socket.AF_UNIX) as other:
-        other.bind(str(socket_path))
-    server.publish_again()
-    assert answered(path, [3], [0]) == NOTHING
-
-
 def test_what_processes_left_that_have_ended_is_removed(path: str) -> None:
     folder = Path(path).parent
     folder.mkdir(mode=0o700)
@@ -542,8 +517,7 @@ def test_what_processes_left_that_have_ended_is_removed(path: str) -> None:
         other.mkdir()
         other.chmod(mode)
         (other / f"x.{pid}").touch()
-    runtime = Runtime()
-    HandOverServer(path, serve, runtime)
+    HandOverServer(path, serve, Runtime())
     assert answered(path, [3], [0]) == NOTHING
     assert [file.exists() for file in kept] == [True] * 3
     assert [file.exists() for file in left] == [False] * 3
@@ -554,8 +528,7 @@ def test_nothing_is_made_again_that_is_there_or_is_a_later_processs(path: str, s
     first = Path(path).stat()
     server.publish_again()
     assert Path(path).stat() == first
-    runtime = Runtime()
-    later = HandOverServer(path, serve, runtime)
+    later = HandOverServer(path, serve, Runtime())
     facts = Path(path).read_text()
     server.publish_again()
     assert Path(path).read_text() == facts
@@ -566,8 +539,7 @@ def test_nothing_is_made_again_that_is_there_or_is_a_later_processs(path: str, s
 @pytest.mark.usefixtures("server")
 def test_only_this_user_can_enter_the_folder(path: str) -> None:
     facts = Path(path).parent.stat()
-    assert facts.st_uid == os.getuid()
-    assert facts.st_mode & 0o777 == 0o700
+    assert (facts.st_uid, facts.st_mode & 0o777) == (os.getuid(), 0o700)
 
 
 def test_a_socket_can_have_the_path_of_each_store_actor() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -48,11 +49,15 @@ def chosen(start: int) -> Words:
     return unmixed(unmixed(one_tag) - np.uint64(_SEED)) ^ np.uint64(start)
 
 
+def homes(index: Words) -> npt.NDArray[np.int64]:
+    """Return the slots at which the entries of an index are looked up first."""
+    tags = index[np.flatnonzero(index)] >> np.uint64(32)
+    return ((tags * np.uint64(len(index))) >> np.uint64(32)).astype(np.int64)
+
+
 def probes(index: Words) -> int:
     """Return the number of slots that are probed to find every entry of an index."""
-    entries = np.flatnonzero(index)
-    home = (((index[entries] >> np.uint64(32)) * np.uint64(len(index))) >> np.uint64(32)).astype(np.int64)
-    return int(((entries - home) % len(index) + 1).sum())
+    return int(((np.flatnonzero(index) - homes(index)) % len(index) + 1).sum())
 
 
 def keyed(*, chained: bool = False) -> StateSchema:
@@ -68,33 +73,21 @@ def rows_of(table: GroupTable, keys: Words) -> Words:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**128 - 1])
-def test_chosen_keys_of_rows_are_found_at_once(seed: int) -> None:
+def test_chosen_keys_are_found_at_once(seed: int) -> None:
     table = GroupTable(keyed(), seed)
     rows = rows_of(table, chosen(_SEED))
     table.put(rows)
     assert probes(table._index) < 2 * COUNT
     assert (table.find(rows) == np.arange(COUNT)).all()
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2**128 - 1])
-def test_chosen_keys_of_chains_are_found_at_once(seed: int) -> None:
-    table = MultimapTable(keyed(chained=True), seed)
-    table.put(rows_of(table, chosen(_SEED)))
-    assert probes(table._heads) < 2 * COUNT
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2**128 - 1])
-def test_chosen_strings_are_found_at_once(seed: int) -> None:
+    chains = MultimapTable(keyed(chained=True), seed)
+    chains.put(rows_of(chains, chosen(_SEED)))
+    assert probes(chains._heads) < 2 * COUNT
     # Strings of 8 bytes, as the hash of earlier versions began with the length.
     pool, data = StringPool(seed), chosen(_SEED ^ 8).view(np.uint8).copy()
     ids = pool.ids(data, np.arange(COUNT + 1) * 8, np.ones(COUNT, np.uint8))
     assert probes(pool._index) < 2 * COUNT
     assert (ids == np.arange(COUNT)).all()
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2**128 - 1])
-def test_chosen_elements_of_a_set_are_found_at_once(seed: int) -> None:
-    # The slot of an element was the lower bits of its hash, shifted by one.
+    # Elements of a set: the slot of one was the lower bits of its hash, shifted by one.
     elements = unmixed(np.arange(COUNT, dtype=np.uint64) << np.uint64(40)) ^ np.uint64(_SEED)
     secret = hash_kernels.secret_words(seed, "elements", hash_kernels.ELEMENT_SECRETS)
     slots = {int(hash_kernels.hash_element(element, np.uint64(0), 1, secret)) & 0xFFFF for element in elements.tolist()}
@@ -197,11 +190,10 @@ def test_a_store_actor_holds_its_shards_under_its_seed() -> None:
 
 def reached(index: Words) -> bool:
     """Whether no place between the home of an entry and the entry is empty."""
-    entries = np.flatnonzero(index)
-    homes = (((index[entries] >> np.uint64(32)) * np.uint64(len(index))) >> np.uint64(32)).astype(np.int64)
-    places = np.where(entries < homes, entries + len(index), entries)
+    entries, first = np.flatnonzero(index), homes(index)
+    places = np.where(entries < first, entries + len(index), entries)
     full = np.concatenate([[0], np.cumsum(np.tile(index != 0, 2))])
-    return bool((full[places + 1] - full[homes] == places + 1 - homes).all())
+    return bool((full[places + 1] - full[first] == places + 1 - first).all())
 
 
 @settings(deadline=None)

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store_actors.engine.hot_keys import COUNTERS, SHARE_COLUMN, HotKeys
-from store_actors.serving.hot_key_tracker import HotKeyTracker
+from store_actors.serving.hot_key_tracker import COUNTERS, SHARE_COLUMN, HotKeys, HotKeyTracker
 
 
 def rows_of(keys: list[int | None]) -> pa.Table:

@@ -25,8 +25,7 @@ from store_actors.client.fleet_client import FleetAddress
 from store_actors.messages.requests import ApplyRequest
 from store_actors.operators.join_schema import join_schema
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, counts, rows
-from tests.unit.ledger_harness import actor, entry
-from tests.unit.ledger_query import SHARDS, LedgerQuery
+from tests.unit.ledger_harness import SHARDS, LedgerQuery, actor, entry
 
 STATE = pa.table({"v": ["a", "b"], "n": [5, 7]}, schema=SCHEMA.row_schema())
 
@@ -44,16 +43,6 @@ def imported_by(fleet: AggregationFleet, task: TaskIdentity, table: pa.Table) ->
     grant = fleet.coordinator.lease(task, "a")
     request = ApplyRequest(task, grant.lease, grant.base_version, SCHEMA, Watermarks(40, 40))
     return fleet.store.import_rows(request, table)
-
-
-def test_a_query_continues_from_the_imported_version() -> None:
-    fleet = AggregationFleet()
-    commit = imported(fleet)
-    assert (commit.version, commit.base_version, commit.state_rows, commit.watermark_ms) == (7, 0, 2, 40)
-    assert fleet.apply(7, "ac", "run-1") == {"a": 6, "c": 1}
-    fleet.store = fleet.new_store()
-    fleet.coordinator.restart()
-    assert fleet.apply(8, "ab", "run-2") == {"a": 7, "b": 8}
 
 
 def test_an_import_is_repeated_by_its_own_run_and_by_another_one() -> None:

@@ -15,9 +15,9 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.text import format_table
 from spark_jobs import page_hits
 from spark_jobs.jobs import console
-from spark_jobs.jobs.access_log import _LINE
 from spark_jobs.jobs.console import error_text, newest_rows
 from spark_jobs.jobs.events import make_events, write_events
+from spark_jobs.page_hits import _LINE
 from spark_jobs.quickstart import _done_batches
 
 
@@ -92,10 +92,7 @@ def test_a_run_resumes_after_the_newest_commit_though_old_ones_are_deleted(
         (folder / str(number)).touch()
         (folder / f".{number}.crc").touch()
     assert _done_batches(tmp_path) == done
-
-
-def test_a_run_without_a_checkpoint_starts_at_nothing(tmp_path: Path) -> None:
-    assert _done_batches(tmp_path) == 0
+    assert _done_batches(tmp_path / "without a checkpoint") == 0
 
 
 def test_the_newest_row_of_each_group_is_kept_and_null_keys_are_a_group() -> None:

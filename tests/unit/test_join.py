@@ -7,7 +7,6 @@ from collections import Counter
 from decimal import Decimal
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -17,7 +16,7 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import Field
 from coordinator.model.type_names import string_to_type
 from store_actors.engine.versions import CHANGE_COLUMN
-from store_actors.operators.join_condition import PairCondition
+from store_actors.operators.expressions import PairCondition
 from store_actors.operators.join_schema import join_schema
 from tests.unit.join_machine import SECOND, Driver, Row, call, column, left, right, rows_of
 
@@ -122,29 +121,6 @@ def test_a_hot_key_is_joined_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(sizes) <= 1 << 20
 
 
-def test_long_strings_are_emitted_in_arrays_that_arrow_can_hold() -> None:
-    fields = (Field("l0", "string"),), (Field("r0", "string"),)
-    run = Driver(join_schema((Field("k0", "int64"),), *fields, {"join_type": "inner"}))
-    for side in run.shard._sides:
-        side.table.piece_bytes = 1000
-    texts = [chr(97 + index) * 300 for index in range(8)]
-    change = run.batch([{"k0": 1, "l0": text} for text in texts], [{"k0": 1, "r0": "x"}])
-    assert change.emitted is not None
-    assert max(len(chunk) for chunk in change.emitted.column(0).chunks) == 3
-    assert rows_of(change.emitted) == Counter((text, "x") for text in texts)
-    assert sorted(row["l0"] or "" for row in run.shard.snapshot().to_pylist()) == ["", *texts]
-
-
-def test_zero_and_not_a_number_are_one_key_each() -> None:
-    fields = (Field("l0", "int64"),), (Field("r0", "int64"),)
-    run = Driver(join_schema((Field("k0", "float64"),), *fields, {"join_type": "inner"}))
-    other_nan = float(np.array([0xFFF8000000000001], np.uint64).view(np.float64)[0])
-    change = run.batch(
-        [{"k0": 0.0, "l0": 1}, {"k0": math.nan, "l0": 2}], [{"k0": -0.0, "r0": 1}, {"k0": other_nan, "r0": 2}]
-    )
-    assert rows_of(change.emitted) == {(1, 1): 1, (2, 2): 1}
-
-
 def test_a_failed_batch_leaves_the_shard_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     run = simple("full_outer", condition=call("<=", column("l1"), column("r1")))
     run.batch(left(1, 2), right(2, 3))
@@ -178,23 +154,45 @@ def truth(tree: Row, **values: Any) -> bool:
     return bool(condition.holds(columns, 1)[0])
 
 
-def test_three_valued_logic_keeps_only_true_rows() -> None:
-    b, c = column("b"), column("c")
-    assert truth(call("or", b, c), b=None, c=True)
-    assert not truth(call("or", b, c), b=None, c=False)
-    assert not truth(call("not", call("and", b, c)), b=None, c=True)
-    assert truth(call("not", call("and", b, c)), b=None, c=False)
-    assert truth(call("isnull", call("=", column("i"), column("j"))), i=None, j=1)
-    assert truth(literal("bool", True))
-    assert not truth(literal("bool", None))
+B, C, T, U, D, P = (column(name) for name in "bctudp")
+ONE, TWO = column("i"), column("j")
+WITHIN = call("<=", T, call("+", U, literal("duration", 500)))
+DAYS = {"op": "cast", "type": "int32", "args": [column("day")]}
 
 
-def test_null_safe_equality_is_never_null() -> None:
-    equal = call("<=>", column("i"), column("j"))
-    assert truth(equal, i=None, j=None)
-    assert truth(call("not", equal), i=None, j=1)
-    assert truth(equal, i=1, j=1)
-    assert truth(call("<=>", column("i"), literal("int64", None)), i=None)
+@pytest.mark.parametrize(
+    ("tree", "values", "holds"),
+    [
+        # Three-valued logic: only rows that are true are kept.
+        (call("or", B, C), {"b": None, "c": True}, True),
+        (call("or", B, C), {"b": None, "c": False}, False),
+        (call("not", call("and", B, C)), {"b": None, "c": True}, False),
+        (call("not", call("and", B, C)), {"b": None, "c": False}, True),
+        (call("isnull", call("=", ONE, TWO)), {"i": None, "j": 1}, True),
+        (literal("bool", True), {}, True),
+        (literal("bool", None), {}, False),
+        # Null-safe equality is never null.
+        (call("<=>", ONE, TWO), {"i": None, "j": None}, True),
+        (call("not", call("<=>", ONE, TWO)), {"i": None, "j": 1}, True),
+        (call("<=>", ONE, TWO), {"i": 1, "j": 1}, True),
+        (call("<=>", ONE, literal("int64", None)), {"i": None}, True),
+        # Strings compare by bytes.
+        (call("<", column("s"), literal("string", "é")), {"s": "z"}, True),
+        (call("<", column("s"), literal("string", "\U0001f600")), {"s": "\uff5e"}, True),
+        # Times and durations are computed in microseconds.
+        (WITHIN, {"t": 1500, "u": 1000}, True),
+        (WITHIN, {"t": 1501, "u": 1000}, False),
+        (call("=", call("-", T, U), D), {"t": 1500, "u": 1000, "d": 500}, True),
+        (call(">", T, call("-", U, call("*", D, literal("int32", 2)))), {"t": 1, "u": 2, "d": 1}, True),
+        # Numbers wrap and widen as in Spark.
+        (call("<", call("+", ONE, TWO), ONE), {"i": 2**63 - 1, "j": 1}, True),
+        (call("=", {"op": "cast", "type": "int64", "args": [column("small")]}, ONE), {"small": 7, "i": 7}, True),
+        (call("=", P, literal("decimal(10,2)", "1.50")), {"p": Decimal("1.5")}, True),
+        (call("=", call("-", DAYS, literal("int32", 1)), literal("int32", 9)), {"day": 10}, True),
+    ],
+)
+def test_a_condition_holds_where_it_does_in_spark(tree: Row, values: Row, holds: bool) -> None:
+    assert truth(tree, **values) == holds
 
 
 FLOATS = st.one_of(st.none(), st.sampled_from([math.nan, 0.0, -0.0, 1.5, -2.0, math.inf, -math.inf]))
@@ -217,29 +215,6 @@ def test_floats_are_ordered_with_nan_last_and_one_zero(x: float | None, y: float
         assert truth(call(op, column("x"), column("y")), x=x, y=y) == expected
         is_null = x is None or y is None
         assert truth(call("not", call(op, column("x"), column("y"))), x=x, y=y) == (not is_null and not expected)
-
-
-def test_strings_compare_by_bytes() -> None:
-    assert truth(call("<", column("s"), literal("string", "é")), s="z")
-    assert truth(call("<", column("s"), literal("string", "\U0001f600")), s="\uff5e")
-
-
-def test_times_and_durations_are_computed_in_microseconds() -> None:
-    within = call("<=", column("t"), call("+", column("u"), literal("duration", 500)))
-    assert truth(within, t=1500, u=1000)
-    assert not truth(within, t=1501, u=1000)
-    assert truth(call("=", call("-", column("t"), column("u")), column("d")), t=1500, u=1000, d=500)
-    assert truth(
-        call(">", column("t"), call("-", column("u"), call("*", column("d"), literal("int32", 2)))), t=1, u=2, d=1
-    )
-
-
-def test_numbers_wrap_and_widen_as_in_spark() -> None:
-    assert truth(call("<", call("+", column("i"), column("j")), column("i")), i=2**63 - 1, j=1)
-    assert truth(call("=", {"op": "cast", "type": "int64", "args": [column("small")]}, column("i")), small=7, i=7)
-    assert truth(call("=", column("p"), literal("decimal(10,2)", "1.50")), p=Decimal("1.5"))
-    days = {"op": "cast", "type": "int32", "args": [column("day")]}
-    assert truth(call("=", call("-", days, literal("int32", 1)), literal("int32", 9)), day=10)
 
 
 @pytest.mark.parametrize(

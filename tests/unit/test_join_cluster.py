@@ -16,9 +16,10 @@ from ray.exceptions import RpcError
 
 from coordinator.model.errors import SetupError
 from coordinator.runtime.native_notes import native_notes_kept, stderr_without_notes
-from coordinator.runtime.runtime import MachineClock
+from coordinator.runtime.runtime import Runtime
 from coordinator.service import deploy
-from coordinator.service.calls import RayActors, call_until
+from coordinator.service.calls import RayActors
+from coordinator.service.client import CoordinatorClient
 from statefleet.doctor import cluster
 from statefleet.doctor.findings import Outcome
 
@@ -124,4 +125,4 @@ def test_a_coordinator_of_another_release_is_an_error_that_says_so() -> None:
 
     for method in ("read_view", "told_later"):
         with pytest.raises(SetupError, match=rf"another release of Statefleet.*`statefleet stop`.*method=`{method}`"):
-            call_until(RayActors(), MachineClock(), OfBefore(), method, ["clicks"], {}, deadline_s=1, renew=OfBefore)
+            CoordinatorClient("file:///fleet", OfBefore(), RayActors(), Runtime())._call(method, "clicks")

@@ -36,11 +36,9 @@ ANSWERED_NOTHING = b"\1" + bytes(16)
 
 def echo(work: HandedOver) -> Iterator[pa.RecordBatch]:
     """Yield the rows that the shards get."""
-    for shard, rows in zip(work.shards, work.rows, strict=True):
+    for rows in work.rows:
         values = rows["v"].to_pylist()
         assert values == list(range(values[0], values[0] + len(rows))) if values else True
-        if work.batch.get("fails") == shard:
-            raise ValueError(f"shard {shard} refuses {len(rows)} rows")
         yield from rows.to_batches(max_chunksize=5000)
 
 
@@ -66,7 +64,6 @@ class Handed:
         *,
         second: str = "",
         texts: Sequence[bytes] = (),
-        batch: str = "{}",
     ) -> None:
         self.shards = list(range(0, 2 * len(counts), 2))
         routes = list(jvm.own("Shards").routes(2 * len(counts)))
@@ -80,7 +77,7 @@ class Handed:
         work = jvm.own("HandOver")(
             sockets,
             b"{}",
-            batch,
+            "{}",
             of_tasks,
             jvm.ints([0]),
             jvm.ints(routes),
@@ -156,11 +153,6 @@ def test_a_text_of_any_size_goes_there_and_comes_back(
     texts = [str(task.emitted.next().getUTF8String(1).toString()) for _ in range(3)]
     assert texts == ["before", "x" * size, "after"]
     assert not task.emitted.hasNext()
-
-
-def test_the_text_of_an_error_is_raised(server: HandOverServer, handed: Callable[..., Handed]) -> None:
-    with pytest.raises(Py4JJavaError, match="ValueError: shard 2 refuses 5 rows"):
-        count(handed([3, 5], batch='{"fails": 2}'))
 
 
 # -- strange store actors

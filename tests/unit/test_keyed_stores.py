@@ -44,20 +44,6 @@ from tests.unit.faults import memory_exhausted
 from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet, counts
 
 
-def test_a_batch_reads_its_version_and_commits_the_next() -> None:
-    fleet = KeyedFleet()
-    assert fleet.write(0, a=1, b=2) == 1
-    session = fleet.open(1)
-    assert fleet.call(session, "get", ("a",)) == {"n": 1}
-    fleet.put(session, a=5)
-    assert fleet.call(session, "remove_key", ("b",)) == 1
-    assert fleet.stores.commit(session) == 2
-    assert fleet.stores.commit(session) == 2, "a lost answer is repeated"
-    assert fleet.read(2) == [{"k": "a", "n": 5}]
-    assert fleet.read(1) == [{"k": "a", "n": 1}, {"k": "b", "n": 2}]
-    assert fleet.read(0) == []
-
-
 def test_an_aborted_session_leaves_nothing() -> None:
     fleet = KeyedFleet({"a": 1})
     session = fleet.open(1)
@@ -214,6 +200,7 @@ def test_a_second_writer_is_refused_and_a_retried_task_takes_over() -> None:
     with pytest.raises(FencedError):
         fleet.stores.commit(first)
     assert fleet.stores.commit(retry) == 2
+    assert fleet.stores.commit(retry) == 2, "a lost answer is repeated"
     assert fleet.read(2) == [{"k": "a", "n": 2}]
 
 
@@ -392,28 +379,6 @@ def test_other_changes_are_refused_with_both_schemas(spec: StoreSpec, reason: st
     assert fleet.write(1, a=2) == 2
 
 
-def test_snapshots_of_named_stores_are_written_beside_an_open_update_and_read() -> None:
-    fleet = KeyedFleet()
-    session = fleet.open(0, "run-1", 0, COUNTS, NAMES)
-    fleet.put(session, a=1)
-    fleet.call(session, "put_row", {"id": 7, "name": "seven"}, store="names")
-    fleet.stores.commit(session)
-    session = fleet.open(1, "run-1", 0, COUNTS, NAMES)
-    fleet.put(session, a=2, b=2)
-    fleet.stores.partitions.maintain(2)
-    assert fleet.metrics.snapshots_written == 0
-    fleet.stores.partitions.maintain(1)
-    assert fleet.metrics.snapshots_written == 2
-    fleet.stores.partitions.maintain(1)
-    assert fleet.metrics.snapshots_written == 2
-    fleet.stores.commit(session)
-    fleet.stores = fleet.new_stores()
-    assert fleet.read(1) == [{"k": "a", "n": 1}]
-    assert fleet.read(2) == [{"k": "a", "n": 2}, {"k": "b", "n": 2}]
-    assert fleet.read(1, NAMES) == [{"id": 7, "name": "seven"}]
-    assert fleet.metrics.snapshots_loaded == 3
-
-
 def test_snapshots_are_not_written_again_and_again_after_a_round_that_stored_some_of_them() -> None:
     fleet = KeyedFleet()
     fleet.stores.commit(fleet.open(0, "run-1", 0, COUNTS, NAMES))
@@ -459,7 +424,12 @@ class UpdateSession:
         if self.lost:
             raise StoreUnavailableError("lost on its way")
         self.calls.append(kind)
-        names = {"session_call": "call", "commit_session": "commit", "session_committed": "committed"}
+        names = {
+            "session_call": "call",
+            "commit_session": "commit",
+            "session_committed": "committed",
+            "end_session": "end",
+        }
         return getattr(self._fleet.stores, names[kind])(self._session, *args)
 
 
@@ -498,6 +468,23 @@ def test_an_error_of_a_write_is_raised_by_the_call_that_sends_it() -> None:
         handle.store.commit()
     assert not handle.store.has_committed
     assert fleet.request(0, attempt=1).base_version == 0
+
+
+def test_leaving_a_store_aborts_it_unless_it_committed() -> None:
+    fleet = KeyedFleet()
+
+    def fail() -> None:
+        with UpdateSession(fleet, 0).store as store:
+            store.put(counts(a=9))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    with UpdateSession(fleet, 0).store as store:
+        assert store.get("a") is None
+        store.put(counts(a=1))
+        store.commit()
+    assert fleet.read(1, COUNTS, NAMES) == [{"k": "a", "n": 1}]
 
 
 # -- calls of the coordinator, and locks ------------------------------------------------------------------------------

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.errors import InvalidRequestError
-from coordinator.model.nested_types import has_map
 from coordinator.model.schema import ROW_COLUMN, Accumulator, Field, OperatorKind, StateSchema
-from coordinator.model.type_names import string_to_type, type_to_string
+from coordinator.model.type_names import has_map, string_to_type, type_to_string
 from store_actors.engine import versions
 from store_actors.keyed.shard import KeyedShard
 from store_actors.messages.requests import ShardInput
@@ -108,38 +107,31 @@ class Run:
         return self.shard.output(change.delta) if change.emitted is None else change.emitted
 
 
-@given(case=CASE)
-@settings(max_examples=30, deadline=None)
-def test_groups(case: Case) -> None:
-    fields, batches = case
-    run = Run(StateSchema(fields, (), (COUNT,), None, None, "update"))
-    model: Counter[str] = Counter()
-    for keys in batches:
-        run.batch(table_of(fields, keys))
-        model.update(map(identity, keys))
-        snapshot = run.shard.snapshot()
-        assert dict(zip(keys_in(fields, snapshot), snapshot.column("n").to_pylist(), strict=True)) == model
+def of_keys(fields: tuple[Field, ...], rows: pa.Table, column: str) -> dict[str, int]:
+    """Return a column by key."""
+    return dict(zip(keys_in(fields, rows), rows.column(column).to_pylist(), strict=True))
 
 
-@given(case=CASE)
-@settings(max_examples=30, deadline=None)
-def test_sessions(case: Case) -> None:
+@given(case=CASE, in_sessions=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_groups_and_sessions(case: Case, in_sessions: bool) -> None:
     fields, batches = case
-    keys = (*fields, Field(ROW_COLUMN, "int64", nullable=False))
-    span = tuple(Accumulator(AccumulatorKind.VALUE, (field.name,), (field,)) for field in TIMES)
-    run = Run(StateSchema(keys, TIMES, (*span, COUNT), None, None, "complete", OperatorKind.SESSION))
+    schema = StateSchema(fields, (), (COUNT,), None, None, "update")
+    if in_sessions:
+        keys = (*fields, Field(ROW_COLUMN, "int64", nullable=False))
+        span = tuple(Accumulator(AccumulatorKind.VALUE, (field.name,), (field,)) for field in TIMES)
+        schema = StateSchema(keys, TIMES, (*span, COUNT), None, None, "complete", OperatorKind.SESSION)
+    run = Run(schema)
     model: Counter[str] = Counter()
     for keys_of_batch in batches:
-        times = [pa.array([at * SECOND] * len(keys_of_batch), pa.timestamp("us", "UTC")) for at in (0, 10)]
-        rows = (
-            table_of(fields, keys_of_batch)
-            .append_column("session_start", times[0])
-            .append_column("session_end", times[1])
-        )
+        rows = table_of(fields, keys_of_batch)
+        for name, at in (("session_start", 0), ("session_end", 10)) if in_sessions else ():
+            times = pa.array([at * SECOND] * len(keys_of_batch), pa.timestamp("us", "UTC"))
+            rows = rows.append_column(name, times)
         run.batch(rows)
         model.update(map(identity, keys_of_batch))
         snapshot = run.shard.snapshot()
-        assert dict(zip(keys_in(fields, snapshot), snapshot.column("n").to_pylist(), strict=True)) == model
+        assert of_keys(fields, snapshot, "n") == model
         assert len(snapshot) == len(model)
 
 
@@ -169,8 +161,7 @@ def test_the_last_of_each_key(case: Case) -> None:
         numbers = [100 * number + index for index in range(len(keys))]
         run.batch(table_of(fields, keys, v=pa.array(numbers, pa.int64())))
         model |= dict(zip(map(identity, keys), numbers, strict=True))
-        snapshot = run.shard.snapshot()
-        assert dict(zip(keys_in(fields, snapshot), snapshot.column("v").to_pylist(), strict=True)) == model
+        assert of_keys(fields, run.shard.snapshot(), "v") == model
 
 
 @given(case=CASE, join_type=st.sampled_from(["inner", "left_outer"]), null_safe=st.booleans())
@@ -206,19 +197,18 @@ def test_keyed_stores(case: Case, data: st.DataObject) -> None:
     for number, keys in enumerate(batches):
         before = dict(model)
         reader = shard.read()
-        with shard.begin(shard.version) as handle:
-            numbers = [100 * number + index for index in range(len(keys))]
-            handle.put(table_of(fields, keys, v=pa.array(numbers, pa.int64())))
-            model |= {identity(key): (key, value) for key, value in zip(keys, numbers, strict=True)}
-            removed = [key for key, _ in list(model.values())[::3]]
-            assert handle.remove(table_of(fields, removed)) == len(removed)
-            for key in removed:
-                del model[identity(key)]
-            handle.commit()
+        handle = shard.begin(shard.version)
+        numbers = [100 * number + index for index in range(len(keys))]
+        handle.put(table_of(fields, keys, v=pa.array(numbers, pa.int64())))
+        model |= {identity(key): (key, value) for key, value in zip(keys, numbers, strict=True)}
+        removed = [key for key, _ in list(model.values())[::3]]
+        assert handle.remove(table_of(fields, removed)) == len(removed)
+        for key in removed:
+            del model[identity(key)]
+        handle.commit()
         for opened, expected in ((shard.read(), model), (reader, before)):
             table = opened.iterator().read_all()
-            values_by_key = dict(zip(keys_in(fields, table), table.column("v").to_pylist(), strict=True))
-            assert values_by_key == {name: value for name, (_, value) in expected.items()}
+            assert of_keys(fields, table, "v") == {name: value for name, (_, value) in expected.items()}
             for columns in {1, len(fields), data.draw(st.integers(1, len(fields)))}:
                 prefixes = [key[:columns] for key, _ in list(expected.values())[:2]]
                 table = opened.prefix_scan(table_of(fields[:columns], prefixes)).read_all()
@@ -245,9 +235,9 @@ def test_values_of_any_type_are_kept(data: st.DataObject) -> None:
     shard, model = KeyedShard(key, (field,)), {}
     for _ in range(2):
         batch = data.draw(st.dictionaries(st.integers(0, 5), values(kind), max_size=5))
-        with shard.begin(shard.version) as handle:
-            handle.put(pa.table({"k": pa.array(batch, pa.int64()), "v": pa.array(batch.values(), kind)}))
-            handle.commit()
+        handle = shard.begin(shard.version)
+        handle.put(pa.table({"k": pa.array(batch, pa.int64()), "v": pa.array(batch.values(), kind)}))
+        handle.commit()
         model |= batch
     snapshot = shard.snapshot()
     assert snapshot.schema.field("v").type == kind

@@ -14,8 +14,8 @@ from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import Accumulator, Field, OperatorKind, StateSchema
 from store_actors.messages.requests import ShardInput
-from store_actors.operators.limit import LimitShard
-from tests.unit.operator_machine import OperatorMachine
+from store_actors.operators.deduplicate import LimitShard
+from tests.unit.shard_machine import OperatorMachine
 
 
 def schema_of(n: int, inputs: tuple[Field, ...] = (Field("c0", "int64"),)) -> StateSchema:

@@ -19,7 +19,7 @@ from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
 from store_actors.serving.files import delta_path, encode_delta
-from tests.unit.list_machine import SCHEMA, batch_of, input_of
+from tests.unit.aggregate_machine import SCHEMA, batch_of, input_of
 
 # -- costs ----------------------------------------------------------------------------------------------------
 

@@ -7,16 +7,20 @@ from typing import Any
 
 import pytest
 
-from coordinator.ledger.cleaning_rules import Pins, orphans, prunable_records
+from coordinator.ledger.cleaning_rules import orphans, prunable_records
 from coordinator.ledger.records import Record, RunStarted
 from coordinator.ledger.state_ledger import StateLedger
+from coordinator.log.cleaner import Cleaner
 from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
-from coordinator.model.errors import CorruptStateError, InvalidRequestError
+from coordinator.model.commits import SnapshotEntry
+from coordinator.model.errors import CorruptStateError
 from coordinator.model.identities import StateStoreId
-from coordinator.runtime.runtime import MachineClock
+from coordinator.model.load_plans import LoadPlan, LoadPlans
+from coordinator.model.maintenance import Maintenance
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
+from tests.clocks import LaterClock
 from tests.stored_shards import stored_rows
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, counts, filled
 
@@ -42,20 +46,6 @@ def test_a_snapshot_is_written_once_enough_deltas_have_piled_up() -> None:
     assert (fleet.store.metrics.snapshots_loaded, fleet.store.metrics.deltas_loaded) == (1, 1)
 
 
-def test_a_damaged_or_missing_snapshot_is_passed_over() -> None:
-    fleet = filled(6, (2, 5))
-    older, newest = files(fleet, ".snapshot")
-    content = fleet.objects.get(newest)
-    fleet.objects.put(newest, content[:-20])
-    assert restarted(fleet).apply(6, "a") == {"a": 7}
-    assert (fleet.store.metrics.snapshots_skipped, fleet.store.metrics.snapshots_loaded) == (1, 1)
-    fleet.objects.delete(newest)
-    fleet.objects.put(older, b"nothing")
-    assert restarted(fleet).apply(7, "a") == {"a": 8}
-    assert (fleet.store.metrics.snapshots_skipped, fleet.store.metrics.snapshots_loaded) == (2, 0)
-    assert fleet.store.metrics.deltas_loaded == 7
-
-
 def test_a_damaged_delta_is_named_with_what_can_still_be_read() -> None:
     fleet = filled(6, (2,))
     (delta,) = [path for path in files(fleet, ".delta") if "/4-" in path]
@@ -63,21 +53,6 @@ def test_a_damaged_delta_is_named_with_what_can_still_be_read() -> None:
     with pytest.raises(CorruptStateError, match=rf"{delta}.*partition=`0` version=`4` readable_up_to_version=`3`"):
         stored_rows(fleet.store, SHARD, 6, SCHEMA)
     assert counts(stored_rows(fleet.store, SHARD, 3, SCHEMA)) == {"a": 3, "b": 1}
-
-
-def test_truncation_keeps_the_newest_snapshot_that_covers_the_retained_versions() -> None:
-    fleet = filled(12, (3, 6, 9, 12))
-    assert fleet.coordinator.truncate(5) == {(0, "default"): 6}  # versions 8 to 12 need the snapshot at 6
-    assert fleet.coordinator.truncate(5) == {}
-    assert counts(stored_rows(fleet.store, SHARD, 8, SCHEMA)) == {"a": 8, "b": 1}
-    assert counts(stored_rows(fleet.store, SHARD, 6, SCHEMA)) == {"a": 6, "b": 1}
-    with pytest.raises(InvalidRequestError, match="oldest=`6`"):
-        stored_rows(fleet.store, SHARD, 5, SCHEMA)
-    unreferenced = set(files(fleet, "")) - fleet.coordinator.referenced()
-    assert sorted(int(path.split("/")[-1].split("-")[0]) for path in unreferenced) == [1, 2, 3, 3, 4, 5]
-    for path in unreferenced:
-        fleet.objects.delete(path)
-    assert restarted(fleet).apply(12, "a") == {"a": 13}
 
 
 def test_a_shard_whose_snapshot_fails_by_any_error_is_reported_and_the_others_get_theirs() -> None:
@@ -129,7 +104,7 @@ def test_only_old_unneeded_data_files_are_orphans() -> None:
         info("s/metadata.json", 500),
         info("s/notes-of-a-user.txt", 500),
     ]
-    orphaned = orphans(infos, {"s/0/1/3-aa.delta"}, {"s/0/1/5-dd.snapshot"}, 10_000, 100)
+    orphaned = orphans(infos, {"s/0/1/3-aa.delta", "s/0/1/5-dd.snapshot"}, 10_000, 100)
     assert [file.path for file in orphaned] == ["s/0/1/3-bb.delta", "s/0/1/names/3-bb.snapshot"]
 
 
@@ -151,28 +126,28 @@ def pruned(store: MemoryObjectStore) -> list[ObjectInfo]:
     return prunable_records(infos, needed.seq, needed.parts, time.time(), 0)
 
 
-def test_pinned_files_are_let_go_after_their_time() -> None:
-    pins = Pins(60)
-    pins.add(["a"], 100)
-    pins.add(["b"], 130)
-    assert pins.current(150) == {"a", "b"}
-    assert pins.current(170) == {"b"}
-
-
 # -- a coordinator that slept --------------------------------------------------------------------------------------
 
 
-class SteppedClock(MachineClock):
-    def __init__(self) -> None:
-        self.passed_s = 0.0
+def test_pinned_files_are_let_go_after_their_time() -> None:
+    async def nothing(_: str) -> Any:
+        raise AssertionError("no state is looked at")
 
-    def elapsed_s(self) -> float:
-        return self.passed_s
+    clock = LaterClock()
+    cleaner = Cleaner(MemoryObjectStore(), Maintenance(grace_s=60), clock, nothing, nothing)
+    for file, at_s in (("a", 100), ("b", 130)):
+        clock.later_s = at_s
+        snapshot = SnapshotEntry(0, 1, "attempt", file, 1, 0, 1, 0, 0)
+        cleaner.pin(LoadPlans("attempt", {"default": LoadPlan((snapshot,), (), 1)}))
+    clock.later_s = 150
+    assert cleaner._pinned() == {"a", "b"}
+    clock.later_s = 170
+    assert cleaner._pinned() == {"b"}
 
 
 async def test_a_coordinator_that_slept_reads_the_log_before_it_answers_or_appends() -> None:
     store = MemoryObjectStore()
-    clock = SteppedClock()
+    clock = LaterClock()
 
     def bump(ledger: StateLedger) -> tuple[list[Record], int]:
         return [RunStarted(f"r{ledger.epoch}", "q", 0, ledger.epoch + 1)], ledger.epoch + 1
@@ -188,7 +163,7 @@ async def test_a_coordinator_that_slept_reads_the_log_before_it_answers_or_appen
     assert await sleeper.read(lambda ledger: ledger.epoch) == 131
     for _ in range(130):
         await successor.decide(bump)
-    clock.passed_s = 1000.0
+    clock.later_s = 1000.0
     # Its next sequence number was used and cleaned: a record appended there would be accepted and never read.
     for old in pruned(store):
         store.delete(old.path)
@@ -202,12 +177,12 @@ async def test_a_coordinator_that_slept_reads_the_log_before_it_answers_or_appen
 class Slow(MemoryObjectStore):
     """Every record that is read takes 10 s of a clock's time."""
 
-    def __init__(self, clock: SteppedClock) -> None:
+    def __init__(self, clock: LaterClock) -> None:
         super().__init__()
         self._clock, self.lists = clock, 0
 
     def get(self, path: str) -> bytes:
-        self._clock.passed_s += 10
+        self._clock.later_s += 10
         return super().get(path)
 
     def list(self, prefix: str) -> list[ObjectInfo]:
@@ -216,7 +191,7 @@ class Slow(MemoryObjectStore):
 
 
 async def test_a_log_that_takes_longer_to_read_than_a_ledger_may_be_old_is_read_once() -> None:
-    clock = SteppedClock()
+    clock = LaterClock()
     store = Slow(clock)
 
     def bump(ledger: StateLedger) -> tuple[list[Record], int]:
@@ -234,7 +209,7 @@ async def test_a_log_that_takes_longer_to_read_than_a_ledger_may_be_old_is_read_
     # A ledger that fell behind the cleaned log is read again before an append or an answer.
     for _ in range(120):
         await writer.decide(bump)
-    clock.passed_s += 1000
+    clock.later_s += 1000
     for old in pruned(store):
         store.delete(old.path)
     assert await slow.read(lambda ledger: ledger.epoch) == 141

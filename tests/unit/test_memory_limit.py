@@ -27,11 +27,10 @@ from store_actors.messages.requests import ShardInput
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
-from store_actors.spilling import memory_keeper, resident_memory
+from store_actors.spilling import memory_keeper
 from store_actors.spilling.memory_keeper import MemoryKeeper
 from store_actors.spilling.spill_folder import checked_folder
-from store_actors.spilling.store_memory import LimitedMemory, UnlimitedMemory
-from store_actors.spilling.work_budget import WorkBudget
+from store_actors.spilling.store_memory import LimitedMemory, StoreMemory, WorkBudget
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, rows
 from tests.unit.keyed_fleet import KeyedFleet
 from tests.unit.spilled import tiny_region
@@ -186,7 +185,7 @@ def test_steps_are_small_where_there_is_little_room() -> None:
 # -- no room -------------------------------------------------------------------------------------------------------------------------
 
 
-class TinyMemory(UnlimitedMemory):
+class TinyMemory(StoreMemory):
     """Every array of every partition is a file."""
 
     def __init__(self, folder: Path) -> None:
@@ -413,7 +412,7 @@ def test_a_process_without_room_refuses_and_goes_on_with_more(tmp_path: Path) ->
 
 
 def test_memory_is_measured_also_where_there_is_no_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    present = resident_memory.resident_bytes()
-    monkeypatch.setattr(resident_memory, "_STATUS", tmp_path / "no-proc")
+    present = memory_keeper.resident_bytes()
+    monkeypatch.setattr(memory_keeper, "_STATUS", tmp_path / "no-proc")
     assert present > 1 << 20
-    assert resident_memory.resident_bytes() > 0
+    assert memory_keeper.resident_bytes() > 0

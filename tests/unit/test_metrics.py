@@ -8,21 +8,21 @@ from dataclasses import fields
 
 import pytest
 
-from coordinator.ledger.rescaling import BatchShards
 from coordinator.ledger.state_ledger import AcceptedCommits
 from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import StorageUnavailableError
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.memory_options import MemoryUse
-from coordinator.model.metric_table import METRICS, Increments, Kind, Sample, metric_of
+from coordinator.model.metric_table import METRICS, Kind, Sample, metric_of
 from coordinator.runtime.runtime import MachineClock
 from coordinator.service.coordinator import Coordinator
-from coordinator.storage.counted import CountedObjectStore, StorageStats
+from coordinator.service.metric_export import MetricExport
+from coordinator.storage.actor_store import CountedObjectStore, StorageStats
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.serving.metrics import COUNTERS, StoreMetrics, store_samples
-from tests.unit.coordinator_requests import METADATA, SHARDS, commit_of, lease_all_shards
 from tests.unit.ledger_harness import actor, task
 from tests.unit.observed_objects import ObservedObjectStore
+from tests.unit.service_harness import METADATA, SHARDS, commit_of, lease_all_shards
 
 
 def values(samples: Iterable[Sample]) -> dict[tuple[str, ...], float]:
@@ -39,7 +39,7 @@ def test_names_are_as_prometheus_wants_them_and_there_once() -> None:
         assert re.fullmatch(r"statefleet_[a-z]+(_[a-z]+)*", metric.name)
         assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
         if re.search("seconds|bytes", metric.name):
-            assert metric.unit, f"{metric.name}: a unit ends the name"
+            assert re.search("_(seconds|bytes)(_total)?$", metric.name), f"{metric.name}: a unit ends the name"
 
 
 def test_labels_have_few_values() -> None:
@@ -78,10 +78,10 @@ def check(samples: Iterable[Sample]) -> None:
 
 
 def test_increments_of_a_counter_add_up_also_after_a_reset() -> None:
-    increments = Increments()
-    reported = [increments.of(Sample("statefleet_commits_total", value, ("a",))) for value in (0, 5, 5, 9, 2, 3)]
+    export = MetricExport("memory://")
+    reported = [export.increase(Sample("statefleet_commits_total", value, ("a",))) for value in (0, 5, 5, 9, 2, 3)]
     assert reported == [0, 5, 0, 4, 2, 1]
-    assert increments.of(Sample("statefleet_commits_total", 4, ("b",))) == 4
+    assert export.increase(Sample("statefleet_commits_total", 4, ("b",))) == 4
 
 
 def test_requests_are_counted_with_their_bytes_and_failures_and_answered_as_they_are() -> None:
@@ -90,7 +90,7 @@ def test_requests_are_counted_with_their_bytes_and_failures_and_answered_as_they
             raise StorageUnavailableError("the object store failed")
 
     stats = StorageStats()
-    store = CountedObjectStore(ObservedObjectStore(fail), stats, MachineClock())
+    store = CountedObjectStore("memory://", ObservedObjectStore(fail), stats, MachineClock())
     assert store.put_if_absent("a/b", b"123")
     assert not store.put_if_absent("a/b", b"4")
     assert store.get("a/b") == b"123"
@@ -124,7 +124,7 @@ async def test_the_coordinators_figures_are_those_of_its_status() -> None:
                 "clicks", [PartitionCommit((commit_of(grant, batch + 1),))]
             )
             assert isinstance(outcome, AcceptedCommits)
-        await coordinator.batch_result(task("run-1", batch), BatchShards(0, SHARDS))
+        await coordinator.batch_result(task("run-1", batch), range(SHARDS))
     # Sent again, as after a lost answer: it counts once.
     await coordinator.commit_partitions("clicks", [PartitionCommit(outcome.entries)])
     samples = await coordinator.samples()

@@ -8,16 +8,16 @@ from collections.abc import Iterable
 import pytest
 from msgspec import structs
 
-from coordinator.ledger.fleet_view import KnownFleet
 from coordinator.ledger.records import RunStarted, ShardsAssigned
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.model.copy_result import CopyResult
 from coordinator.model.identities import ActorLocation
+from coordinator.model.leases import CopyResult
 from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.lease_placer import LeaseRequest, PlannedLeases
 from coordinator.placement.move_planner import MovePlanner, PlannedMove
 from coordinator.placement.policies import ActorSlot, Choice
-from coordinator.telemetry.task_locality import ELSEWHERE, LOCAL, MOVED, NO_EXECUTOR, UNPLACED, TaskLocality
+from coordinator.service.placement_service import KnownFleet
+from coordinator.telemetry.state_stats import ELSEWHERE, LOCAL, MOVED, NO_EXECUTOR, UNPLACED, TaskLocality
 from tests.unit.ledger_harness import actor
 
 SHARDS = 6

@@ -1,19 +1,20 @@
-"""Arrays, maps and structs as bytes: decoding, equality, and names of their types."""
+"""Arrays, maps and structs as bytes: decoding, equality, order, and names of their types."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from coordinator.model.nested_types import has_map
-from coordinator.model.type_names import spark_type, string_to_type, type_to_string
+from coordinator.model.type_names import has_map, spark_type, string_to_type, type_to_string
 from spark_jobs.plan.spark_version import SPARK
-from store_actors.engine.nested import decode_nested, encode_nested, nested_keys
+from store_actors.engine.nested_kernels import PartKind, compare_nested
+from store_actors.engine.words import decode_nested, encode_nested, nested_keys, parts_of
 from tests.unit.nested_values import NESTED, arrays, identity
 
 COLUMNS = NESTED.flatmap(arrays)
@@ -89,8 +90,37 @@ def test_names_of_types_are_readable_and_stable() -> None:
             string_to_type(wrong)
 
 
-@given(data=st.data())
-@settings(max_examples=20, deadline=None)
-def test_no_rows_are_no_bytes(data: st.DataObject) -> None:
-    kind = data.draw(NESTED)
-    assert decode_nested(packed(pa.array([], kind)), kind) == pa.array([], kind)
+SMALLER_AND_LARGER = {
+    PartKind.INTEGER: (pa.int16(), -1, 0),
+    PartKind.FLOAT: (pa.float64(), -0.5, 0.25),
+    PartKind.TEXT: (pa.string(), "a", "ab"),
+    PartKind.LIST: (pa.list_(pa.int32()), [1], [1, 0]),
+    PartKind.STRUCT: (pa.struct([("a", pa.int8()), ("b", pa.string())]), {"a": 1, "b": "x"}, {"a": 1, "b": "y"}),
+}
+
+
+def compare(data_type: pa.DataType, values: list[Any], parts: list[tuple[int, int]]) -> int:
+    """Return the order of the first of two values and the second."""
+    data, offsets = encode_nested(pa.array(values, data_type))
+    return int(compare_nested(data, offsets, 0, 1, np.array(parts, np.int64), 0))
+
+
+@pytest.mark.parametrize("kind", PartKind)
+def test_each_kind_is_compared_by_value(kind: PartKind) -> None:
+    data_type, smaller, larger = SMALLER_AND_LARGER[kind]
+    parts = parts_of(data_type)
+    assert parts[0][0] & 7 == kind
+    assert compare(data_type, [smaller, larger], parts) < 0
+    assert compare(data_type, [larger, smaller], parts) > 0
+    assert compare(data_type, [larger, larger], parts) == 0
+    assert compare(data_type, [None, smaller], parts) < 0
+
+
+@pytest.mark.parametrize("kind", [5, 6, 7])
+def test_an_unknown_kind_raises(kind: int) -> None:
+    assert kind not in list(PartKind)
+    struct = pa.struct([("a", pa.int32())])
+    within = [(2 << 3 | PartKind.STRUCT, 1), (1 << 3 | kind, 4)]
+    for data_type, values, parts in ((pa.int32(), [1, 2], within[1:]), (struct, [{"a": 1}, {"a": 2}], within)):
+        with pytest.raises(ValueError, match="no part of a type has this kind"):
+            compare(data_type, values, parts)

@@ -10,9 +10,7 @@ from pyspark.sql import types as T
 from coordinator.model.errors import InvalidRequestError
 from spark_jobs.functions.grouped_input import struct_type
 from spark_jobs.plan.spark_version import SPARK
-from spark_jobs.plan.state_types import state_field
-from spark_jobs.plan.storable import check_compared, collation_of, is_changed, stored_type
-from spark_jobs.transform.variables import TimeMode, Variable, VariableKind
+from spark_jobs.plan.storable import check_compared, collation_of, is_changed, state_field, stored_type
 
 pytestmark = pytest.mark.skipif(not SPARK.PROCESSOR_CLASSES, reason="PySpark 3.5 does not have these types")
 
@@ -53,17 +51,6 @@ def test_collated_strings_are_stored_as_plain_ones_and_never_compared(nested: An
 
 def test_the_collation_of_bytes_is_a_plain_string() -> None:
     assert collation_of(collated("UTF8_BINARY")) is None
-
-
-def test_a_map_state_is_not_keyed_by_collated_strings() -> None:
-    def variable(user_key: T.DataType, value: T.DataType) -> Variable:
-        return Variable.declared("m", VariableKind.MAP, struct(value), None, TimeMode.NONE, struct(user_key))
-
-    assert (
-        variable(T.StringType(), collated()).columns.fields == variable(T.StringType(), T.StringType()).columns.fields
-    )
-    with pytest.raises(InvalidRequestError, match=r"bytes differ.*column=`m\.x`"):
-        variable(collated(), T.StringType())
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,8 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.service.calls import answer
 from coordinator.telemetry.drivers import DriverReport, ExecutorState
 from spark_jobs.nodes.executor_nodes import ExecutorNodes
-from spark_jobs.nodes.executor_slots import ExecutorSlots
 from spark_jobs.nodes.node_watch import DriverReports, NodeWatch, WatchedFleet
-from spark_jobs.nodes.ray_nodes import RayNode, RestartingExecutor
+from spark_jobs.nodes.ray_nodes import ExecutorSlots, RayNode, RestartingExecutor
 from spark_jobs.plan.executors import Executor
 from spark_jobs.session.settings import EXECUTOR_RESOURCES, MAX_EXECUTORS, STORE_RESOURCE
 
@@ -27,18 +26,26 @@ GIB = 2.0**30
 # -- requested executors -------------------------------------------------------------------------------------
 
 
-def test_rays_own_restart_comes_first() -> None:
-    slots = ExecutorSlots(3)
-    assert [slots.due(now, present=2, free=1) for now in (0.0, 2.0, 7.9)] == [0, 0, 0]
-    assert slots.due(8.0, present=2, free=1) == 1
-
-
-def test_a_slot_that_is_taken_meanwhile_starts_a_new_wait() -> None:
-    slots = ExecutorSlots(3)
-    assert slots.due(0.0, present=2, free=1) == 0
-    assert slots.due(7.0, present=2, free=0) == 0
-    assert slots.due(9.0, present=2, free=1) == 0, "the time begins again"
-    assert slots.due(17.0, present=2, free=1) == 1
+@pytest.mark.parametrize(
+    ("limit", "asked"),
+    [
+        # Ray's own restart comes first.
+        (3, [(0.0, 2, 1, 0), (2.0, 2, 1, 0), (7.9, 2, 1, 0), (8.0, 2, 1, 1)]),
+        # A slot that is taken meanwhile starts a new wait.
+        (3, [(0.0, 2, 1, 0), (7.0, 2, 0, 0), (9.0, 2, 1, 0), (17.0, 2, 1, 1)]),
+        # The first of two requested executors does not delay the second.
+        (4, [(0.0, 2, 2, 0), (8.0, 2, 2, 2), (10.0, 3, 1, 1)]),
+        # There are never more than the limit, or than nodes with room.
+        *(
+            (3, [(0.0, present, free, 0), (8.0, present, free, due)])
+            for present, free, due in ((3, 5, 0), (4, 5, 0), (1, 5, 2), (1, 1, 1), (0, 0, 0))
+        ),
+    ],
+)
+def test_executors_are_due(limit: int, asked: list[tuple[float, int, int, int]]) -> None:
+    slots = ExecutorSlots(limit)
+    for now_s, present, free, due in asked:
+        assert slots.due(now_s, present, free) == due, now_s
 
 
 def test_an_executor_is_not_requested_again_while_it_starts(caplog: pytest.LogCaptureFixture) -> None:
@@ -48,20 +55,6 @@ def test_an_executor_is_not_requested_again_while_it_starts(caplog: pytest.LogCa
     assert [slots.due(now, present=2, free=2) for now in (10.0, 30.0, 67.0)] == [0, 0, 0]
     assert slots.due(68.0, present=2, free=2) == 3, "no executor came: RayDP believes that one is there"
     assert "asked again: 2 of at most 4" in caplog.text
-
-
-def test_the_first_of_two_requested_executors_does_not_delay_the_second() -> None:
-    slots = ExecutorSlots(4)
-    slots.due(0.0, present=2, free=2)
-    assert slots.due(8.0, present=2, free=2) == 2
-    assert slots.due(10.0, present=3, free=1) == 1
-
-
-@pytest.mark.parametrize(("present", "free", "due"), [(3, 5, 0), (4, 5, 0), (1, 5, 2), (1, 1, 1), (0, 0, 0)])
-def test_there_are_never_more_than_the_limit_or_than_nodes_with_room(present: int, free: int, due: int) -> None:
-    slots = ExecutorSlots(3)
-    slots.due(0.0, present, free)
-    assert slots.due(8.0, present, free) == due
 
 
 # -- nodes ------------------------------------------------------------------------------------------------------------
@@ -464,17 +457,6 @@ def test_a_store_actor_that_owes_an_answer_for_long_is_ended_once(pinged: tuple[
     assert actors.ended == ["a"]
     looked(nodes, 2)
     assert actors.ended == ["a", "a"]
-
-
-def test_a_store_actor_that_answers_between_two_halts_is_not_ended(pinged: tuple[ExecutorNodes, PingedActors]) -> None:
-    nodes, actors = pinged
-    looked(nodes, 2)
-    for _ in range(5):
-        actors.hangs.add("a")
-        looked(nodes, 9)
-        actors.hangs.clear()
-        looked(nodes, 1)
-    assert actors.ended == []
 
 
 def test_one_that_ray_restarts_has_the_time_to_start(pinged: tuple[ExecutorNodes, PingedActors]) -> None:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from coordinator.model.commits import CommitEntry
-from coordinator.model.errors import CommitUnknownError, FencedError, StateMismatchError, StoreUnavailableError
+from coordinator.model.errors import FencedError
 from coordinator.model.schema import StateSchema
-from store_actors.messages.requests import ShardInput
 from tests.code_blocks import blocks_of
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, LocalCoordinator, counts, rows
 from tests.unit.observed_objects import ObservedObjectStore
@@ -37,16 +33,6 @@ def test_a_new_run_replays_in_memory_and_reads_nothing() -> None:
     assert (fleet.store.metrics.bytes_loaded, fleet.store.metrics.rollbacks) == (0, 1)
 
 
-def test_a_run_that_starts_in_the_past_is_refused() -> None:
-    fleet = AggregationFleet()
-    for batch in range(6):
-        fleet.apply(batch, "a")
-    with pytest.raises(StateMismatchError, match="ahead of the checkpoint"):
-        fleet.apply(4, "b", "run-2")
-    assert fleet.apply(5, "b", "run-3") == {"b": 1}
-    assert fleet.apply(6, "a", "run-3") == {"a": 6}
-
-
 def test_an_owner_that_was_replaced_commits_nothing_and_leaves_no_file() -> None:
     fleet = AggregationFleet()
     old = fleet.request(0, local="a")
@@ -56,17 +42,6 @@ def test_an_owner_that_was_replaced_commits_nothing_and_leaves_no_file() -> None
     with pytest.raises(FencedError):
         fleet.store.apply(old, rows("ab"))
     assert len(fleet.deltas()) == 1
-
-
-def test_a_commit_whose_answer_was_lost_is_adopted_at_the_next_call() -> None:
-    fleet = AggregationFleet()
-    fleet.apply(0, "a")
-    fleet.coordinator.lose_answers = 1
-    with pytest.raises(StoreUnavailableError):
-        fleet.apply(1, "ab")
-    assert fleet.apply(1, "ab") == {"a": 2, "b": 1}
-    assert fleet.store.metrics.adopted_commits == 1
-    assert fleet.apply(2, "a") == {"a": 3}
 
 
 def test_complete_mode_gives_every_group_also_to_a_retry() -> None:
@@ -119,15 +94,6 @@ def test_a_failure_after_the_shard_changed_is_forgotten_and_the_retry_counts_onc
     assert fleet.apply(2, "a") == {"a": 3}
 
 
-def test_a_failure_inside_the_shard_leaves_no_half_changed_state() -> None:
-    fleet = AggregationFleet()
-    fleet.apply(0, "a")
-    request = fleet.request(1)
-    with pytest.raises(KeyError):
-        fleet.store.apply(request, ShardInput.of_raw(SCHEMA, pa.record_batch({"other": ["a"]})))
-    assert fleet.apply(1, "a") == {"a": 2}
-
-
 def test_maintenance_does_not_wait_for_a_shard_that_is_elsewhere_and_hangs() -> None:
     fleet = AggregationFleet()
     fleet.apply(0, "a")
@@ -138,20 +104,3 @@ def test_maintenance_does_not_wait_for_a_shard_that_is_elsewhere_and_hangs() -> 
     assert fleet.store.metrics.shards_unloaded == 0
     fleet.store.partitions.maintain(99)
     assert fleet.store.metrics.shards_unloaded == 1
-
-
-def test_a_commit_without_a_clear_answer_keeps_its_file_since_it_may_be_accepted() -> None:
-    fleet = AggregationFleet()
-    fleet.apply(0, "a")
-    commit_all = fleet.coordinator.commit_all
-
-    def unanswered(state_name: str, entries: Sequence[CommitEntry]) -> Sequence[CommitEntry]:
-        fleet.coordinator.former(entries)
-        raise CommitUnknownError("no clear answer")
-
-    fleet.coordinator.commit_all = unanswered  # type: ignore[method-assign]
-    with pytest.raises(CommitUnknownError, match="no clear answer"):
-        fleet.apply(1, "a")
-    fleet.coordinator.commit_all = commit_all  # type: ignore[method-assign]
-    assert fleet.apply(2, "a") == {"a": 3}
-    assert len(fleet.deltas()) == 3

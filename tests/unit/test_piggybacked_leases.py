@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from coordinator.ledger.rescaling import BatchShards
 from coordinator.ledger.state_ledger import AcceptedCommits, LeaseGrant
 from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import FencedError, StateMismatchError, StateStoreError
-from coordinator.model.maintenance import Maintenance
 from coordinator.model.watermarks import Watermarks
 from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
-from tests.unit.coordinator_requests import METADATA, SHARDS, commit_of, lease_all_shards
 from tests.unit.ledger_harness import actor, task
-
-
-def coordinator_over(store: MemoryObjectStore) -> Coordinator:
-    return Coordinator("memory://", store, Maintenance(), "node")
+from tests.unit.service_harness import METADATA, SHARDS, commit_of, coordinator_over, lease_all_shards
 
 
 async def committed(
@@ -66,15 +60,6 @@ async def test_a_batch_whose_base_is_not_on_every_shard_is_refused_though_its_le
         assert isinstance(await committed(coordinator, grant, 2), AcceptedCommits)
 
 
-async def test_a_lease_that_came_with_a_commit_is_worth_nothing_once_another_run_has_the_state() -> None:
-    coordinator = coordinator_over(MemoryObjectStore())
-    previous = all_piggybacked(await following(coordinator, await lease_all_shards(coordinator), 1))
-    newer = await lease_all_shards(coordinator, "run-2", 1)
-    for grant in previous:
-        assert isinstance(await committed(coordinator, grant, 2), FencedError)
-    await following(coordinator, newer, 2)
-
-
 async def test_no_lease_comes_with_an_answer_that_is_repeated_or_goes_to_a_store_actor_that_is_lost() -> None:
     coordinator = coordinator_over(MemoryObjectStore())
     grants = await lease_all_shards(coordinator)
@@ -95,7 +80,7 @@ async def test_a_shard_that_is_about_to_move_goes_to_its_next_store_actor() -> N
     assert await coordinator.move_prepared(move, None)
     leases = await following(coordinator, grants, 1)
     assert [lease is None for lease in leases] == [True, False, False, False]
-    await coordinator.batch_result(task(), BatchShards(0, SHARDS))
+    await coordinator.batch_result(task(), range(SHARDS))
     moved = await coordinator.attach_and_lease(task(batch=1), METADATA, actor("b"))
     assert (moved.lease.location, moved.base_version) == (actor("b"), 1)
 
@@ -118,7 +103,7 @@ async def test_commits_that_come_in_one_call_are_counted_or_refused_each_by_itse
 async def test_a_restarted_coordinator_learns_from_commits_which_store_actors_live() -> None:
     coordinator = coordinator_over(store := MemoryObjectStore())
     first = all_piggybacked(await following(coordinator, await lease_all_shards(coordinator), 1))
-    restarted = Coordinator("memory://", store, Maintenance(), "node")
+    restarted = coordinator_over(store)
     assert (await restarted.status())["store_actors"] == []
     assert all_piggybacked(await following(restarted, first, 2))
     assert [row["actor_name"] for row in (await restarted.status())["store_actors"]] == [actor("a").actor_name]

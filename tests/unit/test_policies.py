@@ -10,7 +10,7 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import ActorLocation
 from coordinator.placement.lease_placer import PlannedLeases
 from coordinator.placement.move_planner import MovePlanner, PlannedMove
-from coordinator.placement.policies import ActorSlot, Balance, Choice, PlacementPolicy, PlacementRequest, Stay
+from coordinator.placement.policies import ActorSlot, Choice, PlacementPolicy, PlacementRequest, balance, stay
 from statefleet.fleet import connect
 
 SHARDS = 6
@@ -43,12 +43,10 @@ class LiveFleet:
         raise AssertionError("no plan reads loads")
 
 
-class OneNode:
-    """All shards on the first node, by name."""
-
-    def assign(self, request: PlacementRequest) -> Mapping[int, Choice]:
-        first = request.slots[0].location
-        return {shard: Choice(first, "all on one node") for shard in range(request.num_shards)}
+def one_node(request: PlacementRequest) -> Mapping[int, Choice]:
+    """Put all shards on the first node, by name."""
+    first = request.slots[0].location
+    return {shard: Choice(first, "all on one node") for shard in range(request.num_shards)}
 
 
 def plan(
@@ -63,37 +61,37 @@ def planned(planner: MovePlanner, current: Mapping[int, ActorLocation]) -> list[
 
 
 def test_stay_spreads_new_shards_and_moves_none_to_a_node_that_joins() -> None:
-    stay, balance = MovePlanner(PlannedLeases()), MovePlanner(PlannedLeases())
-    for planner, policy in ((stay, Stay()), (balance, Balance())):
+    staying, balancing = MovePlanner(PlannedLeases()), MovePlanner(PlannedLeases())
+    for planner, policy in ((staying, stay), (balancing, balance)):
         assert plan(planner, "ab", {}, policy) == ()
         assert sorted(planned(planner, {})) == ["a", "a", "a", "b", "b", "b"]
     current = {shard: store_actor("ab"[shard % 2]) for shard in range(SHARDS)}
-    assert plan(stay, "abc", current, Stay()) == ()
-    assert [move.target for move in plan(balance, "abc", current, Balance())] == [store_actor("c")] * 2
+    assert plan(staying, "abc", current, stay) == ()
+    assert [move.target for move in plan(balancing, "abc", current, balance)] == [store_actor("c")] * 2
 
 
 def test_stay_leaves_a_drained_node() -> None:
     current = {shard: store_actor("ab"[shard % 2]) for shard in range(SHARDS)}
     planner = MovePlanner(PlannedLeases())
     planner.leases.drained.add("node-a")
-    moves = plan(planner, "abc", current, Stay())
+    moves = plan(planner, "abc", current, stay)
     assert {move.source for move in moves} == {store_actor("a")}
     assert len(moves) == 3
 
 
 def test_a_policy_says_where_shards_are_and_why() -> None:
     planner = MovePlanner(PlannedLeases())
-    assert plan(planner, "bca", {}, OneNode()) == ()
+    assert plan(planner, "bca", {}, one_node) == ()
     assert planned(planner, {}) == ["a"] * SHARDS
     current = {shard: store_actor("b") for shard in range(SHARDS)}
-    moves = plan(MovePlanner(PlannedLeases()), "abc", current, OneNode())
+    moves = plan(MovePlanner(PlannedLeases()), "abc", current, one_node)
     assert {(move.target, move.reason) for move in moves} == {(store_actor("a"), "all on one node")}
     assert len(moves) == SHARDS
 
 
 def test_a_choice_of_where_a_shard_is_moves_nothing() -> None:
     assert (
-        plan(MovePlanner(PlannedLeases()), "abc", {shard: store_actor("a") for shard in range(SHARDS)}, OneNode()) == ()
+        plan(MovePlanner(PlannedLeases()), "abc", {shard: store_actor("a") for shard in range(SHARDS)}, one_node) == ()
     )
 
 

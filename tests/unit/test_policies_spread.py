@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
 from coordinator.model.identities import ActorLocation
-from coordinator.placement.policies import ActorSlot, spread
+from coordinator.placement.policies import ActorSlot, Choice, PlacementRequest, balance
 from tests.unit.ledger_harness import actor
 
 NODES = "abcdef"
@@ -17,6 +18,10 @@ NODES = "abcdef"
 
 def slots_of(**cores: int) -> list[ActorSlot]:
     return [ActorSlot(actor(name), count) for name, count in cores.items()]
+
+
+def spread(num_shards: int, at: list[ActorSlot], present: dict[int, ActorLocation], query: str) -> Mapping[int, Choice]:
+    return balance(PlacementRequest("s", query, num_shards, tuple(at), present))
 
 
 def settled(

@@ -64,7 +64,7 @@ class ReadingProcess:
         def look(ledger: Any) -> Any:
             return read_view(ledger, CREATED, committed(ledger, CREATED), WantedView(version))
 
-        view = self.fleet.coordinator._do(self.fleet.coordinator._writer.read(look))
+        view = self.fleet.coordinator.read(look)
         store_id = StateStoreId(view.root, 0, 0, DEFAULT_STORE)
         return ReadRequest(store_id, view.versions[0], view.attempts[0], FORM, **options)
 
@@ -131,15 +131,6 @@ def test_the_latest_version_is_read_before_it_is_committed_everywhere() -> None:
     result = process.find(request, ["key-1"])
     assert result is not None
     assert (result.version, totals_of(result.rows)) == (2, {"key-1": (2, 1)})
-
-
-def test_changes_of_commits_are_read_from_their_files() -> None:
-    process = ReadingProcess()
-    for batch in range(3):
-        process.apply(batch)
-    changed = process.scan(process.request(since=1))
-    assert [changed["_commit_version"].to_pylist().count(version) for version in (1, 2, 3)] == [0, 500, 500]
-    assert set(changed["_change_type"].to_pylist()) == {"upsert"}
 
 
 def test_abandoned_scans_end(monkeypatch: pytest.MonkeyPatch) -> None:

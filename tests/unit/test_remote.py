@@ -6,7 +6,6 @@ import logging
 import pickle
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -22,6 +21,8 @@ from coordinator.storage.uris import open_object_store
 from tests.unit.s3_with_faults import ACCESS_KEY, DROP_AFTER, DROP_BEFORE, SECRET_KEY, FaultyS3, faulty_s3
 
 URI = "s3://bucket/prefix"
+#: 11 MiB: three parts.
+LARGE = bytes(range(256)) * (11 << 12)
 
 
 @pytest.fixture
@@ -44,12 +45,6 @@ def store(server: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
 class TestConditionalPut:
     """put_if_absent under failures of servers and networks."""
 
-    def test_of_racing_writers_exactly_one_wins(self, store: ObjectStore) -> None:
-        with ThreadPoolExecutor(8) as pool:
-            won = list(pool.map(lambda writer: store.put_if_absent("a", bytes([writer])), range(8)))
-        assert won.count(True) == 1
-        assert store.get("a") == bytes([won.index(True)])
-
     def test_a_409_without_an_object_is_tried_again(self, server: FaultyS3, store: ObjectStore) -> None:
         server.fail_once("PUT", 409, 409)
         assert store.put_if_absent("a", b"mine")
@@ -66,14 +61,17 @@ class TestConditionalPut:
         with pytest.raises(CommitUnknownError, match="keep conflicting"):
             store.put_if_absent("a", b"mine")
 
-    @pytest.mark.parametrize("fault", [DROP_AFTER, DROP_BEFORE, 500, 503])
+    @pytest.mark.parametrize("fault", [DROP_AFTER, DROP_BEFORE, 409, 500, 503])
+    @pytest.mark.parametrize("body", [b"mine", LARGE], ids=["small", "large"])
     def test_an_attempt_that_failed_is_repeated_and_read_back(
-        self, server: FaultyS3, store: ObjectStore, fault: int
+        self, server: FaultyS3, store: ObjectStore, body: bytes, fault: int
     ) -> None:
         server.fail_once("PUT", fault)
         # Not "won" after a lost reply: the object is the writer's own, as reading it back shows.
-        assert store.put_if_absent("a", b"mine") == (fault != DROP_AFTER)
-        assert store.get("a") == b"mine"
+        assert store.put_if_absent("a", body) == (fault != DROP_AFTER)
+        assert not store.put_if_absent("a", b"theirs")
+        assert store.get("a") == body
+        assert "BEGIN" not in server.requests, "it does not go in parts"
 
     def test_no_answer_at_all_is_unknown(self, server: FaultyS3, store: ObjectStore) -> None:
         server.fault = lambda method, path, conditional: DROP_AFTER
@@ -92,15 +90,6 @@ class TestConditionalPut:
         server.fail_once("PUT", DROP_AFTER, *[403] * 9)
         with pytest.raises(CommitUnknownError):
             store.put_if_absent("a", b"mine")
-
-    @pytest.mark.parametrize("fault", [409, 500, 503, DROP_AFTER, DROP_BEFORE])
-    def test_a_record_of_the_manifest_log_lands_once(self, server: FaultyS3, store: ObjectStore, fault: int) -> None:
-        log = ManifestLog(store, "clicks", "writer")
-        log.load()
-        server.fail_once("PUT", fault, fault)
-        log.append([])
-        log.append([])
-        assert len(server.objects) == 2
 
 
 class TestOtherRequests:
@@ -141,12 +130,10 @@ class TestOtherRequests:
 class TestLargePut:
     """Objects that go in parts: snapshots, and deltas of a large batch."""
 
-    BODY = bytes(range(256)) * (11 << 12)  # 11 MiB: three parts
-
     def test_it_goes_in_parts_and_comes_back_whole(self, server: FaultyS3, store: ObjectStore) -> None:
-        store.put("a", self.BODY)
+        store.put("a", LARGE)
         assert server.requests.count("PART") == 3
-        assert store.get("a") == self.BODY
+        assert store.get("a") == LARGE
         assert server.uploads == {}
 
     @pytest.mark.parametrize("kind", ["BEGIN", "PART", "COMPLETE"])
@@ -155,8 +142,8 @@ class TestLargePut:
         self, server: FaultyS3, store: ObjectStore, kind: str, fault: int
     ) -> None:
         server.fail_once(kind, fault)
-        store.put("a", self.BODY)
-        assert store.get("a") == self.BODY
+        store.put("a", LARGE)
+        assert store.get("a") == LARGE
         # No process knows an upload whose first answer was lost; a rule of the bucket has to end it.
         assert len(server.uploads) == (kind == "BEGIN" and fault == DROP_AFTER)
 
@@ -167,7 +154,7 @@ class TestLargePut:
     ) -> None:
         server.fault = lambda requested, path, conditional: status if requested == kind else None
         with pytest.raises(StorageUnavailableError, match=r"what was committed is untouched.*path=`a`"):
-            store.put("a", self.BODY)
+            store.put("a", LARGE)
         assert "ABORT" in server.requests
         assert (server.objects, server.uploads) == ({}, {})
 
@@ -182,26 +169,11 @@ class TestLargePut:
         server.fault = lose_uploads
         server.objects["/bucket/prefix/a"] = b"something shorter"
         with pytest.raises(StorageUnavailableError):
-            store.put("a", self.BODY)
-
-    @pytest.mark.parametrize("fault", [409, 503, DROP_BEFORE, DROP_AFTER])
-    def test_a_large_conditional_put_lands_once(self, server: FaultyS3, store: ObjectStore, fault: int) -> None:
-        server.fail_once("PUT", fault)
-        assert store.put_if_absent("a", self.BODY) == (fault != DROP_AFTER)
-        assert not store.put_if_absent("a", b"theirs")
-        assert store.get("a") == self.BODY
-        assert "BEGIN" not in server.requests
+            store.put("a", LARGE)
 
 
 class TestProbe:
     """A fleet starts only on a store where one of two racing writers wins."""
-
-    def test_a_server_with_conditional_puts_is_accepted_and_left_as_it_was(
-        self, server: FaultyS3, store: ObjectStore
-    ) -> None:
-        store.put("a", b"1")
-        probe(store)
-        assert [info.path for info in store.list("")] == ["a"]
 
     def test_a_server_that_ignores_the_condition_is_refused(self, server: FaultyS3, store: ObjectStore) -> None:
         server.honours_conditions = False
@@ -222,7 +194,9 @@ class TestProbe:
                 self.put(path, data)
                 return True
 
-        with pytest.raises(StorageUnavailableError, match=r"ignores put-if-absent.*another server") as refused:
+        with pytest.raises(
+            StorageUnavailableError, match=r"ignores put-if-absent.*tell two writers apart.*another server"
+        ) as refused:
             probe(Unconditional())
         assert "single_writer" not in str(refused.value)
 

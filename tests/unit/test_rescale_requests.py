@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from coordinator.ledger.rescaling import BatchShards
 from coordinator.ledger.state_ledger import AcceptedCommits
 from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import FencedError, InvalidRequestError
@@ -40,34 +39,34 @@ class RescaleHarness:
         (outcome,) = await self.coordinator.commit_partitions("clicks", [PartitionCommit((commit,))])
         assert isinstance(outcome, AcceptedCommits)
 
-    async def batch(self, run: str, batch: int, shards: BatchShards) -> BatchShards:
-        for partition in shards.partitions:
+    async def batch(self, run: str, batch: int, shards: range) -> range:
+        for partition in shards:
             await self.commit(run, batch, partition)
         result, placement, next_shards = await self.coordinator.batch_result(task(run, batch), shards)
         assert result.missing == ()
-        assert len(placement.holders) == shards.num_shards
+        assert len(placement.holders) == len(shards)
         return next_shards
 
 
 async def test_a_state_that_does_not_exist_yet_has_the_shards_of_its_query() -> None:
     harness = RescaleHarness()
-    assert await harness.coordinator.begin_batch(task(), 7, None) == BatchShards(0, 7)
-    assert await harness.coordinator.begin_batch(task(), 7, 7) == BatchShards(0, 7)
+    assert await harness.coordinator.begin_batch(task(), 7, None) == range(7)
+    assert await harness.coordinator.begin_batch(task(), 7, 7) == range(7)
     with pytest.raises(InvalidRequestError, match="no such state"):
         await harness.coordinator.rescale("clicks", 4, False)
 
 
 async def test_a_run_begins_with_the_shards_that_it_requests_and_a_repeated_request_gets_the_same() -> None:
     harness = RescaleHarness()
-    await harness.batch("run-1", 0, BatchShards(0, 2))
-    assert await harness.coordinator.begin_batch(task("run-2", 1), 2, None) == BatchShards(0, 2)
+    await harness.batch("run-1", 0, range(2))
+    assert await harness.coordinator.begin_batch(task("run-2", 1), 2, None) == range(2)
     rescaled = await harness.coordinator.begin_batch(task("run-2", 1), 2, 3)
-    assert rescaled == BatchShards(2, 3)
+    assert rescaled == range(2, 5)
     assert await harness.coordinator.begin_batch(task("run-2", 1), 2, 3) == rescaled
     assert await harness.restarted().begin_batch(task("run-2", 1), 2, 3) == rescaled
     # Another run is not bound by it, nor does it get its partitions.
-    assert await harness.coordinator.begin_batch(task("run-3", 1), 2, None) == BatchShards(0, 2)
-    assert await harness.coordinator.begin_batch(task("run-3", 1), 2, 3) == BatchShards(5, 3)
+    assert await harness.coordinator.begin_batch(task("run-3", 1), 2, None) == range(2)
+    assert await harness.coordinator.begin_batch(task("run-3", 1), 2, 3) == range(5, 8)
     assert (await harness.coordinator.describe_state("clicks")).num_shards == 2  # type: ignore[union-attr]
     assert await harness.batch("run-2", 1, rescaled) == rescaled
     assert (await harness.coordinator.describe_state("clicks")).num_shards == 3  # type: ignore[union-attr]
@@ -77,7 +76,7 @@ async def test_a_run_begins_with_the_shards_that_it_requests_and_a_repeated_requ
 
 async def test_a_rescale_is_requested_during_a_run_and_outlives_the_coordinator() -> None:
     harness = RescaleHarness()
-    first = BatchShards(0, 2)
+    first = range(2)
     await harness.batch("run-1", 0, first)
     for wrong, message in ((3, "by a factor"), (0, "from 1 to"), (1 << 16, "from 1 to")):
         with pytest.raises(InvalidRequestError, match=message):
@@ -88,7 +87,7 @@ async def test_a_rescale_is_requested_during_a_run_and_outlives_the_coordinator(
     await harness.coordinator.rescale("clicks", 6, False)
     harness.restarted()
     next_shards = await harness.batch("run-1", 2, first)
-    assert next_shards == BatchShards(2, 6)
+    assert next_shards == range(2, 8)
     assert await harness.restarted().begin_batch(task("run-1", 3), 2, 2) == next_shards, (
         "the program's number only counts at its start"
     )
@@ -100,7 +99,7 @@ async def test_a_rescale_is_requested_during_a_run_and_outlives_the_coordinator(
 
 async def test_shards_are_reported_by_number_and_old_shards_are_unloaded_once_the_new_ones_have_committed() -> None:
     harness = RescaleHarness()
-    await harness.batch("run-1", 0, BatchShards(0, 2))
+    await harness.batch("run-1", 0, range(2))
     shards = await harness.coordinator.begin_batch(task("run-2", 1), 2, 4)
     slots = [ActorSlot(actor(name), 2) for name in "ab"]
     for name in "ab":
@@ -128,17 +127,17 @@ async def test_shards_are_reported_by_number_and_old_shards_are_unloaded_once_th
 
 async def test_moves_that_restore_a_plan_are_given_out_though_the_batch_rescales_the_state() -> None:
     harness = RescaleHarness()
-    coordinator, shards = harness.coordinator, BatchShards(0, 2)
+    coordinator, shards = harness.coordinator, range(2)
     await coordinator.place_shards("clicks", "query", shards, [ActorSlot(actor(name), 1) for name in "ab"])
     await harness.batch("run", 0, shards)
     # A store actor is lost, its shard goes where its task runs, and then the store actor is back.
     await coordinator.report_store_actor_lost(actor("b").instance_id)
-    for partition in shards.partitions:
+    for partition in shards:
         await harness.commit("run", 1, partition)
     await coordinator.report_store_actor(actor("b", life=2))
     await coordinator.rescale("clicks", 4, False)
     _, placement, next_shards = await coordinator.batch_result(task("run", 1), shards)
-    assert next_shards.num_shards == 4
+    assert len(next_shards) == 4
     assert [move.target for move in placement.moves] == [actor("b", life=2)]
 
 
@@ -150,4 +149,4 @@ async def test_a_state_without_keys_is_not_rescaled() -> None:
     await harness.coordinator.commit_partitions("clicks", [PartitionCommit((commit,))])
     with pytest.raises(InvalidRequestError, match="one shard by nature"):
         await harness.coordinator.rescale("clicks", 2, False)
-    assert await harness.coordinator.begin_batch(task("run-2", 1), 2, 2) == BatchShards(0, 1)
+    assert await harness.coordinator.begin_batch(task("run-2", 1), 2, 2) == range(1)

@@ -12,8 +12,6 @@ import pytest
 from msgspec import structs
 
 from coordinator.model.errors import CorruptStateError
-from coordinator.model.identities import DEFAULT_STORE
-from coordinator.model.load_plans import LoadPlans
 from coordinator.model.schema import Field, StateSchema
 from store_actors.engine.spark_hash import shards_of
 from store_actors.messages.requests import OpenRequest, ShardInput, StoreSpec
@@ -111,53 +109,6 @@ def test_rescaled_shards_go_on_as_one_shard_does(kind: str, way: str) -> None:
         assert query.state() == alone.state()
     if way == "memory":
         assert store.metrics.made_of_memory > 0
-
-
-def test_a_shard_that_was_made_of_others_is_made_again_after_the_loss_of_alone_store_actor_and_without_their_snapshots() -> (
-    None
-):
-    chance, query = random.Random(1), RescaledQuery(SUMS, 4)
-    alone, alone_store = RescaledQuery(SUMS, 1), None
-    alone_store = alone.fleet.new_store()
-    store = query.fleet.new_store()
-
-    def batch() -> None:
-        rows = random_sums(chance, query.batch)
-        assert query.apply(rows, 0, store) == alone.apply(rows, 0, alone_store)
-
-    batch()
-    batch()
-    store.partitions.maintain(1)
-    batch()
-    query.rescale(6)
-    batch()
-    # Damaged snapshots of the old shards: their deltas give the same.
-    for info in query.fleet.objects.list(""):
-        if info.path.endswith(".snapshot"):
-            query.fleet.objects.delete(info.path)
-    store = query.fleet.new_store()
-    batch()
-    assert store.metrics.snapshots_skipped > 0
-    query.rescale(4)
-    store = query.fleet.new_store()
-    batch()
-    assert query.state() == alone.state()
-
-
-def test_a_new_run_that_replays_the_first_batch_of_new_shards_takes_them_from_the_old_ones_again() -> None:
-    chance, query, alone = random.Random(2), RescaledQuery(SUMS, 4), RescaledQuery(SUMS, 1)
-    store, alone_store = query.fleet.new_store(), alone.fleet.new_store()
-    for _ in range(2):
-        rows = random_sums(chance, query.batch)
-        assert query.apply(rows, 0, store) == alone.apply(rows, 0, alone_store)
-    query.rescale(8)
-    query.apply(random_sums(chance, query.batch), 0, store)
-    query.batch -= 1
-    for num_shards in (8, 2):
-        query.rescale(num_shards) if num_shards != 8 else None
-    rows = random_sums(chance, query.batch)
-    assert query.apply(rows, 0, store) == alone.apply(rows, 0, alone_store)
-    assert query.state() == alone.state()
 
 
 def test_rows_of_another_shard_than_their_key_says_are_an_error_and_not_lost() -> None:
@@ -267,23 +218,3 @@ def test_a_column_that_was_dropped_before_a_rescale_stays_dropped_when_shards_ar
         session, _ = stores.open_read(OpenRequest(task, grant.lease, query.batch, (COUNTS,)))
         due |= {row["k"]: row["due"] for row in rows_of(stores, session, "default") if row["due"] is not None}
     assert due == {"b": 7, "c": 8, "d": 4}
-
-
-def test_rows_of_a_parent_in_memory_are_used_only_of_the_version_that_is_taken_over() -> None:
-    chance, query = random.Random(3), RescaledQuery(SUMS, 2)
-    store = query.fleet.new_store()
-    query.apply(random_sums(chance, 0), 0, store)
-    store_id = query.fleet.coordinator.lease(query.task(0), "a").lease.store_id
-    query.rescale(4)
-    loading: LoadPlans = query.submit(lambda ledger: ([], ledger.load_plans(query.layout.first_partition, 1)))
-    origin = loading.plans[DEFAULT_STORE].origin
-    assert origin is not None
-    (parent,) = origin.parents
-    rows_in_memory = store.partitions.restorer.rows_in_memory
-    assert rows_in_memory(store_id, DEFAULT_STORE, SUMS, parent, 1) is not None
-    assert rows_in_memory(store_id, DEFAULT_STORE, SUMS, parent, 2) is None
-    assert rows_in_memory(store_id, DEFAULT_STORE, SUMS, replace(parent, attempt_id="other"), 1) is None
-    assert rows_in_memory(store_id, DEFAULT_STORE, structs.replace(SUMS, output_mode="complete"), parent, 1) is None
-    tables = [shard.table for _, partition in store.partitions.cache.items() for shard in partition.stores.values()]
-    assert tables
-    assert not any(table.is_frozen for table in tables)

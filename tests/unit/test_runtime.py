@@ -1,26 +1,12 @@
-"""A process's clock, ids and threads: ages advance while the machine sleeps, and only the runtime reads a clock."""
+"""A process's clock, ids, threads, and pauses between attempts."""
 
 from __future__ import annotations
 
-import ast
 import time
-from pathlib import Path
 
 import pytest
 
-from coordinator.runtime.runtime import MachineClock, MachineThreads, Runtime
-
-ROOT = Path(__file__).parents[2]
-#: Modules that may use the machine's clock, ids and threads directly: the runtime, object stores (which wait between attempts), and
-#: modules that no simulation has: the memory and disk of this process, a server for browsers, and the standard error of child
-#: processes.
-EXCEPT = {
-    "coordinator/runtime/native_notes.py",
-    "coordinator/runtime/runtime.py",
-    "coordinator/storage",
-    "store_actors/spilling",
-    "statefleet/dashboard",
-}
+from coordinator.runtime.runtime import MachineClock, MachineThreads, Retry, Runtime
 
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="only Linux has such a clock")
@@ -46,18 +32,31 @@ def test_ids_are_unique_and_have_32_digits() -> None:
     assert all(len(id_) == 32 and int(id_, 16) >= 0 for id_ in ids)
 
 
-@pytest.mark.parametrize("package", ["coordinator", "store_actors"])
-def test_only_the_runtime_takes_time_ids_or_threads_from_the_machine(package: str) -> None:
-    for file in sorted((ROOT / package).rglob("*.py")):
-        if any(str(file.relative_to(ROOT)).startswith(path) for path in EXCEPT):
-            continue
-        for node in ast.walk(ast.parse(file.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert not {name.partition(".")[0] for name in names} & {
-                "time",
-                "uuid",
-                "random",
-                "threading",
-                "concurrent",
-            }, file
+class SteppedClock:
+    """Time that passes only while it sleeps."""
+
+    def __init__(self) -> None:
+        self.pauses_s: list[float] = []
+
+    def now_s(self) -> float:
+        raise AssertionError("ages are measured by elapsed time")
+
+    def elapsed_s(self) -> float:
+        return sum(self.pauses_s)
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses_s.append(seconds)
+
+
+def test_pauses_double_up_to_a_limit_and_end_at_the_deadline() -> None:
+    clock = SteppedClock()
+    retry = Retry(clock, 10.0, first_pause_s=0.5, longest_pause_s=3.0)
+    while not retry.is_over:
+        retry.pause()
+    assert clock.pauses_s == [0.5, 1.0, 2.0, 3.0, 3.0, 3.0]
+
+
+def test_the_time_begins_with_the_first_attempt() -> None:
+    clock = SteppedClock()
+    clock.sleep(100.0)
+    assert not Retry(clock, 1.0, first_pause_s=1.0, longest_pause_s=1.0).is_over

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
 import pyarrow as pa
 
-from coordinator.model.schema import ROW_COLUMN, Accumulator, Field
+from coordinator.model.schema import ROW_COLUMN, Field
 from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, UPDATED_AND_REMOVED, Change
 from store_actors.operators.session_windows import MERGED, SessionShard
-from tests.unit.session_machine import COUNT, FIRST, SECOND, TIMES, K, input_of, schema_of
+from tests.unit.session_machine import COUNT, SECOND, TIMES, input_of, schema_of
 
 WORDS = (Field("word", "string"),)
 
@@ -63,20 +62,6 @@ def test_a_session_that_grows_keeps_its_number_and_a_merged_one_is_distinguished
     ]
     assert query.shard.output(change.delta).num_rows == 0
     assert (change.rows_updated, change.rows_removed) == (1, 1)
-
-
-def test_all_rows_of_a_hot_key_are_one_session_in_any_order() -> None:
-    schema = schema_of(WORDS, (Field("v", "int64"),), (COUNT, Accumulator(K.FIRST, ("v",), FIRST)), "append")
-    times = np.random.default_rng(7).permutation(5000)
-    shard = SessionShard(schema)
-    for version, part in enumerate(np.array_split(times, 3), start=1):
-        shard.apply(
-            input_of(schema, [["hot"] * len(part), part.tolist(), (part + 1).tolist(), part.tolist()]), 0, version
-        )
-        shard.commit()
-    (row,) = shard.snapshot().to_pylist()
-    assert (row["n"], row["first"]) == (5000, 0)
-    assert (row["session_start"].timestamp(), row["session_end"].timestamp()) == (0, 5000)
 
 
 def test_a_delta_marks_every_row_with_what_happened_to_its_session() -> None:

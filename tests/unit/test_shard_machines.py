@@ -12,18 +12,16 @@ from tests.unit.aggregate_machine import AggregateMachine
 from tests.unit.deduplicate_machine import DeduplicateMachine
 from tests.unit.join_machine import JoinMachine
 from tests.unit.keyed_machine import KeyedMachine
-from tests.unit.list_machine import ListMachine
 from tests.unit.session_machine import SessionMachine
 from tests.unit.spilled import everything_spilled, open_files
 from tests.unit.top_machine import TopMachine
 
 #: By machine: how many examples there are, of how many steps.
 MACHINES: dict[type[RuleBasedStateMachine], tuple[int, int]] = {
-    AggregateMachine: (60, 30),
+    AggregateMachine: (80, 30),
     DeduplicateMachine: (60, 25),
     JoinMachine: (80, 25),
     KeyedMachine: (60, 40),
-    ListMachine: (50, 30),
     SessionMachine: (50, 25),
     TopMachine: (60, 20),
 }

@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from coordinator.model.commits import CommitEntry
-from coordinator.model.copy_result import ShardMove
+from coordinator.model.leases import ShardMove
 from coordinator.model.memory_options import MemoryUse
 from coordinator.telemetry.drivers import DriverReport, Drivers, ExecutorState, LongBatch
 from coordinator.telemetry.slow_batches import BatchContext, EndedBatch, explanation, is_slow, running_batch

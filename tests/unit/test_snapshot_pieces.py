@@ -15,12 +15,11 @@ from coordinator.model.errors import CorruptStateError, StorageUnavailableError
 from coordinator.model.identities import StateStoreId
 from coordinator.model.stored_json import from_json
 from store_actors.serving.keyed_stores import KeyedStores
-from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
 from tests.stored_shards import stored_rows
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, counts
-from tests.unit.keyed_fleet import KeyedFleet
+from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet
 from tests.unit.observed_objects import ObservedObjectStore
 from tests.unit.shard_machine import tables_of
 
@@ -149,16 +148,23 @@ def test_files_of_a_snapshot_that_does_not_count_are_removed() -> None:
     assert fleet.store.metrics.snapshots_written == 0
 
 
-def test_a_keyed_store_is_snapshotted_in_pieces_without_uncommitted_writes() -> None:
+def test_keyed_stores_are_snapshotted_in_pieces_without_uncommitted_writes() -> None:
     fleet = KeyedFleet()
-    fleet.stores = KeyedStores(Partitions(fleet.objects, fleet.coordinator, StoreMetrics(), piece_bytes=1))
-    fleet.write(0, **dict.fromkeys("abcdefghijklmnop", 1))
-    session = fleet.open(1)
+    fleet.stores = KeyedStores(Partitions(fleet.objects, fleet.coordinator, fleet.metrics, piece_bytes=1))
+    session = fleet.open(0, "run-1", 0, COUNTS, NAMES)
+    fleet.put(session, **dict.fromkeys("abcdefghijklmnop", 1))
+    fleet.call(session, "put_row", {"id": 7, "name": "seven"}, store="names")
+    fleet.stores.commit(session)
+    session = fleet.open(1, "run-1", 0, COUNTS, NAMES)
     fleet.put(session, a=2, z=3)
     assert fleet.call(session, "remove_key", ("b",)) == 1
-    for partition in [partition for _, partition in fleet.stores.partitions.cache.items()]:
-        partition.stores["default"]._table.table.snapshot_bytes = 8 * 16
-    fleet.stores.partitions.maintain(1)
+    for store in [
+        store for _, partition in fleet.stores.partitions.cache.items() for store in partition.stores.values()
+    ]:
+        store._table.table.snapshot_bytes = 8 * 16
+    for least_deltas, written in ((2, 0), (1, 2), (1, 2)):
+        fleet.stores.partitions.maintain(least_deltas)
+        assert fleet.metrics.snapshots_written == written
     fleet.stores.commit(session)
     (entry,) = fleet.coordinator.plan(1).snapshots
     assert len(entry.files) > 2
@@ -168,6 +174,8 @@ def test_a_keyed_store_is_snapshotted_in_pieces_without_uncommitted_writes() -> 
     assert {row["k"]: row["n"] for row in fleet.read(2)} == {
         "a": 2, "z": 3, **dict.fromkeys("cdefghijklmnop", 1)
     }  # fmt: skip
+    assert fleet.read(1, NAMES) == [{"id": 7, "name": "seven"}]
+    assert fleet.metrics.snapshots_loaded == 3
 
 
 def test_an_entry_of_one_file_is_read_as_before() -> None:

@@ -1,4 +1,4 @@
-"""Frames, groups and sessions of Spark Connect are refused wherever a user hands them over, without a server of Connect."""
+"""What is refused without Spark: frames, groups and sessions of Spark Connect, and sessions that cannot be."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 import pyspark
 import pytest
 
-from coordinator.model.errors import SetupError
+from coordinator.model.errors import InvalidRequestError, SetupError
 from spark_jobs.api.streaming_frame import StreamingFrame
 from spark_jobs.session.spark_connect import check_classic, check_no_remote
-from spark_jobs.transform.plan import Transformation, _initial
+from spark_jobs.session.spark_session import start_session
+from spark_jobs.transform.plan import _initial
 from statefleet.fleet import Fleet
 from statefleet.map_partitions import map_partitions_with_state_store
 from statefleet.reads.rows import Rows
@@ -34,7 +35,7 @@ def bare(kind: type) -> Any:
 
 
 def with_initial_state() -> None:
-    _initial(Transformation(None, "k int", "update", "None", GROUPS, "", False), None, None)  # type: ignore[arg-type]
+    _initial(GROUPS, None)  # type: ignore[arg-type]
 
 
 USES: dict[str, Callable[[], Any]] = {
@@ -80,3 +81,14 @@ def test_a_session_is_not_made_in_a_program_of_connect(variable: str) -> None:
     check_no_remote({variable: ""})
     with pytest.raises(SetupError, match=f"does not run on Spark Connect.*{variable}"):
         check_no_remote({variable: "sc://host"})
+
+
+def test_under_raydp_submit_the_command_names_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    with pytest.raises(SetupError, match=r"--packages.*packages=`org\.example:a:1`"):
+        start_session("jobs", configs={"spark.jars.packages": "org.example:a:1"})
+
+
+def test_there_cannot_be_fewer_executors_at_most_than_at_first() -> None:
+    with pytest.raises(InvalidRequestError, match="fewer executors at most"):
+        start_session("jobs", num_executors=3, max_executors=2)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from store_actors.engine.memory import HEAP
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
-from store_actors.spilling.mapped_files import mapping_of
+from store_actors.spilling.region import mapping_of
 from tests.unit.aggregation_fleet import SCHEMA
 from tests.unit.spilled import open_files, tiny_region
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -21,21 +22,7 @@ from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
 from tests.unit.aggregation_fleet import AggregationFleet, counts, rows
-from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet
-from tests.unit.shard_transfer import store_id, transfer_shard
-
-
-class FakeMethod:
-    def __init__(self, actors: FakeActors, name: str) -> None:
-        self._actors, self._name = actors, name
-
-    def remote(self, commit: ReplicatedCommit) -> Any:
-        return (self._actors.replicators[self._name](commit),) if self._actors.answers else ("never",)
-
-
-class FakeHandle:
-    def __init__(self, actors: FakeActors, name: str) -> None:
-        self.replicate = FakeMethod(actors, name)
+from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet, store_id, transfer_shard
 
 
 class FakeActors:
@@ -50,7 +37,11 @@ class FakeActors:
 
     def find(self, name: str) -> Any:
         self.find_calls += 1
-        return FakeHandle(self, name) if name in self.replicators else None
+
+        def replicate(commit: ReplicatedCommit) -> Any:
+            return (self.replicators[name](commit),) if self.answers else ("never",)
+
+        return SimpleNamespace(replicate=SimpleNamespace(remote=replicate)) if name in self.replicators else None
 
     def wait(self, references: Sequence[Any], timeout_s: float) -> bool:
         return self.answers
@@ -78,7 +69,7 @@ class ReplicatedShard:
         self.metrics = StoreMetrics()
         replicator = Replicator(self.actors, "a", self.metrics, threading.RLock())
         self.owner = OperatorShards(
-            Partitions(self.fleet.objects, self.fleet.coordinator, self.metrics, Runtime(), standbys=replicator)
+            Partitions(self.fleet.objects, self.fleet.coordinator, self.metrics, Runtime(), replicate=replicator.send)
         )
         self.standby = self.fleet.new_store()
         self.actors.replicators["b"] = self.standby.partitions.transfers.replicate
@@ -108,18 +99,6 @@ def test_a_standby_takes_over_without_reading_anything() -> None:
     assert shard.standby.metrics.followed == 2
     assert shard.take_over("abcd") == {"a": 3, "b": 3, "c": 2, "d": 2}
     assert shard.standby.metrics.bytes_loaded == 0
-
-
-def test_without_a_copy_a_standby_says_that_it_needs_one() -> None:
-    shard = ReplicatedShard()
-    commits: list[ReplicatedCommit] = []
-    shard.actors.replicators["b"] = commits.append
-    shard.run("a")
-    shard.run("b")
-    assert not shard.standby.partitions.transfers.replicate(commits[0]), "nothing to apply it to"
-    assert shard.take_copy() == 2
-    assert shard.standby.partitions.transfers.replicate(commits[1]), "it has that commit"
-    assert shard.standby.metrics.followed == 0
 
 
 def test_a_standby_that_falls_behind_gets_no_more_commits_and_a_lost_one_costs_nothing() -> None:
@@ -155,7 +134,7 @@ def test_keyed_stores_are_replicated_together() -> None:
     standby_metrics = fleet.metrics
     metrics = StoreMetrics()
     replicator = Replicator(actors, "a", metrics, threading.RLock())
-    owner = KeyedStores(Partitions(fleet.objects, fleet.coordinator, metrics, Runtime(), standbys=replicator))
+    owner = KeyedStores(Partitions(fleet.objects, fleet.coordinator, metrics, Runtime(), replicate=replicator.send))
     actors.replicators["b"] = standby.partitions.transfers.replicate
 
     def begin(batch: int) -> str:

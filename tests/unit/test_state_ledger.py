@@ -9,7 +9,6 @@ import zlib
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 from coordinator.ledger.records import Record
 from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
@@ -21,7 +20,6 @@ from coordinator.model.errors import (
     CommitUnknownError,
     CorruptStateError,
     FencedError,
-    InvalidRequestError,
     StateMismatchError,
     StorageUnavailableError,
 )
@@ -33,24 +31,13 @@ from coordinator.model.identities import (
     TaskIdentity,
 )
 from coordinator.model.stored_json import from_json
-from coordinator.placement.lease_placer import StayElseLocal
-from coordinator.service.active_instances import InstanceRegistry
+from coordinator.placement.actor_registry import ActorRegistry
+from coordinator.placement.lease_placer import stay_else_local
+from coordinator.service.active_instances import ActiveInstances
 from coordinator.storage.memory import MemoryObjectStore
 from tests.clocks import LaterClock
 from tests.unit.ledger_harness import ROOT, FakeFleetView, LedgerHarness, actor, entry, open_writer, task
 from tests.unit.observed_objects import ObservedObjectStore
-
-
-def test_a_lost_actors_shard_moves_under_a_higher_epoch_and_its_commit_is_refused() -> None:
-    harness = LedgerHarness()
-    old = harness.lease(task(), actor("a"))
-    harness.lost.add("a-1")
-    new = harness.lease(task(), actor("b"))
-    assert new.lease.location == actor("b")
-    assert new.lease.epoch > old.lease.epoch
-    with pytest.raises(FencedError, match="newer owner"):
-        harness.commit(entry(old, 1))
-    assert harness.commit(entry(new, 1, "mine")).attempt_id == "mine-run-1-1"
 
 
 def test_a_new_run_supersedes_and_the_old_run_is_fenced() -> None:
@@ -66,23 +53,6 @@ def test_a_new_run_supersedes_and_the_old_run_is_fenced() -> None:
         harness.lease(task(batch=3), actor("a"))
     with pytest.raises(FencedError, match="newer owner"):
         harness.commit(entry(old, 4))
-
-
-def test_a_commit_on_another_base_is_refused() -> None:
-    harness = LedgerHarness()
-    harness.commit(entry(harness.lease(task(), actor("a")), 1))
-    grant = harness.lease(task(batch=1), actor("a"))
-    with pytest.raises(InvalidRequestError, match="newest below it"):
-        harness.commit(structs.replace(entry(grant, 2), base_version=0))
-
-
-def test_state_and_checkpoint_belong_together() -> None:
-    harness = LedgerHarness()
-    with pytest.raises(StateMismatchError, match="no version"):
-        harness.lease(task(batch=3), actor("a"))
-    harness.commit(entry(harness.lease(task(), actor("a")), 1))
-    with pytest.raises(StateMismatchError, match="another query"):
-        harness.lease(task("run-9", query="other"), actor("a"))
 
 
 def test_a_python_program_may_open_first_the_partition_that_is_behind() -> None:
@@ -103,58 +73,28 @@ def provider(run: str, shard: int = 0) -> StateStoreProviderId:
     return StateStoreProviderId(StateStoreId(ROOT, 0, shard), run)
 
 
-def test_the_last_reporter_has_the_instance() -> None:
-    registry = InstanceRegistry()
-    assert not registry.verify_if_instance_active(provider("run"), actor("a"))
-    assert registry.get_location(provider("run")) is None
-    registry.report_active_instance(provider("run"), actor("a"), [])
-    assert registry.verify_if_instance_active(provider("run"), actor("a"))
-    assert registry.get_location(provider("run")) == actor("a")
-    registry.report_active_instance(provider("run"), actor("b"), [])
-    assert not registry.verify_if_instance_active(provider("run"), actor("a"))
-
-
-def test_a_reporter_learns_which_of_its_other_instances_are_elsewhere_or_unknown() -> None:
-    registry = InstanceRegistry()
-    registry.report_active_instance(provider("run", 1), actor("a"), [])
-    registry.report_active_instance(provider("run", 2), actor("b"), [])
+async def test_the_last_reporter_has_the_instance_and_learns_which_others_are_elsewhere_or_unknown() -> None:
+    instances = ActiveInstances(ActorRegistry(), lambda _: open_writer(MemoryObjectStore()))
+    assert instances.location(provider("run")) is None
+    for name in "ab":
+        await instances.report(provider("run"), actor(name), [])
+        assert instances.location(provider("run")) == actor(name)
+    await instances.report(provider("run", 1), actor("a"), [])
+    await instances.report(provider("run", 2), actor("b"), [])
+    await instances.report(provider("other"), actor("a"), [])
     other_instances = [provider("run", shard) for shard in (1, 2, 3)]
-    assert registry.report_active_instance(provider("run", 0), actor("a"), other_instances) == other_instances[1:]
-
-
-def test_deactivating_a_run_leaves_the_others() -> None:
-    registry = InstanceRegistry()
-    for run_id in ("one", "two"):
-        registry.report_active_instance(provider(run_id), actor("a"), [])
-    assert registry.deactivate_instances("one") == 1
-    assert registry.get_location(provider("one")) is None
-    assert registry.get_location(provider("two")) == actor("a")
+    assert await instances.report(provider("run"), actor("a"), other_instances) == other_instances[1:]
+    assert instances.end("run") == 3
+    assert instances.location(provider("run")) is None
+    assert instances.location(provider("other")) == actor("a")
 
 
 # -- the manifest log ----------------------------------------------------------------------------------------------
 
 
-class Flaky(MemoryObjectStore):
-    """A store that loses the answer of the next puts: after storing (`lost`), or before (`dropped`)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lost = self.dropped = 0
-
-    def put_if_absent(self, path: str, data: bytes) -> bool:
-        if self.dropped:
-            self.dropped -= 1
-            raise CommitUnknownError("nothing was stored", path=path)
-        created = super().put_if_absent(path, data)
-        if self.lost:
-            self.lost -= 1
-            raise CommitUnknownError("the answer was lost", path=path)
-        return created
-
-
 async def lease(ledger_writer: LedgerWriter, identity: TaskIdentity, local: ActorLocation) -> LeaseGrant:
     return await ledger_writer.decide(
-        lambda ledger: ledger.decide_lease(identity, local, FakeFleetView(), StayElseLocal())
+        lambda ledger: ledger.decide_lease(identity, local, FakeFleetView(), stay_else_local)
     )
 
 
@@ -163,79 +103,20 @@ async def commit(ledger_writer: LedgerWriter, committed: CommitEntry) -> CommitE
     return accepted
 
 
-async def test_commits_that_come_together_share_an_append_and_survive_a_crash() -> None:
-    store = MemoryObjectStore()
-    ledger_writer = await open_writer(store)
-    grants = [await lease(ledger_writer, task(shard=shard), actor("a")) for shard in range(20)]
-    before = len(store.list("clicks/manifest"))
-    await asyncio.gather(*(commit(ledger_writer, entry(grant, 1)) for grant in grants))
-    assert len(store.list("clicks/manifest")) - before <= 2
-    restarted = await open_writer(store)
-    assert restarted.ledger is not None
-    assert ledger_writer.ledger is not None
-    assert restarted.ledger.to_json() == ledger_writer.ledger.to_json()
-
-
-async def test_a_long_log_is_read_from_its_checkpoint() -> None:
-    store = MemoryObjectStore()
-    ledger_writer = await open_writer(store)
-    for batch in range(80):
-        await commit(ledger_writer, entry(await lease(ledger_writer, task(batch=batch), actor("a")), batch + 1))
-    assert ledger_writer._checkpointing is not None
-    await ledger_writer._checkpointing
-    assert store.list("clicks/checkpoints")
-    store.delete("clicks/manifest/00000000000000000003.json")  # folded long ago
-    restarted = await open_writer(store)
-    assert restarted.ledger is not None
-    assert len(restarted.ledger.entries(0)) == 80
-
-
-async def test_a_gap_in_the_log_is_named() -> None:
-    store = MemoryObjectStore()
-    ledger_writer = await open_writer(store)
-    for batch in range(3):
-        await commit(ledger_writer, entry(await lease(ledger_writer, task(batch=batch), actor("a")), batch + 1))
-    store.delete("clicks/manifest/00000000000000000002.json")
-    with pytest.raises(CorruptStateError, match="00000000000000000002"):
-        await open_writer(store)
-
-
-@pytest.mark.parametrize(("lost", "dropped"), [(1, 0), (0, 1), (0, 3)])
-async def test_a_put_without_an_answer_counts_exactly_once(lost: int, dropped: int) -> None:
-    store = Flaky()
-    ledger_writer = await open_writer(store)
-    grant = await lease(ledger_writer, task(), actor("a"))
-    store.lost, store.dropped = lost, dropped
-    mine = entry(grant, 1)
-    assert await commit(ledger_writer, mine) == mine
-    restarted = await open_writer(store)
-    assert restarted.ledger is not None
-    assert restarted.ledger.entries(0) == (mine,)
-
-
 async def test_a_store_that_stays_silent_counts_nothing() -> None:
-    store = Flaky()
-    ledger_writer = await open_writer(store)
+    is_silent = False
+
+    def drop(operation: str, path: str) -> None:
+        if is_silent and operation == "put_if_absent":
+            raise CommitUnknownError("nothing was stored", path=path)
+
+    ledger_writer = await open_writer(ObservedObjectStore(drop))
     grant = await lease(ledger_writer, task(), actor("a"))
-    store.dropped = 99
+    is_silent = True
     with pytest.raises(StorageUnavailableError, match="nothing was counted"):
         await commit(ledger_writer, entry(grant, 1))
-    store.dropped = 0
+    is_silent = False
     assert await commit(ledger_writer, entry(grant, 1)) == entry(grant, 1)
-
-
-async def test_a_zombie_coordinator_is_fenced_by_the_log() -> None:
-    store = MemoryObjectStore()
-    zombie = await open_writer(store, "zombie")
-    old = await lease(zombie, task(), actor("a"))
-    successor = await open_writer(store, "successor")
-    new = await lease(successor, task("run-2"), actor("b"))
-    mine = await commit(successor, entry(new, 1))
-    with pytest.raises(FencedError):
-        await commit(zombie, entry(old, 1))
-    restarted = await open_writer(store)
-    assert restarted.ledger is not None
-    assert restarted.ledger.entries(0) == (mine,)
 
 
 async def test_an_unforeseen_error_fails_its_own_caller_only() -> None:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
 from msgspec import structs
 
-from coordinator.ledger.rescaling import BatchShards
 from coordinator.ledger.state_ledger import AcceptedCommits
 from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import FencedError
-from coordinator.model.maintenance import Maintenance
 from coordinator.runtime.runtime import MachineClock, now_ms
-from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
-from coordinator.telemetry.batch_times import PHASES, phases
+from coordinator.telemetry.slow_batches import PHASES, phases
 from coordinator.telemetry.state_record import StateRecord
-from tests.unit.coordinator_requests import METADATA, SHARDS, commit_of, lease_all_shards
 from tests.unit.ledger_harness import ENTRY, actor, task
+from tests.unit.service_harness import METADATA, SHARDS, commit_of, coordinator_over, lease_all_shards
 
 
 class WatchedCoordinator:
@@ -30,7 +26,7 @@ class WatchedCoordinator:
         self.started()
 
     def started(self) -> None:
-        self.coordinator = Coordinator("memory://", self.store, Maintenance(), "node")
+        self.coordinator = coordinator_over(self.store)
 
     async def query(self) -> dict[str, Any]:
         (query,) = (await self.coordinator.status_details())["queries"]
@@ -45,17 +41,6 @@ class WatchedCoordinator:
             assert isinstance(outcome, AcceptedCommits), outcome
 
 
-class Lines(logging.Handler):
-    """A handler that keeps the records."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[Any] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
-
-
 async def test_a_query_is_reported_as_it_is_now() -> None:
     watched = WatchedCoordinator()
     assert (await watched.coordinator.status_details())["queries"] == []
@@ -63,7 +48,7 @@ async def test_a_query_is_reported_as_it_is_now() -> None:
     assert (await watched.query())["version"] == 1
     await watched.batch(batch=1)
     assert (await watched.query())["version"] == 2
-    await watched.coordinator.batch_result(task("run-1", 1), BatchShards(0, SHARDS))
+    await watched.coordinator.batch_result(task("run-1", 1), range(SHARDS))
     assert (await watched.query())["batches"][-1]["ended_ms"]
     await watched.coordinator.deactivate_instances("run-1")
     assert not (await watched.query())["active"]
@@ -73,7 +58,7 @@ async def test_a_batch_is_reported_with_its_times_in_order() -> None:
     watched = WatchedCoordinator()
     await watched.batch()
     await watched.batch(batch=1)
-    await watched.coordinator.batch_result(task("run-1", 1), BatchShards(0, SHARDS))
+    await watched.coordinator.batch_result(task("run-1", 1), range(SHARDS))
     query = await watched.query()
     first, second = query["batches"]
     assert (first["batch_id"], second["batch_id"], second["shards_counted"]) == (0, 1, SHARDS)
@@ -130,23 +115,21 @@ async def test_shards_are_reported_with_files_and_moves() -> None:
     assert move["reason"]
 
 
-async def test_a_slow_batch_is_explained_in_the_log_and_in_the_status() -> None:
+async def test_a_slow_batch_is_explained_in_the_log_and_in_the_status(caplog: pytest.LogCaptureFixture) -> None:
     watched = WatchedCoordinator()
-    lines = Lines()
-    logging.getLogger("coordinator.service.state_metrics").addHandler(lines)
     coordinator = watched.coordinator
     for batch in range(7):
         # Spark planned the sixth batch long before a task requested its shards; the last batch is as quick as the others.
         await watched.batch(batch=batch, waited_ms=9000 if batch == 5 else 0)
         for _ in range(2):
-            await coordinator.batch_result(task("run-1", batch), BatchShards(0, SHARDS))
+            await coordinator.batch_result(task("run-1", batch), range(SHARDS))
     (slow,) = (await watched.query())["slow_batches"]
     assert (slow["batch_id"], slow["shard"], slow["number"]) == (5, 3, 1)
     assert slow["text"].startswith("batch 5 of clicks took 9.")
     assert "9.0 s in Spark before shard 3 on" in slow["text"]
-    (record,) = lines.records
+    (record,) = (entry for entry in caplog.records if entry.name == "coordinator.service.state_metrics")
     assert record.getMessage() == slow["text"]
-    assert (record.state, record.shard, record.version, record.batch) == ("clicks", 3, 6, 5)
+    assert [vars(record)[name] for name in ("state", "shard", "version", "batch")] == ["clicks", 3, 6, 5]
     (query,) = (await coordinator.status())["queries"]
     assert query["slow_batches"] == [slow]
 
@@ -172,30 +155,27 @@ def test_times_are_kept_of_the_newest_versions_only_and_a_retry_does_not_change_
 # -- phases -------------------------------------------------------------------------------------------------------
 
 
-def batch(**changes: int | None) -> dict[str, int | None]:
-    times = {
-        "planned_ms": 1000, "asked_ms": 1300, "leased_ms": 1310, "begun_ms": 1330, "apply_ms": 50, "write_ms": 70,
-        "counted_ms": 1480, "ended_ms": 1600,
-    }  # fmt: skip
-    return {**times, **changes}
+TIMES = {
+    "planned_ms": 1000, "asked_ms": 1300, "leased_ms": 1310, "begun_ms": 1330, "apply_ms": 50, "write_ms": 70,
+    "counted_ms": 1480, "ended_ms": 1600,
+}  # fmt: skip
 
 
-def test_the_phases_of_a_batch_add_up_to_its_time() -> None:
-    times = dict(zip(PHASES, phases(batch()), strict=True))
-    assert times == {"spark": 300, "lease": 10, "hand_over": 20, "apply": 50, "write": 70, "commit": 30, "end": 120}
-    assert sum(ms for ms in times.values() if ms) == 1600 - 1000
-
-
-def test_a_lease_that_came_with_the_commit_before_takes_nothing() -> None:
-    times = phases(batch(asked_ms=None, leased_ms=None))
-    assert times == [330, None, None, 50, 70, 30, 120]
-
-
-def test_unknown_times_are_not_made_up() -> None:
-    assert phases(batch(apply_ms=None, write_ms=None, counted_ms=None)) == [300, 10, 20, None, None, None, None]
-    assert phases(batch(planned_ms=None))[0] is None
-    assert phases(dict.fromkeys(batch())) == [None] * 7
-
-
-def test_clocks_that_disagree_make_no_time_negative() -> None:
-    assert min(ms for ms in phases(batch(begun_ms=900, ended_ms=1)) if ms is not None) == 0
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # They add up to the time of the batch.
+        ({}, [300, 10, 20, 50, 70, 30, 120]),
+        # A lease that came with the commit before takes nothing.
+        ({"asked_ms": None, "leased_ms": None}, [330, None, None, 50, 70, 30, 120]),
+        # Unknown times are not made up.
+        ({"apply_ms": None, "write_ms": None, "counted_ms": None}, [300, 10, 20, None, None, None, None]),
+        ({"planned_ms": None}, [None, 10, 20, 50, 70, 30, 120]),
+        (dict.fromkeys(TIMES), [None] * 7),
+        # Clocks that disagree make no time negative.
+        ({"begun_ms": 900, "ended_ms": 1}, [300, 10, 0, 50, 70, 460, 0]),
+    ],
+)
+def test_the_phases_of_a_batch(changes: dict[str, int | None], expected: list[int | None]) -> None:
+    assert PHASES == ("spark", "lease", "hand_over", "apply", "write", "commit", "end")
+    assert phases({**TIMES, **changes}) == expected

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import pytest
 
 from coordinator.model.errors import CredentialsNeededError, StorageUnavailableError
-from coordinator.storage.counted import StorageStats
-from coordinator.storage.forwarded_credentials import ForwardedCredentialsStore
+from coordinator.runtime.runtime import MachineClock
+from coordinator.storage.actor_store import ForwardedCredentialsStore, StorageStats
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.options import Secrets, StorageOptions, split_options
 from coordinator.storage.probe import probe
@@ -57,7 +57,7 @@ def test_a_folder_needs_no_options() -> None:
 
 def test_a_store_without_withheld_options_is_opened_at_once() -> None:
     store = open_store_in_actor(
-        "file:///var/lib/sf", StorageOptions(), lambda: pytest.fail("asked for nothing"), StorageStats()
+        "file:///var/lib/sf", StorageOptions(), lambda: pytest.fail("asked for nothing"), StorageStats(), MachineClock()
     )
     assert not isinstance(store, ForwardedCredentialsStore)
 
@@ -99,7 +99,7 @@ OPTIONS = StorageOptions((("region", "here"),), ("secret_access_key",))
 
 
 def forwarded_credentials_store(bucket: Bucket, forwarded: Secrets | None) -> ForwardedCredentialsStore:
-    return ForwardedCredentialsStore(URI, OPTIONS, lambda: forwarded, bucket.open)
+    return ForwardedCredentialsStore(URI, OPTIONS, lambda: forwarded, bucket.open, StorageStats(), MachineClock())
 
 
 def test_a_process_without_the_credentials_requests_them_once() -> None:
@@ -138,7 +138,9 @@ def test_credentials_that_are_refused_replace_none() -> None:
 
 def test_it_is_an_object_store() -> None:
     memory = MemoryObjectStore()
-    store = ForwardedCredentialsStore(URI, OPTIONS, lambda: key("any"), lambda uri, options: memory)
+    store = ForwardedCredentialsStore(
+        URI, OPTIONS, lambda: key("any"), lambda uri, options: memory, StorageStats(), MachineClock()
+    )
     probe(store)
     store.put("a/b", b"1")
     store.ensure_durable("a/b")

@@ -15,17 +15,14 @@ from coordinator.ledger.records import Record, recorded
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.log.log_files import unseal
 from coordinator.log.manifest_log import ManifestLog
-from coordinator.model.commits import CommitEntry, SnapshotEntry
-from coordinator.model.identities import ActorLocation, ShardKey, StateStoreId, TaskIdentity
-from coordinator.model.leases import Lease
-from coordinator.model.load_plans import InstancePlans, LoadPlans
-from coordinator.model.schema import Field, StateSchema
+from coordinator.model.identities import ShardKey, StateStoreId
+from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.stored_json import from_json
+from coordinator.runtime.runtime import Runtime
 from coordinator.storage.local import LocalObjectStore
-from store_actors.messages.requests import OpenRequest, StoreSpec
-from store_actors.serving.keyed_stores import KeyedStores
-from store_actors.serving.metrics import StoreMetrics
+from statefleet.reads.fleet import attach
+from statefleet.reads.stored import StoredSource
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
 from tests.stored_shards import STORED, stored_rows
@@ -33,35 +30,6 @@ from tests.stored_shards import STORED, stored_rows
 EXPECTED: dict[str, Any] = json.loads((STORED / "expected.json").read_text())
 CLICKS, PROFILES = "clicks", "profiles"
 STATES = (CLICKS, PROFILES)
-#: The stores of the second program.
-STORES = (
-    StoreSpec("default", (Field("user", "string"),), (Field("score", "int64"),)),
-    StoreSpec(
-        "seen", (Field("user", "string"), Field("day", "date32")), (Field("n", "int64"), Field("note", "string"))
-    ),
-)
-
-
-class ReadOnlyCoordinator:
-    """A coordinator that only reads."""
-
-    def __init__(self, ledger: StateLedger) -> None:
-        self._ledger = ledger
-
-    def load_plans(self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]) -> LoadPlans:
-        return self._ledger.load_plans(partition_id, version, store_names)
-
-    def open_instance(self, *_: Any) -> InstancePlans:
-        raise AssertionError("nothing is opened for writing")
-
-    def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> Sequence[CommitEntry]:
-        raise AssertionError("nothing is written")
-
-    def add_snapshot(self, state_name: str, snapshot: SnapshotEntry) -> bool:
-        raise AssertionError("nothing is written")
-
-    def reassigned(self, state_name: str, store_ids: Sequence[StateStoreId]) -> Sequence[StateStoreId]:
-        return ()
 
 
 def objects() -> LocalObjectStore:
@@ -134,10 +102,10 @@ def test_the_ledger_says_the_same(state: str) -> None:
         plan = ledger.load_plans(partition, newest.version, (store,)).plans[store]
         assert plan.oldest_retained == facts["floors"][name]
         schemas = plan.schemas
-        location = ledger.location(partition)
-        assert location is not None
-        assert [location[0], location[1].actor_name] == facts["locations"][str(partition)]
-        assert ledger.rows_late(partition) == facts["rows_late"][str(partition)]
+        assignment = ledger.assignment(partition)
+        assert assignment is not None
+        assert [assignment.epoch, assignment.location.actor_name] == facts["locations"][str(partition)]
+    assert ledger.total_rows_late() == sum(facts["rows_late"].values())
     accumulators = [
         [f"{accumulator.meaning}:{accumulator.state[0].type}" for accumulator in schema.accumulators]
         for _, schema in schemas
@@ -170,7 +138,7 @@ def test_an_aggregation_has_the_same_rows() -> None:
     newest = ledger.described(metadata_of(CLICKS))
     schema = newest.schema
     assert schema is not None
-    store = OperatorShards(Partitions(objects(), ReadOnlyCoordinator(ledger)))
+    store = OperatorShards(Partitions(objects(), StoredSource(objects(), Runtime())))  # type: ignore[arg-type]
     for name, (partition, _) in shards(CLICKS).items():
         version = EXPECTED[CLICKS]["facts"]["newest"][name]
         rows = stored_rows(store, StateStoreId(ledger.root, 0, partition), version, schema).to_pylist()
@@ -180,20 +148,11 @@ def test_an_aggregation_has_the_same_rows() -> None:
     assert store.metrics.deltas_loaded > 0
 
 
-def test_keyed_stores_have_the_same_rows() -> None:
-    ledger = ledger_of(PROFILES)
-    version = EXPECTED[PROFILES]["facts"]["newest"]["0/default"]
-    store_id = StateStoreId(ledger.root, 0, 0)
-    task = TaskIdentity(PROFILES, "python", "reader", version, 0, 0, "executor")
-    lease = Lease(store_id, "reader", -1, ActorLocation("store-a", "a", "node-a", "host-a", 1))
-    keyed = KeyedStores(Partitions(objects(), ReadOnlyCoordinator(ledger), StoreMetrics()))
-    session, _ = keyed.open_read(OpenRequest(task, lease, version, STORES))
-    for spec in STORES:
-        scan = keyed.call(session, spec.name, "iterator", ())
-        rows: list[dict[str, Any]] = []
-        while (batch := keyed.next_batch(session, scan)) is not None:
-            rows += batch.to_pylist()
-        assert plain(rows) == EXPECTED[PROFILES]["rows"][f"0/{spec.name}"]
+@pytest.mark.parametrize("store", ["default", "seen"])
+def test_keyed_stores_have_the_same_rows(store: str) -> None:
+    state = attach(f"file://{STORED}", offline=True).state(PROFILES, store)
+    rows = state.at(EXPECTED[PROFILES]["facts"]["newest"]["0/default"]).scan().to_arrow().to_pylist()
+    assert plain(rows) == EXPECTED[PROFILES]["rows"][f"0/{store}"]
 
 
 def test_every_file_that_is_needed_is_there_and_no_other() -> None:

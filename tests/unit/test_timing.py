@@ -7,7 +7,7 @@ from msgspec import structs
 from pyspark.sql.streaming.state import GroupStateTimeout
 
 from coordinator.model.schema import OperatorKind, StateSchema
-from spark_jobs.plan.timing import output_lag_ms, runs_again
+from spark_jobs.plan.operator_rules import output_lag_ms, runs_again
 from spark_jobs.transform.variables import TimeMode
 from store_actors.operators.operator_names import operator_name
 

@@ -13,10 +13,9 @@ from msgspec import structs
 
 from coordinator.model.errors import InvalidRequestError, StateMismatchError
 from coordinator.model.schema import Field
-from store_actors.messages.requests import ShardInput
 from store_actors.operators.top import FirstShard, TopShard, top_shard
 from store_actors.operators.top_schema import top_schema
-from tests.unit.top_machine import EPOCH, TopModel, at, by, input_of, pairs
+from tests.unit.top_machine import EPOCH, TopModel, by, input_of, pairs
 
 # -- the order of values ----------------------------------------------------------------------------------------------
 
@@ -57,60 +56,12 @@ def test_values_of_every_type_come_in_sparks_order(kind: str, descending: bool, 
 
 # -- cases ------------------------------------------------------------------------------------------------------------
 
-BIDS = top_schema(
-    (Field("auction", "int64"),),
-    (Field("bidder", "string"), Field("price", "int64")),
-    2,
-    [by("price", descending=True)],
-)
-LATEST = top_schema(
-    (Field("user", "string"),),
-    (Field("ts", "timestamp"), Field("page", "string")),
-    1,
-    [by("ts", descending=True)],
-    ties="last",
-    rank=False,
-)
-
-
-def bids(*rows: tuple[int, str, int]) -> ShardInput:
-    return input_of(BIDS, [dict(zip(("auction", "bidder", "price"), row, strict=True)) for row in rows])
-
-
-def applied(shard: FirstShard | TopShard, rows: ShardInput, watermark_ms: int = 0) -> list[tuple[Any, ...]]:
-    change = shard.apply(rows, watermark_ms, shard.version + 1)
-    shard.commit()
-    return sorted((tuple(row.values()) for row in shard.output(change.delta).to_pylist()), key=repr)
-
-
-def visits(*rows: tuple[str | None, float | None, str]) -> ShardInput:
-    return input_of(LATEST, [{"user": user, "ts": at(seconds), "page": page} for user, seconds, page in rows])
-
 
 def test_columns_that_are_only_ordered_by_are_not_emitted() -> None:
     schema = top_schema((), (Field("id", "int64"),), 1, [by("o0")], order_columns=(Field("o0", "float64"),))
     shard = top_shard(schema)
-    assert applied(shard, input_of(schema, [{"id": 1, "o0": 2.0}, {"id": 2, "o0": 1.0}])) == [(2, 1)]
-
-
-def test_closing_a_window_emits_its_last_ranks_and_nothing_more() -> None:
-    schema = top_schema(
-        (Field("end", "timestamp"),),
-        (Field("id", "int64"), Field("v", "int64")),
-        2,
-        [by("v")],
-        expiry="end",
-        delay_ms=0,
-    )
-    shard = top_shard(schema)
-    applied(shard, input_of(schema, [{"end": at(10), "id": 1, "v": 5}, {"end": at(20), "id": 2, "v": 5}]))
-    assert applied(shard, input_of(schema, [{"end": at(10), "id": 3, "v": 4}]), 10_000) == [
-        (at(10), 1, 5, 2),
-        (at(10), 3, 4, 1),
-    ]
-    assert len(shard) == 1
-    change = shard.apply(input_of(schema, [{"end": at(10), "id": 4, "v": 1}]), 20_000, 3)
-    assert (change.rows_late, change.rows_removed, len(shard), shard.output(change.delta).num_rows) == (1, 1, 0, 0)
+    change = shard.apply(input_of(schema, [{"id": 1, "o0": 2.0}, {"id": 2, "o0": 1.0}]), 0, 1)
+    assert [tuple(row.values()) for row in shard.output(change.delta).to_pylist()] == [(2, 1)]
 
 
 def test_options_that_make_no_sense_are_refused() -> None:
@@ -122,8 +73,9 @@ def test_options_that_make_no_sense_are_refused() -> None:
 
 
 def test_state_of_several_rows_is_not_taken_for_that_of_one() -> None:
-    change = top_shard(BIDS).apply(bids((1, "a", 10), (1, "b", 20)), 0, 1)
-    of_one = top_shard(structs.replace(BIDS, options={**BIDS.options, "n": 1}))
+    schema = top_schema((Field("k", "int64"),), (Field("v", "int64"),), 2, [by("v")])
+    change = top_shard(schema).apply(input_of(schema, [{"k": 1, "v": 10}, {"k": 1, "v": 20}]), 0, 1)
+    of_one = top_shard(structs.replace(schema, options={**schema.options, "n": 1}))
     assert isinstance(of_one, FirstShard)
     with pytest.raises(StateMismatchError, match="several rows"):
         of_one.load(change.delta, 1, 0)

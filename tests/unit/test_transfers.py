@@ -9,14 +9,14 @@ import pytest
 
 from coordinator.model.errors import OperationOutOfOrderError
 from coordinator.model.schema import Field
-from coordinator.runtime.runtime import MachineClock, Runtime
+from coordinator.runtime.runtime import Runtime
 from store_actors.messages.requests import StoreSpec
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
-from store_actors.serving.readable_rows import _IDLE_S
+from store_actors.serving.sessions import _STREAM_IDLE_S
+from tests.clocks import LaterClock
 from tests.unit.aggregation_fleet import AggregationFleet, counts, rows
-from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet
-from tests.unit.shard_transfer import offer_of, pieces, store_id, transfer_shard
+from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet, offer_of, pieces, store_id, transfer_shard
 
 
 class Move:
@@ -49,35 +49,6 @@ def test_the_next_batch_continues_from_the_copy_and_reads_nothing() -> None:
     assert (move.source.metrics.handed_over, move.target.metrics.taken_over) == (1, 1)
 
 
-def test_commits_during_a_copy_are_taken_from_the_log() -> None:
-    move = Move("aab", "bc")
-    offer = offer_of(move.source, move.shard)
-    move.run("aad")
-    move.run("b")
-    assert move.target.partitions.transfers.take(move.shard, offer, pieces(move.source, offer))[0] == 4
-    assert move.target.metrics.deltas_loaded == 2
-    move.run("e")
-    assert move.run_on_target("abcde") == {"a": 5, "b": 4, "c": 2, "d": 2, "e": 2}
-    assert move.target.metrics.deltas_loaded == 3, "the delta since the copy; no snapshot and nothing twice"
-    assert move.target.metrics.caught_up == 2
-
-
-def test_a_copy_is_used_only_after_the_coordinator_confirms_it() -> None:
-    """Memory is known to be right under its own lease; a copy that arrives is not of that lease."""
-    move = Move("a")
-    request = move.fleet.request(move.batch, local="b", lost="a")
-    offer = offer_of(move.source, move.shard)
-    move.target.apply(request, rows("b"))
-    ((_, partition),) = move.target.partitions.cache.items()
-    assert partition.lineage.is_hot(request.lease.epoch, "run-1", 2)
-    partition.forget()
-    move.target.partitions.transfers.take(move.shard, offer, pieces(move.source, offer))
-    assert partition.lineage.is_loaded
-    assert not partition.lineage.is_hot(request.lease.epoch, "run-1", partition.lineage.version)
-    # Nor is it reported with the partitions of that run, of which the coordinator would say that it is stale.
-    assert (partition.lineage.epoch, partition.lineage.run_id) == (-1, "")
-
-
 def test_a_copy_that_is_older_than_memory_is_ignored() -> None:
     move = Move("a")
     old = offer_of(move.source, move.shard)
@@ -107,15 +78,8 @@ def test_a_partition_that_is_not_in_memory_is_not_offered() -> None:
     assert move.source.partitions.transfers.begin(move.shard) is None
 
 
-class Elapsing(MachineClock):
-    seconds = 0.0
-
-    def elapsed_s(self) -> float:
-        return self.seconds
-
-
 def test_an_abandoned_transfer_frees_its_rows() -> None:
-    fleet, clock = AggregationFleet(), Elapsing()
+    fleet, clock = AggregationFleet(), LaterClock()
     fleet.store = OperatorShards(Partitions(fleet.objects, fleet.coordinator, runtime=Runtime(clock=clock)))
     fleet.apply(0, "ab")
     shard = store_id(fleet.coordinator, 1)
@@ -123,64 +87,23 @@ def test_an_abandoned_transfer_frees_its_rows() -> None:
     ((_, partition),) = fleet.store.partitions.cache.items()
     table: Any = partition.stores["default"].table  # type: ignore[attr-defined]
     assert table.is_frozen
-    clock.seconds = _IDLE_S + 1
+    clock.later_s = _STREAM_IDLE_S + 1
     fleet.store.partitions.maintain(10)
     assert not table.is_frozen
     with pytest.raises(OperationOutOfOrderError, match="nothing was lost"):
         fleet.store.partitions.transfers.next_piece(offer.transfer_id)
 
 
-class KeyedMove:
-    """Keyed stores of a partition that another store actor is to get."""
-
-    def __init__(self) -> None:
-        self.fleet = KeyedFleet()
-        self.target_metrics = self.fleet.metrics
-        self.source = self.fleet.stores
-
-    def begin(self, batch: int) -> None:
-        self.shard = store_id(self.fleet.coordinator, batch)
-        self.target = self.fleet.new_stores()
-        self.target_metrics = self.fleet.metrics
-
-    def to_target(self) -> None:
-        self.fleet.stores = self.target
-
-
-def test_all_stores_of_a_partition_are_copied() -> None:
-    move = KeyedMove()
-    fleet = move.fleet
-    session = fleet.open(0, "run-1", 0, COUNTS, NAMES)
-    fleet.put(session, a=1, b=2)
-    fleet.call(session, "put", pa.record_batch({"id": [7], "name": ["seven"]}), store="names")
-    fleet.stores.commit(session)
-    move.begin(1)
-    assert transfer_shard(move.source, move.target, move.shard) == 1
-    # One more batch meanwhile, which changes only one of the stores.
-    session = fleet.open(1, "run-1", 0, COUNTS, NAMES)
-    fleet.put(session, a=5)
-    fleet.stores.commit(session)
-    move.to_target()
-    session = fleet.open(2, "run-1", 1, COUNTS, NAMES)
-    assert fleet.call(session, "get", ("a",)) == {"n": 5}
-    assert fleet.call(session, "get", (7,), store="names") == {"name": "seven"}
-    fleet.call(session, "remove_key", ("b",))
-    assert fleet.stores.commit(session) == 3
-    assert fleet.read(3) == [{"k": "a", "n": 5}]
-    assert move.target_metrics.deltas_loaded == 2, "of the one batch, a file a store"
-
-
 def test_a_store_that_the_next_batch_does_not_open_is_kept() -> None:
-    move = KeyedMove()
-    fleet = move.fleet
+    fleet = KeyedFleet()
     session = fleet.open(0, "run-1", 0, COUNTS, NAMES)
     fleet.put(session, a=1)
     fleet.call(session, "put", pa.record_batch({"id": [7], "name": ["seven"]}), store="names")
     fleet.stores.commit(session)
-    move.begin(1)
-    transfer_shard(move.source, move.target, move.shard)
+    target = fleet.new_stores()
+    transfer_shard(fleet.stores, target, store_id(fleet.coordinator, 1))
     fleet.write(1, a=2)
-    move.to_target()
+    fleet.stores = target
     fleet.write(2, a=3)
     session = fleet.open(3, "run-1", 0, COUNTS, NAMES)
     assert fleet.call(session, "get", (7,), store="names") == {"name": "seven"}
@@ -189,30 +112,14 @@ def test_a_store_that_the_next_batch_does_not_open_is_kept() -> None:
 
 def test_columns_that_were_added_meanwhile_are_loaded() -> None:
     wider = StoreSpec("default", COUNTS.keys, (*COUNTS.values, Field("m", "int64")))
-    move = KeyedMove()
-    fleet = move.fleet
-    fleet.write(0, a=1)
-    move.begin(1)
-    transfer_shard(move.source, move.target, move.shard)
+    fleet = KeyedFleet({"a": 1})
+    target = fleet.new_stores()
+    transfer_shard(fleet.stores, target, store_id(fleet.coordinator, 1))
     session = fleet.open(1, "run-2", 0, wider)
     fleet.call(session, "put", pa.record_batch({"k": ["b"], "n": pa.array([2]), "m": pa.array([3])}))
     fleet.stores.commit(session)
-    move.to_target()
+    fleet.stores = target
     # Back at the copied columns: rows of the other run are read all the same.
     session = fleet.open(2, "run-3", 0, COUNTS)
     assert fleet.call(session, "get", ("b",)) == {"n": 2}
     assert fleet.call(session, "get", ("a",)) == {"n": 1}
-
-
-def test_a_writer_at_work_does_not_stop_its_partition_from_being_copied() -> None:
-    move = KeyedMove()
-    fleet = move.fleet
-    fleet.write(0, a=1)
-    session = fleet.open(1)
-    fleet.put(session, a=9, b=9)
-    move.begin(1)
-    assert transfer_shard(move.source, move.target, move.shard) == 1
-    assert fleet.stores.commit(session) == 2
-    move.to_target()
-    fleet.write(2, c=3)
-    assert fleet.read(3) == [{"k": "a", "n": 9}, {"k": "b", "n": 9}, {"k": "c", "n": 3}]

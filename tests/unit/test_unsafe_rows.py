@@ -85,12 +85,6 @@ def test_further_columns_are_left_out() -> None:
     assert _table(data, pa.schema([("n", pa.int64())]), 1).column("n").to_pylist() == [5, None]
 
 
-def test_many_rows_and_large_ones_are_cut_into_blocks() -> None:
-    rows = pa.record_batch({"n": np.arange(100_000), "t": pa.array([str(n) * (n % 7) for n in range(100_000)])})
-    large = pa.record_batch({"n": [1, 2], "t": ["x" * 3_000_000, "y"]})
-    assert _table(_blocks(rows, large), rows.schema) == pa.Table.from_batches([rows, large])
-
-
 @pytest.mark.parametrize(
     "order", list(itertools.permutations([0, _BLOCK_BYTES - 24, _BLOCK_BYTES - 23, 3 * _BLOCK_BYTES]))
 )

@@ -1,13 +1,15 @@
-"""A user's program with state, from a partition's rows to its commit: over keyed stores in this process, without Spark and Ray."""
+"""A user's program with state, from its task's identity and rows to its commit: over keyed stores in this process, without Spark."""
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupStateTimeout
 
@@ -17,19 +19,61 @@ from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import Field, OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.functions import user_state_task
-from spark_jobs.functions.group_task import ArrowCalls, GroupStateProgram, GroupView
 from spark_jobs.functions.groups import StateColumns
 from spark_jobs.functions.state_batch import StateBatch
-from spark_jobs.functions.user_state_task import EVENT_TIME_FIELD, UserStateTask
+from spark_jobs.functions.user_state_task import (
+    EVENT_TIME_FIELD,
+    ArrowCalls,
+    GroupStateProgram,
+    GroupView,
+    UserStateTask,
+)
 from spark_jobs.plan.keys import KeyTree
 from spark_jobs.plan.spark_version import SPARK
 from spark_jobs.worker.exchange import Received
-from store_actors.client.batch import BatchHeader
-from store_actors.client.fleet_client import FleetAddress
-from store_actors.client.leased_calls import default_store
+from spark_jobs.worker.process import task_identity
+from store_actors.client.fleet_client import FleetAddress, default_store
+from store_actors.client.operator_task import BatchHeader
 from store_actors.client.state_store import StateStore
 from store_actors.messages.requests import OpenRequest, ShardInput, StoreSpec
 from tests.unit.keyed_fleet import KeyedFleet
+
+METADATA = StateMetadata("clicks", "", 4, "update")
+HEADER = BatchHeader("query", "run", 7, 2, late_ms=0, evict_ms=0, time_ms=11, former_time_ms=10)
+
+
+@pytest.fixture
+def context() -> Iterator[TaskContext]:
+    """The context of this process, as a Python worker sets it for each task."""
+    task_context = TaskContext._getOrCreate()
+    # Properties that user code may set in the middle of a batch.
+    task_context._localProperties = {"streaming.sql.batchId": "1", "spark.jobGroup.id": "a group of the user's own"}
+    yield task_context
+    TaskContext._setTaskContext(None)
+
+
+def identity_of(context: TaskContext, stage_attempt: tuple[int, int], task_attempt_id: int) -> TaskIdentity:
+    """Return the identity of a task, given its partition and attempt number in its stage, and its id."""
+    context._partitionId, context._attemptNumber = stage_attempt
+    context._taskAttemptId = task_attempt_id
+    return task_identity(METADATA, HEADER)
+
+
+def test_a_later_attempt_is_larger_also_in_a_stage_that_spark_repeats(context: TaskContext) -> None:
+    first = identity_of(context, (2, 0), 40)
+    retried = identity_of(context, (2, 1), 44)
+    of_the_repeated_stage = identity_of(context, (2, 0), 51)
+    assert first.attempt < retried.attempt < of_the_repeated_stage.attempt
+    assert {(identity.batch_id, identity.partition_id) for identity in (first, retried, of_the_repeated_stage)} == {
+        (7, 2)
+    }
+
+
+def test_a_job_group_of_the_users_own_changes_neither_run_nor_batch(context: TaskContext) -> None:
+    task = identity_of(context, (0, 0), 1)
+    assert (task.query_id, task.run_id, task.batch_id) == ("query", "run", 7)
+    assert (task.batch_time_ms, task.former_time_ms) == (11, 10)
+
 
 KEYS = (Field("k", "string"),)
 SCHEMA = StateSchema(

@@ -49,7 +49,7 @@ def test_states_that_are_whole_have_no_damage(folder: Path) -> None:
         files = files_of(objects, name)
         check = check_files(objects, files, sizes.append)
         assert (check.damages, check.files) == ((), len(files.files))
-        assert sum(sizes) == files.size
+        assert (len(sizes), sizes[-1]) == (len(files.files), files.size)
         # Both checkpoints, the log since the older one, metadata, and data.
         paths = {file.path for file in files.files}
         assert {path for path in DATA_FILES if path.startswith(name)} <= paths

@@ -9,15 +9,15 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
+from coordinator.ledger.read_views import version_stats
 from coordinator.ledger.records import Record
 from coordinator.ledger.rescaling import decide_shards
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.ledger.version_stats import version_stats
 from coordinator.log.manifest_log import ManifestLog
-from coordinator.model.file_format import FORMAT
 from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.placement.lease_placer import StayElseLocal
+from coordinator.model.stored_json import FORMAT
+from coordinator.placement.lease_placer import stay_else_local
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import check_files, files_of
 from tests.unit.ledger_harness import FakeFleetView, actor, entry, task
@@ -53,7 +53,7 @@ class RescaledState:
         assert layout.num_shards == shards
         for shard, partition in enumerate(layout.partitions):
             records, grant = self.ledger.decide_lease(
-                task(run, batch, partition), actor("a"), FakeFleetView(), StayElseLocal()
+                task(run, batch, partition), actor("a"), FakeFleetView(), stay_else_local
             )
             self.fold(records)
             sink = pa.BufferOutputStream()
@@ -104,7 +104,7 @@ def test_a_version_that_a_programs_partition_did_not_make_has_the_partitions_ear
     ledger = StateLedger("memory:///clicks")
     for version, partition in ((1, 0), (1, 1), (2, 0)):
         identity = structs.replace(task("run", version - 1, partition), query_id="python")
-        records, grant = ledger.decide_lease(identity, actor("a"), FakeFleetView(), StayElseLocal())
+        records, grant = ledger.decide_lease(identity, actor("a"), FakeFleetView(), stay_else_local)
         commit = structs.replace(
             entry(grant, version), attempt_id=f"{version}{partition}", state_rows=10 * version, rows_in=1
         )

@@ -9,12 +9,10 @@ import struct
 from decimal import Decimal
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pytest
-from msgspec import structs, to_builtins
+from msgspec import structs
 
-from coordinator.ledger.compatibility import check_metadata, same_description, same_state
 from coordinator.ledger.records import SchemaChanged
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.accumulator_kinds import AccumulatorKind
@@ -87,18 +85,6 @@ STATE = pa.concat_tables(
 )
 
 
-def test_columns_are_computed_from_the_accumulators_results() -> None:
-    view = ViewColumns.of(GROUPS)
-    table = view.rows(STATE, None)
-    assert table.schema == view.schema
-    assert table.to_pylist() == [
-        {"window": MINUTE, "x": 1.5, "avg(v)": 3.5, "usual": "b"},
-        {"window": None, "x": None, "avg(v)": None, "usual": None},
-    ]
-    assert (view.keys, view.not_shown, ViewColumns.parts_of(GROUPS)) == (("window", "x"), {"text": "because"}, ())
-    assert view.rows(STATE.slice(0, 0), None).schema == view.schema
-
-
 def test_only_the_needed_columns_are_requested() -> None:
     view = ViewColumns.of(GROUPS)
     assert view.needed(None) == tuple(GROUPS.row_schema().names)
@@ -125,39 +111,7 @@ def test_states_without_a_description_are_shown_as_they_are() -> None:
     assert ViewColumns.parts_of(top) == ()
 
 
-SIDES = StateSchema(
-    keys=(Field("k0", "string"), Field("__row", "int64", False)),
-    inputs=(),
-    accumulators=tuple(
-        Accumulator(AccumulatorKind.VALUE, (), (field,))
-        for field in (Field("__side", "int8", False), Field("l0", "int64"), Field("r0", "int64"))
-    ),
-    expiry_key=None,
-    delay_ms=None,
-    output_mode="append",
-    operator=OperatorKind.JOIN,
-    shown={
-        side: {
-            "columns": [
-                {"name": "user", "value": column("k0"), "key": True},
-                {"name": "ms", "value": column(f"{side[0]}0")},
-            ],
-            "where": {"op": "=", "args": [column("__side"), {"op": "literal", "type": "int8", "value": number}]},
-        }
-        for number, side in enumerate(("left", "right"))
-    },
-)
-
-
-def test_a_part_has_its_own_rows_only() -> None:
-    state = rows(SIDES, ("a", 0, 0, 1, None), ("b", 1, 1, None, 2), ("a", 2, 0, 3, None))
-    left_view, right_view = (ViewColumns.of(SIDES, part) for part in ViewColumns.parts_of(SIDES))
-    assert left_view.rows(state, ["ms"]).to_pylist() == [{"ms": 1}, {"ms": 3}]
-    assert right_view.rows(state, None).to_pylist() == [{"user": "b", "ms": 2}]
-    assert right_view.rows(state.slice(0, 1), None).num_rows == 0
-    assert right_view.needed(["user"]) == ("k0", "__side")
-    with pytest.raises(InvalidRequestError, match=r"say which one.*left"):
-        ViewColumns.of(SIDES)
+def test_a_part_of_a_state_without_parts_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="leave its name out"):
         ViewColumns.of(GROUPS, "left")
 
@@ -274,17 +228,6 @@ def renamed(schema: StateSchema, name: str) -> StateSchema:
 
 def metadata(schema: StateSchema) -> StateMetadata:
     return StateMetadata("s", "query", 1, "update", schema)
-
-
-def test_a_description_makes_no_other_schema() -> None:
-    redescribed = renamed(GROUPS, "mean")
-    assert redescribed == GROUPS
-    assert hash(redescribed) == hash(GROUPS)
-    assert msgspec.json.decode(msgspec.json.encode(redescribed), type=StateSchema).shown == redescribed.shown
-    assert "shown" not in to_builtins(redescribed.undescribed())
-    check_metadata(metadata(GROUPS), metadata(redescribed))
-    assert same_state(GROUPS, redescribed)
-    assert not same_description(GROUPS, redescribed)
 
 
 def test_a_new_description_alone_is_logged_once() -> None:

@@ -19,7 +19,7 @@ from store_actors.engine.versions import Compaction
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.top import FirstShard, TopShard, top_shard
 from store_actors.operators.top_schema import RANK_COLUMN, top_schema
-from tests.unit.operator_machine import OperatorMachine
+from tests.unit.shard_machine import OperatorMachine
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Row = dict[str, Any]

@@ -1,16 +1,20 @@
 package org.apache.spark.sql.statefleet
 
-import java.io.{ByteArrayOutputStream, InterruptedIOException, IOException}
+import java.io.{ByteArrayOutputStream, File, InterruptedIOException, IOException}
 import java.net.{ConnectException, StandardProtocolFamily, UnixDomainSocketAddress}
 import java.nio.ByteBuffer
-import java.nio.channels.{ClosedChannelException, ReadableByteChannel, SelectionKey, Selector, SocketChannel}
-import java.nio.charset.StandardCharsets.UTF_8
-import java.nio.file.Path
+import java.nio.channels._
+import java.nio.charset.StandardCharsets.{US_ASCII, UTF_8}
+import java.nio.file.{Files, FileSystems, LinkOption, Path, Paths, SecureDirectoryStream, StandardOpenOption}
+import java.nio.file.attribute._
 import java.security.{MessageDigest, SecureRandom}
-import java.util.Base64
+import java.util.{Base64, Collections}
+import java.util.zip.CRC32
 import javax.crypto.Mac
 import javax.crypto.spec.SecretKeySpec
 import org.apache.spark.TaskContext
+import scala.annotation.tailrec
+import scala.util.matching.Regex
 
 /** The store actor's process was lost; what it committed is safe. */
 class Lost(what: String, cause: Throwable = null)
@@ -28,22 +32,28 @@ class Lost(what: String, cause: Throwable = null)
  *
  * @param address The store actor's file.
  * @param context The task, which may be cancelled while it waits.
- * @param proofSeconds Seconds until the process has to have proved who it is.
+ * @param proofSeconds Seconds until the process has to have proved who it is; one that hangs is ended sooner.
  */
-class Connection(address: Path, context: TaskContext, proofSeconds: Long = Connection.ProofSeconds)
+class Connection(address: Path, context: TaskContext, proofSeconds: Long = 40L)
   extends ReadableByteChannel {
-  import Connection._
+  /** Raised with each change of what is sent (_FORMAT in store_actors/connections/hand_over.py). */
+  private final val Format = 4
+
+  private final val ProofBytes = 32
+
+  /** Milliseconds between checks whether the task was cancelled, if nothing interrupts it. */
+  private final val LookMs = 1000L
+  private final val InTheMiddle = "was lost in the middle of a batch"
 
   private val channel = SocketChannel.open(StandardProtocolFamily.UNIX)
   channel.configureBlocking(false)
   private val selector = Selector.open()
   private val key = channel.register(selector, 0)
   private val received = ByteBuffer.allocate(Request.BlockBytes)
-  private val proofUntil = System.nanoTime() + proofSeconds * 1000000000L
 
-  /** Whether the process has proved who it is. Another user's, which is not watched, could hang for ever. */
-  private var isProved = false
-  private var readBytes = 0L
+  /** Until when the process has to have proved who it is. Another user's, which is not watched, could hang for ever. */
+  private var proofUntil = System.nanoTime() + proofSeconds * 1000000000L
+  var consumed = 0L
 
   received.limit(0)
   try connect()
@@ -52,9 +62,6 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = Conne
       close()
       throw error
   }
-
-  /** Bytes that were read. */
-  def consumed: Long = readBytes
 
   private def connect(): Unit = {
     val (process, secret) = SocketFolder.factsOf(address).split(" ") match {
@@ -71,7 +78,6 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = Conne
     checkProof(Base64.getDecoder.decode(secret))
   }
 
-  /** Raises an error unless the process proves that it has the secret. */
   private def checkProof(secret: Array[Byte]): Unit = {
     val challenge = new Array[Byte](ProofBytes)
     new SecureRandom().nextBytes(challenge)
@@ -86,7 +92,7 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = Conne
         "the process that answers in the place of this node's store actor is another one; nothing was sent to it, " +
           s"and nothing of this batch was lost; see who owns the socket, then restart the query [socket=`$address`]")
     }
-    isProved = true
+    proofUntil = Long.MaxValue
   }
 
   /** Has the other side see that nothing follows. */
@@ -110,66 +116,48 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = Conne
     }
   }
 
-  /** Returns whether something came. */
   def hasArrived(): Boolean = {
-    if (!received.hasRemaining) {
-      received.clear()
-      val size = receivedNow(received)
-      received.flip()
-      if (size < 0) throw new Lost(InTheMiddle)
-    }
+    if (!received.hasRemaining) refill(receivedNow)
     received.hasRemaining
   }
 
   /** Reads some bytes. An answer has an end of its own, so the end of the connection is a loss. */
   override def read(target: ByteBuffer): Int = {
-    val isLarge = target.remaining >= Request.BlockBytes
     val size =
-      if (!received.hasRemaining && isLarge) {
-        receivedOrLost(target)
+      if (!received.hasRemaining && target.remaining >= Request.BlockBytes) {
+        orLost(receive(target))
       } else {
-        if (!received.hasRemaining) {
-          received.clear()
-          try receivedOrLost(received)
-          finally received.flip()
-        }
-        val piece = received.duplicate()
-        piece.limit(piece.position() + math.min(target.remaining, piece.remaining))
-        val size = piece.remaining
-        target.put(piece)
-        received.position(piece.position())
-        size
+        if (!received.hasRemaining) refill(receive)
+        Request.move(received, target)
       }
-    readBytes += size
+    consumed += size
     size
   }
 
-  private def receivedOrLost(target: ByteBuffer): Int = {
-    val size = receive(target)
-    if (size < 0) throw new Lost(InTheMiddle)
-    size
+  private def refill(receive: ByteBuffer => Int): Unit = {
+    received.clear()
+    try orLost(receive(received))
+    finally received.flip()
   }
 
-  /** Reads bytes until a buffer is full. */
+  private def orLost(size: Int): Int = if (size < 0) throw new Lost(InTheMiddle) else size
+
   def fill(target: ByteBuffer): Unit = while (target.hasRemaining) read(target)
 
   /** Returns all that the other side sends before it closes the connection, as text. */
   def readText(): String = {
     val text = new ByteArrayOutputStream
     try {
-      do {
+      while (true) {
         text.write(received.array, received.position(), received.remaining)
-        received.clear()
-        received.limit(math.max(0, receive(received)))
-        received.position(0)
-      } while (received.hasRemaining)
+        refill(receive)
+      }
     } catch {
-      case _: Lost => // how a connection ends that the other side did not read to its end
+      case _: Lost => // the end, also of a connection that the other side did not read to its end
     }
     text.toString(UTF_8)
   }
 
-  /** Returns whether the other side sends nothing more. */
   def hasEnded(): Boolean = {
     received.compact()
     val hasEnded = received.position() == 0 && receive(received) < 0
@@ -195,21 +183,17 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = Conne
       case error: IOException => throw new Lost(InTheMiddle, error)
     }
 
-  /** Waits until something can be sent or received; looks meanwhile whether the task was cancelled. */
+  /** Waits until something can be sent or received; looks each second whether the task was cancelled. */
   private def await(operations: Int): Unit = {
     key.interestOps(operations)
-    do {
-      if (!isProved && System.nanoTime() > proofUntil) throw new Lost(s"did not say who it is in $proofSeconds s")
-    } while (!isReady())
-  }
-
-  /** Waits for a second at most; returns whether something happened. */
-  private def isReady(): Boolean = {
-    selector.selectedKeys.clear()
-    val isReady = selector.select(LookMs) > 0
-    context.killTaskIfInterrupted()
-    if (Thread.currentThread.isInterrupted) throw new InterruptedIOException
-    isReady
+    var isReady = false
+    while (!isReady) {
+      if (System.nanoTime() > proofUntil) throw new Lost(s"did not say who it is in $proofSeconds s")
+      selector.selectedKeys.clear()
+      isReady = selector.select(LookMs) > 0
+      context.killTaskIfInterrupted()
+      if (Thread.currentThread.isInterrupted) throw new InterruptedIOException
+    }
   }
 
   override def isOpen: Boolean = channel.isOpen
@@ -220,15 +204,117 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = Conne
   }
 }
 
-object Connection {
-  /** Raised with each change of what is sent (_FORMAT in store_actors/connections/hand_over.py). */
-  val Format = 4
+/**
+ * The folder in which tasks find the store actors of their node, which only this user can enter. Others can put a
+ * folder of their own in its place, so a task looks at it as it is open.
+ */
+object SocketFolder {
+  private val DeadlineSeconds = 120L
+  private val PauseMs = 100L
 
-  /** A store actor that hangs is ended sooner. */
-  val ProofSeconds = 40L
-  private val ProofBytes = 32
+  /** Pauses after which a store actor that is not there is no longer just starting. */
+  private val Late = 50
 
-  /** Milliseconds between checks whether the task was cancelled, if nothing interrupts it. */
-  private val LookMs = 1000L
-  private val InTheMiddle = "was lost in the middle of a batch"
+  /** The real user in /proc/self/status, and the effective one. */
+  private val Users: Regex = raw"(?m)^Uid:\s+\d+\s+(\d+)".r
+
+  /** Returns the time, of System.nanoTime, until which a store actor is waited for. */
+  def deadline(): Long = System.nanoTime() + DeadlineSeconds * 1000000000L
+
+  def pause(): Unit =
+    try Thread.sleep(PauseMs)
+    catch { case _: InterruptedException => throw new InterruptedIOException }
+
+  /**
+   * Connects to a store actor of this node, which may still be on its way back.
+   *
+   * @param sockets How the paths of the fleet's sockets begin (sockets_of in store_actors/connections/hand_over.py).
+   * @param actor The number of the store actor on its node.
+   * @param context The task, which may be cancelled while it waits.
+   */
+  def connected(sockets: String, host: String, actor: Int, context: TaskContext): Connection = {
+    val checksum = new CRC32
+    checksum.update(host.getBytes(UTF_8))
+    val first = f"$sockets${checksum.getValue}%08x"
+    val holder = s"$first-$actor"
+    val until = deadline()
+
+    @tailrec def tried(tries: Int): Connection = {
+      // Every store actor of the node can take the rows. A task that runs elsewhere than planned may find fewer of them.
+      val address = if (actor > 0 && tries % 2 == 0 && new File(holder).exists) holder else first
+      connectedTo(address, tries == Late, until, context) match {
+        case Some(connection) => connection
+        case None =>
+          pause()
+          context.killTaskIfInterrupted()
+          tried(tries + 1)
+      }
+    }
+    tried(0)
+  }
+
+  private def connectedTo(address: String, isLate: Boolean, until: Long, context: TaskContext): Option[Connection] =
+    try Some(new Connection(Paths.get(address), context))
+    catch {
+      case error: ClosedByInterruptException => throw error
+      case error: IOException =>
+        if (isLate) checkWritable(new File(address).getParentFile)
+        if (System.nanoTime() > until) {
+          throw new IOException(
+            s"no store actor of this node came back in $DeadlineSeconds s; committed versions are safe in the object " +
+              "store and nothing of this batch was lost; see `ray list actors` and the actor's log, then restart the " +
+              s"query [socket=`$address`]",
+            error)
+        }
+        None
+    }
+
+  /** Returns what a store actor's file says. The file is opened in the folder that was looked at. */
+  def factsOf(address: Path): String = {
+    // Opening anything but a folder may block for ever.
+    if (!Files.readAttributes(address.getParent, classOf[BasicFileAttributes], LinkOption.NOFOLLOW_LINKS).isDirectory) {
+      throw notPrivate(address.getParent, "it is no folder")
+    }
+    val folder = Files.newDirectoryStream(address.getParent).asInstanceOf[SecureDirectoryStream[Path]]
+    try {
+      val attributes = folder.getFileAttributeView(classOf[PosixFileAttributeView]).readAttributes()
+      val mode = PosixFilePermissions.toString(attributes.permissions)
+      if (attributes.owner != thisUser || !mode.endsWith("------")) {
+        throw notPrivate(address.getParent, s"owner ${attributes.owner}, mode $mode")
+      }
+      val file = folder.newByteChannel(address.getFileName, Collections.singleton(StandardOpenOption.READ))
+      try new String(Channels.newInputStream(file).readAllBytes(), US_ASCII)
+      finally file.close()
+    } finally folder.close()
+  }
+
+  private def notPrivate(folder: Path, why: String) = new IllegalStateException(
+    "the folder in which Spark's tasks find the store actor of their node is not this user's alone; nothing was " +
+      "sent, and nothing of this batch was lost; remove it, upon which the store actor makes one within seconds, " +
+      s"then restart the query [folder=`$folder`: $why]")
+
+  /** Returns the user of this process as the kernel has it, whether or not the user has a name. */
+  private def thisUser: UserPrincipal = {
+    val id = Users.findFirstMatchIn(Files.readString(Paths.get("/proc/self/status"))).get.group(1)
+    FileSystems.getDefault.getUserPrincipalLookupService.lookupPrincipalByName(id)
+  }
+
+  /**
+   * Raises an error if nothing can be written where the store actor, a process of the same user on this node, makes its
+   * socket.
+   */
+  private def checkWritable(sockets: File): Unit = {
+    val folder = if (sockets.isDirectory) sockets else sockets.getParentFile
+    try {
+      val written = File.createTempFile("statefleet", null, folder)
+      try Files.write(written.toPath, new Array[Byte](Request.BlockBytes))
+      finally written.delete()
+    } catch {
+      case error: IOException =>
+        throw new IOException(
+          s"nothing can be written where Spark's tasks find the store actor of their node: ${error.getMessage}; " +
+            s"nothing of this batch was lost; make room there, then restart the query [folder=`$folder`]",
+          error)
+    }
+  }
 }

@@ -18,12 +18,10 @@ import scala.collection.mutable
  * reach the plan that an operator is built of. There they are put in the query. They only leave out rows that add to no
  * result, and stay where they were, too.
  */
-class FilterPushdown(session: SparkSession) {
-  import FilterPushdown._
-
+class FilterPushdown(session: SparkSession) extends PredicateHelper {
   /** Conditions by watermark, and by the number of an input; None for rows that have several, or none. */
-  private val ofWatermarks = mutable.Map.empty[(ExprId, Any), Option[Expression]]
-  private val ofInputs = mutable.Map.empty[Int, Option[Expression]]
+  private val ofWatermarks = mutable.Map.empty[(ExprId, Any), Option[Expression]].withDefaultValue(None)
+  private val ofInputs = mutable.Map.empty[Int, Option[Expression]].withDefaultValue(None)
 
   /** The nodes of the query, and the numbers of those that are an operator's input. */
   private val nodes = new IdentityHashMap[LogicalPlan, Unit]
@@ -60,10 +58,10 @@ class FilterPushdown(session: SparkSession) {
    * below.
    */
   private def add(input: Int, found: Option[Expression]): Boolean = {
-    val before = ofInputs.getOrElse(input, None)
-    val known = before.toSeq.flatMap(parts)
+    val before = ofInputs(input).toSeq
+    val known = before.flatMap(parts)
     val added = found.toSeq.flatMap(parts).filterNot(part => known.exists(_.semanticEquals(part)))
-    ofInputs(input) = (before.toSeq ++ added).reduceOption(And)
+    ofInputs(input) = (before ++ added).reduceOption(And)
     added.nonEmpty
   }
 
@@ -72,7 +70,7 @@ class FilterPushdown(session: SparkSession) {
     if (isInOperator && node.isStreaming && nodes.containsKey(node)) {
       if (!inputs.containsKey(node)) inputs.put(node, inputs.size)
       val number = inputs.get(node)
-      val input = ReturnAnswer(where(withInputs(node, isInOperator = false), ofInputs.getOrElse(number, None)))
+      val input = ReturnAnswer(where(withInputs(node, isInOperator = false), ofInputs(number)))
       input.setTagValue(Input, number)
       input
     } else {
@@ -91,16 +89,14 @@ class FilterPushdown(session: SparkSession) {
     val isInOperatorBelow = isInOperator && !isInput || isOperator(node)
     val children = node.children.map(filtered(_, isInOperatorBelow))
     val rows = node.withNewChildren(node match {
-      case watermark: EventTimeWatermark => children.map(where(_, ofWatermarks.getOrElse(key(watermark), None)))
+      case watermark: EventTimeWatermark => children.map(where(_, ofWatermarks(key(watermark))))
       case _ => children
     })
-    if (isInput) where(rows, ofInputs.getOrElse(inputs.get(node), None)) else rows
+    if (isInput) where(rows, ofInputs(inputs.get(node))) else rows
   }
-}
 
-object FilterPushdown extends PredicateHelper {
   /** On the results of an operator: Spark's own operator, as it was analysed. Python sets it. */
-  val Analysed: TreeNodeTag[LogicalPlan] = TreeNodeTag("statefleet.analysed")
+  private val Analysed = TreeNodeTag[LogicalPlan]("statefleet.analysed")
 
   /** On a node that no filter is moved through: the number of the input below it. */
   private val Input = TreeNodeTag[Int]("statefleet.input")
@@ -138,7 +134,6 @@ object FilterPushdown extends PredicateHelper {
       CurrentBatchTimestamp(0L, time.dataType, Some("UTC"))
   })
 
-  /** Remembers the filters of each input of an operator. */
   private def collectAtInputs(node: LogicalPlan, found: mutable.Map[Int, Option[Expression]]): Unit = {
     val below = new Filtered(node)
     below.rows match {

@@ -2,16 +2,21 @@ package org.apache.spark.sql.statefleet
 
 import java.nio.ByteBuffer
 import java.nio.charset.StandardCharsets.UTF_8
+import org.apache.arrow.memory.BufferAllocator
+import org.apache.arrow.vector.ipc.ArrowStreamReader
 import org.apache.spark.{SparkEnv, TaskContext}
 import org.apache.spark.rdd.RDD
 import org.apache.spark.sql.catalyst.InternalRow
-import org.apache.spark.sql.catalyst.expressions.{Attribute, AttributeSet}
+import org.apache.spark.sql.catalyst.expressions.{Attribute, AttributeSet, UnsafeProjection, UnsafeRow}
 import org.apache.spark.sql.catalyst.plans.physical.{Partitioning, UnknownPartitioning}
 import org.apache.spark.sql.execution.{SparkPlan, UnaryExecNode}
 import org.apache.spark.sql.execution.exchange.ReusedExchangeExec
 import org.apache.spark.sql.types.StructType
 import org.apache.spark.sql.util.ArrowUtils
-import org.apache.spark.util.CollectionAccumulator
+import org.apache.spark.sql.vectorized.{ArrowColumnVector, ColumnarBatch, ColumnVector}
+import org.apache.spark.unsafe.Platform
+import org.apache.spark.util.{CollectionAccumulator, NextIterator}
+import scala.jdk.CollectionConverters._
 
 /**
  * What the tasks of an operator do in a batch: each hands the rows of its shards over to the store actor of its node,
@@ -39,7 +44,6 @@ case class HandOver(
     sentRows: CollectionAccumulator[Array[Long]])
   extends ((Int, Iterator[InternalRow]) => Iterator[InternalRow]) {
 
-  /** Returns the rows that a task emits. */
   override def apply(task: Int, rows: Iterator[InternalRow]): Iterator[InternalRow] =
     new HandOverTask(this, task, rows, TaskContext.get(), SparkEnv.get.blockManager.blockManagerId.host)
 }
@@ -50,44 +54,27 @@ case class HandOver(
  * actor if one was lost before it answered. A row is valid until the next one is asked for.
  */
 class HandOverTask(work: HandOver, task: Int, input: Iterator[InternalRow], context: TaskContext, host: String)
-  extends Iterator[InternalRow] {
+  extends NextIterator[InternalRow] {
   private val allocator = ArrowUtils.rootAllocator.newChildAllocator("statefleet", 0L, Long.MaxValue)
-  private val shards = work.shards(task)
   private val request = new Request
   private val answer = new Answer(work.outputType, allocator)
   private var rows: ShardRows = _
-  private var row: InternalRow = _
   private var connection: Connection = _
-
-  /** Whether all rows are in the request. */
   private var isWritten = false
 
   /** The deadline of another store actor; 0 if none was lost. */
   private var until = 0L
 
-  context.addTaskCompletionListener[Unit](_ => close())
+  context.addTaskCompletionListener[Unit](_ => closeIfNeeded())
 
-  override def hasNext: Boolean = {
-    if (row == null) row = read()
-    row != null
-  }
-
-  override def next(): InternalRow = {
-    if (!hasNext) throw new NoSuchElementException
-    val next = row
-    row = null
-    next
-  }
-
-  private def close(): Unit = {
+  override protected def close(): Unit = {
     if (connection != null) connection.close()
     answer.close()
     if (rows != null) rows.close()
     allocator.close()
   }
 
-  /** Returns the next row that the shards emit; null after the last one. */
-  private def read(): InternalRow = {
+  override protected def getNext(): InternalRow = {
     if (rows == null) begin()
     var found = answer.next()
     while (found == null && !answer.isOver) {
@@ -101,6 +88,7 @@ class HandOverTask(work: HandOver, task: Int, input: Iterator[InternalRow], cont
       }
       found = answer.next()
     }
+    finished = found == null
     found
   }
 
@@ -112,14 +100,12 @@ class HandOverTask(work: HandOver, task: Int, input: Iterator[InternalRow], cont
       s""""executor": "$host:${ProcessHandle.current.pid}", "operator_bytes": ${work.operator.length}, """ +
       s""""unsafe_rows": ${UnsafeTypes.areSupported(work.inputType)}, """ +
       s""""unsafe_results": ${UnsafeTypes.areSupported(work.outputType)}, """ +
-      s""""shards": ${shards.mkString("[", ", ", "]")}}"""
+      s""""shards": ${work.shards(task).mkString("[", ", ", "]")}}"""
     val text = head.getBytes(UTF_8)
     request.write(ByteBuffer.allocate(Request.LengthBytes).putInt(0, text.length))
     request.write(ByteBuffer.wrap(text))
     request.write(ByteBuffer.wrap(work.operator))
-    val count = (shard: Int, rows: Long) => work.sentRows.add(Array(shard.toLong, rows))
-    rows = ShardRows(TaskInput(input, shards, work.routes, work.inputType, count), work.timeZone, request, allocator)
-    rows.begin()
+    rows = new ShardRows(work, task, input, request, allocator)
     while (request.isSmall && !isWritten) writeMore()
   }
 
@@ -143,6 +129,150 @@ class HandOverTask(work: HandOver, task: Int, input: Iterator[InternalRow], cont
     request.rewind()
     SocketFolder.pause()
   }
+}
+
+/**
+ * The rows that a store actor answers with: in Spark's own format (store_actors/connections/unsafe_rows.py), or as Arrow has them.
+ * They end with their number and bytes.
+ */
+class Answer(kind: StructType, allocator: BufferAllocator) {
+  private var rows: Rows = _
+
+  /** How many rows were read, and where they began among what came of the connection. */
+  private var rowsRead = 0L
+  private var begin = 0L
+  var hasBegun = false
+
+  /** Whether all of it was read, and is whole. */
+  var isOver = false
+
+  /** Returns the next row of what was read; null after the last one. */
+  def next(): InternalRow = {
+    val row = if (rows == null) null else rows.next()
+    if (row != null) rowsRead += 1
+    row
+  }
+
+  /**
+   * Reads a block, or a record batch, of rows. The store actor has written all of it when it has written some of it.
+   *
+   * @param isSent Whether the store actor has all rows of the task's shards.
+   */
+  def readMore(connection: Connection, isSent: Boolean): Unit = if (rows == null || !rows.read()) {
+    val bytes = if (rows == null) 0L else connection.consumed - begin
+    val mark = nextMark(connection)
+    hasBegun = true
+    mark match {
+      case Done => finish(connection, isSent, bytes)
+      // An error ends the rows, too, and a stream that was cut looks like one that has ended.
+      case _ if rows != null => throw malformed("something else follows them")
+      case UnsafeRows => rows = new UnsafeBlocks(connection)
+      case ArrowRows => rows = new ArrowBatches(connection)
+      case other => throw malformed(s"they begin with $other")
+    }
+    begin = connection.consumed
+  }
+
+  def close(): Unit = if (rows != null) rows.close()
+
+  /** Reads the end, after its mark, and compares it with the rows that came and their bytes. */
+  private def finish(connection: Connection, isSent: Boolean, bytes: Long): Unit = {
+    val end = ByteBuffer.allocate(16)
+    connection.fill(end)
+    if (end.getLong(0) != rowsRead || end.getLong(8) != bytes) {
+      throw malformed(
+        s"${end.getLong(0)} rows in ${end.getLong(8)} bytes were sent, and $rowsRead in $bytes came")
+    }
+    if (!isSent) throw malformed("they ended before all rows of the task's shards were sent")
+    if (!connection.hasEnded()) throw malformed("something follows their end")
+    isOver = true
+  }
+
+  /** Returns what follows: rows, or the end. An error that follows is raised. */
+  private def nextMark(connection: Connection): Byte = {
+    val one = ByteBuffer.allocate(1)
+    connection.read(one)
+    if (one.get(0) == Failed) throw new IllegalStateException(connection.readText())
+    one.get(0)
+  }
+
+  private sealed trait Rows {
+    /** Reads more rows; returns false at their end. */
+    def read(): Boolean
+    def next(): InternalRow
+    def close(): Unit = ()
+  }
+
+  private class UnsafeBlocks(connection: Connection) extends Rows {
+    private val row = new UnsafeRow(kind.length)
+
+    /** The size of a row without strings; 0 if each has one of its own. */
+    private val rowBytes =
+      if (UnsafeTypes.haveTexts(kind)) 0 else UnsafeRow.calculateBitSetWidthInBytes(kind.length) + 8 * kind.length
+
+    /** A block, its end, and where the next row begins. */
+    private var block = Array.emptyByteArray
+    private var end = 0
+    private var position = 0
+
+    override def read(): Boolean = {
+      val length = ByteBuffer.allocate(Request.LengthBytes)
+      connection.fill(length)
+      end = length.getInt(0)
+      position = 0
+      if (end < 0) throw malformed(s"a block of $end bytes is among them")
+      if (block.length < end) block = new Array[Byte](end)
+      connection.fill(ByteBuffer.wrap(block, 0, end))
+      end > 0
+    }
+
+    override def next(): InternalRow =
+      if (position >= end) {
+        null
+      } else {
+        var size = rowBytes
+        if (size == 0) {
+          size = Platform.getLong(block, Platform.BYTE_ARRAY_OFFSET + position).toInt
+          position += 8
+        }
+        if (size <= 0 || size > end - position) throw malformed(s"a row of $size bytes is among them")
+        row.pointTo(block, Platform.BYTE_ARRAY_OFFSET + position, size)
+        position += size
+        row
+      }
+  }
+
+  private class ArrowBatches(connection: Connection) extends Rows {
+    private val reader = new ArrowStreamReader(connection, allocator)
+    private val projection = UnsafeProjection.create(kind)
+    private var rows: Iterator[InternalRow] = Iterator.empty
+
+    override def read(): Boolean = {
+      val isRead = reader.loadNextBatch()
+      rows = if (isRead) ofBatch() else Iterator.empty
+      isRead
+    }
+
+    private def ofBatch(): Iterator[InternalRow] = {
+      val root = reader.getVectorSchemaRoot
+      val columns = root.getFieldVectors.asScala.map(vector => new ArrowColumnVector(vector): ColumnVector).toArray
+      new ColumnarBatch(columns, root.getRowCount).rowIterator.asScala
+    }
+
+    override def next(): InternalRow = if (rows.hasNext) projection(rows.next()) else null
+
+    override def close(): Unit = reader.close(false)
+  }
+
+  /** What follows (store_actors/connections/hand_over.py). */
+  private final val ArrowRows: Byte = 0
+  private final val Done: Byte = 1
+  private final val Failed: Byte = 2
+  private final val UnsafeRows: Byte = 3
+
+  private def malformed(what: String) = new IllegalStateException(
+    s"what the store actor of this node answered are not the rows of the task's shards: $what; none of them count; " +
+      "what the shards committed is safe, and the next attempt of this task gets their rows again")
 }
 
 /** The tasks of an operator that hand rows over to store actors. */

@@ -1,11 +1,129 @@
 package org.apache.spark.sql.statefleet
 
+import java.util.Locale
+import java.util.function.{Function => JavaFunction}
+import org.apache.spark.sql.Row
+import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.catalyst.analysis.MultiInstanceRelation
 import org.apache.spark.sql.catalyst.expressions.{Alias, Attribute, AttributeSet, NamedExpression}
 import org.apache.spark.sql.catalyst.plans.logical.{LogicalPlan, Project, UnaryNode}
 import org.apache.spark.sql.catalyst.plans.physical.HashPartitioning
+import org.apache.spark.sql.catalyst.types.DataTypeUtils.toAttributes
 import org.apache.spark.sql.execution.{SparkPlan, SparkStrategy, SQLExecution}
+import org.apache.spark.sql.streaming.{OutputMode, StreamingQueryListener}
+import org.apache.spark.sql.types.StructType
 import scala.annotation.tailrec
+import scala.jdk.CollectionConverters._
+
+/** What Python calls. */
+object Sessions {
+  /**
+   * Makes a session plan the fleet's operators, unless it does so.
+   *
+   * @param driver A function of the driver's Python, from JSON to JSON (spark_jobs/driver/driver_calls.py).
+   */
+  def install(session: SparkSession, driver: JavaFunction[String, String]): Unit = {
+    Driver.callback = driver
+    val methods = session.experimental
+    StartRule.install(session)
+    methods.extraOptimizations ++= Seq(UnmarkRule, LateRowsRule)
+    session.streams.addListener(RunEnds)
+    methods.extraStrategies :+= ExchangeStrategy
+  }
+
+  def isInstalled(session: SparkSession): Boolean = session.experimental.extraStrategies.contains(ExchangeStrategy)
+
+  /**
+   * Returns the rows of an operator's inputs, each by its shard.
+   *
+   * @param inputs Rows with the columns that a shard reads, and their hash in a column `__hash`.
+   * @param columns The columns behind it; the last one is the route.
+   * @param shards The number of shards that the query is built with.
+   * @param facts What the operator is, in JSON.
+   */
+  def exchanged(inputs: java.util.List[Dataset[Row]], columns: StructType, shards: Int, facts: String): Dataset[Row] = {
+    val rows = inputs.asScala.toSeq
+    val read = Driver.json.readValue(facts, classOf[Facts])
+    Dataset.ofRows(
+      rows.head.sparkSession,
+      StatefulExchange(rows.map(_.logicalPlan), toAttributes(columns), shards, read))
+  }
+
+  /**
+   * Returns the rows that an operator's tasks emit.
+   *
+   * @param operator The operator as store actors get it, in JSON.
+   */
+  def handedOver(rows: Dataset[Row], columns: StructType, operator: String): Dataset[Row] =
+    Dataset.ofRows(rows.sparkSession, HandedOver(rows.logicalPlan, toAttributes(columns), operator))
+
+  /** Returns the facts of an operator whose exchange a node is, in JSON; null for any other node. */
+  def factsOf(node: LogicalPlan): String = node match {
+    case exchange: StatefulExchange => Driver.json.writeValueAsString(exchange.facts)
+    case _ => null
+  }
+
+  def routes(shards: Int): Array[Int] = Shards.routes(shards)
+
+  /** Returns rows of a state store, a partition in each task. */
+  def stateRows(session: SparkSession, partitions: Int, rows: StateRows): Dataset[Row] = {
+    val none = session.sparkContext.parallelize(Seq.empty[InternalRow], partitions)
+    session.internalCreateDataFrame(none.mapPartitionsWithIndexInternal(rows), rows.rows)
+  }
+}
+
+/**
+ * Reports ended runs to the driver's Python. A listener of PySpark's would get the progress of each batch as well,
+ * which costs hundreds of calls between the JVM and Python each time.
+ */
+private object RunEnds extends StreamingQueryListener {
+  override def onQueryStarted(event: StreamingQueryListener.QueryStartedEvent): Unit = ()
+
+  override def onQueryProgress(event: StreamingQueryListener.QueryProgressEvent): Unit = ()
+
+  override def onQueryTerminated(event: StreamingQueryListener.QueryTerminatedEvent): Unit = Run.end(event.runId)
+}
+
+/**
+ * An accumulator of an aggregation: its kind (coordinator/model/accumulator_kinds.py), input columns and state fields.
+ *
+ * @param words The size of its only state field, if that is several fields of Spark's.
+ */
+case class Accumulator(kind: String, inputs: Seq[String], state: Seq[String], words: Option[Int])
+
+/** What an operator is, as Python's plan code says it; spark_jobs/plan/event_time.py (Upstream) explains each field. */
+case class Facts(
+    state: String,
+    uri: String,
+    appends: Boolean,
+    hasWatermark: Boolean,
+    name: String,
+    again: String,
+    lagMs: Long,
+    mode: Option[String],
+    modes: Seq[String],
+    refused: Map[String, String],
+    together: Boolean,
+    lateColumns: Map[String, Seq[String]],
+    shards: Option[Int],
+    sockets: Option[String],
+    byPython: Option[String],
+    accumulators: Option[Seq[Accumulator]]) {
+
+  /** Plans, which users see in errors, show the state's name only. */
+  override def toString: String = state
+
+  def stateId: String = s"$uri/$state"
+
+  /** The operator's own output mode, or else that of the query which is being planned; None if there is neither. */
+  def modeIn(execution: Option[IncrementalExecution]): Option[String] =
+    mode.orElse(execution.map(batch => Facts.mode(batch.outputMode)))
+}
+
+object Facts {
+  /** Returns an output mode in Spark's word, in lower case. */
+  def mode(mode: OutputMode): String = mode.toString.toLowerCase(Locale.ROOT)
+}
 
 /**
  * The exchange in front of an operator: rows of its inputs, each by its shard.
@@ -60,14 +178,6 @@ case class HandedOver(child: LogicalPlan, output: Seq[Attribute], operator: Stri
   override protected def withNewChildInternal(newChild: LogicalPlan): HandedOver = copy(child = newChild)
 }
 
-object Operators {
-  /**
-   * Returns whether a node runs the tasks of an operator: those that hand rows over, or a user's function in Python
-   * workers.
-   */
-  def areTasks(node: LogicalPlan): Boolean = node.isInstanceOf[HandedOver] || node.isInstanceOf[MapInArrow]
-}
-
 /** Plans the fleet's operators, for as many shards as the batch has. */
 object ExchangeStrategy extends SparkStrategy {
   override def apply(plan: LogicalPlan): Seq[SparkPlan] = plan match {
@@ -87,7 +197,6 @@ object ExchangeStrategy extends SparkStrategy {
     case other => throw new IllegalStateException(s"an operator's tasks are above ${other.nodeName}")
   }
 
-  /** Whether expressions are only other names for columns. */
   private def areNames(names: Seq[NamedExpression], columns: Seq[Attribute]): Boolean =
     names.size == columns.size && names.zip(columns).forall {
       case (Alias(column: Attribute, _), other) => column.exprId == other.exprId
@@ -97,10 +206,9 @@ object ExchangeStrategy extends SparkStrategy {
   private def exec(exchange: StatefulExchange): SparkPlan = {
     val session = SparkSession.active
     val batch = CurrentQuery.execution(session)
-    val shards = batch.fold(exchange.planned) { execution =>
-      Run.of(execution).operator(exchange.facts).shardsOf(execution, exchange.planned).shards
-    }
-    val repeats = batch.forall(execution => Run.of(execution).operator(exchange.facts).repeats)
+    val run = batch.map(execution => Run.of(execution).operator(exchange.facts))
+    val shards = batch.fold(exchange.planned)(run.get.shardsOf(_, exchange.planned).shards)
+    val repeats = run.forall(_.repeats)
     val rows = new OperatorRows(exchange, shards, repeats).plan(planLater)
     val planningId = Option(session.sparkContext.getLocalProperty(SQLExecution.EXECUTION_ID_KEY))
     val partitioning = HashPartitioning(Seq(exchange.route), shards)

@@ -1,10 +1,74 @@
 package org.apache.spark.sql.statefleet
 
+import com.fasterxml.jackson.databind.{DeserializationFeature, JsonNode, ObjectMapper, PropertyNamingStrategies}
+import com.fasterxml.jackson.module.scala.DefaultScalaModule
 import java.util.UUID
+import java.util.function.{Function => JavaFunction}
 import org.apache.spark.sql.execution.SparkPlan
 import org.apache.spark.unsafe.hash.Murmur3_x86_32
 import scala.collection.concurrent.TrieMap
 import scala.collection.mutable
+import scala.jdk.CollectionConverters._
+import scala.reflect.{classTag, ClassTag}
+
+/** Calls from the JVM into the driver's Python: a JSON message each, answered by JSON (spark_jobs/driver/driver_calls.py). */
+object Driver {
+  @volatile private[statefleet] var callback: JavaFunction[String, String] = _
+
+  /** JSON of case classes, whose fields have their names in snake case there, and of maps, whose keys stay as they are. */
+  val json: ObjectMapper = new ObjectMapper()
+    .registerModule(DefaultScalaModule)
+    .setPropertyNamingStrategy(PropertyNamingStrategies.SNAKE_CASE)
+    .disable(DeserializationFeature.FAIL_ON_UNKNOWN_PROPERTIES)
+
+  /**
+   * Tells the driver's Python something, and returns its answer.
+   *
+   * @param asked The kind of the message.
+   * @param refuse Raises an error with the text of a refusal.
+   */
+  def tell(
+      asked: String,
+      message: Map[String, Any],
+      refuse: String => Nothing = text => throw new IllegalStateException(text)): JsonNode = {
+    val answer = json.readTree(callback(json.writeValueAsString(message + ("asked" -> asked))))
+    if (answer.hasNonNull("refused")) refuse(answer.get("refused").asText)
+    answer
+  }
+
+  def ask[T: ClassTag](asked: String, message: Map[String, Any]): T =
+    json.treeToValue(tell(asked, message), classTag[T].runtimeClass.asInstanceOf[Class[T]])
+
+  /** Returns the fields that identify a batch, as tasks and the driver's Python get them. */
+  def batchFields(execution: IncrementalExecution): Map[String, Any] =
+    Map[String, Any](
+      "query_id" -> execution.queryId.toString,
+      "run_id" -> execution.runId.toString,
+      "batch_id" -> execution.currentBatchId,
+      "time_ms" -> execution.offsetSeqMetadata.batchTimestampMs
+    ) ++ execution.prevOffsetSeqMetadata.map("former_time_ms" -> _.batchTimestampMs)
+
+  def activeQueries(session: SparkSession): Seq[String] =
+    session.sharedState.activeStreamingQueries.keySet.asScala.map(_.toString).toSeq
+}
+
+/** The query that this thread plans or runs. */
+object CurrentQuery {
+  def query(session: SparkSession): Option[StreamExecution] =
+    Option(session.sparkContext.getLocalProperty(StreamExecution.QUERY_ID_KEY))
+      .flatMap(id => Option(session.sharedState.activeStreamingQueries.get(UUID.fromString(id))))
+
+  /** Returns the execution of the query's batch; None outside a streaming query, as for explain() before it starts. */
+  def execution(session: SparkSession): Option[IncrementalExecution] =
+    query(session).flatMap(query => Option(query.lastExecution))
+
+  /** Whether a query's checkpoint is deleted when it ends. Spark has it in a private field only. */
+  def isTemporary(query: StreamExecution): Boolean = {
+    val field = classOf[StreamExecution].getDeclaredField("deleteCheckpointOnStop")
+    field.setAccessible(true)
+    field.getBoolean(query)
+  }
+}
 
 /** What is known of a run of a query, from its first batch to its end. */
 class Run private (id: UUID) {
@@ -14,7 +78,6 @@ class Run private (id: UUID) {
   @volatile private var reported = -1L
   @volatile private var logged = -1L
 
-  /** Returns what is known of an operator. */
   def operator(facts: Facts): OperatorRun = operators.getOrElseUpdate(facts.stateId, new OperatorRun(facts))
 
   /**
@@ -25,10 +88,10 @@ class Run private (id: UUID) {
   def report(execution: IncrementalExecution, waitsForLog: Boolean): Unit = {
     val batch = execution.currentBatchId
     if (batch != logged && (waitsForLog || batch != reported)) {
-      val states = Run.statesOf(execution.executedPlan).groupBy(_.uri).map { case (uri, facts) =>
+      val states = Run.factsOf(execution.executedPlan).groupBy(_.uri).map { case (uri, facts) =>
         uri -> facts.map(_.state)
       }
-      Driver.ask[Done](
+      Driver.tell(
         "finished",
         Map("run_id" -> id.toString, "batch_id" -> batch, "at_once" -> waitsForLog, "states" -> states))
       reported = batch
@@ -45,15 +108,15 @@ object Run {
   /** Forgets a run, and tells the driver's Python that it has ended. */
   def end(id: UUID): Unit = {
     runs.remove(id)
-    Driver.ask[Done]("ended", Map("run_id" -> id.toString))
+    Driver.tell("ended", Map("run_id" -> id.toString))
   }
 
-  private def statesOf(plan: SparkPlan): Seq[Facts] = {
+  private def factsOf(plan: SparkPlan): Seq[Facts] = {
     val here = plan match {
       case exchange: StatefulExchangeExec => Seq(exchange.facts)
       case _ => Nil
     }
-    here ++ plan.children.flatMap(statesOf)
+    here ++ plan.children.flatMap(factsOf)
   }
 }
 
@@ -64,32 +127,54 @@ object Shards {
   /** Spark's seed of hashes of rows. */
   private val Seed = 42
 
-  /** Returns for each shard a route that Spark's partitioning puts there. */
+  /** Returns for each shard a route, the least one that Spark's partitioning puts there. */
   def routes(number: Int): Array[Int] = {
-    val routes = Array.fill(number)(-1)
-    Iterator.from(0).scanLeft(number) { (missing, route) =>
-      val shard = Math.floorMod(Murmur3_x86_32.hashInt(route, Seed), number)
-      if (routes(shard) >= 0) {
-        missing
-      } else {
-        routes(shard) = route
-        missing - 1
-      }
-    }.find(_ == 0)
-    routes
+    val routes = mutable.Map.empty[Int, Int]
+    Iterator.from(0).takeWhile(_ => routes.size < number).foreach { route =>
+      routes.getOrElseUpdate(Math.floorMod(Murmur3_x86_32.hashInt(route, Seed), number), route)
+    }
+    Array.tabulate(number)(routes)
   }
 }
 
 /** Where a shard is: a host, and the number of a store actor there. */
 case class Place(host: String, actor: Int)
 
+/** How many executors there are and were asked for (0 if not configured), and their cores by host. */
+case class Executors(present: Int, asked: Int, cores: Map[String, Int])
+
+/**
+ * What the shards did in a batch.
+ *
+ * @param missing Shards that lack the batch, or whose rows no task counted.
+ * @param places For each shard where it is, or null.
+ * @param next The next batch's shards.
+ * @param dueMs When the operator has something to do without new rows.
+ * @param custom Further metrics.
+ */
+case class Settled(
+    missing: Array[Int],
+    places: Array[Place],
+    next: Shards,
+    dueMs: Option[java.lang.Long],
+    custom: java.util.HashMap[String, java.lang.Long],
+    rowsTotal: Long,
+    rowsUpdated: Long,
+    rowsRemoved: Long,
+    rowsLate: Long,
+    memoryBytes: Long,
+    updatesMs: Long,
+    commitMs: Long) {
+  def rowsRead: Long = custom.get("rowsRead")
+}
+
 /** What is known of an operator in a run, and of its last batch. */
 class OperatorRun(facts: Facts) {
-  import OperatorRun._
-
   private val shards = mutable.Map.empty[Long, Shards]
   @volatile private var placedFor: Option[(Int, Executors)] = None
-  @volatile private var places: Seq[Option[Place]] = Nil
+
+  /** For each shard where it is, or null. */
+  @volatile private var places = Array.empty[Place]
 
   /** Rows and groups of the last batch that had rows. */
   @volatile private var last: Option[(Long, Long)] = None
@@ -101,17 +186,12 @@ class OperatorRun(facts: Facts) {
    * @param planned The number of shards that the query was built with.
    */
   def shardsOf(execution: IncrementalExecution, planned: Int): Shards = synchronized {
-    val batch = execution.currentBatchId
     shards.getOrElseUpdate(
-      batch, {
-        val message = Map[String, Any](
-          "operator" -> facts,
-          "shards" -> planned,
-          "active" -> Driver.activeQueries(execution.sparkSession))
-        val answer = Driver.ask[Begun]("begin", Driver.batchFields(execution) ++ message)
-        answer.refused.foreach(text => throw new IllegalStateException(text))
+      execution.currentBatchId, {
+        val message = Map[String, Any]("shards" -> planned, "active" -> Driver.activeQueries(execution.sparkSession))
+        val begun = Driver.ask[Shards]("begin", fields(execution) ++ message)
         shards.clear()
-        Shards(answer.shards, answer.firstPartition)
+        begun
       })
   }
 
@@ -120,14 +200,13 @@ class OperatorRun(facts: Facts) {
     // Shards of another layout are placed again.
     val wanted = Some((shards.firstPartition, executors))
     if (placedFor != wanted) {
-      val message = Map("operator" -> facts, "executors" -> executors) ++ fields(shards)
-      places = Driver.ask[Placed]("place", Driver.batchFields(execution) ++ message).found
+      places = Driver.ask[Array[Place]]("place", fields(execution, shards) + ("executors" -> executors))
       placedFor = wanted
     }
   }
 
   /** Returns where a shard is; None if it may run anywhere. */
-  def placeOf(shard: Int): Option[Place] = places.lift(shard).flatten
+  def placeOf(shard: Int): Option[Place] = places.lift(shard).flatMap(Option(_))
 
   /**
    * Has a batch settled, and returns what its shards did.
@@ -135,10 +214,8 @@ class OperatorRun(facts: Facts) {
    * @param sent For each shard the numbers of rows that tasks sent it; None if a user's function got them.
    */
   def settle(execution: IncrementalExecution, of: Shards, sent: Option[Map[String, Seq[Long]]]): Settled = {
-    val message = Map("operator" -> facts) ++ fields(of) ++ sent.map("sent" -> _)
-    val settled = Driver.ask[Settled]("settle", Driver.batchFields(execution) ++ message)
-    settled.refused.foreach(text => throw new IllegalStateException(text))
-    places = settled.found
+    val settled = Driver.ask[Settled]("settle", fields(execution, of) ++ sent.map("sent" -> _))
+    places = settled.places
     synchronized {
       shards(execution.currentBatchId + 1) = settled.next
       shards.keys.filter(_ < execution.currentBatchId).toSeq.foreach(shards.remove)
@@ -151,63 +228,20 @@ class OperatorRun(facts: Facts) {
   /** True if the last batch had two rows a group; true if unknown, since hot keys are the worst case. */
   def repeats: Boolean = last.forall { case (rows, groups) => rows >= Repeated * groups }
 
-  /** Whether the last batch had few rows. */
   def isSmall: Boolean = last.exists { case (rows, _) => rows <= FewRows }
 
-  private def fields(shards: Shards): Map[String, Any] =
-    Map("shards" -> shards.shards, "first_partition" -> shards.firstPartition)
-}
+  private def fields(execution: IncrementalExecution): Map[String, Any] =
+    Driver.batchFields(execution) + ("operator" -> facts)
 
-object OperatorRun {
+  private def fields(execution: IncrementalExecution, of: Shards): Map[String, Any] =
+    fields(execution) ++ Map("shards" -> of.shards, "first_partition" -> of.firstPartition)
+
   /** Rows a group, in a whole batch, from which on a map task's rows are aggregated. */
-  private val Repeated = 2
+  private final val Repeated = 2
 
   /**
    * Rows up to which more map tasks than cores cost more than they balance: each takes as long as some ten thousand
    * rows.
    */
-  private val FewRows = 10000L
-
-  case class Begun(refused: Option[String], shards: Int, firstPartition: Int)
-
-  /** places: for each shard a host and the number of a store actor, or null. */
-  case class Placed(places: Seq[Option[(String, Int)]]) {
-    def found: Seq[Option[Place]] = placesOf(places)
-  }
-
-  private def placesOf(places: Seq[Option[(String, Int)]]): Seq[Option[Place]] =
-    places.map(_.map { case (host, actor) => Place(host, actor) })
-
-  /**
-   * What the shards did in a batch.
-   *
-   * @param refused Why the batch may not count; the other fields are empty then.
-   * @param missing Shards that lack the batch, or whose rows no task counted.
-   * @param next The next batch's shards.
-   * @param dueMs When the operator has something to do without new rows.
-   * @param custom Further metrics. (A number is of any class where Jackson does not know the type.)
-   */
-  case class Settled(
-      refused: Option[String],
-      missing: Seq[Int],
-      places: Seq[Option[(String, Int)]],
-      next: Shards,
-      dueMs: Option[Number],
-      custom: Map[String, Number],
-      rowsTotal: Long,
-      rowsUpdated: Long,
-      rowsRemoved: Long,
-      rowsLate: Long,
-      memoryBytes: Long,
-      updatesMs: Long,
-      removalsMs: Long,
-      commitMs: Long,
-      instances: Long) {
-    def found: Seq[Option[Place]] = placesOf(places)
-
-    def rowsRead: Long = custom("rowsRead").longValue
-  }
+  private final val FewRows = 10000L
 }
-
-/** How many executors there are and were asked for (0 if not configured), and their cores by host. */
-case class Executors(present: Int, asked: Int, cores: Map[String, Int])

@@ -40,17 +40,16 @@ case class StateRows(
     snapshots: java.util.List[String])
   extends ((Int, Iterator[InternalRow]) => Iterator[InternalRow]) {
 
-  /** Returns the rows of a partition; there are none before. */
   override def apply(partition: Int, none: Iterator[InternalRow]): Iterator[InternalRow] = {
     val id = StateStoreId(folder, operator, partition, store)
     val provider = StateStoreProvider.create(conf.providerClass)
-    val reader = OpenedStore(provider, id, this, snapshots.asScala.lift(partition))
+    val reader = openedStore(provider, id, this, snapshots.asScala.lift(partition))
     TaskContext.get().addTaskCompletionListener[Unit] { _ =>
       reader.abort()
       provider.close()
     }
     val projection = UnsafeProjection.create(rows)
-    OpenedStore.rows(reader).map(pair => projection(new JoinedRow(pair.key, decoded(pair.value))))
+    rowsOf(reader).map(pair => projection(new JoinedRow(pair.key, decoded(pair.value))))
   }
 
   /** Returns a value with columns in place of the buffers that Spark stores as bytes, for functions that have them. */

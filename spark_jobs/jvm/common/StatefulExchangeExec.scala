@@ -1,8 +1,9 @@
 package org.apache.spark.sql.statefleet
 
 import java.nio.charset.StandardCharsets.UTF_8
-import org.apache.spark.ShuffleDependency
+import org.apache.spark.{Dependency, NarrowDependency, Partition, ShuffleDependency, SparkContext, TaskContext}
 import org.apache.spark.rdd.RDD
+import org.apache.spark.scheduler.TaskSchedulerImpl
 import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.catalyst.expressions.{GenericInternalRow, UnsafeProjection}
 import org.apache.spark.sql.catalyst.plans.physical.Partitioning
@@ -44,17 +45,10 @@ case class StatefulExchangeExec(
   @transient private var chosen: Array[Int] = Array.empty
   @transient private var selected: Option[Array[Int]] = None
   @transient private var evictMs = 0L
-  @transient private var settled: Option[OperatorRun.Settled] = None
+  @transient private var settled: Option[Settled] = None
 
   /** Whether Spark has begun to give the plan to the sink. */
   @transient private var isRunning = false
-
-  /**
-   * Whether the batch was reported as finished, and whether the states' logs have it: without data Spark asks
-   * repeatedly.
-   */
-  @transient private var reported = false
-  @transient private var logged = false
 
   /** Pairs of a shard and the number of rows that a task sent it, also of tasks that did so again. */
   @transient lazy val sentRows: CollectionAccumulator[Array[Long]] = sparkContext.collectionAccumulator[Array[Long]]
@@ -69,6 +63,8 @@ case class StatefulExchangeExec(
   private def shards: Int = outputPartitioning.numPartitions
 
   private def run: OperatorRun = Run.of(execution).operator(facts)
+
+  private def shardsOfBatch: Shards = run.shardsOf(execution, planned)
 
   private def execution: IncrementalExecution = batch.getOrElse(
     throw new IllegalStateException(
@@ -92,23 +88,20 @@ case class StatefulExchangeExec(
     val again = needsAnotherBatch(newInputWatermark)
     // A caller that waits for the query to process all its input returns after this. If a batch follows, its start
     // reports this one.
-    if (!again && !logged && !hasNewData) {
-      batch.foreach { execution =>
-        Run.of(execution).report(execution, waitsForLog = true)
-        logged = true
-      }
+    if (!again && !hasNewData) {
+      batch.foreach(execution => Run.of(execution).report(execution, waitsForLog = true))
     }
     again
   }
 
   private def hasNewData: Boolean =
-    CurrentQuery.query(sparkContext, session).forall(query => query.availableOffsets != query.committedOffsets)
+    CurrentQuery.query(session).forall(query => query.availableOffsets != query.committedOffsets)
 
   private def needsAnotherBatch(newWatermarkMs: Long): Boolean = facts.again match {
     // In complete mode no group ends.
     case _ if facts.modeIn(batch).contains("complete") => false
     case "watermark" => newWatermarkMs > evictMs
-    case "due" => settled.flatMap(_.dueMs).exists(_.longValue < System.currentTimeMillis())
+    case "due" => settled.flatMap(_.dueMs).exists(_ < System.currentTimeMillis())
     case _ => false
   }
 
@@ -119,33 +112,28 @@ case class StatefulExchangeExec(
 
   /** Called at the end of each trigger: if the trigger ran a batch, once the commit log has it. */
   override def getProgress(): StateOperatorProgress = {
-    if (!reported && settled.isDefined) {
-      Run.of(execution).report(execution, isLastCall)
-      reported = true
-    }
-    def count(of: OperatorRun.Settled => Long): Long = settled.fold(0L)(of)
-    val custom = settled.fold(Map.empty[String, Number])(_.custom).map { case (name, value) =>
-      name -> Long.box(value.longValue)
-    }
+    if (settled.isDefined) Run.of(execution).report(execution, isLastCall)
+    def count(of: Settled => Long): Long = settled.fold(0L)(of)
     new StateOperatorProgress(
       operatorName = shortName,
       numRowsTotal = count(_.rowsTotal),
       numRowsUpdated = count(_.rowsUpdated),
       allUpdatesTimeMs = count(_.updatesMs),
       numRowsRemoved = count(_.rowsRemoved),
-      allRemovalsTimeMs = count(_.removalsMs),
+      // Expired rows are removed with the updates.
+      allRemovalsTimeMs = 0L,
       commitTimeMs = count(_.commitMs),
       memoryUsedBytes = count(_.memoryBytes),
       numRowsDroppedByWatermark = count(_.rowsLate),
       numShufflePartitions = shards,
-      numStateStoreInstances = count(_.instances),
-      customMetrics = new java.util.HashMap(custom.asJava)
+      numStateStoreInstances = if (settled.isDefined) shards else 0L,
+      customMetrics = settled.fold(new java.util.HashMap[String, java.lang.Long])(_.custom)
     )
   }
 
   /** Whether this is Spark's last call for the batch before a caller that waits for the query returns. */
   private def isLastCall: Boolean =
-    CurrentQuery.query(sparkContext, session).exists(_.trigger == OneTimeTrigger) ||
+    CurrentQuery.query(session).exists(_.trigger == OneTimeTrigger) ||
       !execution.sparkSession.sessionState.conf.streamingNoDataMicroBatchesEnabled
 
   // -- running
@@ -178,22 +166,21 @@ case class StatefulExchangeExec(
     evictMs = execution.watermarkPropagator.getInputWatermarkForEviction(execution.currentBatchId, operatorId)
     chosen = selected.getOrElse((0 until shards).toArray)
     val present = executors
-    run.place(execution, run.shardsOf(execution, planned), present)
+    run.place(execution, shardsOfBatch, present)
     tasks =
       if (facts.together) ShardTask.grouped(chosen, run, present.cores, sparkContext) else ShardTask.single(chosen, run)
     val specs = chosen.map(shard => CoalescedPartitionSpec(shard, shard + 1, None): ShufflePartitionSpec)
     new TaskRows(new ShuffledRowRDD(dependency, readMetrics, specs), tasks, if (isOfFunction) ends else Nil)
   }
 
-  /** Returns the batch as tasks get it. */
   private def description: Map[String, Any] = {
     val watermarks = execution.watermarkPropagator
     Driver.batchFields(execution) ++ Map(
       "late_ms" -> watermarks.getInputWatermarkForLateEvents(execution.currentBatchId, operatorId),
       "evict_ms" -> evictMs,
-      "first_partition" -> run.shardsOf(execution, planned).firstPartition,
+      "first_partition" -> shardsOfBatch.firstPartition,
       "output_mode" -> facts.modeIn(batch),
-      "is_temporary" -> CurrentQuery.query(sparkContext, session).exists(CurrentQuery.isTemporary)
+      "is_temporary" -> CurrentQuery.query(session).exists(CurrentQuery.isTemporary)
     )
   }
 
@@ -201,7 +188,7 @@ case class StatefulExchangeExec(
   def handedOver(operator: String, outputType: StructType): HandOver = HandOver(
     facts.sockets.get,
     operator.getBytes(UTF_8),
-    Json.write(description),
+    Driver.json.writeValueAsString(description),
     tasks.map(_.places.map(chosen(_))).toArray,
     tasks.map(task => run.placeOf(chosen(task.places.head)).fold(0)(_.actor)).toArray,
     Shards.routes(shards),
@@ -220,7 +207,7 @@ case class StatefulExchangeExec(
     val projection = UnsafeProjection.create(schema)
     chosen.toSeq.map { shard =>
       val values = new Array[Any](output.size)
-      values(values.length - 2) = Json.write(batch + ("shard" -> shard)).getBytes(UTF_8)
+      values(values.length - 2) = Driver.json.writeValueAsBytes(batch + ("shard" -> shard))
       values(values.length - 1) = 0
       projection(new GenericInternalRow(values)).copy()
     }
@@ -242,7 +229,7 @@ case class StatefulExchangeExec(
 
   /** Whether this thread runs the batch. */
   private def isInQuery: Boolean =
-    batch != null && batch.isDefined && CurrentQuery.query(sparkContext, session).isDefined
+    batch != null && batch.isDefined && CurrentQuery.query(session).isDefined
 
   private def executionId: Option[String] = Option(sparkContext.getLocalProperty(SQLExecution.EXECUTION_ID_KEY))
 
@@ -268,7 +255,7 @@ case class StatefulExchangeExec(
   private def settle(): Unit = {
     var result = askSettled()
     if (result.missing.nonEmpty) {
-      runShards(result.missing.toArray)
+      runShards(result.missing)
       result = askSettled()
       if (result.missing.nonEmpty) {
         throw new IllegalStateException(
@@ -281,14 +268,13 @@ case class StatefulExchangeExec(
     settled = Some(result)
   }
 
-  private def askSettled(): OperatorRun.Settled = {
+  private def askSettled(): Settled = {
     val sent = sentRows.value.asScala.toSeq.groupBy(pair => pair(0).toString).map { case (shard, pairs) =>
       shard -> pairs.map(pair => pair(1))
     }
-    run.settle(execution, run.shardsOf(execution, planned), if (isOfFunction) None else Some(sent))
+    run.settle(execution, shardsOfBatch, if (isOfFunction) None else Some(sent))
   }
 
-  /** Runs the operator's tasks for some shards only. */
   private def runShards(missing: Array[Int]): Unit = {
     selected = Some(missing)
     try tasksAbove(execution.executedPlan, None).foreach(_.execute().count())
@@ -306,3 +292,74 @@ case class StatefulExchangeExec(
       node.children.iterator.map(tasksAbove(_, above)).collectFirst { case Some(found) => found }
     }
 }
+
+/**
+ * A task of an operator.
+ *
+ * @param places The places of its shards among the partitions of the shuffle.
+ * @param host The host that it prefers, which has its shards; None if it may run anywhere.
+ */
+case class ShardTask(places: Array[Int], host: Option[String])
+
+object ShardTask {
+  def single(shards: Array[Int], run: OperatorRun): Seq[ShardTask] =
+    shards.toSeq.zipWithIndex.map { case (shard, place) => ShardTask(Array(place), run.placeOf(shard).map(_.host)) }
+
+  /**
+   * Returns tasks that have several shards where there are more shards than cores: a task then has the commits of all
+   * its shards under way at once, and waits for the object store once. A task has shards of one store actor only, and a
+   * host has as many tasks as it has cores for.
+   *
+   * @param cores The cores of executors, by host.
+   */
+  def grouped(shards: Array[Int], run: OperatorRun, cores: Map[String, Int], context: SparkContext): Seq[ShardTask] = {
+    val each = math.max(1, context.conf.getInt("spark.task.cpus", 1))
+    // A shard whose host has no executor may run anywhere.
+    def placeOf(place: Int) = run.placeOf(shards(place)).filter(at => cores.contains(at.host))
+    val byHost = shards.indices.groupBy(placeOf(_).map(_.host))
+    val tasks = byHost.toSeq.flatMap { case (host, ofHost) =>
+      val slots = math.max(1, host.fold(context.defaultParallelism)(cores) / each)
+      val byActor = ofHost.groupBy(placeOf(_).map(_.actor)).values
+      byActor.flatMap { places =>
+        val number = math.min(math.max(1, slots / byActor.size), places.size)
+        (0 until number).map(first => ShardTask((first until places.size by number).map(places).toArray, host))
+      }
+    }
+    tasks.sortBy(_.places.head)
+  }
+}
+
+/**
+ * The rows behind an exchange, by task. Spark asks for locations in the thread of its scheduler: they must not wait.
+ *
+ * @param ends The row after the last one of each partition of the shuffle; none if it is empty.
+ */
+class TaskRows(shuffled: RDD[InternalRow], @transient private val tasks: Seq[ShardTask], ends: Seq[InternalRow])
+  extends RDD[InternalRow](shuffled.sparkContext, Nil) {
+  override protected def getDependencies: Seq[Dependency[_]] = Seq(new NarrowDependency(shuffled) {
+    override def getParents(partitionId: Int): Seq[Int] = tasks(partitionId).places.toSeq
+  })
+
+  override protected def getPartitions: Array[Partition] =
+    tasks.zipWithIndex.map { case (task, index) =>
+      new TaskPartition(index, task.places.map(shuffled.partitions(_)), task.places.toSeq.flatMap(ends.lift(_)).toArray)
+    }.toArray
+
+  override protected def getPreferredLocations(split: Partition): Seq[String] =
+    // A stage waits for a location that it prefers, also for a host that is gone.
+    tasks(split.index).host.filter(isAlive).toSeq
+
+  private def isAlive(host: String): Boolean = sparkContext.taskScheduler match {
+    case scheduler: TaskSchedulerImpl => scheduler.hasExecutorsAliveOnHost(host)
+    case _ => true
+  }
+
+  override def compute(split: Partition, context: TaskContext): Iterator[InternalRow] = {
+    val task = split.asInstanceOf[TaskPartition]
+    task.shards.indices.iterator.flatMap { place =>
+      shuffled.iterator(task.shards(place), context) ++ task.ends.lift(place)
+    }
+  }
+}
+
+private class TaskPartition(val index: Int, val shards: Array[Partition], val ends: Array[InternalRow]) extends Partition

@@ -1,17 +1,44 @@
 package org.apache.spark.sql
 
-/** The names that classes of Spark 3.5 have here; Spark 4 has them in other packages. */
+import java.util.UUID
+import org.apache.spark.sql.catalyst.expressions.{EvalMode, Expression}
+import org.apache.spark.sql.catalyst.expressions.aggregate.Sum
+import org.apache.spark.sql.catalyst.streaming.WriteToStreamStatement
+import org.apache.spark.sql.execution.streaming.state._
+
+/** What Spark 4 has differently: names of classes that are in other packages there, and calls. */
 package object statefleet {
   type Dataset[T] = org.apache.spark.sql.Dataset[T]
   type SparkSession = org.apache.spark.sql.SparkSession
   type MapInArrow = catalyst.plans.logical.PythonMapInArrow
   type MapInArrowExec = execution.python.PythonMapInArrowExec
   type IncrementalExecution = execution.streaming.IncrementalExecution
-  type StateStoreWriter = execution.streaming.StateStoreWriter
+  type StateWriter = execution.streaming.StateStoreWriter
   type StatefulOperatorStateInfo = execution.streaming.StatefulOperatorStateInfo
   type StreamExecution = execution.streaming.StreamExecution
   val Dataset: org.apache.spark.sql.Dataset.type = org.apache.spark.sql.Dataset
   val SparkSession: org.apache.spark.sql.SparkSession.type = org.apache.spark.sql.SparkSession
   val StreamExecution: execution.streaming.StreamExecution.type = execution.streaming.StreamExecution
   val StreamMetadata: execution.streaming.StreamMetadata.type = execution.streaming.StreamMetadata
+
+  def operatorInfo(checkpoint: String, runId: UUID, id: Long, batchId: Long, shards: Int): StatefulOperatorStateInfo =
+    new StatefulOperatorStateInfo(checkpoint, runId, id, batchId, shards)
+
+  /** isTried: whether a sum that overflows is null, and does not wrap. */
+  def sum(values: Expression, isTried: Boolean): Sum = Sum(values, if (isTried) EvalMode.TRY else EvalMode.LEGACY)
+
+  /** Whether a query runs without batches that end before their results are seen. */
+  def isContinuous(query: WriteToStreamStatement): Boolean = query.isContinuousTrigger
+
+  /** Opens a store at a version. */
+  def openedStore(
+      provider: StateStoreProvider,
+      id: StateStoreId,
+      state: StateRows,
+      snapshot: Option[String]): ReadStateStore = {
+    provider.init(id, state.keys, state.values, state.prefix, state.conf, state.hadoop.value)
+    provider.getReadStore(state.version)
+  }
+
+  def rowsOf(reader: ReadStateStore): Iterator[UnsafeRowPair] = reader.iterator()
 }

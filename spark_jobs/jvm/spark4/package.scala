@@ -1,17 +1,91 @@
 package org.apache.spark.sql
 
-/** The names that classes of Spark 4 have here; Spark 3.5 has them in other packages. */
+import java.util.UUID
+import org.apache.hadoop.conf.Configuration
+import org.apache.spark.sql.catalyst.expressions.{EvalMode, Expression, NumericEvalContext}
+import org.apache.spark.sql.catalyst.expressions.aggregate.Sum
+import org.apache.spark.sql.catalyst.rules.RuleId
+import org.apache.spark.sql.catalyst.streaming.WriteToStreamStatement
+import org.apache.spark.sql.catalyst.trees.TreePatternBits
+import org.apache.spark.sql.execution.SparkPlan
+import org.apache.spark.sql.execution.streaming.{ContinuousTrigger, RealTimeTrigger}
+import org.apache.spark.sql.execution.streaming.operators.stateful._
+import org.apache.spark.sql.execution.streaming.state._
+
+/** What Spark 3.5 has differently: names of classes that are in other packages there, and calls. */
 package object statefleet {
   type Dataset[T] = classic.Dataset[T]
   type SparkSession = classic.SparkSession
   type MapInArrow = catalyst.plans.logical.MapInArrow
   type MapInArrowExec = execution.python.MapInArrowExec
   type IncrementalExecution = execution.streaming.runtime.IncrementalExecution
-  type StateStoreWriter = execution.streaming.operators.stateful.StateStoreWriter
   type StatefulOperatorStateInfo = execution.streaming.operators.stateful.StatefulOperatorStateInfo
   type StreamExecution = execution.streaming.runtime.StreamExecution
   val Dataset: classic.Dataset.type = classic.Dataset
   val SparkSession: classic.SparkSession.type = classic.SparkSession
   val StreamExecution: execution.streaming.runtime.StreamExecution.type = execution.streaming.runtime.StreamExecution
   val StreamMetadata: execution.streaming.runtime.StreamMetadata.type = execution.streaming.runtime.StreamMetadata
+
+  def operatorInfo(checkpoint: String, runId: UUID, id: Long, batchId: Long, shards: Int): StatefulOperatorStateInfo =
+    new StatefulOperatorStateInfo(checkpoint, runId, id, batchId, shards, None, None)
+
+  /** isTried: whether a sum that overflows is null, and does not wrap. */
+  def sum(values: Expression, isTried: Boolean): Sum =
+    Sum(values, NumericEvalContext(if (isTried) EvalMode.TRY else EvalMode.LEGACY, allowDecimalPrecisionLoss = true))
+
+  /** Whether a query runs without batches that end before their results are seen. */
+  def isContinuous(query: WriteToStreamStatement): Boolean = query.trigger match {
+    case _: ContinuousTrigger | _: RealTimeTrigger => true
+    case _ => false
+  }
+
+  /** Opens a store without column families at a version. */
+  def openedStore(
+      provider: StateStoreProvider,
+      id: StateStoreId,
+      state: StateRows,
+      snapshot: Option[String]): ReadStateStore = {
+    val lookups =
+      if (state.prefix == 0) NoPrefixKeyStateEncoderSpec(state.keys)
+      else PrefixKeyScanStateEncoderSpec(state.keys, state.prefix)
+    provider.init(id, state.keys, state.values, lookups, false, state.conf, state.hadoop.value, false, None)
+    provider.getReadStore(state.version, snapshot)
+  }
+
+  def rowsOf(reader: ReadStateStore): Iterator[UnsafeRowPair] = reader.iterator(StateStore.DEFAULT_COL_FAMILY_NAME)
+}
+
+package statefleet {
+  /**
+   * A stateful operator whose state is not in a store of Spark's: it has none of the schemas and checkpoint ids that
+   * Spark 4 keeps of its own stores.
+   */
+  trait StateWriter extends StateStoreWriter { self: SparkPlan =>
+    /** The batch that the operator is planned for. */
+    def batch: Option[IncrementalExecution]
+
+    /**
+     * Spark's rule that writes schemas and names of operators into the checkpoint passes over this one: the fleet keeps
+     * and compares its own, and a checkpoint of Spark 3.5, or of a branch, has none.
+     */
+    override def transformDownWithPruning(
+        cond: TreePatternBits => Boolean,
+        ruleId: RuleId)(
+        rule: PartialFunction[SparkPlan, SparkPlan]): SparkPlan =
+      if (batch.exists(_.StateSchemaAndOperatorMetadataRule.rule eq rule)) {
+        mapChildren(_.transformDownWithPruning(cond, ruleId)(rule))
+      } else {
+        super.transformDownWithPruning(cond, ruleId)(rule)
+      }
+
+    override def validateAndMaybeEvolveStateSchema(
+        conf: Configuration,
+        batchId: Long,
+        version: Int): List[StateSchemaValidationResult] = Nil
+
+    /** None: Spark counts the commits of these stores when a sink is a function. */
+    override val stateStoreNames: Seq[String] = Nil
+
+    override def getStateStoreCheckpointInfo(): Array[StatefulOpStateStoreCheckpointInfo] = Array.empty
+  }
 }
