@@ -59,11 +59,12 @@ def run_apart(checks: Sequence[tuple[str, str, Sequence[str]]], limit_s: float) 
         How long each check may take, in seconds. Findings up to then are kept.
     """
     with ThreadPoolExecutor(len(checks)) as threads:
-        for findings in threads.map(lambda check: _run(*check, limit_s), checks):
+        for findings in threads.map(lambda check: _run(check, limit_s), checks):
             yield from findings
 
 
-def _run(name: str, module: str, arguments: Sequence[str], limit_s: float) -> list[Finding]:
+def _run(check: tuple[str, str, Sequence[str]], limit_s: float) -> list[Finding]:
+    name, module, arguments = check
     # Its outputs are files: a pipe would stay open for as long as a process that it started has it.
     with TemporaryFile("w+") as output, TemporaryFile("w+") as errors:
         # In its own session, so that the processes that it starts end with it.

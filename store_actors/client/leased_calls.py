@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from msgspec import structs
+from ray import ObjectRef
 from ray.exceptions import RayActorError
 
 from coordinator.ledger.state_ledger import LeaseGrant
@@ -309,10 +309,10 @@ class LocalActors(RayActors):
 
     def wait(self, references: Sequence[Any], timeout_s: float) -> bool:
         # This process does not look after itself: :meth:`get` waits for its own calls.
-        return isinstance(references[0], Future) or super().wait(references, timeout_s)
+        return not isinstance(references[0], ObjectRef) or super().wait(references, timeout_s)
 
     def get(self, reference: Any, timeout_s: float | None = None) -> Any:
-        return reference.result() if isinstance(reference, Future) else super().get(reference, timeout_s)
+        return super().get(reference, timeout_s) if isinstance(reference, ObjectRef) else reference.result()
 
     def put(self, value: Any) -> Any:
         # Ray puts the arguments of its own calls by itself.

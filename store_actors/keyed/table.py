@@ -17,6 +17,7 @@ from coordinator.model.schema import Field, StateSchema
 from store_actors.engine.arrays import Mask, Slots, Words
 from store_actors.engine.expiry_queue import NEVER, ExpiryQueue
 from store_actors.engine.index_kernels import LIVE
+from store_actors.engine.layout import FieldSlot
 from store_actors.engine.memory import Memory, blocks
 from store_actors.engine.pieces import batches
 from store_actors.engine.strings import StringPool
@@ -302,16 +303,20 @@ class KeyedTable(VersionedTable):
         is_entered = (times != NEVER) & (slots >= 0)
         self._due_queue.add(times[is_entered], slots[is_entered])
 
-    def _due_times(self, rows: Words) -> Slots:
-        slot = self._due_slot
-        if slot is None:
+    def _require_due(self) -> FieldSlot:
+        if self._due_slot is None:
             raise InvalidRequestError("the store was opened without a column by which its rows fall due")
+        return self._due_slot
+
+    def _due_times(self, rows: Words) -> Slots:
+        slot = self._require_due()
         valid = (rows[:, slot.flag_word] & np.uint64(slot.flag)) != 0
         times: Slots = np.where(valid, np.ascontiguousarray(rows[:, slot.word]).view(np.int64), NEVER)
         return times
 
     def due(self, limit: int) -> Words:
         """Return the rows whose due column is at most `limit` now, as words; what is not due is not looked at."""
+        self._require_due()
         with self.changing():  # what is found is out of the queue until it is entered again
             slots = np.unique(self._due_queue.due(limit))
             rows = self.table.taken(slots)

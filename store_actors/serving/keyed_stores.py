@@ -160,7 +160,9 @@ class KeyedStores:
                 self._do(session, *write)
             if method in _SCANS:
                 scan_id = self._new_id()
-                session.scans[scan_id] = iter(getattr(self._handle(session, store_name), method)(*args))
+                # A prefix's strings are entered into the table's, in which readers look others up.
+                with session.partition.changing:
+                    session.scans[scan_id] = iter(getattr(self._handle(session, store_name), method)(*args))
                 return scan_id
             return self._do(session, store_name, method, args)
 

@@ -75,6 +75,13 @@ def test_a_handle_cannot_be_used_after_commit_or_abort(end: str, use: Callable[[
         use(handle)
 
 
+def test_rows_that_fall_due_are_refused_of_a_store_without_such_a_column_which_stays_whole() -> None:
+    shard = filled(1)
+    with pytest.raises(InvalidRequestError, match="without a column by which its rows fall due"):
+        shard.begin(1).due(7)
+    assert not shard.is_broken
+
+
 def test_a_handle_ends_once_but_an_abort_may_come_twice() -> None:
     shard = filled(1)
     committed = shard.begin(1)

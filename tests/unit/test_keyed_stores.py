@@ -106,6 +106,19 @@ def test_no_retry_continues_from_a_store_in_which_memory_ran_out(write: str) -> 
     assert lines > 20, "there was no error at all"
 
 
+def test_a_prefix_scan_begins_once_no_reader_looks_into_the_partition() -> None:
+    """Strings of a prefix are entered into the table, in which readers look others up."""
+    fleet = KeyedFleet({"a": 1})
+    session = fleet.open(1)
+    ((_, partition),) = fleet.stores.partitions.cache.items()
+    with ThreadPoolExecutor(1) as scanner:
+        with partition.changing:
+            begun = scanner.submit(fleet.call, session, "prefix_scan", pa.table({"k": ["another"]}))
+            with pytest.raises(TimeoutError):
+                begun.result(0.2)
+        begun.result()
+
+
 def test_a_committed_session_holds_nothing_of_its_delta_or_its_rows() -> None:
     fleet = KeyedFleet()
     keys = [f"key-{number}" for number in range(20_000)]
