@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pytest
 from msgspec import structs
@@ -15,7 +15,7 @@ from coordinator.model.leases import CopyResult
 from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.lease_placer import LeaseRequest, PlannedLeases
 from coordinator.placement.move_planner import MovePlanner, PlannedMove
-from coordinator.placement.policies import ActorSlot, Choice
+from coordinator.placement.policies import ActorSlot, Choice, PlacementPolicy, PlacementRequest, balance, stay
 from coordinator.service.placement_service import KnownFleet
 from coordinator.telemetry.state_stats import ELSEWHERE, LOCAL, MOVED, NO_EXECUTOR, UNPLACED, TaskLocality
 from tests.unit.ledger_harness import actor
@@ -47,9 +47,9 @@ class PlannerHarness:
     def load(self, location: ActorLocation) -> None:
         raise AssertionError("no policy asks for loads")
 
-    def plan(self, *names: str, standbys: int = 0) -> tuple[PlannedMove, ...]:
+    def plan(self, *names: str, standbys: int = 0, policy: PlacementPolicy = balance) -> tuple[PlannedMove, ...]:
         slots = [ActorSlot(self.store_actors[name], 2) for name in names]
-        return self.planner.plan("s", "query", range(SHARDS), slots, self.assigned, self, standbys)  # type: ignore[arg-type]
+        return self.planner.plan("s", "query", range(SHARDS), slots, self.assigned, self, standbys, policy=policy)  # type: ignore[arg-type]
 
     def copy_finished(self, move: PlannedMove, copy_result: CopyResult | None) -> bool:
         choice = Choice(move.target, move.reason, copy_result)
@@ -76,6 +76,40 @@ class PlannerHarness:
     def repairs(self) -> tuple[PlannedMove, ...]:
         self.leases.batch_ended("s")
         return self.planner.repairs("s", "query", range(SHARDS), self.assigned, self)  # type: ignore[arg-type]
+
+
+def one_node(request: PlacementRequest) -> Mapping[int, Choice]:
+    """Put all shards on the first node, by name."""
+    first = request.slots[0].location
+    return {shard: Choice(first, "all on one node") for shard in range(request.num_shards)}
+
+
+def test_stay_spreads_new_shards_and_moves_none_to_a_node_that_joins() -> None:
+    for policy, moved in ((stay, []), (balance, ["c", "c"])):
+        harness = PlannerHarness("a", "b", "c")
+        assert harness.plan("a", "b", policy=policy) == ()
+        assert sorted(harness.run_batch()) == ["a", "a", "a", "b", "b", "b"]
+        assert [move.target.actor_name for move in harness.plan("a", "b", "c", policy=policy)] == moved
+
+
+def test_stay_leaves_a_drained_node() -> None:
+    harness = PlannerHarness("a", "b", "c")
+    harness.plan("a", "b", policy=stay)
+    harness.run_batch()
+    harness.leases.drained.add(harness.store_actors["a"].node_id)
+    moves = harness.plan("a", "b", "c", policy=stay)
+    assert [move.source.actor_name for move in moves] == ["a"] * 3
+
+
+def test_a_policy_says_where_shards_are_and_why_and_moves_none_that_is_there() -> None:
+    harness = PlannerHarness("a", "b", "c")
+    assert harness.plan("b", "c", "a", policy=one_node) == ()
+    assert harness.run_batch("b") == ["a"] * SHARDS
+    assert harness.plan("a", "b", "c", policy=one_node) == ()
+    harness = PlannerHarness("a", "b", "c")
+    harness.run_batch("b")
+    moves = harness.plan("a", "b", "c", policy=one_node)
+    assert [(move.target.actor_name, move.reason) for move in moves] == [("a", "all on one node")] * SHARDS
 
 
 def test_shards_without_a_store_actor_go_to_their_slots_at_once() -> None:

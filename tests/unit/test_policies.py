@@ -1,98 +1,98 @@
-"""Placement policies, and what the planner does with their choices. Pure."""
+"""Placement policies: where shards are before the first task, and what moves when nodes come and go. Pure."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
 
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import ActorLocation
-from coordinator.placement.lease_placer import PlannedLeases
-from coordinator.placement.move_planner import MovePlanner, PlannedMove
-from coordinator.placement.policies import ActorSlot, Choice, PlacementPolicy, PlacementRequest, balance, stay
+from coordinator.placement.policies import ActorSlot, Choice, PlacementRequest, balance
 from statefleet.fleet import connect
+from tests.unit.ledger_harness import actor
 
-SHARDS = 6
-
-
-def store_actor(name: str) -> ActorLocation:
-    return ActorLocation(name, f"{name}-1", f"node-{name}", f"10.0.0.{ord(name)}", 1)
+NODES = "abcdef"
 
 
-def slots(names: str) -> tuple[ActorSlot, ...]:
-    return tuple(ActorSlot(store_actor(name), 2) for name in names)
+def slots_of(**cores: int) -> list[ActorSlot]:
+    return [ActorSlot(actor(name), count) for name, count in cores.items()]
 
 
-class LiveFleet:
-    """Store actors that are all alive."""
-
-    def __init__(self, names: str) -> None:
-        self._locations = [store_actor(name) for name in names]
-
-    def is_alive(self, location: ActorLocation) -> bool:
-        return location in self._locations
-
-    def newest(self, location: ActorLocation) -> ActorLocation:
-        return location
-
-    def actors(self) -> list[ActorLocation]:
-        return self._locations
-
-    def load(self, location: ActorLocation) -> None:
-        raise AssertionError("no plan reads loads")
+def spread(num_shards: int, at: list[ActorSlot], present: dict[int, ActorLocation], query: str) -> Mapping[int, Choice]:
+    return balance(PlacementRequest("s", query, num_shards, tuple(at), present))
 
 
-def one_node(request: PlacementRequest) -> Mapping[int, Choice]:
-    """Put all shards on the first node, by name."""
-    first = request.slots[0].location
-    return {shard: Choice(first, "all on one node") for shard in range(request.num_shards)}
+def settled(
+    num_shards: int, at: list[ActorSlot], present: dict[int, ActorLocation], query: str = "q"
+) -> dict[int, ActorLocation]:
+    moved = {partition: choice.location for partition, choice in spread(num_shards, at, present, query).items()}
+    return present | moved
 
 
-def plan(
-    planner: MovePlanner, names: str, current: Mapping[int, ActorLocation], policy: PlacementPolicy
-) -> tuple[PlannedMove, ...]:
-    return planner.plan("s", "q", range(SHARDS), slots(names), current, LiveFleet("abc"), policy=policy)  # type: ignore[arg-type]
+def test_shards_are_spread_evenly_and_then_nothing_moves() -> None:
+    three = slots_of(a=2, b=2, c=2)
+    first = settled(12, three, {})
+    assert Counter(location.actor_name for location in first.values()) == {"a": 4, "b": 4, "c": 4}
+    assert spread(12, three, first, "q") == {}
 
 
-def planned(planner: MovePlanner, current: Mapping[int, ActorLocation]) -> list[str]:
-    holders = planner.leases.holders("s", range(SHARDS), current, LiveFleet("abc"))  # type: ignore[arg-type]
-    return ["nobody" if holder is None else holder.node_id.removeprefix("node-") for holder in holders]
+def test_a_node_with_more_cores_gets_more() -> None:
+    first = settled(12, slots_of(a=4, b=1, c=1), {})
+    assert Counter(location.actor_name for location in first.values()) == {"a": 8, "b": 2, "c": 2}
 
 
-def test_stay_spreads_new_shards_and_moves_none_to_a_node_that_joins() -> None:
-    staying, balancing = MovePlanner(PlannedLeases()), MovePlanner(PlannedLeases())
-    for planner, policy in ((staying, stay), (balancing, balance)):
-        assert plan(planner, "ab", {}, policy) == ()
-        assert sorted(planned(planner, {})) == ["a", "a", "a", "b", "b", "b"]
-    current = {shard: store_actor("ab"[shard % 2]) for shard in range(SHARDS)}
-    assert plan(staying, "abc", current, stay) == ()
-    assert [move.target for move in plan(balancing, "abc", current, balance)] == [store_actor("c")] * 2
+def test_operators_of_a_query_share_nodes_and_queries_do_not_all_begin_at_one() -> None:
+    three = slots_of(a=1, b=1, c=1)
+    assert settled(7, three, {}, "q") == settled(7, list(reversed(three)), {}, "q")
+    assert len({settled(1, three, {}, f"query-{number}")[0].actor_name for number in range(20)}) == 3
 
 
-def test_stay_leaves_a_drained_node() -> None:
-    current = {shard: store_actor("ab"[shard % 2]) for shard in range(SHARDS)}
-    planner = MovePlanner(PlannedLeases())
-    planner.leases.drained.add("node-a")
-    moves = plan(planner, "abc", current, stay)
-    assert {move.source for move in moves} == {store_actor("a")}
-    assert len(moves) == 3
+def test_a_skewed_assignment_is_repaired_by_as_few_moves_as_it_takes() -> None:
+    three = slots_of(a=1, b=1, c=1)
+    skewed = {partition: actor("a") for partition in range(12)}
+    choices = spread(12, three, skewed, "q")
+    assert len(choices) == 8
+    assert {choice.reason for choice in choices.values()} == {"the node that had it had more than its cores' share"}
+    # The moves lead to the assignment of a first plan.
+    assert skewed | {partition: choice.location for partition, choice in choices.items()} == settled(12, three, {}, "q")
 
 
-def test_a_policy_says_where_shards_are_and_why() -> None:
-    planner = MovePlanner(PlannedLeases())
-    assert plan(planner, "bca", {}, one_node) == ()
-    assert planned(planner, {}) == ["a"] * SHARDS
-    current = {shard: store_actor("b") for shard in range(SHARDS)}
-    moves = plan(MovePlanner(PlannedLeases()), "abc", current, one_node)
-    assert {(move.target, move.reason) for move in moves} == {(store_actor("a"), "all on one node")}
-    assert len(moves) == SHARDS
+def test_without_a_node_that_has_executors_nothing_moves() -> None:
+    assert spread(4, [], {0: actor("a")}, "q") == {}
+    assert spread(4, slots_of(a=0), {}, "q") == {}
 
 
-def test_a_choice_of_where_a_shard_is_moves_nothing() -> None:
-    assert (
-        plan(MovePlanner(PlannedLeases()), "abc", {shard: store_actor("a") for shard in range(SHARDS)}, one_node) == ()
-    )
+@given(
+    st.integers(1, 40),
+    st.lists(st.dictionaries(st.sampled_from(NODES), st.integers(1, 4), min_size=1), min_size=1, max_size=5),
+)
+def test_nodes_come_and_go_and_each_has_its_share(num_shards: int, steps: list[dict[str, int]]) -> None:
+    present: dict[int, ActorLocation] = {}
+    for cores in steps:
+        at = slots_of(**cores)
+        choices = spread(num_shards, at, present, "q")
+        share = Counter(location.actor_name for location in settled(num_shards, at, {}).values())
+        before = Counter(location.actor_name for location in present.values())
+        # Only shards beyond a node's share, or on no node, move.
+        stays = sum(min(before[name], share[name]) for name in cores)
+        assert len(choices) == num_shards - stays
+        present = settled(num_shards, at, present)
+        assert Counter(location.actor_name for location in present.values()) == share
+        assert spread(num_shards, at, present, "q") == {}
+
+
+def test_a_restarted_store_actor_has_its_shards_again() -> None:
+    three = slots_of(a=1, b=1, c=1)
+    first = settled(6, three, {})
+    restarted = structs.replace(actor("b"), instance_id="b-2")
+    again = spread(6, [three[0], ActorSlot(restarted, 1), three[2]], first, "q")
+    assert {partition for partition, location in first.items() if location.actor_name == "b"} == set(again)
+    assert {choice.location for choice in again.values()} == {restarted}
 
 
 def test_a_policy_of_another_name_is_refused_before_anything_is_started() -> None:
