@@ -235,7 +235,7 @@ def _form(definition: Transformation, output: T.StructType, rows: GroupedInput) 
     return PandasForm(output, **settings)
 
 
-def _initial(grouped: GroupedData, rows: GroupedInput) -> GroupedInput:
+def _initial(grouped: object, rows: GroupedInput) -> GroupedInput:
     """Return the rows of the initial state; refuse groups by other types than those of the stream's `rows`."""
     check_classic(grouped)
     if not isinstance(grouped, GroupedData) or grouped._df.isStreaming:

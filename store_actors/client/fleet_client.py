@@ -144,7 +144,7 @@ class FleetClient:
             ((_, grant),) = granted
             return ApplyRequest(task, grant.lease, grant.base_version, schema, watermarks), references
 
-        call = LeasedCall[CommitEntry]("import_rows", arguments, lambda answer, granted, handle: [answer])
+        call: LeasedCall[CommitEntry] = LeasedCall("import_rows", arguments, lambda answer, granted, handle: [answer])
         (committed,) = self._calls.under_leases([task], metadata, call)
         return committed
 

@@ -51,7 +51,10 @@ class PartitionCache:
     def of(self, store_id: StateStoreId) -> Partition:
         """Return a partition; it is created empty by the first call."""
         with self._guard:
-            return self._partitions.setdefault(store_id, Partition(self._new_lock(), self._new_lock()))
+            partition = self._partitions.get(store_id)
+            if partition is None:
+                partition = self._partitions[store_id] = Partition(self._new_lock(), self._new_lock())
+            return partition
 
     def find(self, store_id: StateStoreId) -> Partition | None:
         """Return a partition; None if :meth:`of` never created it."""

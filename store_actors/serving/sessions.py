@@ -38,16 +38,18 @@ class Ended:
     reason: str
     fenced: bool
     committed: int | None
-    request: OpenRequest
+    state: str
+    partition_id: int
+    base_version: int
 
     def error(self) -> FencedError | OperationOutOfOrderError:
         """Return the error of a further call on the session."""
         kind = FencedError if self.fenced else OperationOutOfOrderError
         return kind(
             f"the handle has ended: {self.reason}; nothing was changed; open a new one",
-            state=self.request.task.state_name,
-            partition=self.request.task.partition_id,
-            version=self.request.base_version,
+            state=self.state,
+            partition=self.partition_id,
+            version=self.base_version,
         )
 
 
@@ -97,7 +99,8 @@ class Session:
 
     def leave(self, reason: str, *, fenced: bool = False, committed: int | None = None) -> None:
         """Do :meth:`end` where the stores themselves are gone, or were committed. Nothing of the stores is held on to."""
-        self.ended = Ended(reason, fenced, committed, self.request)
+        task = self.task
+        self.ended = Ended(reason, fenced, committed, task.state_name, task.partition_id, self.request.base_version)
         self.handles = {}
         self.scans.clear()
         if self.partition.writer is self:
