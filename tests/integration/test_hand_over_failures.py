@@ -317,6 +317,7 @@ def test_a_process_that_keeps_silent_holds_no_task_up_for_ever(query: Query, ser
 STRANGER = f"""{AS_NOBODY}
 folder, name, pid = sys.argv[1:]
 os.umask(0)
+print("begun", flush=True)
 made = sys.stdin.readline().strip()
 if made == "fifo":
     os.mkfifo(folder)
@@ -347,6 +348,8 @@ def test_another_user_gets_no_row_and_has_no_process_ended(query: Query, server:
         ended.callback(end_process, stranger, 10)
         assert stranger.stdin is not None
         assert stranger.stdout is not None
+        # The store actor makes a folder that is gone again within a second.
+        assert stranger.stdout.readline() == b"begun\n"
         kept = folder.rename(folder.with_name(f"{folder.name}-taken"))
         ended.callback(kept.rename, folder)
         ended.callback(lambda: folder.unlink() if made == "fifo" else shutil.rmtree(folder))
