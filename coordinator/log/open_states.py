@@ -201,8 +201,8 @@ class OpenStates:
         return (writer.ledger for writer in self._writers.values() if writer.ledger is not None)
 
     def described(self) -> Iterator[tuple[StateLedger, StateMetadata]]:
-        """Yield the ledgers of the open states that exist, each with the state's metadata."""
-        for writer in self._writers.values():
+        """Yield the ledgers of the open states that exist, each with the state's metadata, as they are when their turn comes."""
+        for _, writer in self.writers():
             if writer.ledger is not None and writer.metadata is not None:
                 yield writer.ledger, writer.metadata
 

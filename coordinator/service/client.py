@@ -161,7 +161,7 @@ class CoordinatorClient:
                     ) from error
                 retry.pause()
                 # A fleet that was shut down gets no other coordinator before a driver connects.
-                self._handle = self._actors.find(coordinator_name(self._uri)) or handle
+                self._handle = self._actors.find(coordinator_name(self._uri)) or self._handle
 
     # -- the object store -----------------------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ class Overview:
         """Return the status with details; see :meth:`~coordinator.service.coordinator.Coordinator.status_details`."""
         queries = [state.details() for state in self._states.resting.values()]
         took_s = 0.0
-        for ledger, created in list(self._states.described()):
+        for ledger, created in self._states.described():
             began_s = self._clock.elapsed_s()
             queries.append(self.details(ledger, created, is_active=self._is_active(ledger)))
             took_s += self._clock.elapsed_s() - began_s

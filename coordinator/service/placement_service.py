@@ -225,6 +225,8 @@ class PlacementService:
                 "executor first",
                 node=node_id,
             )
+        for name in state_names:
+            await self._partitions(name)  # one that cannot be read refuses before anything is changed
         was_drained = node_id in self.leases.drained
         if not dry_run:
             # A concurrent writer writes the same.

@@ -182,6 +182,19 @@ async def test_a_drain_survives_the_coordinator_until_it_is_undone() -> None:
     assert {slot.location for slot in slots} <= set(placed.holders), "the node is one of those again"
 
 
+async def test_a_drain_that_cannot_read_a_state_changes_nothing() -> None:
+    coordinator = await started(store := MemoryObjectStore())
+    await leased(coordinator, 0, "a")
+    before = {info.path for info in store.list("clicks/manifest")}
+    # Another coordinator appends what this one cannot read.
+    await leased(coordinator_over(store), 1, "b")
+    store.put(min({info.path for info in store.list("clicks/manifest")} - before), b"damaged")
+    with pytest.raises(CorruptStateError):
+        await coordinator.drain("node-a", False)
+    assert not list(store.list("_drained"))
+    assert not coordinator._placement.leases.drained
+
+
 async def test_the_log_says_which_move_failed_and_why() -> None:
     coordinator = await started(store := MemoryObjectStore())
     await leased(coordinator, 0, "a")
