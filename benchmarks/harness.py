@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,7 +28,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_jobs.plan.operator_rules import UnboundedStateWarning
 from spark_jobs.session.spark_session import start_session, stop_session
-from statefleet.fleet import Fleet
+
+if TYPE_CHECKING:
+    from statefleet.fleet import Fleet
 
 Side = TypeVar("Side")
 

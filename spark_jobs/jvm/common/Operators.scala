@@ -22,13 +22,15 @@ object Sessions {
    *
    * @param driver A function of the driver's Python, from JSON to JSON (spark_jobs/driver/driver_calls.py).
    */
-  def install(session: SparkSession, driver: JavaFunction[String, String]): Unit = {
+  def install(session: SparkSession, driver: JavaFunction[String, String]): Unit = synchronized {
     Driver.callback = driver
-    val methods = session.experimental
-    StartRule.install(session)
-    methods.extraOptimizations ++= Seq(UnmarkRule, LateRowsRule)
-    session.streams.addListener(RunEnds)
-    methods.extraStrategies :+= ExchangeStrategy
+    if (!isInstalled(session)) {
+      val methods = session.experimental
+      StartRule.install(session)
+      methods.extraOptimizations ++= Seq(UnmarkRule, LateRowsRule)
+      session.streams.addListener(RunEnds)
+      methods.extraStrategies :+= ExchangeStrategy
+    }
   }
 
   def isInstalled(session: SparkSession): Boolean = session.experimental.extraStrategies.contains(ExchangeStrategy)

@@ -63,11 +63,15 @@ object CurrentQuery {
     query(session).flatMap(query => Option(query.lastExecution))
 
   /** Whether a query's checkpoint is deleted when it ends. Spark has it in a private field only. */
-  def isTemporary(query: StreamExecution): Boolean = {
-    val field = classOf[StreamExecution].getDeclaredField("deleteCheckpointOnStop")
-    field.setAccessible(true)
-    field.getBoolean(query)
-  }
+  def isTemporary(query: StreamExecution): Boolean =
+    try {
+      val field = classOf[StreamExecution].getDeclaredField("deleteCheckpointOnStop")
+      field.setAccessible(true)
+      field.getBoolean(query)
+    } catch {
+      case error: ReflectiveOperationException =>
+        throw new IllegalStateException("this Spark does not say which checkpoints it deletes", error)
+    }
 }
 
 /** What is known of a run of a query, from its first batch to its end. */
@@ -129,11 +133,18 @@ object Shards {
 
   /** Returns for each shard a route, the least one that Spark's partitioning puts there. */
   def routes(number: Int): Array[Int] = {
-    val routes = mutable.Map.empty[Int, Int]
-    Iterator.from(0).takeWhile(_ => routes.size < number).foreach { route =>
-      routes.getOrElseUpdate(Math.floorMod(Murmur3_x86_32.hashInt(route, Seed), number), route)
+    val routes = Array.fill(number)(-1)
+    var missing = number
+    var route = 0
+    while (missing > 0) {
+      val shard = Math.floorMod(Murmur3_x86_32.hashInt(route, Seed), number)
+      if (routes(shard) < 0) {
+        routes(shard) = route
+        missing -= 1
+      }
+      route += 1
     }
-    Array.tabulate(number)(routes)
+    routes
   }
 }
 
