@@ -93,9 +93,9 @@ class _Store:
 
     def _put(self, keys: pa.Array) -> None:
         numbers = pa.array(np.arange(len(keys)))
-        with self.shard.begin(self.shard.version) as handle:
-            handle.put(pa.table({"k": keys, "n": numbers, "total": numbers}))
-            handle.commit()
+        handle = self.shard.begin(self.shard.version)
+        handle.put(pa.table({"k": keys, "n": numbers, "total": numbers}))
+        handle.commit()
 
     def _drawn(self, rows: int) -> pa.Array:
         return self._keys.take(pa.array(self._random.integers(0, len(self._keys), rows)))
@@ -104,9 +104,9 @@ class _Store:
         self.shard.read().multi_get(pa.table({"k": keys}))
 
     def _remove(self, keys: pa.Array) -> None:
-        with self.shard.begin(self.shard.version) as handle:
-            handle.remove(pa.table({"k": keys}))
-            handle.commit()
+        handle = self.shard.begin(self.shard.version)
+        handle.remove(pa.table({"k": keys}))
+        handle.commit()
 
     def measure(self, times: int) -> dict[str, float]:
         """Return nanoseconds a row by operation, and bytes a key."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -23,14 +23,17 @@ from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from spark_jobs.functions.groups import EXISTS, TIMEOUT, Groups, StateColumns, single_chunk
 from spark_jobs.functions.state_batch import NO_TIMEOUT, BatchClock, BatchFunction, Mask, StateBatch
-from spark_jobs.plan.keys import KeyTree
-from spark_jobs.plan.view_components import ViewComponent
 from spark_jobs.worker.exchange import Received, unpack
 from spark_jobs.worker.process import fleet_client, task_identity
 from store_actors.client.fleet_client import FleetAddress, FleetClient
 from store_actors.client.operator_task import BatchHeader, EventTimes, event_times
 from store_actors.client.state_store import StateStore
 from store_actors.messages.requests import BatchFacts, StoreSpec
+
+# Spark's daemon imports this module before it forks its workers: nothing of plans, which import pandas.
+if TYPE_CHECKING:
+    from spark_jobs.plan.keys import KeyTree
+    from spark_jobs.plan.view_components import ViewComponent
 
 #: Column of a row's event time, in microseconds, by which it is late; there if timeouts are of event time.
 EVENT_TIME_FIELD = Field("event_us", "int64")

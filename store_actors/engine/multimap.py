@@ -65,7 +65,7 @@ class MultimapTable(GroupTable):
         tuple
             For each pair the place of the key, in ascending order, and the slot of the row.
         """
-        pairs = list(self.match_blocks(keys, nulls, max(1 << 10, 2 * len(keys))))
+        pairs = list(self.match_blocks(keys, nulls, max(1 << 16, 2 * len(keys))))
         if not pairs:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         return np.concatenate([rows for rows, _ in pairs]), np.concatenate([slots for _, slots in pairs])

@@ -92,6 +92,14 @@ class OrderedRows(VersionedTable):
         )
         return ids, firsts[:count]
 
+    def _is_among(self, slots: Slots, members: Slots) -> Mask:
+        # Marks, as np.isin sorts where slots are spread over a large table.
+        if not len(slots) or not len(members):
+            return np.zeros(len(slots), np.bool_)
+        marks = np.zeros(len(self.table.rows), np.bool_)
+        marks[members] = True
+        return marks[slots]
+
     def _set_rank(self, rows: Words, ranks: Slots | int) -> None:
         if self._rank is not None:
             rows[:, self._rank.word] = ranks
@@ -146,7 +154,7 @@ class FirstShard(OrderedRows):
         step.watermark_ms = watermark_ms
         key_end = self.table.layout.flag_words + self.table.layout.key_words
         step.parts = [UndoPart(best[~is_replacing, :key_end].copy(), before), UndoPart(former[:0], former)]
-        closed, passed = np.isin(slots, evicted), np.isin(evicted, slots)
+        closed, passed = self._is_among(slots, evicted), self._is_among(evicted, slots)
         return Change(
             version=version,
             base_version=self.version,
@@ -219,10 +227,10 @@ class TopShard(OrderedRows, MultiTable):
         step.watermark_ms = watermark_ms
         step.parts = parts
         # Final results of a window that closes are emitted even if only their rank moved.
-        is_final = np.isin(evicted, np.concatenate([created, moved]) if self._expires_by_key else created)
+        is_final = self._is_among(evicted, np.concatenate([created, moved]) if self._expires_by_key else created)
         removed = former[~is_final] if self._expires_by_key else self._without_rank(former[~is_final])
         kept = np.concatenate([created, moved])
-        kept = kept[~np.isin(kept, evicted)]
+        kept = kept[~self._is_among(kept, evicted)]
         return Change(
             version=version,
             base_version=self.version,
@@ -338,7 +346,7 @@ class TopShard(OrderedRows, MultiTable):
         # A row may be back at the rank that it had: of the two ranks that it had so far in this batch the first one counts.
         changed, first = np.unique(np.concatenate([moved, slots]), return_index=True)
         is_other = table.rows[changed, word] != np.concatenate([ranks_before, ranks])[first]
-        reranked: Slots = changed[is_other & ~np.isin(changed, created)]
+        reranked: Slots = changed[is_other & ~self._is_among(changed, created)]
         return reranked
 
 

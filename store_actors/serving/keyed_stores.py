@@ -7,7 +7,7 @@ that session commit together, as one version. It has any number of sessions that
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -161,7 +161,7 @@ class KeyedStores:
             if method in _SCANS:
                 scan_id = self._new_id()
                 # A prefix's strings are entered into the table's, in which readers look others up.
-                with session.partition.changing:
+                with session.partition.changing if method == "prefix_scan" else nullcontext():
                     session.scans[scan_id] = iter(getattr(self._handle(session, store_name), method)(*args))
                 return scan_id
             return self._do(session, store_name, method, args)
