@@ -45,13 +45,13 @@ def shards_of(fleet: Fleet, name: str) -> list[dict[str, Any]]:
     return next(query["shards"] for query in fleet.status()["queries"] if query["name"] == name)
 
 
-@pytest.mark.replay
+@pytest.mark.parametrize("asked_for", [(4, 3), pytest.param((4, None, 3, 5, 1, None), marks=pytest.mark.replay)])
 def test_a_state_goes_on_with_any_number_after_restarts_and_online_and_says_so(
-    fleet: Fleet, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+    fleet: Fleet, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str], asked_for: tuple[int | None, ...]
 ) -> None:
     feed = Feed(tmp_path / "in", ROWS)
     emitted: dict[str, tuple[int, int]] = {}
-    for round_, shards in enumerate((4, None, 3, 5, 1, None)):
+    for round_, shards in enumerate(asked_for):
         feed.add(numbers(round_ * 1000))
         with Run(totals(fleet, feed, name, shards), "update", tmp_path / "ck") as run:
             emitted |= seen(run.take())
