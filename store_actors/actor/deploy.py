@@ -37,7 +37,6 @@ _THREADS = 16
 #: small batches keep one core busy, and one that has large batches many (docs/performance.md); the task of a small batch
 #: costs Spark's own processes several times what it costs the store actor.
 CORES_EACH = 8
-log = logging.getLogger(__name__)
 
 #: Moves that are under way at once: each needs room for a copy of a shard.
 _AT_ONCE = 4

@@ -124,7 +124,10 @@ class GroupedCommits:
 
     def _queue(self, state_name: str) -> _CommitQueue:
         with self._guard:
-            return self._queues.setdefault(state_name, _CommitQueue(self._new_lock()))
+            queue = self._queues.get(state_name)
+            if queue is None:
+                queue = self._queues[state_name] = _CommitQueue(self._new_lock())
+            return queue
 
     def expect(self, state_name: str, partition_ids: Iterable[int]) -> None:
         """Expect commits of these partitions soon. The caller reports a partition that will not commit to :meth:`expect_no_more`."""
