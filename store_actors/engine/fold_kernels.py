@@ -1,6 +1,6 @@
 """Compiled steps of the less common accumulators: checked sums, bits, products, moments, values by an ordering, states of many words.
 
-They are called by ``accumulate_kernels._step``, whose arguments they have; a line of ``ops`` is described at ``layout.Feed``.
+They are called by ``row_kernels._step``, whose arguments they have; a line of ``ops`` is described at ``layout.Feed``.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ def _combine(code, rows, rows_f, slot, word, flag_word, flag, values, values_f, 
     cache=True, nogil=True,
 )  # fmt: skip
 def fold_step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limits, arena, offsets):
-    """Move accumulator ``n`` by one row: the steps that ``accumulate_kernels`` does not have.
+    """Move accumulator ``n`` by one row: the steps that ``row_kernels`` does not have.
 
     Raises
     ------

@@ -12,12 +12,12 @@ from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.errors import InvalidRequestError, SumOverflowError
 from coordinator.model.schema import ROW_COLUMN, Accumulator, Field, StateSchema
 from coordinator.model.type_names import is_counted, is_growing, is_nested, string_to_type
-from store_actors.engine.accumulate_kernels import ACCUMULATE_WORDS
 from store_actors.engine.accumulator_rules import RULES, Ordering, Rule, StateForm
 from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.index_kernels import FLAG_BITS
 from store_actors.engine.list_kernels import FLOAT_SET, LIST, SET
 from store_actors.engine.op_code_kernels import OpCode
+from store_actors.engine.row_kernels import ACCUMULATE_WORDS
 from store_actors.engine.words import is_text, parts_of, words_of
 
 #: State fields of a correlation; a covariance has fewer.
@@ -247,7 +247,7 @@ class Feed:
     Attributes
     ----------
     operations
-        One line of ``ACCUMULATE_WORDS`` int64 an accumulator, for ``accumulate_kernels.accumulate``: the step; its columns: first word
+        One line of ``ACCUMULATE_WORDS`` int64 an accumulator, for ``row_kernels.accumulate``: the step; its columns: first word
         of the first one, the word or column after that (or the parts of a nested type that is compared, in `limits`), the first word
         of the last one (-1: none); word, flag word and flag of the first state field; the step's option; whether it skips
         nulls; word, flag word and flag of the last state field.

@@ -10,7 +10,7 @@ from enum import IntEnum
 
 
 class OpCode(IntEnum):
-    """Steps of ``accumulate_kernels``, ``fold_kernels`` and ``sketch_kernels``; each code is compared by its name there.
+    """Steps of ``row_kernels``, ``fold_kernels`` and ``sketch_kernels``; each code is compared by its name there.
 
     A code that none of them knows raises ValueError when a row is folded.
     """

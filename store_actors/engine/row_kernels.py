@@ -1,18 +1,24 @@
-"""Compiled loops that insert, overwrite (with or without undo) and read whole rows; ``index_kernels.py`` has the layout of their words.
+"""Compiled loops that read and change the rows of a table: whole rows, and groups into which batches are folded.
 
-A loop that writes stops when the index or the rows are out of room, and goes on where it stopped once there is more.
+``index_kernels.py`` has the layout of index and rows. A loop that writes stops when one of them is out of room, and goes on where it
+stopped once there is more.
+
+Folding: rows of a batch find their group, or make it, and move its accumulators. The commonest steps of accumulators are here, the
+others in ``fold_kernels.py`` and ``sketch_kernels.py``.
 """
 
 from __future__ import annotations
 
 import numpy as np
 from numba import njit, void
-from numba.types import Tuple, boolean, int64, uint8, uint32, uint64
+from numba.types import Tuple, boolean, float64, int64, uint8, uint32, uint64
 
+from store_actors.engine.fold_kernels import bytes_less, decimal_less, fold_step
 from store_actors.engine.hash_kernels import hash_row
 from store_actors.engine.index_kernels import (
     _BLOCK,
     _LOW32,
+    _ONE,
     _S32,
     _ZERO,
     LIVE,
@@ -22,11 +28,14 @@ from store_actors.engine.index_kernels import (
     tag_block,
 )
 from store_actors.engine.machine_kernels import prefetch
+from store_actors.engine.op_code_kernels import OpCode
 
 #: Rows that are on their way to the cache.
 _AHEAD = 24
+ACCUMULATE_WORDS = 12  # columns of the `ops` table of `accumulate`
 
-u8_1, u64_1, u64_2, i64_1, bool_1 = uint8[::1], uint64[::1], uint64[:, ::1], int64[::1], boolean[::1]
+u8_1, u8_2, u64_1, u64_2 = uint8[::1], uint8[:, ::1], uint64[::1], uint64[:, ::1]
+i64_1, i64_2, f64_2, bool_1 = int64[::1], int64[:, ::1], float64[:, ::1], boolean[::1]
 
 
 @njit(
@@ -163,3 +172,218 @@ def differing(rows, slots, before, mask, out):
         for word in range(1, rows.shape[1]):
             differs |= rows[slot, word] ^ before[number, word]
         out[number] = differs != _ZERO and slots[number] >= 0
+
+
+@njit(void(u64_2, i64_2, int64, int64, uint64, int64, i64_2, int64, int64, uint64), cache=True, nogil=True)
+def _add_decimal(rows, rows_i, slot, word, low, high, limits, limit, flag_word, flag):
+    """Add 128-bit integers. A sum beyond the precision (``limits[limit]``: 10**precision - 1 as high, low) becomes null."""
+    total_low = rows[slot, word] + low
+    carry = np.int64(1) if total_low < low else np.int64(0)
+    before = rows_i[slot, word + 1]
+    total_high = np.int64(np.uint64(before) + np.uint64(high) + np.uint64(carry))
+    wrapped = (before >= 0) == (high >= 0) and (total_high >= 0) != (before >= 0)
+    rows[slot, word] = total_low
+    rows_i[slot, word + 1] = total_high
+    if total_high < 0:  # compare magnitudes
+        total_low = ~total_low + _ONE
+        total_high = np.int64(~np.uint64(total_high) + (_ONE if total_low == _ZERO else _ZERO))
+    if wrapped or decimal_less(np.uint64(limits[limit, 1]), limits[limit, 0], total_low, total_high):
+        rows[slot, flag_word] &= ~flag
+
+
+@njit(
+    void(i64_2, int64, u64_2, i64_2, f64_2, int64, u64_2, f64_2, u8_2, int64, i64_2, u8_1, i64_1),
+    cache=True, nogil=True,
+)  # fmt: skip
+def _step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limits, arena, offsets):
+    """Move accumulator ``n`` by one row. Codes that are not here are steps of `_fold_block` or of `fold_step`."""
+    code = ops[n, 0]
+    a, b, c = ops[n, 1], ops[n, 2], ops[n, 3]
+    word = ops[n, 4]
+    flag_word, flag = ops[n, 5], np.uint64(ops[n, 6])
+    present = a < 0 or valid[a, row] != 0
+    if code == OpCode.ADD_DECIMAL:  # a, b the two words, c the is_empty of a partial sum or -1
+        if c >= 0:
+            if values[c, row] != _ZERO:
+                return
+        elif not present:
+            return
+        rows[slot, word + 2] = _ZERO
+        if rows[slot, flag_word] & flag == _ZERO or not present:
+            rows[slot, flag_word] &= ~flag  # overflowed, here or in the partial sum: null for good
+            return
+        _add_decimal(
+            rows, rows_i, slot, word, values[a, row], np.int64(values[b, row]), limits, ops[n, 7], flag_word, flag
+        )
+    elif code == OpCode.MIN_INT or code == OpCode.MAX_INT:
+        if present:
+            x = np.int64(values[a, row])
+            current = rows_i[slot, word]
+            if rows[slot, flag_word] & flag == _ZERO or (x < current if code == OpCode.MIN_INT else x > current):
+                rows_i[slot, word] = x
+                rows[slot, flag_word] |= flag
+    elif code == OpCode.MIN_FLOAT or code == OpCode.MAX_FLOAT:  # NaN is larger than every number (Spark's ordering)
+        if present:
+            y = values_f[a, row]
+            now = rows_f[slot, word]
+            if code == OpCode.MIN_FLOAT:
+                better = y < now or (np.isnan(now) and not np.isnan(y))
+            else:
+                better = y > now or (np.isnan(y) and not np.isnan(now))
+            if rows[slot, flag_word] & flag == _ZERO or better:
+                rows_f[slot, word] = y
+                rows[slot, flag_word] |= flag
+    elif code == OpCode.MIN_DECIMAL or code == OpCode.MAX_DECIMAL:
+        if present:
+            low, high = values[a, row], np.int64(values[b, row])
+            if code == OpCode.MIN_DECIMAL:
+                better = decimal_less(low, high, rows[slot, word], rows_i[slot, word + 1])
+            else:
+                better = decimal_less(rows[slot, word], rows_i[slot, word + 1], low, high)
+            if rows[slot, flag_word] & flag == _ZERO or better:
+                rows[slot, word] = low
+                rows_i[slot, word + 1] = high
+                rows[slot, flag_word] |= flag
+    elif code == OpCode.MIN_STRING or code == OpCode.MAX_STRING:
+        if present:
+            new, old = np.int64(values[a, row]), rows_i[slot, word]
+            first_value = rows[slot, flag_word] & flag == _ZERO
+            if first_value or (
+                bytes_less(arena, offsets, new, old)
+                if code == OpCode.MIN_STRING
+                else bytes_less(arena, offsets, old, new)
+            ):
+                rows_i[slot, word] = new
+                rows[slot, flag_word] |= flag
+    elif (
+        code == OpCode.FIRST or code == OpCode.LAST
+    ):  # c the value_set of a partial or -1; ops[n, 8]: nulls are skipped
+        width = ops[n, 7]
+        is_used = values[c, row] != _ZERO if c >= 0 else (present or ops[n, 8] == 0)
+        if is_used and (code == OpCode.LAST or rows[slot, word + width] == _ZERO):
+            rows[slot, word] = values[a, row]
+            if width == 2:
+                rows[slot, word + 1] = values[b, row]
+            rows[slot, word + width] = _ONE
+            if present:
+                rows[slot, flag_word] |= flag
+            else:
+                rows[slot, flag_word] &= ~flag
+    elif code == OpCode.MOMENTS:  # of a raw value: Welford, in the order Spark's CentralMomentAgg computes it
+        if present:
+            x_f = values_f[a, row]
+            count = rows_f[slot, word] + 1.0
+            delta = x_f - rows_f[slot, word + 1]
+            delta_n = delta / count
+            rows_f[slot, word] = count
+            rows_f[slot, word + 1] += delta_n
+            rows_f[slot, word + 2] += delta * (delta - delta_n)
+    elif code == OpCode.MERGE_MOMENTS:  # of a partial (n, avg, m2): Chan et al., as Spark merges
+        n1, n2 = rows_f[slot, word], values_f[a, row]
+        if n2 > 0.0:
+            total = n1 + n2
+            delta = values_f[b, row] - rows_f[slot, word + 1]
+            delta_n = delta / total
+            rows_f[slot, word] = total
+            rows_f[slot, word + 1] += delta_n * n2
+            rows_f[slot, word + 2] += values_f[c, row] + delta * delta_n * n1 * n2
+    else:
+        fold_step(ops, n, rows, rows_i, rows_f, slot, values, values_f, valid, row, limits, arena, offsets)
+
+
+@njit(
+    void(i64_2, u64_2, i64_2, f64_2, i64_1, u64_2, f64_2, u8_2, int64, int64, i64_2, u8_1, i64_1),
+    cache=True, nogil=True,
+)  # fmt: skip
+def _fold_block(ops, rows, rows_i, rows_f, slots, values, values_f, valid, begin, end, limits, arena, offsets):
+    """Move every accumulator by rows ``begin..end``, whose groups are ``slots``; their rows are in the cache now."""
+    for n in range(ops.shape[0]):
+        code, a, word = ops[n, 0], ops[n, 1], ops[n, 4]
+        flag_word, flag = ops[n, 5], np.uint64(ops[n, 6])
+        # The commonest steps get a loop without a branch per row on the code.
+        if code == OpCode.COUNT:
+            for row in range(begin, end):
+                rows_i[slots[row - begin], word] += 1 if a < 0 else np.int64(valid[a, row])
+        elif code == OpCode.ADD_INT:
+            for row in range(begin, end):
+                if valid[a, row] != 0:
+                    slot = slots[row - begin]
+                    rows[slot, word] += values[a, row]
+                    rows[slot, flag_word] |= flag
+        elif code == OpCode.ADD_FLOAT:
+            for row in range(begin, end):
+                if valid[a, row] != 0:
+                    slot = slots[row - begin]
+                    rows_f[slot, word] += values_f[a, row]
+                    rows[slot, flag_word] |= flag
+        else:
+            for row in range(begin, end):
+                _step(ops, n, rows, rows_i, rows_f, slots[row - begin], values, values_f, valid, row, limits, arena,
+                      offsets)  # fmt: skip
+
+
+@njit(
+    Tuple((int64, int64, int64))(
+        u64_1, u64_2, u64_2, u64_1, uint64, int64, u64_1, int64, u64_2, u8_2, i64_2, i64_2, u8_1, i64_1, u64_1,
+        uint32, i64_1, i64_1, int64, i64_1, i64_1, u64_2, i64_1,
+    ),
+    cache=True, nogil=True,
+)  # fmt: skip
+def accumulate(
+    index, rows, keys, nulls, key_mask, first, secret, start, values, valid, ops, limits, arena, offsets, initial,
+    stamp, free, counters, spare_entries, created, undo_slots, undo_rows, progress,
+):  # fmt: skip
+    """Fold rows ``start..`` of a batch into the table.
+
+    ``counters`` is (slots ever used, free slots); ``progress`` is (created, undone) so far in this version. Stops early
+    when a new key finds no free slot or no room in the index.
+
+    Returns
+    -------
+    tuple
+        (first row not folded, created, undone)
+    """
+    rows_i = rows.view(np.int64)
+    rows_f = rows.view(np.float64)
+    values_f = values.view(np.float64)
+    total = keys.shape[0]
+    n_created, n_undone = progress[0], progress[1]
+    added = np.int64(0)
+    tags, positions = np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.uint64)
+    slots = np.empty(_BLOCK, np.int64)
+    stamp_word = np.uint64(stamp) << _S32
+    block = start
+    while block < total:
+        end = min(block + _BLOCK, total)
+        tag_block(index, rows, keys, nulls, secret, block, end, tags, positions)
+        for row in range(block, end):
+            tag, begin = tags[row - block], positions[row - block]
+            position = _find(index, rows, keys, row, first, 0, keys.shape[1], nulls[row], key_mask, tag, begin)
+            if position >= 0:
+                slot = np.int64(index[position] & _LOW32) - 1
+                if rows[slot, 0] >> _S32 != np.uint64(stamp):
+                    undo_slots[n_undone] = slot
+                    for word in range(rows.shape[1]):
+                        undo_rows[n_undone, word] = rows[slot, word]
+                    n_undone += 1
+                    rows[slot, 0] = (rows[slot, 0] & _LOW32) | stamp_word
+            else:
+                slot = claim_slot(rows.shape[0], free, counters, spare_entries - added)
+                if slot < 0:
+                    _fold_block(
+                        ops, rows, rows_i, rows_f, slots, values, values_f, valid, block, row, limits, arena, offsets
+                    )
+                    return row, n_created, n_undone
+                for word in range(rows.shape[1]):
+                    rows[slot, word] = initial[word]
+                rows[slot, 0] |= stamp_word | LIVE | nulls[row]
+                for word in range(keys.shape[1]):
+                    rows[slot, first + word] = keys[row, word]
+                index[-1 - position] = (tag << _S32) | np.uint64(slot + 1)
+                added += 1
+                created[n_created] = slot
+                n_created += 1
+            slots[row - block] = slot
+        _fold_block(ops, rows, rows_i, rows_f, slots, values, values_f, valid, block, end, limits, arena, offsets)
+        block = end
+    return total, n_created, n_undone

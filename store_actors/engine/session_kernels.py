@@ -9,8 +9,8 @@ import numpy as np
 from numba import njit, void
 from numba.types import Tuple, boolean, int64, uint8, uint64
 
-from store_actors.engine.accumulate_kernels import _fold_block
 from store_actors.engine.index_kernels import _BLOCK
+from store_actors.engine.row_kernels import _fold_block
 
 #: Events that are sorted by insertion, before sorted runs of them are merged.
 _RUN = 16

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from coordinator.model.schema import StateSchema
-from store_actors.engine import accumulate_kernels, index_kernels, row_kernels
+from store_actors.engine import index_kernels, row_kernels
 from store_actors.engine.arrays import Bytes, Mask, Slots, Words
 from store_actors.engine.expiry_queue import ExpiryQueue
 from store_actors.engine.frozen import FrozenRows
@@ -108,7 +108,7 @@ class GroupTable(WordRows):
             self.will_change(self._slots_of(batch.keys, batch.nulls))
         while row < size:
             end = row + self.memory.step(size - row)
-            row, progress[0], progress[1] = accumulate_kernels.accumulate(
+            row, progress[0], progress[1] = row_kernels.accumulate(
                 self._index, self.rows, batch.keys[:end], batch.nulls, layout.key_mask, layout.flag_words, self.secret, row,
                 batch.values, batch.valid, batch.feed.operations, batch.feed.limits, self.pool.arena, self.pool.offsets,
                 layout.initial, np.uint32(stamp), self._free, self._counters, self._index_room(), created, changed,

@@ -17,9 +17,9 @@ from msgspec import structs
 from coordinator.model.commits import CommitEntry
 from coordinator.model.identities import DEFAULT_STORE, StateStoreId
 from coordinator.model.schema import StateSchema
-from store_actors.engine.results import results_of
 from store_actors.engine.versions import Change
 from store_actors.messages.requests import ApplyRequest, ShardInput
+from store_actors.operators.aggregate import results_of
 from store_actors.operators.make_shard import OperatorShard
 from store_actors.serving.commits import PreparedWrite, Transaction, check_first_version
 from store_actors.serving.files import as_snapshot

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coordinator.model.accumulator_kinds import AccumulatorKind
 from spark_jobs.operators.accumulators import supported_functions
-from store_actors.engine import accumulate_kernels, fold_kernels, sketch_kernels
+from store_actors.engine import fold_kernels, row_kernels, sketch_kernels
 from store_actors.engine.accumulator_rules import RULES, Ordering, StateForm
 from store_actors.engine.op_code_kernels import OpCode
 
@@ -24,7 +24,7 @@ def test_every_kind_has_its_rule() -> None:
 
 
 def test_compiled_branches_name_every_step_and_no_number() -> None:
-    source = "".join(Path(module.__file__).read_text() for module in (accumulate_kernels, fold_kernels, sketch_kernels))
+    source = "".join(Path(module.__file__).read_text() for module in (fold_kernels, row_kernels, sketch_kernels))
     named = re.findall(r"\bcode == OpCode\.([A-Z_0-9]+)", source)
     # The last step of a function is its `else`, with its name in a comment.
     assert {*named, *re.findall(r"else:  # ([A-Z_]+)\n", source)} == {code.name for code in OpCode}
