@@ -22,7 +22,7 @@ from coordinator.model.memory_options import MemoryOptions
 from coordinator.model.names import check_state_name
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.placement.move_planner import PlacementExplanation
+from coordinator.placement.lease_plans import PlacementExplanation
 from coordinator.placement.policies import POLICIES
 from coordinator.runtime.runtime import Runtime
 from coordinator.service.calls import RayActors, session_folder, unwrapped

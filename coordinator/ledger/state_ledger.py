@@ -46,7 +46,7 @@ from coordinator.model.leases import Lease
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
-from coordinator.placement.lease_placer import FleetView, LeasePlacer, LeaseRequest
+from coordinator.placement.lease_plans import FleetView, LeasePlacer, LeaseRequest
 
 
 class LeaseGrant(Struct, frozen=True):

@@ -1,18 +1,20 @@
-"""The manifest log of one state in object storage.
+"""The manifest log of one state in object storage: what is fixed about the state, the log's records, and checkpoints of them.
 
-``<state>/manifest/<seq>.json`` (20 digits, from 1, no gaps) has the records of one append. Each file is created with
-put-if-absent: of two coordinators that both take themselves for the fleet's only one gets a sequence number, and the other one
-learns what was decided meanwhile. A checkpoint is the ledger after an append, so that loading reads little
-(:mod:`coordinator.log.log_files`).
+A checkpoint, ``<state>/checkpoints/<seq>.json``, is the ledger after an append, so that loading reads little; of a large ledger most is
+in ``<state>/parts/`` (:mod:`coordinator.ledger.checkpoints`). What is fixed about the state is in ``<state>/metadata.json``. Records
+are appended by :class:`~coordinator.log.log_end.LogEnd`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import structs
 
 from coordinator.ledger.checkpoints import (
     PART_RECORDS,
@@ -23,25 +25,28 @@ from coordinator.ledger.checkpoints import (
     in_parts,
     newest_version,
     plan_checkpoint,
+    records_of_part,
 )
+from coordinator.ledger.history_changes import records_of
 from coordinator.ledger.records import Committed, Dropped, Record, SnapshotAdded, recorded
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.log.log_files import LogFiles, parts_of, seal, seq_of, unseal
-from coordinator.model.errors import (
-    CommitUnknownError,
-    CorruptStateError,
-    LogConflictError,
-    StateReplacedError,
-    StorageUnavailableError,
-)
-from coordinator.model.stored_json import check_format, check_place, from_json
+from coordinator.log.log_end import LogEnd, seal, seq_of, unseal
+from coordinator.model.errors import CommitUnknownError, CorruptStateError, StorageUnavailableError
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.model.stored_json import FORMAT, check_format, check_place, from_json
 from coordinator.runtime.runtime import Pool, random_id
 from coordinator.storage.protocol import ObjectInfo, ObjectStore
 
 log = logging.getLogger(__name__)
 
 CHECKPOINT_INTERVAL = 64
-_APPEND_ATTEMPTS = 4
+#: Files that are being fetched while one is used.
+_READ_AHEAD = 16
+
+
+def parts_of(checkpoint: Mapping[str, Any]) -> tuple[Part, ...]:
+    """Return the parts that a checkpoint names."""
+    return from_json(checkpoint.get("parts", ()), tuple[Part, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,7 @@ class Needed:
     parts: Collection[str]
 
 
-class ManifestLog(LogFiles):
+class ManifestLog(LogEnd):
     """Append-only records of one state.
 
     Parameters
@@ -69,6 +74,8 @@ class ManifestLog(LogFiles):
         Appends from one checkpoint to the next.
     part_records
         Commits and snapshots of a part of a checkpoint.
+    readers
+        Threads that read files side by side; without them one is read after the other.
     """
 
     def __init__(
@@ -82,17 +89,10 @@ class ManifestLog(LogFiles):
         part_records: int = PART_RECORDS,
         readers: Pool | None = None,
     ) -> None:
-        super().__init__(store, state_name, new_id, readers)
-        self._writer_id = writer_id
+        super().__init__(store, state_name, writer_id, new_id)
         self._checkpoint_interval = checkpoint_interval
         self._part_records = part_records
-        #: Sequence number of the last record that was loaded or appended.
-        self.seq = 0
-        #: The newest checkpoint's contents; None while one is being written, and where none is known.
-        self._written: Written | None = None
-        self._since = Since(0)
-        #: Identity of the last record that was loaded or appended; empty where it is not known.
-        self._record_id = ""
+        self._readers = readers
 
     def load(self) -> StateLedger:
         """Return the ledger of the newest checkpoint, with everything after it folded in.
@@ -203,14 +203,6 @@ class ManifestLog(LogFiles):
                 before = unseal(self._store.get(self._path("manifest", seq - 1)))
                 check_place(body, {"previous": before.get("record_id")}, path)
 
-    def is_newest(self) -> bool:
-        """Return whether no other writer has appended since this log was last loaded or appended to."""
-        try:
-            self._store.get(self._path("manifest", self.seq + 1))
-        except FileNotFoundError:
-            return True
-        return False
-
     def end_remnants(self) -> bool:
         """End the state of a log without metadata of which nothing can be read; returns whether there was such a log."""
         folders = ("manifest", "checkpoints")
@@ -225,136 +217,61 @@ class ManifestLog(LogFiles):
         self._store.delete_all([self._path("checkpoints", seq) for seq in numbers["checkpoints"]])
         return True
 
-    def is_current(self) -> bool:
-        """Return whether the log ends with the record that was last loaded or appended here."""
-        return self._has_last_record() and self.is_newest()
-
-    def _has_last_record(self) -> bool:
-        """Return whether the record that was last loaded or appended here is still where it was."""
-        if not self.seq or not self._record_id:
-            return True
-        try:
-            # Its id is nowhere else, and parsing all of a large record takes longer than reading it.
-            return self._record_id.encode() in self._store.get(self._path("manifest", self.seq))
-        except FileNotFoundError:
-            return False
-
-    def look(self, *, is_whole: bool) -> bool:
-        """Return :meth:`is_newest`, of which a whole look is preceded by :meth:`check_replaced`."""
-        if is_whole:
-            self.check_replaced()
-        return self.is_newest()
-
-    def check_replaced(self) -> None:
-        """Refuse to go on from the ledger in memory if the log is another one by now.
-
-        Raises
-        ------
-        LogConflictError
-            Other writers went on so far that the last record known here was cleaned away.
-        StateReplacedError
-            It is gone for no such reason: the state's folder was put back, replaced or deleted.
-        """
-        if self._has_last_record():
-            return
-        path = self._path("manifest", self.seq)
-        if self.was_passed():
-            raise LogConflictError("the log has gone on, and was cleaned since", file=path)
-        raise StateReplacedError(
-            "the state's files are not those that the fleet worked with: its folder was put back from a backup, replaced or deleted, "
-            "or a record of its log was lost, while the fleet ran; nothing was counted and nothing was written; what is there now is "
-            "read with the next call; stop the query, see `statefleet verify`, and put back folder and checkpoint of one time, or "
-            "begin again with a new checkpoint and another name",
-            state=self._state_name,
-            file=path,
-        )
-
-    def was_passed(self) -> bool:
-        """Return whether the log has gone on so far that records after the last known one may have been cleaned away.
-
-        Cleaning leaves all after the second newest checkpoint (:func:`coordinator.ledger.cleaning_rules.prunable_records`), and
-        checkpoints only become more. So while that one is older than this log's last record, no sequence number after it was ever
-        freed, however long all of this took: a file that was put there is the log's, and one that was not found there never was.
-        """
-        checkpoints = [seq_of(info.path) for info in self._store.list(f"{self._state_name}/checkpoints")]
-        return len(checkpoints) > 1 and self.seq <= sorted(checkpoints)[-2]
+    # -- checkpoints ----------------------------------------------------------------------------------------------
 
     @property
     def is_checkpoint_due(self) -> bool:
         """Whether a checkpoint is due after the last record."""
         return self.seq % self._checkpoint_interval == 0
 
-    def append(self, records: list[Record]) -> None:
-        """Append records after the last one that is known here, if that is still there.
-
-        Raises
-        ------
-        LogConflictError
-            Another writer has the sequence number, or the log was cleaned since.
-        StateReplacedError
-            The log is another one by now.
-        StorageUnavailableError
-            The records are not in the log as far as can be read.
-        CommitUnknownError
-            They can be read there, but may not outlive a power loss.
-        """
-        # A free sequence number proves nothing: in an older copy, or in another state's log, it is free as well.
-        self.check_replaced()
-        seq = self.seq + 1
-        record_id = self._new_id()
-        body = {
-            **self._facts(),
-            "seq": seq,
-            "previous": self._record_id,
-            "writer_id": self._writer_id,
-            "record_id": record_id,
-            "records": list(map(recorded, records)),
-        }
-        self._put(self._path("manifest", seq), seal(body), record_id)
-        self.seq, self._record_id = seq, record_id
-        if any(isinstance(record, Dropped) for record in records):
-            # No checkpoint goes on from parts of the dropped state.
-            self._written = None
-        self._since.add(seq, records)
-
-    def _put(self, path: str, data: bytes, record_id: str) -> None:
-        for _ in range(_APPEND_ATTEMPTS):
-            try:
-                if self._store.put_if_absent(path, data):
-                    return
-            except CommitUnknownError:
-                log.warning("no clear answer to the append of %s; reading it back", path)
-            # Taken, or unknown: the file that is there decides. This writer's own record means that only the reply was lost.
-            try:
-                stored = self._read_again(path)
-            except FileNotFoundError:
-                continue
-            if stored["record_id"] != record_id:
-                raise LogConflictError("another coordinator appended first", file=path, writer_id=stored["writer_id"])
-            self._make_own_durable(path)
-            return
-        raise StorageUnavailableError(
-            "the manifest log cannot be appended to; nothing was counted; retry when the object store is back",
-            file=path,
-        )
-
-    def _make_own_durable(self, path: str) -> None:
-        # That it can be read proves nothing: readers see contents that the disk may not have yet.
+    def _checkpoint_of(self, path: str) -> tuple[StateLedger, Written, str]:
+        data = self._read(path)
         try:
-            self._store.ensure_durable(path)
-        except StorageUnavailableError as error:
-            raise CommitUnknownError(
-                "a record of the manifest log can be read but may not outlive a power loss; no answer is given by it before it does; "
-                "check the disk, then retry",
-                file=path,
-                cause=error,
-            ) from error
-
-    def _read_again(self, path: str) -> dict[str, Any]:
-        try:
-            return unseal(self._store.get(path))
-        except ValueError as error:
+            check_place(data, {"seq": seq_of(path)}, path)
+            folded = data["folded"]
+            parts = parts_of(data)
+            earlier = self._records_of(parts) if parts else None
+            ledger = StateLedger.from_json(f"{self._store.uri}/{self._state_name}", folded, earlier)
+            rest = records_of(folded) if parts else ()
+            record_id = data.get("record_id", "")
+            self._check_record_of(path, record_id)
+            return ledger, Written(int(data["seq"]), parts, rest), record_id
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise self._unreadable(path) from error
+
+    def _check_record_of(self, checkpoint: str, record_id: str) -> None:
+        """Compare a checkpoint with the record that it was made after, if that is there and whole.
+
+        A checkpoint of a backup, after which the state went another way, belongs to the same state and has the same number.
+        """
+        if not record_id:
+            return
+        record = checkpoint.replace("/checkpoints/", "/manifest/")
+        try:
+            body = self._read(record)
+            check_place(body, {"seq": seq_of(record)}, record)
+        except CorruptStateError:
+            return  # cleaned away, or damaged itself
+        check_place({"record_id": record_id}, {"record_id": body["record_id"]}, checkpoint)
+
+    def _records_of(self, parts: Sequence[Part]) -> Iterator[Committed | SnapshotAdded]:
+        for part, (path, body) in zip(parts, self._read_all([part.file for part in parts]), strict=True):
+            try:
+                yield from records_of_part(body, part)
+            except (KeyError, TypeError, ValueError) as error:
+                raise self._unreadable(path) from error
+
+    def _read_all(self, paths: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield files in their order; the next ones are being fetched while one is used."""
+        if self._readers is None:
+            yield from ((path, self._read(path)) for path in paths)
+            return
+        waiting = deque(self._readers.submit(self._read, path) for path in paths[:_READ_AHEAD])
+        for index, path in enumerate(paths):
+            body = waiting.popleft().result()
+            if index + _READ_AHEAD < len(paths):
+                waiting.append(self._readers.submit(self._read, paths[index + _READ_AHEAD]))
+            yield path, body
 
     def plan_checkpoint(self, ledger: StateLedger) -> CheckpointPlan:
         """Return the plan of a checkpoint of the ledger, which is as the last record left it. It is written before the next one
@@ -409,3 +326,72 @@ class ManifestLog(LogFiles):
             if len(whole) == 2:
                 return Needed(whole[1], parts)
         return Needed(0, paths)
+
+    # -- metadata -------------------------------------------------------------------------------------------------
+
+    def load_metadata(self) -> StateMetadata | None:
+        """Return the state's metadata; None if the state does not exist.
+
+        Raises
+        ------
+        CorruptStateError
+            The file is unreadable, or another state's.
+        NewerFormatError
+            A later release wrote it.
+        """
+        path = f"{self._state_name}/metadata.json"
+        try:
+            data = self._store.get(path)
+        except FileNotFoundError:
+            self._state_id, self._former_ids = "", ()
+            return None
+        self._store.ensure_durable(path)
+        try:
+            facts = unseal(data)
+            check_format(facts, path, "format_version")
+            check_place(facts, {"state_name": self._state_name}, path)
+            metadata = StateMetadata.from_json(facts)
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._unreadable(path) from error
+        self._state_id, self._former_ids = metadata.state_id, metadata.former_ids
+        return metadata
+
+    def remove_metadata(self, dropped: Mapping[str, Any] | None) -> None:
+        """Remove the metadata of a state that the log says was dropped; that of another state of its name stays."""
+        stored = self.load_metadata()
+        if stored is not None and dropped is not None and stored.state_id == dropped.get("state_id", ""):
+            self._store.delete(f"{self._state_name}/metadata.json")
+        self._state_id = ""
+
+    def restore_metadata(self, metadata: StateMetadata) -> None:
+        """Write the metadata file again from the log's copy, after the file was lost."""
+        path = f"{self._state_name}/metadata.json"
+        with suppress(CommitUnknownError):  # the next one that opens the state looks again
+            if self._store.put_if_absent(path, seal(metadata.to_json())):
+                log.warning("the metadata of a state were lost, and were written again from its log: %s", path)
+        self._state_id, self._former_ids = metadata.state_id, metadata.former_ids
+
+    def create_metadata(self, metadata: StateMetadata, dropped: Mapping[str, Any] | None = None) -> StateMetadata:
+        """Write the metadata once, with an id of the state; returns the metadata that is there (another writer's, if that was first).
+
+        Parameters
+        ----------
+        dropped
+            Metadata of the dropped state of this name.
+        """
+        path = f"{self._state_name}/metadata.json"
+        former: tuple[str, ...] = ()
+        if dropped is not None:
+            former = (*dropped.get("former_ids", ()), dropped.get("state_id", ""))
+            self.remove_metadata(dropped)
+        created = structs.replace(metadata, format_version=FORMAT, state_id=self._new_id(), former_ids=former)
+        try:
+            if self._store.put_if_absent(path, seal(created.to_json())):
+                self._state_id, self._former_ids = created.state_id, created.former_ids
+                return created
+        except CommitUnknownError:
+            log.warning("no clear answer to the creation of %s; reading it back", path)
+        existing = self.load_metadata()
+        if existing is None:
+            raise StorageUnavailableError("the state's metadata cannot be written; nothing was changed", file=path)
+        return existing

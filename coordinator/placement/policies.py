@@ -2,7 +2,7 @@
 
 A policy is asked for a whole state at once: before the first batch of a run, whenever executors or nodes come and go, and when a user
 rebalances or drains. It proposes and the coordinator carries out. A shard that no store actor has loaded goes to its proposed
-store actor with its next lease. A loaded one is migrated while batches go on (:mod:`coordinator.placement.move_planner`).
+store actor with its next lease. A loaded one is migrated while batches go on (:mod:`coordinator.placement.lease_plans`).
 
 Spark sends a partition to the executor that its coordinator says has the store, but where a store is at first is chance. Here that is
 planned: by the cores that Spark has on each node, in the same order for all operators of a query, and with as few moves as balance

@@ -30,7 +30,7 @@ from coordinator.model.memory_options import MemoryUse
 from coordinator.model.metric_table import Sample
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.actor_registry import ActorRegistry
-from coordinator.placement.move_planner import PlacementExplanation, PlannedMove
+from coordinator.placement.lease_plans import PlacementExplanation, PlannedMove
 from coordinator.placement.policies import ActorSlot
 from coordinator.runtime.runtime import Runtime, now_ms
 from coordinator.service.active_instances import ActiveInstances

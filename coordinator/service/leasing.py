@@ -22,7 +22,7 @@ from coordinator.model.leases import Lease
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
-from coordinator.placement.lease_placer import FleetView, LeaseRequest
+from coordinator.placement.lease_plans import FleetView, LeaseRequest
 from coordinator.service.placement_service import Placement, PlacementService
 from coordinator.telemetry.state_stats import TaskLocality
 

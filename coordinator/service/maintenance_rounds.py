@@ -14,7 +14,7 @@ from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.open_states import OpenStates
 from coordinator.model.identities import PYTHON_QUERY_ID
 from coordinator.model.maintenance import Maintenance
-from coordinator.placement.lease_placer import PlannedLeases
+from coordinator.placement.lease_plans import PlannedLeases
 from coordinator.runtime.runtime import Clock
 from coordinator.service.active_instances import ActiveInstances
 from coordinator.service.dropping import Dropping

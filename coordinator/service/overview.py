@@ -13,7 +13,7 @@ from coordinator.log.open_states import OpenStates
 from coordinator.model.metric_table import Sample
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.placement.actor_registry import ActorRegistry
-from coordinator.placement.lease_placer import PlannedLeases
+from coordinator.placement.lease_plans import PlannedLeases
 from coordinator.runtime.runtime import Clock
 from coordinator.service.state_metrics import StateMetrics
 from coordinator.telemetry.state_stats import TaskLocality

@@ -16,8 +16,7 @@ from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import ActorLocation
 from coordinator.model.leases import CopyResult
 from coordinator.placement.actor_registry import ActorRegistry
-from coordinator.placement.lease_placer import PlannedLeases
-from coordinator.placement.move_planner import MovePlanner, PlacementExplanation, PlannedMove
+from coordinator.placement.lease_plans import MovePlanner, PlacementExplanation, PlannedLeases, PlannedMove
 from coordinator.placement.policies import POLICIES, ActorSlot, Choice
 from coordinator.storage.protocol import ObjectStore
 from coordinator.telemetry.state_stats import TaskLocality
@@ -48,7 +47,7 @@ class Placement:
 @dataclass(eq=False)
 class KnownFleet:
     """The fleet by what store actors reported and by the ledgers that are open; see
-    :class:`~coordinator.placement.lease_placer.FleetView`.
+    :class:`~coordinator.placement.lease_plans.FleetView`.
     """
 
     _registry: ActorRegistry

@@ -20,7 +20,7 @@ import ray
 from ray.exceptions import RayError
 
 from coordinator.model.errors import StateStoreError
-from coordinator.placement.move_planner import PlannedMove
+from coordinator.placement.lease_plans import PlannedMove
 from coordinator.service.calls import Actors, RayActors
 from coordinator.service.client import CoordinatorClient
 from coordinator.telemetry.drivers import DriverReport

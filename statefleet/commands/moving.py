@@ -15,7 +15,7 @@ from statefleet.commands.options import Address, AsJson, DryRun, Name, State, Ur
 from statefleet.commands.output import print_json, print_table, print_text, progress
 
 if TYPE_CHECKING:
-    from coordinator.placement.move_planner import PlannedMove
+    from coordinator.placement.lease_plans import PlannedMove
     from coordinator.service.client import CoordinatorClient
     from store_actors.actor.deploy import MoveOutcome
 

@@ -16,7 +16,7 @@ from coordinator.ledger.records import Committed
 from coordinator.ledger.rescaling import first_layout
 from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.log.log_files import seq_of
+from coordinator.log.log_end import seq_of
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.commits import CommitEntry, SnapshotEntry, StoredFile
 from coordinator.model.errors import CorruptStateError, NewerFormatError

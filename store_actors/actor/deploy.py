@@ -21,7 +21,7 @@ from coordinator.model.leases import CopyResult
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.memory_options import MemoryOptions
 from coordinator.model.names import dashboard_name, store_actor_name
-from coordinator.placement.move_planner import PlannedMove
+from coordinator.placement.lease_plans import PlannedMove
 from coordinator.runtime.runtime import MachineThreads
 from coordinator.service.calls import NAMESPACE, Actors, RayActors, unwrapped
 from coordinator.service.client import CoordinatorClient

@@ -25,7 +25,7 @@ from coordinator.model.identities import ActorLocation
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.memory_options import MemoryOptions
 from coordinator.placement.actor_registry import ActorRegistry
-from coordinator.placement.lease_placer import FleetView, LeaseRequest
+from coordinator.placement.lease_plans import FleetView, LeaseRequest
 from coordinator.placement.policies import Choice
 from coordinator.service.calls import RayActors
 from coordinator.service.placement_service import KnownFleet

@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 import statefleet as sf
 from coordinator.model.identities import ActorLocation
 from coordinator.model.names import dashboard_name
-from coordinator.placement.move_planner import PlannedMove
+from coordinator.placement.lease_plans import PlannedMove
 from coordinator.service.calls import NAMESPACE, RayActors
 from statefleet.cli import main
 from store_actors.actor.deploy import carry_out

@@ -15,7 +15,7 @@ from coordinator.ledger.ledger_state import LedgerState
 from coordinator.ledger.records import Committed
 from coordinator.ledger.shard_layouts import ShardLayout, ShardLayouts
 from coordinator.ledger.state_ledger import AcceptedCommits, StateLedger
-from coordinator.log.log_files import LogFiles
+from coordinator.log.log_end import LogEnd
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.commits import CommitEntry, PartitionCommit
 from coordinator.model.errors import CommitUnknownError, FencedError, LogConflictError, StateStoreError
@@ -250,15 +250,15 @@ class Bug:
 
 
 BUGS: dict[str, Bug] = {
-    "conflicts of the log are ignored": Bug(ManifestLog, "append", _conflicts_ignored),
+    "conflicts of the log are ignored": Bug(LogEnd, "append", _conflicts_ignored),
     "replaced owners may commit": Bug(StateLedger, "decide_commits", _owners_not_fenced),
     "memory is used without a look at its lineage": Bug(Lineage, "sync_action", _lineage_not_verified, first=39),
     "memory is used under another epoch": Bug(Lineage, "is_hot", _epoch_not_looked_at, first=107),
-    "a put without an answer is taken for done": Bug(ManifestLog, "_put", _silence_taken_for_success),
+    "a put without an answer is taken for done": Bug(LogEnd, "_put", _silence_taken_for_success),
     "runs that were replaced may come back": Bug(
         StateLedger, "check_query", lambda _: lambda ledger, task: None, first=1
     ),
-    "a coordinator answers from an old memory": Bug(ManifestLog, "is_newest", lambda _: lambda log: True, first=5),
+    "a coordinator answers from an old memory": Bug(LogEnd, "is_newest", lambda _: lambda log: True, first=5),
     "files of failed commits are deleted": Bug(Commits, "_is_refusal", _files_of_failed_commits_deleted, first=130),
     "what cleaning deletes may be counted later": Bug(
         StateLedger, "decide_discard", lambda _: lambda ledger, files: [], STOPPED
@@ -284,7 +284,10 @@ BUGS: dict[str, Bug] = {
         ManifestLog, "needed", lambda needed: lambda log, infos: replace(needed(log, infos), parts=()), first=10
     ),
     "records of parts are read in another order than the log's": Bug(
-        LogFiles, "_records_of", lambda records_of: lambda log, parts: iter(list(records_of(log, parts))[::-1]), first=6
+        ManifestLog,
+        "_records_of",
+        lambda records_of: lambda log, parts: iter(list(records_of(log, parts))[::-1]),
+        first=6,
     ),
     "what came of a task's shards is told in another order": Bug(
         StoreProcess, "apply", lambda apply: lambda process, requests, rows: apply(process, requests, rows)[::-1]
@@ -294,7 +297,7 @@ BUGS: dict[str, Bug] = {
     ),
     # What the first of the two leaves out, the second would refuse.
     "batches count by halves": Bug(StateLedger, "check_whole", lambda _: lambda ledger, task, num_shards: None),
-    "records that belong together are appended one by one": Bug(ManifestLog, "append", _records_one_by_one, KEYED),
+    "records that belong together are appended one by one": Bug(LogEnd, "append", _records_one_by_one, KEYED),
     "keyed stores in memory are used without a look at their lineage": Bug(
         Lineage, "sync_action", _lineage_not_verified, KEYED, first=449
     ),
@@ -345,7 +348,7 @@ WITH = {
 }
 #: What alone breaks nothing, as something else would see to it.
 HARMLESS = {
-    "the end of the log is not looked at": Bug(ManifestLog, "_has_last_record", lambda _: lambda log: True),
+    "the end of the log is not looked at": Bug(LogEnd, "_has_last_record", lambda _: lambda log: True),
 }
 
 

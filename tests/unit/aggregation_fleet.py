@@ -20,7 +20,7 @@ from coordinator.model.identities import DEFAULT_STORE, ActorLocation, StateStor
 from coordinator.model.load_plans import InstancePlans, LoadPlan, LoadPlans
 from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.placement.lease_placer import stay_else_local
+from coordinator.placement.lease_plans import stay_else_local
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages.requests import ApplyRequest, ShardInput
 from store_actors.serving.operator_shards import OperatorShards

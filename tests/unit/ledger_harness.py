@@ -17,7 +17,7 @@ from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.model.stored_json import from_json
-from coordinator.placement.lease_placer import stay_else_local
+from coordinator.placement.lease_plans import stay_else_local
 from coordinator.storage.memory import MemoryObjectStore
 
 ROOT = "memory:///clicks"

@@ -20,7 +20,7 @@ from coordinator.model.identities import ActorLocation, TaskIdentity
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.placement.lease_placer import stay_else_local
+from coordinator.placement.lease_plans import stay_else_local
 from coordinator.runtime.runtime import MachineClock, Runtime, now_ms
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.versions import Branching

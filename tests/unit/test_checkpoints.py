@@ -12,7 +12,7 @@ from msgspec import structs
 from coordinator.ledger.cleaning_rules import prunable_records
 from coordinator.ledger.records import Committed, Record, RunStarted, ShardsAssigned, SnapshotAdded, Truncated
 from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
-from coordinator.log.log_files import seal, unseal
+from coordinator.log.log_end import seal, unseal
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.errors import CorruptStateError, StorageUnavailableError
 from coordinator.model.identities import StateStoreId

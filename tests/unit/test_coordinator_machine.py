@@ -18,7 +18,7 @@ from msgspec import structs
 from coordinator.ledger.records import Committed, Record
 from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
 from coordinator.log.ledger_writer import LedgerWriter
-from coordinator.log.log_files import unseal
+from coordinator.log.log_end import unseal
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import (
@@ -31,7 +31,7 @@ from coordinator.model.errors import (
 from coordinator.model.identities import DEFAULT_STORE, ActorLocation, ShardKey
 from coordinator.model.load_plans import LoadPlan
 from coordinator.model.stored_json import from_json
-from coordinator.placement.lease_placer import stay_else_local
+from coordinator.placement.lease_plans import stay_else_local
 from coordinator.storage.memory import MemoryObjectStore
 from tests.unit.ledger_harness import ROOT, FakeFleetView, actor, data_of, entry, snapshot_of, task
 

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from coordinator.ledger.records import Dropped
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.log.log_files import seal
+from coordinator.log.log_end import seal
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import (

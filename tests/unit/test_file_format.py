@@ -11,7 +11,7 @@ from msgspec import structs
 
 from coordinator.ledger.records import Committed
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.log.log_files import seal, seq_of, unseal
+from coordinator.log.log_end import seal, seq_of, unseal
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.errors import CorruptStateError, InvalidRequestError, NewerFormatError

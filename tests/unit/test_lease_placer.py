@@ -7,7 +7,7 @@ from collections import Counter
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.identities import ActorLocation
 from coordinator.placement.actor_registry import ActorRegistry
-from coordinator.placement.lease_placer import FleetView, LeasePlacer, LeaseRequest, stay_else_local
+from coordinator.placement.lease_plans import FleetView, LeasePlacer, LeaseRequest, stay_else_local
 from coordinator.placement.policies import Choice
 from coordinator.service.placement_service import KnownFleet
 from tests.unit.ledger_harness import LedgerHarness, actor, entry, task

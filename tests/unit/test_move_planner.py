@@ -13,8 +13,7 @@ from coordinator.ledger.state_ledger import StateLedger
 from coordinator.model.identities import ActorLocation
 from coordinator.model.leases import CopyResult
 from coordinator.placement.actor_registry import ActorRegistry
-from coordinator.placement.lease_placer import LeaseRequest, PlannedLeases
-from coordinator.placement.move_planner import MovePlanner, PlannedMove
+from coordinator.placement.lease_plans import LeaseRequest, MovePlanner, PlannedLeases, PlannedMove
 from coordinator.placement.policies import ActorSlot, Choice, PlacementPolicy, PlacementRequest, balance, stay
 from coordinator.service.placement_service import KnownFleet
 from coordinator.telemetry.state_stats import ELSEWHERE, LOCAL, MOVED, NO_EXECUTOR, UNPLACED, TaskLocality

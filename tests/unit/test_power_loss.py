@@ -15,7 +15,7 @@ from msgspec import structs
 
 from coordinator.ledger.records import Committed, Record
 from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
-from coordinator.log.log_files import unseal
+from coordinator.log.log_end import unseal
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import CommitUnknownError, StateStoreError, StorageUnavailableError

@@ -15,7 +15,7 @@ from coordinator.ledger.records import BatchFinished, Branched, Committed, Recor
 from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import StateLedger
 from coordinator.log.ledger_writer import LedgerWriter
-from coordinator.log.log_files import unseal
+from coordinator.log.log_end import unseal
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import StateMismatchError, StorageUnavailableError, VersionNotFoundError

@@ -23,7 +23,7 @@ from coordinator.model.identities import DEFAULT_STORE
 from coordinator.model.load_plans import LoadPlan
 from coordinator.model.schema import Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
-from coordinator.placement.lease_placer import stay_else_local
+from coordinator.placement.lease_plans import stay_else_local
 from tests.unit.ledger_harness import ROOT, FakeFleetView, actor, entry, task, through_json
 
 SCHEMA = StateSchema((Field("k0", "int32"), Field("__row", "int64")), (), (), None, None, "update")

@@ -13,7 +13,7 @@ import pytest
 from coordinator.ledger.records import Record
 from coordinator.ledger.state_ledger import LeaseGrant, StateLedger
 from coordinator.log.ledger_writer import RECENT_S, LedgerWriter
-from coordinator.log.log_files import seal, unseal
+from coordinator.log.log_end import seal, unseal
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.commits import CommitEntry
 from coordinator.model.errors import (
@@ -32,7 +32,7 @@ from coordinator.model.identities import (
 )
 from coordinator.model.stored_json import from_json
 from coordinator.placement.actor_registry import ActorRegistry
-from coordinator.placement.lease_placer import stay_else_local
+from coordinator.placement.lease_plans import stay_else_local
 from coordinator.service.active_instances import ActiveInstances
 from coordinator.storage.memory import MemoryObjectStore
 from tests.clocks import LaterClock

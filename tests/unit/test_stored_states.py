@@ -13,7 +13,7 @@ from msgspec import to_builtins
 
 from coordinator.ledger.records import Record, recorded
 from coordinator.ledger.state_ledger import StateLedger
-from coordinator.log.log_files import unseal
+from coordinator.log.log_end import unseal
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.identities import ShardKey, StateStoreId
 from coordinator.model.schema import StateSchema

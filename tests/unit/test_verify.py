@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.log.log_files import seq_of
+from coordinator.log.log_end import seq_of
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.errors import CorruptStateError
 from coordinator.model.state_metadata import StateMetadata
