@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from coordinator.model.errors import VersionReplacedError as VersionReplacedError
     from coordinator.model.errors import WriterBusyError as WriterBusyError
     from coordinator.model.maintenance import Maintenance as Maintenance
-    from spark_jobs.api.grouped import StatefulGroupedData as StatefulGroupedData
     from spark_jobs.api.stateful import StatefulDataFrame as StatefulDataFrame
+    from spark_jobs.api.stateful import StatefulGroupedData as StatefulGroupedData
     from spark_jobs.functions.state_batch import StateBatch as StateBatch
     from spark_jobs.plan.operator_rules import UnboundedStateWarning as UnboundedStateWarning
     from spark_jobs.session.spark_session import start_session as start_session
@@ -69,11 +69,10 @@ _NAMES = {
     "coordinator.model.maintenance": "Maintenance",
     "statefleet.fleet": "Fleet connect",
     "spark_jobs.functions.state_batch": "StateBatch",
-    "spark_jobs.api.grouped": "StatefulGroupedData",
     "statefleet.map_partitions": "map_partitions_with_state_store",
     "spark_jobs.plan.operator_rules": "UnboundedStateWarning",
     "spark_jobs.session.spark_session": "start_session stop_session",
-    "spark_jobs.api.stateful": "StatefulDataFrame",
+    "spark_jobs.api.stateful": "StatefulDataFrame StatefulGroupedData",
     "spark_jobs.transform.processor": "ExpiredTimerInfo StatefulProcessor StatefulProcessorHandle TimerValues",
     "spark_jobs.transform.states": "ListState MapState ValueState",
     "statefleet.migration.importing": "Imported",

@@ -20,7 +20,7 @@ from coordinator.ledger.compatibility import continued
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import DEFAULT_STORE, StateStoreId
 from coordinator.model.schema import Accumulator, Field
-from spark_jobs.api.grouped import StatefulGroupedData
+from spark_jobs.api.stateful import StatefulGroupedData
 from spark_jobs.functions.user_state_task import GroupView
 from spark_jobs.plan.keys import KeyTree
 from spark_jobs.plan.spark_version import SPARK
