@@ -37,8 +37,9 @@ from coordinator.model.schema import Accumulator, Field, StateSchema
 from store_actors.engine.arrays import Slots
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import AggregateShard
+from store_actors.serving.restoring import StoreMemory
+from store_actors.spilling.limited_memory import LimitedMemory, memory_use
 from store_actors.spilling.memory_keeper import ResidentMemory
-from store_actors.spilling.store_memory import LimitedMemory, StoreMemory
 
 SUMS = 15
 SCHEMA = StateSchema(
@@ -74,7 +75,7 @@ class _Shards:
 
     def facts(self) -> dict[str, int]:
         """Return their memory use."""
-        use = self._memory.use()
+        use = memory_use(self._memory)
         return {"spilled_bytes": use.spilled_bytes, "state_bytes": sum(shard.nbytes for shard in self._shards)}
 
 

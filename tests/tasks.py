@@ -18,7 +18,7 @@ from coordinator.service.client import CoordinatorClient
 from statefleet.fleet import Fleet
 from store_actors.actor.fleet_clients import fleet_client_of
 from store_actors.client.fleet_client import FleetAddress
-from store_actors.client.operator_task import ShardWork
+from store_actors.client.operator_task import ShardWork, apply_all
 from store_actors.messages.requests import ShardInput
 
 SCHEMA = StateSchema(
@@ -72,7 +72,8 @@ class Tasks:
         self, batch_id: int, values: list[int], *, run_id: str = "run-1", attempt: int = 0, query_id: str = "query"
     ) -> list[dict[str, int]]:
         task = self.identity(batch_id, run_id, attempt, query_id)
-        (emitted,) = self.client.apply_all([ShardWork(task, shard_input(values))], self.metadata(query_id), SCHEMA)
+        works = [ShardWork(task, shard_input(values))]
+        (emitted,) = apply_all(self.client.calls, works, self.metadata(query_id), SCHEMA, is_limited=False)
         return sorted(emitted.to_pylist(), key=lambda row: row["v"])
 
     def chain(self) -> list[Any]:

@@ -11,10 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from coordinator.ledger.compatibility import same_description
 from coordinator.ledger.read_views import ReadView
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.identities import DEFAULT_STORE
 from coordinator.model.schema import OperatorKind, StateSchema
+from statefleet.reads.shard_reads import ReadVersion, ShardReads
 from store_actors.engine.spark_hash import shards_of
 from store_actors.messages.key_queries import is_few
 from store_actors.messages.requests import ReadProjection
@@ -171,6 +173,57 @@ def _named_part(view: ReadView, part: str) -> str:
             parts=", ".join(parts),
         )
     return part
+
+
+class StatePart:
+    """One part of a state at a read version, with its projection.
+
+    Parameters
+    ----------
+    name, part
+        The state, and one of its parts: ``left`` or ``right`` of a join, a state variable, a keyed store; empty for the only one.
+    """
+
+    def __init__(
+        self,
+        reads: ShardReads,
+        open_fleet: Callable[[], Any],
+        name: str,
+        part: str = "",
+        read_version: ReadVersion | None = None,
+    ) -> None:
+        self.name = name
+        self._open_fleet = open_fleet
+        self.part = part
+        self._reads = reads
+        self._read_version = read_version or ReadVersion()
+        self._last_projection: tuple[StateSchema | None, int, Projection] | None = None
+
+    def _view(self) -> ReadView:
+        return self._reads.view(self._read_version)
+
+    def _cached_projection(self) -> Projection:
+        """Return a projection that may be a moment old: columns change only with a query's program."""
+        return self._projection(self._reads.cached_view(self._read_version))
+
+    def _projection(self, view: ReadView) -> Projection:
+        schema, epoch = view.metadata.schema, view.id.epoch
+        if self._last_projection is not None:
+            last_schema, known_epoch, known_projection = self._last_projection
+            if last_schema == schema and same_description(last_schema, schema) and (schema or known_epoch == epoch):
+                return known_projection
+        projection = projection_of(view, self.part, self._described)
+        self._last_projection = schema, epoch, projection
+        return projection
+
+    def _described(self, store_name: str) -> StateSchema:
+        """Return the columns of a store whose schema only its user knows."""
+        schema = self._reads.describe(self._read_version, store_name, ReadProjection(None).encoded())
+        if schema is None:
+            raise InvalidRequestError(
+                "nothing was ever written to the store, so its columns are not known", state=self.name, part=self.part
+            )
+        return schema
 
 
 @dataclass(frozen=True, slots=True)

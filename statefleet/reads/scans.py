@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import and_
 from typing import Any, TypeAlias
@@ -12,15 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from coordinator.ledger.compatibility import same_description
 from coordinator.ledger.read_views import ReadView
 from coordinator.model.errors import InvalidRequestError
-from coordinator.model.schema import StateSchema
-from statefleet.reads.batching import Batcher
-from statefleet.reads.projections import FoundKey, Projection, key_array, projection_of
+from statefleet.reads.projections import StatePart, key_array
 from statefleet.reads.rows import PARTITION_FIELD, PortableScan, Rows
-from statefleet.reads.shard_reads import ReadVersion, ShardReads
-from store_actors.messages.requests import ReadProjection
+from statefleet.reads.shard_reads import ReadVersion
 
 #: A filter: an expression over the columns of the view, or a list that :func:`pyarrow.parquet.filters_to_expression` takes.
 Filter: TypeAlias = pc.Expression | list[Any]
@@ -62,31 +58,8 @@ def expression_of(chosen: Filter | None) -> tuple[pc.Expression | None, list[str
     return pq.filters_to_expression(chosen), [*dict.fromkeys(name for name, _, _ in flat)]
 
 
-class StateScans:
-    """The scans of :class:`~statefleet.reads.state.LiveState`.
-
-    Parameters
-    ----------
-    name, part
-        The state, and one of its parts: ``left`` or ``right`` of a join, a state variable, a keyed store; empty for the only one.
-    """
-
-    def __init__(
-        self,
-        reads: ShardReads,
-        open_fleet: Callable[[], Any],
-        name: str,
-        part: str = "",
-        read_version: ReadVersion | None = None,
-    ) -> None:
-        self.name = name
-        self._open_fleet = open_fleet
-        self.part = part
-        self._reads = reads
-        self._read_version = read_version or ReadVersion()
-        self._last_projection: tuple[StateSchema | None, int, Projection] | None = None
-        #: Batcher of key queries, by the columns of the rows.
-        self._batchers: dict[tuple[str, ...] | None, Batcher[Mapping[str, Any], FoundKey]] = {}
+class StateScans(StatePart):
+    """The scans of :class:`~statefleet.reads.state.LiveState`."""
 
     def scan(
         self,
@@ -223,34 +196,6 @@ class StateScans:
             )
         parts = [column_is(projection.view_columns.schema.field(name), prefix[name]) for name in leading]
         return self._scan(columns, reduce(and_, parts), leading, limit)
-
-    # -- views and projections --------------------------------------------------------------------------------------
-
-    def _view(self) -> ReadView:
-        return self._reads.view(self._read_version)
-
-    def _cached_projection(self) -> Projection:
-        """Return a projection that may be a moment old: columns change only with a query's program."""
-        return self._projection(self._reads.cached_view(self._read_version))
-
-    def _projection(self, view: ReadView) -> Projection:
-        schema, epoch = view.metadata.schema, view.id.epoch
-        if self._last_projection is not None:
-            last_schema, known_epoch, known_projection = self._last_projection
-            if last_schema == schema and same_description(last_schema, schema) and (schema or known_epoch == epoch):
-                return known_projection
-        projection = projection_of(view, self.part, self._described)
-        self._last_projection = schema, epoch, projection
-        return projection
-
-    def _described(self, store_name: str) -> StateSchema:
-        """Return the columns of a store whose schema only its user knows."""
-        schema = self._reads.describe(self._read_version, store_name, ReadProjection(None).encoded())
-        if schema is None:
-            raise InvalidRequestError(
-                "nothing was ever written to the store, so its columns are not known", state=self.name, part=self.part
-            )
-        return schema
 
 
 def _read_version_since(since: int | str) -> ReadVersion:

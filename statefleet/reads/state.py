@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from coordinator.model.errors import InvalidRequestError
 from statefleet.reads.batching import Batcher
 from statefleet.reads.projections import FoundKey, Keys, Projection, key_table, one_row_each, parts_of
 from statefleet.reads.scans import StateScans
-from statefleet.reads.shard_reads import KeyPlan, ReadVersion
+from statefleet.reads.shard_reads import KeyPlan, ReadVersion, ShardReads
 from statefleet.reads.version_diff import Side, differing
 from store_actors.messages.key_queries import FoundRows
 from store_actors.serving.hot_key_tracker import SHARE_COLUMN
@@ -47,6 +47,18 @@ class LiveState(StateScans):
     Reads delay no batch and change nothing. By default each read sees the newest version whose batch Spark has finished, on *all*
     shards of all operators of the query. Threads may share an instance: keys that several of them query at once are sent in one call.
     """
+
+    def __init__(
+        self,
+        reads: ShardReads,
+        open_fleet: Callable[[], Any],
+        name: str,
+        part: str = "",
+        read_version: ReadVersion | None = None,
+    ) -> None:
+        super().__init__(reads, open_fleet, name, part, read_version)
+        #: Batcher of key queries, by the columns of the rows.
+        self._batchers: dict[tuple[str, ...] | None, Batcher[Mapping[str, Any], FoundKey]] = {}
 
     def __repr__(self) -> str:
         return f"LiveState({', '.join(map(repr, filter(None, (self.name, self.part))))})"

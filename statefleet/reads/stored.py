@@ -29,11 +29,11 @@ from coordinator.runtime.runtime import Runtime
 from coordinator.storage.protocol import ObjectStore
 from store_actors.messages.key_queries import KeyResult
 from store_actors.messages.requests import ReadRequest
-from store_actors.serving.hot_key_tracker import HottestKeys
+from store_actors.serving.hot_key_tracker import HotKeyTracker, HottestKeys
 from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.reads import Reads, StoredRows
-from store_actors.spilling.store_memory import StoreMemory
+from store_actors.serving.restoring import StoreMemory
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +48,9 @@ class StoredSource:
         #: Metadata of the states that exist, as long as their logs are the same.
         self._known: dict[str, StateMetadata] = {}
         self._ledgers: dict[str, StateLedger] = {}
-        stored = StoredRows(Loader(objects, StoreMetrics(), runtime), runtime, StoreMemory())
-        self._reads = Reads(stored, None, self, runtime)
+        metrics = StoreMetrics()
+        stored = StoredRows(Loader(objects, metrics, runtime), runtime, StoreMemory())
+        self._reads = Reads(stored, None, self, runtime, metrics, HotKeyTracker(runtime.threads.lock()))
 
     def names(self) -> list[str]:
         """Return the names of all states; one that cannot be read is among them, and is logged: it is an error when it is read."""

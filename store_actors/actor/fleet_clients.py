@@ -18,5 +18,4 @@ def fleet_client_of(address: FleetAddress, actors: Actors | None = None, runtime
         actors,
         runtime.clock,
         lambda: ensure_store_actor(actors, address.uri, *options, actors.node_id(), address.memory),
-        is_limited=address.memory.limit is not None,
     )

@@ -35,11 +35,11 @@ from coordinator.storage.probe import StorageProof
 from coordinator.storage.protocol import ObjectStore
 from coordinator.storage.uris import open_store_in_actor
 from store_actors.actor.replicator import Replicator
-from store_actors.client.fleet_client import FleetClient
-from store_actors.client.leased_calls import LocalActors
+from store_actors.client.leased_calls import LeasedCalls, LocalActors
+from store_actors.client.operator_task import emitted_rows
 from store_actors.connections.direct_calls import DirectAddress, DirectServer
 from store_actors.connections.hand_over import address_of, hand_over_server, sockets_of
-from store_actors.messages.key_queries import KeyQuery, KeyResult, KeyResults
+from store_actors.messages.key_queries import KeyQuery, KeyResults
 from store_actors.messages.requests import (
     ApplyRequest,
     BatchFacts,
@@ -57,7 +57,8 @@ from store_actors.serving.metrics import StoreMetrics, store_samples
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
 from store_actors.serving.reads import Reads
-from store_actors.spilling.store_memory import LimitedMemory, StoreMemory
+from store_actors.serving.restoring import StoreMemory
+from store_actors.spilling.limited_memory import LimitedMemory, memory_use
 
 log = logging.getLogger(__name__)
 
@@ -131,8 +132,16 @@ class StoreProcess:
         )
         self._shards = OperatorShards(self._partitions)
         self._keyed = KeyedStores(self._partitions)
-        self._reads = Reads(self._partitions.stored, self._partitions.cache, located, runtime, self._memory.read_bytes)
         self._hot_keys = HotKeyTracker(runtime.threads.lock())
+        self._reads = Reads(
+            self._partitions.stored,
+            self._partitions.cache,
+            located,
+            runtime,
+            self._metrics,
+            self._hot_keys,
+            self._memory.read_bytes,
+        )
         self._appliers = runtime.threads.pool(SHARDS_AT_ONCE, "statefleet-apply")
         self._copying: set[StateStoreId] = set()
         self._copiers = runtime.threads.pool(_COPIES_AT_ONCE, "statefleet-copy")
@@ -152,7 +161,7 @@ class StoreProcess:
                 log.exception("a round of maintenance failed; the next one tries again")
 
     def _report_memory(self) -> None:
-        use = self._memory.use()
+        use = memory_use(self._memory)
         if use.memory_limit is not None:
             self._coordinator.report_memory(self._location.instance_id, use)
 
@@ -295,27 +304,12 @@ class StoreProcess:
     @ray.method(concurrency_group="reading")
     def find_rows(self, query: KeyQuery) -> KeyResults:
         """Find keys in some stores; a store that fails does not keep the others from being read."""
-        return self._found_all(query)
+        return self._reads.find_all(query)
 
     @ray.method(concurrency_group="reading")
     def find_few(self, query: bytes) -> bytes:
         """Find a few keys, as :meth:`find_rows`; query and result are bytes, which Ray passes on unchanged."""
-        return self._found_few(query)
-
-    def _found_few(self, query: bytes) -> bytes:
-        return self._found_all(KeyQuery.decoded(query)).encoded()
-
-    def _found_all(self, query: KeyQuery) -> KeyResults:
-        return KeyResults([self._found(request, keys) for request, keys in query])
-
-    def _found(self, request: ReadRequest, keys: pa.Table) -> KeyResult:
-        try:
-            rows = self._reads.find(request, keys)
-        except StateStoreError as error:
-            return error
-        self._metrics.look_ups += keys.num_rows
-        self._hot_keys.looked_up(request.store_id.state_name, request.store_id.partition_id, keys)
-        return rows
+        return self._reads.answer(query)
 
     @ray.method(concurrency_group="reading")
     def hottest_keys(self, state_name: str, partition_id: int, most: int) -> HottestKeys:
@@ -367,11 +361,11 @@ class StoreProcess:
             {"path": store_id.path(), "version": version, "rows": rows}
             for store_id, version, rows in self._shards.loaded()
         ]
-        return {**asdict(self._metrics), **asdict(self._memory.use()), "loaded": loaded}
+        return {**asdict(self._metrics), **asdict(memory_use(self._memory)), "loaded": loaded}
 
     def _samples(self) -> Iterator[Sample]:
         shards = self._partitions.cache.count()
-        return store_samples(self._metrics, self._memory.use(), shards, self._standbys.behind())
+        return store_samples(self._metrics, memory_use(self._memory), shards, self._standbys.behind())
 
 
 class StoreActor(StoreProcess):
@@ -414,17 +408,11 @@ class StoreActor(StoreProcess):
         self._storage_stats = storage_stats
         self._export = MetricExport(uri)
         runtime.threads.start(self._export_metrics, "statefleet-metrics")
-        self._direct = _direct_answers(self._found_few, runtime)
+        self._direct = _direct_answers(self._reads.answer, runtime)
         address = address_of(sockets_of(session_folder(), uri), location.host, store_actor_number(actor_name))
         actors = LocalActors(actor_name, self, runtime)
-        client = FleetClient(
-            coordinator,
-            actors,
-            runtime.clock,
-            partial(actors.find, actor_name),
-            is_limited=memory.limit is not None,
-        )
-        hand_over_server(address, client.emitted_rows, runtime)
+        calls = LeasedCalls(actors, coordinator, runtime.clock, partial(actors.find, actor_name))
+        hand_over_server(address, partial(emitted_rows, calls, is_limited=memory.limit is not None), runtime)
         fields = {"actor": actor_name, "node": location.node_id}
         log.info("store actor of %s started on %s", uri, location.host, extra=fields)
 

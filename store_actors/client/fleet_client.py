@@ -1,12 +1,11 @@
-"""A process's way to the fleet: the store actor of its node, the coordinator, and retries."""
+"""A process's way to keyed stores and to imports: the store actor of its node, the coordinator, and retries."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +14,7 @@ from ray.exceptions import RayActorError
 
 from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.commits import CommitEntry
-from coordinator.model.errors import StateStoreError, VersionNotFoundError
+from coordinator.model.errors import VersionNotFoundError
 from coordinator.model.identities import ActorLocation, StateStoreId, TaskIdentity
 from coordinator.model.leases import Lease
 from coordinator.model.load_plans import LoadPlan
@@ -37,12 +36,8 @@ from store_actors.client.leased_calls import (
     SessionCalls,
     unavailable,
 )
-from store_actors.client.operator_task import HandedOver, OperatorTask, ShardWork, event_times
 from store_actors.client.state_store import ReadStateStore, StateStore
 from store_actors.messages.requests import ApplyRequest, OpenRequest, StoreSpec
-
-#: Bytes of rows from which on a task sends them before it reads more.
-_GROUP_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +55,7 @@ class FleetAddress:
 
 
 class FleetClient:
-    """Routes the state operations of a process."""
+    """Routes the operations of a process on keyed stores, and its imports."""
 
     def __init__(
         self,
@@ -68,65 +63,11 @@ class FleetClient:
         actors: Actors,
         clock: Clock,
         find_local: Callable[[], Any],
-        *,
-        is_limited: bool,
     ) -> None:
         self._actors = actors
         self._clock = clock
         self._coordinator = coordinator
-        self._calls = LeasedCalls(actors, coordinator, clock, find_local)
-        self._is_limited = is_limited
-
-    def emitted_rows(self, work: HandedOver) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that the shards of a task of Spark's emit; see :meth:`apply_all`."""
-        operator = OperatorTask.of_json(work.operator)
-        works = operator.works(work)
-        first = next(works)
-        schema = operator.schema.in_output_mode(first.output_mode or operator.schema.output_mode)
-        metadata = operator.metadata.in_output_mode(schema)
-        for emitted in self.apply_all(chain([first], works), metadata, schema):
-            # Columns such as the numbers of rows are of use to the shard only.
-            visible = emitted.drop_columns([name for name in emitted.column_names if name.startswith("__")])
-            yield from visible.to_batches(max_chunksize=1 << 16)
-
-    def apply_all(self, works: Iterable[ShardWork], metadata: StateMetadata, schema: StateSchema) -> Iterator[pa.Table]:
-        """Send rows to shards of one operator and batch; yield the rows that each emits, in their order, once its commit is durable.
-
-        The shards commit side by side, so that a task with many shards waits for the object store once. A large batch is sent to some
-        shards at a time, so that their rows need not be in memory together. After the loss of a store actor or a lease the call is
-        repeated: the commit protocol makes that safe.
-
-        Raises
-        ------
-        StoreUnavailableError
-            No store actor answered before the deadline.
-        StateStoreError
-            The coordinator or the store refused the call.
-        """
-        # In complete mode each shard emits all its rows.
-        is_large = schema.output_mode == "complete" and self._is_limited
-        for group in _groups(works, 0 if is_large else _GROUP_BYTES):
-            yield from self._apply(group, metadata, schema)
-
-    def _apply(self, works: Sequence[ShardWork], metadata: StateMetadata, schema: StateSchema) -> list[pa.Table]:
-        def arguments(granted: Granted, node_id: str) -> tuple[Any, ...]:
-            requests = []
-            for number, grant in granted:
-                work = works[number]
-                times = event_times(grant, work.late_ms, work.evict_ms)
-                requests.append(
-                    ApplyRequest(
-                        work.task, grant.lease, grant.base_version, schema, times.after, times.late_ms, node_id
-                    )
-                )
-            return requests, self._actors.put([works[number].rows for number, _ in granted])
-
-        def results(answer: Any, granted: Granted, handle: Any) -> Sequence[pa.Table | StateStoreError]:
-            return [outcome if isinstance(outcome, StateStoreError) else outcome[0] for outcome in answer]
-
-        return self._calls.under_leases(
-            [work.task for work in works], metadata, LeasedCall("apply", arguments, results)
-        )
+        self.calls = LeasedCalls(actors, coordinator, clock, find_local)
 
     def import_rows(
         self,
@@ -136,7 +77,10 @@ class FleetClient:
         pieces: Iterable[pa.Table],
         watermarks: Watermarks,
     ) -> CommitEntry:
-        """Make rows of state, in pieces, the first version of a shard; return its commit. Raises errors as :meth:`apply_all`."""
+        """Make rows of state, in pieces, the first version of a shard; return its commit.
+
+        Raises errors as :meth:`~store_actors.client.leased_calls.LeasedCalls.under_leases`.
+        """
         # Ray keeps the pieces until the call ends, if need be on disk.
         references = [self._actors.put(piece) for piece in pieces]
 
@@ -145,7 +89,7 @@ class FleetClient:
             return ApplyRequest(task, grant.lease, grant.base_version, schema, watermarks), references
 
         call: LeasedCall[CommitEntry] = LeasedCall("import_rows", arguments, lambda answer, granted, handle: [answer])
-        (committed,) = self._calls.under_leases([task], metadata, call)
+        (committed,) = self.calls.under_leases([task], metadata, call)
         return committed
 
     def open_update(self, task: TaskIdentity, metadata: StateMetadata, stores: tuple[StoreSpec, ...]) -> StateStore:
@@ -176,7 +120,7 @@ class FleetClient:
             return [(StateStore(session, store_id, grant.base_version), grant)]
 
         call = LeasedCall("open_update", lambda granted, node_id: (request(granted),), opened)
-        (of_task,) = self._calls.under_leases([task], metadata, call)
+        (of_task,) = self.calls.under_leases([task], metadata, call)
         return of_task
 
     def open_read(
@@ -195,7 +139,7 @@ class FleetClient:
         while True:
             located = self._coordinator.locate(state_name, shard, version)
             store_id, newest = located.store_id, located.newest_version
-            where = located.location or self._calls.local_location()
+            where = located.location or self.calls.local_location()
             read_version = newest if version is None else version
             if not 0 <= read_version <= newest:
                 raise VersionNotFoundError(
@@ -212,7 +156,7 @@ class FleetClient:
             try:
                 return ReadStateStore(self._open_read(where, request), default_store(store_id, stores), read_version)
             except RayActorError as error:
-                self._calls.lost(where)
+                self.calls.lost(where)
                 if retry.is_over:
                     raise unavailable(task, error) from error
                 retry.pause()
@@ -222,29 +166,15 @@ class FleetClient:
         return self._coordinator.load_plans(task.state_name, task.partition_id, task.batch_id, store_names).plans
 
     def _open_read(self, location: ActorLocation, request: OpenRequest) -> SessionCalls:
-        handle = self._calls.handle(location)
+        handle = self.calls.handle(location)
         session_id, _ = unwrapped(self._actors, handle, handle.open_read.remote(request))
         return SessionCalls(self._actors, handle, session_id, request)
 
     def connect(self) -> None:
         """Find (or start) the store actor of this node."""
-        self._calls.local_location()
+        self.calls.local_location()
 
 
 def default_store(store_id: StateStoreId, stores: tuple[StoreSpec, ...]) -> StateStoreId:
     """Return the identity of the first store, on which a new handle works."""
     return structs.replace(store_id, store_name=stores[0].name)
-
-
-def _groups(works: Iterable[ShardWork], most_bytes: int) -> Iterator[list[ShardWork]]:
-    """Yield groups of consecutive works; a group ends once it has `most_bytes` of rows."""
-    group: list[ShardWork] = []
-    size = 0
-    for work in works:
-        group.append(work)
-        size += sum(table.nbytes for table in work.rows.tables)
-        if size >= most_bytes:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group

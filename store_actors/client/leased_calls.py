@@ -69,7 +69,7 @@ class LeasedCalls:
     def __init__(
         self, actors: Actors, coordinator: CoordinatorClient, clock: Clock, find_local: Callable[[], Any]
     ) -> None:
-        self._actors = actors
+        self.actors = actors
         self._coordinator = coordinator
         self._clock = clock
         self._find_local = find_local
@@ -150,7 +150,7 @@ class LeasedCalls:
         for location, granted, handle, reference in waiting:
             outcomes: Sequence[Result | Exception]
             try:
-                outcomes = call.results(unwrapped(self._actors, handle, reference), granted, handle)
+                outcomes = call.results(unwrapped(self.actors, handle, reference), granted, handle)
             except FencedError as error:
                 outcomes = [error] * len(granted)
             except RayActorError as error:
@@ -194,7 +194,7 @@ class LeasedCalls:
                     continue
                 handle = self.handle(where)
                 leases = unwrapped(
-                    self._actors, handle, handle.piggybacked.remote([tasks[number] for number in numbers])
+                    self.actors, handle, handle.piggybacked.remote([tasks[number] for number in numbers])
                 )
                 grants |= {number: lease for number, lease in zip(numbers, leases, strict=True) if lease is not None}
         except RayActorError:
@@ -205,7 +205,7 @@ class LeasedCalls:
         """Return the store actor of this node."""
         if self._local is None:
             handle = self._find_local()
-            local: ActorLocation = unwrapped(self._actors, handle, handle.location.remote())
+            local: ActorLocation = unwrapped(self.actors, handle, handle.location.remote())
             self._handles[local.instance_id] = handle
             self._local = local
         return self._local
@@ -220,7 +220,7 @@ class LeasedCalls:
         """
         # By incarnation: a fleet that was shut down and connected to again has other actors of the same names.
         if location.instance_id not in self._handles:
-            handle = self._actors.find(location.actor_name)
+            handle = self.actors.find(location.actor_name)
             if handle is None:
                 raise RayActorError(error_msg=f"there is no actor {location.actor_name} any more")
             self._handles[location.instance_id] = handle
@@ -231,12 +231,12 @@ class LeasedCalls:
 
         Tasks run on the nodes of their shards, so most tasks that call another node's store actor have lost the shard's node.
         """
-        if location.node_id == self.local_location().node_id or self._actors.node_answers(location.node_id):
+        if location.node_id == self.local_location().node_id or self.actors.node_answers(location.node_id):
             return
         log.warning("node %s does not answer; its store actor counts as lost", location.node_id)
-        if (handle := self._actors.find(location.actor_name)) is not None:
+        if (handle := self.actors.find(location.actor_name)) is not None:
             # A store actor that is only cut off from here must not go on: its incarnation counts as dead.
-            self._actors.kill(handle, restart=True)
+            self.actors.kill(handle, restart=True)
         raise RayActorError(error_msg=f"node {location.node_id} cannot be reached")
 
     def lost(self, location: ActorLocation | None) -> None:

@@ -1,11 +1,12 @@
-"""The work of a task of Spark's: its micro-batch, with number, query and watermarks, and the rows of its shards."""
+"""The work of a task of Spark's: a micro-batch, with number, query and watermarks, and its rows, which are sent to their shards."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -14,18 +15,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from coordinator.ledger.state_ledger import LeaseGrant
+from coordinator.model.errors import StateStoreError
 from coordinator.model.identities import TaskIdentity
 from coordinator.model.schema import StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.stored_json import from_json
 from coordinator.model.watermarks import Watermarks
+from store_actors.client.leased_calls import Granted, LeasedCall, LeasedCalls
 from store_actors.engine.columns import as_type, of_words
-from store_actors.messages.requests import ShardInput
+from store_actors.messages.requests import ApplyRequest, ShardInput
 
 #: Columns of rows that a task hands over: the number of a row's input, where there are several, and the number of rows that a
 #: partially aggregated one stands for.
 _INPUT = "__input"
 _ROWS = "__rows"
+#: Bytes of rows from which on a task sends them before it reads more.
+_GROUP_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,3 +219,76 @@ class _InputColumns:
 
 def _rows_read(rows: pa.Table) -> int:
     return pc.sum(rows.column(_ROWS)).as_py() or 0 if _ROWS in rows.column_names else rows.num_rows
+
+
+def emitted_rows(calls: LeasedCalls, work: HandedOver, *, is_limited: bool) -> Iterator[pa.RecordBatch]:
+    """Yield the rows that the shards of a task of Spark's emit; see :func:`apply_all`."""
+    operator = OperatorTask.of_json(work.operator)
+    works = operator.works(work)
+    first = next(works)
+    schema = operator.schema.in_output_mode(first.output_mode or operator.schema.output_mode)
+    metadata = operator.metadata.in_output_mode(schema)
+    for emitted in apply_all(calls, chain([first], works), metadata, schema, is_limited=is_limited):
+        # Columns such as the numbers of rows are of use to the shard only.
+        visible = emitted.drop_columns([name for name in emitted.column_names if name.startswith("__")])
+        yield from visible.to_batches(max_chunksize=1 << 16)
+
+
+def apply_all(
+    calls: LeasedCalls, works: Iterable[ShardWork], metadata: StateMetadata, schema: StateSchema, *, is_limited: bool
+) -> Iterator[pa.Table]:
+    """Send rows to shards of one operator and batch; yield the rows that each emits, in their order, once its commit is durable.
+
+    The shards commit side by side, so that a task with many shards waits for the object store once. A large batch is sent to some
+    shards at a time, so that their rows need not be in memory together. After the loss of a store actor or a lease the call is
+    repeated: the commit protocol makes that safe.
+
+    Parameters
+    ----------
+    is_limited
+        Whether the memory of the fleet's processes is.
+
+    Raises
+    ------
+    StoreUnavailableError
+        No store actor answered before the deadline.
+    StateStoreError
+        The coordinator or the store refused the call.
+    """
+    # In complete mode each shard emits all its rows.
+    is_large = schema.output_mode == "complete" and is_limited
+    for group in _groups(works, 0 if is_large else _GROUP_BYTES):
+        yield from _apply(calls, group, metadata, schema)
+
+
+def _apply(
+    calls: LeasedCalls, works: Sequence[ShardWork], metadata: StateMetadata, schema: StateSchema
+) -> list[pa.Table]:
+    def arguments(granted: Granted, node_id: str) -> tuple[Any, ...]:
+        requests = []
+        for number, grant in granted:
+            work = works[number]
+            times = event_times(grant, work.late_ms, work.evict_ms)
+            requests.append(
+                ApplyRequest(work.task, grant.lease, grant.base_version, schema, times.after, times.late_ms, node_id)
+            )
+        return requests, calls.actors.put([works[number].rows for number, _ in granted])
+
+    def results(answer: Any, granted: Granted, handle: Any) -> Sequence[pa.Table | StateStoreError]:
+        return [outcome if isinstance(outcome, StateStoreError) else outcome[0] for outcome in answer]
+
+    return calls.under_leases([work.task for work in works], metadata, LeasedCall("apply", arguments, results))
+
+
+def _groups(works: Iterable[ShardWork], most_bytes: int) -> Iterator[list[ShardWork]]:
+    """Yield groups of consecutive works; a group ends once it has `most_bytes` of rows."""
+    group: list[ShardWork] = []
+    size = 0
+    for work in works:
+        group.append(work)
+        size += sum(table.nbytes for table in work.rows.tables)
+        if size >= most_bytes:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

@@ -28,9 +28,8 @@ from store_actors.serving.loading import Loader
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.partition import Partition, tables_of
 from store_actors.serving.reads import StoredRows
-from store_actors.serving.restoring import PartitionCache, Restorer, partition_fields
+from store_actors.serving.restoring import PartitionCache, Restorer, StoreMemory, partition_fields
 from store_actors.serving.sessions import PieceStreams
-from store_actors.spilling.store_memory import StoreMemory
 
 log = logging.getLogger(__name__)
 #: Bytes of memory that applying a delta takes for each byte of its file: files are compressed.

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from msgspec import structs
 
 from coordinator.model.commits import CommitEntry
-from coordinator.model.errors import VersionNotFoundError
+from coordinator.model.errors import StateStoreError, VersionNotFoundError
 from coordinator.model.identities import DEFAULT_STORE, StateStoreId
 from coordinator.model.load_plans import LoadPlan, LoadPlans
 from coordinator.model.schema import StateSchema
@@ -27,15 +27,16 @@ from coordinator.runtime.runtime import Lock, Runtime
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.table_view import ShardView
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED
-from store_actors.messages.key_queries import FoundRows
+from store_actors.messages.key_queries import FoundRows, KeyQuery, KeyResult, KeyResults
 from store_actors.messages.requests import CHANGE_FIELDS, DELETE, UPSERT, ReadProjection, ReadRequest
 from store_actors.operators.view_columns import ViewColumns
+from store_actors.serving.hot_key_tracker import HotKeyTracker
 from store_actors.serving.loading import Loader
+from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.partition import ReadableRows
-from store_actors.serving.restoring import PartitionCache
+from store_actors.serving.restoring import READ_BYTES, PartitionCache, StoreMemory
 from store_actors.serving.sessions import PieceStreams
 from store_actors.serving.store_formats import StoreFormat, newest_spec, store_format
-from store_actors.spilling.store_memory import READ_BYTES, StoreMemory
 
 #: Versions that are kept loaded for readers, at most, and the seconds for which each is kept after its last read.
 _LOADED = 32
@@ -140,10 +141,13 @@ class Reads:
         resident: PartitionCache | None,
         coordinator: Planner,
         runtime: Runtime,
+        metrics: StoreMetrics,
+        hot_keys: HotKeyTracker,
         most_bytes: int = READ_BYTES,
     ) -> None:
         self._stored, self._resident = stored, resident
         self._coordinator = coordinator
+        self._metrics, self._hot_keys = metrics, hot_keys
         self._elapsed_s = runtime.clock.elapsed_s
         self._new_lock = runtime.threads.lock
         self._guard = self._new_lock()
@@ -158,6 +162,23 @@ class Reads:
         self.keep_scans = self._scans.keep
 
     # -- answers --------------------------------------------------------------------------------------------------
+
+    def answer(self, query: bytes) -> bytes:
+        """Return :meth:`find_all` of a query as bytes, in bytes: a caller without Ray gets it in this form."""
+        return self.find_all(KeyQuery.decoded(query)).encoded()
+
+    def find_all(self, query: KeyQuery) -> KeyResults:
+        """Find keys in some stores, and count them; a store that fails does not keep the others from being read."""
+        return KeyResults([self._found(request, keys) for request, keys in query])
+
+    def _found(self, request: ReadRequest, keys: pa.Table) -> KeyResult:
+        try:
+            rows = self.find(request, keys)
+        except StateStoreError as error:
+            return error
+        self._metrics.look_ups += keys.num_rows
+        self._hot_keys.looked_up(request.store_id.state_name, request.store_id.partition_id, keys)
+        return rows
 
     def find(self, request: ReadRequest, keys: pa.Table) -> FoundRows | None:
         """Return the rows with some keys.

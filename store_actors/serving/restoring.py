@@ -6,7 +6,9 @@ It is restored in memory if memory has committed versions, else from storage.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import pyarrow as pa
@@ -19,6 +21,7 @@ from coordinator.model.load_plans import LoadPlan, LoadPlans, Parent
 from coordinator.model.schema import StateSchema
 from coordinator.runtime.logs import about
 from coordinator.runtime.runtime import Lock, Runtime
+from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.versions import Frozen, VersionedStore
 from store_actors.serving.coordinator_ref import CoordinatorRef
 from store_actors.serving.files import as_snapshot
@@ -26,7 +29,6 @@ from store_actors.serving.loading import InMemory, Loader, MemoryRows
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.partition import Partition, ReadableRows, SyncAction, catch_up_empty, tables_of
 from store_actors.serving.store_formats import StoreDefinition, StoreFormat, store_format
-from store_actors.spilling.store_memory import StoreMemory
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,8 @@ log = logging.getLogger(__name__)
 _REPORTED = 64
 #: Rounds of maintenance for which a pinned copy is kept.
 _PINNED_ROUNDS = 10
+#: Bytes of versions that are kept loaded for readers, where no limit says less.
+READ_BYTES = 1 << 28
 
 
 class PartitionCache:
@@ -147,6 +151,46 @@ class PartitionCache:
         if rounds > 1:
             self._pinned[store_id] = rounds - 1
         return rounds > 0
+
+
+class StoreMemory:
+    """The memory of a process, as its partitions use it; this one is as much as the state takes.
+
+    :class:`~store_actors.spilling.limited_memory.LimitedMemory` stays below a limit.
+
+    Attributes
+    ----------
+    file_bytes
+        Bytes of rows from which on a file of a snapshot is closed, at most.
+    ahead_bytes
+        Bytes of files, as they are stored, that are fetched before they are used, at most; one file may be larger.
+    read_bytes
+        Bytes of versions that were loaded for readers and are kept for them, at most.
+    """
+
+    file_bytes = sys.maxsize
+    ahead_bytes = sys.maxsize
+    read_bytes = READ_BYTES
+
+    def region(self, store_id: StateStoreId) -> Memory:
+        """Return the memory for the arrays of a partition: the same object each time."""
+        return HEAP
+
+    def working(self, store_id: StateStoreId, version: int, certain: int, likely: int) -> AbstractContextManager[None]:
+        """Work on a partition, once there is memory for it: for so many bytes certainly, and for so many as it may need."""
+        return nullcontext()
+
+    def loading(self, store_id: StateStoreId, version: int) -> AbstractContextManager[None]:
+        """Read a partition from its files; the reader waits for no other batch."""
+        return nullcontext()
+
+    def using(self, store_id: StateStoreId) -> AbstractContextManager[None]:
+        """Work on a partition with no more than a piece of it beside it."""
+        return nullcontext()
+
+    def kept(self, store_id: StateStoreId, table: pa.Table) -> pa.Table:
+        """Return a partition's table that is seldom read from now on, or a copy of it in a file."""
+        return table
 
 
 class Restorer:

@@ -24,7 +24,7 @@ from coordinator.model.schema import Accumulator, Field, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.protocol import ObjectStore
 from store_actors.client.fleet_client import FleetClient
-from store_actors.client.operator_task import ShardWork
+from store_actors.client.operator_task import ShardWork, apply_all
 from store_actors.messages.requests import ShardInput
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
@@ -172,7 +172,8 @@ class AggregationWorkload:
         works = [
             ShardWork(task, self.input_of(batch, task.partition_id, stamp, schema), evict_ms=evict_ms) for task in tasks
         ]
-        for task, emitted in zip(tasks, client.apply_all(works, metadata, schema), strict=True):
+        emitting = apply_all(client.calls, works, metadata, schema, is_limited=False)
+        for task, emitted in zip(tasks, emitting, strict=True):
             shard = task.partition_id
             compare(
                 f"rows emitted by batch {batch} of shard {shard}", groups_of(emitted), self.emitted_by(batch, shard)

@@ -23,7 +23,7 @@ from coordinator.storage.local import LocalObjectStore
 from store_actors.messages.requests import ApplyRequest, ShardInput
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
-from store_actors.spilling.store_memory import LimitedMemory
+from store_actors.spilling.limited_memory import LimitedMemory
 from tests.unit.aggregation_fleet import LocalCoordinator
 from tests.unit.snapshot_memory import memory
 

@@ -41,13 +41,13 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "the session": ("spark_jobs.session", "spark_jobs.jvm"),
     # The core, on the store actors' side.
     "store actor": ("store_actors.actor",),
+    "spilling": ("store_actors.spilling",),
     "connections": ("store_actors.connections",),
     "the fleet's client": ("store_actors.client",),
     "serving": ("store_actors.serving",),
     "operators": ("store_actors.operators",),
     "keyed stores": ("store_actors.keyed",),
     "messages": ("store_actors.messages",),
-    "spilling": ("store_actors.spilling",),
     "engine": ("store_actors.engine",),
     "compiled code on disk": ("store_actors.engine.compiled_code",),
     # The coordinator. Of its service, only what is deployed and called knows Ray.

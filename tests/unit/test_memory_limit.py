@@ -27,10 +27,11 @@ from store_actors.messages.requests import ShardInput
 from store_actors.serving.keyed_stores import KeyedStores
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
+from store_actors.serving.restoring import StoreMemory
 from store_actors.spilling import memory_keeper
+from store_actors.spilling.limited_memory import LimitedMemory, WorkBudget
 from store_actors.spilling.memory_keeper import MemoryKeeper
 from store_actors.spilling.spill_folder import checked_folder
-from store_actors.spilling.store_memory import LimitedMemory, StoreMemory, WorkBudget
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, rows
 from tests.unit.keyed_fleet import KeyedFleet
 from tests.unit.spilled import tiny_region

@@ -21,6 +21,8 @@ from coordinator.runtime.runtime import Runtime
 from statefleet.reads.scans import column_is
 from store_actors.messages.key_queries import FoundRows
 from store_actors.messages.requests import ReadProjection, ReadRequest, ShardInput
+from store_actors.serving.hot_key_tracker import HotKeyTracker
+from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.reads import Reads
 from tests.unit.aggregation_fleet import AggregationFleet
 
@@ -53,7 +55,11 @@ class ReadingProcess:
         self.fleet = fleet or AggregationFleet()
         self.fleet.store = self.fleet.new_store()
         partitions = self.fleet.store.partitions
-        self.reads = Reads(partitions.stored, partitions.cache, self.fleet.coordinator, Runtime())
+        runtime = Runtime()
+        hot_keys = HotKeyTracker(runtime.threads.lock())
+        self.reads = Reads(
+            partitions.stored, partitions.cache, self.fleet.coordinator, runtime, StoreMetrics(), hot_keys
+        )
 
     def apply(self, batch: int, run: str = "run-1") -> None:
         self.fleet.store.apply(self.fleet.request(batch, run, SCHEMA), rows_of(batch))

@@ -1,13 +1,12 @@
-"""The memory of a store actor's process: with a limit, or as much as its state takes."""
+"""The memory of a store actor's process with a limit, which requests share, and how much memory a process has."""
 
 from __future__ import annotations
 
 import resource
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -17,13 +16,12 @@ from coordinator.model.errors import MemoryLimitError
 from coordinator.model.identities import StateStoreId
 from coordinator.model.memory_options import MemoryUse
 from coordinator.runtime.runtime import MachineThreads
-from store_actors.engine.memory import HEAP, Memory
+from store_actors.engine.memory import HEAP
+from store_actors.serving.restoring import READ_BYTES, StoreMemory
 from store_actors.spilling.memory_keeper import MemoryKeeper, keep_nothing_back, resident_bytes
 from store_actors.spilling.region import PieceSizes, Region
 from store_actors.spilling.spill_folder import checked_folder
 
-#: Bytes of versions that are kept loaded for readers, where no limit says less.
-READ_BYTES = 1 << 28
 #: Seconds that a request waits for memory that others have.
 _PATIENCE_S = 60.0
 #: Smallest capacity: bytes between the process's memory before any state and the limit.
@@ -111,48 +109,6 @@ class WorkBudget:
         return self._queue[0] is ticket and self._reserved_bytes + size <= self.capacity
 
 
-class StoreMemory:
-    """The memory of a process, as its partitions use it; this one is as much as the state takes.
-
-    Attributes
-    ----------
-    file_bytes
-        Bytes of rows from which on a file of a snapshot is closed, at most.
-    ahead_bytes
-        Bytes of files, as they are stored, that are fetched before they are used, at most; one file may be larger.
-    read_bytes
-        Bytes of versions that were loaded for readers and are kept for them, at most.
-    """
-
-    file_bytes = sys.maxsize
-    ahead_bytes = sys.maxsize
-    read_bytes = READ_BYTES
-
-    def region(self, store_id: StateStoreId) -> Memory:
-        """Return the memory for the arrays of a partition: the same object each time."""
-        return HEAP
-
-    def working(self, store_id: StateStoreId, version: int, certain: int, likely: int) -> AbstractContextManager[None]:
-        """Work on a partition, once there is memory for it; `certain` and `likely` as of :meth:`WorkBudget.admitted`."""
-        return nullcontext()
-
-    def loading(self, store_id: StateStoreId, version: int) -> AbstractContextManager[None]:
-        """Read a partition from its files; the reader waits for no other batch."""
-        return nullcontext()
-
-    def using(self, store_id: StateStoreId) -> AbstractContextManager[None]:
-        """Work on a partition with no more than a piece of it beside it."""
-        return nullcontext()
-
-    def kept(self, store_id: StateStoreId, table: pa.Table) -> pa.Table:
-        """Return a partition's table that is seldom read from now on, or a copy of it in a file."""
-        return table
-
-    def use(self) -> MemoryUse:
-        """Return the memory of the process."""
-        return MemoryUse(None, resident_bytes(), 0)
-
-
 class LimitedMemory(StoreMemory):
     """Memory of a process that stays below a limit.
 
@@ -231,6 +187,11 @@ class LimitedMemory(StoreMemory):
             regions = list(self._regions.values())
         spilled = sum(region.nbytes for region in regions) - self._keeper.resident_of_files()
         return MemoryUse(self._keeper.limit, self._keeper.resident(), max(0, spilled))
+
+
+def memory_use(memory: StoreMemory) -> MemoryUse:
+    """Return the memory of the process."""
+    return memory.use() if isinstance(memory, LimitedMemory) else MemoryUse(None, resident_bytes(), 0)
 
 
 def _between(size: int, least: int, most: int) -> int:
