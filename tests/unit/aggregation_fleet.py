@@ -46,20 +46,12 @@ class LocalCoordinator:
         The object store.
     created
         Metadata of the state, which is created at every start; by default the state has none.
-    state_name
-        Name of the state.
     log_options
         Options of the manifest log: ``checkpoint_interval`` and ``part_records``.
     """
 
-    def __init__(
-        self,
-        objects: MemoryObjectStore,
-        created: StateMetadata | None = None,
-        state_name: str = "s",
-        **log_options: int,
-    ) -> None:
-        self._created, self._state_name, self._log_options = created, state_name, log_options
+    def __init__(self, objects: MemoryObjectStore, created: StateMetadata | None = None, **log_options: int) -> None:
+        self._created, self._log_options = created, log_options
         self._loop = asyncio.new_event_loop()
         self._guard = ThreadPoolExecutor(1)
         self._objects = objects
@@ -75,15 +67,10 @@ class LocalCoordinator:
 
     def restart(self) -> None:
         """Replace the coordinator by another one, which reads the log."""
-        self._writer = self._do(self.open(self._state_name))
+        self._writer = LedgerWriter(ManifestLog(self._objects, "s", "writer", **self._log_options))
+        self._do(self._writer.open())
         if self._created is not None:
             self._do(self._writer.create_metadata(self._created))
-
-    async def open(self, state_name: str) -> LedgerWriter:
-        """Return the writer of a state's log, after it has read the log."""
-        writer = LedgerWriter(ManifestLog(self._objects, state_name, "writer", **self._log_options))
-        await writer.open()
-        return writer
 
     def _do(self, coroutine: Any) -> Any:
         return self._guard.submit(self._loop.run_until_complete, coroutine).result()

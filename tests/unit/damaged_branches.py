@@ -6,92 +6,55 @@ state continued in another way.
 
 from __future__ import annotations
 
-import random
 from functools import cache
-from typing import Any
 
-from msgspec import structs
-
-from coordinator.ledger.shard_layouts import ShardLayout
-from coordinator.model.identities import TaskIdentity
-from coordinator.model.state_metadata import StateMetadata
-from coordinator.runtime.runtime import MachineClock
-from coordinator.service.versions import Branching
 from coordinator.storage.memory import MemoryObjectStore
-from tests.unit.aggregation_fleet import LocalCoordinator
 from tests.unit.damages import StoredSurvey, copied, rows_of_versions, rows_or_error, taken_from
-from tests.unit.rescaled_query import SUMS, RescaledQuery, random_sums
+from tests.unit.running_fleet import RunningFleet, RunningQuery
 
 PARENT, BRANCH = "s", "what_if"
+QUERY_IDS = {PARENT: "query", BRANCH: "another"}
 STATES = (PARENT, BRANCH)
-CREATED = StateMetadata(PARENT, "query", 2, "update", SUMS)
+#: So many records lead to a checkpoint: the branch has one, and its log from the first record on.
+CHECKPOINT_INTERVAL = 8
 
 
-class BranchCoordinator(LocalCoordinator):
-    """A coordinator of a state that writes checkpoints often, in small parts."""
-
-    def __init__(self, objects: Any, state: str) -> None:
-        created = CREATED if state == PARENT else None
-        super().__init__(objects, created, state, checkpoint_interval=8, part_records=3)
-
-    def branch(self, version: int) -> None:
-        self._do(Branching(self.open, MachineClock()).make(CREATED, version, BRANCH))
-
-
-class BranchQuery(RescaledQuery):
-    """A query of a state that may exist already."""
-
-    def __init__(self, objects: Any, state: str, batch: int, run: str) -> None:
-        super().__init__(SUMS, 2)
-        self.state_name = state
-        self.fleet.objects = objects
-        self.fleet.coordinator = BranchCoordinator(objects, state)
-        self.batch, self.run = batch, run
-        self.layout = self.fleet.coordinator.read(lambda ledger: ledger.layouts.newest(ShardLayout(2)))
-
-    def task(self, partition: int) -> TaskIdentity:
-        return structs.replace(
-            super().task(partition), state_name=self.state_name, query_id=f"query of {self.state_name}"
-        )
-
-    def batches(self, count: int, seed: str) -> list[str]:
-        """Run batches and return what they emit."""
-        store, chance = self.fleet.new_store(), random.Random(f"{seed} {self.batch}")
-        return [repr(sorted(self.apply(random_sums(chance, self.batch), 0, store).items())) for _ in range(count)]
+def batches(fleet: RunningFleet, state: str, run: str, first: int, seeds: list[str], shards: int | None = None) -> None:
+    """Run batches of a run, from the batch `first` on, each with a seed."""
+    query = RunningQuery(fleet, state, QUERY_IDS[state], run, first)
+    for seed in seeds:
+        query.next_batch(seed, shards)
 
 
 def go_on(objects: MemoryObjectStore, seed: str) -> None:
     """Run the second half of the states' history."""
-    query = BranchQuery(objects, PARENT, 3, "run-1")
-    query.rescale(3)
-    query.batches(2, seed)
-    query.fleet.coordinator.branch(4)
-    BranchQuery(objects, BRANCH, 4, "run-2").batches(2, seed)
-    query = BranchQuery(objects, PARENT, 5, "run-3")
-    query.batches(1, seed)
+    fleet = RunningFleet(objects, CHECKPOINT_INTERVAL)
+    batches(fleet, PARENT, "run-1", 3, [seed] * 2, shards=3)
+    fleet.do(fleet.coordinator.branch(PARENT, BRANCH, 4))
+    batches(fleet, BRANCH, "run-2", 4, [f"{seed} of the branch"] * 2)
+    batches(fleet, PARENT, "run-3", 5, [seed])
+    fleet.stop()
 
 
 def files(seed: str) -> tuple[MemoryObjectStore, MemoryObjectStore]:
     """Return the files of both states, and those at half of their history."""
-    objects = MemoryObjectStore()
-    query = BranchQuery(objects, PARENT, 0, "run-0")
-    store, chance = query.fleet.new_store(), random.Random(seed)
-    for _ in range(3):
-        query.apply(random_sums(chance, query.batch), 0, store)
-    store.partitions.maintain(1)
-    halfway = copied(objects)
-    go_on(objects, seed)
-    return objects, halfway
+    fleet = RunningFleet(MemoryObjectStore(), CHECKPOINT_INTERVAL)
+    batches(fleet, PARENT, "run-0", 0, [seed] * 3)
+    fleet.shards.partitions.maintain(1)
+    fleet.stop()
+    halfway = copied(fleet.objects)
+    go_on(fleet.objects, seed)
+    return fleet.objects, halfway
 
 
 def read(objects: MemoryObjectStore) -> dict[str, str]:
     """Return what readers get of each version of both states, and what the next batch of each query emits."""
     answers = rows_of_versions(objects, STATES, range(1, 7))
-    objects_of_queries = copied(objects)
+    fleet = RunningFleet(copied(objects))
     for name in STATES:
-        answers[f"{name} goes on"] = rows_or_error(
-            lambda name=name: BranchQuery(objects_of_queries, name, 6, "run-9").batches(1, "next")
-        )
+        query = RunningQuery(fleet, name, QUERY_IDS[name], "run-9", 6)
+        answers[f"{name} goes on"] = rows_or_error(lambda query=query: query.next_batch("next"))
+    fleet.stop()
     return answers
 
 

@@ -21,6 +21,14 @@ from tests.unit.aggregation_fleet import LocalCoordinator
 COUNTS = StoreSpec("default", (Field("k", "string"),), (Field("n", "int64"),))
 NAMES = StoreSpec("names", (Field("id", "int64"),), (Field("name", "string"),))
 Kind = OperatorShards | KeyedStores
+#: Methods of a store actor's sessions by the names that a handle calls.
+SESSION_METHODS = {
+    "session_call": "call",
+    "commit_session": "commit",
+    "session_committed": "committed",
+    "end_session": "end",
+    "next_batch": "next_batch",
+}
 
 
 class KeyedFleet:
@@ -76,6 +84,11 @@ class KeyedFleet:
         while (batch := self.stores.next_batch(session, scan)) is not None:
             rows += batch.to_pylist()
         return sorted(rows, key=str)
+
+
+def ask(stores: KeyedStores, session: str, kind: str, *args: Any) -> Any:
+    """Return the answer of a session to a call of its handle, as a store actor gives it."""
+    return getattr(stores, SESSION_METHODS[kind])(session, *args)
 
 
 def counts(**values: int) -> pa.RecordBatch:

@@ -36,18 +36,25 @@ KEY = st.tuples(VALUES_OF_A, VALUES_OF_B)
 VALUE = st.tuples(st.one_of(st.none(), st.integers(-2, 2)), st.one_of(st.none(), st.binary(max_size=2)))
 
 
-#: Changes of one version: puts (rows), removes (keys), removes by a condition (limit; an expression or a function).
+#: Changes of one version: puts (rows), removes (keys), removes by a condition (limit; an expression or a function); and looks at what
+#: falls due (limit) among them.
 CHANGES = st.lists(
     st.one_of(
         st.tuples(st.just("put"), st.lists(st.tuples(KEY, VALUE), max_size=8)),
         st.tuples(st.just("remove"), st.lists(KEY, max_size=8)),
         st.tuples(st.just("remove_where"), st.tuples(st.integers(-3, 5), st.booleans())),
+        st.tuples(st.just("due"), st.integers(-3, 2)),
     ),
     max_size=6,
 )
 
 
 END = st.one_of(st.none(), st.integers(-2, 4))
+
+
+def new_shard() -> KeyedShard:
+    """Return an empty store whose rows fall due by their number."""
+    return KeyedShard(KEYS, VALUES, "n")
 
 
 def batch_of(rows: list[tuple[Key, Value]]) -> pa.RecordBatch:
@@ -81,7 +88,7 @@ class OpenScan:
 class KeyedMachine(ShardMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.shard = KeyedShard(KEYS, VALUES)
+        self.shard = new_shard()
         self.history: dict[int, Model] = {0: {}}
         self.changes: dict[int, Change] = {}
         #: The handle of the only writer, while there is one.
@@ -109,6 +116,8 @@ class KeyedMachine(ShardMachine):
                 self.put(argument)
             elif name == "remove":
                 self.remove(argument)
+            elif name == "due":
+                self.due(argument)
             else:
                 self.remove_where(*argument)
 
@@ -130,6 +139,10 @@ class KeyedMachine(ShardMachine):
     def remove(self, keys: list[Key]) -> None:
         assert self.writer.remove(keys_of(keys)) == len(set(keys) & self.pending.keys())
         self.pending = {key: value for key, value in self.pending.items() if key not in keys}
+
+    def due(self, limit: int) -> None:
+        expected = {key: value for key, value in self.pending.items() if value[0] is not None and value[0] <= limit}
+        assert model_of(self.writer.due(limit)) == expected
 
     def remove_where(self, limit: int, as_expression: bool) -> None:
         removed = {
@@ -239,7 +252,7 @@ class KeyedMachine(ShardMachine):
     @rule(from_snapshot=st.booleans(), data=st.data())
     def reload(self, from_snapshot: bool, data: st.DataObject) -> None:
         begin = 0
-        fresh, version = KeyedShard(KEYS, VALUES), self.shard.version
+        fresh, version = new_shard(), self.shard.version
         if from_snapshot and version:
             begin = data.draw(
                 st.sampled_from([retained for retained in self.shard.retained() if retained] or [version])
@@ -252,7 +265,7 @@ class KeyedMachine(ShardMachine):
 
     def load_from_deltas(self, version: int) -> None:
         """Load a version from its deltas."""
-        self.shard, self.readers = KeyedShard(KEYS, VALUES), []
+        self.shard, self.readers = new_shard(), []
         for number in range(1, version + 1):
             self.shard.load(self.changes[number].delta, number)
 

@@ -34,7 +34,7 @@ RUNNING = set["RunningFleet"]()
 class RunningFleet:
     """A coordinator and shards over files; implements :class:`~store_actors.serving.coordinator_ref.CoordinatorRef` for the shards."""
 
-    def __init__(self, objects: MemoryObjectStore) -> None:
+    def __init__(self, objects: MemoryObjectStore, checkpoint_interval: int = 6) -> None:
         self.objects, self.clock = objects, LaterClock()
         runtime = Runtime(clock=self.clock)
         self._loop = asyncio.new_event_loop()
@@ -46,7 +46,7 @@ class RunningFleet:
             Maintenance(min_versions_to_retain=100),
             "node",
             runtime=runtime,
-            checkpoint_interval=6,
+            checkpoint_interval=checkpoint_interval,
             part_records=3,
         )
         self.shards = OperatorShards(Partitions(objects, self, runtime=runtime))

@@ -13,9 +13,9 @@ from msgspec import structs
 
 from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.schema import ROW_COLUMN, Accumulator, Field, OperatorKind, StateSchema
-from store_actors.engine.versions import CHANGE_COLUMN
+from store_actors.engine.versions import CHANGE_COLUMN, REMOVED, UPDATED, UPDATED_AND_REMOVED
 from store_actors.messages.requests import ShardInput
-from store_actors.operators.session_windows import SessionShard
+from store_actors.operators.session_windows import MERGED, SessionShard
 from tests.unit.shard_machine import OperatorMachine, read_frozen
 
 K = AccumulatorKind
@@ -107,15 +107,23 @@ class Session:
 Sessions = dict[Key, tuple[Session, ...]]
 
 
-def comparable_sessions(table: pa.Table) -> list[tuple[Any, ...]]:
+def numbered_sessions(table: pa.Table) -> list[tuple[int | None, int | None, tuple[Any, ...]]]:
+    """Return what a delta says happened to each session, the session's number, and the session; sorted by the session."""
     rows = []
     for row in table.to_pylist():
-        row.pop(ROW_COLUMN, None)
-        row.pop(CHANGE_COLUMN, None)
+        mark, number = row.pop(CHANGE_COLUMN, None), row.pop(ROW_COLUMN, None)
         for field in TIMES:
             row[field.name] = int(row[field.name].timestamp())
-        rows.append(tuple(row.values()))
-    return sorted(rows, key=repr)
+        rows.append((mark, number, tuple(row.values())))
+    return sorted(rows, key=lambda row: repr(row[2]))
+
+
+def comparable_sessions(table: pa.Table) -> list[tuple[Any, ...]]:
+    return [session for _, _, session in numbered_sessions(table)]
+
+
+#: What a delta says of a session: what happened to it, the session, and the one whose number it keeps, if there is one.
+Mark = tuple[int, tuple[Any, ...], tuple[Any, ...] | None]
 
 
 @dataclass(frozen=True)
@@ -127,6 +135,7 @@ class SessionModel:
         """Return the model of the next version, and facts of the batch by name."""
         on_time = [row for row in rows if row[2] + row[3] > self.watermark]
         sessions, updated, put_rows, removed_rows = dict(self.sessions), [], 0, 0
+        marks: list[Mark] = []
         for key in {row[:2] for row in on_time}:
             old = self.sessions.get(key, ())
             new = [Session(at, at + gap, ((v, s),)) for *row_key, at, gap, v, s in on_time if tuple(row_key) == key]
@@ -139,10 +148,16 @@ class SessionModel:
                     session = Session(previous.start, max(previous.end, session.end), values)
                 merged.append(session)
             sessions[key] = tuple(merged)
-            updated += [s.comparable(key) for s in merged if not any(s is before for before in old)]
+            changed = [s for s in merged if not any(s is before for before in old)]
+            updated += [s.comparable(key) for s in changed]
+            for now in changed:
+                first, *others = [s.comparable(key) for s in old if now.start <= s.start <= now.end] or [None]
+                marks.append((UPDATED_AND_REMOVED if now.end <= watermark else UPDATED, now.comparable(key), first))
+                marks += [(MERGED, other, other) for other in others]
             put_rows += len(merged)
             removed_rows += len({s.start for s in old} - {s.start for s in merged})
         closed = [s.comparable(key) for key, of_key in sessions.items() for s in of_key if s.end <= watermark]
+        marks += [(REMOVED, session, session) for session in closed if session not in updated]
         still_open = {key: tuple(s for s in of_key if s.end > watermark) for key, of_key in sessions.items()}
         facts = {
             # Rows of one key and time are one: Spark adds them up before it looks at the watermark.
@@ -150,6 +165,7 @@ class SessionModel:
             "updated": sorted(updated, key=repr),
             "closed": sorted(closed, key=repr),
             "counts": (put_rows, removed_rows + len(closed)),
+            "marks": sorted(marks, key=lambda mark: repr(mark[1])),
         }
         return SessionModel(still_open, watermark), facts
 
@@ -179,9 +195,15 @@ class SessionMachine(OperatorMachine[SessionModel]):
         batches = [input_of(MODEL, zip(*timed[at : at + size], strict=True)).raw for at in range(0, len(rows), size)]
         raw = pa.concat_tables([MODEL.raw_schema().empty_table(), *batches])
         model, facts = self.newest.after(rows, watermark)
+        numbers = {session: number for _, number, session in numbered_sessions(self.shard.snapshot())}
         change = self.apply_input(ShardInput((raw,), len(rows)), watermark * 1000)
         assert (change.rows_in, change.rows_late) == (len(rows), facts["late"])
         assert (change.rows_updated, change.rows_removed) == facts["counts"]
+        for (mark, number, session), (expected, *sessions) in zip(
+            numbered_sessions(change.delta), facts["marks"], strict=True
+        ):
+            assert (mark, session) == (expected, sessions[0])
+            assert number == numbers[sessions[1]] if sessions[1] else number not in numbers.values()
         assert comparable_sessions(self.shard.output(change.delta)) == facts["closed"]
         update = SessionShard(structs.replace(MODEL, output_mode="update"))
         assert comparable_sessions(update.output(change.delta)) == facts["updated"]

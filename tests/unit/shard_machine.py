@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from coordinator.model.errors import InvalidRequestError
-from store_actors.engine import versions
+from store_actors.engine import expiry_queue, versions
 from store_actors.engine.table_view import ShardView
 from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change, Frozen
 from store_actors.messages.requests import ShardInput
@@ -43,7 +43,7 @@ class ShardMachine(RuleBasedStateMachine):
     """A shard that is frozen at any moment, and whose frozen rows are read a few at a time while it changes.
 
     Every version that the shard retains is read as well, also while the next one is pending. Its tables are compacted after every
-    version, or only when their pools have doubled.
+    version, or only when their pools have doubled; the queues of rows that expire are rebuilt early, or never.
 
     Attributes
     ----------
@@ -62,12 +62,12 @@ class ShardMachine(RuleBasedStateMachine):
         self._frozen: Any = None
         self._then: list[str] = []
         self._read: list[str] = []
-        self._small_pool = versions._SMALL_POOL
+        self._small = versions._SMALL_POOL, expiry_queue._SMALL
 
     @initialize(always=st.booleans())
     def choose_when_to_compact(self, always: bool) -> None:
         if always:
-            versions._SMALL_POOL = -(1 << 40)
+            versions._SMALL_POOL, expiry_queue._SMALL = -(1 << 40), 8
 
     @precondition(lambda self: self._frozen is None)
     @rule(words=st.sampled_from([1, 16, 64, 1 << 20]))
@@ -146,7 +146,7 @@ class ShardMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         while self._frozen is not None:
             self.read_some(1)
-        versions._SMALL_POOL = self._small_pool
+        versions._SMALL_POOL, expiry_queue._SMALL = self._small
 
 
 class OperatorMachine(ShardMachine, Generic[Model]):

@@ -22,6 +22,7 @@ from coordinator.model.errors import (
     WriterBusyError,
 )
 from coordinator.model.schema import Field
+from store_actors.engine import expiry_queue
 from store_actors.keyed.read_handle import FOUND_COLUMN, HandleState, ReadHandle
 from store_actors.keyed.shard import KeyedShard
 from store_actors.keyed.update_handle import UpdateHandle
@@ -80,6 +81,9 @@ def test_rows_that_fall_due_are_refused_of_a_store_without_such_a_column_which_s
     with pytest.raises(InvalidRequestError, match="without a column by which its rows fall due"):
         shard.begin(1).due(7)
     assert not shard.is_broken
+    for column in ("name", "k", "x"):
+        with pytest.raises(InvalidRequestError, match="int64"):
+            KeyedShard(K, (Field("name", "string"), *V), column)
 
 
 def test_a_handle_ends_once_but_an_abort_may_come_twice() -> None:
@@ -382,3 +386,14 @@ def test_what_readers_hold_besides_the_table_counts_as_memory_of_the_store() -> 
     row = 5000 * 8 * 3
     assert with_scan - without_scan >= row, "rows that a scan has yet to give out"
     assert without_scan - undo >= row, "rows as they were in the version that is read"
+
+
+def test_entries_of_rows_that_are_written_often_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expiry_queue, "_SMALL", 16)
+    shard = KeyedShard(K, V, "v")
+    for version in range(200):
+        handle = shard.begin(version)
+        handle.put(rows(k=[1, 2, 3], v=[1000 + version, None, 5000 - version]))
+        handle.commit()
+    assert shard._table._due_queue.entries < 40
+    assert shard.begin(200).due(1199).to_pylist() == [{"k": 1, "v": 1199}]

@@ -41,7 +41,7 @@ from store_actors.serving.partition import Partition
 from store_actors.serving.sessions import IDLE_S, Ended, Session, Sessions
 from tests.unit.aggregation_fleet import LocalCoordinator
 from tests.unit.faults import memory_exhausted
-from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet, counts
+from tests.unit.keyed_fleet import COUNTS, NAMES, KeyedFleet, ask, counts
 
 
 def test_an_aborted_session_leaves_nothing() -> None:
@@ -437,13 +437,7 @@ class UpdateSession:
         if self.lost:
             raise StoreUnavailableError("lost on its way")
         self.calls.append(kind)
-        names = {
-            "session_call": "call",
-            "commit_session": "commit",
-            "session_committed": "committed",
-            "end_session": "end",
-        }
-        return getattr(self._fleet.stores, names[kind])(self._session, *args)
+        return ask(self._fleet.stores, self._session, kind, *args)
 
 
 def test_writes_wait_for_the_next_call_and_come_before_it() -> None:

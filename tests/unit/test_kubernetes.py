@@ -81,8 +81,17 @@ def errors(schema: Any, value: Any) -> list[str]:
     return [f"{error.json_path}: {error.message}" for error in Draft202012Validator(schema).iter_errors(value)]
 
 
-def shape(**fields: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+def shape(*, optional: tuple[str, ...] = (), **fields: Any) -> dict[str, Any]:
+    required = [name for name in fields if name not in optional]
+    return {"type": "object", "properties": fields, "required": required, "additionalProperties": False}
+
+
+def list_of(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+OBJECT, TEXT, NUMBER = ({"type": name} for name in ("object", "string", "integer"))
+TEXTS = {**OBJECT, "additionalProperties": TEXT}
 
 
 def of_kubernetes(of_kuberay: dict[str, Any]) -> dict[str, Any]:
@@ -90,51 +99,26 @@ def of_kubernetes(of_kuberay: dict[str, Any]) -> dict[str, Any]:
     head = of_kuberay["RayCluster"]["properties"]["spec"]["properties"]["headGroupSpec"]["properties"]
     volume = head["template"]["properties"]["spec"]["properties"]["volumes"]["items"]["properties"]
     claim = volume["ephemeral"]["properties"]["volumeClaimTemplate"]
-    selector = shape(matchLabels={"type": "object", "additionalProperties": {"type": "string"}})
-    texts = {"type": "object", "additionalProperties": {"type": "string"}}
+    selector = shape(matchLabels=TEXTS)
+    stateful_set = shape(
+        serviceName=TEXT,
+        replicas=NUMBER,
+        selector=selector,
+        template=head["template"],
+        volumeClaimTemplates=list_of(claim),
+    )
+    peers = {"podSelector": OBJECT, "namespaceSelector": OBJECT}
+    sources = {"from": list_of(shape(optional=tuple(peers), **peers)), "ports": list_of(shape(port=NUMBER))}
+    ingress = list_of(shape(optional=("ports",), **sources))
+    policy = shape(podSelector=selector, policyTypes={"const": ["Ingress"]}, ingress=ingress)
     return {
-        "v1/ConfigMap": {"data": texts},
+        "v1/ConfigMap": {"data": TEXTS},
         "v1/ServiceAccount": {"automountServiceAccountToken": {"type": "boolean"}},
         "v1/PersistentVolumeClaim": {"spec": claim["properties"]["spec"]},
         "v1/Service": {"spec": head["headService"]["properties"]["spec"]},
-        "apps/v1/StatefulSet": {
-            "spec": shape(
-                serviceName={"type": "string"},
-                replicas={"type": "integer"},
-                selector=selector,
-                template=head["template"],
-                volumeClaimTemplates={"type": "array", "items": claim},
-            )
-        },
-        "policy/v1/PodDisruptionBudget": {"spec": shape(minAvailable={"type": "integer"}, selector=selector)},
-        "networking.k8s.io/v1/NetworkPolicy": {
-            "spec": shape(
-                podSelector=selector,
-                policyTypes={"const": ["Ingress"]},
-                ingress={
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "properties": {
-                            "from": {
-                                "type": "array",
-                                "items": {
-                                    "type": "object",
-                                    "properties": {
-                                        "podSelector": {"type": "object"},
-                                        "namespaceSelector": {"type": "object"},
-                                    },
-                                    "additionalProperties": False,
-                                },
-                            },
-                            "ports": {"type": "array", "items": shape(port={"type": "integer"})},
-                        },
-                        "required": ["from"],
-                        "additionalProperties": False,
-                    },
-                },
-            )
-        },
+        "apps/v1/StatefulSet": {"spec": stateful_set},
+        "policy/v1/PodDisruptionBudget": {"spec": shape(minAvailable=NUMBER, selector=selector)},
+        "networking.k8s.io/v1/NetworkPolicy": {"spec": policy},
     }
 
 

@@ -237,12 +237,33 @@ def test_a_store_actor_has_nothing_of_spark() -> None:
     assert not {"pyspark", "py4j", "spark_jobs"} & set(ran.stdout.split())
 
 
+def imported_tests(file: Path) -> set[str]:
+    """Return the test modules that a file imports."""
+    return {name for name in imports(file) if name.rpartition(".")[2].startswith("test_")}
+
+
+@pytest.mark.parametrize("folder", ["tests", "benchmarks"])
+def test_no_module_imports_a_test_module(folder: str) -> None:
+    """Tests are a library: what several test modules use is in helper modules."""
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert files
+    assert not {str(file.relative_to(ROOT)): names for file in files if (names := imported_tests(file))}
+
+
 def test_the_check_sees_a_planted_import(tmp_path: Path) -> None:
     planted = tmp_path / "planted.py"
-    planted.write_text(
-        "def f():\n    from statefleet.fleet import connect\n    from store_actors.engine import table\n    import ray\n"
-    )
-    assert imports(planted) == {"statefleet.fleet", "store_actors.engine.table", "ray"}
+    lines = {
+        "from statefleet.fleet import connect": "statefleet.fleet",
+        "from store_actors.engine import table": "store_actors.engine.table",
+        "import ray": "ray",
+        "from tests.unit.test_top import VALUES": "tests.unit.test_top",
+        "from tests.unit import test_limit": "tests.unit.test_limit",
+        "import tests.unit.test_reads": "tests.unit.test_reads",
+        "from tests.unit.top_machine import at": "tests.unit.top_machine",
+    }
+    planted.write_text("\n    ".join(["def f():", *lines]))
+    assert imports(planted) == set(lines.values())
+    assert imported_tests(planted) == {"tests.unit.test_top", "tests.unit.test_limit", "tests.unit.test_reads"}
     assert room_of("store_actors.engine.table") == "engine"
 
 

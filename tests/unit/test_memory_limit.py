@@ -8,8 +8,9 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -36,6 +37,7 @@ from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, rows
 from tests.unit.keyed_fleet import KeyedFleet
 from tests.unit.spilled import tiny_region
 
+Result = TypeVar("Result")
 MIB = 1 << 20
 #: Includes the memory that Python and the engine need themselves.
 LIMIT = 416 * MIB
@@ -214,6 +216,19 @@ def full(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return growths
 
 
+def gone_through(full: list[int], work: Callable[[], Result]) -> tuple[Result, list[MemoryLimitError]]:
+    """Allow one more file growth each time, until the work goes through; return its result, and the errors before."""
+    errors: list[MemoryLimitError] = []
+    while True:
+        full[0] = len(errors)
+        try:
+            return work(), errors
+        except MemoryLimitError as error:
+            errors.append(error)
+        finally:
+            full[0] = 10**9
+
+
 class SpillingFleet(AggregationFleet):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -224,25 +239,17 @@ class SpillingFleet(AggregationFleet):
 
 
 def test_a_disk_that_is_full_at_any_moment_costs_a_batch_and_nothing_else(tmp_path: Path, full: list[int]) -> None:
-    """Allow one more file growth each time, until the batch goes through: no batch is lost or counted twice at any point of failure."""
+    """No batch is lost or counted twice at any point of failure."""
     fleet, expected = SpillingFleet(tmp_path), {"a": 0, "b": 0}
     errors: list[MemoryLimitError] = []
     for batch in range(6):
         # New keys in each batch, so that every array has to grow.
         values = "ab" + "".join(chr(0x100 + 40 * batch + number) for number in range(40))
-        growths = 0
-        while True:
-            full[0] = growths
-            try:
-                emitted = fleet.apply(batch, values)
-                break
-            except MemoryLimitError as error:
-                errors.append(error)
-                growths += 1
+        emitted, before = gone_through(full, lambda batch=batch, values=values: fleet.apply(batch, values))  # type: ignore[misc]
+        errors += before
         expected = {name: number + 1 for name, number in expected.items()}
         assert {name: emitted[name] for name in expected} == expected
         assert len(emitted) == 42
-    full[0] = 10**9
     assert len(errors) > 20
     for error in errors:
         assert {"state", "shard", "version", "bytes", "spill_dir", "free_bytes"} <= error.context.keys()
@@ -275,16 +282,9 @@ def test_a_disk_that_is_full_on_the_way_back_to_a_version_costs_a_load(tmp_path:
     fleet = SpillingFleet(tmp_path)
     fleet.apply(0, "ab")
     fleet.apply(1, "".join(chr(0x100 + number) for number in range(300)))
-    growths = 0
-    while True:
-        full[0] = growths
-        try:
-            assert fleet.apply(1, "a", "run-2") == {"a": 2}
-            break
-        except MemoryLimitError:
-            growths += 1
-    full[0] = 10**9
-    assert growths > 0
+    emitted, errors = gone_through(full, lambda: fleet.apply(1, "a", "run-2"))
+    assert emitted == {"a": 2}
+    assert errors
     assert fleet.apply(2, "ab", "run-2") == {"a": 3, "b": 2}
 
 
@@ -292,17 +292,8 @@ def test_a_keyed_store_without_disk_space_is_loaded_again(tmp_path: Path, full: 
     fleet = KeyedFleet()
     fleet.stores = KeyedStores(Partitions(fleet.objects, fleet.coordinator, fleet.metrics, memory=TinyMemory(tmp_path)))
     fleet.write(0, a=1)
-    for growths in range(100):
-        full[0] = growths
-        try:
-            fleet.write(1, a=2, b=3)
-            break
-        except MemoryLimitError:
-            full[0] = 10**9
-    else:
-        raise AssertionError("it never went through")
-    full[0] = 10**9
-    assert growths > 3
+    _, errors = gone_through(full, lambda: fleet.write(1, a=2, b=3))
+    assert len(errors) > 3
     assert fleet.read(2) == [{"k": "a", "n": 2}, {"k": "b", "n": 3}]
 
 

@@ -11,7 +11,7 @@ import pytest
 from coordinator.model.errors import FencedError
 from coordinator.model.schema import StateSchema
 from tests.code_blocks import blocks_of
-from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, LocalCoordinator, counts, rows
+from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, counts, rows
 from tests.unit.observed_objects import ObservedObjectStore
 
 
@@ -75,10 +75,7 @@ def test_the_format_document_reads_a_version_without_this_package() -> None:
 
 
 def test_a_failure_after_the_shard_changed_is_forgotten_and_the_retry_counts_once() -> None:
-    fleet = AggregationFleet()
-    fleet.objects = store = ObservedObjectStore()
-    fleet.coordinator = LocalCoordinator(fleet.objects)
-    fleet.store = fleet.new_store()
+    fleet = AggregationFleet(store := ObservedObjectStore())
     fleet.apply(0, "a")
 
     def fail_once(operation: str, path: str) -> None:

@@ -31,10 +31,8 @@ class PiecesFleet(AggregationFleet):
     """A fleet whose snapshots have a file for every few rows."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.objects = self.stored = ObservedObjectStore()
-        self.coordinator = type(self.coordinator)(self.stored)
-        self.store = self.new_store()
+        self.stored = ObservedObjectStore()
+        super().__init__(self.stored)
 
     def new_store(self) -> OperatorShards:
         return OperatorShards(Partitions(self.objects, self.coordinator, piece_bytes=1))

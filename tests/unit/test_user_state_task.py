@@ -36,7 +36,7 @@ from store_actors.client.fleet_client import FleetAddress, default_store
 from store_actors.client.operator_task import BatchHeader
 from store_actors.client.state_store import StateStore
 from store_actors.messages.requests import OpenRequest, ShardInput, StoreSpec
-from tests.unit.keyed_fleet import KeyedFleet
+from tests.unit.keyed_fleet import KeyedFleet, ask
 
 METADATA = StateMetadata("clicks", "", 4, "update")
 HEADER = BatchHeader("query", "run", 7, 2, late_ms=0, evict_ms=0, time_ms=11, former_time_ms=10)
@@ -88,14 +88,6 @@ SCHEMA = StateSchema(
 OUTPUT = pa.schema([("k", pa.string()), ("n", pa.int64())])
 VIEW = GroupView((("k", KeyTree("k")),), (("v", "v"),))
 COLUMNS = StateColumns(SPARK.arrow_schema(T.StructType([T.StructField("n", T.LongType())])))
-#: Methods of a store actor's sessions by the names that a handle calls.
-SESSION_METHODS = {
-    "session_call": "call",
-    "commit_session": "commit",
-    "session_committed": "committed",
-    "end_session": "end",
-    "next_batch": "next_batch",
-}
 
 
 def sums(keys: pa.Table, rows: pa.Table, state: StateBatch) -> pa.Table:
@@ -129,16 +121,16 @@ class FakeClient:
         stores_of_actor = self.fleet.stores
         session, base = stores_of_actor.open_update(OpenRequest(task, grant.lease, grant.base_version, stores))
 
-        def ask(method: str, *args: Any) -> Any:
+        def ask_actor(method: str, *args: Any) -> Any:
             if stores_of_actor is self.fleet.stores:
-                answer = getattr(stores_of_actor, SESSION_METHODS[method])(session, *args)
+                answer = ask(stores_of_actor, session, method, *args)
                 if method != "commit_session" or not self.losses:
                     return answer
                 self.losses -= 1
                 self.fleet.stores = self.fleet.new_stores()
             raise StoreUnavailableError("the store actor was lost")
 
-        return StateStore(ask, default_store(grant.lease.store_id, stores), base), grant
+        return StateStore(ask_actor, default_store(grant.lease.store_id, stores), base), grant
 
 
 FUNCTION = GroupStateProgram(ArrowCalls(sums, OUTPUT), VIEW, COLUMNS, GroupStateTimeout.NoTimeout, has_watermark=True)

@@ -1,4 +1,6 @@
-"""The accumulators that Spark itself aggregates before the shuffle, beside those that the engine has."""
+"""What Spark does before and in the shuffle: accumulators that it aggregates itself, beside those that the engine has, and the
+routes by which it puts rows on shards, beside its own hash.
+"""
 
 from __future__ import annotations
 
@@ -88,3 +90,16 @@ def test_texts_are_aggregated_in_groups_that_spark_can_sort(jvm: Jvm) -> None:
 def test_every_kind_of_the_engine_is_one_of_these() -> None:
     assert {*COMBINED, *AS_ROWS} == set(K)
     assert not COMBINED.keys() & AS_ROWS.keys()
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 4, 7, 16, 60])
+def test_sparks_partitioning_puts_each_route_on_its_shard(jvm: Jvm, shards: int) -> None:
+    literal = jvm.module(f"{CATALYST}.expressions.Literal")
+    routes = list(jvm.own("Shards").routes(shards))
+    hashes = [
+        jvm.named(f"{CATALYST}.expressions.Murmur3Hash")(jvm.seq([literal.apply(route)]), 42).eval(None)
+        for route in routes
+    ]
+    assert [value % shards for value in hashes] == list(range(shards))
+    assert len(set(routes)) == shards
+    assert min(routes) == 0
