@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.storage.protocol import ObjectInfo
@@ -14,7 +14,7 @@ class ObservedObjectStore(MemoryObjectStore):
     Attributes
     ----------
     requests
-        Operation (``put``, ``put_if_absent``, ``get``, ``list``) and path of each request so far, in order.
+        Operation (``put``, ``put_if_absent``, ``get``, ``list``, ``delete_all``) and path of each request so far, in order.
     before
         Called with operation and path before a request is recorded and carried out; an error that it raises is the request's.
     """
@@ -47,3 +47,7 @@ class ObservedObjectStore(MemoryObjectStore):
     def list(self, prefix: str) -> list[ObjectInfo]:
         self._record("list", prefix)
         return super().list(prefix)
+
+    def delete_all(self, paths: Sequence[str]) -> None:
+        self._record("delete_all", " ".join(paths))
+        super().delete_all(paths)

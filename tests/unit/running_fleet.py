@@ -9,22 +9,20 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from coordinator.ledger.state_ledger import AcceptedCommits, LeaseGrant
-from coordinator.model.commits import CommitEntry, PartitionCommit, SnapshotEntry
+from coordinator.ledger.state_ledger import LeaseGrant
+from coordinator.model.commits import CommitEntry, SnapshotEntry
 from coordinator.model.identities import StateStoreId, StateStoreProviderId, TaskIdentity
 from coordinator.model.load_plans import InstancePlans, LoadPlans
 from coordinator.model.maintenance import Maintenance
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.watermarks import Watermarks
 from coordinator.runtime.runtime import Runtime
-from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from store_actors.messages.requests import ApplyRequest
 from store_actors.serving.operator_shards import OperatorShards
 from store_actors.serving.partitions import Partitions
-from tests.clocks import LaterClock
 from tests.unit.rescaled_query import SUMS, random_sums, row_counts, rows_of_shard
-from tests.unit.service_harness import HERE
+from tests.unit.service_harness import HERE, QueriedCoordinator
 
 Answer = TypeVar("Answer")
 #: The fleets whose loops run.
@@ -35,21 +33,16 @@ class RunningFleet:
     """A coordinator and shards over files; implements :class:`~store_actors.serving.coordinator_ref.CoordinatorRef` for the shards."""
 
     def __init__(self, objects: MemoryObjectStore, checkpoint_interval: int = 6) -> None:
-        self.objects, self.clock = objects, LaterClock()
-        runtime = Runtime(clock=self.clock)
+        self.objects = objects
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.coordinator = Coordinator(
-            "memory://",
-            objects,
-            Maintenance(min_versions_to_retain=100),
-            "node",
-            runtime=runtime,
-            checkpoint_interval=checkpoint_interval,
-            part_records=3,
+        maintenance = Maintenance(min_versions_to_retain=100)
+        self.coordinator = QueriedCoordinator(
+            objects, maintenance, checkpoint_interval=checkpoint_interval, part_records=3
         )
-        self.shards = OperatorShards(Partitions(objects, self, runtime=runtime))
+        self.clock = self.coordinator.clock
+        self.shards = OperatorShards(Partitions(objects, self, runtime=Runtime(clock=self.clock)))
         RUNNING.add(self)
 
     def do(self, call: Coroutine[Any, Any, Answer]) -> Answer:
@@ -78,10 +71,7 @@ class RunningFleet:
     # -- calls of the store ----------------------------------------------------------------------------------------
 
     def commit_all(self, state_name: str, entries: Sequence[CommitEntry]) -> Sequence[CommitEntry]:
-        (outcome,) = self.do(self.coordinator.commit_partitions(state_name, [PartitionCommit(tuple(entries))]))
-        if not isinstance(outcome, AcceptedCommits):
-            raise outcome
-        return outcome.entries
+        return self.do(self.coordinator.accept(*entries)).entries
 
     def load_plans(self, state_name: str, partition_id: int, version: int, store_names: Sequence[str]) -> LoadPlans:
         return self.do(self.coordinator.load_plans(state_name, partition_id, version, store_names))

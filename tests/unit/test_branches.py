@@ -12,34 +12,28 @@ from coordinator.ledger.branches import Branch
 from coordinator.log.ledger_writer import LedgerWriter
 from coordinator.log.manifest_log import ManifestLog
 from coordinator.model.errors import InvalidRequestError, StateMismatchError, VersionNotFoundError
-from coordinator.model.schema import Field, StateSchema
-from coordinator.model.state_metadata import StateMetadata
 from coordinator.storage.memory import MemoryObjectStore
 from statefleet.reads.verify import files_of
 from tests.unit.ledger_harness import snapshot_of
-from tests.unit.service_harness import GRACE_S, CoordinatorHarness, two_coordinators, wait_for_event
-
-SCHEMA = StateSchema((Field("k", "int32"),), (), (), None, None, "update")
-CREATED = StateMetadata("s", "query", 1, "update", SCHEMA)
+from tests.unit.service_harness import CREATED, GRACE_S, QueriedCoordinator, two_coordinators
 
 
-async def commit(coordinator: CoordinatorHarness, batches: range, run: str = "run-1", state: str = "s") -> list[str]:
+async def commit(coordinator: QueriedCoordinator, batches: range, run: str = "run-1", state: str = "s") -> list[str]:
     """Commit batches of a query and return their files."""
     files = [(await coordinator.commit(run, batch, state)).file for batch in batches]
     # The batches before the last are finished already, since another one followed.
-    last = batches[-1]
-    await (await coordinator.opened(state)).note(lambda ledger: ledger.decide_finished(run, last), 0.0)
+    await coordinator.batch_finished([state], run, batches[-1], 0.0)
     return files
 
 
 async def create_branch(
-    coordinator: CoordinatorHarness, version: int, name: str = "what_if", parent: str = "s"
+    coordinator: QueriedCoordinator, version: int, name: str = "what_if", parent: str = "s"
 ) -> Branch:
     created = await (await coordinator.opened(parent)).create_metadata(CREATED)
-    return await coordinator.branching.make(created, version, name)
+    return await coordinator._versions._branching.make(created, version, name)
 
 
-async def add_snapshot(coordinator: CoordinatorHarness, state: str, version: int) -> str:
+async def add_snapshot(coordinator: QueriedCoordinator, state: str, version: int) -> str:
     writer = await coordinator.opened(state)
     assert writer.ledger is not None
     commit_entry = writer.ledger.entry_of(version, 0)
@@ -51,7 +45,7 @@ async def add_snapshot(coordinator: CoordinatorHarness, state: str, version: int
     return file
 
 
-async def keep_newest_only(coordinator: CoordinatorHarness, state: str) -> None:
+async def keep_newest_only(coordinator: QueriedCoordinator, state: str) -> None:
     """Truncate a state so that only its newest version is retained."""
     writer = await coordinator.opened(state)
     await writer.decide(lambda ledger: (ledger.decide_truncation(1)[0], None))
@@ -77,12 +71,10 @@ async def test_a_branch_is_the_parents_version_and_no_file_of_rows_is_written() 
     assert {path.split("/")[1] for path in written} == {"manifest", "metadata.json"}
     assert needed(objects, "what_if") == set(files[:3])
     # A repeated request returns the branch; another branch under that name is refused.
-    assert (
-        await old.branching.existing("s", 3, "what_if") == await old.branching.existing("s", None, "what_if") == branch
-    )
+    assert await old.branch("s", "what_if", 3) == await old.branch("s", "what_if", None) == branch
     for parent, version in (("s", 2), ("t", 3)):
         with pytest.raises(InvalidRequestError, match="there is a state of that name"):
-            await old.branching.existing(parent, version, "what_if")
+            await old.branch(parent, "what_if", version)
     with pytest.raises(InvalidRequestError, match="there is a state of that name"):
         await create_branch(new, 2)
     with pytest.raises(StateMismatchError, match="the state is a branch, and this checkpoint does not begin with"):
@@ -124,7 +116,7 @@ async def test_a_branch_whose_log_cannot_be_read_keeps_files_and_names_itself(ca
     for info in objects.list("what_if/manifest"):
         objects.put(info.path, b"damaged")
     await asyncio.sleep(1.1 * GRACE_S)
-    assert await old.clean() == []
+    assert await old.cleaned() == []
     assert "it is not known which files a branch needs" in caplog.text
     assert "what_if/manifest/" in caplog.text
     assert set(files) <= stored(objects, "s")
@@ -139,36 +131,36 @@ async def test_files_stay_as_long_as_a_branch_or_a_branch_of_it_needs_them() -> 
     snapshot = await add_snapshot(new, "s", 3)
     await keep_newest_only(new, "s")
     await asyncio.sleep(1.1 * GRACE_S)
-    assert await new.clean() == []
+    assert await new.cleaned() == []
     assert stored(objects, "s") == {*files, snapshot}
     # The first branch now has its own snapshot and does not need the parent's files; the second branch still does.
     await add_snapshot(new, "what_if", 4)
     await keep_newest_only(new, "what_if")
     assert needed(objects, "what_if") & set(files) == set()
-    assert await new.clean() == []
-    assert await new.clean("what_if") == []
+    assert await new.cleaned() == []
+    assert await new.cleaned("what_if") == []
     await commit(new, range(3, 4), "run-3", "deeper")
     await add_snapshot(new, "deeper", 4)
     await keep_newest_only(new, "deeper")
     await asyncio.sleep(1.1 * GRACE_S)
     # The commit of the oldest retained version is kept as long as the version is.
-    assert await new.clean() == files[:2]
-    assert await new.clean("what_if") == branch_files[:1]
+    assert await new.cleaned() == files[:2]
+    assert await new.cleaned("what_if") == branch_files[:1]
     assert {file.path for file in files_of(objects, "deeper").files if file.path.startswith("s/")} == set()
 
 
-@pytest.mark.parametrize("hangs", ["look", "delete"])
+@pytest.mark.parametrize("hangs", ["look", "delete_all"])
 async def test_a_branch_that_is_created_while_a_coordinator_cleans_lacks_no_file(
     hangs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new, objects, gated = await two_coordinators(hangs)
 
     async def opened(state_name: str) -> LedgerWriter:
-        await asyncio.to_thread(gated._pass, "look")
+        await asyncio.to_thread(gated.pass_gate, "look")
         return await old.opened(state_name)
 
     # The cleaner hangs between reading the state's branches and reading which files they need.
-    monkeypatch.setattr(old.cleaner, "_writer_of", opened)
+    monkeypatch.setattr(old._cleaner, "_writer_of", opened)
     files = await commit(new, range(3))
     await create_branch(new, 2)
     await add_snapshot(new, "s", 3)
@@ -177,8 +169,8 @@ async def test_a_branch_that_is_created_while_a_coordinator_cleans_lacks_no_file
     objects.put("s/0/0/9-0f.delta", b"of a failed attempt")
     await asyncio.sleep(1.1 * GRACE_S)
     gated.gate.clear()
-    cleaning = asyncio.create_task(old.clean())
-    await wait_for_event(gated.reached)
+    cleaning = asyncio.create_task(old.cleaned())
+    await gated.wait_until_it_hangs()
     # The branch gets a branch, and then does not need the parent's files any more.
     branch = await create_branch(new, 2, "deeper", "what_if")
     assert branch.shared_files == 2
@@ -197,18 +189,18 @@ async def test_while_a_branch_may_come_nothing_is_deleted_and_a_creator_that_sle
     await asyncio.sleep(1.1 * GRACE_S)
     gated.gate.clear()
     creating = asyncio.create_task(create_branch(old, 2))
-    await wait_for_event(gated.reached)
+    await gated.wait_until_it_hangs()
     gated.gate.set()
     await asyncio.sleep(0)
     gated.gate.clear()
     gated.reached.clear()
-    await wait_for_event(gated.reached)
+    await gated.wait_until_it_hangs()
     snapshot = await add_snapshot(new, "s", 3)
     await keep_newest_only(new, "s")
     assert ManifestLog(objects, "s", "").load().branches.keys() == {"what_if"}
-    assert await new.clean() == []
+    assert await new.cleaned() == []
     await asyncio.sleep(1.1 * GRACE_S)
-    assert await new.clean() == files[:2]
+    assert await new.cleaned() == files[:2]
     gated.gate.set()
     with pytest.raises(InvalidRequestError, match="took so long that files"):
         await creating

@@ -11,14 +11,11 @@ import pytest
 from msgspec import structs
 
 from coordinator.ledger.cleaning_rules import ListingSchedule
-from coordinator.ledger.state_ledger import AcceptedCommits, StateLedger
+from coordinator.ledger.state_ledger import StateLedger
 from coordinator.log.manifest_log import ManifestLog
-from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import CommitUnknownError
-from coordinator.model.maintenance import Maintenance
-from coordinator.service.coordinator import Coordinator
 from coordinator.storage.protocol import ObjectStore
-from tests.unit.service_harness import GRACE_S, two_coordinators, wait_for_event
+from tests.unit.service_harness import GRACE_S, QueriedCoordinator, two_coordinators
 
 
 def read_again(objects: ObjectStore) -> set[str]:
@@ -34,10 +31,7 @@ async def test_a_commit_is_accepted_at_any_clock_of_its_store_actor(ahead_ms: in
     old, _, objects, _ = await two_coordinators()
     commit = await old.begin("run-1", 0)
     commit = structs.replace(commit, committed_at_ms=commit.committed_at_ms + ahead_ms)
-    objects.put(commit.file, b"delta")
-    coordinator = Coordinator("memory://", objects, Maintenance(), "node")
-    (outcome,) = await coordinator.commit_partitions("s", [PartitionCommit((commit,))])
-    assert isinstance(outcome, AcceptedCommits)
+    await QueriedCoordinator(objects).accept(commit)
     assert read_again(objects) == {commit.file}
 
 
@@ -48,12 +42,11 @@ async def test_a_commit_that_hangs_on_its_way_to_the_log_is_not_counted_after_it
     old, new, objects, gated = await two_coordinators("put_if_absent")
     commit = await old.begin("run-1", 0)
     commit = structs.replace(commit, committed_at_ms=commit.committed_at_ms + ahead_ms)
-    objects.put(commit.file, b"delta")
     gated.gate.clear()
     counting = asyncio.create_task(old.accept(commit))
-    await wait_for_event(gated.reached)
+    await gated.wait_until_it_hangs()
     await asyncio.sleep(1.1 * GRACE_S)
-    assert await new.clean() == [commit.file]
+    assert await new.cleaned() == [commit.file]
     gated.gate.set()
     with pytest.raises(CommitUnknownError, match="took too long"):
         await counting
@@ -67,8 +60,9 @@ async def test_a_commit_that_hangs_on_its_way_to_the_log_is_not_counted_after_it
     objects.put(next_attempt.file, b"delta")
     await new.accept(next_attempt)
     assert read_again(objects) == {next_attempt.file}
-    assert new.writer.ledger is not None
-    assert not new.writer.ledger.decide_discard([commit.file]), "the shard has gone beyond it"
+    ledger = (await new.opened()).ledger
+    assert ledger is not None
+    assert not ledger.decide_discard([commit.file]), "the shard has gone beyond it"
 
 
 async def test_files_that_may_be_deleted_are_deleted_together() -> None:
@@ -77,35 +71,43 @@ async def test_files_that_may_be_deleted_are_deleted_together() -> None:
     for file in files:
         objects.put(file, b"of a failed attempt")
     await asyncio.sleep(1.1 * GRACE_S)
-    assert sorted(await old.clean()) == sorted(files)
-    assert (gated.deletes, objects.list("s/0")) == (1, [])
+    assert sorted(await old.cleaned()) == sorted(files)
+    assert (gated.count("delete_all"), objects.list("s/0")) == (1, [])
 
 
 async def test_nothing_is_deleted_by_a_young_coordinator_and_a_dry_run_always_looks() -> None:
     old, _, objects, gated = await two_coordinators()
     objects.put("s/0/0/1-0f.delta", b"of a failed attempt")
     objects._modified_s["s/0/0/1-0f.delta"] -= 2 * GRACE_S
-    gated.lists = 0
-    assert await old.clean() == []
-    await old.cleaner.round(old.writer, "s")
-    assert gated.lists == 0
+
+    def listings() -> int:
+        # Of the state's files: the coordinator also looks at its log, and asks for the store's time.
+        return gated.requests.count(("list", "s"))
+
+    async def regular_round() -> None:
+        await old._cleaner.round(await old.opened(), "s")
+
+    gated.requests.clear()
+    assert await old.cleaned() == []
+    await regular_round()
+    assert listings() == 0
     for lists in (1, 2):
-        report = await old.cleaner.clean(old.writer, "s", dry_run=True)
+        report = await old.clean("s", dry_run=True)
         assert [file["path"] for file in report["files"]] == ["s/0/0/1-0f.delta"]
-        assert gated.lists == lists
+        assert listings() == lists
     log_size = len(objects.list("s/manifest"))
     await asyncio.sleep(1.1 * GRACE_S)
-    await old.cleaner.round(old.writer, "s")
+    await regular_round()
     assert objects.list("s/0") == []
-    assert (gated.lists, len(objects.list("s/manifest"))) == (3, log_size + 1)
-    await old.cleaner.round(old.writer, "s")
-    assert gated.lists == 3, "just listed"
+    assert (listings(), len(objects.list("s/manifest"))) == (3, log_size + 1)
+    await regular_round()
+    assert listings() == 3, "just listed"
 
 
 # -- when to list ----------------------------------------------------------------------------------------------------
 
 
-def listings(
+def times_of_listings(
     schedule: ListingSchedule, rounds: range, epoch: Callable[[int], int], moved: Callable[[int], bool]
 ) -> list[int]:
     """Return the times of the rounds that list."""
@@ -120,7 +122,7 @@ def listings(
 
 def test_a_busy_state_is_listed_four_times_in_a_grace_period() -> None:
     schedule = ListingSchedule(3600, 0)
-    times = listings(schedule, range(60, 100_000, 60), lambda now_s: now_s, lambda _: True)
+    times = times_of_listings(schedule, range(60, 100_000, 60), lambda now_s: now_s, lambda _: True)
     assert times[0] == 3660, "the first round at which readers from before the start are done"
     assert {later - time for time, later in pairwise(times)} == {900}
 
@@ -128,7 +130,7 @@ def test_a_busy_state_is_listed_four_times_in_a_grace_period() -> None:
 def test_a_state_at_rest_is_listed_until_its_leftovers_are_old_enough_and_then_rarely() -> None:
     schedule = ListingSchedule(3600, 0)
     day = 24 * 3600
-    times = listings(schedule, range(60, 3 * day, 60), lambda _: 7, lambda now_s: now_s == 60)
+    times = times_of_listings(schedule, range(60, 3 * day, 60), lambda _: 7, lambda now_s: now_s == 60)
     # The last of the frequent listings is two grace periods after the change.
     assert times == [3660, 4560, 5460, 6360, 7260, 8160, 8160 + day, 8160 + 2 * day]
 
@@ -137,7 +139,7 @@ def test_a_state_at_rest_is_listed_until_its_leftovers_are_old_enough_and_then_r
 def test_a_run_a_lease_and_a_truncation_wake_a_state_up(epoch_moves: bool) -> None:
     schedule = ListingSchedule(3600, 0)
     at = 50_040
-    times = listings(
+    times = times_of_listings(
         schedule,
         range(60, 60_000, 60),
         lambda now_s: 2 if epoch_moves and now_s >= at else 1,

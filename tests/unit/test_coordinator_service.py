@@ -9,46 +9,53 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import CorruptStateError, InvalidRequestError
-from coordinator.model.identities import StateStoreProviderId
+from coordinator.model.identities import StateStoreId, StateStoreProviderId
 from coordinator.model.maintenance import Maintenance
 from coordinator.placement.actor_registry import ActorRegistry
 from coordinator.placement.policies import ActorSlot
-from coordinator.service.coordinator import Coordinator
 from coordinator.storage.memory import MemoryObjectStore
 from coordinator.telemetry.drivers import DriverReport, ExecutorState, LongBatch
-from tests.unit.ledger_harness import actor, task
+from tests.unit.ledger_harness import ROOT, actor
 from tests.unit.observed_objects import ObservedObjectStore
-from tests.unit.service_harness import METADATA, commit_of, coordinator_over
+from tests.unit.service_harness import METADATA, QueriedCoordinator
 
 
-async def leased(coordinator: Coordinator, partition: int, name: str) -> StateStoreProviderId:
+def coordinator_over(objects: MemoryObjectStore) -> QueriedCoordinator:
+    return QueriedCoordinator(objects, created=METADATA)
+
+
+@pytest.fixture
+def coordinator() -> QueriedCoordinator:
+    return coordinator_over(MemoryObjectStore())
+
+
+async def leased(coordinator: QueriedCoordinator, partition: int, name: str) -> StateStoreProviderId:
     """Lease a shard to a store actor, commit its first version, and return its provider id."""
-    grant = await coordinator.attach_and_lease(task(shard=partition), METADATA, actor(name))
-    await coordinator.commit_partitions("clicks", [PartitionCommit((commit_of(grant, 1),))])
-    return StateStoreProviderId(grant.lease.store_id, "run-1")
+    await coordinator.commit(shard=partition, at=actor(name))
+    return StateStoreProviderId(StateStoreId(ROOT, 0, partition), "run-1")
 
 
-async def test_a_restarted_coordinator_unloads_no_shard_that_is_still_leased_to_the_reporting_actor() -> None:
-    store = MemoryObjectStore()
-    first = coordinator_over(store)
-    reported = [await leased(first, partition, "a") for partition in (0, 1)]
-    of_another_actor = await leased(first, 2, "b")
-    arriving = await leased(first, 3, "a")
+async def test_a_restarted_coordinator_unloads_no_shard_that_is_still_leased_to_the_reporting_actor(
+    coordinator: QueriedCoordinator,
+) -> None:
+    reported = [await leased(coordinator, partition, "a") for partition in (0, 1)]
+    of_another_actor = await leased(coordinator, 2, "b")
+    arriving = await leased(coordinator, 3, "a")
     # A restart forgets who reported what; the leases of shards are in the log.
-    restarted = coordinator_over(store)
+    restarted = coordinator.restarted()
     opened = await restarted.open_instance(arriving, actor("a"), [*reported, of_another_actor], 1, ["default"])
     assert opened.stale == (of_another_actor,)
     assert restarted._instances.location(reported[0]) == actor("a")
     # A run that has ended does not need its shards any more.
-    ended = coordinator_over(store)
+    ended = coordinator.restarted()
     await ended.deactivate_instances("run-1")
     assert (await ended.open_instance(arriving, actor("a"), reported, 1, ["default"])).stale == tuple(reported)
 
 
-async def test_a_driver_reports_executors_and_a_long_batch_and_both_are_shown_until_they_are_over() -> None:
-    coordinator = coordinator_over(MemoryObjectStore())
+async def test_a_driver_reports_executors_and_a_long_batch_and_both_are_shown_until_they_are_over(
+    coordinator: QueriedCoordinator,
+) -> None:
     for shard in range(4):
         await leased(coordinator, shard, "a")
     lost = ExecutorState("2", "10.0.0.7", 1, "killed")
@@ -67,8 +74,9 @@ async def test_a_driver_reports_executors_and_a_long_batch_and_both_are_shown_un
     assert (await coordinator.status_details())["running"] == {}
 
 
-async def test_a_node_that_is_drained_is_the_reason_and_not_that_it_has_no_executor() -> None:
-    coordinator = coordinator_over(MemoryObjectStore())
+async def test_a_node_that_is_drained_is_the_reason_and_not_that_it_has_no_executor(
+    coordinator: QueriedCoordinator,
+) -> None:
     for shard, name in enumerate("aabb"):
         await coordinator.report_store_actor(actor(name))
         await leased(coordinator, shard, name)
@@ -77,19 +85,21 @@ async def test_a_node_that_is_drained_is_the_reason_and_not_that_it_has_no_execu
     assert len(moves) == 2
 
 
-async def test_partitions_that_are_leased_to_another_store_actor_are_returned_in_one_answer() -> None:
-    coordinator = coordinator_over(MemoryObjectStore())
+async def test_partitions_that_are_leased_to_another_store_actor_are_returned_in_one_answer(
+    coordinator: QueriedCoordinator,
+) -> None:
     for partition, name in ((0, "a"), (1, "b"), (2, "b")):
         await leased(coordinator, partition, name)
     assert await coordinator.reassigned("clicks", "a", [0, 1, 2, 3]) == [1, 2]
     assert await coordinator.reassigned("clicks", "b", [0, 1]) == [0]
 
 
-async def test_instances_of_a_killed_drivers_run_are_forgotten_once_another_run_has_the_state() -> None:
-    coordinator = coordinator_over(MemoryObjectStore())
+async def test_instances_of_a_killed_drivers_run_are_forgotten_once_another_run_has_the_state(
+    coordinator: QueriedCoordinator,
+) -> None:
     killed = await leased(coordinator, 0, "a")
     await coordinator._instances.report(killed, actor("a"), [])
-    await coordinator.attach_and_lease(task("run-2", 0), METADATA, actor("a"))
+    await coordinator.lease("run-2")
     assert coordinator._instances.location(killed) is None
     # Also when its instance is checked: the shard is leased to the same store actor, but for the new run.
     new_instance = structs.replace(killed, query_run_id="run-2")
@@ -129,7 +139,7 @@ async def test_a_broken_state_is_opened_again_for_each_waiting_caller() -> None:
 
 async def test_rounds_of_maintenance_continue_after_an_unexpected_error() -> None:
     """The second round comes in time: waiting for it does not raise."""
-    coordinator = Coordinator("memory://", MemoryObjectStore(), Maintenance(interval_s=0.001), "node")
+    coordinator = QueriedCoordinator(maintenance=Maintenance(interval_s=0.001))
     rounds, cleaned = iter(range(100)), asyncio.Event()
 
     async def fails_first(writer: object, state_name: str) -> None:
@@ -155,7 +165,7 @@ async def test_all_states_are_found_without_a_listing_of_their_files() -> None:
     assert listed == {"clicks/checkpoints", "clicks/manifest", "notes/manifest"}
 
 
-async def started(store: MemoryObjectStore) -> Coordinator:
+async def started(store: MemoryObjectStore) -> QueriedCoordinator:
     """Start a coordinator: it knows the stored state and the reports of store actors, one on each of three nodes."""
     coordinator = coordinator_over(store)
     await coordinator.open()

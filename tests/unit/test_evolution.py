@@ -21,7 +21,6 @@ from coordinator.model.identities import StateStoreId, StateStoreProviderId
 from coordinator.model.schema import Accumulator, Field, OperatorKind, StateSchema
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.model.type_names import is_wider, spark_type
-from coordinator.storage.memory import MemoryObjectStore
 from spark_jobs.plan.storable import spark_field, state_field
 from store_actors.engine.versions import CHANGE_COLUMN
 from store_actors.messages.requests import ApplyRequest, ShardInput
@@ -31,7 +30,7 @@ from store_actors.serving.store_formats import evolve_groups
 from tests.stored_shards import stored_rows
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet, LocalCoordinator
 from tests.unit.ledger_harness import data_of
-from tests.unit.service_harness import HERE, ServiceHarness
+from tests.unit.service_harness import HERE, QueriedCoordinator
 
 KINDS = AccumulatorKind
 
@@ -384,12 +383,11 @@ def test_a_state_without_fingerprints_continues_unchanged_and_refuses_changes() 
 
 async def test_a_query_that_is_taken_back_is_not_refused_before_it_starts() -> None:
     first, second = (structs.replace(metadata(schema(COUNT, item)), num_shards=2) for item in (SMALL_MIN, MIN))
-    service = ServiceHarness(MemoryObjectStore())
-    coordinator = service.coordinator
+    coordinator = QueriedCoordinator()
 
     async def batch(run: str, number: int, of: StateMetadata, *shards: int) -> None:
         for shard in shards:
-            await service.commit(run, number, created=of, shard=shard)
+            await coordinator.commit(run, number, created=of, shard=shard)
 
     await batch("run-1", 0, first, 0, 1)
     await batch("run-2", 1, second, 0)
@@ -419,29 +417,29 @@ async def test_a_query_that_is_taken_back_is_not_refused_before_it_starts() -> N
 async def test_a_state_of_a_temporary_checkpoint_is_dropped_once_its_run_is_over() -> None:
     async def batch(query: str, number: int, *, is_temporary: bool) -> int:
         run = f"run-of-{query}"
-        commit = await service.commit(run, number, query=query, is_temporary=is_temporary)
+        commit = await coordinator.commit(run, number, query=query, is_temporary=is_temporary)
         provider = StateStoreProviderId(StateStoreId("memory:///s", 0, 0), run)
-        await service.coordinator._instances.report(provider, HERE, [])
+        await coordinator._instances.report(provider, HERE, [])
         return int(commit.base_version)
 
-    service = ServiceHarness(objects := MemoryObjectStore())
+    coordinator = QueriedCoordinator()
     for number in range(3):
         assert await batch("first", number, is_temporary=True) == number
     with pytest.raises(StateMismatchError, match="belongs to another query"):
-        await service.coordinator.check_start("s", "", "update")
-    await service.coordinator.check_start("s", "first", "update")
-    await service.end("run-of-first")
+        await coordinator.check_start("s", "", "update")
+    await coordinator.check_start("s", "first", "update")
+    await coordinator.deactivate_instances("run-of-first")
     with pytest.raises(StateMismatchError, match="another output mode"):
-        await service.coordinator.check_start("s", "", "append")
+        await coordinator.check_start("s", "", "append")
     # A restarted coordinator knows from the log that the checkpoint is temporary, and has no report of the run.
-    service = ServiceHarness(objects)
-    await service.coordinator.check_start("s", "", "update")
+    coordinator = coordinator.restarted()
+    await coordinator.check_start("s", "", "update")
     assert await batch("second", 0, is_temporary=False) == 0
     with pytest.raises(FencedError):
         await batch("first", 3, is_temporary=True)
-    await service.end("run-of-second")
+    await coordinator.deactivate_instances("run-of-second")
     with pytest.raises(StateMismatchError, match="belongs to another query"):
-        await service.coordinator.check_start("s", "", "update")
+        await coordinator.check_start("s", "", "update")
     assert await batch("second", 1, is_temporary=False) == 1
 
 

@@ -19,6 +19,7 @@ from coordinator.model.type_names import string_to_type
 from store_actors.engine.arrays import whole_numbers
 from store_actors.engine.columns import packed
 from store_actors.operators.expressions import ExpressionTree, NotComputableError
+from tests.unit.nested_values import identity
 
 Node = dict[str, Any]
 
@@ -58,39 +59,93 @@ def decimals(kind: str, *values: str | None) -> pa.Array:
 
 
 X, Y = column("x"), column("y")
+WHOLE = {
+    1.5: 1,
+    -1.5: -2,
+    math.nan: 0,
+    math.inf: 2**63 - 1,
+    -math.inf: -(2**63),
+    1e300: 2**63 - 1,
+    -(2.0**63): -(2**63),
+    None: None,
+}
+WINDOW = call("struct", X, Y, names=["start", "end"])
+NULLABLE = {**WINDOW, "null": "n"}
+ENDS = {"x": longs(1, 2, 3), "y": longs(4, 5, 6), "n": pa.array([False, True, None])}
+LARGE = [call(">", X, literal("int64", 2)), literal("string", "large")]
+OTHERWISE = [call("isnull", X), Y, literal("string", None)]
+TO_DECIMAL = call("cast", X, type="decimal(4,1)")
+TENTHS = call("each", X, of=call("cast", {"op": "element"}, type="decimal(3,1)"))
+LISTS = pa.array([[1, None], None, []], pa.list_(pa.int32()))
+SECOND = dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC)
+BIASES = {"raw": [float(index) for index in range(10)], "bias": [10.0 * index for index in range(10)]}
+TEXTS = ("12345678901234567890.123", "0.1")
+#: What a tree comes to, of these columns.
+VALUES: dict[str, tuple[Node, dict[str, pa.Array], list[Any]]] = {
+    "a division by zero": (call("/", X, Y), {"x": doubles(1, -3, 1, None), "y": doubles(0.0, 2, -0.0, 1)}, [None, -1.5, None, None]),
+    "a division by a literal zero": (call("/", X, literal("float64", 0.0)), {"x": doubles(1.0)}, [None]),
+    "a division of decimals by zero": (
+        call("/", X, Y, type="decimal(12,6)"),
+        {"x": decimals("decimal(10,2)", "1", "2.00", None), "y": decimals("decimal(5,1)", "3.0", "0.0", "1")},
+        [Decimal("0.333333"), None, None],
+    ),
+    "roots": (call("sqrt", X), {"x": doubles(4, -1, None)}, [2.0, math.nan, None]),
+    "logarithms": (call("ln", X), {"x": doubles(1, 0.0, -1, None, math.nan)}, [0.0, None, None, None, math.nan]),
+    "floors, cut off as in Java": (call("floor", X), {"x": doubles(*WHOLE)}, list(WHOLE.values())),
+    "ceilings": (call("ceil", X), {"x": doubles(1.5, -1.5, None)}, [2, -1, None]),
+    "the floor of a literal": (call("floor", literal("float64", 2.5)), {"x": longs(1, 2)}, [2, 2]),
+    "decimals of other decimals": (
+        TO_DECIMAL,
+        {"x": decimals("decimal(10,3)", "999.94", "999.95", "-0.05", None)},
+        [Decimal("999.9"), None, Decimal("-0.1"), None],
+    ),
+    "decimals of doubles": (
+        TO_DECIMAL,
+        {"x": doubles(0.25, 1e-300, 999.95, 1e300, math.nan, -math.inf, None)},
+        [Decimal("0.3"), Decimal("0.0"), None, None, None, None, None],
+    ),
+    "decimals of whole numbers": (TO_DECIMAL, {"x": longs(999, 1000, -(2**63))}, [Decimal("999.0"), None, None]),
+    "doubles of decimals": (call("cast", X, type="float64"), {"x": decimals("decimal(38,3)", *TEXTS)}, [*map(float, TEXTS)]),
+    "doubles by their shortest digits": (
+        call("round", X, digits=2),
+        {"x": doubles(1.005, 2.675, -2.675, 1e-9, -1e-9, 1234567890.125, 1e300, math.nan, -math.inf, None)},
+        [1.01, 2.68, -2.68, 0.0, 0.0, 1234567890.13, 1e300, math.nan, -math.inf, None],
+    ),
+    "doubles to whole ones": (call("round", X, digits=0), {"x": doubles(0.5, -2.5, 9e15)}, [1.0, -3.0, 9e15]),
+    "the first value whose condition is true": (
+        call("case", *LARGE, *OTHERWISE),
+        {"x": longs(3, None, 1), "y": pa.array(["a", "b", "c"])},
+        ["large", "b", None],
+    ),
+    "a condition that is null": (call("case", literal("bool", None), X, Y), {"x": longs(1), "y": longs(2)}, [2]),
+    "the first value": (call("coalesce", X, literal("int64", 7)), {"x": longs(None, 1)}, [7, 1]),
+    "a struct": (WINDOW, {"x": longs(1, None), "y": longs(2, 3)}, [{"start": 1, "end": 2}, {"start": None, "end": 3}]),
+    "a struct with a leaf for null": (NULLABLE, ENDS, [{"start": 1, "end": 4}, None, None]),
+    "a field of it": (call("field", NULLABLE, name="end"), ENDS, [4, None, None]),
+    "each element of a list": (
+        TENTHS,
+        {"x": pa.array([[1.25, None], None, [], [2.0]], pa.list_(pa.float64()))},
+        [[Decimal("1.3"), None], None, [], [Decimal("2.0")]],
+    ),
+    "microseconds": (call("timestamp", X, unit="us"), {"x": longs(1_000_000, None)}, [SECOND, None]),
+    "milliseconds": (call("timestamp", X, unit="ms"), {"x": longs(1000, 2**63 - 1, -(2**63))}, [SECOND, None, None]),
+    "packed values": (call("unpacked", X, type="array<int32>"), {"x": packed(LISTS)}, LISTS.to_pylist()),
+    "a literal that is none": (call("<", X, literal("float64", "NaN")), {"x": doubles(math.inf, math.nan)}, [True, False]),
+    "a literal without an end": (call("=", X, literal("float64", "-Infinity")), {"x": doubles(-math.inf)}, [True]),
+    # The mean of the nearest six: of 4.4 these are 2 to 7; below and above the table they are its ends.
+    "a bias": (call("bias", X, **BIASES), {"x": doubles(4.4, -3.0, 99.0, None)}, [45.0, 25.0, 70.0, None]),
+}  # fmt: skip
 
 
-def test_a_division_by_zero_is_null() -> None:
-    assert computed(call("/", X, Y), x=doubles(1, -3, 1, None), y=doubles(0.0, 2, -0.0, 1)) == [None, -1.5, None, None]
-    assert computed(call("/", X, literal("float64", 0.0)), x=doubles(1.0)) == [None]
-    tree = call("/", X, Y, type="decimal(12,6)")
-    quotients = computed(
-        tree, x=decimals("decimal(10,2)", "1", "2.00", None), y=decimals("decimal(5,1)", "3.0", "0.0", "1")
-    )
-    assert quotients == [Decimal("0.333333"), None, None]
+@pytest.mark.parametrize("case", VALUES)
+def test_a_tree_comes_to_what_spark_computes(case: str) -> None:
+    tree, columns, expected = VALUES[case]
+    assert identity(computed(tree, **columns)) == identity(expected)
 
 
-def test_roots_and_logarithms_outside_their_range() -> None:
-    assert repr(computed(call("sqrt", X), x=doubles(4, -1, None))) == "[2.0, nan, None]"
-    assert repr(computed(call("ln", X), x=doubles(1, 0.0, -1, None, math.nan))) == "[0.0, None, None, None, nan]"
-
-
-def test_whole_numbers_are_cut_off_as_in_java() -> None:
-    most, least = 2**63 - 1, -(2**63)
-    whole = {
-        1.5: 1,
-        -1.5: -2,
-        math.nan: 0,
-        math.inf: most,
-        -math.inf: least,
-        1e300: most,
-        -(2.0**63): least,
-        None: None,
-    }
-    assert computed(call("floor", X), x=doubles(*whole)) == list(whole.values())
-    assert computed(call("ceil", X), x=doubles(1.5, -1.5, None)) == [2, -1, None]
-    assert computed(call("floor", literal("float64", 2.5)), x=longs(1, 2)) == [2, 2]
+def test_numbers_beyond_whole_ones_are_cut_off_and_a_struct_reads_its_leaf_for_null() -> None:
     assert whole_numbers(np.array([-1e19, 2.9, -2.9])).tolist() == [-(2**63), 2, -2]
+    assert ExpressionTree(NULLABLE, {"x": pa.int64(), "y": pa.int64(), "n": pa.bool_()}).columns == ("n", "x", "y")
 
 
 @given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-9, 9)), min_size=1))
@@ -128,79 +183,6 @@ def test_decimals_are_rounded_to_the_type_of_the_result(pairs: list[tuple[Decima
             rounded = None if exact is None else exact.quantize(Decimal("0.01"), ROUND_HALF_UP)
             expected.append(rounded if rounded is not None and abs(rounded) < 10**7 else None)
         assert computed(call(op, X, Y, type="decimal(9,2)"), x=left, y=right) == expected
-
-
-def test_casts_of_decimals() -> None:
-    cast = call("cast", X, type="decimal(4,1)")
-    assert computed(cast, x=decimals("decimal(10,3)", "999.94", "999.95", "-0.05", None)) == [
-        Decimal("999.9"), None, Decimal("-0.1"), None,
-    ]  # fmt: skip
-    assert computed(cast, x=doubles(0.25, 1e-300, 999.95, 1e300, math.nan, -math.inf, None)) == [
-        Decimal("0.3"), Decimal("0.0"), None, None, None, None, None,
-    ]  # fmt: skip
-    assert computed(cast, x=longs(999, 1000, -(2**63))) == [Decimal("999.0"), None, None]
-    texts = ("12345678901234567890.123", "0.1")
-    assert computed(call("cast", X, type="float64"), x=decimals("decimal(38,3)", *texts)) == [*map(float, texts)]
-
-
-def test_doubles_are_rounded_by_their_shortest_digits() -> None:
-    tree = call("round", X, digits=2)
-    values = [1.005, 2.675, -2.675, 1e-9, -1e-9, 1234567890.125, 1e300, math.nan, -math.inf, None]
-    assert repr(computed(tree, x=doubles(*values))) == repr(
-        [1.01, 2.68, -2.68, 0.0, 0.0, 1234567890.13, 1e300, math.nan, -math.inf, None]
-    )
-    assert computed(call("round", X, digits=0), x=doubles(0.5, -2.5, 9e15)) == [1.0, -3.0, 9e15]
-
-
-def test_a_case_is_its_first_value_whose_condition_is_true() -> None:
-    tree = call(
-        "case",
-        call(">", X, literal("int64", 2)),
-        literal("string", "large"),
-        call("isnull", X),
-        Y,
-        literal("string", None),
-    )
-    assert computed(tree, x=longs(3, None, 1), y=pa.array(["a", "b", "c"])) == ["large", "b", None]
-    assert computed(call("case", literal("bool", None), X, Y), x=longs(1), y=longs(2)) == [2]
-    assert computed(call("coalesce", X, literal("int64", 7)), x=longs(None, 1)) == [7, 1]
-
-
-def test_structs_with_and_without_a_leaf_for_null() -> None:
-    window = call("struct", X, Y, names=["start", "end"])
-    assert computed(window, x=longs(1, None), y=longs(2, 3)) == [{"start": 1, "end": 2}, {"start": None, "end": 3}]
-    nullable = {**window, "null": "n"}
-    flags = pa.array([False, True, None])
-    assert computed(nullable, x=longs(1, 2, 3), y=longs(4, 5, 6), n=flags) == [{"start": 1, "end": 4}, None, None]
-    assert computed(call("field", nullable, name="end"), x=longs(1, 2, 3), y=longs(4, 5, 6), n=flags) == [4, None, None]
-    assert ExpressionTree(nullable, {"x": pa.int64(), "y": pa.int64(), "n": pa.bool_()}).columns == ("n", "x", "y")
-
-
-def test_each_element_of_a_list() -> None:
-    tree = call("each", X, of=call("cast", {"op": "element"}, type="decimal(3,1)"))
-    lists = pa.array([[1.25, None], None, [], [2.0]], pa.list_(pa.float64()))
-    assert computed(tree, x=lists) == [[Decimal("1.3"), None], None, [], [Decimal("2.0")]]
-
-
-def test_times_since_the_epoch_and_packed_values() -> None:
-    second = dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC)
-    assert computed(call("timestamp", X, unit="us"), x=longs(1_000_000, None)) == [second, None]
-    assert computed(call("timestamp", X, unit="ms"), x=longs(1000, 2**63 - 1, -(2**63))) == [second, None, None]
-    values = pa.array([[1, None], None, []], pa.list_(pa.int32()))
-    assert computed(call("unpacked", X, type="array<int32>"), x=packed(values)) == values.to_pylist()
-
-
-def test_numbers_that_json_does_not_have() -> None:
-    tree = call("<", X, literal("float64", "NaN"))
-    assert computed(tree, x=doubles(math.inf, math.nan)) == [True, False]
-    assert computed(call("=", X, literal("float64", "-Infinity")), x=doubles(-math.inf)) == [True]
-
-
-def test_a_bias_is_the_mean_of_the_nearest_six() -> None:
-    raw = [float(index) for index in range(10)]
-    tree = call("bias", X, raw=raw, bias=[10.0 * index for index in range(10)])
-    # The nearest to 4.4 are 2 to 7; below and above the table they are its ends.
-    assert computed(tree, x=doubles(4.4, -3.0, 99.0, None)) == [45.0, 25.0, 70.0, None]
 
 
 @pytest.mark.parametrize(

@@ -8,21 +8,16 @@ from dataclasses import fields
 
 import pytest
 
-from coordinator.ledger.state_ledger import AcceptedCommits
-from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import StorageUnavailableError
-from coordinator.model.maintenance import Maintenance
 from coordinator.model.memory_options import MemoryUse
 from coordinator.model.metric_table import METRICS, Kind, Sample, metric_of
 from coordinator.runtime.runtime import MachineClock
-from coordinator.service.coordinator import Coordinator
 from coordinator.service.metric_export import MetricExport
 from coordinator.storage.actor_store import CountedObjectStore, StorageStats
-from coordinator.storage.memory import MemoryObjectStore
 from store_actors.serving.metrics import COUNTERS, StoreMetrics, store_samples
 from tests.unit.ledger_harness import actor, task
 from tests.unit.observed_objects import ObservedObjectStore
-from tests.unit.service_harness import METADATA, SHARDS, commit_of, lease_all_shards
+from tests.unit.service_harness import METADATA, SHARDS, QueriedCoordinator
 
 
 def values(samples: Iterable[Sample]) -> dict[tuple[str, ...], float]:
@@ -117,16 +112,13 @@ def test_requests_are_counted_with_their_bytes_and_failures_and_answered_as_they
 
 
 async def test_the_coordinators_figures_are_those_of_its_status() -> None:
-    coordinator = Coordinator("memory://", MemoryObjectStore(), Maintenance(), "node")
+    coordinator = QueriedCoordinator(created=METADATA)
     for batch in range(3):
-        for grant in await lease_all_shards(coordinator, batch=batch):
-            (outcome,) = await coordinator.commit_partitions(
-                "clicks", [PartitionCommit((commit_of(grant, batch + 1),))]
-            )
-            assert isinstance(outcome, AcceptedCommits)
+        for shard in range(SHARDS):
+            commit = await coordinator.commit(batch=batch, shard=shard)
         await coordinator.batch_result(task("run-1", batch), range(SHARDS))
     # Sent again, as after a lost answer: it counts once.
-    await coordinator.commit_partitions("clicks", [PartitionCommit(outcome.entries)])
+    await coordinator.accept(commit)
     samples = await coordinator.samples()
     check(samples)
     value_of = values(samples)
@@ -149,7 +141,7 @@ async def test_the_coordinators_figures_are_those_of_its_status() -> None:
     assert (value_of["state_shards_lost", "clicks"], value_of["store_actors", "lost"]) == (SHARDS, 1)
     # Shards that a living store actor takes over were recovered.
     for shard in range(SHARDS):
-        await coordinator.attach_and_lease(task("run-1", 3, shard=shard), METADATA, actor("b"))
+        await coordinator.lease(batch=3, shard=shard, at=actor("b"))
     value_of = values(await coordinator.samples())
     assert (value_of["state_shards_lost", "clicks"], value_of["moves_total", "clicks", "recovery"]) == (0, SHARDS)
     assert value_of["state_shards", "clicks"] == SHARDS

@@ -7,59 +7,52 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from coordinator.ledger.state_ledger import AcceptedCommits
-from coordinator.model.commits import PartitionCommit
 from coordinator.model.errors import FencedError
 from coordinator.runtime.runtime import MachineClock, now_ms
-from coordinator.storage.memory import MemoryObjectStore
 from coordinator.telemetry.slow_batches import PHASES, phases
 from coordinator.telemetry.state_record import StateRecord
 from tests.unit.ledger_harness import ENTRY, actor, task
-from tests.unit.service_harness import METADATA, SHARDS, commit_of, coordinator_over, lease_all_shards
+from tests.unit.service_harness import METADATA, SHARDS, QueriedCoordinator, commit_of
 
 
-class WatchedCoordinator:
-    """A coordinator that is polled, and a query whose batches it commits."""
-
-    def __init__(self) -> None:
-        self.store = MemoryObjectStore()
-        self.started()
-
-    def started(self) -> None:
-        self.coordinator = coordinator_over(self.store)
+class PolledCoordinator(QueriedCoordinator):
+    """A coordinator that is polled, and the batches of a query."""
 
     async def query(self) -> dict[str, Any]:
-        (query,) = (await self.coordinator.status_details())["queries"]
+        (query,) = (await self.status_details())["queries"]
         assert isinstance(query, dict)
         return query
 
     async def batch(self, run: str = "run-1", batch: int = 0, waited_ms: int = 0) -> None:
         planned_ms = now_ms(MachineClock()) - waited_ms
-        for grant in await lease_all_shards(self.coordinator, run, batch):
-            entry = structs.replace(commit_of(grant, batch + 1), apply_ms=7, write_ms=9, batch_time_ms=planned_ms)
-            (outcome,) = await self.coordinator.commit_partitions("clicks", [PartitionCommit((entry,))])
-            assert isinstance(outcome, AcceptedCommits), outcome
+        for grant in await self.lease_all(run, batch):
+            commit = commit_of(grant, batch + 1)
+            await self.accept(structs.replace(commit, apply_ms=7, write_ms=9, batch_time_ms=planned_ms))
+
+
+def polled() -> PolledCoordinator:
+    return PolledCoordinator(created=METADATA)
 
 
 async def test_a_query_is_reported_as_it_is_now() -> None:
-    watched = WatchedCoordinator()
-    assert (await watched.coordinator.status_details())["queries"] == []
-    await watched.batch()
-    assert (await watched.query())["version"] == 1
-    await watched.batch(batch=1)
-    assert (await watched.query())["version"] == 2
-    await watched.coordinator.batch_result(task("run-1", 1), range(SHARDS))
-    assert (await watched.query())["batches"][-1]["ended_ms"]
-    await watched.coordinator.deactivate_instances("run-1")
-    assert not (await watched.query())["active"]
+    coordinator = polled()
+    assert (await coordinator.status_details())["queries"] == []
+    await coordinator.batch()
+    assert (await coordinator.query())["version"] == 1
+    await coordinator.batch(batch=1)
+    assert (await coordinator.query())["version"] == 2
+    await coordinator.batch_result(task("run-1", 1), range(SHARDS))
+    assert (await coordinator.query())["batches"][-1]["ended_ms"]
+    await coordinator.deactivate_instances("run-1")
+    assert not (await coordinator.query())["active"]
 
 
 async def test_a_batch_is_reported_with_its_times_in_order() -> None:
-    watched = WatchedCoordinator()
-    await watched.batch()
-    await watched.batch(batch=1)
-    await watched.coordinator.batch_result(task("run-1", 1), range(SHARDS))
-    query = await watched.query()
+    coordinator = polled()
+    await coordinator.batch()
+    await coordinator.batch(batch=1)
+    await coordinator.batch_result(task("run-1", 1), range(SHARDS))
+    query = await coordinator.query()
     first, second = query["batches"]
     assert (first["batch_id"], second["batch_id"], second["shards_counted"]) == (0, 1, SHARDS)
     assert (second["apply_ms"], second["write_ms"]) == (7, 9)
@@ -73,25 +66,24 @@ async def test_a_batch_is_reported_with_its_times_in_order() -> None:
 
 
 async def test_a_restarted_coordinator_does_not_make_up_times_that_the_log_lacks() -> None:
-    watched = WatchedCoordinator()
-    await watched.batch()
-    watched.started()
-    await watched.coordinator.load_all_states()
-    (batch,) = (await watched.query())["batches"]
+    coordinator = polled()
+    await coordinator.batch()
+    coordinator = coordinator.restarted()
+    await coordinator.load_all_states()
+    (batch,) = (await coordinator.query())["batches"]
     assert [batch[name] for name in ("apply_ms", "write_ms", "counted_ms", "leased_ms")] == [None] * 4
     assert batch["rows_in"] >= 0
     assert batch["planned_ms"]
 
 
 async def test_a_refusal_is_reported_with_its_shard_and_another_run_begins_without_times() -> None:
-    watched = WatchedCoordinator()
-    grants = await lease_all_shards(watched.coordinator)
-    await watched.batch("run-2")
-    (refused,) = await watched.coordinator.commit_partitions("clicks", [PartitionCommit((commit_of(grants[2], 1),))])
-    assert isinstance(refused, FencedError)
+    coordinator = polled()
+    grants = await coordinator.lease_all()
+    await coordinator.batch("run-2")
+    assert isinstance(await coordinator.outcome(commit_of(grants[2], 1)), FencedError)
     with pytest.raises(FencedError):
-        await watched.coordinator.attach_and_lease(task("run-1", 0, 1), METADATA, actor("a"))
-    refusals = (await watched.query())["refusals"]
+        await coordinator.lease(shard=1)
+    refusals = (await coordinator.query())["refusals"]
     assert [(refusal["number"], refusal["shard"], refusal["kind"]) for refusal in refusals] == [
         (1, 2, "FencedError"),
         (2, 1, "FencedError"),
@@ -100,9 +92,9 @@ async def test_a_refusal_is_reported_with_its_shard_and_another_run_begins_witho
 
 
 async def test_shards_are_reported_with_files_and_moves() -> None:
-    watched = WatchedCoordinator()
-    await watched.batch()
-    shard = (await watched.query())["shards"][3]
+    coordinator = polled()
+    await coordinator.batch()
+    shard = (await coordinator.query())["shards"][3]
     assert (shard["delta_files"], shard["snapshot_files"], shard["snapshot_version"], shard["oldest_version"]) == (
         1,
         0,
@@ -116,14 +108,13 @@ async def test_shards_are_reported_with_files_and_moves() -> None:
 
 
 async def test_a_slow_batch_is_explained_in_the_log_and_in_the_status(caplog: pytest.LogCaptureFixture) -> None:
-    watched = WatchedCoordinator()
-    coordinator = watched.coordinator
+    coordinator = polled()
     for batch in range(7):
         # Spark planned the sixth batch long before a task requested its shards; the last batch is as quick as the others.
-        await watched.batch(batch=batch, waited_ms=9000 if batch == 5 else 0)
+        await coordinator.batch(batch=batch, waited_ms=9000 if batch == 5 else 0)
         for _ in range(2):
             await coordinator.batch_result(task("run-1", batch), range(SHARDS))
-    (slow,) = (await watched.query())["slow_batches"]
+    (slow,) = (await coordinator.query())["slow_batches"]
     assert (slow["batch_id"], slow["shard"], slow["number"]) == (5, 3, 1)
     assert slow["text"].startswith("batch 5 of clicks took 9.")
     assert "9.0 s in Spark before shard 3 on" in slow["text"]
