@@ -132,7 +132,6 @@ class BatchResult:
             "rows_late": stats.rows_late,
             "memory_bytes": stats.total("state_bytes"),
             "updates_ms": stats.total("apply_ms"),
-            "removals_ms": 0,  # expired rows are removed with the updates
             "commit_ms": stats.total("write_ms"),
             "due_ms": stats.due_ms,
             "custom": {"rowsRead": stats.rows_in, "deltaBytes": stats.total("file_bytes")},

@@ -158,13 +158,12 @@ class DriverCalls:
             JSON: ``asked`` (``start``, ``begin``, ``place``, ``settle``, ``finished`` or ``ended``), ``operator`` (the facts of its
             route column), and ``query_id``, ``run_id``, ``batch_id``, ``time_ms`` and ``former_time_ms`` of the batch. ``begin``
             has the number of ``shards`` that the query was built with; ``place`` and ``settle`` have the batch's number, and the
-            ``first_partition``. ``place`` has ``executors``: ``cores`` by host, how many are ``present`` and were ``asked`` for.
-            ``settle`` has the numbers of rows that tasks ``sent`` to each shard, if they handed them over.
-            ``finished`` has the ``run_id`` and ``batch_id``, the ``states`` of the query by fleet, and whether their logs must have
-            it ``at_once``; ``ended`` has only the ``run_id``. ``start`` has the ``query_id``, null for a new query, whether the
-            query ``has_checkpoint`` that a later start finds, its ``first_batch`` by the checkpoint, and its ``operators``: ``uri``,
-            ``state``, ``route`` column and, where it is the query's, output ``mode``. ``start`` and ``begin`` also have the ids of
-            queries that are ``active``.
+            ``first_partition``. ``place`` has the ``cores`` of executors by host; ``settle`` has the numbers of rows that tasks
+            ``sent`` to each shard, if they handed them over. ``finished`` has the ``run_id`` and ``batch_id``, the ``states`` of
+            the query by fleet, and whether their logs must have it ``at_once``; ``ended`` has only the ``run_id``. ``start`` has
+            the ``query_id``, null for a new query, whether the query ``has_checkpoint`` that a later start finds, its
+            ``first_batch`` by the checkpoint, and its ``operators``: ``uri``, ``state``, ``route`` column and, where it is the
+            query's, output ``mode``. ``start`` and ``begin`` also have the ids of queries that are ``active``.
 
         Returns
         -------
@@ -254,17 +253,11 @@ class DriverCalls:
 
     def _place(self, batch: Mapping[str, Any]) -> list[dict[str, Any] | None]:
         operator = batch["operator"]
-        fleet, executors = self._fleets[operator["uri"]], batch["executors"]
-        if executors["present"] < executors["asked"]:
-            # RayDP does not restart every lost executor: without a warning, users would wait in silence.
-            log.warning(
-                "Spark has %d of the %d executors that it was started with: %s; others are asked for once nodes have room for them",
-                executors["present"],
-                executors["asked"],
-                "batches go on, and their nodes have all shards" if executors["present"] else "batches wait for one",
-            )
+        fleet = self._fleets[operator["uri"]]
+        for watch in self._watches.values():
+            watch.warn_of_lost()
         try:
-            slots = fleet.nodes.slots(executors["cores"])
+            slots = fleet.nodes.slots(batch["cores"])
             placements = fleet.coordinator.place_shards(
                 operator["state"],
                 batch["query_id"],

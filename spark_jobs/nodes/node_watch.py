@@ -186,6 +186,17 @@ class NodeWatch:
                     due,
                 )
 
+    def warn_of_lost(self) -> None:
+        """Log how many executors are lost, if any: RayDP does not restart every one, and users would wait in silence."""
+        present, asked = len(self._executors.present()), int(self._executors.setting("spark.executor.instances", "0"))
+        if present < asked:
+            log.warning(
+                "Spark has %d of the %d executors that it was started with: %s; others are asked for once nodes have room for them",
+                present,
+                asked,
+                "batches go on, and their nodes have all shards" if present else "batches wait for one",
+            )
+
     def batch_ended(self) -> None:
         """End executors that are due, as a batch has ended except for Spark's own commit: none of its tasks runs now."""
         # A check of the nodes may wait for Ray; a batch must not.

@@ -39,8 +39,6 @@ class Upstream:
         Output modes of a query whose last operator it is.
     refused
         By output mode, why Spark or the fleet does not run it as a query's last operator.
-    together
-        Whether a task may have several shards.
     late_columns
         Columns of its input by which rows are late, each with the emitted columns of the same time. Spark prunes a column that no
         node reads, and then drops no late rows by it; ``LateRowsRule`` (``Rules.scala``) makes such a column null.
@@ -65,7 +63,6 @@ class Upstream:
     mode: str | None
     modes: tuple[str, ...]
     refused: Mapping[str, str]
-    together: bool
     late_columns: Mapping[str, Sequence[str]]
     shards: int | None = None
     sockets: str | None = None

@@ -184,7 +184,6 @@ class RoutedOperator:
             mode=mode,
             modes=possible,
             refused=dict(refused),
-            together=not is_of_function,
             late_columns=dict(plan.late_columns) if isinstance(plan, FiltersLateRows) else {},
             by_python="a function of the user's is called in them" if is_of_function else None,
             accumulators=_accumulators(schema),

@@ -2,11 +2,11 @@
 
 A task sends random bytes, and gets the proof that this process has the secret in its file (``HandOver.scala`` is the task's side). It
 then sends a request (JSON after its length), the operator (JSON), and the rows of its shards, one shard after another, and no more.
-The answer has the rows that the shards emit, and how many rows and bytes they are; or the text of an error. It begins as soon as some
-shards have committed: the task sends the rows of others when it has used what came. The rows of a shard are an Arrow stream; or, where
-all of their types allow it, they are in Spark's own format (:mod:`~store_actors.connections.unsafe_rows`), after an Arrow stream that
-only has their schema. After them the task says which shard it was, how many rows it had and in how many bytes. A shard gets its rows
-only if all of that is so.
+The answer has the rows that the shards emit, and how many rows and bytes they are; or the text of an error, after its length. It
+begins as soon as some shards have committed: the task sends the rows of others when it has used what came. The rows of a shard are
+an Arrow stream; or, where all of their types allow it, they are in Spark's own format
+(:mod:`~store_actors.connections.unsafe_rows`), after an Arrow stream that only has their schema. After them the task says which
+shard it was, how many rows it had and in how many bytes. A shard gets its rows only if all of that is so.
 
 The socket is in a folder below /tmp that is this user's alone. Others can put a folder of their own there before there is one, and
 where /tmp lacks the sticky bit at any time. So both sides look who is there. The store actor takes connections of processes of its own
@@ -54,7 +54,7 @@ _CREDENTIALS = struct.Struct("3i")
 #: Bytes of the secret, and of what a task sends for its proof.
 _SECRET_BYTES = 32
 #: Raised with each change of what is sent (``Connection.scala`` has the same): a task and a store actor of two releases do not talk.
-_FORMAT = 4
+_FORMAT = 5
 #: How the folders of sockets begin; each user has one for each session of Ray.
 _FOLDERS = "/tmp/statefleet-"
 #: Bytes of a store actor's file, at most.
@@ -223,7 +223,8 @@ class HandOverServer:
                 except Exception as error:
                     # The task raises it, and Spark shows it.
                     log.debug("a batch that was handed over failed", exc_info=True)
-                    sink.write(_FAILED + f"{type(error).__name__}: {error}".encode())
+                    text = f"{type(error).__name__}: {error}".encode()
+                    sink.write(_FAILED + _LENGTH.pack(len(text)) + text)
         except OSError:
             log.debug("a task ended before it had its answer", exc_info=True)
 

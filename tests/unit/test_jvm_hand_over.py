@@ -34,6 +34,10 @@ KEPT = 1 << 22
 ANSWERED_NOTHING = b"\1" + bytes(16)
 
 
+def failed(text: str) -> bytes:
+    return b"\2" + len(text).to_bytes(4) + text.encode()
+
+
 def echo(work: HandedOver) -> Iterator[pa.RecordBatch]:
     """Yield the rows that the shards get."""
     for rows in work.rows:
@@ -161,7 +165,7 @@ def test_a_text_of_any_size_goes_there_and_comes_back(
 class Strange:
     """A store actor's socket that takes connections one by one, and does with each what the next of some functions does."""
 
-    def __init__(self, sockets: str, *serve: Callable[[socket.socket], None], facts: str = "{pid} 4 cw==") -> None:
+    def __init__(self, sockets: str, *serve: Callable[[socket.socket], None], facts: str = "{pid} 5 cw==") -> None:
         address = Path(address_of(sockets, HOST))
         address.parent.mkdir(mode=0o700)
         self._listening = socket.socket(socket.AF_UNIX)
@@ -241,7 +245,8 @@ def test_a_large_request_is_not_sent_again(sockets: str, handed: Callable[..., H
         (b"\3" + (-1).to_bytes(4, signed=True), "a block of -1 bytes is among them"),
         (b"\3" + (8).to_bytes(4) + bytes(8), "a row of 16 bytes is among them"),
         (b"\3" + bytes(4) + b"\5", "something else follows them"),
-        (b"\2what went wrong", "what went wrong"),
+        (failed("what went wrong"), "what went wrong"),
+        (failed("what went wrong")[:-1], "was lost in the middle of a batch"),
     ],
 )  # fmt: skip
 def test_an_answer_that_is_not_whole_is_refused(
@@ -267,7 +272,7 @@ def test_a_row_that_says_it_is_of_another_size_is_refused(
     [
         (ANSWERED_NOTHING, "they ended before all rows of the task's shards were sent"),
         # Such as of a function that the store actor's release does not have.
-        (b"\2ValueError: it does not suit", "ValueError: it does not suit"),
+        (failed("ValueError: it does not suit"), "ValueError: it does not suit"),
     ],
 )
 def test_an_answer_before_all_rows_were_sent_is_refused(
@@ -299,7 +304,7 @@ def test_another_process_gets_nothing(sockets: str, handed: Callable[..., Handed
     assert not b"".join(received)
 
 
-@pytest.mark.parametrize("facts", ["{pid}", "{pid} 2 cw==", "{pid} 3 cw==", "{pid} 12 30 2"])
+@pytest.mark.parametrize("facts", ["{pid}", "{pid} 2 cw==", "{pid} 4 cw==", "{pid} 12 30 2"])
 def test_another_release_is_refused(sockets: str, handed: Callable[..., Handed], facts: str) -> None:
     """Also one that wrote no format, or other facts."""
     Strange(sockets, facts=facts)

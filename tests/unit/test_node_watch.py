@@ -186,6 +186,15 @@ class FakeCluster:
         self.calls.append(("end store actor", handle.address))
 
 
+def test_lost_executors_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = FakeCluster("a", executors={"1": "a"})
+    cluster.watch.warn_of_lost()
+    assert not caplog.text
+    cluster.executors.clear()
+    cluster.watch.warn_of_lost()
+    assert "Spark has 0 of the 1 executors that it was started with: batches wait for one" in caplog.text
+
+
 class ReportedDrivers:
     """A coordinator that records the reports."""
 

@@ -1,11 +1,11 @@
 package org.apache.spark.sql.statefleet
 
-import java.io.{ByteArrayOutputStream, File, InterruptedIOException, IOException}
+import java.io.{File, InterruptedIOException, IOException}
 import java.net.{ConnectException, StandardProtocolFamily, UnixDomainSocketAddress}
 import java.nio.ByteBuffer
 import java.nio.channels._
 import java.nio.charset.StandardCharsets.{US_ASCII, UTF_8}
-import java.nio.file.{Files, FileSystems, LinkOption, Path, Paths, SecureDirectoryStream, StandardOpenOption}
+import java.nio.file.{Files, LinkOption, Path, Paths, SecureDirectoryStream, StandardOpenOption}
 import java.nio.file.attribute._
 import java.security.{MessageDigest, SecureRandom}
 import java.util.{Base64, Collections}
@@ -14,7 +14,6 @@ import javax.crypto.Mac
 import javax.crypto.spec.SecretKeySpec
 import org.apache.spark.TaskContext
 import scala.annotation.tailrec
-import scala.util.matching.Regex
 
 /** The store actor's process was lost; what it committed is safe. */
 class Lost(what: String, cause: Throwable = null)
@@ -37,7 +36,7 @@ class Lost(what: String, cause: Throwable = null)
 class Connection(address: Path, context: TaskContext, proofSeconds: Long = 40L)
   extends ReadableByteChannel {
   /** Raised with each change of what is sent (_FORMAT in store_actors/connections/hand_over.py). */
-  private final val Format = 4
+  private final val Format = 5
 
   private final val ProofBytes = 32
 
@@ -83,8 +82,7 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = 40L)
     new SecureRandom().nextBytes(challenge)
     val sent = ByteBuffer.wrap(challenge)
     while (sent.hasRemaining) send(sent)
-    val proof = ByteBuffer.allocate(ProofBytes)
-    fill(proof)
+    val proof = next(ProofBytes)
     val code = Mac.getInstance("HmacSHA256")
     code.init(new SecretKeySpec(secret, "HmacSHA256"))
     if (!MessageDigest.isEqual(code.doFinal(challenge), proof.array)) {
@@ -117,7 +115,7 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = 40L)
   }
 
   def hasArrived(): Boolean = {
-    if (!received.hasRemaining) refill(receivedNow)
+    if (!received.hasRemaining) refill(waits = false)
     received.hasRemaining
   }
 
@@ -125,18 +123,21 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = 40L)
   override def read(target: ByteBuffer): Int = {
     val size =
       if (!received.hasRemaining && target.remaining >= Request.BlockBytes) {
-        orLost(receive(target))
+        orLost(receive(target, waits = true))
       } else {
-        if (!received.hasRemaining) refill(receive)
-        Request.move(received, target)
+        if (!received.hasRemaining) refill(waits = true)
+        val some = math.min(received.remaining, target.remaining)
+        target.put(received.array, received.position(), some)
+        received.position(received.position() + some)
+        some
       }
     consumed += size
     size
   }
 
-  private def refill(receive: ByteBuffer => Int): Unit = {
+  private def refill(waits: Boolean): Unit = {
     received.clear()
-    try orLost(receive(received))
+    try orLost(receive(received, waits))
     finally received.flip()
   }
 
@@ -144,44 +145,35 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = 40L)
 
   def fill(target: ByteBuffer): Unit = while (target.hasRemaining) read(target)
 
-  /** Returns all that the other side sends before it closes the connection, as text. */
-  def readText(): String = {
-    val text = new ByteArrayOutputStream
-    try {
-      while (true) {
-        text.write(received.array, received.position(), received.remaining)
-        refill(receive)
-      }
-    } catch {
-      case _: Lost => // the end, also of a connection that the other side did not read to its end
-    }
-    text.toString(UTF_8)
+  /** Returns the next bytes. */
+  def next(size: Int): ByteBuffer = {
+    val bytes = ByteBuffer.allocate(size)
+    fill(bytes)
+    bytes.flip()
   }
 
   def hasEnded(): Boolean = {
     received.compact()
-    val hasEnded = received.position() == 0 && receive(received) < 0
+    val hasEnded = received.position() == 0 && receive(received, waits = true) < 0
     received.flip()
     hasEnded
   }
 
-  /** Receives something; returns its size, or -1 at the end of the connection. */
-  private def receive(target: ByteBuffer): Int = {
-    var size = receivedNow(target)
-    while (size == 0) {
+  /** Receives what is there, or waits for something; returns its size, or -1 at the end of the connection. */
+  @tailrec private def receive(target: ByteBuffer, waits: Boolean): Int = {
+    val size =
+      try channel.read(target)
+      catch {
+        case error: ClosedChannelException => throw error
+        case error: IOException => throw new Lost(InTheMiddle, error)
+      }
+    if (size == 0 && waits) {
       await(SelectionKey.OP_READ)
-      size = receivedNow(target)
+      receive(target, waits)
+    } else {
+      size
     }
-    size
   }
-
-  /** Receives what is there; returns its size, or -1 at the end of the connection. */
-  private def receivedNow(target: ByteBuffer): Int =
-    try channel.read(target)
-    catch {
-      case error: ClosedChannelException => throw error
-      case error: IOException => throw new Lost(InTheMiddle, error)
-    }
 
   /** Waits until something can be sent or received; looks each second whether the task was cancelled. */
   private def await(operations: Int): Unit = {
@@ -215,8 +207,8 @@ object SocketFolder {
   /** Pauses after which a store actor that is not there is no longer just starting. */
   private val Late = 50
 
-  /** The real user in /proc/self/status, and the effective one. */
-  private val Users: Regex = raw"(?m)^Uid:\s+\d+\s+(\d+)".r
+  /** This process as the kernel has it: its owner is the effective user, whether or not the user has a name. */
+  private val Process = Paths.get("/proc/self")
 
   /** Returns the time, of System.nanoTime, until which a store actor is waited for. */
   def deadline(): Long = System.nanoTime() + DeadlineSeconds * 1000000000L
@@ -238,27 +230,19 @@ object SocketFolder {
     val first = f"$sockets${checksum.getValue}%08x"
     val holder = s"$first-$actor"
     val until = deadline()
-
-    @tailrec def tried(tries: Int): Connection = {
+    Iterator.from(0).flatMap { tries =>
       // Every store actor of the node can take the rows. A task that runs elsewhere than planned may find fewer of them.
       val address = if (actor > 0 && tries % 2 == 0 && new File(holder).exists) holder else first
-      connectedTo(address, tries == Late, until, context) match {
-        case Some(connection) => connection
-        case None =>
-          pause()
-          context.killTaskIfInterrupted()
-          tried(tries + 1)
-      }
-    }
-    tried(0)
+      connectedTo(address, tries, until, context)
+    }.next()
   }
 
-  private def connectedTo(address: String, isLate: Boolean, until: Long, context: TaskContext): Option[Connection] =
+  private def connectedTo(address: String, tries: Int, until: Long, context: TaskContext): Option[Connection] =
     try Some(new Connection(Paths.get(address), context))
     catch {
       case error: ClosedByInterruptException => throw error
       case error: IOException =>
-        if (isLate) checkWritable(new File(address).getParentFile)
+        if (tries == Late) checkWritable(new File(address).getParentFile)
         if (System.nanoTime() > until) {
           throw new IOException(
             s"no store actor of this node came back in $DeadlineSeconds s; committed versions are safe in the object " +
@@ -266,6 +250,8 @@ object SocketFolder {
               s"query [socket=`$address`]",
             error)
         }
+        pause()
+        context.killTaskIfInterrupted()
         None
     }
 
@@ -279,7 +265,7 @@ object SocketFolder {
     try {
       val attributes = folder.getFileAttributeView(classOf[PosixFileAttributeView]).readAttributes()
       val mode = PosixFilePermissions.toString(attributes.permissions)
-      if (attributes.owner != thisUser || !mode.endsWith("------")) {
+      if (attributes.owner != Files.getOwner(Process) || !mode.endsWith("------")) {
         throw notPrivate(address.getParent, s"owner ${attributes.owner}, mode $mode")
       }
       val file = folder.newByteChannel(address.getFileName, Collections.singleton(StandardOpenOption.READ))
@@ -292,12 +278,6 @@ object SocketFolder {
     "the folder in which Spark's tasks find the store actor of their node is not this user's alone; nothing was " +
       "sent, and nothing of this batch was lost; remove it, upon which the store actor makes one within seconds, " +
       s"then restart the query [folder=`$folder`: $why]")
-
-  /** Returns the user of this process as the kernel has it, whether or not the user has a name. */
-  private def thisUser: UserPrincipal = {
-    val id = Users.findFirstMatchIn(Files.readString(Paths.get("/proc/self/status"))).get.group(1)
-    FileSystems.getDefault.getUserPrincipalLookupService.lookupPrincipalByName(id)
-  }
 
   /**
    * Raises an error if nothing can be written where the store actor, a process of the same user on this node, makes its

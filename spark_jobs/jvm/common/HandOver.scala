@@ -177,8 +177,7 @@ class Answer(kind: StructType, allocator: BufferAllocator) {
 
   /** Reads the end, after its mark, and compares it with the rows that came and their bytes. */
   private def finish(connection: Connection, isSent: Boolean, bytes: Long): Unit = {
-    val end = ByteBuffer.allocate(16)
-    connection.fill(end)
+    val end = connection.next(16)
     if (end.getLong(0) != rowsRead || end.getLong(8) != bytes) {
       throw malformed(
         s"${end.getLong(0)} rows in ${end.getLong(8)} bytes were sent, and $rowsRead in $bytes came")
@@ -190,11 +189,12 @@ class Answer(kind: StructType, allocator: BufferAllocator) {
 
   /** Returns what follows: rows, or the end. An error that follows is raised. */
   private def nextMark(connection: Connection): Byte = {
-    val one = ByteBuffer.allocate(1)
-    connection.read(one)
-    if (one.get(0) == Failed) throw new IllegalStateException(connection.readText())
-    one.get(0)
+    val mark = connection.next(1).get(0)
+    if (mark == Failed) throw new IllegalStateException(UTF_8.decode(connection.next(nextLength(connection))).toString)
+    mark
   }
+
+  private def nextLength(connection: Connection): Int = connection.next(Request.LengthBytes).getInt(0)
 
   private sealed trait Rows {
     /** Reads more rows; returns false at their end. */
@@ -216,9 +216,7 @@ class Answer(kind: StructType, allocator: BufferAllocator) {
     private var position = 0
 
     override def read(): Boolean = {
-      val length = ByteBuffer.allocate(Request.LengthBytes)
-      connection.fill(length)
-      end = length.getInt(0)
+      end = nextLength(connection)
       position = 0
       if (end < 0) throw malformed(s"a block of $end bytes is among them")
       if (block.length < end) block = new Array[Byte](end)

@@ -105,7 +105,6 @@ case class Facts(
     mode: Option[String],
     modes: Seq[String],
     refused: Map[String, String],
-    together: Boolean,
     lateColumns: Map[String, Seq[String]],
     shards: Option[Int],
     sockets: Option[String],
@@ -161,6 +160,15 @@ case class StatefulExchange(
   def route: Attribute = output.last
 }
 
+object StatefulExchange {
+  /** Returns the exchange that a node is, but for projections above it; None if it is another node. */
+  @tailrec def below(node: LogicalPlan): Option[StatefulExchange] = node match {
+    case exchange: StatefulExchange => Some(exchange)
+    case Project(_, child) => below(child)
+    case _ => None
+  }
+}
+
 /**
  * The tasks of an operator, which hand its rows over to store actors.
  *
@@ -191,13 +199,7 @@ object ExchangeStrategy extends SparkStrategy {
   }
 
   private def handedOver(tasks: HandedOver, output: Seq[Attribute]): Seq[SparkPlan] =
-    HandOverExec(output, exec(exchangeBelow(tasks.child)), tasks.operator) :: Nil
-
-  @tailrec private def exchangeBelow(plan: LogicalPlan): StatefulExchange = plan match {
-    case exchange: StatefulExchange => exchange
-    case Project(_, child) => exchangeBelow(child)
-    case other => throw new IllegalStateException(s"an operator's tasks are above ${other.nodeName}")
-  }
+    StatefulExchange.below(tasks.child).map(exchange => HandOverExec(output, exec(exchange), tasks.operator)).toSeq
 
   private def areNames(names: Seq[NamedExpression], columns: Seq[Attribute]): Boolean =
     names.size == columns.size && names.zip(columns).forall {

@@ -2,6 +2,7 @@ package org.apache.spark.sql.statefleet
 
 import java.nio.ByteBuffer
 import java.nio.channels.WritableByteChannel
+import java.util.Arrays
 import org.apache.arrow.memory.BufferAllocator
 import org.apache.arrow.vector.{DurationVector, FieldVector, IntervalYearVector, VectorSchemaRoot}
 import org.apache.arrow.vector.complex.StructVector
@@ -13,75 +14,65 @@ import org.apache.spark.sql.types._
 import org.apache.spark.sql.util.ArrowUtils
 import org.apache.spark.unsafe.Platform
 import scala.annotation.tailrec
-import scala.collection.mutable.ArrayBuffer
 
 /** What a task sends: all of it while it is kept, and then what is written but not sent yet. */
 class Request extends WritableByteChannel {
   import Request._
 
-  /** Buffers, whose positions are the ends of what they have. */
-  private val blocks = ArrayBuffer.empty[ByteBuffer]
-  private val unused = ArrayBuffer.empty[ByteBuffer]
-
-  /** The block of which bytes are sent next, and how many of them are sent. */
-  private var current = 0
+  /** What is here, and its end; all before `sent` is sent. */
+  private[statefleet] var bytes = new Array[Byte](BlockBytes)
+  private[statefleet] var end = 0
   private var sent = 0
-  var size = 0L
 
-  /** Whether all blocks are still here, and can be sent again. */
-  var isKept = true
+  /** How many bytes were sent before those that are here. */
+  private var dropped = 0L
+
+  def size: Long = dropped + end
+
+  /** Whether all of it is still here, and can be sent again. */
+  def isKept: Boolean = dropped == 0
 
   /** Whether it may be kept with what is written next. */
   def isSmall: Boolean = size <= KeptBytes
 
+  /** Makes room for more bytes after the end. */
+  def reserve(more: Int): Unit = {
+    val needed = end.toLong + more
+    if (needed > bytes.length) {
+      if (needed > Largest) throw tooLarge(more)
+      bytes = Arrays.copyOf(bytes, math.max(needed, math.min(2L * bytes.length, Largest)).toInt)
+    }
+  }
+
+  private def tooLarge(more: Int) = new IllegalStateException(
+    s"a row, or some rows, of $more bytes follow $end bytes that were not sent yet, and a task hands over at most " +
+      s"$Largest bytes at once; nothing of the task's shards counts; make such rows smaller before the operator")
+
   override def write(source: ByteBuffer): Int = {
-    val all = source.remaining
-    size += all
-    while (source.hasRemaining) {
-      if (blocks.isEmpty || !blocks.last.hasRemaining) blocks += emptyBlock()
-      move(source, blocks.last)
-    }
-    all
+    val size = source.remaining
+    reserve(size)
+    source.get(bytes, end, size)
+    end += size
+    size
   }
 
-  /** Adds a block, whose bytes are no longer its writer's. */
-  def add(block: ByteBuffer): Unit = {
-    size += block.position()
-    blocks += block
-  }
+  def isSent: Boolean = sent == end
 
-  def emptyBlock(): ByteBuffer =
-    if (unused.isEmpty) ByteBuffer.allocate(BlockBytes) else unused.remove(unused.size - 1)
+  def rewind(): Unit = sent = 0
 
-  def isSent: Boolean = current == blocks.size - 1 && sent == blocks(current).position()
-
-  def rewind(): Unit = {
-    current = 0
-    sent = 0
-  }
-
-  /** Sends some of what is written and was not sent yet: as much of a block as the connection takes. */
+  /** Sends some of what was not sent yet: as much as the connection takes at once. */
   def sendTo(connection: Connection): Unit = {
-    if (sent == blocks(current).position()) {
-      current += 1
-      sent = 0
-    }
-    val bytes = blocks(current).duplicate()
-    bytes.flip()
-    bytes.position(sent)
-    connection.send(bytes)
-    sent = bytes.position()
+    val unsent = ByteBuffer.wrap(bytes, sent, end - sent)
+    connection.send(unsent)
+    sent = unsent.position()
   }
 
-  /** Drops all blocks, which were sent; their buffers are used again. */
+  /** Drops what is here, which was sent; its memory is used again, unless one row took much. */
   def forget(): Unit = {
-    isKept = false
-    blocks.filter(_.capacity == BlockBytes).foreach { block =>
-      block.clear()
-      unused += block
-    }
-    blocks.clear()
-    rewind()
+    dropped += end
+    end = 0
+    sent = 0
+    if (bytes.length > ReusedBytes) bytes = new Array[Byte](BlockBytes)
   }
 
   override def isOpen: Boolean = true
@@ -90,20 +81,18 @@ class Request extends WritableByteChannel {
 }
 
 object Request {
-  /** Bytes of a block, unless one row is larger. */
+  /** Bytes of a block of rows, after which rows are sent. */
   val BlockBytes: Int = 1 << 18
 
   /** Bytes of a request after which it is no longer kept, to be sent again. */
   val KeptBytes: Int = 1 << 22
   val LengthBytes = 4
 
-  /** Moves as many bytes as there are and fit; returns how many. */
-  def move(source: ByteBuffer, target: ByteBuffer): Int = {
-    val size = math.min(source.remaining, target.remaining)
-    target.put(source.duplicate().limit(source.position() + size))
-    source.position(source.position() + size)
-    size
-  }
+  /** Bytes of memory that is used again: a record batch has no more. */
+  private val ReusedBytes = 1 << 25
+
+  /** Bytes of Java's largest array. */
+  private val Largest = Int.MaxValue - 8L
 }
 
 /**
@@ -204,7 +193,7 @@ private trait RowFormat {
   def finish(): Unit
 }
 
-/** Rows as they are, after a stream that only has their schema. */
+/** Rows as they are, in blocks that follow their length, after a stream that only has their schema. */
 private class UnsafeFormat(request: Request, root: VectorSchemaRoot, haveTexts: Boolean) extends RowFormat {
   import Request.{BlockBytes, LengthBytes}
 
@@ -214,9 +203,8 @@ private class UnsafeFormat(request: Request, root: VectorSchemaRoot, haveTexts: 
   /** Bytes before each row: its size, where a column has texts. */
   private val sizeBytes = if (haveTexts) 8 else 0
 
-  /** A block after its length, which is part of the request once it is full. */
-  private var bytes = new Array[Byte](BlockBytes)
-  private var used = LengthBytes
+  /** Where the block that is written begins in the request; below zero if there is none. */
+  private var block = -1
 
   private val schema = new ArrowStreamWriter(root, null, request)
   schema.start()
@@ -226,50 +214,41 @@ private class UnsafeFormat(request: Request, root: VectorSchemaRoot, haveTexts: 
 
   override def add(row: UnsafeRow): Boolean = {
     val size = row.getSizeInBytes
-    val isFull = used > LengthBytes && !fits(size)
-    if (isFull) addBlock()
-    // A block of its own, with room for nothing else.
-    if (!fits(size)) bytes = new Array[Byte](Math.addExact(size, LengthBytes + sizeBytes))
+    request.reserve(LengthBytes + sizeBytes + size)
+    if (block < 0) {
+      block = request.end
+      request.end += LengthBytes
+    }
     if (sizeBytes > 0) {
-      Platform.putLong(bytes, Platform.BYTE_ARRAY_OFFSET + used, size)
-      used += sizeBytes
+      Platform.putLong(request.bytes, Platform.BYTE_ARRAY_OFFSET + request.end, size)
+      request.end += sizeBytes
     }
     copy(row, size)
-    used += size
+    request.end += size
+    val isFull = request.end - block >= BlockBytes
+    if (isFull) endBlock()
     isFull
   }
 
-  private def fits(size: Int): Boolean = size <= bytes.length - used - sizeBytes
-
-  /** Adds the block to the request, which has its bytes from now on. */
-  private def addBlock(): Unit = {
-    val block = ByteBuffer.wrap(bytes).putInt(0, used - LengthBytes)
-    block.position(used)
-    request.add(block)
-    bytes = request.emptyBlock().array
-    used = LengthBytes
+  private def endBlock(): Unit = {
+    ByteBuffer.wrap(request.bytes).putInt(block, request.end - block - LengthBytes)
+    block = -1
   }
 
   /** A block without rows is the end. */
   override def finish(): Unit = {
-    if (bytes.length > BlockBytes) {
-      addBlock()
-    } else if (used > LengthBytes) {
-      // Small shards share a block of the request.
-      request.write(ByteBuffer.wrap(bytes, 0, used).putInt(0, used - LengthBytes))
-      used = LengthBytes
-    }
+    if (block >= 0) endBlock()
     request.write(ByteBuffer.allocate(LengthBytes))
   }
 
   private def copy(row: UnsafeRow, size: Int): Unit = {
-    val begin = Platform.BYTE_ARRAY_OFFSET + used
+    val begin = Platform.BYTE_ARRAY_OFFSET + request.end
     if (size > SmallRow) {
-      row.writeToMemory(bytes, begin)
+      row.writeToMemory(request.bytes, begin)
     } else {
       var at = 0
       while (at < size) {
-        Platform.putLong(bytes, begin + at, Platform.getLong(row.getBaseObject, row.getBaseOffset + at))
+        Platform.putLong(request.bytes, begin + at, Platform.getLong(row.getBaseObject, row.getBaseOffset + at))
         at += 8
       }
     }

@@ -4,7 +4,7 @@ import java.io.IOException
 import org.apache.hadoop.fs.Path
 import org.apache.spark.sql.AnalysisException
 import org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
-import org.apache.spark.sql.catalyst.expressions.{Alias, Attribute, Literal}
+import org.apache.spark.sql.catalyst.expressions.{Alias, Literal}
 import org.apache.spark.sql.catalyst.plans.logical.{Aggregate, Deduplicate, LogicalPlan, Project}
 import org.apache.spark.sql.catalyst.rules.Rule
 import org.apache.spark.sql.catalyst.streaming.WriteToStreamStatement
@@ -195,48 +195,30 @@ object UnmarkRule extends Rule[LogicalPlan] {
 object LateRowsRule extends Rule[LogicalPlan] {
   override def apply(root: LogicalPlan): LogicalPlan = {
     // From the top down: a column that an operator gets may be all that reads the column of the operator below it.
-    val columns = for (task <- tasks(root); column <- task.facts.lateColumns.keys) yield (task.facts.state, column)
+    val columns = for ((facts, _) <- operators(root); column <- facts.lateColumns.keys) yield (facts.state, column)
     columns.distinct.foldLeft(root) { case (plan, (state, column)) => pruned(plan, state, column) }
   }
 
-  /** An operator, and the node above its exchange that emits its rows. */
-  private case class Task(facts: Facts, emitting: LogicalPlan)
-
-  /** Returns the fleet's operators, each before those below it. */
-  private def tasks(node: LogicalPlan, emitting: Option[LogicalPlan] = None): Seq[Task] = {
-    val here = node match {
-      case exchange: StatefulExchange => emitting.map(Task(exchange.facts, _)).toSeq
-      case _ => Nil
-    }
-    here ++ node.children.flatMap(tasks(_, if (areTasks(node)) Some(node) else emitting))
-  }
-
-  /** Whether a node runs tasks of an operator: those that hand rows over, or a user's function in Python workers. */
-  private def areTasks(node: LogicalPlan): Boolean = node.isInstanceOf[HandedOver] || node.isInstanceOf[MapInArrow]
+  /** Returns the fleet's operators, each before those below it, with the nodes that emit their rows. */
+  private def operators(root: LogicalPlan): Seq[(Facts, LogicalPlan)] =
+    root.collect { case tasks @ (_: HandedOver | _: MapInArrow) =>
+      StatefulExchange.below(tasks.children.head).map(exchange => (exchange.facts, tasks))
+    }.flatten
 
   /**
    * Nulls the column in each exchange of an operator, or in none: one that is in the plan twice, as in a self join,
    * runs once.
    */
   private def pruned(root: LogicalPlan, state: String, column: String): LogicalPlan = {
-    val found = tasks(root).filter(_.facts.state == state)
-    val isRead = found.exists { task =>
-      task.emitting.output.exists { emitted =>
-        task.facts.lateColumns(column).contains(emitted.name) &&
-        (root.outputSet.contains(emitted) || isReadAbove(root, task.emitting, emitted))
-      }
-    }
-    if (isRead) {
+    val emitted = operators(root).collect { case (facts, tasks) if facts.state == state =>
+      tasks.output.filter(emitted => facts.lateColumns(column).contains(emitted.name))
+    }.flatten
+    if (emitted.exists(one => root.outputSet.contains(one) || root.exists(_.references.contains(one)))) {
       root
     } else {
       root.transformUp { case exchange: StatefulExchange if exchange.facts.state == state => nulled(exchange, column) }
     }
   }
-
-  /** Whether a node that is not below the operator reads one of its columns. */
-  private def isReadAbove(node: LogicalPlan, emitting: LogicalPlan, column: Attribute): Boolean =
-    (node ne emitting) &&
-      (node.references.contains(column) || node.children.exists(isReadAbove(_, emitting, column)))
 
   private def nulled(exchange: StatefulExchange, column: String): LogicalPlan =
     exchange.copy(inputs = exchange.inputs.map {

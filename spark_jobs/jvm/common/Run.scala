@@ -115,13 +115,9 @@ object Run {
     Driver.tell("ended", Map("run_id" -> id.toString))
   }
 
-  private def factsOf(plan: SparkPlan): Seq[Facts] = {
-    val here = plan match {
-      case exchange: StatefulExchangeExec => Seq(exchange.facts)
-      case _ => Nil
-    }
-    here ++ plan.children.flatMap(factsOf)
-  }
+  /** Not by foreach(), which has an effect on exchanges. */
+  private def factsOf(plan: SparkPlan): Seq[Facts] =
+    Seq(plan).collect { case exchange: StatefulExchangeExec => exchange.facts } ++ plan.children.flatMap(factsOf)
 }
 
 /** The shards of a batch, as the coordinator has decided: how many, and the partition id of the first. */
@@ -151,9 +147,6 @@ object Shards {
 /** Where a shard is: a host, and the number of a store actor there. */
 case class Place(host: String, actor: Int)
 
-/** How many executors there are and were asked for (0 if not configured), and their cores by host. */
-case class Executors(present: Int, asked: Int, cores: Map[String, Int])
-
 /**
  * What the shards did in a batch.
  *
@@ -182,7 +175,7 @@ case class Settled(
 /** What is known of an operator in a run, and of its last batch. */
 class OperatorRun(facts: Facts) {
   private val shards = mutable.Map.empty[Long, Shards]
-  @volatile private var placedFor: Option[(Int, Executors)] = None
+  @volatile private var placedFor: Option[(Int, Map[String, Int])] = None
 
   /** For each shard where it is, or null. */
   @volatile private var places = Array.empty[Place]
@@ -206,12 +199,16 @@ class OperatorRun(facts: Facts) {
       })
   }
 
-  /** Has the shards of a batch placed before the first task of a run, and whenever the executors have changed. */
-  def place(execution: IncrementalExecution, shards: Shards, executors: Executors): Unit = {
+  /**
+   * Has the shards of a batch placed before the first task of a run, and whenever the executors have changed.
+   *
+   * @param cores The cores of executors, by host.
+   */
+  def place(execution: IncrementalExecution, shards: Shards, cores: Map[String, Int]): Unit = {
     // Shards of another layout are placed again.
-    val wanted = Some((shards.firstPartition, executors))
+    val wanted = Some((shards.firstPartition, cores))
     if (placedFor != wanted) {
-      places = Driver.ask[Array[Place]]("place", fields(execution, shards) + ("executors" -> executors))
+      places = Driver.ask[Array[Place]]("place", fields(execution, shards) + ("cores" -> cores))
       placedFor = wanted
     }
   }

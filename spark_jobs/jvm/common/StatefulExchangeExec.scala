@@ -1,8 +1,8 @@
 package org.apache.spark.sql.statefleet
 
 import java.nio.charset.StandardCharsets.UTF_8
-import org.apache.spark.{Dependency, NarrowDependency, Partition, ShuffleDependency, SparkContext, TaskContext}
-import org.apache.spark.rdd.RDD
+import org.apache.spark.{Partition, ShuffleDependency, SparkContext}
+import org.apache.spark.rdd.{CoalescedRDD, PartitionCoalescer, PartitionGroup, RDD}
 import org.apache.spark.scheduler.TaskSchedulerImpl
 import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.catalyst.expressions.{GenericInternalRow, UnsafeProjection}
@@ -14,6 +14,7 @@ import org.apache.spark.sql.execution.streaming.OneTimeTrigger
 import org.apache.spark.sql.streaming.StateOperatorProgress
 import org.apache.spark.sql.types.StructType
 import org.apache.spark.util.CollectionAccumulator
+import scala.collection.immutable.TreeMap
 import scala.jdk.CollectionConverters._
 
 /**
@@ -40,10 +41,9 @@ case class StatefulExchangeExec(
     planningId: Option[String])
   extends Exchange
   with StateWriter {
-  /** The rows that the tasks get, and what they do with them; set when it is executed. */
+  /** Set when it is executed: its tasks, and the shards that they are for if not all. */
   @transient private var tasks: Seq[ShardTask] = Nil
-  @transient private var chosen: Array[Int] = Array.empty
-  @transient private var selected: Option[Array[Int]] = None
+  @transient private var selected: Option[Seq[Int]] = None
   @transient private var evictMs = 0L
   @transient private var settled: Option[Settled] = None
 
@@ -147,7 +147,7 @@ case class StatefulExchangeExec(
   /** The map tasks; of a small batch there are no more than cores, as each costs more than its rows. */
   @transient private lazy val mapTasks: RDD[InternalRow] = {
     val all = child.execute()
-    val cores = executors.cores.values.sum
+    val cores = coresByHost.values.sum
     // Tasks of an operator below wait for their commits, side by side.
     val isFew = run.isSmall && child.find(_.isInstanceOf[Exchange]).isEmpty
     if (isFew && cores > 0 && cores < all.getNumPartitions) all.coalesce(cores) else all
@@ -164,13 +164,11 @@ case class StatefulExchangeExec(
   override protected def doExecute(): RDD[InternalRow] = {
     isRunning = true
     evictMs = execution.watermarkPropagator.getInputWatermarkForEviction(execution.currentBatchId, operatorId)
-    chosen = selected.getOrElse((0 until shards).toArray)
-    val present = executors
-    run.place(execution, shardsOfBatch, present)
-    tasks =
-      if (facts.together) ShardTask.grouped(chosen, run, present.cores, sparkContext) else ShardTask.single(chosen, run)
-    val specs = chosen.map(shard => CoalescedPartitionSpec(shard, shard + 1, None): ShufflePartitionSpec)
-    new TaskRows(new ShuffledRowRDD(dependency, readMetrics, specs), tasks, if (isOfFunction) ends else Nil)
+    val cores = coresByHost
+    run.place(execution, shardsOfBatch, cores)
+    tasks = ShardTask.of(selected.getOrElse(0 until shards), run, cores, isOfFunction, sparkContext)
+    val rows = new TaskRows(new ShuffledRowRDD(dependency, readMetrics), tasks)
+    if (isOfFunction) withEnds(rows) else rows
   }
 
   private def description: Map[String, Any] = {
@@ -189,8 +187,8 @@ case class StatefulExchangeExec(
     facts.sockets.get,
     operator.getBytes(UTF_8),
     Driver.json.writeValueAsString(description),
-    tasks.map(_.places.map(chosen(_))).toArray,
-    tasks.map(task => run.placeOf(chosen(task.places.head)).fold(0)(_.actor)).toArray,
+    tasks.map(_.shards).toArray,
+    tasks.map(task => run.placeOf(task.shards.head).fold(0)(_.actor)).toArray,
     Shards.routes(shards),
     StructType(child.schema.init),
     outputType,
@@ -201,28 +199,24 @@ case class StatefulExchangeExec(
   /** Whether a user's function gets the rows, in a Python worker; otherwise the tasks hand rows over. */
   private def isOfFunction: Boolean = facts.byPython.isDefined
 
-  /** Returns the last row of each shard: nulls, and the batch in the column before the route. */
-  private def ends: Seq[InternalRow] = {
+  /** Returns the rows of each shard, and after them one of nulls, with the batch in the column before the route. */
+  private def withEnds(rows: RDD[InternalRow]): RDD[InternalRow] = {
     val batch = description
     val projection = UnsafeProjection.create(schema)
-    chosen.toSeq.map { shard =>
+    val ends = tasks.toArray.map { task =>
       val values = new Array[Any](output.size)
-      values(values.length - 2) = Driver.json.writeValueAsBytes(batch + ("shard" -> shard))
+      values(values.length - 2) = Driver.json.writeValueAsBytes(batch + ("shard" -> task.shards.head))
       values(values.length - 1) = 0
-      projection(new GenericInternalRow(values)).copy()
+      projection(new GenericInternalRow(values)).copy(): InternalRow
     }
+    rows.mapPartitionsWithIndexInternal((task, ofShard) => ofShard ++ Iterator.single(ends(task)))
   }
 
-  private def executors: Executors = {
-    val others = sparkContext.statusStore.executorList(activeOnly = true).filter(_.id != "driver")
+  private def coresByHost: Map[String, Int] = {
+    val executors = sparkContext.statusStore.executorList(activeOnly = true).filter(_.id != "driver")
     // An executor that has just joined has no port yet.
-    val cores = others.groupBy(_.hostPort.replaceFirst(":[^:]*$", "")).map { case (host, ofHost) =>
-      host -> ofHost.map(_.totalCores).sum
-    }
-    Executors(
-      others.size,
-      sparkContext.conf.getInt("spark.executor.instances", 0),
-      scala.collection.immutable.TreeMap(cores.toSeq: _*))
+    val byHost = executors.groupBy(_.hostPort.replaceFirst(":[^:]*$", ""))
+    TreeMap(byHost.toSeq: _*).map { case (host, ofHost) => host -> ofHost.map(_.totalCores).sum }
   }
 
   // -- the end of a batch
@@ -276,90 +270,73 @@ case class StatefulExchangeExec(
   }
 
   private def runShards(missing: Array[Int]): Unit = {
-    selected = Some(missing)
-    try tasksAbove(execution.executedPlan, None).foreach(_.execute().count())
+    selected = Some(missing.toSeq)
+    try execution.executedPlan.find(areItsTasks).foreach(_.execute().count())
     finally selected = None
   }
 
-  /** Returns the nearest node above this that runs its tasks; None if this is not below `node`. */
-  private def tasksAbove(node: SparkPlan, nearest: Option[SparkPlan]): Option[SparkPlan] =
-    if (node eq this) nearest
-    else {
-      val above = node match {
-        case _: HandOverExec | _: MapInArrowExec => Some(node)
-        case _ => nearest
-      }
-      node.children.iterator.map(tasksAbove(_, above)).collectFirst { case Some(found) => found }
-    }
+  private def areItsTasks(node: SparkPlan): Boolean = areTasks(node) && node.children.exists(isNext)
+
+  /** Whether a node is this one, or is above it without tasks between them. */
+  private def isNext(node: SparkPlan): Boolean = (node eq this) || !areTasks(node) && node.children.exists(isNext)
+
+  private def areTasks(node: SparkPlan): Boolean = node.isInstanceOf[HandOverExec] || node.isInstanceOf[MapInArrowExec]
 }
 
 /**
  * A task of an operator.
  *
- * @param places The places of its shards among the partitions of the shuffle.
  * @param host The host that it prefers, which has its shards; None if it may run anywhere.
  */
-case class ShardTask(places: Array[Int], host: Option[String])
+case class ShardTask(shards: Array[Int], host: Option[String])
 
 object ShardTask {
-  def single(shards: Array[Int], run: OperatorRun): Seq[ShardTask] =
-    shards.toSeq.zipWithIndex.map { case (shard, place) => ShardTask(Array(place), run.placeOf(shard).map(_.host)) }
-
   /**
    * Returns tasks that have several shards where there are more shards than cores: a task then has the commits of all
    * its shards under way at once, and waits for the object store once. A task has shards of one store actor only, and a
    * host has as many tasks as it has cores for.
    *
    * @param cores The cores of executors, by host.
+   * @param areAlone Whether each shard has a task of its own.
    */
-  def grouped(shards: Array[Int], run: OperatorRun, cores: Map[String, Int], context: SparkContext): Seq[ShardTask] = {
+  def of(
+      shards: Seq[Int],
+      run: OperatorRun,
+      cores: Map[String, Int],
+      areAlone: Boolean,
+      context: SparkContext): Seq[ShardTask] = {
     val each = math.max(1, context.conf.getInt("spark.task.cpus", 1))
     // A shard whose host has no executor may run anywhere.
-    def placeOf(place: Int) = run.placeOf(shards(place)).filter(at => cores.contains(at.host))
-    val byHost = shards.indices.groupBy(placeOf(_).map(_.host))
-    val tasks = byHost.toSeq.flatMap { case (host, ofHost) =>
+    def placeOf(shard: Int) = run.placeOf(shard).filter(at => cores.contains(at.host))
+    val tasks = shards.groupBy(placeOf(_).map(_.host)).toSeq.flatMap { case (host, ofHost) =>
       val slots = math.max(1, host.fold(context.defaultParallelism)(cores) / each)
       val byActor = ofHost.groupBy(placeOf(_).map(_.actor)).values
-      byActor.flatMap { places =>
-        val number = math.min(math.max(1, slots / byActor.size), places.size)
-        (0 until number).map(first => ShardTask((first until places.size by number).map(places).toArray, host))
+      byActor.flatMap { ofActor =>
+        val number = if (areAlone) ofActor.size else math.min(math.max(1, slots / byActor.size), ofActor.size)
+        (0 until number).map(first => ShardTask((first until ofActor.size by number).map(ofActor(_)).toArray, host))
       }
     }
-    tasks.sortBy(_.places.head)
+    tasks.sortBy(_.shards.head)
   }
 }
 
-/**
- * The rows behind an exchange, by task. Spark asks for locations in the thread of its scheduler: they must not wait.
- *
- * @param ends The row after the last one of each partition of the shuffle; none if it is empty.
- */
-class TaskRows(shuffled: RDD[InternalRow], @transient private val tasks: Seq[ShardTask], ends: Seq[InternalRow])
-  extends RDD[InternalRow](shuffled.sparkContext, Nil) {
-  override protected def getDependencies: Seq[Dependency[_]] = Seq(new NarrowDependency(shuffled) {
-    override def getParents(partitionId: Int): Seq[Int] = tasks(partitionId).places.toSeq
-  })
-
-  override protected def getPartitions: Array[Partition] =
-    tasks.zipWithIndex.map { case (task, index) =>
-      new TaskPartition(index, task.places.map(shuffled.partitions(_)), task.places.toSeq.flatMap(ends.lift(_)).toArray)
-    }.toArray
-
-  override protected def getPreferredLocations(split: Partition): Seq[String] =
+/** The rows behind an exchange, by task. Spark asks for locations in the thread of its scheduler: they must not wait. */
+class TaskRows(shuffled: RDD[InternalRow], tasks: Seq[ShardTask])
+  extends CoalescedRDD[InternalRow](shuffled, tasks.size, Some(new TaskGroups(tasks))) {
+  override def getPreferredLocations(split: Partition): Seq[String] =
     // A stage waits for a location that it prefers, also for a host that is gone.
-    tasks(split.index).host.filter(isAlive).toSeq
+    super.getPreferredLocations(split).filter(isAlive)
 
   private def isAlive(host: String): Boolean = sparkContext.taskScheduler match {
     case scheduler: TaskSchedulerImpl => scheduler.hasExecutorsAliveOnHost(host)
     case _ => true
   }
-
-  override def compute(split: Partition, context: TaskContext): Iterator[InternalRow] = {
-    val task = split.asInstanceOf[TaskPartition]
-    task.shards.indices.iterator.flatMap { place =>
-      shuffled.iterator(task.shards(place), context) ++ task.ends.lift(place)
-    }
-  }
 }
 
-private class TaskPartition(val index: Int, val shards: Array[Partition], val ends: Array[InternalRow]) extends Partition
+private class TaskGroups(@transient private val tasks: Seq[ShardTask]) extends PartitionCoalescer with Serializable {
+  override def coalesce(most: Int, rows: RDD[_]): Array[PartitionGroup] = tasks.toArray.map { task =>
+    val group = new PartitionGroup(task.host)
+    group.partitions ++= task.shards.map(rows.partitions(_))
+    group
+  }
+}
