@@ -17,9 +17,12 @@ class LaterClock(MachineClock):
         return super().elapsed_s() + self.later_s
 
 
-def until(is_so: Callable[[], bool], within_s: float = 90) -> None:
-    """Wait for what others do."""
-    deadline = time.monotonic() + within_s
+def until(
+    is_so: Callable[[], bool], within_s: float = 90, failure: str = "it did not happen in time", every_s: float = 0.005
+) -> float:
+    """Wait for what others do; return for how long."""
+    begun = time.monotonic()
     while not is_so():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
+        assert time.monotonic() - begun < within_s, failure
+        time.sleep(every_s)
+    return time.monotonic() - begun

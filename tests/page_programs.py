@@ -6,16 +6,19 @@ import ast
 from collections.abc import Iterable
 from typing import Any
 
+from tests.code_blocks import Block
 
-def run_blocks(blocks: Iterable[tuple[str, str]], scope: dict[str, Any], places: dict[str, str]) -> None:
-    """Run named blocks in one scope; what stands behind an expression as a comment is its value.
+
+def run_blocks(blocks: Iterable[Block], scope: dict[str, Any], places: dict[str, str]) -> None:
+    """Run blocks in one scope; what stands behind an expression as a comment is its value.
 
     Parameters
     ----------
     places
         What a user would put in for places that the page names.
     """
-    for name, code in blocks:
+    for block in blocks:
+        name, code = str(block), block.code
         for placeholder, replacement in places.items():
             code = code.replace(placeholder, replacement)
         lines = code.splitlines()

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from statefleet.fleet import Fleet
+from tests.clocks import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -107,10 +108,9 @@ class Supervisor:
 
 def wait_past(fleet: Fleet, supervisor: Supervisor, version: int) -> None:
     """Wait until every shard is past a version (or the query has ended)."""
-    deadline = time.monotonic() + 400
-    while not supervisor.is_done():
-        reached = versions(fleet)
-        if reached and min(reached) > version:
-            return
-        assert time.monotonic() < deadline, f"no progress past version {version}: {reached}"
-        time.sleep(0.05)
+    until(
+        lambda: supervisor.is_done() or min(versions(fleet), default=version) > version,
+        DEADLINE_S,
+        f"no progress past version {version}",
+        0.05,
+    )

@@ -26,8 +26,7 @@ from coordinator.model.identities import TaskIdentity
 from coordinator.service.calls import NAMESPACE, RayActors
 from coordinator.service.deploy import coordinator_name
 from coordinator.storage.options import split_options
-from spark_jobs.session.spark_session import ensure_ray
-from spark_jobs.worker.process import ConnectTask, fleet_client
+from spark_jobs.worker.process import ConnectTask
 from statefleet.fleet import Fleet, connect
 from store_actors.actor.fleet_clients import fleet_client_of
 from store_actors.client.state_store import store_specs
@@ -38,16 +37,8 @@ pytestmark = pytest.mark.timeout(600)
 COLUMNS: dict[str, Any] = {"keys": pa.schema([("k", pa.int64())]), "values": pa.schema([("v", pa.int64())])}
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    ensure_ray(num_cpus=8)
-    yield
-    fleet_client.cache_clear()
-    ray.shutdown()
-
-
 @pytest.fixture
-def server(cluster: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
+def server(cluster: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
     for name in [variable for variable in os.environ if variable.startswith("AWS_")]:
         monkeypatch.delenv(name)
     with faulty_s3() as running:
@@ -209,7 +200,7 @@ def test_other_credentials_replace_those_in_use_if_the_store_takes_them(fleet: F
 
 
 @pytest.mark.soak
-def test_a_fleet_that_uses_its_environment_takes_no_others(cluster: None, tmp_path: Path, server: FaultyS3) -> None:
+def test_a_fleet_that_uses_its_environment_takes_no_others(cluster: str, tmp_path: Path, server: FaultyS3) -> None:
     plain = connect(f"file://{tmp_path}")
     try:
         with pytest.raises(InvalidRequestError, match="started without credentials"):

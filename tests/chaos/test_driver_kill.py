@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import ray
 
-from spark_jobs.session.spark_session import ensure_ray
-from statefleet.fleet import connect
+from statefleet.fleet import Fleet
 from tests.chaos.driver_process import COUNTING, Driver, between, final_result, versions, wait_for
 from tests.chaos.inputs import write_inputs
-from tests.conftest import NewUri
 
 pytestmark = pytest.mark.timeout(1200)
 
 BATCHES = 8
-
-
-@pytest.fixture(scope="module")
-def cluster(new_uri: NewUri) -> Iterator[str]:
-    """A Ray cluster that outlives the drivers; its address."""
-    ensure_ray(num_cpus=8)
-    yield ray.get_runtime_context().gcs_address
-    ray.shutdown()
 
 
 #: From the folder of a driver to whether its query has come to a point, by the versions of its shards.
@@ -61,27 +50,22 @@ def newest_batch(log: Path) -> int:
     ],
 )
 def test_a_killed_driver_leaves_no_trace(
-    cluster: str, new_uri: NewUri, tmp_path: Path, moments: tuple[Moment, ...]
+    cluster: str, fleet: Fleet, tmp_path: Path, moments: tuple[Moment, ...]
 ) -> None:
-    uri, program = new_uri(), COUNTING
     counted = write_inputs(tmp_path, BATCHES, rows=4000, distinct=257)
     # It comes after the kills, so that a restart has a batch to run, however fast the drivers were.
     last = tmp_path / "in" / f"{BATCHES - 1:03d}.parquet"
     last.rename(tmp_path / last.name)
-    fleet = connect(uri)
-    try:
-        for moment in moments:
-            with Driver(tmp_path, uri, cluster, program=program) as driver:
-                wait_for(driver, fleet, moment(tmp_path))
-                driver.kill()
-            assert min(versions(fleet)) < BATCHES
-        (tmp_path / last.name).rename(last)
-        with Driver(tmp_path, uri, cluster, program=program) as driver:
-            assert driver.finish() == 0, (tmp_path / "driver.log").read_text()[-3000:]
-        batches, result = final_result(tmp_path)
-        assert result == dict(counted)
-        assert versions(fleet) == [batches] * 4
-        # The fleet stayed up, so no restart read any state from storage.
-        assert [metrics["bytes_loaded"] for metrics in fleet.metrics().values()] == [0]
-    finally:
-        fleet.shutdown()
+    for moment in moments:
+        with Driver(tmp_path, fleet.uri, cluster, program=COUNTING) as driver:
+            wait_for(driver, fleet, moment(tmp_path))
+            driver.kill()
+        assert min(versions(fleet)) < BATCHES
+    (tmp_path / last.name).rename(last)
+    with Driver(tmp_path, fleet.uri, cluster, program=COUNTING) as driver:
+        assert driver.finish() == 0, (tmp_path / "driver.log").read_text()[-3000:]
+    batches, result = final_result(tmp_path)
+    assert result == dict(counted)
+    assert versions(fleet) == [batches] * 4
+    # The fleet stayed up, so no restart read any state from storage.
+    assert [metrics["bytes_loaded"] for metrics in fleet.metrics().values()] == [0]

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,33 +31,15 @@ from coordinator.service.calls import RayActors
 from coordinator.service.placement_service import KnownFleet
 from coordinator.storage.options import StorageOptions
 from coordinator.storage.uris import open_object_store
-from spark_jobs.session.spark_session import ensure_ray
-from spark_jobs.worker.process import fleet_client
-from statefleet.fleet import Fleet, connect
+from statefleet.fleet import Fleet
 from store_actors.actor.deploy import deploy_store_actor
 from store_actors.messages.requests import ApplyRequest
 from tests.chaos.driver_process import COUNTING, Driver, between, final_result, versions, wait_for
 from tests.chaos.inputs import write_inputs
-from tests.conftest import NewUri
 from tests.processes import paused
 from tests.tasks import SCHEMA, Tasks, coordinator_of, deltas_of, shard_input
 
 pytestmark = pytest.mark.timeout(1200)
-
-
-@pytest.fixture(scope="module")
-def cluster(new_uri: NewUri) -> Iterator[str]:
-    ensure_ray(num_cpus=8)
-    yield ray.get_runtime_context().gcs_address
-    fleet_client.cache_clear()
-    ray.shutdown()
-
-
-@pytest.fixture
-def fleet(cluster: str, new_uri: NewUri) -> Iterator[Fleet]:
-    connected = connect(new_uri())
-    yield connected
-    connected.shutdown()
 
 
 def only_actor(fleet: Fleet) -> dict[str, Any]:
@@ -158,25 +140,19 @@ def test_a_coordinator_that_wakes_up_after_it_was_replaced_counts_nothing(fleet:
 
 @pytest.mark.soak
 def test_a_driver_that_wakes_up_after_another_took_its_query_changes_nothing(
-    cluster: str, new_uri: NewUri, tmp_path: Path
+    cluster: str, fleet: Fleet, tmp_path: Path
 ) -> None:
-    batches, program = 8, COUNTING
-    counted = write_inputs(tmp_path, batches, rows=2000, distinct=97)
-    uri = new_uri()
-    fleet = connect(uri)
-    try:
-        with Driver(tmp_path, uri, cluster, program=program) as first:
-            wait_for(first, fleet, between(2))
-            os.killpg(first.process.pid, signal.SIGSTOP)
-            with Driver(tmp_path, uri, cluster, program=program) as second:
-                assert second.finish() == 0, (tmp_path / "driver.log").read_text()[-3000:]
-            reached = versions(fleet)
-            os.killpg(first.process.pid, signal.SIGCONT)
-            assert first.finish() != 0, "it had to be told that it is no longer the query's driver"
-        assert versions(fleet) == reached == [final_result(tmp_path)[0]] * 4
-        assert fleet_rows(fleet) == dict(counted)
-    finally:
-        fleet.shutdown()
+    counted = write_inputs(tmp_path, 8, rows=2000, distinct=97)
+    with Driver(tmp_path, fleet.uri, cluster, program=COUNTING) as first:
+        wait_for(first, fleet, between(2))
+        os.killpg(first.process.pid, signal.SIGSTOP)
+        with Driver(tmp_path, fleet.uri, cluster, program=COUNTING) as second:
+            assert second.finish() == 0, (tmp_path / "driver.log").read_text()[-3000:]
+        reached = versions(fleet)
+        os.killpg(first.process.pid, signal.SIGCONT)
+        assert first.finish() != 0, "it had to be told that it is no longer the query's driver"
+    assert versions(fleet) == reached == [final_result(tmp_path)[0]] * 4
+    assert fleet_rows(fleet) == dict(counted)
 
 
 def fleet_rows(fleet: Fleet) -> dict[int, int]:

@@ -10,27 +10,16 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ray
 
-from spark_jobs.session.spark_session import ensure_ray
-from statefleet.fleet import Fleet, connect
+from statefleet.fleet import Fleet
 from tests.chaos.driver_process import COUNTING, Supervisor, final_result, versions, wait_past
 from tests.chaos.inputs import write_inputs
-from tests.conftest import NewUri
 
 BATCHES = 36
 KINDS = ("store actor", "coordinator", "executor", "driver")
-
-
-@pytest.fixture(scope="module")
-def cluster(new_uri: NewUri) -> Iterator[str]:
-    ensure_ray(num_cpus=12)
-    yield ray.get_runtime_context().gcs_address
-    ray.shutdown()
 
 
 def pid_of(kind: str, fleet: Fleet, supervisor: Supervisor) -> int | None:
@@ -60,13 +49,11 @@ def kill(kind: str, fleet: Fleet, supervisor: Supervisor) -> bool:
 
 @pytest.mark.soak
 @pytest.mark.timeout(2400)
-def test_a_query_survives_random_kills(cluster: str, new_uri: NewUri, tmp_path: Path) -> None:
+def test_a_query_survives_random_kills(cluster: str, fleet: Fleet, tmp_path: Path) -> None:
     seed = int(os.environ.get("CHAOS_SEED", "1"))
     chance = random.Random(seed)
     counted = write_inputs(tmp_path, BATCHES, rows=4000, distinct=1021)
-    uri = new_uri()
-    fleet = connect(uri)
-    supervisor = Supervisor(tmp_path, uri, cluster, program=COUNTING)
+    supervisor = Supervisor(tmp_path, fleet.uri, cluster, program=COUNTING)
     plan = [*KINDS, *KINDS]
     chance.shuffle(plan)
     recoveries: list[tuple[str, int, float]] = []
@@ -88,7 +75,6 @@ def test_a_query_survives_random_kills(cluster: str, new_uri: NewUri, tmp_path: 
         assert {kind for kind, _, _ in recoveries} == set(KINDS)
     finally:
         supervisor.driver.__exit__()
-        fleet.shutdown()
     print(f"\nseed {seed}: {batches} batches, {supervisor.starts} driver starts, result equal")
     for kind, version, seconds in recoveries:
         print(f"  {kind:<12} killed after version {version:>2}: next version {seconds:6.1f} s later")

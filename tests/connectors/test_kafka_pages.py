@@ -74,10 +74,7 @@ def test_the_programs_of_the_page_run(
     send_orders(spark, broker)
     send_clicks(spark, broker, tmp_path)
     scope: dict[str, Any] = {"__name__": "__main__"}
-    programs = [
-        (str(block), block.code)
-        for block in blocks_of("tests/connectors/test_kafka_pages.py::test_the_programs_of_the_page_run")
-    ]
+    programs = blocks_of("tests/connectors/test_kafka_pages.py::test_the_programs_of_the_page_run")
     replacements = {
         "localhost:9092": broker.address,
         "file:///var/lib/statefleet": fleet.uri,

@@ -36,11 +36,6 @@ SINKS = {
 needs_iceberg = pytest.mark.skipif(not HAS_ICEBERG, reason="there is no Iceberg for this version of Spark")
 
 
-def programs() -> list[tuple[str, str]]:
-    blocks = blocks_of("tests/connectors/test_tables.py::test_the_programs_of_the_page_run")
-    return [(str(block), block.code) for block in blocks]
-
-
 @pytest.fixture
 def scope(spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Scope:
     """Run the page on tables that each have three clicks; return its names."""
@@ -48,13 +43,13 @@ def scope(spark: SparkSession, fleet: sf.Fleet, tmp_path: Path, monkeypatch: pyt
     clicks = spark.createDataFrame([("ann",), ("bob",), ("ann",)], "user STRING")
     clicks.write.format("delta").save(f"{tmp_path}/clicks")
     scope: Scope = {}
-    blocks = programs()
+    blocks = blocks_of("tests/connectors/test_tables.py::test_the_programs_of_the_page_run")
     if HAS_ICEBERG:
         for table in ("revenue", "totals", "clicks"):
             spark.sql(f"DROP TABLE IF EXISTS lake.shop.{table}")
         clicks.writeTo("lake.shop.clicks").create()
     else:
-        blocks = [(block, code) for block, code in blocks if "lake.shop" not in code]
+        blocks = [block for block in blocks if "lake.shop" not in block.code]
     places = {"/data/": f"{tmp_path}/", "file:///var/lib/statefleet": fleet.uri, 'name="': f'name="{name}-'}
     run_blocks(blocks, scope, places)
     return scope

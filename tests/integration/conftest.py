@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from spark_jobs.session.spark_session import start_session, stop_session
 from statefleet.fleet import Fleet, connect
 from tests.conftest import NewUri
+from tests.integration.streams import Streams
 
 SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
@@ -49,4 +49,12 @@ def fleet(spark: SparkSession, new_uri: NewUri) -> Iterator[Fleet]:
     connected.shutdown()
 
 
-Build = Callable[[Any], DataFrame]
+@pytest.fixture
+def streams(spark: SparkSession) -> Streams:
+    """Two streams without rows, also with a watermark, and a table."""
+    rate = spark.readStream.format("rate").load()
+    a = rate.selectExpr("cast(value as string) k", "timestamp t", "value x", "array(value) l")
+    b = rate.selectExpr("cast(value as string) k", "timestamp u", "value y", "array(value) l")
+    static = spark.range(3).withColumnRenamed("id", "x")
+    at, bt = (frame.drop("l") for frame in (a.withWatermark("t", "5 seconds"), b.withWatermark("u", "5 seconds")))
+    return {"a": a, "b": b, "at": at, "bt": bt, "static": static}

@@ -7,6 +7,7 @@ Names of cases are those of Spark's own tests that they follow.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -262,6 +263,29 @@ CASES: dict[str, Case] = {
             Step({"a": [("a", 2, {"x": 3}), ("b", None, {"x": 4})]}, [("a", 2, 3, 2), ("b", None, 4, 2)]),
             RESTART,
             Step({"a": [("a", 1, {"x": 5}), ("b", 6, {"x": 6})]}, [("b", 6, 6, 1), ("b", 5, None, 2)]),
+        ],
+        spark=False,
+        mode="update",
+    ),
+    # The second column of the order decides: null is the least, NaN the largest, both zeros are one, and the first of equals stays.
+    "topN of equal values": Case(
+        {"a": "k string, v int, d double, x int"},
+        lambda ops, i: (
+            ops(i["a"], "top", "update")
+            .topN(2, "k", [F.desc_nulls_last("v"), F.asc("d")])
+            .select("k", "v", "x", "rank")
+        ),
+        [
+            Step(
+                {"a": [("a", 3, math.nan, 1), ("a", 1, 0.5, 2), ("b", None, 0.5, 3)]},
+                [("a", 3, 1, 1), ("a", 1, 2, 2), ("b", None, 3, 1)],
+            ),
+            Step(
+                {"a": [("a", 3, -0.0, 4), ("b", 6, 0.5, 5)]},
+                [("a", 3, 4, 1), ("a", 3, 1, 2), ("b", 6, 5, 1), ("b", None, 3, 2)],
+            ),
+            RESTART,
+            Step({"a": [("a", 3, 0.0, 6), ("b", 6, None, 7)]}, [("a", 3, 6, 2), ("b", 6, 7, 1), ("b", 6, 5, 2)]),
         ],
         spark=False,
         mode="update",

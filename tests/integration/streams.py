@@ -17,6 +17,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StructType
 
+#: Streaming DataFrames by name.
+Streams = dict[str, DataFrame]
 _numbers = itertools.count()
 _FIRST_S = 1_700_000_000
 

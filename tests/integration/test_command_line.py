@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -18,6 +19,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import statefleet as sf
+from coordinator.model.names import dashboard_name
+from coordinator.service.calls import RayActors
 from statefleet.cli import main
 from statefleet.commands.output import WIDTH
 from tests.clocks import until
@@ -215,7 +218,13 @@ def test_a_program_of_its_own_prints_json_and_nothing_else(fleet: sf.Fleet, clic
     assert json.loads(ran.stdout)
 
 
-def test_a_fleet_is_stopped_and_read_afterwards(
+def is_closed(port: int) -> bool:
+    """Return whether no process listens any more."""
+    with socket.socket() as knocking:
+        return knocking.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_a_fleet_is_stopped_with_its_dashboard_and_read_afterwards(
     spark: SparkSession, new_uri: NewUri, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fleet = sf.connect(new_uri())
@@ -227,7 +236,12 @@ def test_a_fleet_is_stopped_and_read_afterwards(
     statefleet = Statefleet(fleet.uri, capsys)
     assert statefleet.json("get", "scores", "user=ann") == [{"user": "ann", "best": 9}]
     assert [version["version"] for version in statefleet.json("versions", "scores")] == [2, 1, 0]
+    url = statefleet.text("dashboard").strip()
+    with urllib.request.urlopen(url) as answer:
+        assert b"Statefleet" in answer.read()
     assert len(statefleet.json("stop")["ended"]) == 1
+    assert RayActors().find(dashboard_name(fleet.uri)) is None
+    until(lambda: is_closed(int(url.rstrip("/").rpartition(":")[2])), 20)
     for command, *arguments in (("status",), ("stop",), ("get", "scores", "user=ann")):
         assert "no fleet of this URI runs" in statefleet.error(command, *arguments)
     assert statefleet.json("get", "scores", "user=ann", "--version", "1", "--offline") == [{"user": "ann", "best": 7}]

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -28,7 +27,6 @@ from coordinator.placement.lease_plans import PlannedMove
 from coordinator.service.calls import NAMESPACE, RayActors
 from statefleet.cli import main
 from store_actors.actor.deploy import carry_out
-from tests.clocks import until
 from tests.conftest import NewUri
 from tests.integration.streams import Feed, Run
 
@@ -269,23 +267,6 @@ def test_elsewhere_than_on_the_loopback_only_who_has_the_token_is_shown_anything
     assert page.evaluate("document.cookie") == ""
     page.close()
     assert fleet.dashboard_url(host="127.0.0.1").startswith("http://127.0.0.1:")
-
-
-def test_it_ends_with_the_fleet(spark: SparkSession, new_uri: NewUri) -> None:
-    fleet = sf.connect(new_uri())
-    url = fleet.dashboard_url()
-    with urllib.request.urlopen(url) as answer:
-        assert b"Statefleet" in answer.read()
-    fleet.shutdown()
-    assert RayActors().find(dashboard_name(fleet.uri)) is None
-    port = int(url.rstrip("/").rpartition(":")[2])
-    until(lambda: _is_closed(port), 20)
-
-
-def _is_closed(port: int) -> bool:
-    """Return whether no process listens any more."""
-    with socket.socket() as knocking:
-        return knocking.connect_ex(("127.0.0.1", port)) != 0
 
 
 def _location(status: dict[str, Any]) -> ActorLocation:

@@ -12,19 +12,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import ray
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from coordinator.service.calls import session_folder
 from coordinator.service.client import CoordinatorClient
@@ -32,10 +29,10 @@ from spark_jobs.nodes.executor_nodes import ExecutorNodes
 from statefleet.fleet import _DRIVER, Fleet
 from store_actors.connections.hand_over import address_of, sockets_of
 from tests.clocks import until
+from tests.integration.counting_query import ROWS, CountingQuery
 from tests.integration.streams import Feed, Run, stopping
 from tests.processes import AS_NOBODY, end_process, paused
 
-ROWS = pa.schema([("k", pa.int64()), ("s", pa.string())])
 #: Seconds without an answer to a ping after which these tests' store actors count as hung; the product's are five times as many.
 HUNG_AFTER_S = 4
 
@@ -110,49 +107,11 @@ def server(fleet: Fleet, spark: SparkSession, tmp_path: Path, monkeypatch: pytes
     return Server(Path(address_of(sockets, ray.util.get_node_ip_address())), nodes)  # type: ignore[no-untyped-call]
 
 
-class Query:
-    """Counts rows by key, and has the largest text of each; its batches are the test's."""
-
-    def __init__(self, spark: SparkSession, fleet: Fleet, folder: Path, name: str) -> None:
-        self.spark = spark
-        self.feed = Feed(folder / "in", ROWS)
-        frame = fleet.stateful(self.feed.stream(), name=name, shards=4).groupBy("k")
-        self._frame, self._checkpoint = frame.agg(F.count("*").alias("n"), F.max("s").alias("s")), folder / "ck"
-        self.run = Run(self._frame, "update", self._checkpoint)
-        self.expected: Counter[int] = Counter()
-        self.keys = range(0)
-
-    def add(self, rows: int = 100, text: str = "x") -> None:
-        # No key repeats in a batch: Python workers would combine rows of texts before the shuffle.
-        self.keys = range(rows)
-        self.expected.update(self.keys)
-        self.feed.add([(key, text) for key in self.keys])
-
-    def again(self) -> None:
-        """Start it again after it failed."""
-        self.run.stop()
-        self.run = Run(self._frame, "update", self._checkpoint)
-
-    def check(self) -> None:
-        """Wait for the newest batch, and compare what it emits."""
-        assert {row["k"]: row["n"] for row in self.run.take()} == {key: self.expected[key] for key in self.keys}
-
-    def failed_tasks(self) -> int:
-        tracker = self.spark.sparkContext.statusTracker()
-        jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(str(self.run.query.runId)))
-        stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
-        return sum(stage.numFailedTasks for stage in stages if stage is not None)
-
-
 @pytest.fixture
-def query(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> Iterator[Query]:
-    query = Query(spark, fleet, tmp_path, name)
-    try:
-        query.add()
-        query.check()
-        yield query
-    finally:
-        query.run.stop()
+def query(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> Iterator[CountingQuery]:
+    with CountingQuery(fleet, tmp_path, name, shards=4) as counting:
+        counting.batch()
+        yield counting
 
 
 def running_tasks(spark: SparkSession) -> int:
@@ -161,39 +120,33 @@ def running_tasks(spark: SparkSession) -> int:
     return sum(executors.apply(number).activeTasks() for number in range(executors.size()))
 
 
-def test_a_store_actor_that_dies_before_it_answers_costs_a_small_batch_no_attempt(query: Query, server: Server) -> None:
+@pytest.mark.parametrize(
+    ("ends", "batch"),
+    [
+        pytest.param(True, (100, "x"), id="it dies"),
+        pytest.param(False, (100, "x"), id="it hangs, and is ended"),
+        # The socket of a process that was ended can be connected to until its memory is freed; it takes no rows of a task then.
+        pytest.param(
+            False, (40_000, "x" * 1000), id="it hangs before it takes a large batch", marks=pytest.mark.replay
+        ),
+    ],
+)
+def test_a_store_actor_that_is_lost_before_it_answers_costs_no_attempt(
+    query: CountingQuery, server: Server, ends: bool, batch: tuple[int, str]
+) -> None:
     victim = server.pid
     with server.paused():
-        query.add()
-        until(lambda: server.connections() > 0)
-        os.kill(victim, signal.SIGKILL)
-    query.check()
-    assert server.pid != victim
-    assert query.failed_tasks() == 0
-
-
-def test_a_store_actor_that_hangs_is_ended_and_costs_a_small_batch_no_attempt(query: Query, server: Server) -> None:
-    victim = server.pid
-    with server.paused():
-        query.add()
+        query.add(*batch)
+        if ends:
+            until(lambda: server.connections() > 0)
+            os.kill(victim, signal.SIGKILL)
         query.check()
     assert server.pid != victim
-    assert query.failed_tasks() == 0
-
-
-@pytest.mark.replay
-def test_a_store_actor_that_hangs_before_it_takes_a_large_batch_costs_no_attempt(query: Query, server: Server) -> None:
-    victim = server.pid
-    with server.paused():
-        query.add(40_000, "x" * 1000)
-        query.check()
-    assert server.pid != victim
-    # The socket of a process that was ended can be connected to until its memory is freed; it takes no rows of a task then.
     assert query.failed_tasks() == 0
 
 
 def test_a_store_actor_that_is_lost_in_the_middle_of_a_large_batch_costs_an_attempt(
-    query: Query, server: Server
+    query: CountingQuery, server: Server
 ) -> None:
     now = server.address.read_text()
 
@@ -213,7 +166,7 @@ def test_a_store_actor_that_is_lost_in_the_middle_of_a_large_batch_costs_an_atte
 
 
 @pytest.mark.replay
-def test_a_store_actor_that_is_slow_is_not_ended(query: Query, fleet: Fleet, server: Server) -> None:
+def test_a_store_actor_that_is_slow_is_not_ended(query: CountingQuery, fleet: Fleet, server: Server) -> None:
     slow = server.pid
     # It answers pings while it waits for the coordinator.
     with paused(fleet.status()["coordinator"]["pid"]):
@@ -226,7 +179,7 @@ def test_a_store_actor_that_is_slow_is_not_ended(query: Query, fleet: Fleet, ser
 
 
 @pytest.mark.replay
-def test_a_store_actor_that_halts_again_and_again_is_not_ended(query: Query, server: Server) -> None:
+def test_a_store_actor_that_halts_again_and_again_is_not_ended(query: CountingQuery, server: Server) -> None:
     slow = server.pid
     query.add()
     for _ in range(5):
@@ -240,7 +193,7 @@ def test_a_store_actor_that_halts_again_and_again_is_not_ended(query: Query, ser
 
 
 def test_nothing_is_left_of_a_query_that_is_stopped_in_the_middle_of_a_batch(
-    spark: SparkSession, query: Query, fleet: Fleet, server: Server
+    spark: SparkSession, query: CountingQuery, fleet: Fleet, server: Server
 ) -> None:
     with paused(fleet.status()["coordinator"]["pid"]):
         query.add()
@@ -303,7 +256,7 @@ def test_a_folder_in_which_nothing_can_be_written_is_named(
 
 
 @pytest.mark.replay
-def test_a_process_that_keeps_silent_holds_no_task_up_for_ever(query: Query, server: Server) -> None:
+def test_a_process_that_keeps_silent_holds_no_task_up_for_ever(query: CountingQuery, server: Server) -> None:
     """As one of another user's may, whom nobody ends."""
     with server.replaced(lambda task: time.sleep(600), greets=False):
         query.add()
@@ -337,7 +290,7 @@ print(task.recv(1000), flush=True)
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only a superuser can be another user")
 @pytest.mark.parametrize("made", ["700", "fifo"])
-def test_another_user_gets_no_row_and_has_no_process_ended(query: Query, server: Server, made: str) -> None:
+def test_another_user_gets_no_row_and_has_no_process_ended(query: CountingQuery, server: Server, made: str) -> None:
     """Whoever is the first to have a folder of that name in /tmp, or gets rid of the fleet's where there is no sticky bit."""
     folder = server.address.parent
     command = [sys.executable, "-c", STRANGER, str(folder), server.address.name]
@@ -367,7 +320,7 @@ def test_another_user_gets_no_row_and_has_no_process_ended(query: Query, server:
 
 
 def test_a_batch_whose_shards_committed_other_rows_than_were_sent_does_not_count(
-    query: Query, monkeypatch: pytest.MonkeyPatch
+    query: CountingQuery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask = CoordinatorClient.batch_result
 

@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 
 import statefleet as sf
 from coordinator.service.deploy import NAMESPACE
+from coordinator.storage.uris import open_object_store
 from tests.clocks import until
 from tests.integration.streams import Feed, Run
 
@@ -288,7 +289,7 @@ def test_keyed_stores_of_a_program_tell_their_own_columns(fleet: sf.Fleet, name:
 
 def test_a_program_reads_and_leaves_no_trace(fleet: sf.Fleet, read_only: str) -> None:
     name = read_only
-    objects = _objects_of(fleet)
+    objects = open_object_store(fleet.uri)
     # Of the state: those of other tests are cleaned meanwhile.
     before = {info.path for info in objects.list(name)}, _actors()
     program = (
@@ -391,12 +392,6 @@ def test_a_state_is_read_across_its_rescales(fleet: sf.Fleet, tmp_path: Path, na
         assert differing == [("ann", "delete"), ("ann", "insert"), ("new2", "insert")]
         with pytest.raises(sf.VersionNotFoundError, match="rescaled since"):
             state.changes(0).to_arrow()
-
-
-def _objects_of(fleet: sf.Fleet) -> Any:
-    from coordinator.storage.uris import open_object_store
-
-    return open_object_store(fleet.uri)
 
 
 def _actors() -> set[str]:

@@ -83,8 +83,6 @@ def test_prometheus_gets_the_figures_that_the_fleet_shows(fleet: sf.Fleet, count
     assert value(samples, "statefleet_state_version", labels_of_state) == [query["version"]]
     assert value(samples, "statefleet_watermark_timestamp_seconds", labels_of_state) == [query["watermark_ms"] / 1000]
     assert value(samples, "statefleet_rows_late_total", labels_of_state) == [query["rows_late"]] == [1]
-    assert value(samples, "statefleet_batches_total", labels_of_state) == [query["version"]]
-    assert value(samples, "statefleet_batch_seconds_count", labels_of_state) == [query["version"]]
     leases = sum(value(samples, "statefleet_leases_total", labels_of_state))
     assert leases == sum(shard["operations"] for shard in query["shards"])
     # Counters of a store actor: each incarnation has its own series. Each process is asked at times of its own.

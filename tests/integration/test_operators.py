@@ -21,7 +21,13 @@ from tests.integration.streams import Feed, Run, short_list
 from tests.tasks import deltas_of
 
 #: Of each kind of case one that no random program has, for every change; the others are replayed by a command of their own.
-SHORT_LIST = {"topN", "keepLast", "late rows of a join by key, one time read", "grouping sets, update"}
+SHORT_LIST = {
+    "topN",
+    "topN of equal values",
+    "keepLast",
+    "late rows of a join by key, one time read",
+    "grouping sets, update",
+}
 
 
 @pytest.mark.parametrize("case_name", short_list(ALL_CASES, SHORT_LIST))

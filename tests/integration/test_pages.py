@@ -14,18 +14,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import statefleet as sf
-from tests.code_blocks import blocks_of
+from tests.code_blocks import ROOT, Block, blocks_of
 from tests.integration.streams import Feed, Run
 from tests.page_programs import run_blocks
 
 NOON = dt.datetime(2025, 6, 1, 12, tzinfo=dt.UTC)
-
-
-ROOT = Path(__file__).parents[2]
-
-
-def python_of(test: str) -> list[tuple[str, str]]:
-    return [(str(block), block.code) for block in blocks_of(test)]
 
 
 @pytest.fixture
@@ -51,7 +44,7 @@ def test_the_front_page(spark: SparkSession, fleet: sf.Fleet, places: dict[str, 
     scores = Feed(tmp_path / "scores", pa.schema([("user", pa.string())]))
     scope: dict[str, Any] = {"pa": pa, "noon": NOON, "five_past": NOON + dt.timedelta(minutes=5)}
     places |= {'"/data/': f'"{tmp_path}/', ".at(12)": ".at(1)", "since=12": "since=0"}
-    first, *other_blocks = python_of("tests/integration/test_pages.py::test_the_front_page")
+    first, *other_blocks = blocks_of("tests/integration/test_pages.py::test_the_front_page")
     try:
         run_blocks([first], scope, places)
         for query in spark.streams.active:
@@ -72,7 +65,7 @@ def test_the_quickstart(places: dict[str, str]) -> None:
     """The programs run to their end, with the values that the page states."""
     scope: dict[str, Any] = {}
     try:
-        run_blocks(python_of("tests/integration/test_pages.py::test_the_quickstart"), scope, places)
+        run_blocks(blocks_of("tests/integration/test_pages.py::test_the_quickstart"), scope, places)
     finally:
         if "query" in scope:
             scope["query"].stop()
@@ -83,7 +76,7 @@ def test_a_program_is_moved(fleet: sf.Fleet, tmp_path: Path) -> None:
     """The programs run to their end, with the values that the page states."""
     feed = Feed(tmp_path / "in", pa.schema([("user", pa.string()), ("amount", pa.float64())]))
     scope: dict[str, Any] = {"F": F, "fleet": fleet, "stream": feed.stream()}
-    run_blocks(python_of("tests/integration/test_pages.py::test_a_program_is_moved"), scope, {})
+    run_blocks(blocks_of("tests/integration/test_pages.py::test_a_program_is_moved"), scope, {})
 
 
 @pytest.mark.replay
@@ -99,7 +92,7 @@ def test_state_is_imported(spark: SparkSession, fleet: sf.Fleet, tmp_path: Path)
     (tmp_path / "totals").mkdir()
     pq.write_table(table, tmp_path / "totals" / "0.parquet")
     scope: dict[str, Any] = {"F": F, "fleet": fleet, "spark": spark, "events": events, "orders": orders.stream()}
-    of_clicks, of_orders = python_of("tests/integration/test_pages.py::test_state_is_imported")
+    of_clicks, of_orders = blocks_of("tests/integration/test_pages.py::test_state_is_imported")
     # Other pages have states of these names.
     replacements = {
         'name="': 'name="moved-',
@@ -126,7 +119,11 @@ def test_state_is_imported(spark: SparkSession, fleet: sf.Fleet, tmp_path: Path)
 @pytest.mark.usefixtures("on_this_session")
 def test_the_notebook(places: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     cells = json.loads((ROOT / "examples" / "live_state.ipynb").read_text())["cells"]
-    code = [(f"cell {cell['id']}", "".join(cell["source"])) for cell in cells if cell["cell_type"] == "code"]
+    code = [
+        Block("examples/live_state.ipynb", number, "python", "".join(cell["source"]))
+        for number, cell in enumerate(cells)
+        if cell["cell_type"] == "code"
+    ]
     scope: dict[str, Any] = {}
     try:
         run_blocks(code, scope, places)

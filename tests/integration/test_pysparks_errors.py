@@ -1,7 +1,6 @@
 """What a program catches of PySpark's it also catches here: each call is made wrongly in PySpark, and in the same way in the fleet.
 
-The table of docs/operators.md names the classes. Queries that Spark refuses once they are built are in `test_refusals.py`, and what it
-refuses of one column or number in `test_stateful_frame.py`.
+The table of docs/operators.md names the classes. Queries that Spark refuses once they are built are in `test_refusals.py`.
 """
 
 from __future__ import annotations
@@ -33,13 +32,12 @@ from statefleet.fleet import Fleet
 from tests.integration.case_systems import ROCKSDB, configured
 from tests.integration.processor_cases import StatefulProcessor, counter
 from tests.integration.spark_checks import check_as_spark_does
-from tests.integration.streams import Feed, Run, stopping
+from tests.integration.streams import Feed, Run, Streams, stopping
 
 pytestmark = pytest.mark.filterwarnings("ignore::spark_jobs.plan.operator_rules.UnboundedStateWarning")
 IS_SPARK_4 = bool(SPARK.PROCESSOR_CLASSES)
 #: Makes a DataFrame one of the fleet; or leaves it Spark's.
 Operators = Callable[[DataFrame], Any]
-Streams = dict[str, DataFrame]
 
 
 def in_pandas(grouped: Any, *, function: Any = lambda *_: (), **changed: Any) -> Any:
@@ -124,19 +122,41 @@ WRONG_PROCESSORS: dict[type[Exception], dict[str, Callable[[Operators, Streams],
 }
 
 
-@pytest.fixture
-def streams(spark: SparkSession) -> Streams:
-    rate = spark.readStream.format("rate").load()
-    a = rate.selectExpr("cast(value as string) k", "timestamp t", "value x")
-    b = rate.selectExpr("cast(value as string) l", "timestamp u", "value y")
-    return {"a": a, "b": b, "at": a.withWatermark("t", "5 seconds"), "bt": b.withWatermark("u", "5 seconds")}
+#: Calls that PySpark refuses at once, and the fleet in the same words.
+IN_SPARKS_WORDS: dict[type[Exception], dict[str, Callable[[Operators, Streams], Any]]] = {
+    PySparkTypeError: {
+        "duplicates of the letters of a string": lambda op, i: op(i["a"]).dropDuplicates("kx"),
+        "duplicates within the watermark of a string": lambda op, i: op(i["at"]).dropDuplicatesWithinWatermark("k"),
+        "columns by a float": lambda op, i: op(i["a"])[1.5],
+        **({} if IS_SPARK_4 else {"groups of a tuple": lambda op, i: op(i["a"]).groupBy(("k", "x"))}),
+    },
+    AnalysisException: {
+        "duplicates of an unknown column": lambda op, i: op(i["a"]).dropDuplicates(["nope"]),
+        "the sum of strings": lambda op, i: op(i["a"]).groupBy("x").sum("k"),
+        "the largest of strings": lambda op, i: op(i["a"]).groupBy("x").max("k"),
+        "the average of times": lambda op, i: op(i["a"]).groupBy("x").avg("t"),
+        "the sum of an unknown column": lambda op, i: op(i["a"]).groupBy("x").sum("nope"),
+        "a negative limit": lambda op, i: op(i["a"]).limit(-1),
+        "an unknown column": lambda op, i: op(i["a"]).select("nope"),
+        **{
+            f"{action} of a stream": lambda op, i, action=action: getattr(op(i["a"]), action)()  # type: ignore[misc]
+            for action in ("count", "show", "collect", "toPandas", "cache", "isEmpty")
+        },
+    },
+}
+
+
+def labels(wrong: dict[type[Exception], dict[str, Any]]) -> set[str]:
+    return {label for calls in wrong.values() for label in calls}
 
 
 def listed(wrong: dict[type[Exception], dict[str, Any]]) -> list[Any]:
     return [pytest.param(kind, call, label, id=label) for kind, calls in wrong.items() for label, call in calls.items()]
 
 
-@pytest.mark.parametrize(("kind", "call", "label"), [*listed(WRONG), *listed(WRONG_PROCESSORS)])
+@pytest.mark.parametrize(
+    ("kind", "call", "label"), [*listed(WRONG), *listed(WRONG_PROCESSORS), *listed(IN_SPARKS_WORDS)]
+)
 def test_a_query_that_pyspark_refuses_is_refused_by_an_error_of_the_same_class(
     spark: SparkSession, fleet: Fleet, streams: Streams, name: str, kind: type[Exception], call: Any, label: str
 ) -> None:
@@ -147,15 +167,18 @@ def test_a_query_that_pyspark_refuses_is_refused_by_an_error_of_the_same_class(
         if isinstance(result, DataFrame):
             check_as_spark_does(spark, result, mode)
 
-    if IS_SPARK_4 or label not in {label for calls in WRONG_PROCESSORS.values() for label in calls}:
+    if IS_SPARK_4 or label not in labels(WRONG_PROCESSORS):
         with pytest.raises(kind) as theirs:
             attempt(lambda frame: frame)
         # PySpark's public class, which this error's own class extends.
         kind = next(
             base for base in type(theirs.value).__mro__ if base.__module__ != "pyspark.errors.exceptions.captured"
         )
-    with pytest.raises(kind):
+    with pytest.raises(kind) as ours:
         attempt(lambda frame: fleet.stateful(frame, name=name, outputMode=mode if "!" in label else None))
+    if label in labels(IN_SPARKS_WORDS):
+        # Numbers of columns differ from one analysis to the next.
+        assert str(ours.value).splitlines()[0] == str(theirs.value).splitlines()[0]
 
 
 #: Calls of a processor on variables that it deleted, which PySpark refuses by a PySparkRuntimeError.

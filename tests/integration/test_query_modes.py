@@ -104,24 +104,41 @@ def list_of(names: Any) -> list[str]:
     return [names.apply(index) for index in range(names.size())]
 
 
-REFUSED: dict[str, tuple[Build, str, str]] = {
-    "append without a watermark": (words, "append", "append mode needs a watermark"),
-    "sessions in update mode": (sessions, "update", "session windows are not supported in update mode"),
-    "a sorted update": (lambda rows: words(rows).orderBy("k"), "update", "Sorting is not supported"),
-    "topN in append mode": (lambda rows: rows.topN(1, "k", "v"), "append", r"output mode \[\"update\"\] and the query"),
-}
+def counts_by_window(rows: Any) -> DataFrame:
+    return rows.groupBy(F.window("t", "5 seconds")).count().select("count")  # type: ignore[no-any-return]
+
+
+def another_mode(queries: str) -> str:
+    """Return what is said of an operator of another mode: in Spark's words, which differ by version, or the fleet's."""
+    return f"the query runs in {queries} mode|(?i:{queries}) output mode not supported|streaming output mode: {queries}"
+
+
+#: A query, the output modes of its operator and of itself, and what is said.
+REFUSED: dict[str, tuple[Build, str | None, str, str]] = {
+    "append without a watermark": (words, None, "append", "append mode needs a watermark"),
+    "sessions in update mode": (sessions, None, "update", "session windows are not supported in update mode"),
+    "a sorted update": (lambda rows: words(rows).orderBy("k"), None, "update", "Sorting is not supported"),
+    "topN in append mode": (
+        lambda rows: rows.topN(1, "k", "v"), None, "append", r"output mode \[\"update\"\] and the query"
+    ),
+    "update in an append query": (words, "update", "append", another_mode("append")),
+    "append in an update query": (counts_by_window, "append", "update", another_mode("update")),
+    "complete in an update query": (words, "complete", "update", another_mode("update")),
+}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore::spark_jobs.plan.operator_rules.UnboundedStateWarning")
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_does_not_fit_the_mode_is_refused_by_start(fleet: Fleet, tmp_path: Path, name: str, case: str) -> None:
-    build, mode, says = REFUSED[case]
+    build, own, mode, says = REFUSED[case]
     feed = Feed(tmp_path / "in", ROWS)
-    frame = build(fleet.stateful(timed(feed), name=name, shards=2))
+    feed.add([("a", 1, 0)])
+    frame = build(fleet.stateful(timed(feed), name=name, outputMode=own, shards=2))
     with pytest.raises(AnalysisException, match=says) as refused:
         frame.writeStream.outputMode(mode).format("noop").option("checkpointLocation", str(tmp_path / "ck")).start()
     assert "__route" not in str(refused.value)
     assert "MapInArrow" not in str(refused.value)
+    assert name not in [query["name"] for query in fleet.status()["queries"]], "nothing was made"
 
 
 @pytest.mark.filterwarnings("ignore::spark_jobs.plan.operator_rules.UnboundedStateWarning")

@@ -24,11 +24,11 @@ from spark_jobs.plan.spark_errors import RefusedQueryError
 from spark_jobs.plan.spark_version import SPARK
 from statefleet.fleet import Fleet
 from tests.integration.spark_checks import check_as_spark_does
+from tests.integration.streams import Streams
 
 NONE, EVENT = GroupStateTimeout.NoTimeout, GroupStateTimeout.EventTimeTimeout
 #: Gives a DataFrame's next stateful operator in an output mode: of the fleet, or Spark's own, which ignores the mode.
 Operators = Callable[..., Any]
-Streams = dict[str, DataFrame]
 #: What Spark 3.5 says of a mode, and Spark 4.2.
 NO_APPEND, NO_COMPLETE = (
     f"{mode.capitalize()} output mode not supported|Invalid streaming output mode: {mode}"
@@ -104,35 +104,25 @@ MODES = {
         "append mode needs a watermark.*add withWatermark",
         spark=NO_APPEND,
     ),
-    "all duplicates": Refusal(
-        lambda op, i: op(i["a"]).dropDuplicates(["k"]),
-        "dropDuplicates has no complete mode; leave outputMode out",
-        "complete",
-        NO_COMPLETE,
-    ),
-    "all duplicates within the watermark": Refusal(
-        lambda op, i: op(i["at"]).dropDuplicatesWithinWatermark(["k"]),
-        "dropDuplicatesWithinWatermark has no complete mode; leave outputMode out",
-        "complete",
-        NO_COMPLETE,
-    ),
-    "all of the first rows": Refusal(
-        lambda op, i: op(i["a"]).limit(3),
-        "limit has no complete mode; leave outputMode out",
-        "complete",
-        NO_COMPLETE,
-    ),
+    **{
+        subject: Refusal(build, f"{operator} has no complete mode; leave outputMode out", "complete", NO_COMPLETE)
+        for subject, operator, build in (
+            ("all duplicates", "dropDuplicates", lambda op, i: op(i["a"]).dropDuplicates(["k"])),
+            ("all of what is distinct", "dropDuplicates", lambda op, i: op(i["a"]).distinct()),
+            (
+                "all duplicates within the watermark",
+                "dropDuplicatesWithinWatermark",
+                lambda op, i: op(i["at"]).dropDuplicatesWithinWatermark(["k"]),
+            ),
+            ("all of the first rows", "limit", lambda op, i: op(i["a"]).limit(3)),
+            ("a join in complete mode", "a join of two streams", lambda op, i: op(i["a"]).join(i["b"], "k")),
+        )
+    },
     "topN in complete mode": Refusal(
         lambda op, i: op(i["a"]).topN(3, "k", "x"), "topN has no complete mode.*use update", "complete"
     ),
     "keepLast in complete mode": Refusal(
         lambda op, i: op(i["a"]).keepLast("k", "t"), "keepLast has no complete mode.*use update", "complete"
-    ),
-    "a join in complete mode": Refusal(
-        lambda op, i: op(i["a"]).join(i["b"], "k"),
-        "no complete mode.*leave outputMode out",
-        "complete",
-        NO_COMPLETE,
     ),
     "a join in update mode": Refusal(
         lambda op, i: op(i["a"]).join(i["b"], "k"),
@@ -146,12 +136,6 @@ MODES = {
         "limit has no update mode.*leave outputMode out",
         "update",
         "Limits are not supported .* in Update output mode",
-    ),
-    "all of what is distinct": Refusal(
-        lambda op, i: op(i["a"]).distinct(),
-        "dropDuplicates has no complete mode",
-        "complete",
-        NO_COMPLETE,
     ),
     "a function in complete mode": Refusal(
         lambda op, i: in_pandas(op(i["a"]).groupBy("k"), "complete"), "append or update", "complete"
@@ -496,16 +480,6 @@ AS_SPARK = {
 }
 
 REFUSED = {**MODES, **WATERMARKS, **JOINS, **TYPES, **ARGUMENTS, **CHAINS, **AS_SPARK}
-
-
-@pytest.fixture
-def streams(spark: SparkSession) -> Streams:
-    rate = spark.readStream.format("rate").load()
-    a = rate.selectExpr("cast(value as string) k", "timestamp t", "value x", "array(value) l")
-    b = rate.selectExpr("cast(value as string) k", "timestamp u", "value y", "array(value) l")
-    static = spark.range(3).withColumnRenamed("id", "x")
-    at, bt = (frame.drop("l") for frame in (a.withWatermark("t", "5 seconds"), b.withWatermark("u", "5 seconds")))
-    return {"a": a, "b": b, "at": at, "bt": bt, "static": static}
 
 
 @pytest.fixture

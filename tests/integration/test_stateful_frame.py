@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
-from pyspark.errors import AnalysisException, PySparkTypeError
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -171,46 +171,6 @@ def test_a_helper_that_asks_for_a_dataframe_takes_it(frame: Frame) -> None:
     assert again.groupBy("k").count().columns == ["k", "count"]
     # What it has not is not shown as its own.
     assert not {"createTempView", "orderBy", "toPandas"} & set(dir(frame))
-
-
-@pytest.mark.parametrize("action", ["count", "show", "collect", "toPandas", "cache", "isEmpty"])
-def test_spark_says_itself_that_actions_are_not_for_streams(frame: Frame, df: DataFrame, action: str) -> None:
-    with pytest.raises(AnalysisException) as expected:
-        getattr(df, action)()
-    with pytest.raises(AnalysisException) as refused:
-        getattr(frame, action)()
-    assert str(refused.value).splitlines()[0] == str(expected.value).splitlines()[0]
-
-
-#: What Spark refuses when it is built, and so the fleet, in Spark's words.
-AT_ONCE: dict[str, tuple[Callable[[Any], Any], type[Exception]]] = {
-    "duplicates of the letters of a string": (lambda frame: frame.dropDuplicates("kx"), PySparkTypeError),
-    "duplicates within the watermark of a string": (
-        lambda frame: frame.withWatermark("t", "1 second").dropDuplicatesWithinWatermark("k"),
-        PySparkTypeError,
-    ),
-    "duplicates of an unknown column": (lambda frame: frame.dropDuplicates(["nope"]), AnalysisException),
-    "the sum of strings": (lambda frame: frame.groupBy("x").sum("k"), AnalysisException),
-    "the largest of strings": (lambda frame: frame.groupBy("x").max("k"), AnalysisException),
-    "the average of times": (lambda frame: frame.groupBy("x").avg("t"), AnalysisException),
-    "the sum of an unknown column": (lambda frame: frame.groupBy("x").sum("nope"), AnalysisException),
-    "a negative limit": (lambda frame: frame.limit(-1), AnalysisException),
-    "an unknown column": (lambda frame: frame.select("nope"), AnalysisException),
-    "columns by a float": (lambda frame: frame[1.5], PySparkTypeError),
-}
-if not IS_SPARK_4:
-    AT_ONCE["groups of a tuple"] = (lambda frame: frame.groupBy(("k", "x")), PySparkTypeError)
-
-
-@pytest.mark.parametrize("case", AT_ONCE)
-def test_spark_refuses_what_it_refuses_of_a_dataframe(frame: Frame, df: DataFrame, case: str) -> None:
-    build, kind = AT_ONCE[case]
-    with pytest.raises(kind) as expected:
-        build(df)
-    with pytest.raises(kind) as refused:
-        build(frame)
-    # Numbers of columns differ from one analysis to the next.
-    assert str(refused.value).splitlines()[0] == str(expected.value).splitlines()[0]
 
 
 def test_shortcuts_of_aggregates_have_sparks_columns(frame: Frame, df: DataFrame) -> None:

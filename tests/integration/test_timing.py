@@ -79,33 +79,6 @@ def test_distinct_rows_of_a_complete_result_are_kept_by_spark_as_above_its_own(
         assert any(fleet_rows.values())
 
 
-MISMATCHES = {
-    "update in an append query": ("update", "append", lambda rows: rows.groupBy("v").count()),
-    "append in an update query": (
-        "append",
-        "update",
-        lambda rows: rows.groupBy(F.window("t", "5 seconds")).count().select("count"),
-    ),
-    "complete in an update query": ("complete", "update", lambda rows: rows.groupBy("v").count()),
-}
-
-
-@pytest.mark.parametrize("case", MISMATCHES)
-def test_an_operator_of_another_output_mode_than_the_query_is_refused(
-    fleet: Fleet, tmp_path: Path, name: str, case: str
-) -> None:
-    mode, queries, build = MISMATCHES[case]
-    feed = Feed(tmp_path / "in", VALUES)
-    rows = feed.stream().withColumn("t", F.timestamp_seconds("x")).withWatermark("t", "10 seconds")
-    frame = build(fleet.stateful(rows, name=name, outputMode=mode, shards=2))
-    feed.add([(1, 0)])
-    # Spark's words, which differ by version, or the fleet's.
-    says = f"the query runs in {queries} mode|(?i:{queries}) output mode not supported|streaming output mode: {queries}"
-    with pytest.raises(AnalysisException, match=says):
-        Run(frame, queries, tmp_path / "ck")
-    assert name not in [query["name"] for query in fleet.status()["queries"]], "nothing was made"
-
-
 def test_what_spark_refuses_on_its_own_complete_aggregation_is_refused(fleet: Fleet, tmp_path: Path, name: str) -> None:
     feed = Feed(tmp_path / "in", VALUES)
     counts = fleet.stateful(feed.stream(), name=name, outputMode="complete").groupBy("v").count()
