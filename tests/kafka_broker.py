@@ -9,7 +9,6 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 from spark_jobs.session.java import choose_java_home
@@ -155,20 +154,6 @@ class KafkaBroker:
         """Give a topic more partitions, which moves keys to others of them."""
         self._topics("--alter", "--topic", topic, "--partitions", str(count))
 
-    def send(self, topic: str, records: Iterable[tuple[str, str]]) -> None:
-        """Send records of key and value, neither with a tab or newline; each is acknowledged once it is in the log."""
-        lines = "".join(f"{key}\t{value}\n" for key, value in records)
-        options = ("--reader-property", "parse.key=true", "--reader-property", "key.separator=\t")
-        self._tool(
-            "org.apache.kafka.tools.ConsoleProducer",
-            "--bootstrap-server",
-            self.address,
-            "--topic",
-            topic,
-            *options,
-            stdin=lines,
-        )
-
     def _topics(self, *options: str) -> None:
         self._tool("org.apache.kafka.tools.TopicCommand", "--bootstrap-server", self.address, *options)
 
@@ -176,10 +161,10 @@ class KafkaBroker:
         java = choose_java_home(os.environ) / "bin" / "java"
         return [str(java), *options, "-cp", self._classpath]
 
-    def _tool(self, name: str, *options: str, stdin: str = "") -> None:
+    def _tool(self, name: str, *options: str) -> None:
         done = subprocess.run(
             [*self._java("-Xmx256m", "-XX:TieredStopAtLevel=1"), name, *options],
-            input=stdin,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

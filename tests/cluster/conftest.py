@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
@@ -10,6 +11,7 @@ from ray.cluster_utils import Cluster
 
 from benchmarks.nodes import WORKERS, ray_nodes, session_on
 from statefleet.fleet import Fleet, connect
+from tests.cluster.counting_query import ClusterQuery
 from tests.conftest import NewUri
 
 
@@ -31,3 +33,9 @@ def fleet(spark: SparkSession, new_uri: NewUri) -> Iterator[Fleet]:
     connected = connect(new_uri())
     yield connected
     connected.shutdown()
+
+
+@pytest.fixture
+def query(fleet: Fleet, tmp_path: Path, name: str) -> Iterator[ClusterQuery]:
+    with ClusterQuery(fleet, tmp_path, name) as counting:
+        yield counting

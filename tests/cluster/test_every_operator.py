@@ -14,7 +14,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 import statefleet as sf
 from statefleet.fleet import Fleet
-from tests.cluster.looking import query_of
+from tests.integration.counting_query import query_of
 from tests.integration.streams import Feed, Run
 
 ROWS = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us", "UTC"))])

@@ -6,28 +6,18 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
-from pyspark.sql import SparkSession
 from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
 from benchmarks.nodes import WORKERS, add_worker
-from statefleet.fleet import Fleet
-from tests.cluster.counting_query import CountingQuery
+from tests.cluster.counting_query import ClusterQuery
 
 JOINING = "127.0.0.5"
-
-
-@pytest.fixture
-def query(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> Iterator[CountingQuery]:
-    made = CountingQuery(spark, fleet, tmp_path, name)
-    yield made
-    made.run.stop()
 
 
 @pytest.fixture
@@ -62,7 +52,7 @@ def is_alive(node_id: str) -> bool:
 
 @pytest.mark.replay
 def test_a_node_that_joins_gets_an_executor_and_its_shards_and_is_emptied_before_it_ends(
-    query: CountingQuery, cluster: Cluster, joined: Callable[[], Any], caplog: pytest.LogCaptureFixture
+    query: ClusterQuery, cluster: Cluster, joined: Callable[[], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, logger="spark_jobs.nodes.node_watch")
     for _ in range(2):

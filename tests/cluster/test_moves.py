@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import ray
-from pyspark.sql import SparkSession
 
 import statefleet as sf
 from benchmarks.nodes import WORKERS
 from statefleet.fleet import Fleet
-from tests.cluster.counting_query import CountingQuery
-from tests.cluster.looking import address_of, query_of
-
-
-@pytest.fixture
-def query(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> Any:
-    made = CountingQuery(spark, fleet, tmp_path, name)
-    yield made
-    made.run.stop()
+from tests.cluster.counting_query import ClusterQuery, address_of
+from tests.integration.counting_query import query_of
 
 
 def test_a_shard_is_moved_from_memory_to_memory_while_its_query_runs(
-    query: CountingQuery, capsys: pytest.CaptureFixture[str]
+    query: ClusterQuery, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(3):
         query.batch()
@@ -54,7 +44,7 @@ def test_a_shard_is_moved_from_memory_to_memory_while_its_query_runs(
     assert query.statefleet(capsys, "move", query.name, "0", target) == []
 
 
-def test_a_node_is_drained_and_filled_again(query: CountingQuery, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_is_drained_and_filled_again(query: ClusterQuery, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         query.batch()
     drained = WORKERS[0]
@@ -74,10 +64,9 @@ def test_a_node_is_drained_and_filled_again(query: CountingQuery, capsys: pytest
 
 
 def test_under_the_policy_stay_shards_only_leave_a_drained_node(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+    fleet: Fleet, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    query = CountingQuery(spark, sf.connect(fleet.uri, placement="stay"), tmp_path, name)
-    try:
+    with ClusterQuery(sf.connect(fleet.uri, placement="stay"), tmp_path, name) as query:
         for _ in range(2):
             query.batch()
         query.statefleet(capsys, "drain", WORKERS[0])
@@ -88,11 +77,9 @@ def test_under_the_policy_stay_shards_only_leave_a_drained_node(
         query.batch()
         query.batch()
         assert Counter(query.nodes()) == {WORKERS[1]: 3, WORKERS[2]: 3}
-    finally:
-        query.run.stop()
 
 
-def test_shards_go_back_to_a_store_actor_that_was_lost_once_it_is_there_again(query: CountingQuery) -> None:
+def test_shards_go_back_to_a_store_actor_that_was_lost_once_it_is_there_again(query: ClusterQuery) -> None:
     for _ in range(2):
         query.batch()
     before = query.nodes()
@@ -102,9 +89,5 @@ def test_shards_go_back_to_a_store_actor_that_was_lost_once_it_is_there_again(qu
         if actor["alive"] and address_of(actor["node_id"]) == before[0]
     ]
     ray.kill(ray.get_actor(victim["actor_name"], namespace="statefleet"), no_restart=False)
-    for _ in range(60):
-        query.batch()
-        if Counter(query.nodes()) == Counter(before):
-            return
-        time.sleep(0.5)
-    pytest.fail(f"shards stay at {query.nodes()}")
+    query.batch()
+    query.run_until(lambda: Counter(query.nodes()) == Counter(before), "shards stay elsewhere")

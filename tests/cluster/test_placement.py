@@ -12,7 +12,8 @@ from pyspark.sql import functions as F
 
 from benchmarks.nodes import WORKERS
 from statefleet.fleet import Fleet
-from tests.cluster.looking import address_of, query_of
+from tests.cluster.counting_query import address_of
+from tests.integration.counting_query import query_of
 from tests.integration.streams import Feed, Run
 
 pytestmark = pytest.mark.replay

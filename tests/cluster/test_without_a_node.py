@@ -15,8 +15,8 @@ from benchmarks.nodes import add_worker
 from coordinator.service.calls import RayActors
 from statefleet.fleet import Fleet, connect
 from store_actors.actor.deploy import store_metrics
-from tests.cluster.counting_query import CountingQuery
-from tests.cluster.looking import address_of
+from tests.clocks import until
+from tests.cluster.counting_query import ClusterQuery, address_of
 from tests.conftest import NewUri
 
 REPLACEMENT = "127.0.0.6"
@@ -41,11 +41,15 @@ def follows(fleet: Fleet, commits: int) -> bool:
     return sum(of_actor["followed"] for of_actor in store_metrics(RayActors(), fleet.status()).values()) >= commits
 
 
+def lost_executors(fleet: Fleet) -> set[str]:
+    """Return the hosts of executors that are shown as lost."""
+    return {executor["host"] for executor in fleet.status()["executors"] if not executor["alive"]}
+
+
 def test_standbys_take_over_from_a_node_that_is_lost(
-    cluster: Cluster, spark: SparkSession, followed: Fleet, tmp_path: Path, name: str
+    cluster: Cluster, followed: Fleet, tmp_path: Path, name: str
 ) -> None:
-    query = CountingQuery(spark, followed, tmp_path, name)
-    try:
+    with ClusterQuery(followed, tmp_path, name) as query:
         for _ in range(4):
             query.batch()
         # Each shard's standby has its copy by now, and takes the commits after it.
@@ -53,11 +57,7 @@ def test_standbys_take_over_from_a_node_that_is_lost(
             of_actor["followed"] for of_actor in store_metrics(RayActors(), followed.status()).values()
         )
         query.batch()
-        for _ in range(100):
-            if follows(followed, followed_before + 6):
-                break
-            time.sleep(0.1)
-        assert follows(followed, followed_before + 6), "every standby took the last commit"
+        until(lambda: follows(followed, followed_before + 6), 30, "a standby did not take the last commit", 0.1)
         nodes = query.nodes()
         lost = next(node for node in cluster.worker_nodes if address_of(node.node_id) == nodes[0])
         lost_address = nodes[0]
@@ -75,12 +75,7 @@ def test_standbys_take_over_from_a_node_that_is_lost(
         print(f"the next batch was finished {time.monotonic() - begun:.1f} s after the node was killed")
         after = query.nodes()
         assert set(after) == survivors
-        deadline = time.monotonic() + 60
-        while lost_address not in {
-            executor["host"] for executor in followed.status()["executors"] if not executor["alive"]
-        }:
-            assert time.monotonic() < deadline, "its executor is shown as lost"
-            time.sleep(0.2)
+        until(lambda: lost_address in lost_executors(followed), 60, "its executor is not shown as lost", 0.2)
         assert [now for now, then in zip(after, nodes, strict=True) if then != lost_address] == [
             n for n in nodes if n != lost_address
         ]
@@ -95,5 +90,3 @@ def test_standbys_take_over_from_a_node_that_is_lost(
         print(f"a node that joined in its place had shards after {took:.1f} s")
         query.batch()
         assert Counter(query.nodes()) == dict.fromkeys((*survivors, REPLACEMENT), 2)
-    finally:
-        query.run.stop()

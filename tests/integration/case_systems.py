@@ -72,6 +72,7 @@ class System:
 
     def _start(self) -> Run:
         frame = self._case.query(self._operators, self._inputs.streams())
+        self.schema = frame.schema
         return Run(frame, self._case.mode, self._checkpoint)
 
     def stop(self) -> None:
@@ -87,6 +88,15 @@ class System:
     def take(self) -> dict[int, list[tuple[Any, ...]]]:
         """Return the rows that each batch emitted since the last call."""
         return self.run.take_batches()
+
+
+def on_fleet(fleet: Fleet, name: str, shards: int = 2) -> Operators:
+    """Return the fleet's operators; what the names of their states begin with is given."""
+
+    def stateful(frame: DataFrame, operator: str, mode: str = "append") -> Any:
+        return fleet.stateful(frame, name=f"{name}-{operator}", outputMode=mode, shards=shards)
+
+    return stateful
 
 
 def on_spark(frame: DataFrame, name: str, mode: str = "append") -> DataFrame:
@@ -134,13 +144,9 @@ def compare_case(
     conf: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Run a case on the fleet, and beside it on Spark if Spark can run it."""
-
-    def ours(frame: DataFrame, operator: str, mode: str = "append") -> Any:
-        return fleet.stateful(frame, name=f"{name}-{operator}", outputMode=mode, shards=2)
-
     inputs = Inputs(spark, folder / "in", case.inputs)
     with configured(spark, conf):
-        systems = {"the fleet": System(case, inputs, ours, folder / "ck-fleet")}
+        systems = {"the fleet": System(case, inputs, on_fleet(fleet, name), folder / "ck-fleet")}
         if with_spark:
             systems["Spark"] = System(case, inputs, on_spark, folder / "ck-spark")
         check_case(case_name, case, inputs, systems)
@@ -148,7 +154,9 @@ def compare_case(
 
 def check_case(case_name: str, case: Case, inputs: Inputs, systems: Mapping[str, System]) -> None:
     """Do the steps of a case on all systems, compare them after each step, and stop them."""
+    first, *others = systems.values()
     try:
+        assert all(system.schema == first.schema for system in others), case_name
         for index, step in enumerate(case.steps):
             if isinstance(step, str):
                 assert step == RESTART

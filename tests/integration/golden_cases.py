@@ -172,6 +172,12 @@ def aggregated(aggregates: Sequence[str], selected: Sequence[str], columns: Sequ
     return query
 
 
+def commonly_aggregated(k: int) -> tuple[Any, ...]:
+    """Return the result of a group of k and the numbers 5, 10 and 15 above it."""
+    means, sums = [k + 7.5] * 4, [4 * k + 30, 4.0 * k + 30, 4.0 * k + 30]
+    return (k, *means, 4, k, k, k + 15, k + 15, k, k + 15, *sums, [k, k + 5, k + 10, k + 15], [0, 1, 2])
+
+
 def of_scala(name: str) -> T.StructType:
     """Return the type of a number in the state of a Scala function, which is never null."""
     return T.StructType([T.StructField(name, T.LongType(), nullable=False)])
@@ -336,23 +342,12 @@ GOLDEN = [
         folder="2.4.5-for-compatibility-test-common-functions", operator="aggregation", source=_VALUE,
         before=[ints(*range(10))], query=aggregated(_COMMON, _SELECTED), mode="complete",
         steps=[
-            (
-                ints(*range(10, 20)),
-                [
-                    (k, k + 7.5, k + 7.5, k + 7.5, k + 7.5, 4, k, k, k + 15, k + 15, k, k + 15, 4 * k + 30, 4.0 * k + 30,
-                     4.0 * k + 30, [k, k + 5, k + 10, k + 15], [0, 1, 2])
-                    for k in range(5)
-                ],
-            ),
+            (ints(*range(10, 20)), [commonly_aggregated(k) for k in range(5)]),
             (
                 ints(20),
                 [
                     (0, 10.0, 10.0, 10.0, 10.0, 5, 0, 0, 20, 20, 0, 20, 50, 50.0, 50.0, [0, 5, 10, 15, 20], [0, 1, 2]),
-                    *(
-                        (k, k + 7.5, k + 7.5, k + 7.5, k + 7.5, 4, k, k, k + 15, k + 15, k, k + 15, 4 * k + 30,
-                         4.0 * k + 30, 4.0 * k + 30, [k, k + 5, k + 10, k + 15], [0, 1, 2])
-                        for k in range(1, 5)
-                    ),
+                    *map(commonly_aggregated, range(1, 5)),
                 ],
             ),
         ],

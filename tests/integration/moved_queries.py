@@ -7,11 +7,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from coordinator.model.errors import StateMismatchError, StateStoreError
 from statefleet.fleet import Fleet
-from tests.integration.case_systems import Inputs, System, configured, on_spark
+from tests.integration.case_systems import Inputs, System, configured, on_fleet, on_spark
 from tests.integration.operator_cases import Case, Step
+from tests.integration.streams import Feed, Run
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -23,6 +26,45 @@ def swap(operator: Path) -> None:
     (operator / "0").rename(operator / "2")
     (operator / "1").rename(operator / "0")
     (operator / "2").rename(operator / "1")
+
+
+class Import:
+    """An input, the checkpoint of a query of Spark's on it, and its import.
+
+    Attributes
+    ----------
+    old, new
+        Folders of the checkpoint of Spark's query, and of the fleet's.
+    """
+
+    def __init__(self, fleet: Fleet, folder: Path, name: str, feed: Feed) -> None:
+        self.fleet, self.name, self.feed = fleet, name, feed
+        self.old, self.new = folder / "old", folder / "new"
+
+    def run_on_spark(self, frame: DataFrame, mode: str = "update") -> None:
+        """Run a query of Spark's own over all that there is."""
+        Run(frame, mode, self.old, available_now=True).wait()
+
+    def stateful(self) -> Any:
+        return self.fleet.stateful(self.feed.stream(), name=self.name, shards=2)
+
+    def rows(self, frame: DataFrame, source: Path | None = None, **options: Any) -> Mapping[str, int]:
+        """Import the checkpoint; return how many rows each state has of it."""
+        return self.fleet.import_checkpoint(str(source or self.old), frame, checkpoint=str(self.new), **options).rows
+
+    def refused(
+        self,
+        frame: DataFrame,
+        match: str,
+        kind: type[StateStoreError] = StateMismatchError,
+        source: Path | None = None,
+        **options: Any,
+    ) -> None:
+        """Check that an import is refused, and leaves nothing."""
+        with pytest.raises(kind, match=match):
+            self.rows(frame, source, **options)
+        assert not self.new.exists()
+        assert self.fleet._coordinator.describe_state(self.name) is None
 
 
 def moved(
@@ -43,10 +85,7 @@ def moved(
     before
         What is done to the old checkpoint, or with the new query, before the import.
     """
-
-    def ours(frame: DataFrame, operator: str, mode: str = "append") -> Any:
-        return fleet.stateful(frame, name=f"{name}-{operator}", outputMode=mode, shards=3)
-
+    ours = on_fleet(fleet, name, shards=3)
     inputs, old, new = Inputs(spark, folder / "in", case.inputs), folder / "old", folder / "new"
     steps = [step for step in case.steps if isinstance(step, Step)]
     with configured(spark, conf):

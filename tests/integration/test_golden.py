@@ -21,7 +21,7 @@ from coordinator.model.errors import CorruptStateError, InvalidRequestError, Sta
 from spark_jobs.plan.catalyst import java_class
 from spark_jobs.plan.spark_version import SPARK
 from statefleet.fleet import Fleet
-from tests.integration.case_systems import configured, on_spark
+from tests.integration.case_systems import configured, on_fleet, on_spark
 from tests.integration.golden_cases import AFTER_A_BATCH, BY_SPARK, GOLDEN, IMPORTED, OF_FORMAT_1, SAYS, Batch, Golden
 from tests.integration.operator_cases import Operators
 from tests.integration.streams import Run
@@ -102,13 +102,14 @@ def test_every_checkpoint_of_the_jars_is_here(checkpoints: Path) -> None:
 def test_a_checkpoint_of_sparks_suites(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, checkpoints: Path, golden: Golden
 ) -> None:
-    def ours(frame: DataFrame, operator: str, mode: str) -> Any:
-        return fleet.stateful(frame, name=f"{name}-{operator}", outputMode=mode, shards=3)
-
     outcome = golden.outcomes[IS_SPARK_4]
     old, new = copied(checkpoints, golden, tmp_path / "old"), tmp_path / "new"
     with configured(spark, golden.conf):
-        fleets, steps, running = System(spark, golden, ours, new), list(golden.steps), list[System]()
+        fleets, steps, running = (
+            System(spark, golden, on_fleet(fleet, name, shards=3), new),
+            list(golden.steps),
+            list[System](),
+        )
 
         def refused(says: str) -> None:
             with pytest.raises((CorruptStateError, InvalidRequestError, StateMismatchError), match=SAYS[says]):

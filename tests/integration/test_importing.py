@@ -24,7 +24,7 @@ from statefleet.fleet import Fleet
 from statefleet.migration.checkpoint import NewCheckpoint, SparkCheckpoint
 from tests.integration.case_systems import ALL_CASES, CHANGELOGS, FORMAT_2, ROCKSDB, configured
 from tests.integration.join_cases import JOIN_CASES
-from tests.integration.moved_queries import moved, swap
+from tests.integration.moved_queries import Import, moved, swap
 from tests.integration.operator_cases import RESTART, Case, Step
 from tests.integration.streams import Feed, Run, short_list
 
@@ -125,22 +125,23 @@ AGGREGATES = (
 )  # fmt: skip
 
 
+@pytest.fixture
+def importing(fleet: Fleet, tmp_path: Path, name: str) -> Import:
+    return Import(fleet, tmp_path, name, Feed(tmp_path / "in", EVENTS))
+
+
 @pytest.mark.replay
-def test_what_cannot_be_imported_begins_from_nothing(fleet: Fleet, tmp_path: Path, name: str) -> None:
-    feed, old, new = Feed(tmp_path / "in", EVENTS), tmp_path / "old", tmp_path / "new"
+def test_what_cannot_be_imported_begins_from_nothing(fleet: Fleet, importing: Import, name: str) -> None:
     aggregates = F.count("*").alias("n"), F.percentile_approx("v", 0.5).alias("p"), F.sum("v").alias("s")
-    feed.add(events(("a", 1, 1), ("a", 2, 2), ("b", 3, 3)))
-    Run(feed.stream().groupBy("k").agg(*aggregates), "update", old, available_now=True).wait()
-    frame = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").agg(*aggregates)
-    with pytest.raises(InvalidRequestError, match=r"percentile_approx.*from_nothing|from_nothing.*percentile_approx"):
-        fleet.import_checkpoint(str(old), frame, checkpoint=str(new))
-    with pytest.raises(InvalidRequestError, match="not of all of them"):
-        fleet.import_checkpoint(str(old), frame, checkpoint=str(new), from_nothing=["n", "p", "s"])
-    assert fleet.import_checkpoint(str(old), frame, checkpoint=str(new), from_nothing=["p"]).rows == {name: 2}
-    feed.add(events(("a", 4, 9)))
-    run = Run(frame, "update", new)
-    assert [tuple(row) for row in run.take()] == [("a", 3, 9, 12)]
-    run.stop()
+    importing.feed.add(events(("a", 1, 1), ("a", 2, 2), ("b", 3, 3)))
+    importing.run_on_spark(importing.feed.stream().groupBy("k").agg(*aggregates))
+    frame = importing.stateful().groupBy("k").agg(*aggregates)
+    importing.refused(frame, r"percentile_approx.*from_nothing|from_nothing.*percentile_approx", InvalidRequestError)
+    importing.refused(frame, "not of all of them", InvalidRequestError, from_nothing=["n", "p", "s"])
+    assert importing.rows(frame, from_nothing=["p"]) == {name: 2}
+    importing.feed.add(events(("a", 4, 9)))
+    with Run(frame, "update", importing.new) as run:
+        assert [tuple(row) for row in run.take()] == [("a", 3, 9, 12)]
     assert sorted(map(tuple, (row.values() for row in fleet.state(name).scan().to_arrow().to_pylist()))) == [
         ("a", 3, 9, 12),
         ("b", 1, None, 3),
@@ -230,9 +231,9 @@ def same(state: Any) -> list[str]:
 
 
 def test_below_a_select_aggregates_are_in_its_order_and_what_it_leaves_out_is_not_there(
-    fleet: Fleet, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet, importing: Import, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    feed, old, new = Feed(tmp_path / "in", EVENTS), tmp_path / "old", tmp_path / "new"
+    feed, old, new = importing.feed, importing.old, importing.new
 
     def query(frame: Any) -> DataFrame:
         once, tenfold, most = (
@@ -243,74 +244,27 @@ def test_below_a_select_aggregates_are_in_its_order_and_what_it_leaves_out_is_no
         selected: DataFrame = frame.groupBy("k").agg(once, tenfold, most).select("k", "tenfold", "once")
         return selected
 
-    def ours() -> DataFrame:
-        return query(fleet.stateful(feed.stream(), name=name, shards=2))
-
     feed.add(events(("a", 1, 1), ("b", 2, 2)))
-    run = Run(query(feed.stream()), "update", old)
-    assert run.take_batches() == {0: [("a", 10, 1), ("b", 20, 2)]}
-    run.stop()
-    with pytest.raises(StateMismatchError, match=r"leaves out max.*nothing was written.*from_nothing"):
-        fleet.import_checkpoint(str(old), ours(), checkpoint=str(new))
+    with Run(query(feed.stream()), "update", old) as run:
+        assert run.take_batches() == {0: [("a", 10, 1), ("b", 20, 2)]}
+    ours = query(importing.stateful())
+    importing.refused(ours, r"leaves out max.*nothing was written.*from_nothing")
     with monkeypatch.context() as patched:
         patched.setattr(NewCheckpoint, "_end", _killed)
         with pytest.raises(KeyboardInterrupt):
-            fleet.import_checkpoint(str(old), ours(), checkpoint=str(new), from_nothing=["most"])
+            importing.rows(ours, from_nothing=["most"])
     with pytest.raises(AnalysisException, match="belongs to another query"):
-        Run(ours(), "update", new)
+        Run(ours, "update", new)
     # A query that was started as it was has left an id of its own there, and does not keep the next import from making it whole.
     (new / "metadata").write_text(json.dumps({"id": "7f1b5f0e-95b5-4a25-9d0c-4a8a8f0a2c11"}))
-    fleet.import_checkpoint(str(old), ours(), checkpoint=str(new), from_nothing=["most"])
+    importing.rows(ours, from_nothing=["most"])
     other_query = query(fleet.stateful(feed.stream(), name=f"{name}-other", shards=2))
     with pytest.raises(StateMismatchError, match="other states"):
-        fleet.import_checkpoint(str(old), other_query, checkpoint=str(new), from_nothing=["most"])
+        importing.rows(other_query, from_nothing=["most"])
     feed.add(events(("a", 4, 3)))
-    for frame, checkpoint in ((query(feed.stream()), old), (ours(), new)):
-        run = Run(frame, "update", checkpoint)
-        assert run.take_batches() == {1: [("a", 40, 4)]}
-        run.stop()
-
-
-def test_what_does_not_fit_a_checkpoint_is_refused_before_anything_is_written(
-    fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    feed, old, new = Feed(tmp_path / "in", EVENTS), tmp_path / "old", tmp_path / "new"
-    feed.add(events(("a", 1, 1), ("b", 2, 2)))
-    own_query = feed.stream().groupBy("k").agg(F.sum("v"), F.count("*"))
-    run = Run(own_query, "update", old)
-    run.wait()
-
-    def stateful() -> Any:
-        return fleet.stateful(feed.stream(), name=name, shards=2)
-
-    def refused(frame: DataFrame, match: str, source: Path = old) -> None:
-        with pytest.raises((InvalidRequestError, StateMismatchError), match=match):
-            fleet.import_checkpoint(str(source), frame, checkpoint=str(new))
-        assert not new.exists()
-        assert fleet._coordinator.describe_state(name) is None
-
-    refused(stateful().groupBy("k").agg(F.sum("v"), F.count("*")), "is running.*stop it first")
-    run.stop()
-    refused(
-        stateful().groupBy("k").agg(F.count("*"), F.sum("v")), r"aggregates of the query.*existing=.*sum bigint, count"
-    )
-    refused(stateful().groupBy("v").agg(F.sum("v"), F.count("*")), "grouping columns of the query.*existing=.*k string")
-    refused(stateful().groupBy("k").agg(F.sum("v")), "aggregates of the query")
-    refused(stateful().dropDuplicates(["k"]), "values of the query")
-    refused(stateful().topN(3, ["k"], ["v"]), "is not imported")
-    refused(stateful().limit(3), "columns of the query")
-    refused(stateful().join(feed.stream(), "k"), "operator is another one")
-    refused(stateful(), "no stateful operator of a fleet; nothing was written")
-    refused(stateful().groupBy("k"), "no stateful operator of a fleet; nothing was written")
-    refused(stateful().groupBy("k").count(), "no checkpoint", tmp_path / "in")
-    (broken,) = (old / "state" / "0" / "1").glob("1.delta")
-    broken.write_bytes(broken.read_bytes()[:10])
-    (broken.parent / ".1.delta.crc").unlink()
-    frame = stateful().groupBy("k").agg(F.sum("v"), F.count("*"))
-    with pytest.raises(StateStoreError, match=r"not finished.*import again"):
-        fleet.import_checkpoint(str(old), frame, checkpoint=str(new))
-    assert not new.exists()
-    assert fleet._coordinator.describe_state(name) is None
+    for frame, checkpoint in ((query(feed.stream()), old), (ours, new)):
+        with Run(frame, "update", checkpoint) as run:
+            assert run.take_batches() == {1: [("a", 40, 4)]}
 
 
 def overwrite(file: Path, text: str = "") -> None:
@@ -333,53 +287,80 @@ def swap_newest(old: Path) -> None:
         second.write_bytes(first_bytes)
 
 
-#: What is done to a checkpoint whose newest batch is 0 and whose state has two partitions, and what the refusal says.
-DAMAGES: Mapping[str, tuple[Callable[[Path], object], str]] = {
-    "the last partition is missing": (lambda old: shutil.rmtree(old / "state/0/1"), r"expected=`2` missing=`\[1\]`"),
-    "the first partition is missing": (lambda old: shutil.rmtree(old / "state/0/0"), r"missing=`\[0\]`"),
-    "there is one more": (lambda old: shutil.copytree(old / "state/0/1", old / "state/0/2"), r"unexpected=`\[2\]`"),
-    "no offsets": (lambda old: (old / "offsets/0").unlink(), "missing, empty or damaged.*offsets/0"),
-    "empty offsets": (lambda old: overwrite(old / "offsets/0"), "missing, empty or damaged.*offsets/0"),
-    "an empty commit": (lambda old: overwrite(old / "commits/0"), "missing, empty or damaged.*commits/0"),
-    "empty metadata": (lambda old: overwrite(old / "metadata"), "missing, empty or damaged.*metadata"),
-    "offsets of another checksum": (
-        lambda old: (old / "offsets/0").write_text("v1\n"),
-        r"checksum beside it.*restore both.*offsets/0",
+def break_newest(old: Path) -> None:
+    (broken,) = (old / "state" / "0" / "1").glob("1.delta")
+    broken.write_bytes(broken.read_bytes()[:10])
+    (broken.parent / ".1.delta.crc").unlink()
+
+
+#: What is done to a checkpoint whose newest batch is 0 and whose state has two partitions, the error, and what it says.
+DAMAGES: Mapping[str, tuple[Callable[[Path], object], type[StateStoreError], str]] = {
+    **{
+        damage: (make, CorruptStateError, says)
+        for damage, make, says in (
+            (
+                "the last partition is missing",
+                lambda old: shutil.rmtree(old / "state/0/1"),
+                r"expected=`2` missing=`\[1\]`",
+            ),
+            ("the first partition is missing", lambda old: shutil.rmtree(old / "state/0/0"), r"missing=`\[0\]`"),
+            ("one more", lambda old: shutil.copytree(old / "state/0/1", old / "state/0/2"), r"unexpected=`\[2\]`"),
+            ("no offsets", lambda old: (old / "offsets/0").unlink(), "missing, empty or damaged.*offsets/0"),
+            ("empty offsets", lambda old: overwrite(old / "offsets/0"), "missing, empty or damaged.*offsets/0"),
+            ("an empty commit", lambda old: overwrite(old / "commits/0"), "missing, empty or damaged.*commits/0"),
+            ("empty metadata", lambda old: overwrite(old / "metadata"), "missing, empty or damaged.*metadata"),
+            (
+                "offsets of another checksum",
+                lambda old: (old / "offsets/0").write_text("v1\n"),
+                r"checksum beside it.*restore both.*offsets/0",
+            ),
+        )
+    },
+    "ids of another state": (
+        lambda old: with_ids_of_one_partition(old / "commits/0"),
+        *(
+            (CorruptStateError, "missing, empty or damaged.*commits/0")
+            if SPARK.READS_STATE
+            else (InvalidRequestError, "format 2.*import it with Spark 4")
+        ),
     ),
+    # Spark itself would not see it.
+    "swapped": (swap_newest, StateStoreError, r"have rows of partition \d: they were swapped"),
+    "broken": (break_newest, StateStoreError, r"not finished.*import again"),
 }
 
 
-def test_a_checkpoint_that_is_not_whole_is_refused_before_anything_is_written(
-    fleet: Fleet, tmp_path: Path, name: str
+def test_what_does_not_fit_a_checkpoint_or_is_not_whole_is_refused_before_anything_is_written(
+    importing: Import, tmp_path: Path, name: str
 ) -> None:
-    feed, old, new = Feed(tmp_path / "in", EVENTS), tmp_path / "old", tmp_path / "new"
+    feed, old, stateful = importing.feed, importing.old, importing.stateful
     feed.add(events(*((key, 1, 1) for key in "abcdefgh")))
-    Run(feed.stream().groupBy("k").count(), "update", old, available_now=True).wait()
-    frame = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").count()
-    for damage, (make, refusal) in DAMAGES.items():
+    sum_, count = F.sum("v"), F.count("*")
+    frame = stateful().groupBy("k").agg(sum_, count)
+    with Run(feed.stream().groupBy("k").agg(sum_, count), "update", old) as run:
+        run.wait()
+        importing.refused(frame, "is running.*stop it first", InvalidRequestError)
+    other_order = stateful().groupBy("k").agg(count, sum_)
+    importing.refused(other_order, r"aggregates of the query.*existing=.*sum bigint, count")
+    importing.refused(stateful().groupBy("v").agg(sum_, count), "grouping columns of the query.*existing=.*k string")
+    importing.refused(stateful().groupBy("k").agg(sum_), "aggregates of the query")
+    importing.refused(stateful().dropDuplicates(["k"]), "values of the query")
+    importing.refused(stateful().topN(3, ["k"], ["v"]), "is not imported", InvalidRequestError)
+    importing.refused(stateful().limit(3), "columns of the query")
+    importing.refused(stateful().join(feed.stream(), "k"), "operator is another one")
+    importing.refused(stateful(), "no stateful operator of a fleet; nothing was written", InvalidRequestError)
+    importing.refused(
+        stateful().groupBy("k"), "no stateful operator of a fleet; nothing was written", InvalidRequestError
+    )
+    importing.refused(stateful().groupBy("k").count(), "no checkpoint", InvalidRequestError, source=tmp_path / "in")
+    # An import goes by the frame that was built last of a name.
+    frame = stateful().groupBy("k").agg(sum_, count)
+    for damage, (make, kind, refusal) in DAMAGES.items():
         damaged = tmp_path / damage.replace(" ", "-")
         shutil.copytree(old, damaged)
         make(damaged)
-        with pytest.raises(CorruptStateError, match=refusal):
-            fleet.import_checkpoint(str(damaged), frame, checkpoint=str(new))
-    other = tmp_path / "ids-of-another-state"
-    shutil.copytree(old, other)
-    with_ids_of_one_partition(other / "commits/0")
-    error, says = (
-        (CorruptStateError, "missing, empty or damaged.*commits/0")
-        if SPARK.READS_STATE
-        else (InvalidRequestError, "format 2.*import it with Spark 4")
-    )
-    with pytest.raises(error, match=says):
-        fleet.import_checkpoint(str(other), frame, checkpoint=str(new))
-    # Spark itself would not see it.
-    swap_newest(old)
-    with pytest.raises(StateStoreError, match=r"have rows of partition \d: they were swapped"):
-        fleet.import_checkpoint(str(old), frame, checkpoint=str(new))
-    assert not new.exists()
-    assert fleet._coordinator.describe_state(name) is None
-    swap_newest(old)
-    assert fleet.import_checkpoint(str(old), frame, checkpoint=str(new)).rows == {name: 8}
+        importing.refused(frame, refusal, kind, damaged)
+    assert importing.rows(frame) == {name: 8}
 
 
 def describe(old: Path, keys: str, values: str) -> None:
@@ -390,53 +371,40 @@ def describe(old: Path, keys: str, values: str) -> None:
 
 
 def test_keys_that_spark_before_331_described_as_its_input_are_imported(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+    spark: SparkSession, importing: Import, tmp_path: Path, name: str
 ) -> None:
-    feed, old, new = Feed(tmp_path / "in", EVENTS), tmp_path / "old", tmp_path / "new"
+    feed = importing.feed
     feed.add(events(("a", 1, 1), ("b", 2, 2), (None, 3, 3)))
-
-    def seen() -> DataFrame:
-        return feed.stream().dropDuplicates(["k"])
-
-    def imported(source: Path) -> Mapping[str, int]:
-        frame = fleet.stateful(feed.stream(), name=name, shards=2).dropDuplicates(["k"])
-        return fleet.import_checkpoint(str(source), frame, checkpoint=str(new)).rows
-
+    frames = feed.stream().dropDuplicates(["k"]), importing.stateful().dropDuplicates(["k"])
     counted = tmp_path / "counted"
     # The values have the keys as well, as an input has.
     with configured(spark, {"spark.sql.streaming.aggregation.stateFormatVersion": "1"}):
         Run(feed.stream().groupBy("k").count(), "update", counted, available_now=True).wait()
-    with pytest.raises(StateStoreError, match=r"(?s)not finished.*is of another operator"):
-        imported(counted)
-    Run(seen(), "append", old, available_now=True).wait()
-    describe(old, spark.createDataFrame([], "k string").schema.json(), feed.stream().schema.json())
-    assert imported(old) == {name: 3}
+    importing.refused(frames[1], r"(?s)not finished.*is of another operator", StateStoreError, counted)
+    importing.run_on_spark(frames[0], "append")
+    describe(importing.old, spark.createDataFrame([], "k string").schema.json(), feed.stream().schema.json())
+    assert importing.rows(frames[1]) == {name: 3}
     feed.add(events(("a", 4, 4), ("c", 5, 5), (None, 6, 6)))
-    for frame, checkpoint in ((seen(), old), (fleet.stateful(feed.stream(), name=name).dropDuplicates(["k"]), new)):
-        run = Run(frame, "append", checkpoint)
-        assert [row.k for row in run.take()] == ["c"]
-        run.stop()
+    for frame, checkpoint in zip(frames, (importing.old, importing.new), strict=True):
+        with Run(frame, "append", checkpoint) as run:
+            assert [row.k for row in run.take()] == ["c"]
 
 
-def test_what_spark_did_not_write_down_it_writes_with_another_batch(fleet: Fleet, tmp_path: Path, name: str) -> None:
-    feed, old, new = Feed(tmp_path / "in", EVENTS), tmp_path / "old", tmp_path / "new"
-
+def test_what_spark_did_not_write_down_it_writes_with_another_batch(fleet: Fleet, importing: Import, name: str) -> None:
     def run_a_batch() -> None:
-        feed.add(events(("a", 1, 1), ("b", 2, 2)))
-        Run(feed.stream().groupBy("k").count(), "update", old, available_now=True).wait()
+        importing.feed.add(events(("a", 1, 1), ("b", 2, 2)))
+        importing.run_on_spark(importing.feed.stream().groupBy("k").count())
 
     run_a_batch()
     run_a_batch()
-    frame = fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").count()
+    frame = importing.stateful().groupBy("k").count()
     # As of Spark 3.0, then as of Spark 2.1.
-    shutil.rmtree(old / "state/0/0/_metadata")
-    with pytest.raises(StateMismatchError, match=r"Spark before 3\.1.*run a batch on this version of Spark"):
-        fleet.import_checkpoint(str(old), frame, checkpoint=str(new))
-    shutil.rmtree(old / "commits")
-    with pytest.raises(InvalidRequestError, match=r"no log of committed batches.*run a batch on this version"):
-        fleet.import_checkpoint(str(old), frame, checkpoint=str(new))
+    shutil.rmtree(importing.old / "state/0/0/_metadata")
+    importing.refused(frame, r"Spark before 3\.1.*run a batch on this version of Spark", StateMismatchError)
+    shutil.rmtree(importing.old / "commits")
+    importing.refused(frame, r"no log of committed batches.*run a batch on this version", InvalidRequestError)
     run_a_batch()
-    assert fleet.import_checkpoint(str(old), frame, checkpoint=str(new)).rows == {name: 2}
+    assert importing.rows(frame) == {name: 2}
     assert sorted(row["count"] for row in fleet.state(name).scan().to_arrow().to_pylist()) == [3, 3]
 
 

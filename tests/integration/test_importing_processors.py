@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
-from coordinator.model.errors import CorruptStateError, InvalidRequestError, StateMismatchError, StateStoreError
+from coordinator.model.errors import CorruptStateError, InvalidRequestError, StateStoreError
 from spark_jobs.plan.spark_version import SPARK
 from statefleet.fleet import Fleet
 from tests.integration.case_systems import CHANGELOGS, FORMAT_2, ROCKSDB, configured
-from tests.integration.moved_queries import moved, swap
+from tests.integration.moved_queries import Import, moved, swap
 from tests.integration.processor_cases import CASES, OUTPUT, ROWS, StatefulProcessor
 from tests.integration.streams import Feed, Run, short_list
 
@@ -76,18 +76,21 @@ def feed(spark: SparkSession, tmp_path: Path) -> Feed:
 
 
 @pytest.fixture
-def old(spark: SparkSession, feed: Feed, tmp_path: Path) -> Path:
+def importing(fleet: Fleet, feed: Feed, tmp_path: Path, name: str) -> Import:
+    return Import(fleet, tmp_path, name, feed)
+
+
+@pytest.fixture
+def old(spark: SparkSession, feed: Feed, importing: Import) -> Path:
     """The checkpoint of a processor in Spark, with two partitions."""
-    old = tmp_path / "old"
     with configured(spark, ROCKSDB | {"spark.sql.shuffle.partitions": "2"}):
         frame = feed.stream().groupBy("id").transformWithState(_living(), OUTPUT, "update", "ProcessingTime")
-        run = Run(frame, "update", old)
-        # By processing time a query goes on with batches of no rows, so it is never through.
-        while not _committed(old):
-            assert run.query.isActive, run.query.exception()
-            time.sleep(0.2)
-        run.stop()
-    return old
+        with Run(frame, "update", importing.old) as run:
+            # By processing time a query goes on with batches of no rows, so it is never through.
+            while not _committed(importing.old):
+                assert run.query.isActive, run.query.exception()
+                time.sleep(0.2)
+    return importing.old
 
 
 def _asked(fleet: Fleet, feed: Feed, name: str, processor: StatefulProcessor, key: str = "id", mode: str = "") -> Any:
@@ -135,16 +138,9 @@ def test_timers_and_times_to_live_are_those_of_spark(
 
 @on_spark_4
 def test_what_does_not_fit_a_processors_checkpoint_is_refused_before_anything_is_written(
-    fleet: Fleet, feed: Feed, old: Path, tmp_path: Path, name: str
+    fleet: Fleet, feed: Feed, importing: Import, old: Path, tmp_path: Path, name: str
 ) -> None:
-    new = tmp_path / "new"
-
-    def refused(frame: DataFrame, match: str, kind: type[StateStoreError] = StateMismatchError) -> None:
-        with pytest.raises(kind, match=match):
-            fleet.import_checkpoint(str(old), frame, checkpoint=str(new))
-        assert not new.exists()
-        assert fleet._coordinator.describe_state(name) is None
-
+    refused = importing.refused
     refused(_asked(fleet, feed, name, _living(extra=True)), "other state variables.*existing=.*asked=.*value extra")
     refused(_asked(fleet, feed, name, _living(ttl_ms=None)), "other state variables.*with a time to live")
     refused(_asked(fleet, feed, name, _living("v bigint")), "columns of state variable last.*existing=`v int`")
@@ -162,17 +158,16 @@ def test_what_does_not_fit_a_processors_checkpoint_is_refused_before_anything_is
 
 @on_spark_4
 def test_swapped_partitions_of_a_processor_are_found(
-    fleet: Fleet, feed: Feed, old: Path, tmp_path: Path, name: str
+    fleet: Fleet, feed: Feed, importing: Import, old: Path, name: str
 ) -> None:
     swap(old / "state/0")
-    with pytest.raises(StateStoreError, match=r"not finished.*swapped or copied"):
-        fleet.import_checkpoint(str(old), _asked(fleet, feed, name, _living()), checkpoint=str(tmp_path / "new"))
+    importing.refused(_asked(fleet, feed, name, _living()), r"not finished.*swapped or copied", StateStoreError)
 
 
 @pytest.mark.skipif(bool(SPARK.PROCESSOR_CLASSES), reason="Spark 4 reads it")
-def test_spark_35_does_not_read_the_state_of_a_processor(fleet: Fleet, feed: Feed, tmp_path: Path, name: str) -> None:
+def test_spark_35_does_not_read_the_state_of_a_processor(
+    fleet: Fleet, feed: Feed, importing: Import, name: str
+) -> None:
     # Spark 3.5 cannot write such a checkpoint; the state of any operator is one that it does not read for a processor.
-    Run(feed.stream().groupBy("id").agg(F.max("v")), "update", tmp_path / "old", available_now=True).wait()
-    frame = _asked(fleet, feed, name, _living())
-    with pytest.raises(InvalidRequestError, match="import it with Spark 4"):
-        fleet.import_checkpoint(str(tmp_path / "old"), frame, checkpoint=str(tmp_path / "new"))
+    importing.run_on_spark(feed.stream().groupBy("id").agg(F.max("v")))
+    importing.refused(_asked(fleet, feed, name, _living()), "import it with Spark 4", InvalidRequestError)

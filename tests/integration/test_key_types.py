@@ -17,6 +17,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from coordinator.model.errors import InvalidRequestError
 from statefleet.fleet import Fleet
+from tests.integration.case_systems import on_fleet, on_spark
 from tests.integration.key_columns import COLUMNS, with_columns
 from tests.integration.streams import Feed, Run, short_list
 
@@ -28,10 +29,6 @@ MAPS = {
 }
 
 Query = Callable[[Callable[..., Any], DataFrame], DataFrame]
-
-
-def own(frame: DataFrame, name: str, mode: str = "append") -> DataFrame:
-    return frame
 
 
 def shown(frame: DataFrame) -> DataFrame:
@@ -123,10 +120,8 @@ def test_keys_and_rows_are_as_sparks(fleet: Fleet, tmp_path: Path, name: str, ca
     # Both get the input batch by batch: of a backlog other rows are late.
     feeds = {who: Feed(tmp_path / f"in-{who}", pa.schema([("i", pa.int32())])) for who in ("fleet", "spark")}
 
-    def ours(frame: DataFrame, operator: str, its_mode: str = "append") -> Any:
-        return fleet.stateful(frame, name=f"{name}-{operator}", outputMode=its_mode, shards=2)
-
-    results = {who: query(ops, feeds[who].stream()) for who, ops in (("fleet", ours), ("spark", own))}
+    ours = on_fleet(fleet, name)
+    results = {who: query(ops, feeds[who].stream()) for who, ops in (("fleet", ours), ("spark", on_spark))}
     assert results["fleet"].schema == results["spark"].schema
     emitted = []
     for who in results:

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from spark_jobs.plan.spark_version import SPARK
 from statefleet.fleet import Fleet
-from tests.integration.case_systems import Inputs, System, on_spark
+from tests.integration.case_systems import Inputs, System, on_fleet, on_spark
 from tests.integration.operator_cases import Case, Operators, seconds
 from tests.integration.streams import Run
 
@@ -95,13 +95,13 @@ SPARKS = {"one operator twice": once}
 def test_filters_after_an_operator_leave_the_rows_in_the_batches_that_spark_has_them_in(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, which: str
 ) -> None:
-    def ours(frame: DataFrame, operator: str, mode: str = "append") -> Any:
-        return fleet.stateful(frame, name=f"{name}-{operator}", outputMode=mode, shards=2)
-
     inputs, query = Inputs(spark, tmp_path / "in", COLUMNS), QUERIES[which]
     systems = [
         System(Case(COLUMNS, build, []), inputs, operators, tmp_path / side)
-        for side, build, operators in (("fleet", query, ours), ("spark", SPARKS.get(which, query), on_spark))
+        for side, build, operators in (
+            ("fleet", query, on_fleet(fleet, name)),
+            ("spark", SPARKS.get(which, query), on_spark),
+        )
     ]
     emitted = 0
     try:
@@ -150,7 +150,7 @@ def test_joined_aggregations_of_one_form_have_a_watermark_each(
         joined = line(counts, "join").join(counted, F.expr("window = window2 and k = k2"), "full_outer")
         return joined.select(seconds("window2.start").alias("start"), "k2", "n", "count")  # type: ignore[no-any-return]
 
-    sides = {"fleet": lambda df, operator: fleet.stateful(df, name=f"{name}-{operator}", shards=2), "spark": on_spark}
+    sides = {"fleet": on_fleet(fleet, name), "spark": on_spark}
     runs = {side: Run(query(line), "append", tmp_path / side) for side, line in sides.items()}
     try:
         inputs.add({"a": [("p", 45, 1)], "b": [("p", 45, 1), ("p", 12, 1)]})

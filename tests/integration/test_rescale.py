@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from pyspark.sql import functions as F
 from coordinator.model.errors import InvalidRequestError
 from statefleet.cli import main
 from statefleet.fleet import Fleet
+from tests.clocks import until
 from tests.integration.streams import Feed, Run
 
 ROWS = pa.schema([("k", pa.string()), ("v", pa.int64())])
@@ -101,7 +101,5 @@ def test_new_shards_outlive_the_store_actors_that_made_them_and_a_backlog(
         assert emitted == expected(feed)
         assert len(shards_of(fleet, name)) == shards
     # No run is active now; Spark reports that with a delay.
-    deadline = time.monotonic() + 30
-    while main(["rescale", fleet.uri, name, "--shards", "10"]) == 0 and time.monotonic() < deadline:
-        time.sleep(0.2)
+    until(lambda: main(["rescale", fleet.uri, name, "--shards", "10"]) != 0, 30, every_s=0.2)
     assert "no run of the state's query goes on" in capsys.readouterr().err

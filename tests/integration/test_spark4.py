@@ -14,7 +14,7 @@ from coordinator.model.errors import InvalidRequestError
 from spark_jobs.plan.spark_version import SPARK
 from statefleet.fleet import Fleet
 from tests.code_blocks import blocks_of
-from tests.integration.case_systems import Inputs, System, check_case, on_spark
+from tests.integration.case_systems import compare_case
 from tests.integration.operator_cases import RESTART, Case, Operators, Step
 from tests.user_pytest import pytest_in
 
@@ -101,18 +101,7 @@ CASES = {
 
 @pytest.mark.parametrize("case_name", CASES)
 def test_values_are_sparks_own(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, case_name: str) -> None:
-    case = CASES[case_name]
-
-    def ours(frame: DataFrame, operator: str, mode: str = "append") -> Any:
-        return fleet.stateful(frame, name=f"{name}-{operator}", outputMode=mode, shards=2)
-
-    inputs = Inputs(spark, tmp_path / "in", case.inputs)
-    assert case.query(ours, inputs.streams()).schema == case.query(on_spark, inputs.streams()).schema
-    systems = {
-        "the fleet": System(case, inputs, ours, tmp_path / "ck"),
-        "Spark": System(case, inputs, on_spark, tmp_path / "spark-ck"),
-    }
-    check_case(case_name, case, inputs, systems)
+    compare_case(spark, fleet, tmp_path, name, case_name, CASES[case_name], with_spark=True)
 
 
 class Silent(*SPARK.PROCESSOR_CLASSES):  # type: ignore[misc]

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from spark_jobs.session.spark_session import start_session, stop_session
 from statefleet.fleet import Fleet, connect
-from tests.integration.case_systems import ALL_CASES, Inputs, System, on_spark
+from tests.integration.case_systems import ALL_CASES, Inputs, System, on_fleet, on_spark
 from tests.integration.conftest import SETTINGS
 from tests.integration.operator_cases import RESTART, Case, Operators, Step
 
@@ -97,15 +97,11 @@ class VersionCase:
     """
 
     def __init__(self, spark: SparkSession, fleet: Fleet, name: str, folder: Path, *, states: str = "") -> None:
-        self.case, self._fleet, self._states = VERSION_CASES[name], fleet, states or name
+        self.case, self.operators = VERSION_CASES[name], on_fleet(fleet, states or name)
         self.inputs = Inputs(spark, folder, self.case.inputs)
         steps = [step for step in self.case.steps if step != RESTART]
         half = max(1, len(steps) // 2)
         self.halves = steps[:half], steps[half:]
-
-    def operators(self, frame: DataFrame, operator: str, mode: str = "append") -> Any:
-        """Return the fleet's operator of a state of this case."""
-        return self._fleet.stateful(frame, name=f"{self._states}-{operator}", outputMode=mode, shards=2)
 
 
 def unpack(file: Path, folder: Path) -> Path:

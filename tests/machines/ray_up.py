@@ -8,26 +8,17 @@ import shlex
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tests.clocks import until
 from tests.machines.machines import USER, Machines
 
 _ROOT = Path(__file__).parents[2]
 _API = "http://127.0.0.1:8265"
-
-
-def until(is_so: Callable[[], bool], failure: str, *, within_s: float, every_s: float = 1.0) -> float:
-    """Wait; return for how long."""
-    begun = time.monotonic()
-    while not is_so():
-        assert time.monotonic() - begun < within_s, failure
-        time.sleep(every_s)
-    return time.monotonic() - begun
 
 
 class Job:
@@ -107,7 +98,7 @@ class LocalCluster:
     def wait_for_workers(self, count: int, *, within_s: float) -> float:
         """Wait until Ray has some workers; return for how long it took."""
         workers = {worker.address for worker in self.workers}
-        return until(lambda: len(self.living() & workers) == count, f"not {count} workers", within_s=within_s)
+        return until(lambda: len(self.living() & workers) == count, within_s, f"not {count} workers", 1.0)
 
     def run(self, command: str) -> str:
         """Run a command on the head, in the folder of the package."""

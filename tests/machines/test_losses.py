@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from spark_jobs.jobs.events import make_events
+from tests.clocks import until
 from tests.machines.machines import SHARED, Machine
-from tests.machines.ray_up import Job, LocalCluster, until
+from tests.machines.ray_up import Job, LocalCluster
 
 pytestmark = [pytest.mark.machines, pytest.mark.timeout(900)]
 
@@ -54,7 +55,7 @@ class MainJob:
             assert job.is_running or self.newest() >= batch, job.text
             return self.newest() >= batch
 
-        until(is_there, f"batch {batch} is not finished", within_s=within_s, every_s=0.2)
+        until(is_there, within_s, f"batch {batch} is not finished", 0.2)
         return self.finished()[batch]
 
     def shards(self) -> list[dict[str, Any]]:
@@ -162,7 +163,7 @@ def test_a_worker_that_lost_power_is_done_without_and_is_used_again(cluster: Loc
     ended = time.time()
     newest = main.newest()
     print(f"power lost: next batch after {main.wait_past(newest + 2, jobs[0], within_s=200) - ended:.1f} s")
-    until(lambda: victim.address not in cluster.living(), "Ray does not notice", within_s=100)
+    until(lambda: victim.address not in cluster.living(), 100, "Ray does not notice", 1.0)
     print(f"power lost: Ray had given the node up after {time.time() - ended:.0f} s at most")
     victim.boot()
     booted = time.time()
@@ -185,14 +186,14 @@ def test_a_worker_whose_link_is_down_is_given_up_and_commits_nothing_once_it_is_
     victim.cut()
     cut = time.time()
     newest = main.newest()
-    until(lambda: victim.address not in cluster.living(), "Ray does not notice", within_s=100)
+    until(lambda: victim.address not in cluster.living(), 100, "Ray does not notice", 1.0)
     print(f"link down: Ray has given the node up after {time.time() - cut:.0f} s")
     print(f"link down: next batch after {main.wait_past(newest + 2, jobs[0], within_s=200) - cut:.1f} s")
     assert victim.processes(STORE_ACTOR), "its processes go on"
     victim.heal()
     healed = time.time()
     print(
-        f"link up: its store actor ended after {until(lambda: not victim.processes(STORE_ACTOR), 'a zombie', within_s=120):.0f} s"
+        f"link up: its store actor ended after {until(lambda: not victim.processes(STORE_ACTOR), 120, 'a zombie', 1.0):.0f} s"
     )
     cluster.wait_for_workers(2, within_s=300)
     print(f"link up: Ray has the worker again after {time.time() - healed:.0f} s")
@@ -212,7 +213,7 @@ def test_a_worker_that_is_going_to_end_is_left_before_it_does(cluster: LocalClus
     drain = "./run ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION --reason-message notice"
     leaving.ssh(f"cd ~/statefleet && {drain} --deadline-remaining-seconds 120")
     noticed_at = time.time()
-    took = until(lambda: not leaving.processes(RAYLET), "Ray does not end there", within_s=100)
+    took = until(lambda: not leaving.processes(RAYLET), 100, "Ray does not end there", 1.0)
     print(f"a notice of two minutes: the node was empty, and had ended, after {took:.0f} s")
     batch = main.newest()
     main.wait_past(batch + 1, jobs[0], within_s=100)
