@@ -274,7 +274,7 @@ BUGS: dict[str, Bug] = {
     ),
     "a reader is given the newest version of each shard": Bug(reads, "_version_to_read", _newest_of_each_shard, READ),
     "a reader believes whatever it knew": Bug(
-        ShardReads, "_is_newest", lambda _, reads, view, cached, pinned: True, READ, first=8
+        ShardReads, "_is_newest", lambda _, reads, view, cached, pinned: True, READ, first=49
     ),
     "a reader sees the change that is being made": Bug(VersionView, "_catch_up", lambda _, view: None, READ),
     "a version is read before all shards have it": Bug(versions, "newest_readable", _shards_not_waited_for, READ),
@@ -286,7 +286,7 @@ BUGS: dict[str, Bug] = {
     ),
     "runs of a dropped state may go on": Bug(LedgerState, "_drop", _runs_outlive_their_state, DROPPED, first=11),
     "versions of a dropped state are read as empty ones": Bug(
-        StateHistory, "committed", _any_version_there, DROPPED, first=2
+        StateHistory, "committed", _any_version_there, DROPPED, first=77
     ),
 }
 #: Bugs that are only one together with another.
