@@ -18,11 +18,14 @@ class LaterClock(MachineClock):
 
 
 def until(
-    is_so: Callable[[], bool], within_s: float = 90, failure: str = "it did not happen in time", every_s: float = 0.005
+    is_so: Callable[[], bool],
+    within_s: float = 90,
+    failure: str | Callable[[], str] = "it did not happen in time",
+    every_s: float = 0.005,
 ) -> float:
     """Wait for what others do; return for how long."""
     begun = time.monotonic()
     while not is_so():
-        assert time.monotonic() - begun < within_s, failure
+        assert time.monotonic() - begun < within_s, failure if isinstance(failure, str) else failure()
         time.sleep(every_s)
     return time.monotonic() - begun

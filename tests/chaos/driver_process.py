@@ -111,6 +111,6 @@ def wait_past(fleet: Fleet, supervisor: Supervisor, version: int) -> None:
     until(
         lambda: supervisor.is_done() or min(versions(fleet), default=version) > version,
         DEADLINE_S,
-        f"no progress past version {version}",
+        lambda: f"no progress past version {version}: shards are at {versions(fleet)}",
         0.05,
     )

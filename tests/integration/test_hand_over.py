@@ -107,11 +107,18 @@ def test_rows_that_are_only_counted_are_counted_after_a_batch_of_one(fleet: Flee
             feed.add([("a", 1)] * rows)
             assert [tuple(row) for row in run.take()] == [(total,)]
             assert progress_of(run)["customMetrics"]["rowsRead"] == rows
+
+
+def test_a_store_actor_that_has_served_a_query_has_nothing_of_spark(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path / "in", ROWS)
+    with Run(fleet.stateful(feed.stream(), name=name, shards=2).groupBy("k").count(), "update", tmp_path / "ck") as run:
+        feed.add([("a", 1)])
+        run.take()
         for actor in fleet.status()["store_actors"]:
             handle = ray.get_actor(actor["actor_name"], namespace=NAMESPACE)
             loaded = ray.get(handle.__ray_call__.remote(lambda _: {name.partition(".")[0] for name in sys.modules}))
             assert "store_actors" in loaded
-            assert not {"pyspark", "py4j", "spark_jobs"} & loaded, "a store actor has nothing of Spark"
+            assert not {"pyspark", "py4j", "spark_jobs"} & loaded
 
 
 def test_a_large_batch_counts_as_a_whole_where_its_sink_reads_a_row(fleet: Fleet, tmp_path: Path, name: str) -> None:

@@ -150,7 +150,8 @@ def test_joined_aggregations_of_one_form_have_a_watermark_each(
         joined = line(counts, "join").join(counted, F.expr("window = window2 and k = k2"), "full_outer")
         return joined.select(seconds("window2.start").alias("start"), "k2", "n", "count")  # type: ignore[no-any-return]
 
-    sides = {"fleet": on_fleet(fleet, name), "spark": on_spark}
+    # The modes are the query's.
+    sides = {"fleet": lambda df, operator: fleet.stateful(df, name=f"{name}-{operator}", shards=2), "spark": on_spark}
     runs = {side: Run(query(line), "append", tmp_path / side) for side, line in sides.items()}
     try:
         inputs.add({"a": [("p", 45, 1)], "b": [("p", 45, 1), ("p", 12, 1)]})

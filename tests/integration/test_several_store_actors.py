@@ -30,7 +30,7 @@ def wide(spark: SparkSession, new_uri: NewUri) -> Iterator[Fleet]:
 
 @pytest.fixture
 def counting(wide: Fleet, tmp_path: Path, name: str) -> Iterator[CountingQuery]:
-    with CountingQuery(wide, tmp_path, name, shards=4) as query:
+    with CountingQuery(wide, tmp_path, name, shards=4, texts=False) as query:
         yield query
 
 

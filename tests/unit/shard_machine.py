@@ -64,10 +64,12 @@ class ShardMachine(RuleBasedStateMachine):
         self._read: list[str] = []
         self._small = versions._SMALL_POOL, expiry_queue._SMALL
 
-    @initialize(always=st.booleans())
-    def choose_when_to_compact(self, always: bool) -> None:
-        if always:
-            versions._SMALL_POOL, expiry_queue._SMALL = -(1 << 40), 8
+    @initialize(compacts_always=st.booleans(), rebuilds_early=st.booleans())
+    def choose_when_to_compact(self, compacts_always: bool, rebuilds_early: bool) -> None:
+        if compacts_always:
+            versions._SMALL_POOL = -(1 << 40)
+        if rebuilds_early:
+            expiry_queue._SMALL = 8
 
     @precondition(lambda self: self._frozen is None)
     @rule(words=st.sampled_from([1, 16, 64, 1 << 20]))

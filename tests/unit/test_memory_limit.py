@@ -219,14 +219,15 @@ def full(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def gone_through(full: list[int], work: Callable[[], Result]) -> tuple[Result, list[MemoryLimitError]]:
     """Allow one more file growth each time, until the work goes through; return its result, and the errors before."""
     errors: list[MemoryLimitError] = []
-    while True:
-        full[0] = len(errors)
+    for growths in range(1000):
+        full[0] = growths
         try:
             return work(), errors
         except MemoryLimitError as error:
             errors.append(error)
         finally:
             full[0] = 10**9
+    raise AssertionError("it never went through")
 
 
 class SpillingFleet(AggregationFleet):

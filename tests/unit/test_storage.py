@@ -51,6 +51,7 @@ class TestContract:
     def test_the_first_put_wins_and_the_second_changes_nothing(self, store: ObjectStore) -> None:
         assert store.put_if_absent("a/b", b"first")
         store.ensure_durable("a/b")
+        assert list(store.list_unfinished("a")) == []
         assert not store.put_if_absent("a/b", b"second")
         assert store.get("a/b") == b"first"
 
