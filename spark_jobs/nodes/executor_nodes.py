@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from coordinator.model.errors import StateStoreError
+from coordinator.model.identities import ActorLocation
 from coordinator.placement.policies import ActorSlot
+from coordinator.runtime.runtime import MachineClock, Retry
 from coordinator.service.calls import START_S, Actors, RayActors, unwrapped
 from store_actors.actor.deploy import actors_for, ensure_store_actor
 from store_actors.client.fleet_client import FleetAddress
@@ -88,10 +90,22 @@ class ExecutorNodes:
             # A store actor that is starting answers no ping, and does not hang: it is checked for a hang only after this wait.
             self._actors.wait([location], START_S)
             try:
-                slots.append(ActorSlot(unwrapped(self._actors, handle, location), cores))
+                slots.append(ActorSlot(self._located(handle, location), cores))
             except (RayActorError, StateStoreError) as error:
                 log.warning("a node's store actor does not start; shards are not placed there: %s", error)
         return slots
+
+    def _located(self, handle: Any, location: Any) -> ActorLocation:
+        retry = Retry(MachineClock(), START_S, first_pause_s=0.1, longest_pause_s=1.0)
+        while True:
+            try:
+                located: ActorLocation = unwrapped(self._actors, handle, location)
+                return located
+            except ActorUnavailableError:  # Ray restarts it
+                if retry.is_over:
+                    raise
+            retry.pause()
+            location = handle.location.remote()
 
     def start(self, hosts: Iterable[str]) -> None:
         """Have the first store actor of some hosts started where there is none, without waiting for it."""

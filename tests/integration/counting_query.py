@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from statefleet.fleet import Fleet
-from tests.integration.streams import Feed, Run
+from tests.integration.streams import Feed, Run, shuffled
 
 ROWS = pa.schema([("k", pa.int64()), ("s", pa.string())])
 
@@ -22,14 +22,26 @@ def query_of(fleet: Fleet, name: str) -> dict[str, Any]:
 
 
 class CountingQuery:
-    """Counts rows by key, and has the largest text of each if it has `texts`; leaving it as a context stops it."""
+    """Counts rows by key, and has the largest text of each if it has `texts`; leaving it as a context stops it.
+
+    Its small batches are of one task, or each shard has one if `is_shuffled`.
+    """
 
     def __init__(
-        self, fleet: Fleet, folder: Path, name: str, *, shards: int, keys: int = 100, texts: bool = True
+        self,
+        fleet: Fleet,
+        folder: Path,
+        name: str,
+        *,
+        shards: int,
+        keys: int = 100,
+        texts: bool = True,
+        is_shuffled: bool = False,
     ) -> None:
         self.fleet, self.name = fleet, name
         self._feed, self._every_key = Feed(folder / "in", ROWS), keys
-        grouped = fleet.stateful(self._feed.stream(), name=name, shards=shards).groupBy("k")
+        rows = shuffled(self._feed.stream(), "k") if is_shuffled else self._feed.stream()
+        grouped = fleet.stateful(rows, name=name, shards=shards).groupBy("k")
         largest = [F.max("s").alias("s")] if texts else []
         self._frame, self._checkpoint = grouped.agg(F.count("*").alias("n"), *largest), folder / "ck"
         self.run = Run(self._frame, "update", self._checkpoint)

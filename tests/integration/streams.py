@@ -28,6 +28,17 @@ def short_list(cases: Iterable[Any], kept: Container[Any]) -> list[Any]:
     return [case if case in kept else pytest.param(case, marks=pytest.mark.replay) for case in cases]
 
 
+def shuffled(rows: DataFrame, number: str) -> DataFrame:
+    """Return rows that take two stages in every batch, as Spark cannot be sure that a task which is tried again reads the same.
+
+    Parameters
+    ----------
+    number
+        A column of numbers that are not below zero.
+    """
+    return rows.where(f"rand() < 2 + {number}")
+
+
 class Feed:
     """A streaming source fed by hand.
 

@@ -30,7 +30,7 @@ def wide(spark: SparkSession, new_uri: NewUri) -> Iterator[Fleet]:
 
 @pytest.fixture
 def counting(wide: Fleet, tmp_path: Path, name: str) -> Iterator[CountingQuery]:
-    with CountingQuery(wide, tmp_path, name, shards=4, texts=False) as query:
+    with CountingQuery(wide, tmp_path, name, shards=4, texts=False, is_shuffled=True) as query:
 
         def are_shared_after_a_batch() -> bool:
             query.batch()
@@ -67,6 +67,17 @@ def test_a_paused_store_actor_holds_up_its_own_shards_only(counting: CountingQue
         until(lambda: versions(counting, other) == {newest + 1}, 15)
         assert versions(counting, held) == {newest}
     counting.check()
+
+
+def test_one_task_has_the_rows_of_shards_of_both_store_actors(wide: Fleet, tmp_path: Path, name: str) -> None:
+    with CountingQuery(wide, tmp_path, name, shards=4) as query:
+        for _ in range(3):
+            query.batch()
+        holders = [shard["actor_name"] for shard in query.shards()]
+        assert sorted(Counter(holders).values()) == [2, 2]
+        ray.kill(ray.get_actor(holders[0], namespace=NAMESPACE), no_restart=False)
+        for _ in range(2):
+            query.batch()
 
 
 def test_rows_reach_shards_whose_store_actor_tasks_do_not_find(counting: CountingQuery, wide: Fleet) -> None:

@@ -17,13 +17,17 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PythonException, StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
 
 from statefleet.fleet import Fleet, connect
 from statefleet.map_partitions import map_partitions_with_state_store
+from tests.clocks import until
 from tests.conftest import NewUri
-from tests.integration.streams import Feed, Run, short_list, stopping
+from tests.integration.streams import Feed, Run, short_list, shuffled, stopping
 
 VALUES = pa.schema([("v", pa.int64())])
+#: Rows up to which the batch after this one is of one task.
+FEW_ROWS = 10_000
 #: What is done with a batch; whether it reads all of it, and then gives its rows.
 Act = Callable[[DataFrame], list[Row] | None]
 
@@ -89,7 +93,8 @@ def test_every_row_counts_once_no_matter_what_is_done_with_batches(
     dice = random.Random(seed)
     acts = [*dice.sample(sorted(ACTS), len(ACTS)), "collect"]
     feed = Feed(tmp_path / "in", VALUES)
-    files = [[(dice.randrange(40),) for _ in range(60)] for _ in acts]
+    # After a batch of many rows the next one is shuffled, after another it is of one task.
+    files = [[(dice.randrange(40),) for _ in range(dice.choice([60, FEW_ROWS + 1]))] for _ in acts]
     for file in files:
         feed.add(file)
     counts = fleet.stateful(feed.stream(), name=name, shards=7).groupBy("v").count()
@@ -112,30 +117,82 @@ def test_every_row_counts_once_no_matter_what_is_done_with_batches(
     assert len(files) - 1 in seen
 
 
-def test_more_shards_than_cores_are_put_together_to_as_many_tasks(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    cores = spark.sparkContext.defaultParallelism
-    feed = Feed(tmp_path / "in", VALUES)
-    counts = fleet.stateful(feed.stream(), name=name, shards=5 * cores + 1).groupBy("v").count()
+def tasks_of_batches(
+    counts: DataFrame, folder: Path, run: Callable[[StreamingQuery], None]
+) -> tuple[list[int], Counter[int]]:
+    """Return the number of tasks of each batch of a query of `v` and `count` that emits rows, and the newest counts."""
     tasks: list[int] = []
-    emitted: list[dict[int, int]] = []
+    newest: Counter[int] = Counter()
 
     def act(batch: DataFrame, batch_id: int) -> None:
-        rows = batch.rdd.glom().collect()
-        tasks.append(len(rows))
-        emitted.append({row["v"]: row["count"] for part in rows for row in part})
+        parts = batch.rdd.glom().collect()
+        rows = [row for part in parts for row in part]
+        assert len({row["v"] for row in rows}) == len(rows), "each key once"
+        assert all(row["count"] > newest[row["v"]] for row in rows)
+        newest.update({row["v"]: row["count"] - newest[row["v"]] for row in rows})
+        if rows:
+            tasks.append(len(parts))
 
     writer = counts.writeStream.outputMode("update").foreachBatch(act)
-    with stopping(writer.option("checkpointLocation", str(tmp_path / "ck")).start()) as running:
-        for batch in range(3):
-            feed.add([(value % 100,) for value in range(200)])
-            running.processAllAvailable()
-            assert emitted[batch] == dict.fromkeys(range(100), 2 * batch + 2)
-        assert tasks == [cores] * 3
-        (query,) = [entry for entry in fleet.status()["queries"] if entry["name"] == name]
-        assert [shard["version"] for shard in query["shards"]] == [3] * (5 * cores + 1)
-        assert running.lastProgress["stateOperators"][0]["numShufflePartitions"] == 5 * cores + 1  # type: ignore[index]
+    with stopping(writer.option("checkpointLocation", str(folder)).start()) as query:
+        run(query)
+    return tasks, newest
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_shuffled", "of_one_task"),
+    [
+        # Nothing is known of the first batch.
+        ([200, 200, 200], False, [False, True, True]),
+        ([200, FEW_ROWS, 200, FEW_ROWS + 1, 200, 200], False, [False, True, True, True, False, True]),
+        # Its file says that it is large.
+        ([200, 300_000, 200], False, [False, False, False]),
+        ([200, 200], True, [False, False]),
+    ],
+)
+def test_a_small_batch_is_of_one_task_and_others_of_as_many_as_there_are_cores(
+    spark: SparkSession,
+    fleet: Fleet,
+    tmp_path: Path,
+    name: str,
+    rows: list[int],
+    is_shuffled: bool,
+    of_one_task: list[bool],
+) -> None:
+    cores = spark.sparkContext.defaultParallelism
+    feed, shards = Feed(tmp_path / "in", VALUES), 5 * cores + 1
+    values = shuffled(feed.stream(), "v") if is_shuffled else feed.stream()
+    counts = fleet.stateful(values, name=name, shards=shards).groupBy("v").count()
+    sent: Counter[int] = Counter()
+
+    def run(query: StreamingQuery) -> None:
+        for number in rows:
+            file = [(value * value % 10_000_019,) for value in range(number)]
+            sent.update(value for (value,) in file)
+            feed.add(file)
+            query.processAllAvailable()
+        assert query.lastProgress["stateOperators"][0]["numShufflePartitions"] == shards  # type: ignore[index]
+
+    tasks, newest = tasks_of_batches(counts, tmp_path / "ck", run)
+    assert tasks == [1 if of_one else cores for of_one in of_one_task]
+    assert newest == sent
+    (status,) = [entry for entry in fleet.status()["queries"] if entry["name"] == name]
+    assert [shard["version"] for shard in status["shards"]] == [len(rows)] * shards
+
+
+@pytest.mark.parametrize(("inputs", "is_of_one_task"), [(16, True), (17, False)])
+def test_one_task_reads_some_inputs_only(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, inputs: int, is_of_one_task: bool
+) -> None:
+    rate = spark.readStream.format("rate").option("rowsPerSecond", 40).option("numPartitions", inputs).load()
+    counts = fleet.stateful(rate.selectExpr("value % 3 AS v"), name=name, shards=4).groupBy("v").count()
+
+    def run(query: StreamingQuery) -> None:
+        until(lambda: sum(progress["numInputRows"] > 0 for progress in query.recentProgress) == 3)
+
+    (first, second, *_), _ = tasks_of_batches(counts, tmp_path / "ck", run)
+    assert first > 1
+    assert (second == 1) == is_of_one_task
 
 
 def test_rows_that_no_action_reads_move_the_watermark_and_reach_the_operator_that_follows(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError
 
 from coordinator.model.errors import InvalidRequestError
 from coordinator.service.calls import answer
@@ -419,17 +419,25 @@ class PingedActors:
         self.hangs: set[str] = set()
         self.starts: set[str] = set()
         self.ended: list[str] = []
+        #: How often the next store actor that is asked where it is will not answer, as Ray starts it again.
+        self.unavailable = 0
 
     def handle(self, name: str) -> Any:
-        return SimpleNamespace(ping=SimpleNamespace(remote=lambda: name))
+        return SimpleNamespace(
+            ping=SimpleNamespace(remote=lambda: name), location=SimpleNamespace(remote=lambda: f"location of {name}")
+        )
 
     def wait(self, references: Sequence[str], timeout_s: float) -> bool:
-        assert timeout_s == 0
+        assert timeout_s == 0 or references[0].startswith("location")
         return references[0] not in self.hangs
 
-    def get(self, reference: str) -> None:
+    def get(self, reference: str) -> str:
         if reference in self.starts:
             raise RayActorError
+        if self.unavailable > 0:
+            self.unavailable -= 1
+            raise ActorUnavailableError("it is restarting", None)
+        return reference
 
     def kill(self, handle: Any, *, restart: bool) -> None:
         assert restart
@@ -484,6 +492,22 @@ def test_store_actors_of_lost_nodes_are_pinged_no_more(pinged: tuple[ExecutorNod
     actors.hangs |= {"a", "b"}
     looked(nodes, 100, alive="a")
     assert set(actors.ended) == {"a"}
+
+
+@pytest.mark.parametrize(("within_s", "times", "placed"), [(60, 0, 2), (60, 3, 2), (-1, 0, 2), (-1, 1, 1)])
+def test_shards_are_placed_on_store_actors_that_ray_starts_again(
+    pinged: tuple[ExecutorNodes, PingedActors],
+    monkeypatch: pytest.MonkeyPatch,
+    within_s: float,
+    times: int,
+    placed: int,
+) -> None:
+    nodes, actors = pinged
+    monkeypatch.setattr("spark_jobs.nodes.executor_nodes.START_S", within_s)
+    monkeypatch.setattr(nodes, "_nodes_by_host", lambda: {"host-a": "a", "host-b": "b"})
+    actors.unavailable = times
+    slots = nodes.slots({"host-a": 1, "host-b": 1})
+    assert [slot.location for slot in slots] == ["location of a", "location of b"][2 - placed :]
 
 
 class SlowActor:

@@ -62,6 +62,18 @@ object CurrentQuery {
   def execution(session: SparkSession): Option[IncrementalExecution] =
     query(session).flatMap(query => Option(query.lastExecution))
 
+  /**
+   * Returns how far the offsets of the query's sources move in its batch: for most, by the number of its rows.
+   */
+  def moved(session: SparkSession): Long = query(session).fold(Long.MaxValue) { query =>
+    def total(offsets: StreamProgress) = offsets.values.map(offset => sum(Driver.json.readTree(offset.json))).sum
+    total(query.availableOffsets) - total(query.committedOffsets)
+  }
+
+  /** Returns the sum of the numbers in an offset. */
+  private def sum(offset: JsonNode): Long =
+    if (offset.isNumber) offset.asLong else offset.elements.asScala.map(sum).sum
+
   /** Whether a query's checkpoint is deleted when it ends. Spark has it in a private field only. */
   def isTemporary(query: StreamExecution): Boolean =
     try {
@@ -236,7 +248,7 @@ class OperatorRun(facts: Facts) {
   /** True if the last batch had two rows a group; true if unknown, since hot keys are the worst case. */
   def repeats: Boolean = last.forall { case (rows, groups) => rows >= Repeated * groups }
 
-  def isSmall: Boolean = last.exists { case (rows, _) => rows <= FewRows }
+  def isSmall: Boolean = last.exists { case (rows, _) => rows <= OperatorRun.FewRows }
 
   private def fields(execution: IncrementalExecution): Map[String, Any] =
     Driver.batchFields(execution) + ("operator" -> facts)
@@ -246,10 +258,9 @@ class OperatorRun(facts: Facts) {
 
   /** Rows a group, in a whole batch, from which on a map task's rows are aggregated. */
   private final val Repeated = 2
+}
 
-  /**
-   * Rows up to which more map tasks than cores cost more than they balance: each takes as long as some ten thousand
-   * rows.
-   */
-  private final val FewRows = 10000L
+object OperatorRun {
+  /** Rows up to which more tasks cost more than they balance: each takes as long as some ten thousand rows. */
+  val FewRows = 10000L
 }

@@ -5,7 +5,7 @@ import org.apache.spark.{Partition, ShuffleDependency, SparkContext}
 import org.apache.spark.rdd.{CoalescedRDD, PartitionCoalescer, PartitionGroup, RDD}
 import org.apache.spark.scheduler.TaskSchedulerImpl
 import org.apache.spark.sql.catalyst.InternalRow
-import org.apache.spark.sql.catalyst.expressions.{GenericInternalRow, UnsafeProjection}
+import org.apache.spark.sql.catalyst.expressions.{Ascending, GenericInternalRow, SortOrder, UnsafeProjection}
 import org.apache.spark.sql.catalyst.plans.physical.Partitioning
 import org.apache.spark.sql.execution._
 import org.apache.spark.sql.execution.exchange.{Exchange, ShuffleExchangeExec}
@@ -144,13 +144,38 @@ case class StatefulExchangeExec(
   override lazy val metrics: Map[String, SQLMetric] =
     Map("dataSize" -> SQLMetrics.createSizeMetric(sparkContext, "data size")) ++ readMetrics ++ writeMetrics
 
+  @transient private lazy val inputTasks: RDD[InternalRow] = child.execute()
+
   /** The map tasks; of a small batch there are no more than cores, as each costs more than its rows. */
-  @transient private lazy val mapTasks: RDD[InternalRow] = {
-    val all = child.execute()
+  private def mapTasks: RDD[InternalRow] = {
     val cores = coresByHost.values.sum
-    // Tasks of an operator below wait for their commits, side by side.
-    val isFew = run.isSmall && child.find(_.isInstanceOf[Exchange]).isEmpty
-    if (isFew && cores > 0 && cores < all.getNumPartitions) all.coalesce(cores) else all
+    if (isSmall && cores > 0 && cores < inputTasks.getNumPartitions) inputTasks.coalesce(cores) else inputTasks
+  }
+
+  /**
+   * Whether a batch has few rows, as the one before had and as its sources say that can. Tasks of an operator below
+   * wait for their commits, side by side.
+   */
+  @transient private lazy val isSmall: Boolean =
+    run.isSmall && CurrentQuery.moved(session) <= OperatorRun.FewRows && fileBytes <= FewBytes &&
+      child.find(_.isInstanceOf[Exchange]).isEmpty
+
+  private def fileBytes: Long = child.collectLeaves().collect { case files: FileSourceScanExec =>
+    files.relation.sizeInBytes
+  }.sum
+
+  /**
+   * Whether one task reads the rows of all shards and hands them over, without a shuffle: a stage of Spark's takes
+   * longer than its rows. An attempt of a task reads the rows again, so they have to be the same.
+   */
+  private def isOneTask: Boolean =
+    isSmall && !isOfFunction && selected.isEmpty && child.deterministic &&
+      (1 to MostInputs).contains(inputTasks.getNumPartitions)
+
+  /** The rows of all shards, by their routes, in one partition. */
+  private def sorted: RDD[InternalRow] = {
+    val rows = RDDScanExec(child.output, inputTasks.coalesce(1), nodeName)
+    SortExec(Seq(SortOrder(child.output.last, Ascending)), global = false, rows).execute()
   }
 
   @transient private lazy val dependency: ShuffleDependency[Int, InternalRow, InternalRow] =
@@ -166,9 +191,14 @@ case class StatefulExchangeExec(
     evictMs = execution.watermarkPropagator.getInputWatermarkForEviction(execution.currentBatchId, operatorId)
     val cores = coresByHost
     run.place(execution, shardsOfBatch, cores)
-    tasks = ShardTask.of(selected.getOrElse(0 until shards), run, cores, isOfFunction, sparkContext)
-    val rows = new TaskRows(new ShuffledRowRDD(dependency, readMetrics), tasks)
-    if (isOfFunction) withEnds(rows) else rows
+    if (isOneTask) {
+      tasks = Seq(ShardTask((0 until shards).sortBy(Shards.routes(shards)(_)).toArray, None))
+      sorted
+    } else {
+      tasks = ShardTask.of(selected.getOrElse(0 until shards), run, cores, isOfFunction, sparkContext)
+      val rows = new TaskRows(new ShuffledRowRDD(dependency, readMetrics), tasks)
+      if (isOfFunction) withEnds(rows) else rows
+    }
   }
 
   private def description: Map[String, Any] = {
@@ -281,6 +311,12 @@ case class StatefulExchangeExec(
   private def isNext(node: SparkPlan): Boolean = (node eq this) || !areTasks(node) && node.children.exists(isNext)
 
   private def areTasks(node: SparkPlan): Boolean = node.isInstanceOf[HandOverExec] || node.isInstanceOf[MapInArrowExec]
+
+  /** Bytes of a small batch's files. */
+  private final val FewBytes = 1L << 20
+
+  /** Inputs of a small batch that one task reads, one after another. */
+  private final val MostInputs = 16
 }
 
 /**

@@ -16,6 +16,7 @@ package object statefleet {
   type StateWriter = execution.streaming.StateStoreWriter
   type StatefulOperatorStateInfo = execution.streaming.StatefulOperatorStateInfo
   type StreamExecution = execution.streaming.StreamExecution
+  type StreamProgress = execution.streaming.StreamProgress
   val Dataset: org.apache.spark.sql.Dataset.type = org.apache.spark.sql.Dataset
   val SparkSession: org.apache.spark.sql.SparkSession.type = org.apache.spark.sql.SparkSession
   val StreamExecution: execution.streaming.StreamExecution.type = execution.streaming.StreamExecution

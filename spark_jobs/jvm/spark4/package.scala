@@ -21,6 +21,7 @@ package object statefleet {
   type IncrementalExecution = execution.streaming.runtime.IncrementalExecution
   type StatefulOperatorStateInfo = execution.streaming.operators.stateful.StatefulOperatorStateInfo
   type StreamExecution = execution.streaming.runtime.StreamExecution
+  type StreamProgress = execution.streaming.runtime.StreamProgress
   val Dataset: classic.Dataset.type = classic.Dataset
   val SparkSession: classic.SparkSession.type = classic.SparkSession
   val StreamExecution: execution.streaming.runtime.StreamExecution.type = execution.streaming.runtime.StreamExecution
