@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 Side = TypeVar("Side")
 
 _PROVIDER = "org.apache.spark.sql.execution.streaming.state."
-#: Names of the sides: the fleet; the same query with a shuffle, without state and without Python; and Spark's own stores with their
-#: configuration.
+#: Names of the sides: the fleet; the fleet where small batches are shuffled as others are; the same query with a shuffle, without state
+#: and without Python; and Spark's own stores with their configuration.
 FLEET = "statefleet"
+SHUFFLED = "statefleet-shuffled"
 PLAIN = "plain"
 SPARK_STORES = {
     "hdfs": {"spark.sql.streaming.stateStore.providerClass": f"{_PROVIDER}HDFSBackedStateStoreProvider"},

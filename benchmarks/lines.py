@@ -27,6 +27,7 @@ from benchmarks.harness import (
     AT_ONCE,
     FLEET,
     PLAIN,
+    SHUFFLED,
     SPARK_STORES,
     Operators,
     Target,
@@ -49,6 +50,7 @@ Row = dict[str, Any]
 HDFS, ROCKSDB = SPARK_STORES
 _OVER_STORES = Target(HDFS, FLEET), Target(ROCKSDB, FLEET)
 _EVERY = (Target(FLEET, PLAIN), *_OVER_STORES)
+_OVER_SHUFFLED = Target(FLEET, SHUFFLED, 0.7, is_least=False)
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ class LatencyLine(Line):
     warmup: int = 4
 
     def run(self, spark: SparkSession, root: Path) -> list[Row]:
-        latencies: dict[str, list[float]] = {side: [] for side in (FLEET, *SPARK_STORES, PLAIN)}
+        latencies: dict[str, list[float]] = {side: [] for side in (FLEET, SHUFFLED, *SPARK_STORES, PLAIN)}
         root.mkdir(parents=True)
         fleet = connect(f"file://{root}/fleet")
         try:
@@ -283,14 +285,14 @@ FULL: Sequence[Line] = (
     _in_full(lambda: Counts(1_000_000, 100_000), _WITH_STORES, "hot", "count and sum, few keys", _FEW_KEYS),
     _in_full(lambda: Counts(200_000, 1_000_000), _WITH_STORES, "medium", "count and sum, smaller batches"),
     _in_full(lambda: TextCounts(500_000, 2_000_000), _WITH_HDFS, "text", "count and sum, UUID text keys"),
-    _in_full(lambda: Counts(1_000, 100_000), (FLEET, PLAIN), "small", "small batches", **_SMALL),
+    _in_full(lambda: Counts(1_000, 100_000), (FLEET, SHUFFLED, PLAIN), "small", "small batches", (*_EVERY, _OVER_SHUFFLED), **_SMALL),
     _in_full(lambda: Counts(1_000, 100_000), (FLEET, PLAIN), "shards", "small batches", shards=32, **_SMALL),
     _in_full(lambda: Window(200_000, 600_000), _WITH_HDFS, "window", "windows"),
     _in_full(lambda: Session(200_000, 600_000), _WITH_HDFS, "session", "session windows"),
     _in_full(lambda: Deduplicate(200_000, 600_000), _WITH_HDFS, "dedup", "dropDuplicates"),
     _in_full(lambda: Join(200_000, 600_000), _WITH_HDFS, "join", "stream-stream join"),
     _in_full(lambda: Top(200_000, 600_000), _WITH_HDFS, "top", "topN"),
-    LatencyLine("latency", "latency"),
+    LatencyLine("latency", "latency", (*_EVERY, _OVER_SHUFFLED)),
     NexmarkLine("nexmark", "Nexmark", events=80_000, batch_events=20_000, rounds=2, warmup=1),
 )  # fmt: skip
 

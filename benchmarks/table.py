@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import FLEET, PLAIN, SPARK_STORES
+from benchmarks.harness import FLEET, PLAIN, SHUFFLED, SPARK_STORES
 from coordinator.model.text import format_table
 
 HDFS, ROCKSDB = SPARK_STORES
@@ -21,11 +21,12 @@ HDFS, ROCKSDB = SPARK_STORES
 NAMES = {
     PLAIN: "plain shuffle",
     FLEET: "Statefleet",
+    SHUFFLED: "Statefleet in two stages",
     HDFS: "Spark HDFSBacked",
     ROCKSDB: "Spark RocksDB",
 }
 #: The first columns of ratios.
-_RATIOS = (f"{FLEET} / {PLAIN}", f"{HDFS} / {FLEET}", f"{ROCKSDB} / {FLEET}")
+_RATIOS = (f"{FLEET} / {PLAIN}", f"{FLEET} / {SHUFFLED}", f"{HDFS} / {FLEET}", f"{ROCKSDB} / {FLEET}")
 _FIGURES = {
     "upsert_ns": "upsert, ns a row",
     "get_ns": "get, ns a row",

@@ -301,13 +301,13 @@ def _received(source: _Pieces, shards: Sequence[int], are_unsafe: bool) -> Itera
     """Yield the rows of each of a task's shards, once it is sure that these are all."""
     schema = None
     if are_unsafe:
-        schema = pa.ipc.open_stream(source).read_all().schema
+        schema = _arrow_rows(source).schema
         if not schema.names:
             raise ValueError("malformed rows: they have no columns, so nothing says how many there are")
     for number, shard in enumerate(shards):
         begin = source.size
         if schema is None:
-            rows = pa.ipc.open_stream(source).read_all()
+            rows = _arrow_rows(source)
         else:
             # The last column is the route.
             rows = pa.Table.from_batches(unsafe_rows.read_blocks(cast(BinaryIO, source), schema, 1), schema)
@@ -323,6 +323,11 @@ def _received(source: _Pieces, shards: Sequence[int], are_unsafe: bool) -> Itera
                 f"these are not the rows that the task sent: something follows those of shard {shard}, its last one"
             )
         yield rows
+
+
+def _arrow_rows(source: _Pieces) -> pa.Table:
+    # Nothing is compressed, for which threads would have to be woken.
+    return pa.ipc.open_stream(source, options=pa.ipc.IpcReadOptions(use_threads=False)).read_all()
 
 
 def _check_end(rows: Iterator[pa.Table]) -> None:

@@ -28,6 +28,8 @@ from store_actors.engine.versions import CHANGE_COLUMN, UPDATED, Change
 _METADATA_KEY = b"statefleet"
 #: Uncompressed bytes of rows at which a file of a snapshot ends and the next begins: writing a snapshot needs little memory.
 PIECE_BYTES = 1 << 26
+#: Bytes of a delta from which on threads compress its columns: to wake them takes longer than a small one.
+_THREADS_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ def identity_in_state(store_id: StateStoreId, attempt_id: str) -> dict[str, Any]
 def encode_delta(change: Change, schema: StateSchema, identity: Mapping[str, Any]) -> tuple[bytes, int]:
     """Return the bytes of a delta's file, and their CRC-32."""
     facts = {"version": change.version, "base_version": change.base_version, "watermark_ms": change.watermark_ms}
-    file = _OpenFile(change.delta.schema, {**identity, **facts}, schema)
+    is_large = change.delta.nbytes >= _THREADS_BYTES
+    file = _OpenFile(change.delta.schema, {**identity, **facts}, schema, use_threads=is_large)
     file.write(change.delta)
     return file.closed()
 
@@ -111,10 +114,13 @@ def _file_schema(schema: StateSchema) -> pa.Schema:
 
 
 class _OpenFile:
-    def __init__(self, columns: pa.Schema, facts: dict[str, Any], schema: StateSchema) -> None:
+    def __init__(
+        self, columns: pa.Schema, facts: dict[str, Any], schema: StateSchema, *, use_threads: bool = True
+    ) -> None:
         described = columns.with_metadata({_METADATA_KEY: json.dumps({**facts, **_described(schema)}).encode()})
         self._sink = pa.BufferOutputStream()
-        self._writer = pa.ipc.new_file(self._sink, described, options=pa.ipc.IpcWriteOptions(compression="lz4"))
+        options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=use_threads)
+        self._writer = pa.ipc.new_file(self._sink, described, options=options)
         self.rows = 0
         #: Uncompressed bytes of the rows so far.
         self.size = 0

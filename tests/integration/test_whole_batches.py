@@ -118,7 +118,7 @@ def test_every_row_counts_once_no_matter_what_is_done_with_batches(
 
 
 def tasks_of_batches(
-    counts: DataFrame, folder: Path, run: Callable[[StreamingQuery], None]
+    counts: DataFrame, folder: Path, run: Callable[[StreamingQuery], None], mode: str = "update"
 ) -> tuple[list[int], Counter[int]]:
     """Return the number of tasks of each batch of a query of `v` and `count` that emits rows, and the newest counts."""
     tasks: list[int] = []
@@ -128,26 +128,28 @@ def tasks_of_batches(
         parts = batch.rdd.glom().collect()
         rows = [row for part in parts for row in part]
         assert len({row["v"] for row in rows}) == len(rows), "each key once"
-        assert all(row["count"] > newest[row["v"]] for row in rows)
+        assert mode == "complete" or all(row["count"] > newest[row["v"]] for row in rows)
         newest.update({row["v"]: row["count"] - newest[row["v"]] for row in rows})
         if rows:
             tasks.append(len(parts))
 
-    writer = counts.writeStream.outputMode("update").foreachBatch(act)
+    writer = counts.writeStream.outputMode(mode).foreachBatch(act)
     with stopping(writer.option("checkpointLocation", str(folder)).start()) as query:
         run(query)
     return tasks, newest
 
 
 @pytest.mark.parametrize(
-    ("rows", "is_shuffled", "of_one_task"),
+    ("rows", "is_shuffled", "mode", "of_one_task"),
     [
         # Nothing is known of the first batch.
-        ([200, 200, 200], False, [False, True, True]),
-        ([200, FEW_ROWS, 200, FEW_ROWS + 1, 200, 200], False, [False, True, True, True, False, True]),
+        ([200, 200, 200], False, "update", [False, True, True]),
+        ([200, FEW_ROWS, 200, FEW_ROWS + 1, 200, 200], False, "update", [False, True, True, True, False, True]),
         # Its file says that it is large.
-        ([200, 300_000, 200], False, [False, False, False]),
-        ([200, 200], True, [False, False]),
+        ([200, 300_000, 200], False, "update", [False, False, False]),
+        ([200, 200], True, "update", [False, False]),
+        # All groups are emitted.
+        ([200, 200], False, "complete", [False, False]),
     ],
 )
 def test_a_small_batch_is_of_one_task_and_others_of_as_many_as_there_are_cores(
@@ -157,6 +159,7 @@ def test_a_small_batch_is_of_one_task_and_others_of_as_many_as_there_are_cores(
     name: str,
     rows: list[int],
     is_shuffled: bool,
+    mode: str,
     of_one_task: list[bool],
 ) -> None:
     cores = spark.sparkContext.defaultParallelism
@@ -173,7 +176,7 @@ def test_a_small_batch_is_of_one_task_and_others_of_as_many_as_there_are_cores(
             query.processAllAvailable()
         assert query.lastProgress["stateOperators"][0]["numShufflePartitions"] == shards  # type: ignore[index]
 
-    tasks, newest = tasks_of_batches(counts, tmp_path / "ck", run)
+    tasks, newest = tasks_of_batches(counts, tmp_path / "ck", run, mode)
     assert tasks == [1 if of_one else cores for of_one in of_one_task]
     assert newest == sent
     (status,) = [entry for entry in fleet.status()["queries"] if entry["name"] == name]

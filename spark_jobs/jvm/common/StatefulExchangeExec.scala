@@ -99,11 +99,13 @@ case class StatefulExchangeExec(
 
   private def needsAnotherBatch(newWatermarkMs: Long): Boolean = facts.again match {
     // In complete mode no group ends.
-    case _ if facts.modeIn(batch).contains("complete") => false
+    case _ if isComplete => false
     case "watermark" => newWatermarkMs > evictMs
     case "due" => settled.flatMap(_.dueMs).exists(_ < System.currentTimeMillis())
     case _ => false
   }
+
+  private def isComplete: Boolean = facts.modeIn(batch).contains("complete")
 
   /** Below zero at first, as of Spark's own joins: the operators that follow have to see it move. */
   override def produceOutputWatermark(inputWatermarkMs: Long): Option[Long] = Some(inputWatermarkMs - facts.lagMs)
@@ -166,10 +168,11 @@ case class StatefulExchangeExec(
 
   /**
    * Whether one task reads the rows of all shards and hands them over, without a shuffle: a stage of Spark's takes
-   * longer than its rows. An attempt of a task reads the rows again, so they have to be the same.
+   * longer than its rows. An attempt of a task reads the rows again, so they have to be the same. In complete mode all
+   * groups are emitted.
    */
   private def isOneTask: Boolean =
-    isSmall && !isOfFunction && selected.isEmpty && child.deterministic &&
+    isSmall && !isOfFunction && selected.isEmpty && child.deterministic && !isComplete &&
       (1 to MostInputs).contains(inputTasks.getNumPartitions)
 
   /** The rows of all shards, by their routes, in one partition. */
