@@ -19,6 +19,8 @@ from pyspark.sql.types import StructType
 
 #: Streaming DataFrames by name.
 Streams = dict[str, DataFrame]
+#: Rows up to which the batch after one is small, and of one task.
+FEW_ROWS = 10_000
 _numbers = itertools.count()
 _FIRST_S = 1_700_000_000
 

@@ -17,17 +17,13 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PythonException, StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StreamingQuery
 
 from statefleet.fleet import Fleet, connect
 from statefleet.map_partitions import map_partitions_with_state_store
-from tests.clocks import until
 from tests.conftest import NewUri
-from tests.integration.streams import Feed, Run, short_list, shuffled, stopping
+from tests.integration.streams import FEW_ROWS, Feed, Run, short_list, stopping
 
 VALUES = pa.schema([("v", pa.int64())])
-#: Rows up to which the batch after this one is of one task.
-FEW_ROWS = 10_000
 #: What is done with a batch; whether it reads all of it, and then gives its rows.
 Act = Callable[[DataFrame], list[Row] | None]
 
@@ -115,87 +111,6 @@ def test_every_row_counts_once_no_matter_what_is_done_with_batches(
         if batch in seen:
             assert seen[batch] == {value: oracle[value] for (value,) in file}, acts[batch]
     assert len(files) - 1 in seen
-
-
-def tasks_of_batches(
-    counts: DataFrame, folder: Path, run: Callable[[StreamingQuery], None], mode: str = "update"
-) -> tuple[list[int], Counter[int]]:
-    """Return the number of tasks of each batch of a query of `v` and `count` that emits rows, and the newest counts."""
-    tasks: list[int] = []
-    newest: Counter[int] = Counter()
-
-    def act(batch: DataFrame, batch_id: int) -> None:
-        parts = batch.rdd.glom().collect()
-        rows = [row for part in parts for row in part]
-        assert len({row["v"] for row in rows}) == len(rows), "each key once"
-        assert mode == "complete" or all(row["count"] > newest[row["v"]] for row in rows)
-        newest.update({row["v"]: row["count"] - newest[row["v"]] for row in rows})
-        if rows:
-            tasks.append(len(parts))
-
-    writer = counts.writeStream.outputMode(mode).foreachBatch(act)
-    with stopping(writer.option("checkpointLocation", str(folder)).start()) as query:
-        run(query)
-    return tasks, newest
-
-
-@pytest.mark.parametrize(
-    ("rows", "is_shuffled", "mode", "of_one_task"),
-    [
-        # Nothing is known of the first batch.
-        ([200, 200, 200], False, "update", [False, True, True]),
-        ([200, FEW_ROWS, 200, FEW_ROWS + 1, 200, 200], False, "update", [False, True, True, True, False, True]),
-        # Its file says that it is large.
-        ([200, 300_000, 200], False, "update", [False, False, False]),
-        ([200, 200], True, "update", [False, False]),
-        # All groups are emitted.
-        ([200, 200], False, "complete", [False, False]),
-    ],
-)
-def test_a_small_batch_is_of_one_task_and_others_of_as_many_as_there_are_cores(
-    spark: SparkSession,
-    fleet: Fleet,
-    tmp_path: Path,
-    name: str,
-    rows: list[int],
-    is_shuffled: bool,
-    mode: str,
-    of_one_task: list[bool],
-) -> None:
-    cores = spark.sparkContext.defaultParallelism
-    feed, shards = Feed(tmp_path / "in", VALUES), 5 * cores + 1
-    values = shuffled(feed.stream(), "v") if is_shuffled else feed.stream()
-    counts = fleet.stateful(values, name=name, shards=shards).groupBy("v").count()
-    sent: Counter[int] = Counter()
-
-    def run(query: StreamingQuery) -> None:
-        for number in rows:
-            file = [(value * value % 10_000_019,) for value in range(number)]
-            sent.update(value for (value,) in file)
-            feed.add(file)
-            query.processAllAvailable()
-        assert query.lastProgress["stateOperators"][0]["numShufflePartitions"] == shards  # type: ignore[index]
-
-    tasks, newest = tasks_of_batches(counts, tmp_path / "ck", run, mode)
-    assert tasks == [1 if of_one else cores for of_one in of_one_task]
-    assert newest == sent
-    (status,) = [entry for entry in fleet.status()["queries"] if entry["name"] == name]
-    assert [shard["version"] for shard in status["shards"]] == [len(rows)] * shards
-
-
-@pytest.mark.parametrize(("inputs", "is_of_one_task"), [(16, True), (17, False)])
-def test_one_task_reads_some_inputs_only(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, inputs: int, is_of_one_task: bool
-) -> None:
-    rate = spark.readStream.format("rate").option("rowsPerSecond", 40).option("numPartitions", inputs).load()
-    counts = fleet.stateful(rate.selectExpr("value % 3 AS v"), name=name, shards=4).groupBy("v").count()
-
-    def run(query: StreamingQuery) -> None:
-        until(lambda: sum(progress["numInputRows"] > 0 for progress in query.recentProgress) == 3)
-
-    (first, second, *_), _ = tasks_of_batches(counts, tmp_path / "ck", run)
-    assert first > 1
-    assert (second == 1) == is_of_one_task
 
 
 def test_rows_that_no_action_reads_move_the_watermark_and_reach_the_operator_that_follows(
