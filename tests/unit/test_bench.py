@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import __main__ as bench
 from benchmarks import table
-from benchmarks.harness import FLEET, PLAIN, SPARK_STORES, Target, ratios_of, summary
+from benchmarks.harness import FLEET, PLAIN, SHUFFLED, SPARK_STORES, Target, ratios_of, summary
 from benchmarks.lines import FULL, QUICK, NexmarkLine, OperatorLine, large
 from benchmarks.without_spark import uuids
 from benchmarks.workloads import WORKLOADS, Processor, Profile
@@ -179,4 +179,4 @@ def test_figures_of_a_quick_run_are_not_documented(tmp_path: Path) -> None:
 
 
 def test_the_sides_have_names() -> None:
-    assert set(table.NAMES) == {FLEET, PLAIN, *SPARK_STORES}
+    assert set(table.NAMES) == {FLEET, PLAIN, SHUFFLED, *SPARK_STORES}
