@@ -169,11 +169,14 @@ case class StatefulExchangeExec(
   /**
    * Whether one task reads the rows of all shards and hands them over, without a shuffle: a stage of Spark's takes
    * longer than its rows. An attempt of a task reads the rows again, so they have to be the same. In complete mode all
-   * groups are emitted.
+   * groups are emitted. Shards of several nodes have their tasks there.
    */
   private def isOneTask: Boolean =
-    isSmall && !isOfFunction && selected.isEmpty && child.deterministic && !isComplete &&
+    isSmall && !isOfFunction && selected.isEmpty && child.deterministic && !isComplete && hosts.size == 1 &&
       (1 to MostInputs).contains(inputTasks.getNumPartitions)
+
+  /** The hosts of shards; None for those that may run anywhere. */
+  private def hosts: Set[Option[String]] = (0 until shards).map(run.placeOf(_).map(_.host)).toSet
 
   /** The rows of all shards, by their routes, in one partition. */
   private def sorted: RDD[InternalRow] = {
@@ -195,8 +198,9 @@ case class StatefulExchangeExec(
     val cores = coresByHost
     run.place(execution, shardsOfBatch, cores)
     if (isOneTask) {
-      tasks = Seq(ShardTask((0 until shards).sortBy(Shards.routes(shards)(_)).toArray, None))
-      sorted
+      val routes = Shards.routes(shards)
+      tasks = Seq(ShardTask((0 until shards).sortBy(routes(_)).toArray, hosts.head))
+      new TaskRows(sorted, Seq(ShardTask(Array(0), hosts.head)))
     } else {
       tasks = ShardTask.of(selected.getOrElse(0 until shards), run, cores, isOfFunction, sparkContext)
       val rows = new TaskRows(new ShuffledRowRDD(dependency, readMetrics), tasks)
@@ -359,7 +363,7 @@ object ShardTask {
   }
 }
 
-/** The rows behind an exchange, by task. Spark asks for locations in the thread of its scheduler: they must not wait. */
+/** The rows of partitions, by task. Spark asks for locations in the thread of its scheduler: they must not wait. */
 class TaskRows(shuffled: RDD[InternalRow], tasks: Seq[ShardTask])
   extends CoalescedRDD[InternalRow](shuffled, tasks.size, Some(new TaskGroups(tasks))) {
   override def getPreferredLocations(split: Partition): Seq[String] =
