@@ -46,13 +46,18 @@ def versions(query: CountingQuery, actor_name: str) -> set[int]:
     return {shard["version"] for shard in query.shards() if shard["actor_name"] == actor_name}
 
 
-def test_shards_are_shared_and_come_back_when_one_store_actor_is_lost(counting: CountingQuery) -> None:
-    counting.batch()
-    holders = [shard["actor_name"] for shard in counting.shards()]
+def lose_one(query: CountingQuery) -> None:
+    """End one of the two store actors, each of which has half of the shards, and run batches."""
+    holders = [shard["actor_name"] for shard in query.shards()]
     assert sorted(Counter(holders).values()) == [2, 2]
     ray.kill(ray.get_actor(holders[0], namespace=NAMESPACE), no_restart=False)
     for _ in range(2):
-        counting.batch()
+        query.batch()
+
+
+def test_shards_are_shared_and_come_back_when_one_store_actor_is_lost(counting: CountingQuery) -> None:
+    counting.batch()
+    lose_one(counting)
 
 
 @pytest.mark.parametrize("number", short_list([0, 1], [1]))
@@ -73,11 +78,7 @@ def test_one_task_has_the_rows_of_shards_of_both_store_actors(wide: Fleet, tmp_p
     with CountingQuery(wide, tmp_path, name, shards=4) as query:
         for _ in range(3):
             query.batch()
-        holders = [shard["actor_name"] for shard in query.shards()]
-        assert sorted(Counter(holders).values()) == [2, 2]
-        ray.kill(ray.get_actor(holders[0], namespace=NAMESPACE), no_restart=False)
-        for _ in range(2):
-            query.batch()
+        lose_one(query)
 
 
 def test_rows_reach_shards_whose_store_actor_tasks_do_not_find(counting: CountingQuery, wide: Fleet) -> None:

@@ -62,6 +62,8 @@ case class StatefulExchangeExec(
 
   private def shards: Int = outputPartitioning.numPartitions
 
+  @transient private lazy val routes: Array[Int] = Shards.routes(shards)
+
   private def run: OperatorRun = Run.of(execution).operator(facts)
 
   private def shardsOfBatch: Shards = run.shardsOf(execution, planned)
@@ -198,7 +200,6 @@ case class StatefulExchangeExec(
     val cores = coresByHost
     run.place(execution, shardsOfBatch, cores)
     if (isOneTask) {
-      val routes = Shards.routes(shards)
       tasks = Seq(ShardTask((0 until shards).sortBy(routes(_)).toArray, hosts.head))
       new TaskRows(sorted, Seq(ShardTask(Array(0), hosts.head)))
     } else {
@@ -226,7 +227,7 @@ case class StatefulExchangeExec(
     Driver.json.writeValueAsString(description),
     tasks.map(_.shards).toArray,
     tasks.map(task => run.placeOf(task.shards.head).fold(0)(_.actor)).toArray,
-    Shards.routes(shards),
+    routes,
     StructType(child.schema.init),
     outputType,
     conf.sessionLocalTimeZone,
