@@ -159,7 +159,9 @@ def test_ray_is_notified_where_shards_cannot_be_moved_or_moving_takes_too_long(p
     pod.set("statefleet", "exec sleep 50")
     _, took = pod.leave(3, STATEFLEET_URI="s3://a/b")
     assert took < 10
-    assert [call.split()[0] for call in pod.calls()] == ["statefleet", "ray", "node-health"] * 2
+    # A slow node has no time left to ask how Ray is.
+    programs = [call.split()[0] for call in pod.calls()]
+    assert [program for program in programs if program != "node-health"] == ["statefleet", "ray"] * 2
 
 
 def test_the_hook_waits_for_ray_to_end_and_no_longer_than_it_may(pod: Pod) -> None:
