@@ -153,11 +153,11 @@ def _prefetch_ahead(rows, slots, number):
 
 @njit(void(u64_2, i64_1, int64, int64, u64_2), cache=True, nogil=True)
 def gather(rows, slots, begin, end, out):
-    """Copy the rows at the slots ``begin..end``, a line of ``out`` for each word; zeros for slot -1."""
+    """Copy the rows at the slots ``begin..end``, their first words to a line of ``out`` each; zeros for slot -1."""
     for number in range(begin, end):
         _prefetch_ahead(rows, slots, number)
         slot, is_row = max(slots[number], 0), slots[number] >= 0
-        for word in range(rows.shape[1]):
+        for word in range(out.shape[0]):
             value = rows[slot, word]
             out[word, number] = value if is_row else _ZERO
 

@@ -319,9 +319,15 @@ class GroupTable(WordRows):
             out[piece] = np.take(self.rows, slots[piece], axis=0)
         return out
 
-    def columns(self, slots: Slots) -> Words:
-        """Return copies of the rows at these slots (zeros for slot -1); copies of the same word are adjacent in memory."""
-        out = np.empty((self.layout.row_words, len(slots)), np.uint64)
+    def columns(self, slots: Slots, words: int | None = None) -> Words:
+        """Return copies of the rows at these slots (zeros for slot -1); copies of the same word are adjacent in memory.
+
+        Parameters
+        ----------
+        words
+            The number of words, from the first, that are copied; all by default.
+        """
+        out = np.empty((self.layout.row_words if words is None else words, len(slots)), np.uint64)
         for piece in steps(self.memory, len(slots)):
             row_kernels.gather(self.rows, slots, piece.start, piece.stop, out)
         return out.T

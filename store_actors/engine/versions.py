@@ -189,6 +189,18 @@ class VersionedTable:
         self._pending = VersionStep(version, self.watermark_ms, self.version, self.watermark_ms)
         return self._pending
 
+    def pending(self) -> VersionStep:
+        """Return the step of the version that was begun.
+
+        Raises
+        ------
+        InvalidRequestError
+            None was.
+        """
+        if self._pending is None:
+            raise InvalidRequestError("the shard has no uncommitted change", version=self.version)
+        return self._pending
+
     def commit(self) -> int:
         """Make the pending change the newest version; returns its number."""
         step = self._take_pending()
@@ -213,9 +225,7 @@ class VersionedTable:
         self._revert(self._take_pending())
 
     def _take_pending(self) -> VersionStep:
-        if self._pending is None:
-            raise InvalidRequestError("the shard has no uncommitted change", version=self.version)
-        pending, self._pending = self._pending, None
+        pending, self._pending = self.pending(), None
         return pending
 
     # -- versions -------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 Life of a batch: :meth:`AggregateShard.apply` folds the batch into the newest version and returns the :class:`Change` (what the
 delta file will hold); then :meth:`AggregateShard.commit` once the change is durable and counted, or :meth:`AggregateShard.abort`.
+An epoch's rows come in pieces instead: :meth:`AggregateShard.open`, :meth:`AggregateShard.fold` for each piece, and
+:meth:`AggregateShard.seal`, which returns the change; a batch is an epoch of one piece.
 
 Versions (:mod:`store_actors.engine.versions`): state is changed in place and each version keeps what it overwrote. Aborting, and going
 back to one of the last versions, put those rows back; nothing is reloaded when Spark replays a batch.
@@ -14,6 +16,7 @@ an operator that closes early, the one that includes the batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +27,7 @@ from coordinator.model.accumulator_kinds import AccumulatorKind
 from coordinator.model.schema import Accumulator, StateSchema
 from coordinator.model.type_names import string_to_type
 from store_actors.engine import count_kernels, fold_kernels
-from store_actors.engine.arrays import Mask, Words, whole_numbers
+from store_actors.engine.arrays import Mask, Slots, Words, whole_numbers
 from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.lists import sketch_bytes
 from store_actors.engine.pieces import batches
@@ -43,8 +46,45 @@ from store_actors.engine.words import nested_keys
 from store_actors.messages.requests import ShardInput
 
 
+#: Stamps of rows have 32 bits.
+_LAST_STAMP = 0xFFFFFFFF
+
+
+@dataclass(slots=True)
+class _OpenVersion:
+    """What the pieces of an open version did so far.
+
+    Attributes
+    ----------
+    first_stamp
+        Rows with a stamp from it on were touched by the version.
+    touched
+        Slots of the groups that each piece touched; no group is gone before the end.
+    late
+        Keys of late rows.
+    """
+
+    first_stamp: int
+    touched: list[Slots] = field(default_factory=list)
+    late: list[Words] = field(default_factory=list)
+    rows_in: int = 0
+
+    def slots(self) -> Slots:
+        """Return the slots of all groups that were touched, each once."""
+        if len(self.touched) == 1:
+            return self.touched[0]
+        return np.unique(np.concatenate([np.empty(0, np.int64), *self.touched]))
+
+    def rows_late(self) -> int:
+        # Spark counts after it has added up the rows of each group, those of all its map tasks.
+        return len(np.unique(np.concatenate(self.late), axis=0)) if self.late else 0
+
+
 class AggregateShard(VersionedTable):
     """Groups of one partition at its newest version, with the way back to the versions before."""
+
+    _open: _OpenVersion
+    _stamp = 0
 
     # -- a batch --------------------------------------------------------------------------------------------------
 
@@ -65,35 +105,93 @@ class AggregateShard(VersionedTable):
         SumOverflowError
             A sum that must not wrap overflowed. The shard is half changed, so its owner drops it.
         """
-        self.check_next(version, late_ms)
-        touched, rows_late = self._fold(rows, version)
-        # Without such sums no row is copied.
-        if self.table.layout.fails_on_overflow:
-            rows_touched = self.table.taken(np.concatenate([touched.created, touched.changed]))
-            self.table.layout.check_overflow(rows_touched)
-        change, undo = self._evict(touched, watermark_ms, version, rows.rows_read, rows_late)
-        step = self.begin(version)
-        step.watermark_ms = watermark_ms
-        step.parts.append(undo)
-        return change
+        self.open(version, late_ms)
+        self._fold(rows)
+        return self.seal(watermark_ms)
 
-    def _fold(self, rows: ShardInput, version: int) -> tuple[Touched, int]:
+    def open(self, version: int, late_ms: int | None = None) -> None:
+        """Begin a version, not yet committed, of which rows come in pieces; parameters and errors as of :meth:`apply`."""
+        self.check_next(version, late_ms)
+        self.begin(version)
+        self._open = _OpenVersion(self._next_stamp())
+
+    def fold(self, rows: ShardInput) -> pa.Table:
+        """Fold a piece into the open version, and return the groups that it changed, as they are now, in ``row_schema``.
+
+        Raises
+        ------
+        SumOverflowError
+            A sum that must not wrap overflowed. The shard is half changed, so its owner drops it.
+        """
+        return self.table.decode(self.table.columns(self._fold(rows)))
+
+    def seal(self, watermark_ms: int) -> Change:
+        """Close the groups that the watermark has passed, and return the open version's change."""
+        open_version, table = self._open, self.table
+        if not self.schema.keys and self.schema.output_mode != "append" and not open_version.touched:
+            # Spark's global aggregate has its one row in every batch, even before any input came.
+            self._note(table.touch_global_group(self._stamp))
+        step = self.pending()
+        step.watermark_ms = watermark_ms
+        slots = open_version.slots()
+        evicted, removed = self._expired(watermark_ms)
+        step.parts.append(UndoPart(removed[:0], removed))
+        # A stamp is never used again, and they grow.
+        just_touched = (removed[:, 0] >> np.uint64(32)) >= np.uint64(open_version.first_stamp)
+        rows = table.columns(slots)
+        if len(evicted):
+            rows = np.concatenate([rows[(table.rows[slots, 0] & LIVE) != 0], removed])
+        kinds = np.concatenate(
+            [
+                np.zeros(len(rows) - len(evicted), np.int8),
+                np.where(just_touched, UPDATED_AND_REMOVED, REMOVED).astype(np.int8),
+            ]
+        )
+        return Change(
+            version=step.version,
+            base_version=step.base_version,
+            delta=table.decode(rows).append_column(CHANGE_COLUMN, pa.array(kinds)),
+            rows_updated=len(slots),
+            rows_removed=len(evicted),
+            rows_in=open_version.rows_in,
+            rows_late=open_version.rows_late(),
+            watermark_ms=watermark_ms,
+        )
+
+    def _fold(self, rows: ShardInput) -> Slots:
+        """Fold rows in; return the slots of the groups that they changed."""
+        # A group is stamped by the piece that changed it last: each piece shows what it changed.
+        self._next_stamp()
         touched = Touched.nothing(self.table.layout.row_words)
-        late: list[Words] = []
         for table, partial in ((rows.raw, False), (rows.partial, True)):
             for batch in batches(table, self.table.piece_bytes):
                 encoded = self.table.encode(batch, partial=partial)
-                on_time = self._drop_late(encoded, late)
-                touched = touched.joined(self.table.accumulate(on_time, version & 0xFFFFFFFF))
-        if (
-            not self.schema.keys
-            and self.schema.output_mode != "append"
-            and not len(touched.created) + len(touched.changed)
-        ):
-            # Spark's global aggregate has its one row in every batch, even before any input came.
-            touched = self.table.touch_global_group(version & 0xFFFFFFFF)
-        # Spark counts after it has added up the rows of each group, those of all its map tasks.
-        return touched, len(np.unique(np.concatenate(late), axis=0)) if late else 0
+                on_time = self._drop_late(encoded, self._open.late)
+                touched = touched.joined(self.table.accumulate(on_time, self._stamp))
+        self._open.rows_in += rows.rows_read
+        slots = self._note(touched)
+        # Without such sums no row is copied.
+        if self.table.layout.fails_on_overflow:
+            self.table.layout.check_overflow(self.table.taken(slots))
+        return slots
+
+    def _note(self, touched: Touched) -> Slots:
+        """Note the way back from a change of the open version; return the slots that it touched."""
+        layout = self.table.layout
+        created = self.table.columns(touched.created, layout.flag_words + layout.key_words)
+        self.pending().parts.append(UndoPart(created, touched.before))
+        slots = np.concatenate([touched.created, touched.changed])
+        if len(slots):
+            self._open.touched.append(slots)
+        return slots
+
+    def _next_stamp(self) -> int:
+        """Return a stamp that no row has."""
+        self._stamp += 1
+        if self._stamp > _LAST_STAMP:
+            self.table.used_rows()[:, 0] &= np.uint64(_LAST_STAMP)
+            self._stamp = 1
+        return self._stamp
 
     def _drop_late(self, batch: EncodedBatch, late: list[Words]) -> EncodedBatch:
         """Return the batch without its late rows, and add the keys of these to `late`."""
@@ -107,37 +205,6 @@ class AggregateShard(VersionedTable):
         dropped = batch.take(~keep)
         late.append(np.column_stack([dropped.keys, dropped.nulls]))
         return batch.take(keep)
-
-    def _evict(
-        self, touched: Touched, watermark_ms: int, version: int, rows_in: int, rows_late: int
-    ) -> tuple[Change, UndoPart]:
-        """Close groups; return the batch's change, and the undo of it."""
-        table, layout = self.table, self.table.layout
-        slots = np.concatenate([touched.created, touched.changed])
-        rows = table.columns(slots)
-        created = rows[: len(touched.created), : layout.flag_words + layout.key_words].copy()
-        evicted, removed = self._expired(watermark_ms)
-        just_touched = (removed[:, 0] >> np.uint64(32)) == np.uint64(version & 0xFFFFFFFF)
-        if len(evicted):
-            rows = np.concatenate([rows[(table.rows[slots, 0] & LIVE) != 0], removed])
-        kinds = np.concatenate(
-            [
-                np.zeros(len(rows) - len(evicted), np.int8),
-                np.where(just_touched, UPDATED_AND_REMOVED, REMOVED).astype(np.int8),
-            ]
-        )
-        change = Change(
-            version=version,
-            base_version=self.version,
-            delta=table.decode(rows).append_column(CHANGE_COLUMN, pa.array(kinds)),
-            rows_updated=len(touched.created) + len(touched.changed),
-            rows_removed=len(evicted),
-            rows_in=rows_in,
-            rows_late=rows_late,
-            watermark_ms=watermark_ms,
-        )
-        before = touched.before if not len(evicted) else np.concatenate([touched.before, removed[~just_touched]])
-        return change, UndoPart(created, before)
 
     def output(self, delta: pa.Table) -> pa.Table:
         """Return the rows that a batch emits, read off its delta, so that a retry of a committed batch emits the same."""

@@ -19,13 +19,16 @@ Option ``n``: the largest number of rows to emit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from coordinator.model.errors import InvalidRequestError
 from coordinator.model.schema import StateSchema
-from store_actors.engine.arrays import Mask, Slots, Words
+from store_actors.engine.arrays import Slots, Words
 from store_actors.engine.index_kernels import LIVE
 from store_actors.engine.memory import HEAP, Memory
 from store_actors.engine.pieces import batches
@@ -41,8 +44,22 @@ from store_actors.engine.versions import (
 from store_actors.messages.requests import ShardInput
 
 
+@dataclass(frozen=True, slots=True)
+class _FirstRows:
+    """The rows of a piece whose keys are new: the slots of the keys, their words, and the rows."""
+
+    slots: Slots
+    words: Words
+    rows: pa.Table
+
+
 class DeduplicateShard(VersionedTable):
     """Keys seen by one partition."""
+
+    #: What the pieces of the open version did so far.
+    _pieces: list[_FirstRows]
+    _rows_in: int
+    _rows_late: int
 
     def __init__(self, schema: StateSchema, seed: int = 0, memory: Memory = HEAP) -> None:
         super().__init__(schema, seed, memory)
@@ -52,32 +69,53 @@ class DeduplicateShard(VersionedTable):
 
     def apply(self, rows: ShardInput, watermark_ms: int, version: int, late_ms: int | None = None) -> Change:
         """Keep the rows whose key is new; see :meth:`AggregateShard.apply`."""
+        self.open(version, late_ms)
+        self._fold(rows)
+        return self.seal(watermark_ms)
+
+    def open(self, version: int, late_ms: int | None = None) -> None:
+        """Begin a version whose rows come in pieces; see :meth:`AggregateShard.open`."""
         self.check_next(version, late_ms)
+        self.begin(version)
+        self._pieces, self._rows_in, self._rows_late = [], 0, 0
+
+    def fold(self, rows: ShardInput) -> pa.Table:
+        """Keep the rows of a piece whose key is new, and return them: keys and payload."""
+        return self.output(self._delta([self._fold(rows)], np.empty(0, np.int64), []))
+
+    def seal(self, watermark_ms: int) -> Change:
+        """Forget the keys that the watermark has passed, and return the open version's change."""
+        step = self.pending()
+        step.watermark_ms = watermark_ms
+        evicted, removed = self._expired(watermark_ms)
+        step.parts.append(UndoPart(removed[:0], removed))
+        # A new row may take a slot of its own only, so the slots show which of the removed keys this version made.
+        created = np.concatenate([np.empty(0, np.int64), *(piece.slots for piece in self._pieces)])
+        older = removed[~np.isin(evicted, created)]
+        return Change(
+            version=step.version,
+            base_version=step.base_version,
+            delta=self._delta(self._pieces, evicted, [older]),
+            rows_updated=len(created),
+            rows_removed=len(evicted),
+            rows_in=self._rows_in,
+            rows_late=self._rows_late,
+            watermark_ms=watermark_ms,
+        )
+
+    def _fold(self, rows: ShardInput) -> _FirstRows:
         batch = pa.Table.from_batches(batches(rows.raw, self.table.piece_bytes), rows.raw.schema)
         words = self.table.rows_of_table(batch)
         on_time = self._on_time(batch, words)
         words = self._dated(batch, words)
-        late = len(words) - len(on_time)
-        created, sources = self.table.insert(words[on_time], version & 0xFFFFFFFF)
-        new_keys = self.table.taken(created)
-        evicted, removed = self._expired(watermark_ms)
-        # A new row may take a slot of its own only, so the slots show which of the removed keys this batch made.
-        is_new = np.isin(evicted, created)
-        step = self.begin(version)
-        step.watermark_ms = watermark_ms
-        step.parts.append(UndoPart(new_keys, removed[~is_new]))
-        return Change(
-            version=version,
-            base_version=self.version,
-            delta=self._delta(
-                new_keys, np.isin(created, evicted), self._chosen(batch, on_time[sources]), removed[~is_new]
-            ),
-            rows_updated=len(created),
-            rows_removed=len(evicted),
-            rows_in=rows.rows_read,
-            rows_late=late,
-            watermark_ms=watermark_ms,
-        )
+        step = self.pending()
+        created, sources = self.table.insert(words[on_time], step.version & 0xFFFFFFFF)
+        first = _FirstRows(created, self.table.taken(created), self._chosen(batch, on_time[sources]))
+        step.parts.append(UndoPart(first.words, first.words[:0]))
+        self._pieces.append(first)
+        self._rows_in += rows.rows_read
+        self._rows_late += len(words) - len(on_time)
+        return first
 
     @staticmethod
     def _chosen(batch: pa.Table, indices: Slots) -> pa.Table:
@@ -108,18 +146,18 @@ class DeduplicateShard(VersionedTable):
         limit = self.late_ms * 1000 + int(self.schema.options.get("late_us", 0))
         return np.flatnonzero(words[:, word].view(np.int64) > limit)
 
-    def _delta(self, new_keys: Words, closed: Mask, first: pa.Table, removed: Words) -> pa.Table:
-        state = self.table.decode(np.concatenate([new_keys, removed]))
-        kinds = np.concatenate(
-            [np.where(closed, UPDATED_AND_REMOVED, UPDATED), np.full(len(removed), REMOVED)],
-            dtype=np.int8,
-            casting="unsafe",
-        )
+    def _delta(self, pieces: Sequence[_FirstRows], evicted: Slots, removed: Sequence[Words]) -> pa.Table:
+        """Return the delta of pieces, of which keys in `evicted` slots are gone again, and of keys that were removed."""
+        words = [*(piece.words for piece in pieces), *removed]
+        state = self.table.decode(np.concatenate(words) if words else self.table.taken(evicted))
+        gone = sum(map(len, removed))
+        kinds = [np.where(np.isin(piece.slots, evicted), UPDATED_AND_REMOVED, UPDATED) for piece in pieces]
+        kinds.append(np.full(gone, REMOVED))
         for name in self._payload:
-            column = first.column(name)
-            padded = pa.chunked_array([*column.chunks, pa.nulls(len(removed), column.type)], column.type)
-            state = state.append_column(pa.field(name, column.type), padded)
-        return state.append_column(CHANGE_COLUMN, pa.array(kinds))
+            kind = self.schema.raw_schema().field(name).type
+            chunks = [chunk for piece in pieces for chunk in piece.rows.column(name).chunks]
+            state = state.append_column(pa.field(name, kind), pa.chunked_array([*chunks, pa.nulls(gone, kind)], kind))
+        return state.append_column(CHANGE_COLUMN, pa.array(np.concatenate(kinds, dtype=np.int8, casting="unsafe")))
 
     def output(self, delta: pa.Table) -> pa.Table:
         """Return the first rows: keys and payload."""
