@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from coordinator.ledger.batch_stats import BatchResult
@@ -15,6 +16,7 @@ from coordinator.ledger.checkpoints import PART_RECORDS
 from coordinator.ledger.read_views import ReadView, VersionStats, ViewId, WantedView
 from coordinator.ledger.records import Record
 from coordinator.ledger.rescaling import RescalePlan, decide_rescale_request
+from coordinator.ledger.shard_layouts import ShardLayout
 from coordinator.ledger.state_ledger import AcceptedCommits, LeaseGrant, StateLedger
 from coordinator.log.cleaner import Cleaner
 from coordinator.log.ledger_writer import LedgerWriter
@@ -124,6 +126,8 @@ class Coordinator:
             self._instances,
         )
         self._maintaining: asyncio.Task[None] | None = None
+        #: By state, set by its next commit.
+        self._committed: dict[str, asyncio.Event] = {}
         # The loop's own pool has a few threads more than this node has cores, too few for the requests of many states.
         self._requests: Any = runtime.threads.pool(_REQUESTS, "statefleet-requests")
 
@@ -211,19 +215,39 @@ class Coordinator:
         accepted, is_new = await self._leasing.commit(writer, commit)
         self._rounds.used(state_name)
         self._metrics.committed(state_name, commit.entries, is_new=is_new)
+        if (committed := self._committed.pop(state_name, None)) is not None:
+            committed.set()
         return accepted
 
     async def begin_batch(self, task: TaskIdentity, planned: int, requested: int | None) -> range:
         """Return the partitions of the shards of a batch that is about to be planned; see :meth:`Leasing.begin_batch`."""
         return await self._leasing.begin_batch(task, planned, requested)
 
-    async def batch_result(self, task: TaskIdentity, partitions: range) -> tuple[BatchResult, Placement, range]:
-        """Return the result of a batch, with the shards that have not committed it, and the next batch's placement and partitions."""
+    async def batch_result(
+        self, task: TaskIdentity, partitions: range, wait_s: float = 0.0
+    ) -> tuple[BatchResult, Placement, range]:
+        """Return the result of a batch, with the shards that have not committed it, and the next batch's placement and partitions.
+
+        Parameters
+        ----------
+        wait_s
+            Seconds for which the commits of missing shards are waited for: those of an epoch come by themselves.
+        """
+        await self._await_commits(task, ShardLayout(len(partitions), partitions.start), wait_s)
         ended = await self._leasing.end_batch(task, partitions)
         ledger = (await self._writer_of(task.state_name)).ledger
         if not ended[0].missing and ledger is not None:
             self._metrics.ended(ledger, task.batch_id + 1, partitions.start)
         return ended
+
+    async def _await_commits(self, task: TaskIdentity, layout: ShardLayout, wait_s: float) -> None:
+        until_s = self._clock.elapsed_s() + wait_s
+        while (left_s := until_s - self._clock.elapsed_s()) > 0:
+            ledger = (await self._writer_of(task.state_name)).ledger
+            if ledger is not None and not ledger.batch_result(task.run_id, task.batch_id, layout).missing:
+                return
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._committed.setdefault(task.state_name, asyncio.Event()).wait(), left_s)
 
     async def rescale(self, state_name: str, num_shards: int, dry_run: bool) -> RescalePlan:
         """Rescale a state with one of the next batches of its running query, or only say what that would do.

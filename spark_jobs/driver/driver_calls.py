@@ -280,7 +280,9 @@ class DriverCalls:
     def _settle(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         operator = batch["operator"]
         fleet = self._fleets[operator["uri"]]
-        result, placements, following = fleet.coordinator.batch_result(_task(batch), _partitions(batch))
+        result, placements, following = fleet.coordinator.batch_result(
+            _task(batch), _partitions(batch), batch.get("wait_s", 0.0)
+        )
         sent = {int(shard): counts for shard, counts in batch["sent"].items()} if "sent" in batch else None
         if sent and (unlike := result.unlike(sent)):
             return {"refused": _unlike_text(batch, unlike)}

@@ -24,6 +24,7 @@ from coordinator.model.memory_options import MemoryOptions
 from coordinator.model.metric_table import Sample
 from coordinator.model.names import store_actor_number
 from coordinator.model.schema import StateSchema
+from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.logs import about, log_to_stderr
 from coordinator.runtime.runtime import Runtime, freeze_imports
 from coordinator.service.calls import Actors, RayActors, session_folder, unwrapped
@@ -38,7 +39,9 @@ from store_actors.actor.replicator import Replicator
 from store_actors.client.leased_calls import LeasedCalls, LocalActors
 from store_actors.client.operator_task import emitted_rows
 from store_actors.connections.direct_calls import DirectAddress, DirectServer
+from store_actors.connections.epoch_stream import EpochServer
 from store_actors.connections.hand_over import address_of, hand_over_server, sockets_of
+from store_actors.epochs.runs import EpochRuns
 from store_actors.messages.key_queries import KeyQuery, KeyResults
 from store_actors.messages.requests import (
     ApplyRequest,
@@ -412,9 +415,17 @@ class StoreActor(StoreProcess):
         address = address_of(sockets_of(session_folder(), uri), location.host, store_actor_number(actor_name))
         actors = LocalActors(actor_name, self, runtime)
         calls = LeasedCalls(actors, coordinator, runtime.clock, partial(actors.find, actor_name))
-        hand_over_server(address, partial(emitted_rows, calls, is_limited=memory.limit is not None), runtime)
+        serve = partial(emitted_rows, calls, is_limited=memory.limit is not None)
+        runs = EpochRuns(self._partitions, self._lease, self._has, runtime)
+        hand_over_server(address, serve, EpochServer(runs, runtime, self._check_process).serve, runtime)
         fields = {"actor": actor_name, "node": location.node_id}
         log.info("store actor of %s started on %s", uri, location.host, extra=fields)
+
+    def _lease(self, tasks: Sequence[TaskIdentity], metadata: StateMetadata) -> Sequence[LeaseGrant]:
+        return self._coordinator.attach_and_lease_all(tasks, metadata, self._location)
+
+    def _has(self, grant: LeaseGrant) -> bool:
+        return grant.lease.location.instance_id == self._location.instance_id
 
     def _export_metrics(self) -> None:
         while True:

@@ -161,11 +161,12 @@ class OperatorTask:
 
     def works(self, work: HandedOver) -> Iterator[ShardWork]:
         """Yield the work of each of a task's shards."""
-        inputs: list[_InputColumns] = []
+        inputs: list[InputColumns] = []
         for shard, rows in zip(work.shards, work.rows, strict=True):
             # The rows of all shards have the same columns.
             inputs = inputs or [
-                _InputColumns.of(number, schema, rows) for number, schema in enumerate(self.schema.input_schemas())
+                InputColumns.of(number, schema, rows.schema)
+                for number, schema in enumerate(self.schema.input_schemas())
             ]
             header = BatchHeader(**work.batch, shard=shard)
             task = header.task(self.metadata.state_name, work.attempt, work.executor)
@@ -174,7 +175,7 @@ class OperatorTask:
 
 
 @dataclass(frozen=True, slots=True)
-class _InputColumns:
+class InputColumns:
     """The columns of one of an operator's inputs, among the columns of rows that a task handed over.
 
     Rows of several inputs share columns. A column's name has its name in each input, in their order: ``k0|k0``, ``|r1``
@@ -193,13 +194,13 @@ class _InputColumns:
     names: Sequence[Sequence[str]]
 
     @classmethod
-    def of(cls, number: int, schema: pa.Schema, rows: pa.Table) -> _InputColumns:
+    def of(cls, number: int, schema: pa.Schema, rows: pa.Schema) -> InputColumns:
         of_input: dict[str, list[str]] = {}
-        for name in rows.column_names:
+        for name in rows.names:
             if name.count("|") >= number:
                 of_input.setdefault(name.split("|")[number].partition("#")[0], []).append(name)
         names = [of_input[name] for name in schema.names if name in of_input]
-        chosen = number if _INPUT in rows.column_names else None
+        chosen = number if _INPUT in rows.names else None
         return cls(chosen, schema, names if len(names) == len(schema) else [])
 
     def table(self, rows: pa.Table) -> pa.Table:

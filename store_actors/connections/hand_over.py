@@ -26,7 +26,7 @@ import socket
 import stat
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -95,6 +95,8 @@ def address_of(sockets: str, host: str, number: int = 0) -> str:
 
 #: Does the work of a task; yields the rows that its shards emit.
 Serve = Callable[[HandedOver], Iterator[pa.RecordBatch]]
+#: Serves a task of a continuous query, whose request and operator were read, until it ends the connection.
+ServeEpochs = Callable[[Mapping[str, Any], bytes, BinaryIO, BinaryIO], None]
 
 
 class HandOverServer:
@@ -114,9 +116,16 @@ class HandOverServer:
     """
 
     def __init__(
-        self, address: str, serve: Serve, runtime: Runtime, *, request_s: float = 30.0, rows_s: float = 600.0
+        self,
+        address: str,
+        serve: Serve,
+        serve_epochs: ServeEpochs,
+        runtime: Runtime,
+        *,
+        request_s: float = 30.0,
+        rows_s: float = 600.0,
     ) -> None:
-        self._serve_task = serve
+        self._serve_task, self._serve_epochs = serve, serve_epochs
         self._request_s, self._rows_s = request_s, rows_s
         self._start_thread, self._clock = runtime.threads.start, runtime.clock
         self._address, self._path = Path(address), Path(f"{address}.{os.getpid()}")
@@ -218,7 +227,14 @@ class HandOverServer:
                 sink.write(hmac.digest(self._secret, challenge, "sha256"))
                 sink.flush()
                 try:
-                    rows, size = self._answer(task, _Pieces(source), sink)
+                    pieces = _Pieces(source)
+                    request = json.loads(_read(pieces, *_LENGTH.unpack(_read(pieces, _LENGTH.size))))
+                    operator = _read(pieces, request["operator_bytes"])
+                    if "tasks" in request:
+                        task.settimeout(None)
+                        self._serve_epochs(request, operator, source, buffered)
+                        return
+                    rows, size = self._answer(task, request, operator, pieces, sink)
                     sink.write(_DONE + _ANSWER_END.pack(rows, size))
                 except Exception as error:
                     # The task raises it, and Spark shows it.
@@ -228,10 +244,10 @@ class HandOverServer:
         except OSError:
             log.debug("a task ended before it had its answer", exc_info=True)
 
-    def _answer(self, task: socket.socket, source: _Pieces, sink: _Counting) -> tuple[int, int]:
+    def _answer(
+        self, task: socket.socket, request: Mapping[str, Any], operator: bytes, source: _Pieces, sink: _Counting
+    ) -> tuple[int, int]:
         """Write the rows that a task's shards emit; return how many rows and bytes they are."""
-        request = json.loads(_read(source, *_LENGTH.unpack(_read(source, _LENGTH.size))))
-        operator = _read(source, request["operator_bytes"])
         task.settimeout(self._rows_s)
         rows = _received(source, request["shards"], request["unsafe_rows"])
         work = HandedOver(operator, request["batch"], request["attempt"], request["executor"], request["shards"], rows)
@@ -335,7 +351,9 @@ def _check_end(rows: Iterator[pa.Table]) -> None:
         raise ValueError("the operator left rows of the task's shards unread")
 
 
-def hand_over_server(address: str, serve_task: Serve, runtime: Runtime, *, again_s: float = 5.0) -> None:
+def hand_over_server(
+    address: str, serve_task: Serve, serve_epochs: ServeEpochs, runtime: Runtime, *, again_s: float = 5.0
+) -> None:
     """Start the server of a process, and see to it that tasks find it: on a full disk, and after someone cleared the folder away.
 
     Parameters
@@ -350,7 +368,7 @@ def hand_over_server(address: str, serve_task: Serve, runtime: Runtime, *, again
         while True:
             try:
                 if server is None:
-                    server = HandOverServer(address, serve_task, runtime)
+                    server = HandOverServer(address, serve_task, serve_epochs, runtime)
                 else:
                     server.publish_again()
                 logged = ""

@@ -65,7 +65,7 @@ def read_blocks(source: BinaryIO, schema: pa.Schema, further: int) -> Iterator[p
         The blocks do not end, or are not of such rows.
     """
     while length := _LENGTH.unpack(_read(source, _LENGTH.size))[0]:
-        yield _decoded(np.frombuffer(_read(source, length), np.uint8), schema, further)
+        yield decoded(_read(source, length), schema, further)
 
 
 def _read(source: BinaryIO, size: int) -> bytes:
@@ -77,7 +77,9 @@ def _read(source: BinaryIO, size: int) -> bytes:
     return data
 
 
-def _decoded(block: Bytes, schema: pa.Schema, further: int) -> pa.RecordBatch:
+def decoded(content: bytes, schema: pa.Schema, further: int) -> pa.RecordBatch:
+    """Return the rows of a block without its length; see :func:`read_blocks`."""
+    block = np.frombuffer(content, np.uint8)
     flag_words = -(-(len(schema) + further) // _WORD_BITS)
     row_words = flag_words + len(schema) + further
     begins: Slots | None = None
@@ -144,6 +146,18 @@ def write_blocks(batch: pa.RecordBatch, sink: BinaryIO) -> None:
     ValueError
         There are no columns, so that a block would have no bytes; or a row has 2 GiB.
     """
+    for block in _blocks(batch):
+        sink.write(_LENGTH.pack(block.nbytes))
+        sink.write(block.data)
+
+
+def write_rows(batch: pa.RecordBatch, sink: BinaryIO) -> None:
+    """Write rows without the lengths of blocks; else as :func:`write_blocks`."""
+    for block in _blocks(batch):
+        sink.write(block.data)
+
+
+def _blocks(batch: pa.RecordBatch) -> Iterator[npt.NDArray[np.generic]]:
     if not batch.num_columns:
         raise ValueError("rows without columns cannot be written: nothing would say how many there are")
     if not batch.num_rows:
@@ -154,9 +168,7 @@ def write_blocks(batch: pa.RecordBatch, sink: BinaryIO) -> None:
                 f"a row of {size} bytes cannot be written: Spark has none of more than {_MOST_BYTES}; what was committed is safe; "
                 "make the values shorter, or emit them in several rows"
             )
-        block = _encoded(batch.slice(rows.start, rows.stop - rows.start))
-        sink.write(_LENGTH.pack(block.nbytes))
-        sink.write(block.data)
+        yield _encoded(batch.slice(rows.start, rows.stop - rows.start))
 
 
 def write_end(sink: BinaryIO) -> None:

@@ -45,7 +45,6 @@ from store_actors.engine.word_rows import EncodedBatch
 from store_actors.engine.words import nested_keys
 from store_actors.messages.requests import ShardInput
 
-
 #: Stamps of rows have 32 bits.
 _LAST_STAMP = 0xFFFFFFFF
 

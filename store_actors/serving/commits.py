@@ -91,6 +91,11 @@ class Transaction:
         self._prepared: dict[str, PreparedWrite] = {}
         self._adopted: dict[str, pa.Table] = {}
 
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether memory is still what the transaction began with, or made."""
+        return True
+
     def prepare(self, attempt_id: str, committed_at_ms: int) -> Sequence[Delta]:
         """Make the changes, and return the delta of each store; nothing is written yet."""
         partition = self.partition
@@ -173,6 +178,22 @@ class Transaction:
         return entry, data
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Changes that are made in memory.
+
+    Attributes
+    ----------
+    deltas
+        Manifest entry and file of each store.
+    base_attempt
+        The attempt that made the version before.
+    """
+
+    deltas: tuple[Delta, ...]
+    base_attempt: str
+
+
 def check_first_version(task: TaskIdentity, base_version: int) -> None:
     """Check that an import makes the first version of a partition.
 
@@ -231,40 +252,57 @@ class Commits:
         CorruptStateError, StorageUnavailableError, CommitUnknownError, StoreUnavailableError
             Storage or coordinator failed, or another attempt was committed and its files cannot be read.
         """
-        lease, lineage = transaction.lease, transaction.partition.lineage
-        entries: list[CommitEntry] = []
+        return self.finish(transaction, self.prepare(transaction))
+
+    def prepare(self, transaction: Transaction) -> Prepared:
+        """Make a transaction's changes in memory; nothing is written yet, and errors are as of :meth:`commit`."""
+        lineage = transaction.partition.lineage
+        started_s = self._runtime.clock.elapsed_s()
         try:
-            clock = self._runtime.clock
-            started_s = clock.elapsed_s()
-            deltas = transaction.prepare(self._runtime.new_id(), now_ms(clock))
-            applied_s = clock.elapsed_s()
-            entries = [entry for entry, _ in deltas]
-            self._write(deltas)
-            # The times are those of all stores together, so only the first entry reports them.
-            apply_ms, write_ms = _ms(applied_s - started_s), _ms(clock.elapsed_s() - applied_s)
-            entries[0] = structs.replace(
-                entries[0],
-                apply_ms=apply_ms,
-                write_ms=write_ms,
-                restore_ms=lineage.restore_ms,
-                load_bytes=lineage.load_bytes,
-                failures=dict(lineage.failures),
-            )
+            deltas = transaction.prepare(self._runtime.new_id(), now_ms(self._runtime.clock))
+        except BaseException as error:
+            lineage.failures[type(error).__name__] += 1
+            raise
+        # The times are those of all stores together, so only the first entry reports them.
+        (entry, data), *further = deltas
+        entry = structs.replace(
+            entry,
+            apply_ms=_ms(self._runtime.clock.elapsed_s() - started_s),
+            restore_ms=lineage.restore_ms,
+            load_bytes=lineage.load_bytes,
+            failures=dict(lineage.failures),
+        )
+        return Prepared(((entry, data), *further), lineage.attempt_of(entry.base_version))
+
+    def finish(self, transaction: Transaction, prepared: Prepared) -> tuple[CommitEntry, ...]:
+        """Write prepared changes and commit them; result and errors as of :meth:`commit`.
+
+        The lock of the partition is taken where memory is changed only: the next changes may be made meanwhile, if the transaction
+        can be committed in memory beside them.
+        """
+        lease, lineage = transaction.lease, transaction.partition.lineage
+        files, entries = [data for _, data in prepared.deltas], [entry for entry, _ in prepared.deltas]
+        started_s = self._runtime.clock.elapsed_s()
+        try:
+            self._write(prepared.deltas)
+            entries[0] = structs.replace(entries[0], write_ms=_ms(self._runtime.clock.elapsed_s() - started_s))
             committed = tuple(self._coordinator.commit_all(lease.store_id.state_name, entries))
-            if committed[0].attempt_id == entries[0].attempt_id:
-                transaction.commit()
-                self._metrics.commits += 1
-                if self._replicate is not None:
-                    files = [file for _, file in deltas]
-                    self._replicate(lease, lineage.attempt_of(entries[0].base_version), entries, files)
-            else:
-                self._adopt(transaction, committed, entries)
+            is_own = committed[0].attempt_id == entries[0].attempt_id
+            with transaction.partition.lock:
+                if is_own and transaction.is_in_memory:
+                    transaction.commit()
+                elif not is_own:
+                    self._adopt(transaction, committed, entries)
+                if transaction.is_in_memory:
+                    lineage.committed(committed)
+            self._metrics.commits += is_own
+            if is_own and self._replicate is not None:
+                self._replicate(lease, prepared.base_attempt, entries, files)
         except BaseException as error:
             lineage.failures[type(error).__name__] += 1
             if self._is_refusal(error):
                 self._discard([entry.file for entry in entries])
             raise
-        lineage.committed(committed)
         self._metrics.bytes_written += sum(entry.file_bytes for entry in entries)
         return committed
 

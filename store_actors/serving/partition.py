@@ -306,11 +306,22 @@ class Partition:
         return [
             (
                 TransferredStore(name, self.formats[name].definition, store.room(), store.watermark_ms),
-                store.frozen(),
+                self.frozen(name),
             )
             for name, store in self.stores.items()
             if store.version == self.lineage.version
         ]
+
+    def frozen(self, store_name: str) -> Frozen:
+        """Return the rows of a store at the lineage's version, as they are now. The caller has `lock`."""
+        store = self.stores[store_name]
+        if self.writer is None:
+            return store.frozen()
+        # The store may have rows of versions that are not committed yet.
+        with self.changing:
+            view = self.view(store_name, self.lineage.version)
+            assert view is not None, "a version that is not committed is made on top of the lineage's"
+            return view.frozen(store.schema.row_schema().names)
 
     def view(self, store_name: str, version: int) -> ShardView | None:
         """Return a version of a store, to be read; None if memory does not have it. The caller has `changing`."""

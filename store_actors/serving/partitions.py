@@ -130,7 +130,7 @@ class Partitions:
         # The lock is held only while a piece of the rows is copied: batches go on while it is encoded and stored.
         with partition.lock:
             stores = [
-                (entry, store.schema, store.room(), store.frozen())
+                (entry, store.schema, store.room(), partition.frozen(entry.store_name))
                 for entry in partition.lineage.newest
                 if (store := partition.stores.get(entry.store_name)) is not None
             ]

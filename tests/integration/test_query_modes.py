@@ -240,15 +240,6 @@ def test_two_operators_of_one_frame_are_refused_in_one_query(fleet: Fleet, tmp_p
         union.writeStream.format("noop").start()
 
 
-def test_a_continuous_query_is_refused_in_words_of_ours(
-    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
-) -> None:
-    rates = spark.readStream.format("rate").load()
-    limited = fleet.stateful(rates, name=name, shards=2).limit(3)
-    with pytest.raises(AnalysisException, match=r"stateful operators run in batches.*leave the trigger out"):
-        limited.writeStream.format("console").trigger(continuous="1 second").start()
-
-
 ALIKE: dict[str, tuple[Build, str]] = {
     "rows that pass": (lambda rows: rows.dropDuplicates(["k"]), "append"),
     "keys, which may differ in case, and values": (

@@ -188,6 +188,13 @@ class Connection(address: Path, context: TaskContext, proofSeconds: Long = 40L)
     }
   }
 
+  /** Returns the connection's channel, which does not block, for another use of it; nothing has come yet. */
+  def released(): SocketChannel = {
+    key.cancel()
+    selector.close()
+    channel
+  }
+
   override def isOpen: Boolean = channel.isOpen
 
   override def close(): Unit = {

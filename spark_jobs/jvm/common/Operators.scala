@@ -199,7 +199,15 @@ object ExchangeStrategy extends SparkStrategy {
   }
 
   private def handedOver(tasks: HandedOver, output: Seq[Attribute]): Seq[SparkPlan] =
-    StatefulExchange.below(tasks.child).map(exchange => HandOverExec(output, exec(exchange), tasks.operator)).toSeq
+    StatefulExchange.below(tasks.child).map { exchange =>
+      EpochGate.of(SparkSession.active) match {
+        case Some((query, gate)) =>
+          val run = gate.runOf(query, exchange.facts, exchange.planned)
+          val rows = new OperatorRows(exchange, run.shards.shards, repeats = false).plan(planLater)
+          EpochHandOverExec(output, rows, tasks.operator, exchange.facts)(run)
+        case None => HandOverExec(output, exec(exchange), tasks.operator)
+      }
+    }.toSeq
 
   private def areNames(names: Seq[NamedExpression], columns: Seq[Attribute]): Boolean =
     names.size == columns.size && names.zip(columns).forall {

@@ -67,6 +67,8 @@ class Request extends WritableByteChannel {
     sent = unsent.position()
   }
 
+  def sendTo(channel: WritableByteChannel): Unit = sent += channel.write(ByteBuffer.wrap(bytes, sent, end - sent))
+
   /** Drops what is here, which was sent; its memory is used again, unless one row took much. */
   def forget(): Unit = {
     dropped += end

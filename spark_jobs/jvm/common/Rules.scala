@@ -4,11 +4,13 @@ import java.io.IOException
 import org.apache.hadoop.fs.Path
 import org.apache.spark.sql.AnalysisException
 import org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
-import org.apache.spark.sql.catalyst.expressions.{Alias, Literal}
-import org.apache.spark.sql.catalyst.plans.logical.{Aggregate, Deduplicate, LogicalPlan, Project}
+import org.apache.spark.sql.catalyst.expressions.{Alias, Attribute, Literal}
+import org.apache.spark.sql.catalyst.plans.logical.{Aggregate, Deduplicate, EventTimeWatermark, LogicalPlan, Project}
 import org.apache.spark.sql.catalyst.rules.Rule
-import org.apache.spark.sql.catalyst.streaming.WriteToStreamStatement
+import org.apache.spark.sql.catalyst.streaming.{WriteToStream, WriteToStreamStatement}
+import org.apache.spark.sql.connector.catalog.SupportsWrite
 import org.apache.spark.sql.internal.SQLConf
+import org.apache.spark.sql.types.{StructField, StructType}
 
 /**
  * Checks a query when writeStream.start() has Spark analyse it. It refuses a query that would only fail in its first
@@ -31,20 +33,23 @@ class StartRule(session: SparkSession) extends Rule[LogicalPlan] {
       } else {
         check(query, operators.filter(one => firstOf(operators, one) eq one))
         val filtered = new FilterPushdown(session).pushed(query.inputQuery)
+        if (isContinuous(query)) return query.withNewChildren(Seq(CheckedContinuous(filtered)))
         // An operator that is in the plan twice, under different filters, runs once for both.
         if (twice(operatorsOf(filtered)).isEmpty) query.withNewChildren(Seq(filtered)) else query
+      }
+    case query: WriteToStream =>
+      (query.inputQuery, query.sink) match {
+        case (CheckedContinuous(checked), sink: SupportsWrite) =>
+          val gate = new EpochGate
+          query.copy(sink = EpochSink(sink, gate), inputQuery = ContinuousTable.under(checked, gate))
+        case _ => plan
       }
     case _ => plan
   }
 
   private def check(query: WriteToStreamStatement, operators: Seq[Operator]): Unit = {
     val mode = Facts.mode(query.outputMode)
-    if (isContinuous(query)) {
-      refuse(
-        "stateful operators run in batches, the fleet's as well as Spark's, and a continuous query has none; nothing " +
-          "was started; leave the trigger out, or use processingTime or availableNow",
-        operators.head.facts)
-    }
+    if (isContinuous(query)) checkContinuous(query, mode, operators)
     operators.foreach { operator =>
       if (operator.isLast) {
         checkMode(operator.facts, mode)
@@ -59,6 +64,38 @@ class StartRule(session: SparkSession) extends Rule[LogicalPlan] {
     if (conf.isUnsupportedOperationCheckEnabled) checkAsSpark(query)
     checkStates(query, mode, operators)
   }
+
+  /** Refuses a query that cannot run continuously, before Spark is asked, whose own answer speaks of other operators. */
+  private def checkContinuous(query: WriteToStreamStatement, mode: String, operators: Seq[Operator]): Unit = {
+    val facts = operators.head.facts
+    def refuseTo(why: String): Nothing = refuse(
+      s"$why; nothing was started; leave the trigger out, or use processingTime or availableNow",
+      facts)
+    if (!isContinuousTrigger(query)) {
+      refuseTo(
+        "stateful operators of the fleet run in batches or with trigger(continuous=..), and this is the trigger of " +
+          "Spark's own real-time mode")
+    }
+    if (operators.size > 1) refuseTo("a continuous query has one stateful operator, and this one has several")
+    if (facts.byPython.isDefined) refuseTo("a user's function with state runs in batches, and not in a continuous query")
+    facts.name match {
+      case "stateStoreSave" if facts.mode.getOrElse(mode) == "update" =>
+      case "stateStoreSave" => refuseTo("an aggregation in a continuous query emits in update mode")
+      case "dedupe" =>
+      case other => refuseTo(s"$other runs in batches, and not in a continuous query")
+    }
+    if (query.inputQuery.exists(_.isInstanceOf[EventTimeWatermark])) {
+      refuseTo("a continuous query has no watermark")
+    }
+    val emitted = query.inputQuery.collectFirst { case tasks: HandedOver => tasks.output }.getOrElse(Nil)
+    val sent = operators.head.exchange.inputs.flatMap(_.output).filterNot(_.name.startsWith("__"))
+    if (sent.isEmpty) refuseTo("an aggregation without any column is of batches, and not of a continuous query")
+    (sent ++ emitted).filterNot(column => UnsafeTypes.areSupported(StructType(Seq(field(column))))).foreach { column =>
+      refuseTo(s"a column of type ${column.dataType.sql} is of batches, and not of a continuous query: ${column.name}")
+    }
+  }
+
+  private def field(column: Attribute) = StructField(column.name, column.dataType, column.nullable)
 
   override def conf: SQLConf = session.sessionState.conf
 

@@ -124,6 +124,7 @@ object Run {
   /** Forgets a run, and tells the driver's Python that it has ended. */
   def end(id: UUID): Unit = {
     runs.remove(id)
+    EpochRun.end(id)
     Driver.tell("ended", Map("run_id" -> id.toString))
   }
 

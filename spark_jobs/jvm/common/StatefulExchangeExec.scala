@@ -250,12 +250,7 @@ case class StatefulExchangeExec(
     rows.mapPartitionsWithIndexInternal((task, ofShard) => ofShard ++ Iterator.single(ends(task)))
   }
 
-  private def coresByHost: Map[String, Int] = {
-    val executors = sparkContext.statusStore.executorList(activeOnly = true).filter(_.id != "driver")
-    // An executor that has just joined has no port yet.
-    val byHost = executors.groupBy(_.hostPort.replaceFirst(":[^:]*$", ""))
-    TreeMap(byHost.toSeq: _*).map { case (host, ofHost) => host -> ofHost.map(_.totalCores).sum }
-  }
+  private def coresByHost: Map[String, Int] = Executors.coresByHost(sparkContext)
 
   // -- the end of a batch
 
@@ -325,6 +320,15 @@ case class StatefulExchangeExec(
 
   /** Inputs of a small batch that one task reads, one after another. */
   private final val MostInputs = 16
+}
+
+object Executors {
+  def coresByHost(context: SparkContext): Map[String, Int] = {
+    val executors = context.statusStore.executorList(activeOnly = true).filter(_.id != "driver")
+    // An executor that has just joined has no port yet.
+    val byHost = executors.groupBy(_.hostPort.replaceFirst(":[^:]*$", ""))
+    TreeMap(byHost.toSeq: _*).map { case (host, ofHost) => host -> ofHost.map(_.totalCores).sum }
+  }
 }
 
 /**

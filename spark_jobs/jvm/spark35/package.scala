@@ -31,6 +31,9 @@ package object statefleet {
   /** Whether a query runs without batches that end before their results are seen. */
   def isContinuous(query: WriteToStreamStatement): Boolean = query.isContinuousTrigger
 
+  /** Whether a query's trigger is continuous. */
+  def isContinuousTrigger(query: WriteToStreamStatement): Boolean = query.isContinuousTrigger
+
   /** Opens a store at a version. */
   def openedStore(
       provider: StateStoreProvider,

@@ -40,6 +40,9 @@ package object statefleet {
     case _ => false
   }
 
+  /** Whether a query's trigger is continuous. */
+  def isContinuousTrigger(query: WriteToStreamStatement): Boolean = query.trigger.isInstanceOf[ContinuousTrigger]
+
   /** Opens a store without column families at a version. */
   def openedStore(
       provider: StateStoreProvider,

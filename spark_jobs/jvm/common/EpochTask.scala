@@ -1,0 +1,382 @@
+package org.apache.spark.sql.statefleet
+
+import java.nio.ByteBuffer
+import java.nio.channels.{SelectionKey, Selector, SocketChannel}
+import java.nio.charset.StandardCharsets.UTF_8
+import org.apache.arrow.vector.VectorSchemaRoot
+import org.apache.arrow.vector.ipc.ArrowStreamWriter
+import org.apache.spark.{SparkEnv, TaskContext}
+import org.apache.spark.sql.catalyst.InternalRow
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow
+import org.apache.spark.sql.execution.streaming.continuous.EpochTracker
+import org.apache.spark.sql.types.StructType
+import org.apache.spark.sql.util.ArrowUtils
+import org.apache.spark.unsafe.Platform
+import org.apache.spark.util.NextIterator
+
+/**
+ * What the tasks of an operator do in a continuous query: each sends its rows to the store actors of its node in small
+ * pieces, and gets what they emit (store_actors/connections/epoch_stream.py is the other side).
+ *
+ * Spark has a task compute its rows again in each epoch; what is here stays for all of them.
+ *
+ * @param batch The run's first epoch, in JSON.
+ * @param shards The shards of each store actor of the node, by its number.
+ * @param routes The route of each shard.
+ * @param tasks How many tasks there are.
+ * @param inputType The columns of rows before the route.
+ */
+case class EpochWork(
+    sockets: String,
+    operator: Array[Byte],
+    batch: String,
+    shards: Seq[(Int, Array[Int])],
+    routes: Array[Int],
+    tasks: Int,
+    inputType: StructType,
+    outputType: StructType,
+    timeZone: String)
+  extends ((Int, Iterator[InternalRow]) => Iterator[InternalRow]) {
+  @transient private var task: EpochTask = _
+
+  override def apply(number: Int, rows: Iterator[InternalRow]): Iterator[InternalRow] = {
+    if (task == null) task = new EpochTask(this, number, TaskContext.get(), SparkEnv.get.blockManager.blockManagerId.host)
+    new EpochRows(task, rows)
+  }
+}
+
+/** A task's connections, and the rows that it has not sent yet. */
+class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, host: String) {
+  val selector: Selector = Selector.open()
+  val streams: Array[PieceStream] = work.shards.map { case (actor, shards) =>
+    new PieceStream(this, shards, SocketFolder.connected(work.sockets, host, actor, context).released())
+  }.toArray
+  private val routeColumn = work.inputType.length
+
+  /** For each route, its shard's stream. */
+  private val streamOf = new Array[PieceStream](work.routes.max + 1)
+  private val shardOf = new Array[Int](work.routes.max + 1)
+
+  /** How many rows wait to be sent, and how many were sent and are not answered yet. */
+  var waiting = 0
+  var unanswered = 0
+
+  streams.foreach { stream =>
+    stream.shards.foreach { shard =>
+      streamOf(work.routes(shard)) = stream
+      shardOf(work.routes(shard)) = shard
+    }
+    stream.begin(host)
+  }
+  context.addTaskCompletionListener[Unit](_ => close())
+
+  private def close(): Unit = {
+    streams.foreach(_.close())
+    selector.close()
+  }
+
+  /** Adds a row to those of its shard; waits while too many are not answered. Called by the thread that reads. */
+  def add(row: UnsafeRow): Unit = synchronized {
+    while (unanswered + waiting >= EpochTask.MostUnanswered) wait()
+    val route = row.getInt(routeColumn)
+    streamOf(route).add(shardOf(route), row)
+    waiting += 1
+    if (waiting == 1) selector.wakeup()
+  }
+
+  /** Makes pieces of the rows that wait. */
+  def cut(epoch: Long): Unit = synchronized {
+    if (waiting > 0) {
+      streams.foreach(_.cut(epoch))
+      unanswered += waiting
+      waiting = 0
+    }
+  }
+
+  def answered(rows: Int): Unit = synchronized {
+    unanswered -= rows
+    notifyAll()
+  }
+
+  /** Waits until something can be sent or has come, or rows wait to be sent. */
+  def await(): Unit = {
+    streams.foreach(_.ask())
+    selector.select(EpochTask.LookMs)
+    selector.selectedKeys.clear()
+    if (context.isInterrupted()) throw new InterruptedException
+    if (Thread.interrupted()) throw new InterruptedException
+  }
+}
+
+object EpochTask {
+  /** Rows that are not answered, after which no more are read: a slow shard stops its source. */
+  private final val MostUnanswered = 1 << 16
+
+  /** Milliseconds between looks whether the task was cancelled, if nothing wakes it. */
+  private final val LookMs = 1000L
+}
+
+/**
+ * The rows that a task emits in an epoch. A thread reads the task's input, which blocks; the task's own thread sends and
+ * receives. Rows are sent at once where none is unanswered, and wait else: so pieces grow with the load.
+ */
+private class EpochRows(task: EpochTask, input: Iterator[InternalRow]) extends NextIterator[InternalRow] {
+  private val epoch = EpochTracker.getCurrentEpoch.get
+  @volatile private var isRead = false
+  @volatile private var failure: Throwable = _
+  private var isMarked = false
+  private val reader = new Thread(() => read(), s"statefleet-epoch-reader-${task.number}")
+
+  reader.setDaemon(true)
+  task.context.addTaskCompletionListener[Unit](_ => reader.interrupt())
+  reader.start()
+
+  private def read(): Unit =
+    try {
+      TaskContext.setTaskContext(task.context)
+      while (input.hasNext) task.add(input.next().asInstanceOf[UnsafeRow])
+    } catch {
+      case _: InterruptedException if task.context.isInterrupted() =>
+      case error: Throwable => failure = error
+    } finally {
+      isRead = true
+      TaskContext.unset()
+      if (task.selector.isOpen) task.selector.wakeup()
+    }
+
+  override protected def getNext(): InternalRow = {
+    var row = nextRow()
+    while (row == null && !isOver) {
+      send()
+      val arrived = task.streams.map(_.receive()).reduce(_ || _)
+      row = nextRow()
+      if (row == null && !arrived && !isOver) task.await()
+    }
+    finished = row == null
+    row
+  }
+
+  private def nextRow(): InternalRow = {
+    var row: InternalRow = null
+    var at = 0
+    while (row == null && at < task.streams.length) {
+      row = task.streams(at).next()
+      at += 1
+    }
+    row
+  }
+
+  private def isOver: Boolean = isMarked && task.streams.forall(_.isMarked(epoch))
+
+  private def send(): Unit = {
+    if (isRead && failure != null) throw failure
+    // Spark ends an interrupted task's input as it ends an epoch.
+    if (isRead && task.context.isInterrupted()) throw new InterruptedException
+    val isEnding = isRead
+    if (isEnding || task.unanswered == 0) task.cut(epoch)
+    if (isEnding && !isMarked) {
+      task.streams.foreach(_.mark(epoch))
+      isMarked = true
+    }
+    task.streams.foreach(_.send())
+  }
+
+  override protected def close(): Unit = ()
+}
+
+/** The frames of one connection. */
+class PieceStream(task: EpochTask, val shards: Array[Int], channel: SocketChannel) {
+  import PieceStream._
+
+  private val key = channel.register(task.selector, SelectionKey.OP_READ)
+  private val pieces = shards.map(shard => shard -> new PieceRows(UnsafeTypes.haveTexts(task.work.inputType))).toMap
+  private val out = new Request
+  private val row = new UnsafeRow(task.work.outputType.length)
+  private val hasTexts = UnsafeTypes.haveTexts(task.work.outputType)
+  private val rowBytes =
+    UnsafeRow.calculateBitSetWidthInBytes(task.work.outputType.length) + 8 * task.work.outputType.length
+
+  /** What came and is not used yet: from `begin` to `end`. */
+  private var bytes = new Array[Byte](Request.BlockBytes)
+  private var begin = 0
+  private var end = 0
+
+  /** The end of the rows that are given out, and whether others have come behind them. */
+  private var rowsEnd = 0
+  private var markedEpoch = -1L
+
+  def isMarked(epoch: Long): Boolean = markedEpoch >= epoch
+
+  /** Writes the request. */
+  def begin(host: String): Unit = {
+    val work = task.work
+    val head = s"""{"batch": ${work.batch}, "attempt": ${task.context.taskAttemptId()}, """ +
+      s""""executor": "$host:${ProcessHandle.current.pid}", "operator_bytes": ${work.operator.length}, """ +
+      s""""task": ${task.number}, "tasks": ${work.tasks}, "shards": ${shards.mkString("[", ", ", "]")}}"""
+    val text = head.getBytes(UTF_8)
+    out.write(ByteBuffer.allocate(Request.LengthBytes).putInt(0, text.length))
+    out.write(ByteBuffer.wrap(text))
+    out.write(ByteBuffer.wrap(work.operator))
+    val schema =
+      ArrowUtils.toArrowSchema(work.inputType, work.timeZone, errorOnDuplicatedFieldNames = true, largeVarTypes = false)
+    val root = VectorSchemaRoot.create(schema, ArrowUtils.rootAllocator)
+    try {
+      val writer = new ArrowStreamWriter(root, null, out)
+      writer.start()
+      writer.end()
+    } finally root.close()
+  }
+
+  def add(shard: Int, row: UnsafeRow): Unit = pieces(shard).add(row)
+
+  /** Writes the rows of each shard as a piece. */
+  def cut(epoch: Long): Unit = pieces.foreach { case (shard, rows) =>
+    if (rows.count > 0) {
+      val head = ByteBuffer.allocate(21).put(Piece).putInt(shard).putLong(epoch).putInt(rows.count).putInt(rows.size)
+      out.write(head.flip())
+      rows.writeTo(out)
+    }
+  }
+
+  /** Writes the end of an epoch. */
+  def mark(epoch: Long): Unit = {
+    val frame = ByteBuffer.allocate(21 + 12 * shards.length).put(Marker).putLong(epoch).putLong(Long.MinValue)
+    frame.putInt(shards.length)
+    pieces.foreach { case (shard, rows) => frame.putInt(shard).putLong(rows.takeSent()) }
+    out.write(frame.flip())
+  }
+
+  /** Sends what the other side takes at once. */
+  def send(): Unit = if (!out.isSent) {
+    out.sendTo(channel)
+    if (out.isSent) out.forget()
+  }
+
+  /** Has the selector wait for what is of use. */
+  def ask(): Unit = key.interestOps(SelectionKey.OP_READ | (if (out.isSent) 0 else SelectionKey.OP_WRITE))
+
+  /** Receives what is there, and returns whether that was anything; rows that were given out are not valid any more. */
+  def receive(): Boolean = {
+    if (begin > 0 && begin == end) {
+      begin = 0
+      end = 0
+      rowsEnd = 0
+    }
+    if (end == bytes.length) makeRoom()
+    val size = channel.read(ByteBuffer.wrap(bytes, end, bytes.length - end))
+    if (size < 0) throw new Lost("was lost in the middle of an epoch")
+    end += size
+    size > 0
+  }
+
+  private def makeRoom(): Unit = {
+    val left = end - begin
+    val larger = if (2 * left > bytes.length) new Array[Byte](2 * bytes.length) else bytes
+    System.arraycopy(bytes, begin, larger, 0, left)
+    rowsEnd -= begin
+    bytes = larger
+    begin = 0
+    end = left
+  }
+
+  /** Returns the next row of what came; null if there is none yet. */
+  def next(): InternalRow = {
+    while (begin == rowsEnd && takeFrame()) {}
+    if (begin < rowsEnd) {
+      var size = rowBytes
+      if (hasTexts) {
+        size = Platform.getLong(bytes, Platform.BYTE_ARRAY_OFFSET + begin).toInt
+        begin += 8
+      }
+      row.pointTo(bytes, Platform.BYTE_ARRAY_OFFSET + begin, size)
+      begin += size
+      row
+    } else {
+      null
+    }
+  }
+
+  /** Takes the next frame if all of it has come; returns whether there may be another. */
+  private def takeFrame(): Boolean = {
+    val frame = ByteBuffer.wrap(bytes, begin, end - begin)
+    if (frame.remaining < 1) {
+      false
+    } else {
+      frame.get() match {
+        case Rows if frame.remaining >= 12 =>
+          val (answered, _, size) = (frame.getInt(), frame.getInt(), frame.getInt())
+          val isThere = frame.remaining >= size
+          if (isThere) {
+            begin = frame.position()
+            rowsEnd = begin + size
+            task.answered(answered)
+          }
+          isThere
+        case Marked if frame.remaining >= 8 =>
+          markedEpoch = frame.getLong()
+          skipTo(frame.position())
+        case Failed if frame.remaining >= 4 =>
+          val text = new Array[Byte](frame.getInt())
+          if (frame.remaining < text.length) {
+            false
+          } else {
+            frame.get(text)
+            throw new IllegalStateException(new String(text, UTF_8))
+          }
+        case Rows | Marked | Failed => false
+        case other => throw new IllegalStateException(s"a store actor sent a frame of kind $other; start the query again")
+      }
+    }
+  }
+
+  private def skipTo(position: Int): Boolean = {
+    begin = position
+    rowsEnd = position
+    true
+  }
+
+  def close(): Unit = channel.close()
+}
+
+private object PieceStream {
+  /** Frames to a store actor, and from it. */
+  private final val Piece: Byte = 1
+  private final val Marker: Byte = 2
+  private final val Rows: Byte = 1
+  private final val Marked: Byte = 2
+  private final val Failed: Byte = 3
+}
+
+/** Rows of one shard that wait to be sent. */
+private class PieceRows(hasTexts: Boolean) {
+  private var bytes = new Array[Byte](1 << 12)
+  var size = 0
+  var count = 0
+  private var sent = 0L
+
+  def add(row: UnsafeRow): Unit = {
+    val needed = size + row.getSizeInBytes + 8
+    if (needed > bytes.length) bytes = java.util.Arrays.copyOf(bytes, math.max(needed, 2 * bytes.length))
+    if (hasTexts) {
+      Platform.putLong(bytes, Platform.BYTE_ARRAY_OFFSET + size, row.getSizeInBytes)
+      size += 8
+    }
+    row.writeToMemory(bytes, Platform.BYTE_ARRAY_OFFSET + size)
+    size += row.getSizeInBytes
+    count += 1
+  }
+
+  def writeTo(out: Request): Unit = {
+    out.write(ByteBuffer.wrap(bytes, 0, size))
+    sent += count
+    size = 0
+    count = 0
+  }
+
+  /** Returns how many rows were sent since the last time. */
+  def takeSent(): Long = {
+    val rows = sent
+    sent = 0L
+    rows
+  }
+}

@@ -1,0 +1,192 @@
+"""The connection of a task of a continuous query: pieces of rows and markers come, and what they emit is sent, for as long as the run.
+
+``EpochTask.scala`` is the other side. The connection begins as any of :mod:`store_actors.connections.hand_over`, with proof, request
+and operator, and an Arrow stream that only has the schema of the rows. Then follow frames, each with its kind in a byte. Integers have
+the highest byte first.
+
+From the task: a piece (shard, epoch, number of rows, length) and its rows, in Spark's own format
+(:mod:`~store_actors.connections.unsafe_rows`); a marker (epoch, watermark, number of shards), and for each shard how many rows it was
+sent in the epoch. To the task: emitted rows (how many rows they answer, their number and length), the answer to a marker (its epoch),
+or the text of an error, after its length; then the connection ends.
+
+A task waits for the answers to all its pieces before it ends an epoch, and bounds what it has sent and not been answered. So what waits
+to be sent here is bounded, too.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from queue import SimpleQueue
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+from msgspec import structs
+
+from coordinator.runtime.runtime import Runtime
+from store_actors.client.operator_task import BatchHeader, InputColumns, OperatorTask
+from store_actors.connections import unsafe_rows
+from store_actors.epochs.barrier import Marker
+from store_actors.epochs.runs import EpochRuns, RunRequest
+from store_actors.epochs.shard import EpochShard, Piece
+from store_actors.messages.requests import ShardInput
+
+_PIECE, _MARKER = 1, 2
+_ROWS, _MARKED, _FAILED = b"\1", b"\2", b"\3"
+#: Shard, epoch, rows and bytes of a piece; epoch, watermark and shards of a marker, and of each shard the rows.
+_PIECE_HEAD, _MARKER_HEAD, _SHARD_ROWS = struct.Struct(">iqii"), struct.Struct(">qqi"), struct.Struct(">iq")
+#: Rows that are answered, rows that follow and their bytes; the epoch of a marker; the length of a text.
+_ROWS_HEAD, _EPOCH, _LENGTH = struct.Struct(">iii"), struct.Struct(">q"), struct.Struct(">i")
+#: Bytes of a piece at most: a task sends its rows within milliseconds.
+_MOST_BYTES = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class EpochServer:
+    """Serves the tasks of continuous queries.
+
+    Attributes
+    ----------
+    check_fitness
+        Raises a StateStoreError if this process must take no work.
+    """
+
+    runs: EpochRuns
+    runtime: Runtime
+    check_fitness: Callable[[], None]
+
+    def serve(self, request: Mapping[str, Any], operator: bytes, source: BinaryIO, sink: BinaryIO) -> None:
+        """Take a task's frames until it ends the connection, and answer them.
+
+        Raises
+        ------
+        StateStoreError, ValueError
+            The run cannot go on; the task has been sent the error.
+        OSError
+            The connection is lost.
+        """
+        answers: SimpleQueue[bytes | None] = SimpleQueue()
+        sent: Future[None] = self.runtime.threads.future()
+        self.runtime.threads.start(partial(_send_all, answers, sink, sent), "statefleet-epoch-answers")
+        try:
+            self._serve(request, OperatorTask.of_json(operator), source, answers.put)
+        except OSError:
+            raise
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}".encode()
+            answers.put(_FAILED + _LENGTH.pack(len(text)) + text)
+            raise
+        finally:
+            answers.put(None)
+            sent.result()
+
+    def _serve(
+        self, request: Mapping[str, Any], operator: OperatorTask, source: BinaryIO, send: Callable[[bytes], None]
+    ) -> None:
+        self.check_fitness()
+        # All of the stream is read: frames follow it.
+        rows = pa.ipc.open_stream(source).read_all().schema
+        headers = {shard: BatchHeader(**request["batch"], shard=shard) for shard in request["shards"]}
+        first = next(iter(headers.values()))
+        schema = operator.schema.in_output_mode(first.output_mode or operator.schema.output_mode)
+        metadata = operator.metadata.in_output_mode(schema)
+        run = RunRequest(
+            # A plan is made before its query has an id.
+            structs.replace(metadata, query_id=first.query_id),
+            schema,
+            {
+                shard: header.task(metadata.state_name, request["attempt"], request["executor"])
+                for shard, header in headers.items()
+            },
+            (request["task"], request["tasks"]),
+        )
+        shards = self.runs.join(run)
+        try:
+            EpochStream(request["task"], rows, operator, shards).take_all(source, send)
+        finally:
+            self.runs.leave(run, "a task of the run has ended")
+
+
+@dataclass(frozen=True, slots=True)
+class EpochStream:
+    """The frames of a task's connection.
+
+    Attributes
+    ----------
+    task
+        Number of the task in its run.
+    rows
+        Schema of its rows, without the route, which is the last column.
+    """
+
+    task: int
+    rows: pa.Schema
+    operator: OperatorTask
+    shards: Mapping[int, EpochShard]
+
+    def take_all(self, source: BinaryIO, send: Callable[[bytes], None]) -> None:
+        """Take frames until the connection ends; answers are sent as they come."""
+        columns = [
+            InputColumns.of(number, schema, self.rows)
+            for number, schema in enumerate(self.operator.schema.input_schemas())
+        ]
+        while kind := source.read(1):
+            if kind[0] == _PIECE:
+                shard, epoch, rows, size = _PIECE_HEAD.unpack(_read(source, _PIECE_HEAD.size))
+                if not 0 < size <= _MOST_BYTES:
+                    raise ValueError(f"malformed piece: it has {size} bytes")
+                batch = unsafe_rows.decoded(_read(source, size), self.rows, 1)
+                if batch.num_rows != rows:
+                    raise ValueError(f"malformed piece: {rows} rows were sent, and {batch.num_rows} came")
+                table = pa.Table.from_batches([batch])
+                piece = ShardInput(tuple(of_input.table(table) for of_input in columns), rows)
+                self.shards[shard].take(self.task, epoch, Piece(piece, _Answer(rows, send)))
+            elif kind[0] == _MARKER:
+                epoch, watermark_ms, shards = _MARKER_HEAD.unpack(_read(source, _MARKER_HEAD.size))
+                for _ in range(shards):
+                    shard, rows = _SHARD_ROWS.unpack(_read(source, _SHARD_ROWS.size))
+                    self.shards[shard].mark(Marker(self.task, epoch, rows, watermark_ms))
+                send(_MARKED + _EPOCH.pack(epoch))
+            else:
+                raise ValueError(f"malformed frame: its kind is {kind[0]}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Sends what a piece of some rows emits."""
+
+    rows: int
+    send: Callable[[bytes], None]
+
+    def __call__(self, emitted: pa.Table) -> None:
+        # Columns such as the numbers of rows are of use to the shard only.
+        visible = emitted.drop_columns([name for name in emitted.column_names if name.startswith("__")])
+        blocks = BytesIO()
+        for batch in visible.to_batches():
+            unsafe_rows.write_rows(batch, blocks)
+        self.send(_ROWS + _ROWS_HEAD.pack(self.rows, visible.num_rows, blocks.tell()) + blocks.getvalue())
+
+
+def _send_all(answers: SimpleQueue[bytes | None], sink: BinaryIO, sent: Future[None]) -> None:
+    """Send answers until None. After the connection was lost they are dropped: its reader ends the run."""
+    try:
+        with suppress(OSError):
+            while (answer := answers.get()) is not None:
+                sink.write(answer)
+                if answers.empty():
+                    sink.flush()
+            sink.flush()
+    finally:
+        sent.set_result(None)
+
+
+def _read(source: BinaryIO, size: int) -> bytes:
+    data = source.read(size)
+    if len(data) < size:
+        raise EOFError("the task ended in the middle of a frame")
+    return data

@@ -1,0 +1,119 @@
+"""The runs of continuous queries that have shards in this process. No Ray.
+
+The tasks of a run each have a connection here. The first one opens the run's shards, under leases for all of the run. Where a task's
+connection ends, the run is over: no further epoch can get all of its markers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.ledger.state_ledger import LeaseGrant
+from coordinator.model.errors import FencedError
+from coordinator.model.identities import TaskIdentity
+from coordinator.model.schema import StateSchema
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.runtime.runtime import Runtime
+from store_actors.epochs.shard import EpochShard
+from store_actors.serving.partitions import Partitions
+
+#: Gives the leases of some shards of a run.
+Lease = Callable[[Sequence[TaskIdentity], StateMetadata], Sequence[LeaseGrant]]
+#: Commits that are under way at once, each of another shard.
+_COMMITS_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """What each task of a run says first.
+
+    Attributes
+    ----------
+    tasks
+        The shards' tasks of the run's first epoch, by shard: those whose shards are in this process.
+    task
+        The number of the task that asks, and how many the run has.
+    """
+
+    metadata: StateMetadata
+    schema: StateSchema
+    tasks: Mapping[int, TaskIdentity]
+    task: tuple[int, int]
+
+    @property
+    def run_id(self) -> str:
+        return next(iter(self.tasks.values())).run_id
+
+
+class EpochRuns:
+    """The runs of this process. Thread-safe.
+
+    Parameters
+    ----------
+    is_here
+        Whether a lease is of this process.
+    """
+
+    def __init__(
+        self, partitions: Partitions, lease: Lease, is_here: Callable[[LeaseGrant], bool], runtime: Runtime
+    ) -> None:
+        self._partitions, self._lease, self._is_here = partitions, lease, is_here
+        self._commits = runtime.threads.pool(_COMMITS_AT_ONCE, "statefleet-epoch")
+        self._new_future: Callable[[], Future[Any]] = runtime.threads.future
+        self._guard = runtime.threads.lock()
+        self._runs: dict[tuple[str, str], Future[Mapping[int, EpochShard]]] = {}
+
+    def join(self, request: RunRequest) -> Mapping[int, EpochShard]:
+        """Return the open shards of a task's run; the first task opens them, and the others wait for that.
+
+        Raises
+        ------
+        FencedError
+            A newer run has the shards, or one of them is in another process.
+        StateStoreError
+            A shard cannot be leased or read.
+        """
+        key = request.metadata.state_name, request.run_id
+        with self._guard:
+            is_first = key not in self._runs
+            if is_first:
+                self._runs[key] = self._new_future()
+            opened = self._runs[key]
+        if is_first:
+            try:
+                opened.set_result(self._opened(request))
+            except BaseException as error:  # noqa: BLE001 - raised in the thread of each task
+                opened.set_exception(error)
+        return opened.result()
+
+    def _opened(self, request: RunRequest) -> Mapping[int, EpochShard]:
+        shards: dict[int, EpochShard] = {}
+        grants = self._lease(list(request.tasks.values()), request.metadata)
+        try:
+            for (shard, task), grant in zip(request.tasks.items(), grants, strict=True):
+                if not self._is_here(grant):
+                    raise FencedError(
+                        "a shard of the query is at another store actor than was planned; nothing was changed; the run begins again",
+                        state=task.state_name,
+                        partition=task.partition_id,
+                        store_actor=grant.lease.location.actor_name,
+                    )
+                shards[shard] = EpochShard(
+                    self._partitions, task, grant, request.schema, request.task[1], self._commits.submit
+                )
+        except BaseException:
+            for opened in shards.values():
+                opened.end("another shard of the run could not be opened")
+            raise
+        return shards
+
+    def leave(self, request: RunRequest, reason: str) -> None:
+        """End a run, which one of its tasks has left: the open epoch does not count."""
+        with self._guard:
+            opened = self._runs.pop((request.metadata.state_name, request.run_id), None)
+        if opened is not None and opened.done() and opened.exception() is None:
+            for shard in opened.result().values():
+                shard.end(reason)

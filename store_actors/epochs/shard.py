@@ -1,0 +1,293 @@
+"""A shard in a continuous query: pieces of rows come at any time, and each epoch makes a version. No Ray.
+
+Between two seals the next version is open in memory: each piece is folded into it, and what it changed is answered at once. At the end
+of an epoch (:mod:`store_actors.epochs.barrier`) the open version is sealed: groups that the watermark has passed are closed, and the
+change becomes a delta, as that of a batch. It is written and committed beside the next epoch, whose pieces are taken meanwhile.
+
+Spark's driver lets no epoch end before the one before it is in its commit log, and none is there before all shards have committed it.
+So there is at most one commit under way, and a run that begins again finds each shard at the version that its first epoch reads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, cast
+
+import pyarrow as pa
+from msgspec import structs
+
+from coordinator.ledger.state_ledger import LeaseGrant
+from coordinator.model.errors import FencedError
+from coordinator.model.identities import DEFAULT_STORE, TaskIdentity
+from coordinator.model.leases import Lease
+from coordinator.model.schema import StateSchema
+from coordinator.model.watermarks import Watermarks
+from coordinator.runtime.logs import about
+from store_actors.engine.versions import Change
+from store_actors.epochs.barrier import Barrier, Marker
+from store_actors.messages.requests import ShardInput
+from store_actors.operators.aggregate import results_of
+from store_actors.operators.make_shard import OperatorShard
+from store_actors.serving.commits import Delta, Prepared, PreparedWrite, Transaction, Write
+from store_actors.serving.partition import Partition
+from store_actors.serving.partitions import Partitions
+
+log = logging.getLogger(__name__)
+
+
+class FoldingShard(Protocol):
+    """A shard that takes the rows of a version in pieces; see :class:`~store_actors.operators.aggregate.AggregateShard`."""
+
+    def open(self, version: int, late_ms: int | None = None) -> None: ...
+
+    def fold(self, rows: ShardInput) -> pa.Table: ...
+
+    def seal(self, watermark_ms: int) -> Change: ...
+
+
+#: Is given what a piece emits.
+Answer = Callable[[pa.Table], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of a task, and who is given what they emit."""
+
+    rows: ShardInput
+    answer: Answer
+
+
+class _SealedVersion(Transaction):
+    """The sealed version of an epoch. Memory is at it from the moment it is prepared, as the next epoch is folded into it.
+
+    Parameters
+    ----------
+    writer
+        The partition's writer for as long as memory is the run's.
+    """
+
+    def __init__(
+        self, writer: EpochShard, partition: Partition, task: TaskIdentity, lease: Lease, writes: Mapping[str, Write]
+    ) -> None:
+        super().__init__(partition, task, lease, writes)
+        self._writer = writer
+
+    @property
+    def is_in_memory(self) -> bool:
+        return self.partition.writer is self._writer
+
+    def prepare(self, attempt_id: str, committed_at_ms: int) -> Sequence[Delta]:
+        deltas = super().prepare(attempt_id, committed_at_ms)
+        super().commit()
+        return deltas
+
+    def commit(self) -> None:
+        """Nothing: memory is at the version."""
+
+    def abort(self) -> None:
+        """Refuse: no other attempt of a run makes its versions.
+
+        Raises
+        ------
+        FencedError
+            Always.
+        """
+        raise FencedError(
+            "another process has committed an epoch of this run; nothing of it was committed here; start the query again",
+            state=self.task.state_name,
+            partition=self.task.partition_id,
+            run_id=self.task.run_id,
+        )
+
+
+class EpochShard:
+    """A shard during a run of a continuous query, as the writer of its partition. Thread-safe.
+
+    Parameters
+    ----------
+    task
+        The shard's task of the first epoch of the run.
+    grant
+        The lease of that epoch; it is valid for the run.
+    tasks
+        Number of tasks of the run, each of which sends rows and markers.
+    submit
+        Runs a function on another thread.
+
+    Raises
+    ------
+    FencedError
+        A newer run has the shard.
+    StateStoreError
+        The version that the run begins with cannot be read.
+    """
+
+    def __init__(
+        self,
+        partitions: Partitions,
+        task: TaskIdentity,
+        grant: LeaseGrant,
+        schema: StateSchema,
+        tasks: int,
+        submit: Callable[[Callable[[], None]], object],
+    ) -> None:
+        self._partitions = partitions
+        self._task, self.lease, self._schema = task, grant.lease, schema
+        self._submit = submit
+        self._watermarks = grant.watermarks
+        self._barrier = Barrier[Piece](tasks, task.batch_id, grant.watermarks.input_ms)
+        self._failure: BaseException | None = None
+        #: Whether the present epoch has all markers, and whether the version before is being committed.
+        self._is_whole = self._is_committing = False
+        self.used_s = 0.0
+        self._partition = partitions.cache.of(self.lease.store_id)
+        with self._partition.lock:
+            if self._partition.writer is not None:
+                self._partition.writer.end("a newer run of the query has begun", fenced=True)
+            if not self._partition.is_loaded_as(DEFAULT_STORE, schema):
+                # The query was changed: its state is read again, in the new schema.
+                self._partition.forget()
+            partitions.restorer.restore(
+                self._partition, self.lease, task.run_id, grant.base_version, {DEFAULT_STORE: schema}
+            )
+            self._shard = cast("FoldingShard", self._partition.stores[DEFAULT_STORE])
+            self._open()
+            self._partition.writer = self
+
+    @property
+    def task(self) -> TaskIdentity:
+        """The shard's task of the present epoch."""
+        return self._task
+
+    def take(self, task: int, epoch: int, piece: Piece) -> None:
+        """Fold a task's piece into its epoch; what it emits is answered before or after this returns.
+
+        Raises
+        ------
+        StateStoreError
+            The shard was taken over, or a commit failed: the run has to end.
+        """
+        with self._partition.lock:
+            self._check()
+            with self._failing():
+                if self._barrier.take(task, epoch, piece.rows.rows_read, piece):
+                    self._fold(piece)
+
+    def mark(self, marker: Marker) -> None:
+        """Take the end of a task's epoch; if it is the last one of the epoch, the epoch is sealed.
+
+        Raises
+        ------
+        StateStoreError
+            As of :meth:`take`, or other rows came than the task sent.
+        """
+        with self._partition.lock:
+            self._check()
+            with self._failing():
+                self._is_whole = self._barrier.mark(marker)
+                self._seal_if_due()
+
+    def end(self, reason: str, *, fenced: bool = False) -> None:
+        """Drop the open version; the partition has no writer afterwards. A commit that is under way goes on."""
+        with self._partition.lock:
+            if self._partition.writer is not self:
+                return
+            self._partition.writer = None
+            self._failure = self._failure or self._ended(reason)
+            try:
+                with self._partition.changing:
+                    self._partition.stores[DEFAULT_STORE].abort()
+            except BaseException:
+                self._partition.forget()
+                raise
+            if self._is_committing:
+                # Memory is at a version of which it is not known whether it counts.
+                self._partition.forget()
+
+    # -- with the lock ------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """After an error the run cannot go on here: nothing of the open version counts."""
+        try:
+            yield
+        except BaseException as error:
+            self._failure = error
+            self.end(f"an epoch failed: {type(error).__name__}")
+            raise
+
+    def _open(self) -> None:
+        """Open the version of the present epoch; rows are late by the watermark of the version before."""
+        with self._partition.changing:
+            self._shard.open(self._task.batch_id + 1, self._watermarks.input_ms)
+
+    def _fold(self, piece: Piece) -> None:
+        with self._partition.changing:
+            changed = self._shard.fold(piece.rows)
+        piece.answer(results_of(changed, self._schema))
+
+    def _seal_if_due(self) -> None:
+        """Seal the epoch if it has all markers, and go on with the next one.
+
+        The log may have the commit before, so that Spark has ended this epoch, though its answer is not here yet: the epoch is sealed
+        when it is.
+        """
+        while self._is_whole and not self._is_committing:
+            self._seal()
+            pieces, self._is_whole = self._barrier.next_epoch()
+            self._open()
+            for piece in pieces:
+                self._fold(piece)
+
+    def _seal(self) -> None:
+        """Make the open version's delta, and commit it on another thread."""
+        watermarks = self._watermarks.reached(self._barrier.watermark_ms)
+        transaction = _SealedVersion(
+            self, self._partition, self._task, self.lease, {DEFAULT_STORE: partial(self._sealed, watermarks)}
+        )
+        prepared = self._partitions.commits.prepare(transaction)
+        self._watermarks = watermarks
+        self._task = structs.replace(self._task, batch_id=self._task.batch_id + 1)
+        self._is_committing = True
+        self._submit(partial(self._finish, transaction, prepared))
+
+    def _sealed(self, watermarks: Watermarks) -> PreparedWrite:
+        shard = cast("OperatorShard", self._shard)
+        change = self._shard.seal(watermarks.input_ms)
+        output_ms = max(watermarks.output_ms, shard.output_watermark_ms(watermarks.input_ms))
+        watermarks = structs.replace(watermarks, output_ms=output_ms)
+        return PreparedWrite(change, self._schema, len(shard), shard.nbytes, watermarks=watermarks)
+
+    # -- without the lock ---------------------------------------------------------------------------------------------
+
+    def _finish(self, transaction: Transaction, prepared: Prepared) -> None:
+        try:
+            self._partitions.commits.finish(transaction, prepared)
+        except BaseException as error:
+            with self._partition.lock:
+                self._failure = error
+                self.end(f"a commit failed: {type(error).__name__}")
+            log.exception("a version of an epoch was not committed", extra=about(self.lease.store_id))
+        else:
+            with self._partition.lock:
+                self._is_committing = False
+                if self._failure is None:
+                    with self._failing():
+                        self._seal_if_due()
+
+    def _ended(self, reason: str) -> FencedError:
+        return FencedError(
+            f"the run of the query has ended at this shard: {reason}; the open epoch does not count; committed versions are safe, and "
+            "the query goes on from them when it is started again",
+            state=self._task.state_name,
+            partition=self._task.partition_id,
+            run_id=self._task.run_id,
+        )
