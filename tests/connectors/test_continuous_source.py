@@ -1,14 +1,17 @@
-"""The reader of Kafka in continuous queries (spark_jobs/jvm/common/ContinuousSource.scala), with queries that have no operator of the fleet.
+"""The reader of Kafka in continuous queries (spark_jobs/jvm/common/ContinuousSource.scala).
 
-A query of the fleet gets the table by the rule that Spark analyses a query's start with; here a test puts it into the plan itself.
+The rule that Spark analyses a query's start with does not put the table into a query yet (``StartRule``): the tests do it themselves,
+with queries that have no operator of the fleet.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
 from spark_jobs.plan.spark_version import SPARK
-from tests.connectors.topics import send_bytes
 from tests.kafka_broker import KafkaBroker
 
 pytestmark = pytest.mark.timeout(600)
@@ -112,23 +114,31 @@ def sent(spark: SparkSession, broker: KafkaBroker, output: str) -> dict[int, lis
 
 
 def send(spark: SparkSession, broker: KafkaBroker, topic: str, count: int, partitions: int = 2) -> None:
-    """Send records to partitions by turns."""
-    send_bytes(spark, broker, topic, [(n % partitions, b"%d" % n) for n in range(count)])
+    """Send records to partitions by turns, from the driver: a continuous query has the cores of the executor."""
+    producer = new_producer(spark, broker)
+    records = spark.sparkContext._gateway.jvm.org.apache.kafka.clients.producer  # type: ignore[union-attr]
+    for n in range(count):
+        producer.send(records.ProducerRecord(topic, n % partitions, None, str(n)))
+    producer.close()
 
 
-def admin(spark: SparkSession, broker: KafkaBroker) -> Any:
-    """Return a client of Kafka's for administration."""
-    clients: Any = spark.sparkContext._gateway.jvm.org.apache.kafka.clients.admin.AdminClient  # type: ignore[union-attr]
-    return clients.create({"bootstrap.servers": broker.address})
-
-
-def delete_records(spark: SparkSession, broker: KafkaBroker, topic: str, before: int) -> None:
-    """Delete the records of a topic's first partition up to an offset."""
+def new_producer(spark: SparkSession, broker: KafkaBroker, **settings: str) -> Any:
+    """Return a producer of texts, in the driver."""
+    serializer = "org.apache.kafka.common.serialization.StringSerializer"
+    common = {"bootstrap.servers": broker.address, "key.serializer": serializer, "value.serializer": serializer}
     kafka: Any = spark.sparkContext._gateway.jvm.org.apache.kafka  # type: ignore[union-attr]
-    client = admin(spark, broker)
-    to_delete = {kafka.common.TopicPartition(topic, 0): kafka.clients.admin.RecordsToDelete.beforeOffset(before)}
-    client.deleteRecords(to_delete).all().get()
-    client.close()
+    return kafka.clients.producer.KafkaProducer(common | settings)
+
+
+def first_error(spark: SparkSession, query: StreamingQuery) -> str:
+    """Return the error of the first attempt of a query's task: the query's own speaks of the last, which Spark refuses to run."""
+    with pytest.raises(StreamingQueryException, match="does not support task retry") as raised:
+        query.awaitTermination(_DEADLINE_S)
+    found = re.search(r"Task 0 in stage (\d+)\.0 failed", str(raised.value))
+    assert found
+    tasks = spark.sparkContext._jsc.sc().statusStore().taskList(int(found[1]), 0, 9)
+    errors = [tasks.apply(n).errorMessage() for n in range(tasks.size())]
+    return "\n".join(error.get() for error in errors if error.isDefined())
 
 
 def test_each_record_comes_once_and_in_order_over_epochs_new_plans_and_a_restart(
@@ -140,9 +150,9 @@ def test_each_record_comes_once_and_in_order_over_epochs_new_plans_and_a_restart
     broker.create_topic(output, 2)
     keyed = spark.range(40).selectExpr(
         "CAST(id % 2 AS INT) AS partition",
-        "CAST(id AS BINARY) AS key",
+        "CAST(CAST(id AS STRING) AS BINARY) AS key",
         "CAST(NULL AS BINARY) AS value",
-        "array(struct('h' AS key, CAST(id AS BINARY) AS value)) AS headers",
+        "array(struct('h' AS key, CAST(CAST(id AS STRING) AS BINARY) AS value)) AS headers",
     )
     writer = keyed.coalesce(1).write.format("kafka").option("kafka.bootstrap.servers", broker.address)
     writer.option("topic", name).save()
@@ -157,7 +167,7 @@ def test_each_record_comes_once_and_in_order_over_epochs_new_plans_and_a_restart
         wait(query, is_logged(hooks, p0=1120, p1=1020))
     ends = hooks.ends
     assert hooks.asked >= len(ends) > 3
-    assert all(first[p] <= second[p] for first, second in zip(ends, ends[1:], strict=False) for p in first)
+    assert all(first[p] <= second[p] for first, second in pairwise(ends) for p in first)
 
     send(spark, broker, name, 200)
     frame, hooks = source(spark, broker, name, includeHeaders="true")
@@ -174,15 +184,7 @@ def test_offsets_without_records_are_no_loss(
     broker.create_topic(name, 1)
     broker.create_topic(output, 1)
     kafka: Any = spark.sparkContext._gateway.jvm.org.apache.kafka  # type: ignore[union-attr]
-    serializer = "org.apache.kafka.common.serialization.StringSerializer"
-    producer = kafka.clients.producer.KafkaProducer(
-        {
-            "bootstrap.servers": broker.address,
-            "transactional.id": name,
-            "key.serializer": serializer,
-            "value.serializer": serializer,
-        }
-    )
+    producer = new_producer(spark, broker, **{"transactional.id": name})
     producer.initTransactions()
 
     def transaction(count: int, is_committed: bool) -> None:
@@ -226,13 +228,10 @@ def test_lost_records_end_the_query_unless_it_is_told_to_go_on(
     with running(frame, broker, output, tmp_path / "ck") as query:
         wait(query, is_logged(hooks, p0=10))
     send(spark, broker, name, 20, partitions=1)
-    delete_records(spark, broker, name, before=25)
+    broker.delete_records(name, before=25)
     frame, hooks = source(spark, broker, name)
-    with (
-        running(frame, broker, output, tmp_path / "ck") as query,
-        pytest.raises(StreamingQueryException, match="failOnDataLoss"),
-    ):
-        query.awaitTermination(_DEADLINE_S)
+    with running(frame, broker, output, tmp_path / "ck") as query:
+        assert "failOnDataLoss" in first_error(spark, query)
     frame, hooks = source(spark, broker, name, failOnDataLoss="false")
     with running(frame, broker, output, tmp_path / "ck") as query:
         wait(query, is_logged(hooks, p0=30))
@@ -251,48 +250,44 @@ def test_a_topic_that_was_made_again_is_read_from_its_first_record(
     frame, hooks = source(spark, broker, name)
     with running(frame, broker, output, tmp_path / "ck") as query:
         wait(query, is_logged(hooks, p0=10))
-    client = admin(spark, broker)
-    client.deleteTopics([name]).all().get()
-    client.close()
+    broker.delete_topic(name)
     broker.create_topic(name, 1)
     send(spark, broker, name, 4, partitions=1)
     frame, hooks = source(spark, broker, name)
-    with (
-        running(frame, broker, output, tmp_path / "ck") as query,
-        pytest.raises(StreamingQueryException, match="failOnDataLoss"),
-    ):
-        query.awaitTermination(_DEADLINE_S)
+    with running(frame, broker, output, tmp_path / "ck") as query:
+        assert "failOnDataLoss" in first_error(spark, query)
     frame, hooks = source(spark, broker, name, failOnDataLoss="false")
     with running(frame, broker, output, tmp_path / "ck") as query:
         wait(query, is_logged(hooks, p0=4))
     assert [row["offset"] for row in sent(spark, broker, output)[0]] == [*range(10), *range(4)]
 
 
-def executors() -> list[Path]:
-    """Return the folders in ``/proc`` of the machine's executors, which Ray runs as workers for Java."""
+def executors(cluster: str) -> list[Path]:
+    """Return the folders in ``/proc`` of the executors of a Ray cluster, which are its workers for Java."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if b"io.ray.runtime.runner.worker.DefaultWorker" in (process / "cmdline").read_bytes():
+            words = (process / "cmdline").read_text().split("\0")
+            if f"-Dray.address={cluster}" in words and "io.ray.runtime.runner.worker.DefaultWorker" in words:
                 found.append(process)
     return found
 
 
-def reading_threads() -> int:
+def reading_threads(cluster: str) -> int:
     """Return how many threads of executors read for a continuous query; Linux keeps 15 letters of their names."""
     count = 0
-    for process in executors():
+    for process in executors(cluster):
         for thread in process.glob("task/*/comm"):
             with suppress(OSError):
                 count += thread.read_text().startswith("continuous-rea")
     return count
 
 
-def connections(broker: KafkaBroker) -> int:
+def connections(cluster: str, broker: KafkaBroker) -> int:
     """Return how many connections executors have to the broker."""
     port = f":{int(broker.address.rpartition(':')[2]):04X}"
     count = 0
-    for process in executors():
+    for process in executors(cluster):
         sockets = set()
         for descriptor in process.glob("fd/*"):
             with suppress(OSError):
@@ -303,22 +298,22 @@ def connections(broker: KafkaBroker) -> int:
 
 
 def test_a_stopped_query_leaves_no_consumer(
-    spark: SparkSession, broker: KafkaBroker, tmp_path: Path, name: str
+    cluster: str, spark: SparkSession, broker: KafkaBroker, tmp_path: Path, name: str
 ) -> None:
     """Its executors have no thread that reads, and no more connections to the broker than before, a second after it was stopped."""
     broker.create_topic(name, 2)
-    before = connections(broker)
+    before = connections(cluster, broker)
     frame, hooks = source(spark, broker, name)
     query = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "ck"))
     running_query = query.trigger(continuous=EPOCH).start()
     try:
         send(spark, broker, name, 10)
         wait(running_query, is_logged(hooks, p0=5, p1=5))
-        assert reading_threads() == 2
-        assert connections(broker) > before
+        assert reading_threads(cluster) == 2
+        assert connections(cluster, broker) > before
     finally:
         running_query.stop()
     deadline = time.monotonic() + 1
-    while time.monotonic() < deadline and (reading_threads() or connections(broker) > before):
+    while time.monotonic() < deadline and (reading_threads(cluster) or connections(cluster, broker) > before):
         time.sleep(0.05)
-    assert (reading_threads(), connections(broker) <= before) == (0, True)
+    assert (reading_threads(cluster), connections(cluster, broker) <= before) == (0, True)
