@@ -84,7 +84,7 @@ def wait(query: StreamingQuery, is_done: Callable[[], bool]) -> None:
     deadline = time.monotonic() + _DEADLINE_S
     while not is_done():
         assert time.monotonic() < deadline
-        assert not query.awaitTermination(0.1)
+        assert not query.awaitTermination(1)
 
 
 def is_logged(hooks: Hooks, **offsets: int) -> Callable[[], bool]:
