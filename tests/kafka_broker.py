@@ -5,6 +5,7 @@ Its jars come from Maven Central once (:mod:`tests.maven_jars`).
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -153,6 +154,17 @@ class KafkaBroker:
     def set_partitions(self, topic: str, count: int) -> None:
         """Give a topic more partitions, which moves keys to others of them."""
         self._topics("--alter", "--topic", topic, "--partitions", str(count))
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic."""
+        self._topics("--delete", "--topic", topic)
+
+    def delete_records(self, topic: str, before: int) -> None:
+        """Delete the records of a topic's first partition whose offsets are below one."""
+        file = self._settings.with_name("deleted.json")
+        file.write_text(json.dumps({"partitions": [{"topic": topic, "partition": 0, "offset": before}]}))
+        options = ("--bootstrap-server", self.address, "--offset-json-file", str(file))
+        self._tool("org.apache.kafka.tools.DeleteRecordsCommand", *options)
 
     def _topics(self, *options: str) -> None:
         self._tool("org.apache.kafka.tools.TopicCommand", "--bootstrap-server", self.address, *options)
