@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -71,8 +70,8 @@ class EpochServer:
             The connection is lost.
         """
         answers: SimpleQueue[bytes | None] = SimpleQueue()
-        sent: Future[None] = self.runtime.threads.future()
-        self.runtime.threads.start(partial(_send_all, answers, sink, sent), "statefleet-epoch-answers")
+        sent = self.runtime.threads.future()
+        self.runtime.threads.start(partial(_send_all, answers, sink, sent.set_result), "statefleet-epoch-answers")
         try:
             self._serve(request, OperatorTask.of_json(operator), source, answers.put)
         except OSError:
@@ -172,7 +171,7 @@ class _Answer:
         self.send(_ROWS + _ROWS_HEAD.pack(self.rows, visible.num_rows, blocks.tell()) + blocks.getvalue())
 
 
-def _send_all(answers: SimpleQueue[bytes | None], sink: BinaryIO, sent: Future[None]) -> None:
+def _send_all(answers: SimpleQueue[bytes | None], sink: BinaryIO, end: Callable[[None], None]) -> None:
     """Send answers until None. After the connection was lost they are dropped: its reader ends the run."""
     try:
         with suppress(OSError):
@@ -182,7 +181,7 @@ def _send_all(answers: SimpleQueue[bytes | None], sink: BinaryIO, sent: Future[N
                     sink.flush()
             sink.flush()
     finally:
-        sent.set_result(None)
+        end(None)
 
 
 def _read(source: BinaryIO, size: int) -> bytes:

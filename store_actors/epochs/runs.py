@@ -7,7 +7,6 @@ connection ends, the run is over: no further epoch can get all of its markers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,9 +61,10 @@ class EpochRuns:
     ) -> None:
         self._partitions, self._lease, self._is_here = partitions, lease, is_here
         self._commits = runtime.threads.pool(_COMMITS_AT_ONCE, "statefleet-epoch")
-        self._new_future: Callable[[], Future[Any]] = runtime.threads.future
+        self._new_future = runtime.threads.future
         self._guard = runtime.threads.lock()
-        self._runs: dict[tuple[str, str], Future[Mapping[int, EpochShard]]] = {}
+        #: By state and run, a future of its shards by number.
+        self._runs: dict[tuple[str, str], Any] = {}
 
     def join(self, request: RunRequest) -> Mapping[int, EpochShard]:
         """Return the open shards of a task's run; the first task opens them, and the others wait for that.
@@ -87,7 +87,8 @@ class EpochRuns:
                 opened.set_result(self._opened(request))
             except BaseException as error:  # noqa: BLE001 - raised in the thread of each task
                 opened.set_exception(error)
-        return opened.result()
+        shards: Mapping[int, EpochShard] = opened.result()
+        return shards
 
     def _opened(self, request: RunRequest) -> Mapping[int, EpochShard]:
         shards: dict[int, EpochShard] = {}

@@ -20,9 +20,9 @@ from tests.integration.streams import stopping
 PARTITIONS, KEYS = 2, 7
 
 
-def rate(spark: SparkSession, rows_per_second: int = 200) -> DataFrame:
-    stream = spark.readStream.format("rate").option("rowsPerSecond", rows_per_second)
-    return stream.option("numPartitions", PARTITIONS).load().selectExpr(f"value % {KEYS} as k", "value")
+def rate(spark: SparkSession, partitions: int = PARTITIONS) -> DataFrame:
+    stream = spark.readStream.format("rate").option("rowsPerSecond", 200)
+    return stream.option("numPartitions", partitions).load().selectExpr(f"value % {KEYS} as k", "value")
 
 
 def view(name: str) -> str:
@@ -72,7 +72,8 @@ def test_state_is_what_the_offsets_of_the_last_epoch_say_in_each_run(
 def test_results_come_while_the_query_runs_and_the_newest_are_the_state(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    counts = fleet.stateful(rate(spark), name=name).groupBy("k").count()
+    # A task of the query has a core for as long as it runs.
+    counts = fleet.stateful(rate(spark, 1), name=name).groupBy("k").count()
     folder = tmp_path / "checkpoint"
     with stopping(started(counts, folder, "memory", name)) as query:
         until(lambda: query.exception() or spark.table(view(name)).count() > 100)

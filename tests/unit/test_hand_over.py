@@ -34,6 +34,7 @@ from store_actors.connections import hand_over, unsafe_rows
 from store_actors.connections.hand_over import HandOverServer, Serve, address_of, hand_over_server, sockets_of
 from tests.clocks import until
 from tests.processes import AS_NOBODY, NOBODY
+from tests.unit.no_epochs import no_epochs
 
 ROWS = pa.table({"v": [1, 2, 3, 4]})
 HOST = "10.0.0.1"
@@ -81,7 +82,7 @@ def path() -> Iterator[str]:
 
 @pytest.fixture
 def server(path: str) -> HandOverServer:
-    return HandOverServer(path, serve, Runtime())
+    return HandOverServer(path, serve, no_epochs, Runtime())
 
 
 def request_of(shards: list[int], counts: list[int], fails_at: int = -1, unsafe: bool = False) -> bytes:
@@ -365,7 +366,7 @@ def test_what_a_length_says_is_not_reserved_before_it_arrives() -> None:
 
 
 def test_strangers_that_are_silent_are_cut_and_hold_nobody_up(path: str) -> None:
-    HandOverServer(path, serve, Runtime(), request_s=0.2, rows_s=0.2)
+    HandOverServer(path, serve, no_epochs, Runtime(), request_s=0.2, rows_s=0.2)
     message = request_of([3], [4])
     silent = []
     for sent in (0, 2, 30, len(message) - 200):
@@ -383,7 +384,7 @@ def test_what_earlier_processes_left_is_replaced(path: str, server: HandOverServ
     for file in others:
         file.touch()
     Path(path).write_text("1 1 x")
-    HandOverServer(path, serve, Runtime())
+    HandOverServer(path, serve, no_epochs, Runtime())
     assert answered(path, [3], [0]) == NOTHING
     assert Path(path).read_text().split()[0] == str(os.getpid())
     # Another fleet's are not touched.
@@ -393,7 +394,7 @@ def test_what_earlier_processes_left_is_replaced(path: str, server: HandOverServ
 def test_a_server_that_cannot_start_is_tried_again(path: str, caplog: pytest.LogCaptureFixture) -> None:
     folder = Path(path).parent
     folder.touch()  # no folder can be made there
-    hand_over_server(path, serve, Runtime(), again_s=0.01)
+    hand_over_server(path, serve, no_epochs, Runtime(), again_s=0.01)
     time.sleep(0.1)
     folder.unlink()
     while not Path(path).exists():
@@ -431,7 +432,7 @@ OTHERS = [another_mode, a_link, pytest.param(another_owner, marks=AS_ANOTHER_USE
 def test_a_folder_that_is_not_this_users_alone_is_refused(path: str, made: Callable[[Path], None]) -> None:
     made(Path(path).parent)
     with pytest.raises(OSError, match=r"is not this user's alone|File exists"):
-        HandOverServer(path, serve, Runtime())
+        HandOverServer(path, serve, no_epochs, Runtime())
     assert not list(Path(path).parent.parent.glob("*/*"))
 
 
@@ -524,7 +525,7 @@ def test_what_processes_left_that_have_ended_is_removed(path: str) -> None:
         other.mkdir()
         other.chmod(mode)
         (other / f"x.{pid}").touch()
-    HandOverServer(path, serve, Runtime())
+    HandOverServer(path, serve, no_epochs, Runtime())
     assert answered(path, [3], [0]) == NOTHING
     assert [file.exists() for file in kept] == [True] * 3
     assert [file.exists() for file in left] == [False] * 3
@@ -535,7 +536,7 @@ def test_nothing_is_made_again_that_is_there_or_is_a_later_processs(path: str, s
     first = Path(path).stat()
     server.publish_again()
     assert Path(path).stat() == first
-    later = HandOverServer(path, serve, Runtime())
+    later = HandOverServer(path, serve, no_epochs, Runtime())
     facts = Path(path).read_text()
     server.publish_again()
     assert Path(path).read_text() == facts

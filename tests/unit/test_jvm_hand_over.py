@@ -22,6 +22,7 @@ from coordinator.runtime.runtime import Runtime
 from store_actors.client.operator_task import HandedOver
 from store_actors.connections.hand_over import HandOverServer, address_of
 from tests.unit.jvm import Jvm
+from tests.unit.no_epochs import no_epochs
 
 HOST = "10.0.0.1"
 #: Bytes of a block of a request, and rows of a number and a route that it holds, after its length.
@@ -54,7 +55,7 @@ def sockets() -> Iterator[str]:
 
 @pytest.fixture
 def server(sockets: str) -> HandOverServer:
-    return HandOverServer(address_of(sockets, HOST), echo, Runtime())
+    return HandOverServer(address_of(sockets, HOST), echo, no_epochs, Runtime())
 
 
 class Handed:

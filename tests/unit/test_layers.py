@@ -44,6 +44,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "spilling": ("store_actors.spilling",),
     "connections": ("store_actors.connections",),
     "the fleet's client": ("store_actors.client",),
+    "epochs": ("store_actors.epochs",),
     "serving": ("store_actors.serving",),
     "operators": ("store_actors.operators",),
     "keyed stores": ("store_actors.keyed",),
