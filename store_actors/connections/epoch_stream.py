@@ -41,8 +41,6 @@ _ROWS, _MARKED, _FAILED = b"\1", b"\2", b"\3"
 _PIECE_HEAD, _MARKER_HEAD, _SHARD_ROWS = struct.Struct(">iqii"), struct.Struct(">qqi"), struct.Struct(">iq")
 #: Rows that are answered, rows that follow and their bytes; the epoch of a marker; the length of a text.
 _ROWS_HEAD, _EPOCH, _LENGTH = struct.Struct(">iii"), struct.Struct(">q"), struct.Struct(">i")
-#: Bytes of a piece at most: a task sends its rows within milliseconds.
-_MOST_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +135,8 @@ class EpochStream:
         while kind := source.read(1):
             if kind[0] == _PIECE:
                 shard, epoch, rows, size = _PIECE_HEAD.unpack(_read(source, _PIECE_HEAD.size))
-                if not 0 < size <= _MOST_BYTES:
-                    raise ValueError(f"malformed piece: it has {size} bytes")
+                if size <= 0 or shard not in self.shards:
+                    raise ValueError(f"malformed piece: it has {size} bytes of shard {shard}")
                 batch = unsafe_rows.decoded(_read(source, size), self.rows, 1)
                 if batch.num_rows != rows:
                     raise ValueError(f"malformed piece: {rows} rows were sent, and {batch.num_rows} came")
@@ -149,6 +147,8 @@ class EpochStream:
                 epoch, watermark_ms, shards = _MARKER_HEAD.unpack(_read(source, _MARKER_HEAD.size))
                 for _ in range(shards):
                     shard, rows = _SHARD_ROWS.unpack(_read(source, _SHARD_ROWS.size))
+                    if shard not in self.shards:
+                        raise ValueError(f"malformed marker: it is of shard {shard}")
                     self.shards[shard].mark(Marker(self.task, epoch, rows, watermark_ms))
                 send(_MARKED + _EPOCH.pack(epoch))
             else:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -47,11 +49,21 @@ def read_by(folder: Path, epoch: int) -> Counter[int]:
     )
 
 
+def shards_of(fleet: Fleet, name: str) -> int:
+    (state,) = [entry for entry in fleet.status()["queries"] if entry["name"] == name]
+    return len(state["shards"])
+
+
+def await_epochs(query: StreamingQuery, folder: Path, epochs: int) -> None:
+    first = committed(folder)
+    until(lambda: query.exception() or committed(folder) >= first + epochs)
+    assert query.exception() is None
+
+
 def run_for(query: StreamingQuery, folder: Path, epochs: int) -> None:
     """Have a query commit some epochs, and stop it."""
     with stopping(query):
-        first = committed(folder)
-        until(lambda: query.exception() or committed(folder) >= first + epochs)
+        await_epochs(query, folder, epochs)
     assert query.exception() is None
 
 
@@ -83,6 +95,50 @@ def test_results_come_while_the_query_runs_and_the_newest_are_the_state(
     assert {row["k"]: row["count"] for row in state} == {
         key: max(n for k, n in emitted if k == key) for key, _ in emitted
     }
+
+
+def test_a_query_goes_on_by_itself_after_its_store_actors_were_lost(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    counts = fleet.stateful(rate(spark), name=name).groupBy("k").agg(F.count("*").alias("n"))
+    folder = tmp_path / "checkpoint"
+    with stopping(started(counts, folder)) as query:
+        for _ in range(2):
+            await_epochs(query, folder, 3)
+            for actor in fleet.status()["store_actors"]:
+                if actor.get("alive", True):
+                    os.kill(actor["pid"], signal.SIGKILL)
+        await_epochs(query, folder, 3)
+    epoch = committed(folder)
+    rows = fleet.state(name).at(epoch + 1).scan().to_arrow().to_pylist()
+    assert {row["k"]: row["n"] for row in rows} == read_by(folder, epoch)
+
+
+def test_a_running_query_is_rescaled_between_epochs(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    counts = fleet.stateful(rate(spark), name=name, shards=2).groupBy("k").agg(F.count("*").alias("n"))
+    folder = tmp_path / "checkpoint"
+    with stopping(started(counts, folder)) as query:
+        for shards in (6, 2):
+            await_epochs(query, folder, 2)
+            fleet.rescale(name, shards)
+            until(lambda: query.exception() or shards_of(fleet, name) == shards)  # noqa: B023
+            await_epochs(query, folder, 2)
+    epoch = committed(folder)
+    rows = fleet.state(name).at(epoch + 1).scan().to_arrow().to_pylist()
+    assert {row["k"]: row["n"] for row in rows} == read_by(folder, epoch)
+
+
+def test_a_row_that_fails_ends_the_query_with_its_own_error(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    checked = rate(spark).selectExpr("k", "if(value < 20, value, raise_error('no such value')) as value")
+    counts = fleet.stateful(checked, name=name).groupBy("k").agg(F.max("value").alias("top"))
+    with stopping(started(counts, tmp_path / "checkpoint")) as query:
+        until(lambda: query.exception() is not None)
+    assert "no such value" in str(query.exception())
+    assert "goes on from there when it is started again" in str(query.exception())
 
 
 def test_each_key_is_emitted_once(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:

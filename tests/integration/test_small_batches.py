@@ -97,3 +97,20 @@ def test_one_task_reads_some_inputs_only(
     (first, second, *_), _ = tasks_of_batches(counts, tmp_path / "ck", run)
     assert first > 1
     assert (second == 1) == is_of_one_task
+
+
+@pytest.mark.parametrize(("milliseconds", "is_of_one_task"), [(FEW_ROWS - 100, True), (FEW_ROWS - 99, False)])
+def test_a_batch_whose_offsets_move_far_is_not_small(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str, milliseconds: int, is_of_one_task: bool
+) -> None:
+    # An offset of this source is a number of rows and a time, and both move.
+    rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 100).option("numPartitions", 2)
+    rows = rate.option("advanceMillisPerBatch", milliseconds).load().selectExpr("value % 3 AS v")
+    counts = fleet.stateful(rows, name=name, shards=4).groupBy("v").count()
+
+    def run(query: StreamingQuery) -> None:
+        until(lambda: sum(progress["numInputRows"] > 0 for progress in query.recentProgress) == 3)
+
+    (first, second, *_), _ = tasks_of_batches(counts, tmp_path / "ck", run)
+    assert first > 1
+    assert (second == 1) == is_of_one_task

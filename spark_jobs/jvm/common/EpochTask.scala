@@ -5,7 +5,8 @@ import java.nio.channels.{SelectionKey, Selector, SocketChannel}
 import java.nio.charset.StandardCharsets.UTF_8
 import org.apache.arrow.vector.VectorSchemaRoot
 import org.apache.arrow.vector.ipc.ArrowStreamWriter
-import org.apache.spark.{SparkEnv, TaskContext}
+import org.apache.spark.{Partition, SparkEnv, TaskContext}
+import org.apache.spark.rdd.RDD
 import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.continuous.EpochTracker
@@ -45,6 +46,22 @@ case class EpochWork(
   }
 }
 
+/** The rows that tasks emit. */
+class EpochRDD(rows: RDD[InternalRow], work: EpochWork) extends RDD[InternalRow](rows) {
+  override protected def getPartitions: Array[Partition] = rows.partitions
+
+  override def compute(split: Partition, context: TaskContext): Iterator[InternalRow] = {
+    // Spark tries a task again that failed, and its source refuses that at once: the query ends before EpochGate has all
+    // tasks run again.
+    val until = System.nanoTime() + EpochTask.RetrySeconds * 1000000000L
+    while (context.attemptNumber() > 0 && System.nanoTime() < until) {
+      context.killTaskIfInterrupted()
+      Thread.sleep(EpochTask.PauseMs)
+    }
+    work(split.index, rows.iterator(split, context))
+  }
+}
+
 /** A task's connections, and the rows that it has not sent yet. */
 class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, host: String) {
   val selector: Selector = Selector.open()
@@ -57,9 +74,10 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
   private val streamOf = new Array[PieceStream](work.routes.max + 1)
   private val shardOf = new Array[Int](work.routes.max + 1)
 
-  /** How many rows wait to be sent, and how many were sent and are not answered yet. */
-  var waiting = 0
-  var unanswered = 0
+  /** How many rows wait to be sent, and their bytes; and how many were sent and are not answered yet. */
+  private var waiting = 0
+  private var waitingBytes = 0L
+  @volatile private var unanswered = 0
 
   streams.foreach { stream =>
     stream.shards.foreach { shard =>
@@ -75,12 +93,15 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
     selector.close()
   }
 
-  /** Adds a row to those of its shard; waits while too many are not answered. Called by the thread that reads. */
+  def isAnswered: Boolean = unanswered == 0
+
+  /** Adds a row to those of its shard; waits while too many wait to be sent. Called by the thread that reads. */
   def add(row: UnsafeRow): Unit = synchronized {
-    while (unanswered + waiting >= EpochTask.MostUnanswered) wait()
+    while (waiting >= EpochTask.MostRows || waitingBytes >= EpochTask.MostBytes) wait()
     val route = row.getInt(routeColumn)
     streamOf(route).add(shardOf(route), row)
     waiting += 1
+    waitingBytes += row.getSizeInBytes
     if (waiting == 1) selector.wakeup()
   }
 
@@ -90,13 +111,12 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
       streams.foreach(_.cut(epoch))
       unanswered += waiting
       waiting = 0
+      waitingBytes = 0L
+      notifyAll()
     }
   }
 
-  def answered(rows: Int): Unit = synchronized {
-    unanswered -= rows
-    notifyAll()
-  }
+  def answered(rows: Int): Unit = synchronized { unanswered -= rows }
 
   /** Waits until something can be sent or has come, or rows wait to be sent. */
   def await(): Unit = {
@@ -109,11 +129,19 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
 }
 
 object EpochTask {
-  /** Rows that are not answered, after which no more are read: a slow shard stops its source. */
-  private final val MostUnanswered = 1 << 16
+  /** Rows, and their bytes, that wait to be sent, after which no more are read: a slow shard stops its source. */
+  private final val MostRows = 1 << 16
+  private final val MostBytes = 1L << 24
 
   /** Milliseconds between looks whether the task was cancelled, if nothing wakes it. */
   private final val LookMs = 1000L
+
+  /** Seconds for which a task that is tried again waits until it is cancelled, and milliseconds between looks. */
+  private[statefleet] final val RetrySeconds = 60L
+  private[statefleet] final val PauseMs = 10L
+
+  /** The property of a job that has the run of its query. */
+  private[statefleet] final val JobGroup = "spark.jobGroup.id"
 }
 
 /**
@@ -173,7 +201,7 @@ private class EpochRows(task: EpochTask, input: Iterator[InternalRow]) extends N
     // Spark ends an interrupted task's input as it ends an epoch.
     if (isRead && task.context.isInterrupted()) throw new InterruptedException
     val isEnding = isRead
-    if (isEnding || task.unanswered == 0) task.cut(epoch)
+    if (isEnding || task.isAnswered) task.cut(epoch)
     if (isEnding && !isMarked) {
       task.streams.foreach(_.mark(epoch))
       isMarked = true

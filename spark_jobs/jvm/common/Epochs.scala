@@ -2,7 +2,11 @@ package org.apache.spark.sql.statefleet
 
 import java.nio.charset.StandardCharsets.UTF_8
 import java.util.{Map => JavaMap, Set => JavaSet, UUID}
+import java.util.concurrent.atomic.AtomicReference
+import org.apache.spark.{SparkException, TaskFailedReason, TaskKilled}
+import org.apache.spark.internal.Logging
 import org.apache.spark.rdd.RDD
+import org.apache.spark.scheduler.{SparkListener, SparkListenerJobStart, SparkListenerTaskEnd}
 import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.catalyst.expressions.{Attribute, AttributeSet}
 import org.apache.spark.sql.catalyst.plans.logical.{LeafNode, LogicalPlan}
@@ -37,8 +41,15 @@ case class CheckedContinuous(query: LogicalPlan) extends LeafNode {
  * log, and that has no epoch before all shards have committed it. So a slow object store makes epochs longer, while
  * results go on; and no shard is ahead of Spark's log by more than the epoch that it commits.
  */
-class EpochGate extends EpochHooks {
+class EpochGate extends EpochHooks with Logging {
   @volatile private var run: Option[EpochRun] = None
+  private var watch: Option[TaskWatch] = None
+
+  /** The number of shards that the state is rescaled to; a run takes it from the one before. */
+  @volatile private[statefleet] var wantedShards: Option[Int] = None
+
+  /** Runs, one after the other, that failed without an epoch in Spark's commit log. */
+  private var failures = 0
 
   /** The epoch that tasks are in, the newest one in Spark's commit log, and the one that is settled. */
   private var open = 0L
@@ -52,7 +63,11 @@ class EpochGate extends EpochHooks {
   def runOf(query: ContinuousExecution, facts: Facts, planned: Int): EpochRun = synchronized {
     val execution = query.lastExecution
     run.filter(_.execution eq execution).getOrElse {
-      val begun = new EpochRun(query, execution, facts, planned)
+      val begun = new EpochRun(this, query, execution, facts.copy(shards = wantedShards.orElse(facts.shards)), planned)
+      if (watch.isEmpty) {
+        watch = Some(new TaskWatch(query, this))
+        watch.foreach(query.sparkSession.sparkContext.addSparkListener(_))
+      }
       open = begun.firstEpoch
       newest = open - 1
       settling = newest
@@ -61,14 +76,41 @@ class EpochGate extends EpochHooks {
     }
   }
 
-  /** Waits until the next epoch may begin. */
+  /** Waits until the next epoch may begin; true if shards have moved, or are others, so that the tasks have to run again. */
   override def isToReconfigure(): Boolean = synchronized {
-    while (newest < open - 1 && isActive) wait(EpochGate.LookMs)
+    while (newest < open - 1 && run.exists(_.goesOn)) wait(EpochGate.LookMs)
     open += 1
-    false
+    run.exists(_.areShardsElsewhere)
   }
 
-  private def isActive: Boolean = run.exists(_.query.isActive)
+  def present: Option[EpochRun] = run
+
+  /**
+   * A task of a run has failed, or its executor is lost: the query runs its tasks again, from the last epoch in its commit
+   * log, and ends with the reason where that does not help. Spark itself would try the one task again, and refuse that.
+   */
+  def failed(of: EpochRun, why: String): Unit = synchronized {
+    if (run.contains(of) && of.goesOn) {
+      of.isOver = true
+      failures = if (newest >= of.firstEpoch) 1 else failures + 1
+      if (failures < of.query.sparkSession.sparkContext.conf.getInt("spark.task.maxFailures", 4)) {
+        logWarning(s"${of.query} runs its tasks again from epoch ${newest + 1} on, as one of them failed: $why")
+        EpochGate.restart(of.query)
+      } else {
+        of.query.stopInNewThread(
+          new SparkException(
+            s"the tasks of a continuous query failed $failures times without an epoch between; what was committed is " +
+              s"safe, and the query goes on from there when it is started again: $why"))
+      }
+      notifyAll()
+    }
+  }
+
+  /** Called once the query has ended. */
+  def close(): Unit = synchronized {
+    for (of <- run; listener <- watch) of.query.sparkSession.sparkContext.removeSparkListener(listener)
+    watch = None
+  }
 
   /** Waits until all shards have committed an epoch; called before Spark's commit log has it. */
   def settle(epoch: Long): Unit = {
@@ -86,6 +128,12 @@ class EpochGate extends EpochHooks {
 object EpochGate {
   private final val LookMs = 100L
 
+  /** Has a query plan its tasks again, as Spark does where the partitions of a source have changed. */
+  private def restart(query: ContinuousExecution): Unit = {
+    val state = classOf[StreamExecution].getMethod("state").invoke(query).asInstanceOf[AtomicReference[AnyRef]]
+    if (state.compareAndSet(Active, Reconfiguring)) query.queryExecutionThread.interrupt()
+  }
+
   /** Returns the gate of a query that runs continuously; None for another one. */
   def of(session: SparkSession): Option[(ContinuousExecution, EpochGate)] = CurrentQuery.query(session).collect {
     case query: ContinuousExecution =>
@@ -96,9 +144,37 @@ object EpochGate {
   }.flatten
 }
 
+/** Tells the gate of a query of tasks that fail. */
+private class TaskWatch(query: ContinuousExecution, gate: EpochGate) extends SparkListener {
+  private val stages = TrieMap.empty[Int, EpochRun]
+
+  override def onJobStart(job: SparkListenerJobStart): Unit =
+    if (Option(job.properties).exists(_.getProperty(EpochTask.JobGroup) == query.runId.toString)) {
+      gate.present.foreach(run => job.stageIds.foreach(stages.put(_, run)))
+    }
+
+  override def onTaskEnd(task: SparkListenerTaskEnd): Unit = (stages.get(task.stageId), task.reason) match {
+    case (Some(run), reason: TaskFailedReason) if !reason.isInstanceOf[TaskKilled] =>
+      gate.failed(run, reason.toErrorString)
+    case _ =>
+  }
+}
+
 /** A run of a continuous query's tasks, from the epoch after the last one in Spark's commit log. */
-class EpochRun(val query: ContinuousExecution, val execution: IncrementalExecution, facts: Facts, planned: Int) {
+class EpochRun(
+    val gate: EpochGate,
+    val query: ContinuousExecution,
+    val execution: IncrementalExecution,
+    facts: Facts,
+    planned: Int) {
   val firstEpoch: Long = execution.currentBatchId
+  @volatile private[statefleet] var isOver = false
+
+  /** Where shards were when the last epoch was settled, and whether the next one is of other shards or places. */
+  private var settledPlaces: Option[Seq[Place]] = None
+  @volatile private[statefleet] var areShardsElsewhere = false
+
+  def goesOn: Boolean = !isOver && query.isActive
 
   /** Of the run and not of the query, which may run its tasks again. */
   private val id = UUID.randomUUID
@@ -121,7 +197,7 @@ class EpochRun(val query: ContinuousExecution, val execution: IncrementalExecuti
   def begin(cores: Map[String, Int]): Array[Place] = {
     // What an earlier run ended with, and did not commit, is not the end of these epochs.
     query.offsetLog.purgeAfter(firstEpoch - 1)
-    EpochRun.begun(query.runId, id)
+    EpochRun.begun(this)
     Driver.ask[Array[Place]]("place", ofShards(firstEpoch) + ("cores" -> cores))
   }
 
@@ -138,19 +214,28 @@ class EpochRun(val query: ContinuousExecution, val execution: IncrementalExecuti
   def settle(epoch: Long): Unit =
     try {
       var wasActive = true
-      while (isMissing(epoch)) {
+      var settled = askSettled(epoch)
+      while (settled.missing.nonEmpty) {
         if (!wasActive) throw new InterruptedException
-        wasActive = query.isActive
+        wasActive = goesOn
+        settled = askSettled(epoch)
       }
+      val now = settled.places.toSeq
+      if (settled.next.shards != shards.shards) gate.wantedShards = Some(settled.next.shards)
+      areShardsElsewhere = settled.next != shards || settledPlaces.exists(_ != now)
+      settledPlaces = Some(now)
     } catch {
       case error: Throwable =>
         // Spark only logs what its thread raises here.
-        if (query.isActive) query.stopInNewThread(error)
+        if (goesOn) query.stopInNewThread(error)
         throw error
     }
 
-  private def isMissing(epoch: Long): Boolean =
-    Driver.ask[Settled]("settle", ofShards(epoch) + ("wait_s" -> EpochRun.WaitSeconds)).missing.nonEmpty
+  private def askSettled(epoch: Long): Settled =
+    Driver.ask[Settled]("settle", ofShards(epoch) + ("wait_s" -> EpochRun.WaitSeconds))
+
+  /** Tells the driver's Python that the run has ended. */
+  private def end(): Unit = Driver.tell("ended", Map("run_id" -> id.toString))
 
   def report(epoch: Long): Unit = Driver.tell(
     "finished",
@@ -165,14 +250,15 @@ object EpochRun {
   private final val WaitSeconds = 1.0
 
   /** By run of Spark's, the newest run of its tasks. */
-  private val runs = TrieMap.empty[UUID, UUID]
+  private val runs = TrieMap.empty[UUID, EpochRun]
 
-  private def begun(query: UUID, run: UUID): Unit = runs.put(query, run).foreach(ended)
+  private def begun(run: EpochRun): Unit = runs.put(run.query.runId, run).foreach(_.end())
 
-  /** Tells the driver's Python that a run of Spark's has ended, if it was continuous. */
-  def end(query: UUID): Unit = runs.remove(query).foreach(ended)
-
-  private def ended(run: UUID): Unit = Driver.tell("ended", Map("run_id" -> run.toString))
+  /** Ends what belongs to a run of Spark's that has ended, if it was continuous. */
+  def end(query: UUID): Unit = runs.remove(query).foreach { run =>
+    run.end()
+    run.gate.close()
+  }
 }
 
 /** The sink of a continuous query; the fleet has an epoch before the sink commits it. */
@@ -266,6 +352,6 @@ case class EpochHandOverExec(
       StructType(child.schema.init),
       schema,
       conf.sessionLocalTimeZone)
-    rows.mapPartitionsWithIndexInternal(work)
+    new EpochRDD(rows, work)
   }
 }

@@ -20,6 +20,8 @@ package object statefleet {
   val Dataset: org.apache.spark.sql.Dataset.type = org.apache.spark.sql.Dataset
   val SparkSession: org.apache.spark.sql.SparkSession.type = org.apache.spark.sql.SparkSession
   val StreamExecution: execution.streaming.StreamExecution.type = execution.streaming.StreamExecution
+  val Active: execution.streaming.ACTIVE.type = execution.streaming.ACTIVE
+  val Reconfiguring: execution.streaming.RECONFIGURING.type = execution.streaming.RECONFIGURING
   val StreamMetadata: execution.streaming.StreamMetadata.type = execution.streaming.StreamMetadata
 
   def operatorInfo(checkpoint: String, runId: UUID, id: Long, batchId: Long, shards: Int): StatefulOperatorStateInfo =

@@ -25,6 +25,8 @@ package object statefleet {
   val Dataset: classic.Dataset.type = classic.Dataset
   val SparkSession: classic.SparkSession.type = classic.SparkSession
   val StreamExecution: execution.streaming.runtime.StreamExecution.type = execution.streaming.runtime.StreamExecution
+  val Active: execution.streaming.runtime.ACTIVE.type = execution.streaming.runtime.ACTIVE
+  val Reconfiguring: execution.streaming.runtime.RECONFIGURING.type = execution.streaming.runtime.RECONFIGURING
   val StreamMetadata: execution.streaming.runtime.StreamMetadata.type = execution.streaming.runtime.StreamMetadata
 
   def operatorInfo(checkpoint: String, runId: UUID, id: Long, batchId: Long, shards: Int): StatefulOperatorStateInfo =

@@ -1,0 +1,186 @@
+"""The frames between tasks of a continuous query and a store actor's process."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from io import BytesIO
+from threading import Thread
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from coordinator.model.errors import StateStoreError
+from coordinator.model.state_metadata import StateMetadata
+from coordinator.runtime.runtime import Runtime
+from store_actors.client.operator_task import OperatorTask
+from store_actors.connections import unsafe_rows
+from store_actors.connections.epoch_stream import EpochServer
+from store_actors.epochs.runs import EpochRuns
+from store_actors.serving.partitions import Partitions
+from tests.clocks import until
+from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet
+
+SENT = pa.schema([("v", pa.string())])
+BATCH = {"query_id": "query", "run_id": "run", "batch_id": 0, "late_ms": 0, "evict_ms": 0, "time_ms": None}
+NEVER = -(2**63)
+
+
+class Task:
+    """A task's side of a connection to a server; `request` has what is not as of other tasks."""
+
+    def __init__(self, server: EpochServer, number: int, **request: Any) -> None:
+        self._socket, other = socket.socketpair()
+        self._socket.settimeout(20)
+        self.answers = self._socket.makefile("rb")
+        facts = {
+            "batch": BATCH, "attempt": 0, "executor": "host:1", "task": number, "tasks": 2, "shards": [0], **request,
+        }  # fmt: skip
+        operator = OperatorTask(SCHEMA, StateMetadata("s", "", 1, "update", SCHEMA)).to_json().encode()
+
+        def serve() -> None:
+            # An error was sent to the task.
+            with (
+                suppress(StateStoreError, ValueError),
+                other,
+                other.makefile("rb") as source,
+                other.makefile("wb") as sink,
+            ):
+                server.serve(facts, operator, source, sink)
+
+        self._thread = Thread(target=serve, daemon=True)
+        self._thread.start()
+        stream = BytesIO()
+        pa.ipc.new_stream(stream, SENT).close()
+        self.send(stream.getvalue())
+
+    def send(self, content: bytes) -> None:
+        self._socket.sendall(content)
+
+    def piece(self, values: str, epoch: int = 0, shard: int = 0, rows: int | None = None) -> None:
+        routed = pa.record_batch(
+            {"v": pa.array(list(values), pa.string()), "route": pa.array([0] * len(values), pa.int32())}
+        )
+        content = BytesIO()
+        unsafe_rows.write_rows(routed, content)
+        head = struct.pack(">biqii", 1, shard, epoch, len(values) if rows is None else rows, len(content.getvalue()))
+        self.send(head + content.getvalue())
+
+    def mark(self, rows: int, epoch: int = 0) -> None:
+        self.send(struct.pack(">bqqiiq", 2, epoch, NEVER, 1, 0, rows))
+
+    def _read(self, form: str) -> tuple[Any, ...]:
+        return struct.unpack(form, self.answers.read(struct.calcsize(form)))
+
+    def answered(self) -> tuple[int, dict[str, int]]:
+        """Return the number of rows that are answered, and the counts that were emitted for them."""
+        kind, answered, rows, size = self._read(">biii")
+        assert kind == 1
+        schema = pa.schema([("v", pa.string()), ("n", pa.int64())])
+        emitted = (
+            unsafe_rows.decoded(self.answers.read(size), schema, 0) if size else pa.RecordBatch.from_pylist([], schema)
+        )
+        assert emitted.num_rows == rows
+        return answered, {row["v"]: row["n"] for row in emitted.to_pylist()}
+
+    def marked(self) -> int:
+        kind, epoch = self._read(">bq")
+        assert kind == 2
+        return int(epoch)
+
+    def failed(self) -> str:
+        kind, size = self._read(">bi")
+        assert kind == 3
+        text = self.answers.read(size).decode()
+        assert self.answers.read() == b"", "nothing follows an error"
+        return text
+
+    def close(self) -> None:
+        self.answers.close()
+        self._socket.close()
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+
+class Served:
+    def __init__(self) -> None:
+        self.fleet, runtime = AggregationFleet(), Runtime()
+        partitions = Partitions(self.fleet.objects, self.fleet.coordinator)
+        runs = EpochRuns(
+            partitions,
+            lambda tasks, _: [self.fleet.coordinator.lease(task, "a") for task in tasks],
+            lambda _: True,
+            runtime,
+        )
+        self.server = EpochServer(runs, runtime, lambda: None)
+        self.tasks: list[Task] = []
+
+    def task(self, number: int, **request: Any) -> Task:
+        self.tasks.append(Task(self.server, number, **request))
+        return self.tasks[-1]
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    served = Served()
+    yield served
+    for task in served.tasks:
+        task.close()
+
+
+def test_pieces_of_two_tasks_become_one_version(served: Served) -> None:
+    first, second = served.task(0), served.task(1)
+    first.piece("aab")
+    assert first.answered() == (3, {"a": 2, "b": 1})
+    second.piece("a")
+    assert second.answered() == (1, {"a": 3})
+    first.mark(3)
+    assert first.marked() == 0
+    first.piece("b", epoch=1)
+    second.mark(1)
+    assert second.marked() == 0
+    assert first.answered() == (1, {"b": 2}), "once the epoch of the other task has ended"
+    until(lambda: len(served.fleet.deltas()) == 1)
+
+
+@pytest.mark.parametrize(
+    ("send", "why"),
+    [
+        (lambda task: task.piece("ab", rows=3), "3 rows were sent, and 2 came"),
+        (lambda task: task.piece(""), "it has 0 bytes"),
+        (lambda task: task.piece("a", shard=7), "shard 7"),
+        (lambda task: task.piece("a", epoch=2), "an epoch that it had ended, or that has not begun"),
+        (lambda task: task.mark(1), "another number of rows came"),
+        (lambda task: task.send(b"\x09"), "its kind is 9"),
+        (lambda task: task.send(struct.pack(">biqii", 1, 0, 0, 1, 16) + b"\xff" * 16), "malformed row block"),
+    ],
+    ids=["rows", "empty", "shard", "epoch", "marker", "kind", "bytes"],
+)
+def test_what_is_malformed_ends_the_run_and_nothing_of_it_counts(served: Served, send: Any, why: str) -> None:
+    first, second = served.task(0), served.task(1)
+    second.piece("a")
+    second.answered()
+    send(first)
+    assert why in first.failed()
+    second.piece("a")
+    assert "epoch does not count" in second.failed()
+    assert served.fleet.deltas() == []
+
+
+def test_a_task_that_ends_in_the_middle_of_a_frame_ends_the_run(served: Served) -> None:
+    first, second = served.task(0), served.task(1)
+    second.piece("a")
+    second.answered()
+    first.send(b"\1\0\0")
+    first.close()
+    second.piece("a")
+    assert "a task of the run has ended" in second.failed()
+
+
+def test_a_run_that_may_not_have_its_shards_is_told_why(served: Served) -> None:
+    served.fleet.apply(0, "a")
+    task = served.task(0, batch=BATCH | {"query_id": "another"})
+    assert "belongs to another query" in task.failed()
