@@ -230,9 +230,12 @@ def emitted_rows(calls: LeasedCalls, work: HandedOver, *, is_limited: bool) -> I
     schema = operator.schema.in_output_mode(first.output_mode or operator.schema.output_mode)
     metadata = operator.metadata.in_output_mode(schema)
     for emitted in apply_all(calls, chain([first], works), metadata, schema, is_limited=is_limited):
-        # Columns such as the numbers of rows are of use to the shard only.
-        visible = emitted.drop_columns([name for name in emitted.column_names if name.startswith("__")])
-        yield from visible.to_batches(max_chunksize=1 << 16)
+        yield from visible(emitted).to_batches(max_chunksize=1 << 16)
+
+
+def visible(emitted: pa.Table) -> pa.Table:
+    """Return emitted rows as a task gets them: columns such as the numbers of rows are of use to the shard only."""
+    return emitted.drop_columns([name for name in emitted.column_names if name.startswith("__")])
 
 
 def apply_all(

@@ -28,7 +28,7 @@ import pyarrow as pa
 from msgspec import structs
 
 from coordinator.runtime.runtime import Runtime
-from store_actors.client.operator_task import BatchHeader, InputColumns, OperatorTask
+from store_actors.client.operator_task import BatchHeader, InputColumns, OperatorTask, visible
 from store_actors.connections import unsafe_rows
 from store_actors.epochs.barrier import Marker
 from store_actors.epochs.runs import EpochRuns, RunRequest
@@ -163,12 +163,10 @@ class _Answer:
     send: Callable[[bytes], None]
 
     def __call__(self, emitted: pa.Table) -> None:
-        # Columns such as the numbers of rows are of use to the shard only.
-        visible = emitted.drop_columns([name for name in emitted.column_names if name.startswith("__")])
         blocks = BytesIO()
-        for batch in visible.to_batches():
+        for batch in visible(emitted).to_batches():
             unsafe_rows.write_rows(batch, blocks)
-        self.send(_ROWS + _ROWS_HEAD.pack(self.rows, visible.num_rows, blocks.tell()) + blocks.getvalue())
+        self.send(_ROWS + _ROWS_HEAD.pack(self.rows, emitted.num_rows, blocks.tell()) + blocks.getvalue())
 
 
 def _send_all(answers: SimpleQueue[bytes | None], sink: BinaryIO, end: Callable[[None], None]) -> None:

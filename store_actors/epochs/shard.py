@@ -33,6 +33,7 @@ from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import results_of
 from store_actors.operators.make_shard import OperatorShard
 from store_actors.serving.commits import Delta, Prepared, PreparedWrite, Transaction, Write
+from store_actors.serving.operator_shards import restored, write_of
 from store_actors.serving.partition import Partition
 from store_actors.serving.partitions import Partitions
 
@@ -148,13 +149,8 @@ class EpochShard:
         with self._partition.lock:
             if self._partition.writer is not None:
                 self._partition.writer.end("a newer run of the query has begun", fenced=True)
-            if not self._partition.is_loaded_as(DEFAULT_STORE, schema):
-                # The query was changed: its state is read again, in the new schema.
-                self._partition.forget()
-            partitions.restorer.restore(
-                self._partition, self.lease, task.run_id, grant.base_version, {DEFAULT_STORE: schema}
-            )
-            self._shard = cast("FoldingShard", self._partition.stores[DEFAULT_STORE])
+            shard = restored(partitions, self._partition, self.lease, task.run_id, grant.base_version, schema)
+            self._shard = cast("FoldingShard", shard)
             self._open()
             self._partition.writer = self
 
@@ -261,10 +257,7 @@ class EpochShard:
 
     def _sealed(self, watermarks: Watermarks) -> PreparedWrite:
         shard = cast("OperatorShard", self._shard)
-        change = self._shard.seal(watermarks.input_ms)
-        output_ms = max(watermarks.output_ms, shard.output_watermark_ms(watermarks.input_ms))
-        watermarks = structs.replace(watermarks, output_ms=output_ms)
-        return PreparedWrite(change, self._schema, len(shard), shard.nbytes, watermarks=watermarks)
+        return write_of(shard, self._shard.seal(watermarks.input_ms), watermarks)
 
     # -- without the lock ---------------------------------------------------------------------------------------------
 

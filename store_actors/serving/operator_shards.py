@@ -16,7 +16,9 @@ from msgspec import structs
 
 from coordinator.model.commits import CommitEntry
 from coordinator.model.identities import DEFAULT_STORE, StateStoreId
+from coordinator.model.leases import Lease
 from coordinator.model.schema import StateSchema
+from coordinator.model.watermarks import Watermarks
 from store_actors.engine.versions import Change
 from store_actors.messages.requests import ApplyRequest, ShardInput
 from store_actors.operators.aggregate import results_of
@@ -59,7 +61,9 @@ class OperatorShards:
                 # The task was retried, or runs twice.
                 self.metrics.replayed_answers += 1
             else:
-                shard = self._restore(partition, request)
+                shard = restored(
+                    self.partitions, partition, request.lease, request.task.run_id, request.base_version, request.schema
+                )
                 with self._working(shard, request, rows):
                     self._commit(partition, shard, request, rows)
             assert partition.emitted is not None
@@ -68,15 +72,6 @@ class OperatorShards:
                 with self._memory.using(request.lease.store_id):
                     return results_of(_shard_of(partition).snapshot(), request.schema), entry
             return partition.emitted, entry
-
-    def _restore(self, partition: Partition, request: ApplyRequest) -> OperatorShard:
-        if not partition.is_loaded_as(DEFAULT_STORE, request.schema):
-            # The query was changed: its state is read again, in the new schema.
-            partition.forget()
-        self.partitions.restorer.restore(
-            partition, request.lease, request.task.run_id, request.base_version, {DEFAULT_STORE: request.schema}
-        )
-        return _shard_of(partition)
 
     def _working(self, shard: OperatorShard, request: ApplyRequest, rows: ShardInput) -> AbstractContextManager[None]:
         """Reserve memory for a batch: for its input rows as words, and for the rows that it changes; see ``_CHANGE_FACTOR``."""
@@ -139,6 +134,17 @@ class OperatorShards:
         ]
 
 
+def restored(
+    partitions: Partitions, partition: Partition, lease: Lease, run_id: str, base: int, schema: StateSchema
+) -> OperatorShard:
+    """Return an operator's shard at the base version of a lease; errors as of :meth:`Restorer.restore`. The caller has the lock."""
+    if not partition.is_loaded_as(DEFAULT_STORE, schema):
+        # The query was changed: its state is read again, in the new schema.
+        partition.forget()
+    partitions.restorer.restore(partition, lease, run_id, base, {DEFAULT_STORE: schema})
+    return _shard_of(partition)
+
+
 def _shard_of(partition: Partition) -> OperatorShard:
     """Return the one store of an operator's partition."""
     return cast(OperatorShard, partition.stores[DEFAULT_STORE])
@@ -157,9 +163,14 @@ def _folded(shard: OperatorShard, request: ApplyRequest, rows: ShardInput) -> Pr
     """Fold the rows of a batch into the shard."""
     watermarks = request.watermarks
     change = shard.apply(rows, watermarks.input_ms, request.task.batch_id + 1, request.late_ms)
+    return write_of(shard, change, watermarks)
+
+
+def write_of(shard: OperatorShard, change: Change, watermarks: Watermarks) -> PreparedWrite:
+    """Return the write of a shard's change, with the watermarks after it."""
     output_ms = max(watermarks.output_ms, shard.output_watermark_ms(watermarks.input_ms))
     watermarks = structs.replace(watermarks, output_ms=output_ms)
-    return PreparedWrite(change, request.schema, len(shard), shard.nbytes, watermarks=watermarks)
+    return PreparedWrite(change, shard.schema, len(shard), shard.nbytes, watermarks=watermarks)
 
 
 def _imported(request: ApplyRequest, rows: pa.Table) -> PreparedWrite:

@@ -31,8 +31,10 @@ trait EpochHooks {
   def logged(end: Offset): Unit
 }
 
-/** A table that a continuous query reads, with the fleet's part in its epochs, and with a reader of Kafka's own. */
-case class ContinuousTable(table: Table with SupportsRead)(hooks: EpochHooks) extends Table with SupportsRead {
+/** A table that stands in front of another one, and is as that one where nothing else is said. */
+trait TableInFront extends Table {
+  def table: Table
+
   override def name(): String = table.name()
 
   @nowarn("cat=deprecation")
@@ -46,10 +48,13 @@ case class ContinuousTable(table: Table with SupportsRead)(hooks: EpochHooks) ex
 
   override def capabilities(): JavaSet[TableCapability] = table.capabilities()
 
+  override def toString: String = table.toString
+}
+
+/** A table that a continuous query reads, with the fleet's part in its epochs, and with a reader of Kafka's own. */
+case class ContinuousTable(table: Table with SupportsRead)(hooks: EpochHooks) extends TableInFront with SupportsRead {
   override def newScanBuilder(options: CaseInsensitiveStringMap): ScanBuilder =
     new ContinuousScan(table.newScanBuilder(options), hooks)
-
-  override def toString: String = table.toString
 }
 
 object ContinuousTable {

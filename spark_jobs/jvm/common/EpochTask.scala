@@ -139,9 +139,6 @@ object EpochTask {
   /** Seconds for which a task that is tried again waits until it is cancelled, and milliseconds between looks. */
   private[statefleet] final val RetrySeconds = 60L
   private[statefleet] final val PauseMs = 10L
-
-  /** The property of a job that has the run of its query. */
-  private[statefleet] final val JobGroup = "spark.jobGroup.id"
 }
 
 /**

@@ -1,9 +1,9 @@
 package org.apache.spark.sql.statefleet
 
 import java.nio.charset.StandardCharsets.UTF_8
-import java.util.{Map => JavaMap, Set => JavaSet, UUID}
+import java.util.UUID
 import java.util.concurrent.atomic.AtomicReference
-import org.apache.spark.{SparkException, TaskFailedReason, TaskKilled}
+import org.apache.spark.{SparkContext, SparkException, TaskFailedReason, TaskKilled}
 import org.apache.spark.internal.Logging
 import org.apache.spark.rdd.RDD
 import org.apache.spark.scheduler.{SparkListener, SparkListenerJobStart, SparkListenerTaskEnd}
@@ -11,7 +11,6 @@ import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.catalyst.expressions.{Attribute, AttributeSet}
 import org.apache.spark.sql.catalyst.plans.logical.{LeafNode, LogicalPlan}
 import org.apache.spark.sql.connector.catalog._
-import org.apache.spark.sql.connector.expressions.Transform
 import org.apache.spark.sql.connector.metric.CustomMetric
 import org.apache.spark.sql.connector.read.streaming.Offset
 import org.apache.spark.sql.connector.write._
@@ -20,7 +19,6 @@ import org.apache.spark.sql.execution.{SparkPlan, UnaryExecNode}
 import org.apache.spark.sql.execution.streaming.continuous.{ContinuousExecution, WriteToContinuousDataSource}
 import org.apache.spark.sql.internal.connector.SupportsStreamingUpdateAsAppend
 import org.apache.spark.sql.types.StructType
-import scala.annotation.nowarn
 import scala.collection.concurrent.TrieMap
 
 /**
@@ -149,7 +147,7 @@ private class TaskWatch(query: ContinuousExecution, gate: EpochGate) extends Spa
   private val stages = TrieMap.empty[Int, EpochRun]
 
   override def onJobStart(job: SparkListenerJobStart): Unit =
-    if (Option(job.properties).exists(_.getProperty(EpochTask.JobGroup) == query.runId.toString)) {
+    if (Option(job.properties).exists(_.getProperty(SparkContext.SPARK_JOB_GROUP_ID) == query.runId.toString)) {
       gate.present.foreach(run => job.stageIds.foreach(stages.put(_, run)))
     }
 
@@ -262,27 +260,12 @@ object EpochRun {
 }
 
 /** The sink of a continuous query; the fleet has an epoch before the sink commits it. */
-case class EpochSink(table: Table with SupportsWrite, gate: EpochGate) extends Table with SupportsWrite {
-  override def name(): String = table.name()
-
-  @nowarn("cat=deprecation")
-  override def schema(): StructType = table.schema()
-
-  override def columns(): Array[Column] = table.columns()
-
-  override def partitioning(): Array[Transform] = table.partitioning()
-
-  override def properties(): JavaMap[String, String] = table.properties()
-
-  override def capabilities(): JavaSet[TableCapability] = table.capabilities()
-
+case class EpochSink(table: Table with SupportsWrite, gate: EpochGate) extends TableInFront with SupportsWrite {
   override def newWriteBuilder(info: LogicalWriteInfo): WriteBuilder = table.newWriteBuilder(info) match {
     case builder: SupportsStreamingUpdateAsAppend =>
       new EpochWriteBuilder(builder, gate) with SupportsStreamingUpdateAsAppend
     case builder => new EpochWriteBuilder(builder, gate)
   }
-
-  override def toString: String = table.toString
 }
 
 private class EpochWriteBuilder(builder: WriteBuilder, gate: EpochGate) extends WriteBuilder {
