@@ -5,9 +5,10 @@ and operator, and an Arrow stream that only has the schema of the rows. Then fol
 the highest byte first.
 
 From the task: a piece (shard, epoch, number of rows, length) and its rows, in Spark's own format
-(:mod:`~store_actors.connections.unsafe_rows`); a marker (epoch, watermark, number of shards), and for each shard how many rows it was
-sent in the epoch. To the task: emitted rows (how many rows they answer, their number and length), the answer to a marker (its epoch),
-or the text of an error, after its length; then the connection ends.
+(:mod:`~store_actors.connections.unsafe_rows`), or as an Arrow stream where that does not have their types; a marker (epoch, watermark,
+number of shards), and for each shard how many rows it was sent in the epoch. To the task: emitted rows (how many rows they answer,
+their number and length); the answer of each shard to a marker (its epoch), after which nothing of the epoch follows from it; or the
+text of an error, after its length, and then the connection ends.
 
 A task waits for the answers to all its pieces before it ends an epoch, and bounds what it has sent and not been answered. So what waits
 to be sent here is bounded, too.
@@ -16,13 +17,13 @@ to be sent here is bounded, too.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
 from queue import SimpleQueue
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
 from msgspec import structs
@@ -30,6 +31,7 @@ from msgspec import structs
 from coordinator.runtime.runtime import Runtime
 from store_actors.client.operator_task import BatchHeader, InputColumns, OperatorTask, visible
 from store_actors.connections import unsafe_rows
+from store_actors.engine.pieces import batches
 from store_actors.epochs.barrier import Marker
 from store_actors.epochs.runs import EpochRuns, RunRequest
 from store_actors.epochs.shard import EpochShard, Piece
@@ -41,6 +43,9 @@ _ROWS, _MARKED, _FAILED = b"\1", b"\2", b"\3"
 _PIECE_HEAD, _MARKER_HEAD, _SHARD_ROWS = struct.Struct(">iqii"), struct.Struct(">qqi"), struct.Struct(">iq")
 #: Rows that are answered, rows that follow and their bytes; the epoch of a marker; the length of a text.
 _ROWS_HEAD, _EPOCH, _LENGTH = struct.Struct(">iii"), struct.Struct(">q"), struct.Struct(">i")
+
+#: Bytes of rows of a frame of results, at most, unless a record batch is larger.
+_FRAME_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +109,51 @@ class EpochServer:
         )
         shards = self.runs.join(run)
         try:
-            EpochStream(request["task"], rows, operator, shards).take_all(source, send)
+            formats = _format(request["unsafe_rows"]), _format(request["unsafe_results"])
+            EpochStream(request["task"], rows, operator, shards, *formats).take_all(source, send)
         finally:
             self.runs.leave(run, "a task of the run has ended")
+
+
+class RowFormat(Protocol):
+    """How rows are sent."""
+
+    def decoded(self, content: bytes, schema: pa.Schema) -> pa.Table:
+        """Return the rows of a piece, whose columns a schema has; errors as of :func:`~unsafe_rows.decoded`."""
+
+    def encoded(self, rows: pa.Table) -> Iterator[tuple[int, bytes]]:
+        """Yield blocks of rows, each with the number of its rows."""
+
+
+class _UnsafeRows:
+    """Rows in Spark's own format."""
+
+    def decoded(self, content: bytes, schema: pa.Schema) -> pa.Table:
+        return pa.Table.from_batches([unsafe_rows.decoded(content, schema, 1)])
+
+    def encoded(self, rows: pa.Table) -> Iterator[tuple[int, bytes]]:
+        for batch in rows.to_batches():
+            for count, block in unsafe_rows.blocks(batch):
+                yield count, block.tobytes()
+
+
+class _ArrowRows:
+    """Rows as Arrow streams."""
+
+    def decoded(self, content: bytes, schema: pa.Schema) -> pa.Table:
+        return pa.ipc.open_stream(content).read_all()
+
+    def encoded(self, rows: pa.Table) -> Iterator[tuple[int, bytes]]:
+        for batch in batches(rows, _FRAME_BYTES):
+            if batch.num_rows:
+                sink = BytesIO()
+                with pa.ipc.new_stream(sink, batch.schema) as stream:
+                    stream.write_batch(batch)
+                yield batch.num_rows, sink.getvalue()
+
+
+def _format(is_unsafe: bool) -> RowFormat:
+    return _UnsafeRows() if is_unsafe else _ArrowRows()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +166,16 @@ class EpochStream:
         Number of the task in its run.
     rows
         Schema of its rows, without the route, which is the last column.
+    row_format, result_format
+        How its rows are sent, and those that it gets.
     """
 
     task: int
     rows: pa.Schema
     operator: OperatorTask
     shards: Mapping[int, EpochShard]
+    row_format: RowFormat
+    result_format: RowFormat
 
     def take_all(self, source: BinaryIO, send: Callable[[bytes], None]) -> None:
         """Take frames until the connection ends; answers are sent as they come."""
@@ -137,36 +188,42 @@ class EpochStream:
                 shard, epoch, rows, size = _PIECE_HEAD.unpack(_read(source, _PIECE_HEAD.size))
                 if size <= 0 or shard not in self.shards:
                     raise ValueError(f"malformed piece: it has {size} bytes of shard {shard}")
-                batch = unsafe_rows.decoded(_read(source, size), self.rows, 1)
-                if batch.num_rows != rows:
-                    raise ValueError(f"malformed piece: {rows} rows were sent, and {batch.num_rows} came")
-                table = pa.Table.from_batches([batch])
+                table = self.row_format.decoded(_read(source, size), self.rows)
+                if table.num_rows != rows:
+                    raise ValueError(f"malformed piece: {rows} rows were sent, and {table.num_rows} came")
                 piece = ShardInput(tuple(of_input.table(table) for of_input in columns), rows)
-                self.shards[shard].take(self.task, epoch, Piece(piece, _Answer(rows, send)))
+                self.shards[shard].take(self.task, epoch, Piece(piece, _Answer(rows, send, self.result_format)))
             elif kind[0] == _MARKER:
                 epoch, watermark_ms, shards = _MARKER_HEAD.unpack(_read(source, _MARKER_HEAD.size))
                 for _ in range(shards):
                     shard, rows = _SHARD_ROWS.unpack(_read(source, _SHARD_ROWS.size))
                     if shard not in self.shards:
                         raise ValueError(f"malformed marker: it is of shard {shard}")
-                    self.shards[shard].mark(Marker(self.task, epoch, rows, watermark_ms))
-                send(_MARKED + _EPOCH.pack(epoch))
+                    self.shards[shard].mark(
+                        Marker(self.task, epoch, rows, watermark_ms), _Answer(0, send, self.result_format, epoch)
+                    )
             else:
                 raise ValueError(f"malformed frame: its kind is {kind[0]}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """Sends what a piece of some rows emits."""
+    """Sends what a piece of some rows emits, or what an epoch does and the answer to its marker."""
 
     rows: int
     send: Callable[[bytes], None]
+    format: RowFormat
+    epoch: int | None = None
 
-    def __call__(self, emitted: pa.Table) -> None:
-        blocks = BytesIO()
-        for batch in visible(emitted).to_batches():
-            unsafe_rows.write_rows(batch, blocks)
-        self.send(_ROWS + _ROWS_HEAD.pack(self.rows, emitted.num_rows, blocks.tell()) + blocks.getvalue())
+    def __call__(self, emitted: pa.Table | None) -> None:
+        unanswered = self.rows
+        for rows, block in () if emitted is None else self.format.encoded(visible(emitted)):
+            self.send(_ROWS + _ROWS_HEAD.pack(unanswered, rows, len(block)) + block)
+            unanswered = 0
+        if unanswered:
+            self.send(_ROWS + _ROWS_HEAD.pack(unanswered, 0, 0))
+        if self.epoch is not None:
+            self.send(_MARKED + _EPOCH.pack(self.epoch))
 
 
 def _send_all(answers: SimpleQueue[bytes | None], sink: BinaryIO, end: Callable[[None], None]) -> None:

@@ -146,18 +146,13 @@ def write_blocks(batch: pa.RecordBatch, sink: BinaryIO) -> None:
     ValueError
         There are no columns, so that a block would have no bytes; or a row has 2 GiB.
     """
-    for block in _blocks(batch):
+    for _, block in blocks(batch):
         sink.write(_LENGTH.pack(block.nbytes))
         sink.write(block.data)
 
 
-def write_rows(batch: pa.RecordBatch, sink: BinaryIO) -> None:
-    """Write rows without the lengths of blocks; else as :func:`write_blocks`."""
-    for block in _blocks(batch):
-        sink.write(block.data)
-
-
-def _blocks(batch: pa.RecordBatch) -> Iterator[npt.NDArray[np.generic]]:
+def blocks(batch: pa.RecordBatch) -> Iterator[tuple[int, npt.NDArray[np.generic]]]:
+    """Yield blocks of rows, each with the number of its rows; errors as of :func:`write_blocks`."""
     if not batch.num_columns:
         raise ValueError("rows without columns cannot be written: nothing would say how many there are")
     if not batch.num_rows:
@@ -168,7 +163,8 @@ def _blocks(batch: pa.RecordBatch) -> Iterator[npt.NDArray[np.generic]]:
                 f"a row of {size} bytes cannot be written: Spark has none of more than {_MOST_BYTES}; what was committed is safe; "
                 "make the values shorter, or emit them in several rows"
             )
-        yield _encoded(batch.slice(rows.start, rows.stop - rows.start))
+        count = rows.stop - rows.start
+        yield count, _encoded(batch.slice(rows.start, count))
 
 
 def write_end(sink: BinaryIO) -> None:

@@ -4,6 +4,9 @@ Between two seals the next version is open in memory: each piece is folded into 
 of an epoch (:mod:`store_actors.epochs.barrier`) the open version is sealed: groups that the watermark has passed are closed, and the
 change becomes a delta, as that of a batch. It is written and committed beside the next epoch, whose pieces are taken meanwhile.
 
+Where results are final only at the seal (append mode), or the operator takes all rows of a version at once, tasks get results then. So
+that these are of the epoch, its tasks wait for the seal: their markers are answered after it.
+
 Spark's driver lets no epoch end before the one before it is in its commit log, and none is there before all shards have committed it.
 So there is at most one commit under way, and a run that begins again finds each shard at the version that its first epoch reads.
 """
@@ -11,11 +14,10 @@ So there is at most one commit under way, and a run that begins again finds each
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, cast
 
 import pyarrow as pa
 from msgspec import structs
@@ -29,10 +31,10 @@ from coordinator.model.watermarks import Watermarks
 from coordinator.runtime.logs import about
 from store_actors.engine.versions import Change
 from store_actors.epochs.barrier import Barrier, Marker
+from store_actors.epochs.folding import emitted_at_seal, folding_of
 from store_actors.messages.requests import ShardInput
 from store_actors.operators.aggregate import results_of
-from store_actors.operators.make_shard import OperatorShard
-from store_actors.serving.commits import Delta, Prepared, PreparedWrite, Transaction, Write
+from store_actors.serving.commits import Prepared, PreparedWrite, Transaction, Write
 from store_actors.serving.operator_shards import restored, write_of
 from store_actors.serving.partition import Partition
 from store_actors.serving.partitions import Partitions
@@ -40,18 +42,8 @@ from store_actors.serving.partitions import Partitions
 log = logging.getLogger(__name__)
 
 
-class FoldingShard(Protocol):
-    """A shard that takes the rows of a version in pieces; see :class:`~store_actors.operators.aggregate.AggregateShard`."""
-
-    def open(self, version: int, late_ms: int | None = None) -> None: ...
-
-    def fold(self, rows: ShardInput) -> pa.Table: ...
-
-    def seal(self, watermark_ms: int) -> Change: ...
-
-
-#: Is given what a piece emits.
-Answer = Callable[[pa.Table], None]
+#: Is given what a piece emits, or what an epoch does when it is sealed; None for nothing.
+Answer = Callable[[pa.Table | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +73,14 @@ class _SealedVersion(Transaction):
     def is_in_memory(self) -> bool:
         return self.partition.writer is self._writer
 
-    def prepare(self, attempt_id: str, committed_at_ms: int) -> Sequence[Delta]:
-        deltas = super().prepare(attempt_id, committed_at_ms)
+    @property
+    def change(self) -> Change:
+        """The epoch's change, once it is prepared."""
+        return self._prepared[DEFAULT_STORE].change
+
+    def prepare(self) -> None:
+        super().prepare()
         super().commit()
-        return deltas
 
     def commit(self) -> None:
         """Nothing: memory is at the version."""
@@ -141,6 +137,8 @@ class EpochShard:
         self._submit = submit
         self._watermarks = grant.watermarks
         self._barrier = Barrier[Piece](tasks, task.batch_id, grant.watermarks.input_ms)
+        #: By task, what answers its marker of the present epoch, if that waits for the seal.
+        self._unanswered: dict[int, Answer] = {}
         self._failure: BaseException | None = None
         #: Whether the present epoch has all markers, and whether the version before is being committed.
         self._is_whole = self._is_committing = False
@@ -149,8 +147,8 @@ class EpochShard:
         with self._partition.lock:
             if self._partition.writer is not None:
                 self._partition.writer.end("a newer run of the query has begun", fenced=True)
-            shard = restored(partitions, self._partition, self.lease, task.run_id, grant.base_version, schema)
-            self._shard = cast("FoldingShard", shard)
+            self._shard = restored(partitions, self._partition, self.lease, task.run_id, grant.base_version, schema)
+            self._folding = folding_of(self._shard)
             self._open()
             self._partition.writer = self
 
@@ -173,8 +171,13 @@ class EpochShard:
                 if self._barrier.take(task, epoch, piece.rows.rows_read, piece):
                     self._fold(piece)
 
-    def mark(self, marker: Marker) -> None:
+    def mark(self, marker: Marker, answer: Answer) -> None:
         """Take the end of a task's epoch; if it is the last one of the epoch, the epoch is sealed.
+
+        Parameters
+        ----------
+        answer
+            Is called once what the task gets in the epoch is all there, with the last of it.
 
         Raises
         ------
@@ -185,6 +188,10 @@ class EpochShard:
             self._check()
             with self._failing():
                 self._is_whole = self._barrier.mark(marker)
+                if self._folding.emits_at_seal:
+                    self._unanswered[marker.task] = answer
+                else:
+                    answer(None)
                 self._seal_if_due()
 
     def end(self, reason: str, *, fenced: bool = False) -> None:
@@ -196,7 +203,7 @@ class EpochShard:
             self._failure = self._failure or self._ended(reason)
             try:
                 with self._partition.changing:
-                    self._partition.stores[DEFAULT_STORE].abort()
+                    self._folding.abort()
             except BaseException:
                 self._partition.forget()
                 raise
@@ -223,12 +230,12 @@ class EpochShard:
     def _open(self) -> None:
         """Open the version of the present epoch; rows are late by the watermark of the version before."""
         with self._partition.changing:
-            self._shard.open(self._task.batch_id + 1, self._watermarks.input_ms)
+            self._folding.open(self._task.batch_id + 1, self._watermarks.input_ms)
 
     def _fold(self, piece: Piece) -> None:
         with self._partition.changing:
-            changed = self._shard.fold(piece.rows)
-        piece.answer(results_of(changed, self._schema))
+            emitted = self._folding.fold(piece.rows)
+        piece.answer(None if emitted is None else results_of(emitted, self._schema))
 
     def _seal_if_due(self) -> None:
         """Seal the epoch if it has all markers, and go on with the next one.
@@ -237,8 +244,9 @@ class EpochShard:
         when it is.
         """
         while self._is_whole and not self._is_committing:
-            self._seal()
+            # The watermark is that of all rows of the epoch: what it closes is not kept for one more.
             pieces, self._is_whole = self._barrier.next_epoch()
+            self._seal()
             self._open()
             for piece in pieces:
                 self._fold(piece)
@@ -250,14 +258,17 @@ class EpochShard:
             self, self._partition, self._task, self.lease, {DEFAULT_STORE: partial(self._sealed, watermarks)}
         )
         prepared = self._partitions.commits.prepare(transaction)
+        answers, self._unanswered = self._unanswered, {}
+        for task, answer in answers.items():
+            is_chosen = task == self._task.partition_id % self._barrier.tasks
+            answer(emitted_at_seal(self._shard, transaction.change) if is_chosen else None)
         self._watermarks = watermarks
         self._task = structs.replace(self._task, batch_id=self._task.batch_id + 1)
         self._is_committing = True
         self._submit(partial(self._finish, transaction, prepared))
 
     def _sealed(self, watermarks: Watermarks) -> PreparedWrite:
-        shard = cast("OperatorShard", self._shard)
-        return write_of(shard, self._shard.seal(watermarks.input_ms), watermarks)
+        return write_of(self._shard, self._folding.seal(watermarks.input_ms), watermarks)
 
     # -- without the lock ---------------------------------------------------------------------------------------------
 

@@ -114,15 +114,26 @@ class AggregateShard(VersionedTable):
         self.begin(version)
         self._open = _OpenVersion(self._next_stamp())
 
-    def fold(self, rows: ShardInput) -> pa.Table:
+    @property
+    def emits_at_seal(self) -> bool:
+        """Whether groups are emitted when they are closed."""
+        return self.schema.output_mode == "append"
+
+    def fold(self, rows: ShardInput) -> pa.Table | None:
         """Fold a piece into the open version, and return the groups that it changed, as they are now, in ``row_schema``.
+
+        Returns
+        -------
+        pyarrow.Table or None
+            None if groups are emitted when they are closed.
 
         Raises
         ------
         SumOverflowError
             A sum that must not wrap overflowed. The shard is half changed, so its owner drops it.
         """
-        return self.table.decode(self.table.columns(self._fold(rows)))
+        slots = self._fold(rows)
+        return None if self.emits_at_seal else self.table.decode(self.table.columns(slots))
 
     def seal(self, watermark_ms: int) -> Change:
         """Close the groups that the watermark has passed, and return the open version's change."""

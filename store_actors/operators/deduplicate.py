@@ -56,6 +56,9 @@ class _FirstRows:
 class DeduplicateShard(VersionedTable):
     """Keys seen by one partition."""
 
+    #: A first row is emitted as it comes.
+    emits_at_seal = False
+
     #: What the pieces of the open version did so far.
     _pieces: list[_FirstRows]
     _rows_in: int

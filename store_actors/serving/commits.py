@@ -96,8 +96,8 @@ class Transaction:
         """Whether memory is still what the transaction began with, or made."""
         return True
 
-    def prepare(self, attempt_id: str, committed_at_ms: int) -> Sequence[Delta]:
-        """Make the changes, and return the delta of each store; nothing is written yet."""
+    def prepare(self) -> None:
+        """Make the changes in memory."""
         partition = self.partition
         with partition.changing:
             try:
@@ -106,6 +106,9 @@ class Transaction:
                 # No reader may see what is half changed.
                 partition.forget()
                 raise
+
+    def deltas(self, attempt_id: str, committed_at_ms: int) -> list[Delta]:
+        """Return the prepared delta of each store."""
         return [
             self._delta(structs.replace(self.lease.store_id, store_name=name), prepared, attempt_id, committed_at_ms)
             for name, prepared in self._prepared.items()
@@ -180,18 +183,20 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Changes that are made in memory.
+    """Changes that are made in memory, and what is told of the way there.
 
     Attributes
     ----------
-    deltas
-        Manifest entry and file of each store.
     base_attempt
         The attempt that made the version before.
+    facts
+        Fields of the first store's manifest entry: they are those of all stores together.
     """
 
-    deltas: tuple[Delta, ...]
+    attempt_id: str
+    made_at_ms: int
     base_attempt: str
+    facts: Mapping[str, Any]
 
 
 def check_first_version(task: TaskIdentity, base_version: int) -> None:
@@ -255,24 +260,22 @@ class Commits:
         return self.finish(transaction, self.prepare(transaction))
 
     def prepare(self, transaction: Transaction) -> Prepared:
-        """Make a transaction's changes in memory; nothing is written yet, and errors are as of :meth:`commit`."""
+        """Make a transaction's changes in memory; nothing is encoded or written yet, and errors are as of :meth:`commit`."""
         lineage = transaction.partition.lineage
-        started_s = self._runtime.clock.elapsed_s()
+        started_s, base = self._runtime.clock.elapsed_s(), lineage.version
         try:
-            deltas = transaction.prepare(self._runtime.new_id(), now_ms(self._runtime.clock))
+            attempt_id, made_at_ms = self._runtime.new_id(), now_ms(self._runtime.clock)
+            transaction.prepare()
         except BaseException as error:
             lineage.failures[type(error).__name__] += 1
             raise
-        # The times are those of all stores together, so only the first entry reports them.
-        (entry, data), *further = deltas
-        entry = structs.replace(
-            entry,
-            apply_ms=_ms(self._runtime.clock.elapsed_s() - started_s),
-            restore_ms=lineage.restore_ms,
-            load_bytes=lineage.load_bytes,
-            failures=dict(lineage.failures),
-        )
-        return Prepared(((entry, data), *further), lineage.attempt_of(entry.base_version))
+        facts = {
+            "apply_ms": _ms(self._runtime.clock.elapsed_s() - started_s),
+            "restore_ms": lineage.restore_ms,
+            "load_bytes": lineage.load_bytes,
+            "failures": dict(lineage.failures),
+        }
+        return Prepared(attempt_id, made_at_ms, lineage.attempt_of(base), facts)
 
     def finish(self, transaction: Transaction, prepared: Prepared) -> tuple[CommitEntry, ...]:
         """Write prepared changes and commit them; result and errors as of :meth:`commit`.
@@ -281,11 +284,14 @@ class Commits:
         can be committed in memory beside them.
         """
         lease, lineage = transaction.lease, transaction.partition.lineage
-        files, entries = [data for _, data in prepared.deltas], [entry for entry, _ in prepared.deltas]
+        entries: list[CommitEntry] = []
         started_s = self._runtime.clock.elapsed_s()
         try:
-            self._write(prepared.deltas)
-            entries[0] = structs.replace(entries[0], write_ms=_ms(self._runtime.clock.elapsed_s() - started_s))
+            deltas = transaction.deltas(prepared.attempt_id, prepared.made_at_ms)
+            files, entries = [data for _, data in deltas], [entry for entry, _ in deltas]
+            self._write(deltas)
+            write_ms = _ms(self._runtime.clock.elapsed_s() - started_s)
+            entries[0] = structs.replace(entries[0], write_ms=write_ms, **prepared.facts)
             committed = tuple(self._coordinator.commit_all(lease.store_id.state_name, entries))
             is_own = committed[0].attempt_id == entries[0].attempt_id
             with transaction.partition.lock:

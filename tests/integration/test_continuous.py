@@ -6,8 +6,11 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException
@@ -20,19 +23,23 @@ from tests.clocks import until
 from tests.integration.streams import stopping
 
 PARTITIONS, KEYS = 2, 7
+#: The event time is that of the row's number: 0.1 s each, from the first minute of 1970 on.
+COLUMNS = (f"value % {KEYS} as k", "value", "timestamp_millis(60000 + value * 100) as at")
 
 
 def rate(spark: SparkSession, partitions: int = PARTITIONS) -> DataFrame:
     stream = spark.readStream.format("rate").option("rowsPerSecond", 200)
-    return stream.option("numPartitions", partitions).load().selectExpr(f"value % {KEYS} as k", "value")
+    return stream.option("numPartitions", partitions).load().selectExpr(*COLUMNS)
 
 
 def view(name: str) -> str:
     return name.replace("-", "_")
 
 
-def started(frame: DataFrame, folder: Path, sink: str = "noop", name: str = "counted") -> StreamingQuery:
-    writer = frame.writeStream.format(sink).queryName(view(name)).outputMode("update")
+def started(
+    frame: DataFrame, folder: Path, sink: str = "noop", name: str = "counted", mode: str = "update"
+) -> StreamingQuery:
+    writer = frame.writeStream.format(sink).queryName(view(name)).outputMode(mode)
     return writer.trigger(continuous="200 milliseconds").option("checkpointLocation", str(folder)).start()
 
 
@@ -41,12 +48,40 @@ def committed(folder: Path) -> int:
     return max((int(file.name) for file in (folder / "commits").glob("[0-9]*")), default=-1)
 
 
-def read_by(folder: Path, epoch: int) -> Counter[int]:
-    """Return how many rows of each key Spark's offset log says were read up to the end of an epoch."""
+def values_read(folder: Path, epoch: int) -> list[int]:
+    """Return the rows that Spark's offset log says were read up to the end of an epoch."""
     last = json.loads((folder / "offsets" / str(epoch)).read_text().splitlines()[-1])
-    return Counter(
-        value % KEYS for partition, at in last.items() for value in range(int(partition), at["value"] + 1, PARTITIONS)
-    )
+    partitions = len(last)
+    return [value for first, at in last.items() for value in range(int(first), at["value"] + 1, partitions)]
+
+
+def read_by(folder: Path, epoch: int) -> Counter[int]:
+    """Return how many rows of each key were read up to the end of an epoch."""
+    return Counter(value % KEYS for value in values_read(folder, epoch))
+
+
+def batch_of(spark: SparkSession, folder: Path, epoch: int) -> DataFrame:
+    """Return the rows that were read up to the end of an epoch, as a table."""
+    return spark.createDataFrame([(value,) for value in values_read(folder, epoch)], "value long").selectExpr(*COLUMNS)
+
+
+def comparable(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return rows in an order of their own; lists have none."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: plain(field) for name, field in sorted(value.items())}
+        if isinstance(value, list):
+            return sorted(map(plain, value))
+        return value.replace(tzinfo=None) if isinstance(value, datetime) else value
+
+    return sorted(repr(plain(row)) for row in rows)
+
+
+def state_rows(fleet: Fleet, name: str, folder: Path) -> list[dict[str, Any]]:
+    """Return the state at the last epoch of Spark's commit log."""
+    rows: list[dict[str, Any]] = fleet.state(name).at(committed(folder) + 1).scan().to_arrow().to_pylist()
+    return rows
 
 
 def shards_of(fleet: Fleet, name: str) -> int:
@@ -148,14 +183,94 @@ def test_each_key_is_emitted_once(spark: SparkSession, fleet: Fleet, tmp_path: P
 
 
 @pytest.mark.parametrize(
+    "build",
+    [
+        lambda rows: rows.groupBy().agg(F.count("*").alias("n")),
+        lambda rows: rows.groupBy(F.struct("k", (F.col("k") % 2).alias("odd")).alias("s")).agg(F.collect_list("value")),
+        lambda rows: rows.groupBy((F.col("k") + F.lit(Decimal(10**25))).alias("k")).agg(
+            F.sum(F.col("value").cast("decimal(20,2)")).alias("total")
+        ),
+        lambda rows: rows.groupBy(F.window("at", "5 seconds"), "k").agg(F.count("*").alias("n")),
+    ],
+    ids=["global", "nested", "wide decimal", "window"],
+)
+def test_state_is_that_of_a_batch_after_runs_and_a_rescale(
+    build: Callable[[Any], DataFrame], spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "checkpoint"
+    for _ in range(2):
+        run_for(started(build(fleet.stateful(rate(spark), name=name)), folder), folder, 3)
+    expected = build(batch_of(spark, folder, committed(folder))).collect()
+    assert comparable(state_rows(fleet, name, folder)) == comparable(row.asDict(recursive=True) for row in expected)
+
+
+def test_the_first_rows_of_an_order_are_those_of_a_batch(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "checkpoint"
+    first = fleet.stateful(rate(spark, 1), name=name).topN(2, "k", F.desc("value"))
+    run_for(started(first, folder, "memory", name), folder, 4)
+    values = values_read(folder, committed(folder))
+    newest = {(row["k"], row["rank"]): row["value"] for row in spark.table(view(name)).collect()}
+    expected = {
+        key: sorted((value for value in values if value % KEYS == key), reverse=True)[:2] for key in range(KEYS)
+    }
+    assert newest == {(key, rank): value for key, of in expected.items() for rank, value in enumerate(of, 1)}
+
+
+@pytest.mark.parametrize(
+    "group",
+    [lambda: F.window("at", "1 second"), lambda: F.session_window("at", "500 milliseconds")],
+    ids=["window", "session"],
+)
+def test_a_group_is_emitted_when_the_watermark_has_closed_it(
+    group: Callable[[], Any], spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "checkpoint"
+    rows = fleet.stateful(rate(spark, 1).withWatermark("at", "2 seconds"), name=name)
+    counts = rows.groupBy(group().alias("of"), "k").agg(F.count("*").alias("n"))
+    run_for(started(counts, folder, "memory", name, mode="append"), folder, 8)
+    emitted = [row.asDict(recursive=True) for row in spark.table(view(name)).collect()]
+    values = values_read(folder, committed(folder))
+    watermark = datetime(1970, 1, 1) + timedelta(seconds=60 + max(values) / 10 - 2)
+    is_closed = [row["of"]["end"] <= watermark for row in emitted]
+    assert len(emitted) > 3
+    assert all(is_closed)
+    kept = state_rows(fleet, name, folder)
+    expected = batch_of(spark, folder, committed(folder)).groupBy(group().alias("of"), "k").agg(F.count("*").alias("n"))
+    assert comparable([*emitted, *kept]) == comparable(row.asDict(recursive=True) for row in expected.collect())
+
+
+def test_keys_are_forgotten_by_the_watermark(spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "checkpoint"
+    rows = fleet.stateful(rate(spark, 1).withWatermark("at", "1 second"), name=name)
+    keyed = rows.withColumn("pair", F.floor(F.col("value") / 2)).dropDuplicatesWithinWatermark(["pair"])
+    run_for(started(keyed, folder, "memory", name, mode="append"), folder, 6)
+    values = values_read(folder, committed(folder))
+    assert sorted(row["value"] for row in spark.table(view(name)).collect()) == [
+        value for value in values if value % 2 == 0
+    ]
+    assert 0 < len(state_rows(fleet, name, folder)) <= 12
+
+
+@pytest.mark.parametrize(
     ("build", "mode", "why"),
     [
-        (lambda rows: rows.groupBy("k").count(), "complete", "emits in update mode"),
-        (lambda rows: rows.topN(2, "k", "value"), "update", "topN runs in batches"),
-        (lambda rows: rows.groupBy("k").agg(F.collect_list("value")), "update", "a column of type ARRAY"),
-        (lambda rows: rows.groupBy().count(), "update", "without any column"),
+        (
+            lambda rows: rows.groupBy("k").count(),
+            "complete",
+            "emits in update mode or in append mode; nothing was started",
+        ),
+        (lambda rows: rows.groupBy("k").count(), "append", "append mode needs a watermark"),
+        (
+            lambda rows: rows.groupBy("k").applyInPandasWithState(
+                lambda key, rows, state: rows, "k long", "n long", "update", "NoTimeout"
+            ),
+            "update",
+            "a user's function",
+        ),
     ],
-    ids=["complete", "topN", "list", "global"],
+    ids=["complete", "append without a watermark", "function"],
 )
 def test_what_cannot_run_continuously_is_refused(
     build: Callable[..., DataFrame],
@@ -172,5 +287,5 @@ def test_what_cannot_run_continuously_is_refused(
         .format("memory")
         .queryName(view(name))
     )
-    with pytest.raises(AnalysisException, match=f"{why}.*nothing was started"):
+    with pytest.raises(AnalysisException, match=why):
         writer.trigger(continuous="1 second").option("checkpointLocation", str(tmp_path)).start()

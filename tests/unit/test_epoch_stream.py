@@ -37,14 +37,15 @@ class Task:
         self._socket.settimeout(20)
         self.answers = self._socket.makefile("rb")
         facts = {
-            "batch": BATCH, "attempt": 0, "executor": "host:1", "task": number, "tasks": 2, "shards": [0], **request,
+            "batch": BATCH, "attempt": 0, "executor": "host:1", "task": number, "tasks": 2, "shards": [0],
+            "unsafe_rows": True, "unsafe_results": True, **request,
         }  # fmt: skip
         operator = OperatorTask(SCHEMA, StateMetadata("s", "", 1, "update", SCHEMA)).to_json().encode()
 
         def serve() -> None:
             # An error was sent to the task.
             with (
-                suppress(StateStoreError, ValueError),
+                suppress(StateStoreError, ValueError, OSError),
                 other,
                 other.makefile("rb") as source,
                 other.makefile("wb") as sink,
@@ -64,10 +65,9 @@ class Task:
         routed = pa.record_batch(
             {"v": pa.array(list(values), pa.string()), "route": pa.array([0] * len(values), pa.int32())}
         )
-        content = BytesIO()
-        unsafe_rows.write_rows(routed, content)
-        head = struct.pack(">biqii", 1, shard, epoch, len(values) if rows is None else rows, len(content.getvalue()))
-        self.send(head + content.getvalue())
+        content = b"".join(block.tobytes() for _, block in unsafe_rows.blocks(routed))
+        head = struct.pack(">biqii", 1, shard, epoch, len(values) if rows is None else rows, len(content))
+        self.send(head + content)
 
     def mark(self, rows: int, epoch: int = 0) -> None:
         self.send(struct.pack(">bqqiiq", 2, epoch, NEVER, 1, 0, rows))

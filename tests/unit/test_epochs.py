@@ -92,7 +92,7 @@ class EpochMachine(RuleBasedStateMachine):
     def mark(self, task: int) -> None:
         if not self.may_mark(task):
             return
-        self.shard.mark(Marker(task, self.epochs[task], self.sent[task]))
+        self.shard.mark(Marker(task, self.epochs[task], self.sent[task]), lambda _: None)
         self.epochs[task] += 1
         self.sent[task] = 0
         if all(epoch > self.epoch for epoch in self.epochs):
@@ -145,7 +145,7 @@ class EpochMachine(RuleBasedStateMachine):
             self.sealed = None
             for task in range(TASKS):
                 if self.epochs[task] == self.epoch:
-                    self.shard.mark(Marker(task, self.epoch, self.sent[task]))
+                    self.shard.mark(Marker(task, self.epoch, self.sent[task]), lambda _: None)
                     self.epochs[task] += 1
                     self.sent[task] = 0
 
@@ -161,7 +161,7 @@ class EpochMachine(RuleBasedStateMachine):
             self.threads.run_all()
         self.shard.end("a task was lost")
         with pytest.raises(FencedError):
-            self.shard.mark(Marker(0, self.epochs[0], self.sent[0]))
+            self.shard.mark(Marker(0, self.epochs[0], self.sent[0]), lambda _: None)
         self.begin()
         self.threads.run_all()
 

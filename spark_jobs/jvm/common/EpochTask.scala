@@ -1,7 +1,8 @@
 package org.apache.spark.sql.statefleet
 
+import java.io.ByteArrayInputStream
 import java.nio.ByteBuffer
-import java.nio.channels.{SelectionKey, Selector, SocketChannel}
+import java.nio.channels.{Channels, SelectionKey, Selector, SocketChannel}
 import java.nio.charset.StandardCharsets.UTF_8
 import org.apache.arrow.vector.VectorSchemaRoot
 import org.apache.arrow.vector.ipc.ArrowStreamWriter
@@ -200,7 +201,7 @@ private class EpochRows(task: EpochTask, input: Iterator[InternalRow]) extends N
     val isEnding = isRead
     if (isEnding || task.isAnswered) task.cut(epoch)
     if (isEnding && !isMarked) {
-      task.streams.foreach(_.mark(epoch))
+      task.streams.foreach(_.mark(epoch, EpochTimes.of(task.context).watermarkMs))
       isMarked = true
     }
     task.streams.foreach(_.send())
@@ -214,12 +215,21 @@ class PieceStream(task: EpochTask, val shards: Array[Int], channel: SocketChanne
   import PieceStream._
 
   private val key = channel.register(task.selector, SelectionKey.OP_READ)
-  private val pieces = shards.map(shard => shard -> new PieceRows(UnsafeTypes.haveTexts(task.work.inputType))).toMap
+  private val (inputType, outputType) = (task.work.inputType, task.work.outputType)
+  private val pieces = shards.map(shard => shard -> new PieceRows(inputType)).toMap
   private val out = new Request
-  private val row = new UnsafeRow(task.work.outputType.length)
-  private val hasTexts = UnsafeTypes.haveTexts(task.work.outputType)
-  private val rowBytes =
-    UnsafeRow.calculateBitSetWidthInBytes(task.work.outputType.length) + 8 * task.work.outputType.length
+
+  /** Rows of other types are sent, or come, as Arrow has them. */
+  private val (areSentAsTheyAre, comeAsTheyAre) =
+    (UnsafeTypes.areSupported(inputType), UnsafeTypes.areSupported(outputType))
+  private val root = VectorSchemaRoot.create(
+    ArrowUtils.toArrowSchema(inputType, task.work.timeZone, errorOnDuplicatedFieldNames = true, largeVarTypes = false),
+    ArrowUtils.rootAllocator)
+  private lazy val asArrow = new ArrowFormat(out, root)
+  private var arrowRows: ArrowRows = _
+  private val row = new UnsafeRow(outputType.length)
+  private val hasTexts = UnsafeTypes.haveTexts(outputType)
+  private val rowBytes = UnsafeRow.calculateBitSetWidthInBytes(outputType.length) + 8 * outputType.length
 
   /** What came and is not used yet: from `begin` to `end`. */
   private var bytes = new Array[Byte](Request.BlockBytes)
@@ -228,28 +238,27 @@ class PieceStream(task: EpochTask, val shards: Array[Int], channel: SocketChanne
 
   /** The end of the rows that are given out, and whether others have come behind them. */
   private var rowsEnd = 0
-  private var markedEpoch = -1L
 
-  def isMarked(epoch: Long): Boolean = markedEpoch >= epoch
+  /** The epoch whose markers were answered last, and by how many shards. */
+  private var markedEpoch = -1L
+  private var marked = 0
+
+  def isMarked(epoch: Long): Boolean = markedEpoch == epoch && marked == shards.length
 
   /** Writes the request. */
   def begin(host: String): Unit = {
     val work = task.work
     val head = s"""{"batch": ${work.batch}, "attempt": ${task.context.taskAttemptId()}, """ +
       s""""executor": "$host:${ProcessHandle.current.pid}", "operator_bytes": ${work.operator.length}, """ +
+      s""""unsafe_rows": $areSentAsTheyAre, "unsafe_results": $comeAsTheyAre, """ +
       s""""task": ${task.number}, "tasks": ${work.tasks}, "shards": ${shards.mkString("[", ", ", "]")}}"""
     val text = head.getBytes(UTF_8)
     out.write(ByteBuffer.allocate(Request.LengthBytes).putInt(0, text.length))
     out.write(ByteBuffer.wrap(text))
     out.write(ByteBuffer.wrap(work.operator))
-    val schema =
-      ArrowUtils.toArrowSchema(work.inputType, work.timeZone, errorOnDuplicatedFieldNames = true, largeVarTypes = false)
-    val root = VectorSchemaRoot.create(schema, ArrowUtils.rootAllocator)
-    try {
-      val writer = new ArrowStreamWriter(root, null, out)
-      writer.start()
-      writer.end()
-    } finally root.close()
+    val writer = new ArrowStreamWriter(root, null, out)
+    writer.start()
+    writer.end()
   }
 
   def add(shard: Int, row: UnsafeRow): Unit = pieces(shard).add(row)
@@ -257,15 +266,23 @@ class PieceStream(task: EpochTask, val shards: Array[Int], channel: SocketChanne
   /** Writes the rows of each shard as a piece. */
   def cut(epoch: Long): Unit = pieces.foreach { case (shard, rows) =>
     if (rows.count > 0) {
-      val head = ByteBuffer.allocate(21).put(Piece).putInt(shard).putLong(epoch).putInt(rows.count).putInt(rows.size)
-      out.write(head.flip())
-      rows.writeTo(out)
+      val begin = out.end
+      out.write(ByteBuffer.allocate(PieceHead).put(Piece).putInt(shard).putLong(epoch).putInt(rows.count).rewind())
+      if (areSentAsTheyAre) {
+        rows.writeTo(out)
+      } else {
+        asArrow.begin()
+        rows.foreach(asArrow.add(_))
+        asArrow.finish()
+      }
+      ByteBuffer.wrap(out.bytes).putInt(begin + PieceHead - 4, out.end - begin - PieceHead)
+      rows.forget()
     }
   }
 
-  /** Writes the end of an epoch. */
-  def mark(epoch: Long): Unit = {
-    val frame = ByteBuffer.allocate(21 + 12 * shards.length).put(Marker).putLong(epoch).putLong(Long.MinValue)
+  /** Writes the end of an epoch, and the watermark by the rows that the task has read. */
+  def mark(epoch: Long, watermarkMs: Long): Unit = {
+    val frame = ByteBuffer.allocate(21 + 12 * shards.length).put(Marker).putLong(epoch).putLong(watermarkMs)
     frame.putInt(shards.length)
     pieces.foreach { case (shard, rows) => frame.putInt(shard).putLong(rows.takeSent()) }
     out.write(frame.flip())
@@ -306,8 +323,9 @@ class PieceStream(task: EpochTask, val shards: Array[Int], channel: SocketChanne
 
   /** Returns the next row of what came; null if there is none yet. */
   def next(): InternalRow = {
-    while (begin == rowsEnd && takeFrame()) {}
-    if (begin < rowsEnd) {
+    var found = if (arrowRows == null) null else nextOfArrow()
+    while (found == null && begin == rowsEnd && takeFrame()) if (arrowRows != null) found = nextOfArrow()
+    if (found == null && begin < rowsEnd) {
       var size = rowBytes
       if (hasTexts) {
         size = Platform.getLong(bytes, Platform.BYTE_ARRAY_OFFSET + begin).toInt
@@ -315,10 +333,19 @@ class PieceStream(task: EpochTask, val shards: Array[Int], channel: SocketChanne
       }
       row.pointTo(bytes, Platform.BYTE_ARRAY_OFFSET + begin, size)
       begin += size
-      row
-    } else {
-      null
+      found = row
     }
+    found
+  }
+
+  private def nextOfArrow(): InternalRow = {
+    var found = arrowRows.next()
+    while (found == null && arrowRows.read()) found = arrowRows.next()
+    if (found == null) {
+      arrowRows.close()
+      arrowRows = null
+    }
+    found
   }
 
   /** Takes the next frame if all of it has come; returns whether there may be another. */
@@ -332,13 +359,23 @@ class PieceStream(task: EpochTask, val shards: Array[Int], channel: SocketChanne
           val (answered, _, size) = (frame.getInt(), frame.getInt(), frame.getInt())
           val isThere = frame.remaining >= size
           if (isThere) {
-            begin = frame.position()
-            rowsEnd = begin + size
             task.answered(answered)
+            if (comeAsTheyAre) {
+              begin = frame.position()
+              rowsEnd = begin + size
+            } else {
+              if (size > 0) {
+                val stream = new ByteArrayInputStream(bytes, frame.position(), size)
+                arrowRows = new ArrowRows(Channels.newChannel(stream), outputType, ArrowUtils.rootAllocator)
+              }
+              skipTo(frame.position() + size)
+            }
           }
           isThere
         case Marked if frame.remaining >= 8 =>
-          markedEpoch = frame.getLong()
+          val epoch = frame.getLong()
+          marked = if (epoch == markedEpoch) marked + 1 else 1
+          markedEpoch = epoch
           skipTo(frame.position())
         case Failed if frame.remaining >= 4 =>
           val text = new Array[Byte](frame.getInt())
@@ -360,10 +397,17 @@ class PieceStream(task: EpochTask, val shards: Array[Int], channel: SocketChanne
     true
   }
 
-  def close(): Unit = channel.close()
+  def close(): Unit = {
+    channel.close()
+    root.close()
+    if (arrowRows != null) arrowRows.close()
+  }
 }
 
 private object PieceStream {
+  /** Bytes of the head of a piece, of which the last four are the length of its rows. */
+  private final val PieceHead = 21
+
   /** Frames to a store actor, and from it. */
   private final val Piece: Byte = 1
   private final val Marker: Byte = 2
@@ -373,16 +417,17 @@ private object PieceStream {
 }
 
 /** Rows of one shard that wait to be sent. */
-private class PieceRows(hasTexts: Boolean) {
+private class PieceRows(kind: StructType) {
+  private val isAfterSize = UnsafeTypes.haveTexts(kind) || !UnsafeTypes.areSupported(kind)
   private var bytes = new Array[Byte](1 << 12)
-  var size = 0
+  private var size = 0
   var count = 0
   private var sent = 0L
 
   def add(row: UnsafeRow): Unit = {
     val needed = size + row.getSizeInBytes + 8
     if (needed > bytes.length) bytes = java.util.Arrays.copyOf(bytes, math.max(needed, 2 * bytes.length))
-    if (hasTexts) {
+    if (isAfterSize) {
       Platform.putLong(bytes, Platform.BYTE_ARRAY_OFFSET + size, row.getSizeInBytes)
       size += 8
     }
@@ -391,8 +436,21 @@ private class PieceRows(hasTexts: Boolean) {
     count += 1
   }
 
-  def writeTo(out: Request): Unit = {
-    out.write(ByteBuffer.wrap(bytes, 0, size))
+  def writeTo(out: Request): Unit = out.write(ByteBuffer.wrap(bytes, 0, size))
+
+  def foreach(use: UnsafeRow => Unit): Unit = {
+    val row = new UnsafeRow(kind.length + 1)
+    var at = 0
+    while (at < size) {
+      val length = Platform.getLong(bytes, Platform.BYTE_ARRAY_OFFSET + at).toInt
+      row.pointTo(bytes, Platform.BYTE_ARRAY_OFFSET + at + 8, length)
+      use(row)
+      at += 8 + length
+    }
+  }
+
+  /** Lets go of the rows, which are sent. */
+  def forget(): Unit = {
     sent += count
     size = 0
     count = 0

@@ -195,6 +195,9 @@ class EpochRun(
   def begin(cores: Map[String, Int]): Array[Place] = {
     // What an earlier run ended with, and did not commit, is not the end of these epochs.
     query.offsetLog.purgeAfter(firstEpoch - 1)
+    // What a task sends is held back until the last of them has learned of an epoch, which Spark's default has take 0.1 s.
+    val conf = execution.sparkSession.sessionState.conf
+    if (!conf.contains(EpochRun.PollInterval)) conf.setConfString(EpochRun.PollInterval, EpochRun.PollMs)
     EpochRun.begun(this)
     Driver.ask[Array[Place]]("place", ofShards(firstEpoch) + ("cores" -> cores))
   }
@@ -245,6 +248,8 @@ class EpochRun(
 }
 
 object EpochRun {
+  private final val PollInterval = "spark.sql.streaming.continuous.executorPollIntervalMs"
+  private final val PollMs = "10"
   private final val WaitSeconds = 1.0
 
   /** By run of Spark's, the newest run of its tasks. */

@@ -1,6 +1,7 @@
 package org.apache.spark.sql.statefleet
 
 import java.nio.ByteBuffer
+import java.nio.channels.ReadableByteChannel
 import java.nio.charset.StandardCharsets.UTF_8
 import org.apache.arrow.memory.BufferAllocator
 import org.apache.arrow.vector.ipc.ArrowStreamReader
@@ -241,25 +242,13 @@ class Answer(kind: StructType, allocator: BufferAllocator) {
   }
 
   private class ArrowBatches(connection: Connection) extends Rows {
-    private val reader = new ArrowStreamReader(connection, allocator)
-    private val projection = UnsafeProjection.create(kind)
-    private var rows: Iterator[InternalRow] = Iterator.empty
+    private val rows = new ArrowRows(connection, kind, allocator)
 
-    override def read(): Boolean = {
-      val isRead = reader.loadNextBatch()
-      rows = if (isRead) ofBatch() else Iterator.empty
-      isRead
-    }
+    override def read(): Boolean = rows.read()
 
-    private def ofBatch(): Iterator[InternalRow] = {
-      val root = reader.getVectorSchemaRoot
-      val columns = root.getFieldVectors.asScala.map(vector => new ArrowColumnVector(vector): ColumnVector).toArray
-      new ColumnarBatch(columns, root.getRowCount).rowIterator.asScala
-    }
+    override def next(): InternalRow = rows.next()
 
-    override def next(): InternalRow = if (rows.hasNext) projection(rows.next()) else null
-
-    override def close(): Unit = reader.close(false)
+    override def close(): Unit = rows.close()
   }
 
   /** What follows (store_actors/connections/hand_over.py). */
@@ -271,6 +260,32 @@ class Answer(kind: StructType, allocator: BufferAllocator) {
   private def malformed(what: String) = new IllegalStateException(
     s"what the store actor of this node answered are not the rows of the task's shards: $what; none of them count; " +
       "what the shards committed is safe, and the next attempt of this task gets their rows again")
+}
+
+/** Rows of an Arrow stream. A row is valid until the next one is asked for. */
+class ArrowRows(source: ReadableByteChannel, kind: StructType, allocator: BufferAllocator) {
+  private val reader = new ArrowStreamReader(source, allocator)
+  private val projection = UnsafeProjection.create(kind)
+  private var rows: Iterator[InternalRow] = Iterator.empty
+
+  /** Reads a record batch; returns false at the end. */
+  def read(): Boolean = {
+    val isRead = reader.loadNextBatch()
+    rows = if (isRead) ofBatch() else Iterator.empty
+    isRead
+  }
+
+  private def ofBatch(): Iterator[InternalRow] = {
+    val root = reader.getVectorSchemaRoot
+    val columns = root.getFieldVectors.asScala.map(vector => new ArrowColumnVector(vector): ColumnVector).toArray
+    new ColumnarBatch(columns, root.getRowCount).rowIterator.asScala
+  }
+
+  /** Returns the next row of what was read; null after the last one. */
+  def next(): InternalRow = if (rows.hasNext) projection(rows.next()) else null
+
+  /** Lets go of its memory, and not of the source. */
+  def close(): Unit = reader.close(false)
 }
 
 /** The tasks of an operator that hand rows over to store actors. */

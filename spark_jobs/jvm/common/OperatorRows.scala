@@ -12,7 +12,7 @@ import scala.collection.mutable
 /**
  * What is shuffled to the shards of an operator: the rows of its inputs, and the route to a shard as their last column.
  */
-class OperatorRows(exchange: StatefulExchange, shards: Int, repeats: Boolean) {
+class OperatorRows(exchange: StatefulExchange, shards: Int, repeats: Boolean, isContinuous: Boolean = false) {
   private val facts = exchange.facts
 
   /**
@@ -22,6 +22,7 @@ class OperatorRows(exchange: StatefulExchange, shards: Int, repeats: Boolean) {
    */
   def plan(planned: LogicalPlan => SparkPlan): SparkPlan = {
     val first = exchange.inputs.head
+    if (isContinuous && values(first).isEmpty) return planned(Project(counts :+ route(hash(first)), first))
     // Rows without columns, which are only counted, cannot be sent.
     val partial =
       if (values(first).isEmpty || repeats) facts.accumulators.flatMap(PartialAggregation.of(_, first.output)) else None
@@ -32,6 +33,12 @@ class OperatorRows(exchange: StatefulExchange, shards: Int, repeats: Boolean) {
         val columns = if (facts.byPython.isDefined) named(values(first)) else values(first)
         planned(Project(columns :+ route(hash(first)), first))
     }
+  }
+
+  /** The state of a single row without columns, of which the only accumulators are counts: the partial aggregation of one row. */
+  private def counts: Seq[NamedExpression] = {
+    val fields = facts.accumulators.toSeq.flatten.flatMap(_.state).map(field => s"|$field")
+    (fields :+ ShardRows.CountColumn).map(Alias(Literal(1L), _)())
   }
 
   /**

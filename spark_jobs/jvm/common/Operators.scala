@@ -195,6 +195,7 @@ object ExchangeStrategy extends SparkStrategy {
     // Names of results need no stage of their own.
     case Project(names, tasks: HandedOver) if areNames(names, tasks.output) => handedOver(tasks, plan.output)
     case exchange: StatefulExchange => exec(exchange) :: Nil
+    case EpochWatermark(eventTime, delayMs, child) => EpochTimesExec(eventTime, delayMs, planLater(child)) :: Nil
     case _ => Nil
   }
 
@@ -203,7 +204,7 @@ object ExchangeStrategy extends SparkStrategy {
       EpochGate.of(SparkSession.active) match {
         case Some((query, gate)) =>
           val run = gate.runOf(query, exchange.facts, exchange.planned)
-          val rows = new OperatorRows(exchange, run.shards.shards, repeats = false).plan(planLater)
+          val rows = new OperatorRows(exchange, run.shards.shards, repeats = false, isContinuous = true).plan(planLater)
           EpochHandOverExec(output, rows, tasks.operator, exchange.facts)(run)
         case None => HandOverExec(output, exec(exchange), tasks.operator)
       }

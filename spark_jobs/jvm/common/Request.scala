@@ -185,7 +185,7 @@ object ShardRows {
 }
 
 /** How rows of a shard are written to a request. */
-private trait RowFormat {
+private[statefleet] trait RowFormat {
   def begin(): Unit
 
   /** Adds a row of the shard; returns whether rows were written to the request. */
@@ -258,7 +258,7 @@ private class UnsafeFormat(request: Request, root: VectorSchemaRoot, haveTexts: 
 }
 
 /** An Arrow stream for each shard. */
-private class ArrowFormat(request: Request, root: VectorSchemaRoot) extends RowFormat {
+private[statefleet] class ArrowFormat(request: Request, root: VectorSchemaRoot) extends RowFormat {
   /** Rows and bytes of a record batch at most; the last row may exceed the bytes. */
   private final val MostRows = 1 << 16
   private final val MostBytes = 16L << 20

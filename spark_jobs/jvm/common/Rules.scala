@@ -4,13 +4,12 @@ import java.io.IOException
 import org.apache.hadoop.fs.Path
 import org.apache.spark.sql.AnalysisException
 import org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
-import org.apache.spark.sql.catalyst.expressions.{Alias, Attribute, Literal}
+import org.apache.spark.sql.catalyst.expressions.{Alias, Literal}
 import org.apache.spark.sql.catalyst.plans.logical.{Aggregate, Deduplicate, EventTimeWatermark, LogicalPlan, Project}
 import org.apache.spark.sql.catalyst.rules.Rule
 import org.apache.spark.sql.catalyst.streaming.{WriteToStream, WriteToStreamStatement}
 import org.apache.spark.sql.connector.catalog.SupportsWrite
 import org.apache.spark.sql.internal.SQLConf
-import org.apache.spark.sql.types.{StructField, StructType}
 
 /**
  * Checks a query when writeStream.start() has Spark analyse it. It refuses a query that would only fail in its first
@@ -41,7 +40,7 @@ class StartRule(session: SparkSession) extends Rule[LogicalPlan] {
       (query.inputQuery, query.sink) match {
         case (CheckedContinuous(checked), sink: SupportsWrite) =>
           val gate = new EpochGate
-          query.copy(sink = EpochSink(sink, gate), inputQuery = ContinuousTable.under(checked, gate))
+          query.copy(sink = EpochSink(sink, gate), inputQuery = EpochWatermark.in(ContinuousTable.under(checked, gate)))
         case _ => plan
       }
     case _ => plan
@@ -78,24 +77,12 @@ class StartRule(session: SparkSession) extends Rule[LogicalPlan] {
     }
     if (operators.size > 1) refuseTo("a continuous query has one stateful operator, and this one has several")
     if (facts.byPython.isDefined) refuseTo("a user's function with state runs in batches, and not in a continuous query")
-    facts.name match {
-      case "stateStoreSave" if facts.mode.getOrElse(mode) == "update" =>
-      case "stateStoreSave" => refuseTo("an aggregation in a continuous query emits in update mode")
-      case "dedupe" =>
-      case other => refuseTo(s"$other runs in batches, and not in a continuous query")
-    }
-    if (query.inputQuery.exists(_.isInstanceOf[EventTimeWatermark])) {
-      refuseTo("a continuous query has no watermark")
-    }
-    val emitted = query.inputQuery.collectFirst { case tasks: HandedOver => tasks.output }.getOrElse(Nil)
-    val sent = operators.head.exchange.inputs.flatMap(_.output).filterNot(_.name.startsWith("__"))
-    if (sent.isEmpty) refuseTo("an aggregation without any column is of batches, and not of a continuous query")
-    (sent ++ emitted).filterNot(column => UnsafeTypes.areSupported(StructType(Seq(field(column))))).foreach { column =>
-      refuseTo(s"a column of type ${column.dataType.sql} is of batches, and not of a continuous query: ${column.name}")
+    if (facts.name == "symmetricHashJoin") refuseTo("a join runs in batches: a continuous query has one source")
+    if (facts.mode.getOrElse(mode) == "complete") refuseTo("a continuous query emits in update mode or in append mode")
+    if (query.inputQuery.collect { case watermark: EventTimeWatermark => watermark }.size > 1) {
+      refuseTo("a continuous query has one watermark, and this one has several")
     }
   }
-
-  private def field(column: Attribute) = StructField(column.name, column.dataType, column.nullable)
 
   override def conf: SQLConf = session.sessionState.conf
 

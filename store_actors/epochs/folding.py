@@ -1,0 +1,80 @@
+"""How an operator's shard takes the rows of an epoch: piece by piece, or all of them when the epoch is sealed. Pure."""
+
+from __future__ import annotations
+
+from typing import Protocol, cast
+
+import pyarrow as pa
+
+from coordinator.model.schema import OperatorKind
+from store_actors.engine.versions import Change
+from store_actors.messages.requests import ShardInput
+from store_actors.operators.aggregate import results_of
+from store_actors.operators.make_shard import OperatorShard
+
+_IN_PIECES = (OperatorKind.AGGREGATE, OperatorKind.DEDUPLICATE)
+
+
+class FoldingShard(Protocol):
+    """A shard that takes the rows of a version in pieces; see :class:`~store_actors.operators.aggregate.AggregateShard`."""
+
+    @property
+    def emits_at_seal(self) -> bool:
+        """Whether it emits when the version is sealed, and nothing before."""
+
+    def open(self, version: int, late_ms: int | None = None) -> None:
+        """Begin a version."""
+
+    def fold(self, rows: ShardInput) -> pa.Table | None:
+        """Take a piece, and return what it emits; None if that is emitted at the seal."""
+
+    def seal(self, watermark_ms: int) -> Change:
+        """Return the version's change."""
+
+    def abort(self) -> None:
+        """Drop the version."""
+
+
+class HeldRows:
+    """An operator whose shard takes the rows of a version all at once: they are held until it is sealed."""
+
+    emits_at_seal = True
+
+    def __init__(self, shard: OperatorShard) -> None:
+        self._shard = shard
+        self._version, self._late_ms = 0, cast("int | None", None)
+        self._pieces: list[ShardInput] = []
+
+    def open(self, version: int, late_ms: int | None = None) -> None:
+        """Begin a version."""
+        self._version, self._late_ms, self._pieces = version, late_ms, []
+
+    def fold(self, rows: ShardInput) -> None:
+        """Hold the rows of a piece."""
+        self._pieces.append(rows)
+
+    def seal(self, watermark_ms: int) -> Change:
+        """Apply all rows."""
+        schemas = self._shard.schema.input_schemas()
+        tables = tuple(
+            pa.concat_tables([schema.empty_table(), *(piece.tables[number] for piece in self._pieces)])
+            for number, schema in enumerate(schemas)
+        )
+        rows = ShardInput(tables, sum(piece.rows_read for piece in self._pieces))
+        self._pieces = []
+        return self._shard.apply(rows, watermark_ms, self._version, self._late_ms)
+
+    def abort(self) -> None:
+        """Drop the rows: the shard has none of them."""
+        self._pieces = []
+
+
+def folding_of(shard: OperatorShard) -> FoldingShard:
+    """Return how a shard takes the rows of an epoch."""
+    return cast("FoldingShard", shard) if shard.schema.operator in _IN_PIECES else HeldRows(shard)
+
+
+def emitted_at_seal(shard: OperatorShard, change: Change) -> pa.Table:
+    """Return the rows that an epoch emits once it is sealed."""
+    emitted = shard.output(change.delta) if change.emitted is None else change.emitted
+    return results_of(emitted, shard.schema)
