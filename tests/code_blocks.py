@@ -45,6 +45,8 @@ _PAGE_TESTS = {
     "docs/kafka.md": "tests/connectors/test_kafka_pages.py::test_the_programs_of_the_page_run",
     "docs/live-state.md": "tests/integration/test_live_docs.py::test_the_examples_run",
     "docs/quickstart.md": "tests/integration/test_pages.py::test_the_quickstart",
+    "docs/real-time.md": "tests/connectors/test_real_time_page.py::"
+    "test_the_program_of_the_page_runs_and_its_query_goes_to_micro_batches_and_back",
     "docs/scaling.md": "tests/integration/test_pages.py::test_the_front_page",
     "docs/tables.md": "tests/connectors/test_tables.py::test_the_programs_of_the_page_run",
     "docs/testing.md": "tests/integration/test_query_tester.py::test_the_page",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -137,6 +138,7 @@ def payload_type(data_type: pa.DataType) -> str:
         return _ARROW + base64.b64encode(pa.schema([pa.field("", data_type)]).serialize().to_pybytes()).decode()
 
 
+@cache
 def string_to_type(name: str) -> pa.DataType:
     """Return the Arrow type of a name made by a function of this module, from :func:`type_to_string` to :func:`words_type`."""
     if name.startswith(_LIST):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any
 
@@ -174,7 +174,7 @@ class OperatorTask:
             yield ShardWork(task, shard_input, header.late_ms, header.evict_ms, header.output_mode)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class InputColumns:
     """The columns of one of an operator's inputs, among the columns of rows that a task handed over.
 
@@ -203,10 +203,16 @@ class InputColumns:
         chosen = number if _INPUT in rows.names else None
         return cls(chosen, schema, names if len(names) == len(schema) else [])
 
+    @cached_property
+    def _empty(self) -> pa.Table:
+        return self.schema.empty_table()
+
     def table(self, rows: pa.Table) -> pa.Table:
         """Return the input's rows among some rows."""
-        if not self.names:
-            return self.schema.empty_table()
+        batches = rows.to_batches() if self.names else ()
+        return pa.Table.from_batches([self._batch(batch) for batch in batches], self.schema) if batches else self._empty
+
+    def _batch(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         if self.number is not None:
             rows = rows.filter(pc.equal(rows.column(_INPUT), self.number))
         columns = [
@@ -215,7 +221,7 @@ class InputColumns:
             else as_type(field.type, rows.column(names[0]))
             for field, names in zip(self.schema, self.names, strict=True)
         ]
-        return pa.Table.from_arrays(columns, schema=self.schema)
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
 def _rows_read(rows: pa.Table) -> int:

@@ -16,13 +16,13 @@ to be sent here is bounded, too.
 
 from __future__ import annotations
 
+import socket
 import struct
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from io import BytesIO
-from queue import SimpleQueue
 from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
@@ -62,8 +62,8 @@ class EpochServer:
     runtime: Runtime
     check_fitness: Callable[[], None]
 
-    def serve(self, request: Mapping[str, Any], operator: bytes, source: BinaryIO, sink: BinaryIO) -> None:
-        """Take a task's frames until it ends the connection, and answer them.
+    def serve(self, request: Mapping[str, Any], operator: bytes, source: BinaryIO, task: socket.socket) -> None:
+        """Take a task's frames, which `source` has of its connection, until it ends that, and answer them.
 
         Raises
         ------
@@ -72,20 +72,17 @@ class EpochServer:
         OSError
             The connection is lost.
         """
-        answers: SimpleQueue[bytes | None] = SimpleQueue()
-        sent = self.runtime.threads.future()
-        self.runtime.threads.start(partial(_send_all, answers, sink, sent.set_result), "statefleet-epoch-answers")
+        answers = _Answers(task, self.runtime)
         try:
-            self._serve(request, OperatorTask.of_json(operator), source, answers.put)
+            self._serve(request, OperatorTask.of_json(operator), source, answers.send)
         except OSError:
             raise
         except Exception as error:
             text = f"{type(error).__name__}: {error}".encode()
-            answers.put(_FAILED + _LENGTH.pack(len(text)) + text)
+            answers.send(_FAILED + _LENGTH.pack(len(text)) + text)
             raise
         finally:
-            answers.put(None)
-            sent.result()
+            answers.finish()
 
     def _serve(
         self, request: Mapping[str, Any], operator: OperatorTask, source: BinaryIO, send: Callable[[bytes], None]
@@ -226,17 +223,55 @@ class _Answer:
             self.send(_MARKED + _EPOCH.pack(self.epoch))
 
 
-def _send_all(answers: SimpleQueue[bytes | None], sink: BinaryIO, end: Callable[[None], None]) -> None:
-    """Send answers until None. After the connection was lost they are dropped: its reader ends the run."""
-    try:
-        with suppress(OSError):
-            while (answer := answers.get()) is not None:
-                sink.write(answer)
-                if answers.empty():
-                    sink.flush()
-            sink.flush()
-    finally:
-        end(None)
+class _Answers:
+    """Sends answers in their order: at once where the connection takes them, which saves a switch to another thread; or else on one.
+
+    After the connection was lost they are dropped: its reader ends the run.
+    """
+
+    def __init__(self, task: socket.socket, runtime: Runtime) -> None:
+        self._task, self._threads = task, runtime.threads
+        self._guard = self._threads.lock()
+        self._waiting: deque[bytes] = deque()
+        #: Set once all that waits is sent; None if nothing waits.
+        self._sent: Any = None
+
+    def send(self, answer: bytes) -> None:
+        """Send an answer, now or later; this does not wait."""
+        with self._guard:
+            if self._sent is None:
+                answer = answer[self._sent_at_once(answer) :]
+                if not answer:
+                    return
+                self._sent = self._threads.future()
+                self._threads.start(self._send_waiting, "statefleet-epoch-answers")
+            self._waiting.append(answer)
+
+    def _sent_at_once(self, answer: bytes) -> int:
+        try:
+            return self._task.send(answer, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return len(answer)
+
+    def _send_waiting(self) -> None:
+        while True:
+            with self._guard:
+                if not self._waiting:
+                    self._sent.set_result(None)
+                    self._sent = None
+                    return
+                answer = self._waiting.popleft()
+            with suppress(OSError):
+                self._task.sendall(answer)
+
+    def finish(self) -> None:
+        """Wait until all is sent."""
+        with self._guard:
+            sent = self._sent
+        if sent is not None:
+            sent.result()
 
 
 def _read(source: BinaryIO, size: int) -> bytes:

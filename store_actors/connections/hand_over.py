@@ -96,7 +96,7 @@ def address_of(sockets: str, host: str, number: int = 0) -> str:
 #: Does the work of a task; yields the rows that its shards emit.
 Serve = Callable[[HandedOver], Iterator[pa.RecordBatch]]
 #: Serves a task of a continuous query, whose request and operator were read, until it ends the connection.
-ServeEpochs = Callable[[Mapping[str, Any], bytes, BinaryIO, BinaryIO], None]
+ServeEpochs = Callable[[Mapping[str, Any], bytes, BinaryIO, socket.socket], None]
 
 
 class HandOverServer:
@@ -232,7 +232,7 @@ class HandOverServer:
                     operator = _read(pieces, request["operator_bytes"])
                     if "tasks" in request:
                         task.settimeout(None)
-                        self._serve_epochs(request, operator, source, buffered)
+                        self._serve_epochs(request, operator, source, task)
                         return
                     rows, size = self._answer(task, request, operator, pieces, sink)
                     sink.write(_DONE + _ANSWER_END.pack(rows, size))

@@ -33,6 +33,8 @@ _WORDS = (
 )  # fmt: skip
 #: Bytes of a block that is written, at most, unless one row is larger.
 _BLOCK_BYTES = 1 << 20
+#: Rows of words alone that are not more than a block.
+_FEW_ROWS = 64
 #: Bytes of a row at most: of the largest array of Java's, without what a block has besides.
 _MOST_BYTES = 2**31 - 64
 
@@ -157,6 +159,9 @@ def blocks(batch: pa.RecordBatch) -> Iterator[tuple[int, npt.NDArray[np.generic]
         raise ValueError("rows without columns cannot be written: nothing would say how many there are")
     if not batch.num_rows:
         return
+    if batch.num_rows <= _FEW_ROWS and not any(is_text(field.type) for field in batch.schema):
+        yield batch.num_rows, _encoded(batch)
+        return
     for rows in cut(sizes := _row_bytes(batch), _BLOCK_BYTES):
         if (size := int(sizes[rows].sum())) > _MOST_BYTES:
             raise ValueError(
@@ -194,16 +199,16 @@ def _encoded(batch: pa.RecordBatch) -> npt.NDArray[np.generic]:
     texts: list[tuple[int, Bytes, Slots]] = []
     for number, column in enumerate(batch.columns):
         place, (word, bit) = flag_words + number, divmod(number, _WORD_BITS)
-        valid = validity(column)
         if is_text(column.type):
             data, ends = text_buffers(column)
-            lengths = np.diff(ends) * valid
+            lengths = np.diff(ends) * validity(column)
             words[:, place] = tails.astype(np.uint64) << _S32 | lengths.astype(np.uint64)
             tails += -(-lengths // 8) * 8
             texts.append((place, data, ends))
         else:
             _put_values(column, words, place)
         if column.null_count:
+            valid = validity(column)
             words[valid == 0, place] = 0
             words[:, word] |= (valid == 0).astype(np.uint64) << np.uint64(bit)
     return _with_texts(words, tails, texts) if texts else words

@@ -27,7 +27,9 @@ def cut(sizes: Slots, limit: int) -> Iterator[slice]:
 def batches(rows: pa.Table, limit: int = PIECE_BYTES) -> list[pa.RecordBatch]:
     """Return all rows in few batches, each of about `limit` bytes at most unless it is so large already; none of no rows."""
     if rows.nbytes <= limit:
-        return rows.combine_chunks().to_batches()  # type: ignore[no-any-return]
+        pieces = rows.to_batches()
+        # One chunk is not copied.
+        return pieces if len(pieces) == 1 else rows.combine_chunks().to_batches()  # type: ignore[no-any-return]
     joined: list[pa.RecordBatch] = []
     pending: list[pa.RecordBatch] = []
     size = 0

@@ -42,6 +42,7 @@ from store_actors.engine.strings import StringPool
 
 #: Arrow counts the bytes of a column of strings, and the elements of one of lists, in 32 bits.
 _MOST = 2**31 - 1
+_WORD = pa.int64()
 Lengths: TypeAlias = npt.NDArray[np.int32]
 
 u8_1 = uint8[::1]
@@ -102,8 +103,8 @@ def encode_column(array: pa.Array, pool: StringPool, valid: Bytes, out: list[Wor
         array = array.cast(pa.float64())
     elif pa.types.is_date32(data_type):
         array = array.cast(pa.int32()).cast(pa.int64())
-    else:
-        array = array.cast(pa.int64())
+    elif data_type != _WORD:
+        array = array.cast(_WORD)
     if array.null_count:
         array = array.fill_null(0)
     out.append(array.to_numpy(zero_copy_only=False).view(np.uint64))

@@ -174,7 +174,7 @@ class AggregateShard(VersionedTable):
         self._next_stamp()
         touched = Touched.nothing(self.table.layout.row_words)
         for table, partial in ((rows.raw, False), (rows.partial, True)):
-            for batch in batches(table, self.table.piece_bytes):
+            for batch in batches(table, self.table.piece_bytes) if table.num_rows else ():
                 encoded = self.table.encode(batch, partial=partial)
                 on_time = self._drop_late(encoded, self._open.late)
                 touched = touched.joined(self.table.accumulate(on_time, self._stamp))

@@ -79,7 +79,7 @@ def spark(cluster: str, warehouse: Path) -> SparkSession:
     if HAS_ICEBERG:
         configs["spark.sql.catalog.lake.warehouse"] = str(warehouse)
     try:
-        return start_session("statefleet-connectors", executor_cores=2, configs=configs)
+        return start_session("statefleet-connectors", executor_cores=4, configs=configs)
     except SetupError as error:
         if "the driver's JVM ended" not in error.message:
             raise

@@ -46,6 +46,9 @@ class Hooks:
         answer, self.is_to_reconfigure = self.is_to_reconfigure, False
         return answer
 
+    def ended(self, end: Any) -> None:
+        pass
+
     def logged(self, end: Any) -> None:
         (offsets,) = json.loads(end.json()).values()
         self.ends.append({partition: int(offset) for partition, offset in offsets.items()})

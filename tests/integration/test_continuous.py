@@ -165,6 +165,17 @@ def test_a_running_query_is_rescaled_between_epochs(
     assert {row["k"]: row["n"] for row in rows} == read_by(folder, epoch)
 
 
+def test_a_caller_waits_for_all_rows_that_are_there(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
+) -> None:
+    # One row in ten seconds.
+    stream = spark.readStream.format("rate").option("rowsPerSecond", 1).option("rampUpTime", 100).load()
+    counts = fleet.stateful(stream, name=name).groupBy().count()
+    with stopping(started(counts, tmp_path / "checkpoint")) as query:
+        query.processAllAvailable()
+    assert query.exception() is None
+
+
 def test_a_row_that_fails_ends_the_query_with_its_own_error(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, name: str
 ) -> None:

@@ -48,9 +48,8 @@ class Task:
                 suppress(StateStoreError, ValueError, OSError),
                 other,
                 other.makefile("rb") as source,
-                other.makefile("wb") as sink,
             ):
-                server.serve(facts, operator, source, sink)
+                server.serve(facts, operator, source, other)
 
         self._thread = Thread(target=serve, daemon=True)
         self._thread.start()

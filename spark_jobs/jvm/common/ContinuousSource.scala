@@ -27,6 +27,9 @@ trait EpochHooks {
   /** Whether the query is to plan its tasks again; called before each epoch. */
   def isToReconfigure(): Boolean
 
+  /** Called before Spark's offset log gets the offset at the end of an epoch. */
+  def ended(end: Offset): Unit
+
   /** Called once Spark's commit log has an epoch, with the offset at the epoch's end. */
   def logged(end: Offset): Unit
 }
@@ -115,6 +118,12 @@ private class EpochStream(stream: ContinuousStream, hooks: EpochHooks)
   }
 
   override def mergeOffsets(offsets: Array[PartitionOffset]): Offset = {
+    val end = merged(offsets)
+    hooks.ended(end)
+    end
+  }
+
+  private def merged(offsets: Array[PartitionOffset]): Offset = {
     val positions = offsets.collect { case position: KafkaPosition => position }
     if (positions.isEmpty) {
       stream.mergeOffsets(offsets)

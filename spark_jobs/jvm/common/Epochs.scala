@@ -116,6 +116,8 @@ class EpochGate extends EpochHooks with Logging {
     synchronized { settling = epoch }
   }
 
+  override def ended(end: Offset): Unit = run.foreach(_.keepOffset(end))
+
   override def logged(end: Offset): Unit = synchronized {
     newest = settling
     run.foreach(_.report(newest))
@@ -211,6 +213,21 @@ class EpochRun(
       "output_mode" -> facts.modeIn(Some(execution)),
       "is_temporary" -> CurrentQuery.isTemporary(query)))
 
+  /** The epoch whose end Spark's offset log gets next. */
+  private var nextEnd = firstEpoch
+
+  /**
+   * Writes the end of an epoch into Spark's offset log, with the settings and the time of which micro-batches begin
+   * there: Spark itself writes neither, and leaves what is there as it is. It would also compare the offset with the one
+   * before, without those, and wake up who waits for the query to process all that is there.
+   */
+  def keepOffset(end: Offset): Unit = synchronized {
+    val before = query.offsetLog.get(nextEnd - 1).flatMap(_.offsets.head)
+    if (before.exists(_.json == end.json)) EpochRun.noNewData.invoke(query, Boolean.box(true))
+    query.offsetLog.add(nextEnd, OffsetSeq(Seq(Some(end)), Some(offsetMetadata(execution.sparkSession.conf))))
+    nextEnd += 1
+  }
+
   /** Waits until all shards have committed an epoch. Once the query ends, what is under way still has a moment. */
   def settle(epoch: Long): Unit =
     try {
@@ -248,6 +265,7 @@ class EpochRun(
 }
 
 object EpochRun {
+  private val noNewData = classOf[StreamExecution].getMethod("noNewData_$eq", classOf[Boolean])
   private final val PollInterval = "spark.sql.streaming.continuous.executorPollIntervalMs"
   private final val PollMs = "10"
   private final val WaitSeconds = 1.0

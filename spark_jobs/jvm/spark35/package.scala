@@ -24,6 +24,13 @@ package object statefleet {
   val Reconfiguring: execution.streaming.RECONFIGURING.type = execution.streaming.RECONFIGURING
   val StreamMetadata: execution.streaming.StreamMetadata.type = execution.streaming.StreamMetadata
 
+  type OffsetSeq = execution.streaming.OffsetSeq
+  val OffsetSeq: execution.streaming.OffsetSeq.type = execution.streaming.OffsetSeq
+
+  /** Returns what the offset log has of a batch that begins now. */
+  def offsetMetadata(conf: RuntimeConfig): execution.streaming.OffsetSeqMetadata =
+    execution.streaming.OffsetSeqMetadata(0L, System.currentTimeMillis(), conf)
+
   def operatorInfo(checkpoint: String, runId: UUID, id: Long, batchId: Long, shards: Int): StatefulOperatorStateInfo =
     new StatefulOperatorStateInfo(checkpoint, runId, id, batchId, shards)
 

@@ -29,6 +29,13 @@ package object statefleet {
   val Reconfiguring: execution.streaming.runtime.RECONFIGURING.type = execution.streaming.runtime.RECONFIGURING
   val StreamMetadata: execution.streaming.runtime.StreamMetadata.type = execution.streaming.runtime.StreamMetadata
 
+  type OffsetSeq = execution.streaming.checkpointing.OffsetSeq
+  val OffsetSeq: execution.streaming.checkpointing.OffsetSeq.type = execution.streaming.checkpointing.OffsetSeq
+
+  /** Returns what the offset log has of a batch that begins now. */
+  def offsetMetadata(conf: RuntimeConfig): execution.streaming.checkpointing.OffsetSeqMetadata =
+    execution.streaming.checkpointing.OffsetSeqMetadata(0L, System.currentTimeMillis(), conf)
+
   def operatorInfo(checkpoint: String, runId: UUID, id: Long, batchId: Long, shards: Int): StatefulOperatorStateInfo =
     new StatefulOperatorStateInfo(checkpoint, runId, id, batchId, shards, None, None)
 
