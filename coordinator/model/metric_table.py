@@ -141,6 +141,13 @@ METRICS = (
     _counter("taken_over_bytes", "Bytes of rows that were copied from another store actor"),
     _counter("unloaded_shards", "Shards unloaded because another store actor owns them"),
     _counter("rescaled_from_memory", "Shards in memory from which a rescale made others without reading files"),
+    _gauge(
+        "continuous_latency_seconds",
+        "Longest wait of a row of the last epoch of a continuous query, from its task to its answer",
+    ),
+    _counter("continuous_pieces", "Pieces of rows that tasks of continuous queries sent"),
+    _counter("continuous_rows", "Rows of these pieces"),
+    _counter("continuous_folding_seconds", "Total time of folding them, waits for a shard included"),
     _counter("between_nodes_bytes", "Bytes of rows that were sent to and from tasks on other nodes"),
     _counter("standby_commits", "Commits that were applied to copies of standbys"),
     _counter("standby_left_behind", "Commits that a standby was not sent: it is lost, or too far behind"),

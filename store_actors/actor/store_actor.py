@@ -417,7 +417,7 @@ class StoreActor(StoreProcess):
         calls = LeasedCalls(actors, coordinator, runtime.clock, partial(actors.find, actor_name))
         serve = partial(emitted_rows, calls, is_limited=memory.limit is not None)
         runs = EpochRuns(self._partitions, self._lease, self._has, runtime)
-        hand_over_server(address, serve, EpochServer(runs, runtime, self._check_process).serve, runtime)
+        hand_over_server(address, serve, EpochServer(runs, self._metrics, runtime, self._check_process).serve, runtime)
         fields = {"actor": actor_name, "node": location.node_id}
         log.info("store actor of %s started on %s", uri, location.host, extra=fields)
 

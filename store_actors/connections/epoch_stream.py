@@ -6,9 +6,9 @@ the highest byte first.
 
 From the task: a piece (shard, epoch, number of rows, length) and its rows, in Spark's own format
 (:mod:`~store_actors.connections.unsafe_rows`), or as an Arrow stream where that does not have their types; a marker (epoch, watermark,
-number of shards), and for each shard how many rows it was sent in the epoch. To the task: emitted rows (how many rows they answer,
-their number and length); the answer of each shard to a marker (its epoch), after which nothing of the epoch follows from it; or the
-text of an error, after its length, and then the connection ends.
+longest wait of a row, number of shards), and for each shard how many rows it was sent in the epoch. To the task: emitted rows (how many
+rows they answer, their number and length); the answer of each shard to a marker (its epoch), after which nothing of the epoch follows
+from it; or the text of an error, after its length, and then the connection ends.
 
 A task waits for the answers to all its pieces before it ends an epoch, and bounds what it has sent and not been answered. So what waits
 to be sent here is bounded, too.
@@ -36,11 +36,12 @@ from store_actors.epochs.barrier import Marker
 from store_actors.epochs.runs import EpochRuns, RunRequest
 from store_actors.epochs.shard import EpochShard, Piece
 from store_actors.messages.requests import ShardInput
+from store_actors.serving.metrics import StoreMetrics
 
 _PIECE, _MARKER = 1, 2
 _ROWS, _MARKED, _FAILED = b"\1", b"\2", b"\3"
-#: Shard, epoch, rows and bytes of a piece; epoch, watermark and shards of a marker, and of each shard the rows.
-_PIECE_HEAD, _MARKER_HEAD, _SHARD_ROWS = struct.Struct(">iqii"), struct.Struct(">qqi"), struct.Struct(">iq")
+#: Shard, epoch, rows and bytes of a piece; epoch, watermark, longest wait (ns) and shards of a marker, and of each shard the rows.
+_PIECE_HEAD, _MARKER_HEAD, _SHARD_ROWS = struct.Struct(">iqii"), struct.Struct(">qqqi"), struct.Struct(">iq")
 #: Rows that are answered, rows that follow and their bytes; the epoch of a marker; the length of a text.
 _ROWS_HEAD, _EPOCH, _LENGTH = struct.Struct(">iii"), struct.Struct(">q"), struct.Struct(">i")
 
@@ -59,6 +60,7 @@ class EpochServer:
     """
 
     runs: EpochRuns
+    metrics: StoreMetrics
     runtime: Runtime
     check_fitness: Callable[[], None]
 
@@ -107,7 +109,10 @@ class EpochServer:
         shards = self.runs.join(run)
         try:
             formats = _format(request["unsafe_rows"]), _format(request["unsafe_results"])
-            EpochStream(request["task"], rows, operator, shards, *formats).take_all(source, send)
+            stream = EpochStream(
+                request["task"], rows, operator, shards, *formats, self.metrics, self.runtime.clock.elapsed_s
+            )
+            stream.take_all(source, send)
         finally:
             self.runs.leave(run, "a task of the run has ended")
 
@@ -173,6 +178,8 @@ class EpochStream:
     shards: Mapping[int, EpochShard]
     row_format: RowFormat
     result_format: RowFormat
+    metrics: StoreMetrics
+    elapsed_s: Callable[[], float]
 
     def take_all(self, source: BinaryIO, send: Callable[[bytes], None]) -> None:
         """Take frames until the connection ends; answers are sent as they come."""
@@ -189,9 +196,12 @@ class EpochStream:
                 if table.num_rows != rows:
                     raise ValueError(f"malformed piece: {rows} rows were sent, and {table.num_rows} came")
                 piece = ShardInput(tuple(of_input.table(table) for of_input in columns), rows)
+                begun_s = self.elapsed_s()
                 self.shards[shard].take(self.task, epoch, Piece(piece, _Answer(rows, send, self.result_format)))
+                self.metrics.folded(rows, self.elapsed_s() - begun_s)
             elif kind[0] == _MARKER:
-                epoch, watermark_ms, shards = _MARKER_HEAD.unpack(_read(source, _MARKER_HEAD.size))
+                epoch, watermark_ms, longest_ns, shards = _MARKER_HEAD.unpack(_read(source, _MARKER_HEAD.size))
+                self.metrics.latency_s = longest_ns / 1e9
                 for _ in range(shards):
                     shard, rows = _SHARD_ROWS.unpack(_read(source, _SHARD_ROWS.size))
                     if shard not in self.shards:

@@ -31,6 +31,10 @@ class StoreMetrics:
         Shards in memory of whose rows a shard of a rescaled state was made, which then were not read.
     standbys_left_behind
         Commits that a standby was not sent, as it was lost or had too many to apply.
+    pieces, piece_rows, folding_s
+        Pieces that tasks of continuous queries sent, their rows, and how long it took to fold them.
+    latency_s
+        The longest that a row waited, from its task to its answer, in the last epoch that a continuous query's task ended.
     failing
         Shards whose last maintenance failed, by path, and why: their logs and files grow until it succeeds.
     """
@@ -59,7 +63,17 @@ class StoreMetrics:
     shards_unloaded: int = 0
     made_of_memory: int = 0
     maintenance_failures: int = 0
+    pieces: int = 0
+    piece_rows: int = 0
+    folding_s: float = 0.0
+    latency_s: float = 0.0
     failing: dict[str, str] = field(default_factory=dict)
+
+    def folded(self, rows: int, took_s: float) -> None:
+        """Note a piece of rows of a continuous query."""
+        self.pieces += 1
+        self.piece_rows += rows
+        self.folding_s += took_s
 
     def maintenance_failed(self, path: str, error: Exception) -> None:
         """Note that a shard's round ended with an error."""
@@ -98,6 +112,10 @@ COUNTERS = {
     "statefleet_read_keys_total": "look_ups",
     "statefleet_read_bytes_total": "bytes_scanned",
     "statefleet_maintenance_failures_total": "maintenance_failures",
+    "statefleet_continuous_latency_seconds": "latency_s",
+    "statefleet_continuous_pieces_total": "pieces",
+    "statefleet_continuous_rows_total": "piece_rows",
+    "statefleet_continuous_folding_seconds_total": "folding_s",
 }
 
 

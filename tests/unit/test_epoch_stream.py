@@ -20,6 +20,7 @@ from store_actors.client.operator_task import OperatorTask
 from store_actors.connections import unsafe_rows
 from store_actors.connections.epoch_stream import EpochServer
 from store_actors.epochs.runs import EpochRuns
+from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.partitions import Partitions
 from tests.clocks import until
 from tests.unit.aggregation_fleet import SCHEMA, AggregationFleet
@@ -45,7 +46,7 @@ class Task:
         def serve() -> None:
             # An error was sent to the task.
             with (
-                suppress(StateStoreError, ValueError, OSError),
+                suppress(StateStoreError, ValueError, OSError, EOFError),
                 other,
                 other.makefile("rb") as source,
             ):
@@ -61,15 +62,16 @@ class Task:
         self._socket.sendall(content)
 
     def piece(self, values: str, epoch: int = 0, shard: int = 0, rows: int | None = None) -> None:
-        routed = pa.record_batch(
-            {"v": pa.array(list(values), pa.string()), "route": pa.array([0] * len(values), pa.int32())}
-        )
+        self.piece_of(list(values), epoch, shard, rows)
+
+    def piece_of(self, values: list[str], epoch: int = 0, shard: int = 0, rows: int | None = None) -> None:
+        routed = pa.record_batch({"v": pa.array(values, pa.string()), "route": pa.array([0] * len(values), pa.int32())})
         content = b"".join(block.tobytes() for _, block in unsafe_rows.blocks(routed))
         head = struct.pack(">biqii", 1, shard, epoch, len(values) if rows is None else rows, len(content))
         self.send(head + content)
 
     def mark(self, rows: int, epoch: int = 0) -> None:
-        self.send(struct.pack(">bqqiiq", 2, epoch, NEVER, 1, 0, rows))
+        self.send(struct.pack(">bqqqiiq", 2, epoch, NEVER, 5_000_000, 1, 0, rows))
 
     def _read(self, form: str) -> tuple[Any, ...]:
         return struct.unpack(form, self.answers.read(struct.calcsize(form)))
@@ -114,7 +116,8 @@ class Served:
             lambda _: True,
             runtime,
         )
-        self.server = EpochServer(runs, runtime, lambda: None)
+        self.metrics = StoreMetrics()
+        self.server = EpochServer(runs, self.metrics, runtime, lambda: None)
         self.tasks: list[Task] = []
 
     def task(self, number: int, **request: Any) -> Task:
@@ -142,7 +145,38 @@ def test_pieces_of_two_tasks_become_one_version(served: Served) -> None:
     second.mark(1)
     assert second.marked() == 0
     assert first.answered() == (1, {"b": 2}), "once the epoch of the other task has ended"
+    metrics = served.metrics
+    assert (metrics.pieces, metrics.piece_rows, metrics.latency_s) == (3, 5, 0.005)
+    assert metrics.folding_s > 0
     until(lambda: len(served.fleet.deltas()) == 1)
+
+
+def test_rows_of_other_types_are_sent_as_arrow_has_them(served: Served) -> None:
+    task = served.task(0, unsafe_rows=False, unsafe_results=False)
+    for _ in range(2):
+        content = BytesIO()
+        with pa.ipc.new_stream(content, SENT) as stream:
+            for values in ("ab", "a"):
+                stream.write_batch(pa.record_batch({"v": list(values)}, SENT))
+        size = len(content.getvalue())
+        task.send(struct.pack(">biqii", 1, 0, 0, 3, size) + content.getvalue())
+    for times in (1, 2):
+        kind, answered, rows, size = struct.unpack(">biii", task.answers.read(13))
+        emitted = pa.ipc.open_stream(task.answers.read(size)).read_all().to_pylist()
+        assert (kind, answered, rows) == (1, 3, 2)
+        assert sorted((row["v"], row["n"]) for row in emitted) == [("a", 2 * times), ("b", times)]
+
+
+def test_a_slow_task_holds_up_no_shard_and_gets_all_in_order(served: Served) -> None:
+    first, second = served.task(0), served.task(1)
+    wide = [f"{number:05}" + "x" * 1000 for number in range(200)]
+    for _ in range(20):
+        # The answers do not fit into the connection, and nobody reads them.
+        first.piece_of(wide)
+    second.piece("a")
+    assert second.answered() == (1, {"a": 1})
+    for times in range(1, 21):
+        assert first.answered() == (200, dict.fromkeys(wide, times))
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,11 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
   private var waitingBytes = 0L
   @volatile private var unanswered = 0
 
+  /** Since when the oldest row waits, and the oldest unanswered one did; and the longest wait of a row in the epoch. */
+  private var waitingSince = 0L
+  private var unansweredSince = 0L
+  private var longest = 0L
+
   streams.foreach { stream =>
     stream.shards.foreach { shard =>
       streamOf(work.routes(shard)) = stream
@@ -103,13 +108,17 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
     streamOf(route).add(shardOf(route), row)
     waiting += 1
     waitingBytes += row.getSizeInBytes
-    if (waiting == 1) selector.wakeup()
+    if (waiting == 1) {
+      waitingSince = System.nanoTime()
+      selector.wakeup()
+    }
   }
 
   /** Makes pieces of the rows that wait. */
   def cut(epoch: Long): Unit = synchronized {
     if (waiting > 0) {
       streams.foreach(_.cut(epoch))
+      if (unanswered == 0) unansweredSince = waitingSince
       unanswered += waiting
       waiting = 0
       waitingBytes = 0L
@@ -117,7 +126,17 @@ class EpochTask(val work: EpochWork, val number: Int, val context: TaskContext, 
     }
   }
 
-  def answered(rows: Int): Unit = synchronized { unanswered -= rows }
+  def answered(rows: Int): Unit = synchronized {
+    unanswered -= rows
+    if (unanswered == 0) longest = math.max(longest, System.nanoTime() - unansweredSince)
+  }
+
+  /** Returns how long a row waited at most since the last time, from when it was read to its answer, in nanoseconds. */
+  def takeLongest(): Long = synchronized {
+    val wait = longest
+    longest = 0L
+    wait
+  }
 
   /** Waits until something can be sent or has come, or rows wait to be sent. */
   def await(): Unit = {
@@ -201,7 +220,8 @@ private class EpochRows(task: EpochTask, input: Iterator[InternalRow]) extends N
     val isEnding = isRead
     if (isEnding || task.isAnswered) task.cut(epoch)
     if (isEnding && !isMarked) {
-      task.streams.foreach(_.mark(epoch, EpochTimes.of(task.context).watermarkMs))
+      val longest = task.takeLongest()
+      task.streams.foreach(_.mark(epoch, EpochTimes.of(task.context).watermarkMs, longest))
       isMarked = true
     }
     task.streams.foreach(_.send())
@@ -280,10 +300,10 @@ class PieceStream(task: EpochTask, val shards: Array[Int], channel: SocketChanne
     }
   }
 
-  /** Writes the end of an epoch, and the watermark by the rows that the task has read. */
-  def mark(epoch: Long, watermarkMs: Long): Unit = {
-    val frame = ByteBuffer.allocate(21 + 12 * shards.length).put(Marker).putLong(epoch).putLong(watermarkMs)
-    frame.putInt(shards.length)
+  /** Writes the end of an epoch, the watermark by the rows that the task has read, and how long one waited at most. */
+  def mark(epoch: Long, watermarkMs: Long, longest: Long): Unit = {
+    val frame = ByteBuffer.allocate(29 + 12 * shards.length).put(Marker).putLong(epoch).putLong(watermarkMs)
+    frame.putLong(longest).putInt(shards.length)
     pieces.foreach { case (shard, rows) => frame.putInt(shard).putLong(rows.takeSent()) }
     out.write(frame.flip())
   }
