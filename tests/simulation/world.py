@@ -182,15 +182,8 @@ class World:
             self._move_rate = 0.1
         if rescales:
             self.fault_profile = replace(self.fault_profile, deploys=0.0)
-        has_keyed_stores = is_keyed(seed) if keyed is None else keyed
         further_batches = 5 if moves or rescales or reads or drops else 0
-        self.workload: Workload
-        if rescales:
-            self.workload = RescaledWorkload(self.rng, further_batches)
-        elif has_keyed_stores:
-            self.workload = KeyedWorkload(self.rng, further_batches)
-        else:
-            self.workload = AggregationWorkload(self.rng, further_batches)
+        self.workload = self._draw_workload(is_keyed(seed) if keyed is None else keyed, further_batches)
         self.scheduler = Scheduler(self.rng, self.fault_profile.stickiness)
         self.ids = SimulatedIds(random.Random(seed + 1))
         self.clock = SimulatedClock(self.scheduler, self.fault_profile.seconds_a_step)
@@ -214,7 +207,14 @@ class World:
         self.records = 0
         self._present = range(self.workload.shards)
         self._lives = 0
-        self._drivers: list[Driver] = []
+        self._drivers: list[Any] = []
+
+    def _draw_workload(self, has_keyed_stores: bool, further_batches: int) -> Workload:
+        if self.rescales:
+            return RescaledWorkload(self.rng, further_batches)
+        if has_keyed_stores:
+            return KeyedWorkload(self.rng, further_batches)
+        return AggregationWorkload(self.rng, further_batches)
 
     def _draw_maintenance(self) -> Maintenance:
         """From never to all the time; the grace period is what the protocol relies on, so it is longer than late writes are."""
@@ -267,11 +267,13 @@ class World:
         name = store_actor_name(_URI, node)
 
         def make() -> StoreProcess:
-            location = ActorLocation(name, self.ids(), node, "host", 1)
-            client = self.new_coordinator_client()
-            return StoreProcess(location, self.objects, client, self.maintenance, self._of_machine(), self.actors)
+            return self._new_store_process(ActorLocation(name, self.ids(), node, "host", 1))
 
         self.cluster.current[name] = Life(self.cluster, name, self._label(f"store-{node[-1]}"), node, make)
+
+    def _new_store_process(self, location: ActorLocation) -> StoreProcess:
+        client = self.new_coordinator_client()
+        return StoreProcess(location, self.objects, client, self.maintenance, self._of_machine(), self.actors)
 
     def new_client(self) -> FleetClient:
         """Return an executor's client of the fleet."""
@@ -319,8 +321,7 @@ class World:
             if not driver.dead and not driver.stopped and driver.commit_log is self.commit_log
         ]
         awake = [driver for driver in active if driver.frozen_until <= self.scheduler.now]
-        unfinished = len(self.commit_log.finished) < self.workload.batches
-        if unfinished and not awake and (not active or self.rng.random() < 0.1):
+        if not self.is_finished() and not awake and (not active or self.rng.random() < 0.1):
             self.start_driver()
         elif self.fault_profile.second_driver and len(active) < 2 and self.rng.random() < self._rate(0.005):
             self.scheduler.fault("world", "second_driver")
@@ -410,8 +411,8 @@ class World:
             self.cluster.end(party)
             return
         self.scheduler.kill(party)
-        if isinstance(party, Driver) and self.rng.random() < 0.5:
-            for executor in party.executors:
+        if party in self._drivers and self.rng.random() < 0.5:
+            for executor in party.executors:  # type: ignore[attr-defined]
                 self.scheduler.kill(executor)
 
     def _freeze(self, party: Party, kind: str, duration: int) -> None:
@@ -441,8 +442,12 @@ class World:
         self.records = audit_log(self.stored, self.workload, STATE, self.forms.__getitem__)
         self._audit_state("the end")
 
+    def is_finished(self) -> bool:
+        """Return whether Spark's commit log has all that the query is to do."""
+        return len(self.commit_log.finished) >= self.workload.batches
+
     def _is_over(self) -> bool:
-        if len(self.commit_log.finished) < self.workload.batches:
+        if not self.is_finished():
             return False
         if any(not driver.dead and not driver.stopped for driver in self._drivers):
             return False
@@ -531,7 +536,11 @@ class World:
 
 def run_seed(seed: int, **kind: bool | None) -> Outcome:
     """Run one schedule, of a kind by the arguments of :class:`World`; return its outcome, with the error if it failed."""
-    world = World(seed, **kind)  # type: ignore[arg-type]
+    return run_world(seed, World(seed, **kind))  # type: ignore[arg-type]
+
+
+def run_world(seed: int, world: World) -> Outcome:
+    """Run a schedule; return its outcome, with the error if it failed."""
     error: BaseException | None = None
     # Warnings of the project to operators have no reader here.
     logging.disable(logging.CRITICAL)
