@@ -72,24 +72,21 @@ class EpochServer:
         OSError
             The connection is lost.
         """
-        answers: SimpleQueue[bytes | None] = SimpleQueue()
+        answers = _Sender()
         sent = self.runtime.threads.future()
-        self.runtime.threads.start(partial(_send_all, answers, sink, sent.set_result), "statefleet-epoch-answers")
+        self.runtime.threads.start(partial(answers.send_all, sink, sent.set_result), "statefleet-epoch-answers")
         try:
-            self._serve(request, OperatorTask.of_json(operator), source, answers.put)
+            self._serve(request, OperatorTask.of_json(operator), source, answers)
         except OSError:
             raise
         except Exception as error:
-            text = f"{type(error).__name__}: {error}".encode()
-            answers.put(_FAILED + _LENGTH.pack(len(text)) + text)
+            answers.fail(error)
             raise
         finally:
-            answers.put(None)
+            answers.end()
             sent.result()
 
-    def _serve(
-        self, request: Mapping[str, Any], operator: OperatorTask, source: BinaryIO, send: Callable[[bytes], None]
-    ) -> None:
+    def _serve(self, request: Mapping[str, Any], operator: OperatorTask, source: BinaryIO, answers: _Sender) -> None:
         self.check_fitness()
         # All of the stream is read: frames follow it.
         rows = pa.ipc.open_stream(source).read_all().schema
@@ -107,12 +104,17 @@ class EpochServer:
             },
             (request["task"], request["tasks"]),
         )
-        shards = self.runs.join(run)
+        # Where a shard fails beside the task's frames, the task learns it though it may have nothing to send.
+        shards = self.runs.join(run, answers.fail)
         try:
             formats = _format(request["unsafe_rows"]), _format(request["unsafe_results"])
-            EpochStream(request["task"], rows, operator, shards, *formats).take_all(source, send)
+            EpochStream(request["task"], rows, operator, shards, *formats).take_all(source, answers.send)
+        except Exception as error:
+            # Before the others learn that the run is over, and this task with them.
+            answers.fail(error)
+            raise
         finally:
-            self.runs.leave(run, "a task of the run has ended")
+            self.runs.leave(run, shards, "a task of the run has ended")
 
 
 class RowFormat(Protocol):
@@ -226,17 +228,34 @@ class _Answer:
             self.send(_MARKED + _EPOCH.pack(self.epoch))
 
 
-def _send_all(answers: SimpleQueue[bytes | None], sink: BinaryIO, end: Callable[[None], None]) -> None:
-    """Send answers until None. After the connection was lost they are dropped: its reader ends the run."""
-    try:
-        with suppress(OSError):
-            while (answer := answers.get()) is not None:
-                sink.write(answer)
-                if answers.empty():
-                    sink.flush()
-            sink.flush()
-    finally:
-        end(None)
+class _Sender:
+    """What is sent to a task, in its order; nothing after an error. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._waiting: SimpleQueue[bytes | None] = SimpleQueue()
+        self.send = self._waiting.put
+
+    def fail(self, error: BaseException) -> None:
+        """Send why the run cannot go on; the task ends the connection then."""
+        text = f"{type(error).__name__}: {error}".encode()
+        self.send(_FAILED + _LENGTH.pack(len(text)) + text)
+        self.end()
+
+    def end(self) -> None:
+        """Send nothing more."""
+        self.send(None)
+
+    def send_all(self, sink: BinaryIO, end: Callable[[None], None]) -> None:
+        """Send answers until the end. After the connection was lost they are dropped: its reader ends the run."""
+        try:
+            with suppress(OSError):
+                while (answer := self._waiting.get()) is not None:
+                    sink.write(answer)
+                    if self._waiting.empty():
+                        sink.flush()
+                sink.flush()
+        finally:
+            end(None)
 
 
 def _read(source: BinaryIO, size: int) -> bytes:
