@@ -91,12 +91,18 @@ class Outcome:
     faults: Counter[str]
     trace: tuple[tuple[int, str, str], ...]
     error: BaseException | None
+    #: Of the command that runs it again.
+    options: str = ""
 
     def report(self) -> str:
         """Return the trace and how to see it again."""
         lines = [f"{step:6} {who:14} {text}" for step, who, text in self.trace]
         return "\n".join(
-            [*lines, f"seed {self.seed}: {self.error}", f"again: python -m tests.simulation --seed {self.seed}"]
+            [
+                *lines,
+                f"seed {self.seed}: {self.error}",
+                f"again: python -m tests.simulation --seed {self.seed}{self.options}",
+            ]
         )
 
 
@@ -208,6 +214,8 @@ class World:
         self._present = range(self.workload.shards)
         self._lives = 0
         self._drivers: list[Any] = []
+        #: How soon another driver is started where all others are asleep.
+        self._impatience = 0.1
 
     def _draw_workload(self, has_keyed_stores: bool, further_batches: int) -> Workload:
         if self.rescales:
@@ -267,13 +275,11 @@ class World:
         name = store_actor_name(_URI, node)
 
         def make() -> StoreProcess:
-            return self._new_store_process(ActorLocation(name, self.ids(), node, "host", 1))
+            location = ActorLocation(name, self.ids(), node, "host", 1)
+            client = self.new_coordinator_client()
+            return StoreProcess(location, self.objects, client, self.maintenance, self._of_machine(), self.actors)
 
         self.cluster.current[name] = Life(self.cluster, name, self._label(f"store-{node[-1]}"), node, make)
-
-    def _new_store_process(self, location: ActorLocation) -> StoreProcess:
-        client = self.new_coordinator_client()
-        return StoreProcess(location, self.objects, client, self.maintenance, self._of_machine(), self.actors)
 
     def new_client(self) -> FleetClient:
         """Return an executor's client of the fleet."""
@@ -321,7 +327,7 @@ class World:
             if not driver.dead and not driver.stopped and driver.commit_log is self.commit_log
         ]
         awake = [driver for driver in active if driver.frozen_until <= self.scheduler.now]
-        if not self.is_finished() and not awake and (not active or self.rng.random() < 0.1):
+        if not self.is_finished() and not awake and (not active or self.rng.random() < self._impatience):
             self.start_driver()
         elif self.fault_profile.second_driver and len(active) < 2 and self.rng.random() < self._rate(0.005):
             self.scheduler.fault("world", "second_driver")
