@@ -48,15 +48,15 @@ class SentMarker:
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """What a piece of some rows emits."""
+    """What a piece of some rows emits; None for nothing yet."""
 
     rows: int
-    emitted: pa.Table
+    emitted: pa.Table | None
 
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """The answer to a marker."""
+    """The answer of a shard to a marker: nothing of the epoch follows from it."""
 
     epoch: int
 
@@ -151,11 +151,15 @@ def _take(connection: Connection, shards: Mapping[int, Any], task: int) -> None:
     match connection.take(of_task=False):
         case SentPiece(shard, epoch, rows):
 
-            def answer(emitted: pa.Table) -> None:
+            def answer(emitted: pa.Table | None) -> None:
                 connection.send(Emitted(rows.rows_read, emitted), to_task=True)
 
             shards[shard].take(task, epoch, Piece(rows, answer))
         case SentMarker(epoch, rows_by_shard):
+
+            def end(emitted: pa.Table | None) -> None:
+                connection.send(Emitted(0, emitted), to_task=True)
+                connection.send(Marked(epoch), to_task=True)
+
             for shard, rows in rows_by_shard.items():
-                shards[shard].mark(Marker(task, epoch, rows))
-            connection.send(Marked(epoch), to_task=True)
+                shards[shard].mark(Marker(task, epoch, rows), end)

@@ -63,7 +63,8 @@ class EpochTask:
         self._unanswered = 0
         #: Rows that each shard was sent in the present epoch.
         self._sent: Counter[int] = Counter()
-        self._marked: set[str] = set()
+        #: Shards that have answered the present epoch's marker.
+        self._marked = 0
         #: Results that the sink has not been given.
         self._results: list[Groups] = []
         self._is_slow = self._rng.random() < self._world.slow_tasks
@@ -154,15 +155,14 @@ class EpochTask:
                 self._scheduler.pause()
 
     def _receive(self) -> None:
-        for name, connection in self._connections.items():
+        for connection in self._connections.values():
             while (frame := connection.take(of_task=True)) is not None:
                 match frame:
                     case Emitted(rows, emitted):
                         self._unanswered -= rows
-                        self._results.append(groups_of(emitted))
+                        self._results += [] if emitted is None else [groups_of(emitted)]
                     case Marked(epoch):
-                        if epoch == self._epoch:
-                            self._marked.add(name)
+                        self._marked += epoch == self._epoch
                     case Failed(error):
                         self._check_failure(error)
                         raise LostError
@@ -202,12 +202,12 @@ class EpochTask:
             self._scheduler.pause(wake=self._has_answers)
             self._receive()
         self._flush()
-        self._marked.clear()
+        self._marked = 0
         self.run.post(partial(self.run.committed, self.number, self._epoch))
         self._epoch += 1
 
     def _is_answered(self) -> bool:
-        return len(self._marked) == len(self._connections)
+        return self._marked == len(self.run.partitions)
 
     def _has_answers(self) -> bool:
         return self._is_unwanted() or any(stream.has_news(of_task=True) for stream in self._connections.values())
