@@ -100,6 +100,11 @@ class _LocatedCoordinator:
 class StoreProcess:
     """Keeps shards in memory on one Ray node.
 
+    Attributes
+    ----------
+    runs
+        The runs of continuous queries that have shards here.
+
     Parameters
     ----------
     memory
@@ -148,6 +153,7 @@ class StoreProcess:
         self._appliers = runtime.threads.pool(SHARDS_AT_ONCE, "statefleet-apply")
         self._copying: set[StateStoreId] = set()
         self._copiers = runtime.threads.pool(_COPIES_AT_ONCE, "statefleet-copy")
+        self.runs = EpochRuns(self._partitions, self._lease, self._has, runtime)
         coordinator.report_store_actor(location)
         runtime.threads.start(self._maintain, "statefleet-maintenance")
 
@@ -212,6 +218,26 @@ class StoreProcess:
         keys = [field.name for field in request.schema.input_keys]
         self._hot_keys.written(request.task.state_name, request.task.partition_id, keys, rows.tables)
         return emitted, entry
+
+    # -- continuous queries: see EpochRuns ------------------------------------------------------------------------------
+
+    def _lease(self, tasks: Sequence[TaskIdentity], metadata: StateMetadata) -> Sequence[LeaseGrant]:
+        grants = self._coordinator.attach_and_lease_all(tasks, metadata, self._location)
+        if any(self._is_former(grant.lease.location) for grant in grants):
+            # A coordinator that was started again heard of the process before this one first. Tasks reach this one.
+            self._coordinator.report_store_actor(self._location)
+            grants = self._coordinator.attach_and_lease_all(tasks, metadata, self._location)
+        return grants
+
+    def _is_former(self, location: ActorLocation) -> bool:
+        """Return whether a location is of another process that had this one's name."""
+        mine = self._location
+        return location.actor_name == mine.actor_name and location.instance_id != mine.instance_id
+
+    def _has(self, grant: LeaseGrant) -> bool:
+        return grant.lease.location.instance_id == self._location.instance_id
+
+    # -- imports --------------------------------------------------------------------------------------------------------
 
     def import_rows(self, request: ApplyRequest, pieces: Sequence[Any]) -> CommitEntry:
         """Import rows that are in Ray's object store, a piece at each reference."""
@@ -416,16 +442,10 @@ class StoreActor(StoreProcess):
         actors = LocalActors(actor_name, self, runtime)
         calls = LeasedCalls(actors, coordinator, runtime.clock, partial(actors.find, actor_name))
         serve = partial(emitted_rows, calls, is_limited=memory.limit is not None)
-        runs = EpochRuns(self._partitions, self._lease, self._has, runtime)
-        hand_over_server(address, serve, EpochServer(runs, self._metrics, runtime, self._check_process).serve, runtime)
+        epochs = EpochServer(self.runs, self._metrics, runtime, self._check_process)
+        hand_over_server(address, serve, epochs.serve, runtime)
         fields = {"actor": actor_name, "node": location.node_id}
         log.info("store actor of %s started on %s", uri, location.host, extra=fields)
-
-    def _lease(self, tasks: Sequence[TaskIdentity], metadata: StateMetadata) -> Sequence[LeaseGrant]:
-        return self._coordinator.attach_and_lease_all(tasks, metadata, self._location)
-
-    def _has(self, grant: LeaseGrant) -> bool:
-        return grant.lease.location.instance_id == self._location.instance_id
 
     def _export_metrics(self) -> None:
         while True:

@@ -76,19 +76,16 @@ class EpochServer:
         """
         answers = _Answers(task, self.runtime)
         try:
-            self._serve(request, OperatorTask.of_json(operator), source, answers.send)
+            self._serve(request, OperatorTask.of_json(operator), source, answers)
         except OSError:
             raise
         except Exception as error:
-            text = f"{type(error).__name__}: {error}".encode()
-            answers.send(_FAILED + _LENGTH.pack(len(text)) + text)
+            answers.fail(error)
             raise
         finally:
             answers.finish()
 
-    def _serve(
-        self, request: Mapping[str, Any], operator: OperatorTask, source: BinaryIO, send: Callable[[bytes], None]
-    ) -> None:
+    def _serve(self, request: Mapping[str, Any], operator: OperatorTask, source: BinaryIO, answers: _Answers) -> None:
         self.check_fitness()
         # All of the stream is read: frames follow it.
         rows = pa.ipc.open_stream(source).read_all().schema
@@ -106,15 +103,20 @@ class EpochServer:
             },
             (request["task"], request["tasks"]),
         )
-        shards = self.runs.join(run)
+        # Where a shard fails beside the task's frames, the task learns it though it may have nothing to send.
+        shards = self.runs.join(run, answers.fail)
         try:
             formats = _format(request["unsafe_rows"]), _format(request["unsafe_results"])
             stream = EpochStream(
                 request["task"], rows, operator, shards, *formats, self.metrics, self.runtime.clock.elapsed_s
             )
-            stream.take_all(source, send)
+            stream.take_all(source, answers.send)
+        except Exception as error:
+            # Before the others learn that the run is over, and this task with them.
+            answers.fail(error)
+            raise
         finally:
-            self.runs.leave(run, "a task of the run has ended")
+            self.runs.leave(run, shards, "a task of the run has ended")
 
 
 class RowFormat(Protocol):
@@ -236,7 +238,7 @@ class _Answer:
 class _Answers:
     """Sends answers in their order: at once where the connection takes them, which saves a switch to another thread; or else on one.
 
-    After the connection was lost they are dropped: its reader ends the run.
+    Nothing follows an error. After the connection was lost answers are dropped: its reader ends the run. Thread-safe.
     """
 
     def __init__(self, task: socket.socket, runtime: Runtime) -> None:
@@ -245,17 +247,30 @@ class _Answers:
         self._waiting: deque[bytes] = deque()
         #: Set once all that waits is sent; None if nothing waits.
         self._sent: Any = None
+        self._is_over = False
 
     def send(self, answer: bytes) -> None:
         """Send an answer, now or later; this does not wait."""
         with self._guard:
-            if self._sent is None:
-                answer = answer[self._sent_at_once(answer) :]
-                if not answer:
-                    return
-                self._sent = self._threads.future()
-                self._threads.start(self._send_waiting, "statefleet-epoch-answers")
-            self._waiting.append(answer)
+            if not self._is_over:
+                self._put(answer)
+
+    def fail(self, error: BaseException) -> None:
+        """Send why the run cannot go on; the task ends the connection then."""
+        text = f"{type(error).__name__}: {error}".encode()
+        with self._guard:
+            if not self._is_over:
+                self._put(_FAILED + _LENGTH.pack(len(text)) + text)
+            self._is_over = True
+
+    def _put(self, answer: bytes) -> None:
+        if self._sent is None:
+            answer = answer[self._sent_at_once(answer) :]
+            if not answer:
+                return
+            self._sent = self._threads.future()
+            self._threads.start(self._send_waiting, "statefleet-epoch-answers")
+        self._waiting.append(answer)
 
     def _sent_at_once(self, answer: bytes) -> int:
         try:
@@ -277,8 +292,9 @@ class _Answers:
                 self._task.sendall(answer)
 
     def finish(self) -> None:
-        """Wait until all is sent."""
+        """Send nothing more, and wait until all is sent."""
         with self._guard:
+            self._is_over = True
             sent = self._sent
         if sent is not None:
             sent.result()

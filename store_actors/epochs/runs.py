@@ -7,7 +7,7 @@ connection ends, the run is over: no further epoch can get all of its markers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.ledger.state_ledger import LeaseGrant
@@ -47,6 +47,26 @@ class RunRequest:
         return next(iter(self.tasks.values())).run_id
 
 
+@dataclass(slots=True)
+class _Run:
+    """A run that has begun here.
+
+    Attributes
+    ----------
+    opened
+        A future of its shards by number.
+    ended
+        Of each task that has joined: is told why the run cannot go on.
+    """
+
+    opened: Any
+    ended: list[Callable[[BaseException], None]] = field(default_factory=list)
+
+    def tell_ended(self, why: BaseException) -> None:
+        for tell in self.ended:
+            tell(why)
+
+
 class EpochRuns:
     """The runs of this process. Thread-safe.
 
@@ -63,11 +83,18 @@ class EpochRuns:
         self._commits = runtime.threads.pool(_COMMITS_AT_ONCE, "statefleet-epoch")
         self._new_future = runtime.threads.future
         self._guard = runtime.threads.lock()
-        #: By state and run, a future of its shards by number.
-        self._runs: dict[tuple[str, str], Any] = {}
+        #: By state and run.
+        self._runs: dict[tuple[str, str], _Run] = {}
 
-    def join(self, request: RunRequest) -> Mapping[int, EpochShard]:
+    def join(
+        self, request: RunRequest, ended: Callable[[BaseException], None] = lambda _: None
+    ) -> Mapping[int, EpochShard]:
         """Return the open shards of a task's run; the first task opens them, and the others wait for that.
+
+        Parameters
+        ----------
+        ended
+            Is told, on any thread and more than once, why the run cannot go on.
 
         Raises
         ------
@@ -80,17 +107,21 @@ class EpochRuns:
         with self._guard:
             is_first = key not in self._runs
             if is_first:
-                self._runs[key] = self._new_future()
-            opened = self._runs[key]
+                self._runs[key] = _Run(self._new_future())
+            run = self._runs[key]
+            run.ended.append(ended)
         if is_first:
             try:
-                opened.set_result(self._opened(request))
+                run.opened.set_result(self._opened(request, run))
             except BaseException as error:  # noqa: BLE001 - raised in the thread of each task
-                opened.set_exception(error)
-        shards: Mapping[int, EpochShard] = opened.result()
+                run.opened.set_exception(error)
+        shards: Mapping[int, EpochShard] = run.opened.result()
+        for shard in shards.values():
+            # It may have ended before this task was to be told.
+            shard.check()
         return shards
 
-    def _opened(self, request: RunRequest) -> Mapping[int, EpochShard]:
+    def _opened(self, request: RunRequest, run: _Run) -> Mapping[int, EpochShard]:
         shards: dict[int, EpochShard] = {}
         grants = self._lease(list(request.tasks.values()), request.metadata)
         try:
@@ -103,7 +134,7 @@ class EpochRuns:
                         store_actor=grant.lease.location.actor_name,
                     )
                 shards[shard] = EpochShard(
-                    self._partitions, task, grant, request.schema, request.task[1], self._commits.submit
+                    self._partitions, task, grant, request.schema, request.task[1], self._commits.submit, run.tell_ended
                 )
         except BaseException:
             for opened in shards.values():
@@ -111,10 +142,23 @@ class EpochRuns:
             raise
         return shards
 
-    def leave(self, request: RunRequest, reason: str) -> None:
-        """End a run, which one of its tasks has left: the open epoch does not count."""
+    def leave(self, request: RunRequest, shards: Mapping[int, EpochShard], reason: str) -> None:
+        """End a run, which one of its tasks has left: the open epoch does not count.
+
+        Parameters
+        ----------
+        shards
+            What the task got as it joined. A task that comes late may have opened others since.
+        """
+        key = request.metadata.state_name, request.run_id
         with self._guard:
-            opened = self._runs.pop((request.metadata.state_name, request.run_id), None)
-        if opened is not None and opened.done() and opened.exception() is None:
-            for shard in opened.result().values():
-                shard.end(reason)
+            run = self._runs.get(key)
+            if (
+                run is not None
+                and run.opened.done()
+                and run.opened.exception() is None
+                and run.opened.result() is shards
+            ):
+                del self._runs[key]
+        for shard in shards.values():
+            shard.end(reason)

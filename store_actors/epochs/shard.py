@@ -114,6 +114,8 @@ class EpochShard:
         Number of tasks of the run, each of which sends rows and markers.
     submit
         Runs a function on another thread.
+    ended
+        Is told once why the run cannot go on here: no task learns it by itself that has nothing to send.
 
     Raises
     ------
@@ -131,10 +133,11 @@ class EpochShard:
         schema: StateSchema,
         tasks: int,
         submit: Callable[[Callable[[], None]], object],
+        ended: Callable[[BaseException], None] = lambda _: None,
     ) -> None:
         self._partitions = partitions
         self._task, self.lease, self._schema = task, grant.lease, schema
-        self._submit = submit
+        self._submit, self._tell_ended = submit, ended
         self._watermarks = grant.watermarks
         self._barrier = Barrier[Piece](tasks, task.batch_id, grant.watermarks.input_ms)
         #: By task, what answers its marker of the present epoch, if that waits for the seal.
@@ -157,6 +160,11 @@ class EpochShard:
         """The shard's task of the present epoch."""
         return self._task
 
+    def check(self) -> None:
+        """Raise why the run cannot go on here; nothing if it can."""
+        if self._failure is not None:
+            raise self._failure
+
     def take(self, task: int, epoch: int, piece: Piece) -> None:
         """Fold a task's piece into its epoch; what it emits is answered before or after this returns.
 
@@ -166,7 +174,7 @@ class EpochShard:
             The shard was taken over, or a commit failed: the run has to end.
         """
         with self._partition.lock:
-            self._check()
+            self.check()
             with self._failing():
                 if self._barrier.take(task, epoch, piece.rows.rows_read, piece):
                     self._fold(piece)
@@ -185,7 +193,7 @@ class EpochShard:
             As of :meth:`take`, or other rows came than the task sent.
         """
         with self._partition.lock:
-            self._check()
+            self.check()
             with self._failing():
                 self._is_whole = self._barrier.mark(marker)
                 if self._folding.emits_at_seal:
@@ -201,6 +209,7 @@ class EpochShard:
                 return
             self._partition.writer = None
             self._failure = self._failure or self._ended(reason)
+            self._tell_ended(self._failure)
             try:
                 with self._partition.changing:
                     self._folding.abort()
@@ -212,10 +221,6 @@ class EpochShard:
                 self._partition.forget()
 
     # -- with the lock ------------------------------------------------------------------------------------------------
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
 
     @contextmanager
     def _failing(self) -> Iterator[None]:

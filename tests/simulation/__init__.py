@@ -12,5 +12,12 @@ replaced while it sleeps and wakes up later. Nothing waits, and the same seed gi
 - ``spark.py``: drivers, executors, task attempts, the commit log
 - ``beside.py``, ``reading.py``: what goes on beside the batches: moves, rescales, drops, reads
 - ``audit.py``: what must hold
-- ``world.py``: one schedule; ``planted.py``: bugs that must be found
+- ``world.py``: one schedule; ``planted.py``: bugs that must be found; ``survey.py``: many schedules
+
+Of continuous queries, in the same world:
+
+- ``streaming.py``: source, Spark's logs and sink, and the model of them
+- ``continuous.py``: drivers, runs and epochs; ``epoch_tasks.py``: their tasks
+- ``epoch_connections.py``: what goes on between tasks and shards
+- ``continuous_world.py``: one schedule; ``planted_epochs.py``: bugs that must be found
 """

@@ -144,7 +144,7 @@ class SimulatedThreads:
 
 
 #: Pools whose work goes on side by side.
-_SIDE_BY_SIDE = {"statefleet-apply"}
+_SIDE_BY_SIDE = {"statefleet-apply", "statefleet-epoch"}
 
 
 class _OfFiber(Future[Any]):

@@ -55,7 +55,7 @@ def _any_version_there(committed: Original, history: StateHistory, partition_id:
     return (newest, attempt_id) if attempt_id else (version, "")
 
 
-def _owners_not_fenced(decide_commits: Original, ledger: StateLedger, entries: Sequence[CommitEntry]) -> Any:
+def owners_not_fenced(decide_commits: Original, ledger: StateLedger, entries: Sequence[CommitEntry]) -> Any:
     try:
         return decide_commits(ledger, entries)
     except FencedError:
@@ -204,7 +204,7 @@ class Bug:
 
 BUGS: dict[str, Bug] = {
     "conflicts of the log are ignored": Bug(LogEnd, "append", _conflicts_ignored),
-    "replaced owners may commit": Bug(StateLedger, "decide_commits", _owners_not_fenced),
+    "replaced owners may commit": Bug(StateLedger, "decide_commits", owners_not_fenced),
     "memory is used without a look at its lineage": Bug(Lineage, "sync_action", _lineage_not_verified, first=39),
     "memory is used under another epoch": Bug(Lineage, "is_hot", _epoch_not_looked_at, first=107),
     "a put without an answer is taken for done": Bug(LogEnd, "_put", _silence_taken_for_success),
@@ -304,10 +304,17 @@ HARMLESS = {
 @contextmanager
 def planted(name: str) -> Iterator[None]:
     """Run with one of the bugs."""
+    with planted_of(name, {**BUGS, **HARMLESS}, WITH):
+        yield
+
+
+@contextmanager
+def planted_of(name: str, bugs: Mapping[str, Bug], together: Mapping[str, str]) -> Iterator[None]:
+    """Run with one of some bugs, and with that which it is only one together with."""
     with ExitStack() as stack:
-        if name in WITH:
-            stack.enter_context(planted(WITH[name]))
-        bug = {**BUGS, **HARMLESS}[name]
+        if name in together:
+            stack.enter_context(planted_of(together[name], bugs, together))
+        bug = bugs[name]
         former, original = vars(bug.owner)[bug.attribute], getattr(bug.owner, bug.attribute)
 
         def spoiled(*args: Any, **kwargs: Any) -> Any:

@@ -91,12 +91,18 @@ class Outcome:
     faults: Counter[str]
     trace: tuple[tuple[int, str, str], ...]
     error: BaseException | None
+    #: Of the command that runs it again.
+    options: str = ""
 
     def report(self) -> str:
         """Return the trace and how to see it again."""
         lines = [f"{step:6} {who:14} {text}" for step, who, text in self.trace]
         return "\n".join(
-            [*lines, f"seed {self.seed}: {self.error}", f"again: python -m tests.simulation --seed {self.seed}"]
+            [
+                *lines,
+                f"seed {self.seed}: {self.error}",
+                f"again: python -m tests.simulation --seed {self.seed}{self.options}",
+            ]
         )
 
 
@@ -182,15 +188,8 @@ class World:
             self._move_rate = 0.1
         if rescales:
             self.fault_profile = replace(self.fault_profile, deploys=0.0)
-        has_keyed_stores = is_keyed(seed) if keyed is None else keyed
         further_batches = 5 if moves or rescales or reads or drops else 0
-        self.workload: Workload
-        if rescales:
-            self.workload = RescaledWorkload(self.rng, further_batches)
-        elif has_keyed_stores:
-            self.workload = KeyedWorkload(self.rng, further_batches)
-        else:
-            self.workload = AggregationWorkload(self.rng, further_batches)
+        self.workload = self._draw_workload(is_keyed(seed) if keyed is None else keyed, further_batches)
         self.scheduler = Scheduler(self.rng, self.fault_profile.stickiness)
         self.ids = SimulatedIds(random.Random(seed + 1))
         self.clock = SimulatedClock(self.scheduler, self.fault_profile.seconds_a_step)
@@ -214,7 +213,16 @@ class World:
         self.records = 0
         self._present = range(self.workload.shards)
         self._lives = 0
-        self._drivers: list[Driver] = []
+        self._drivers: list[Any] = []
+        #: How soon another driver is started where all others are asleep.
+        self._impatience = 0.1
+
+    def _draw_workload(self, has_keyed_stores: bool, further_batches: int) -> Workload:
+        if self.rescales:
+            return RescaledWorkload(self.rng, further_batches)
+        if has_keyed_stores:
+            return KeyedWorkload(self.rng, further_batches)
+        return AggregationWorkload(self.rng, further_batches)
 
     def _draw_maintenance(self) -> Maintenance:
         """From never to all the time; the grace period is what the protocol relies on, so it is longer than late writes are."""
@@ -319,8 +327,7 @@ class World:
             if not driver.dead and not driver.stopped and driver.commit_log is self.commit_log
         ]
         awake = [driver for driver in active if driver.frozen_until <= self.scheduler.now]
-        unfinished = len(self.commit_log.finished) < self.workload.batches
-        if unfinished and not awake and (not active or self.rng.random() < 0.1):
+        if not self.is_finished() and not awake and (not active or self.rng.random() < self._impatience):
             self.start_driver()
         elif self.fault_profile.second_driver and len(active) < 2 and self.rng.random() < self._rate(0.005):
             self.scheduler.fault("world", "second_driver")
@@ -410,8 +417,8 @@ class World:
             self.cluster.end(party)
             return
         self.scheduler.kill(party)
-        if isinstance(party, Driver) and self.rng.random() < 0.5:
-            for executor in party.executors:
+        if party in self._drivers and self.rng.random() < 0.5:
+            for executor in party.executors:  # type: ignore[attr-defined]
                 self.scheduler.kill(executor)
 
     def _freeze(self, party: Party, kind: str, duration: int) -> None:
@@ -441,8 +448,12 @@ class World:
         self.records = audit_log(self.stored, self.workload, STATE, self.forms.__getitem__)
         self._audit_state("the end")
 
+    def is_finished(self) -> bool:
+        """Return whether Spark's commit log has all that the query is to do."""
+        return len(self.commit_log.finished) >= self.workload.batches
+
     def _is_over(self) -> bool:
-        if len(self.commit_log.finished) < self.workload.batches:
+        if not self.is_finished():
             return False
         if any(not driver.dead and not driver.stopped for driver in self._drivers):
             return False
@@ -531,7 +542,11 @@ class World:
 
 def run_seed(seed: int, **kind: bool | None) -> Outcome:
     """Run one schedule, of a kind by the arguments of :class:`World`; return its outcome, with the error if it failed."""
-    world = World(seed, **kind)  # type: ignore[arg-type]
+    return run_world(seed, World(seed, **kind))  # type: ignore[arg-type]
+
+
+def run_world(seed: int, world: World) -> Outcome:
+    """Run a schedule; return its outcome, with the error if it failed."""
     error: BaseException | None = None
     # Warnings of the project to operators have no reader here.
     logging.disable(logging.CRITICAL)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from io import BytesIO
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from coordinator.ledger.state_ledger import LeaseGrant
 from coordinator.model.errors import StateStoreError
+from coordinator.model.identities import TaskIdentity
 from coordinator.model.state_metadata import StateMetadata
 from coordinator.runtime.runtime import Runtime
 from store_actors.client.operator_task import OperatorTask
 from store_actors.connections import unsafe_rows
 from store_actors.connections.epoch_stream import EpochServer
-from store_actors.epochs.runs import EpochRuns
+from store_actors.epochs.runs import EpochRuns, RunRequest
 from store_actors.serving.metrics import StoreMetrics
 from store_actors.serving.partitions import Partitions
 from tests.clocks import until
@@ -92,10 +95,14 @@ class Task:
         assert kind == 2
         return int(epoch)
 
-    def failed(self) -> str:
+    def told(self) -> str:
+        """Return the error that the task is told, which then ends the connection."""
         kind, size = self._read(">bi")
         assert kind == 3
-        text = self.answers.read(size).decode()
+        return self.answers.read(size).decode()
+
+    def failed(self) -> str:
+        text = self.told()
         assert self.answers.read() == b"", "nothing follows an error"
         return text
 
@@ -217,3 +224,47 @@ def test_a_run_that_may_not_have_its_shards_is_told_why(served: Served) -> None:
     served.fleet.apply(0, "a")
     task = served.task(0, batch=BATCH | {"query_id": "another"})
     assert "belongs to another query" in task.failed()
+
+
+def test_tasks_with_nothing_to_send_learn_that_the_commit_of_their_epoch_failed(served: Served) -> None:
+    first, second = served.task(0), served.task(1)
+    served.fleet.coordinator.lose_answers = 1
+    first.mark(0)
+    second.mark(0)
+    assert (first.marked(), second.marked()) == (0, 0)
+    assert "the answer was lost" in first.told()
+    assert "the answer was lost" in second.told()
+
+
+def test_tasks_with_nothing_to_send_learn_that_a_newer_run_has_begun(served: Served) -> None:
+    first = served.task(0)
+    first.piece("a")
+    first.answered()
+    newer = served.task(0, batch=BATCH | {"run_id": "newer"})
+    newer.piece("ab")
+    assert newer.answered() == (2, {"a": 1, "b": 1})
+    assert "a newer run of the query has begun" in first.told()
+
+
+def test_a_task_that_comes_as_its_run_ends_leaves_no_shard_open() -> None:
+    fleet, runtime, may_lease = AggregationFleet(), Runtime(), Event()
+    partitions = Partitions(fleet.objects, fleet.coordinator)
+
+    def lease(tasks: Sequence[TaskIdentity], _: StateMetadata) -> list[LeaseGrant]:
+        assert may_lease.wait(20)
+        return [fleet.coordinator.lease(task, "a") for task in tasks]
+
+    runs = EpochRuns(partitions, lease, lambda _: True, runtime)
+    task = TaskIdentity("s", "query", "run", 0, 0, 0, "host:1")
+    run = RunRequest(StateMetadata("s", "query", 1, "update", SCHEMA), SCHEMA, {0: task}, (0, 3))
+    may_lease.set()
+    of_first, of_second = runs.join(run), runs.join(run)
+    runs.leave(run, of_first, "it is lost")
+    may_lease.clear()
+    late = ThreadPoolExecutor(1).submit(runs.join, run)
+    until(lambda: late.running())
+    runs.leave(run, of_second, "it is lost, too")
+    may_lease.set()
+    partition = partitions.cache.of(fleet.coordinator.lease(task, "a").lease.store_id)
+    runs.leave(run, late.result(20), "it learns that")
+    assert partition.writer is None

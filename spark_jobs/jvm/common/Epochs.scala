@@ -74,9 +74,14 @@ class EpochGate extends EpochHooks with Logging {
     }
   }
 
-  /** Waits until the next epoch may begin; true if shards have moved, or are others, so that the tasks have to run again. */
+  /**
+   * Waits until the next epoch may begin; true if shards have moved, or are others, so that the tasks have to run again.
+   * Spark's thread that begins epochs ends by an InterruptedException: the run is over, and its next epoch never begins.
+   */
   override def isToReconfigure(): Boolean = synchronized {
     while (newest < open - 1 && run.exists(_.goesOn)) wait(EpochGate.LookMs)
+    // Tasks that still run would commit an epoch without the one before it in Spark's log, which no run could go on from.
+    if (newest < open - 1) throw new InterruptedException
     open += 1
     run.exists(_.areShardsElsewhere)
   }

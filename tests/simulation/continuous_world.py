@@ -1,0 +1,78 @@
+"""A schedule of a continuous query: the world of the others, with connections, tasks that go on, and epochs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.simulation.continuous import ContinuousDriver
+from tests.simulation.keyed import Workload
+from tests.simulation.scheduler import Violation
+from tests.simulation.streaming import Checkpoint, Sink, Stream
+from tests.simulation.world import Outcome, World, run_world
+
+#: Step at which every process that was replaced has ended.
+_HEALED = 6000
+
+
+class ContinuousWorld(World):
+    """Everything of one schedule of a continuous query; see :class:`World`.
+
+    Attributes
+    ----------
+    slow_tasks
+        Of the tasks, how many are much slower than the others.
+    epoch_steps
+        Steps of the query's trigger, at most.
+    """
+
+    stream: Stream
+    commit_log: Checkpoint
+
+    def __init__(
+        self, seed: int, *, harsh: bool = False, rescales: bool = False, reads: bool = False, drivers: bool = False
+    ) -> None:
+        super().__init__(seed, harsh=harsh, rescales=rescales, reads=reads)
+        if not drivers:
+            self.fault_profile = replace(self.fault_profile, second_driver=False)
+            self._impatience = 0.0
+        self.commit_log = self.stream.checkpoint
+        self.sink = Sink(self.stream)
+        self.slow_tasks = self.rng.choice((0.0, 0.3, 0.3))
+        self.epoch_steps = self.rng.choice((5, 50, 200))
+
+    def _draw_workload(self, has_keyed_stores: bool, further_batches: int) -> Workload:
+        self.stream = Stream(self.rng, Checkpoint())
+        return self.stream
+
+    def start_driver(self) -> None:
+        self._drivers.append(ContinuousDriver(self, self._label("driver")))
+
+    def each_step(self) -> None:
+        super().each_step()
+        if self.scheduler.now == _HEALED:
+            # Tasks are on the machine of their store actors, where Ray ends a process that it has given up.
+            for life in [life for lives in self.cluster.zombies.values() for life in lives]:
+                self.cluster.end(life)
+
+    def is_finished(self) -> bool:
+        newest = self.commit_log.newest()
+        return newest >= 0 and self.stream.is_whole(self.commit_log.ends.get(newest, ()))
+
+    def epoch_finished(self, epoch: int) -> None:
+        """Spark has recorded an epoch: from here on its rows count, once, and its results have been emitted."""
+        if self.commit_log.finished != list(range(epoch + 1)):
+            raise Violation(f"epochs were recorded in the order {self.commit_log.finished}")
+        self.sink.check_epoch(epoch)
+        if self._audits_each_batch:
+            self._audit_state(f"after epoch {epoch}")
+
+    def run(self) -> None:
+        super().run()
+        self.sink.check_newest()
+
+
+def run_continuous(seed: int, **kind: bool) -> Outcome:
+    """Run one schedule of a continuous query; of a kind by the arguments of :class:`ContinuousWorld`, or by the seed."""
+    options = "".join([" --continuous", *(f" --{name}" for name, is_wanted in kind.items() if is_wanted)])
+    kind = kind or {"rescales": seed % 4 == 1, "reads": seed % 4 == 2, "harsh": seed % 4 == 3}
+    return replace(run_world(seed, ContinuousWorld(seed, **kind)), options=options)

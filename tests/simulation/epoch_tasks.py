@@ -1,0 +1,213 @@
+"""A task of a continuous query: what ``EpochTask.scala`` does, and Spark around it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from coordinator.model.errors import OperationOutOfOrderError, StateMismatchError
+from store_actors.epochs.runs import RunRequest
+from tests.simulation.epoch_connections import (
+    Connection,
+    Emitted,
+    Failed,
+    LostError,
+    Marked,
+    SentMarker,
+    SentPiece,
+    connect,
+)
+from tests.simulation.scheduler import Violation
+from tests.simulation.spark import Executor
+from tests.simulation.streaming import Record, by_shard
+from tests.simulation.workload import Groups, groups_of
+
+if TYPE_CHECKING:
+    from tests.simulation.continuous import EpochRun
+
+#: Rows that a task reads before others may go on.
+_MOST_ROWS = 4
+#: Steps after which a task looks again, at most, if it is one of the slow ones.
+_SLOW_STEPS = 80
+
+
+class EndedError(Exception):
+    """The task is to end."""
+
+
+class EpochTask:
+    """A task that reads a partition of the source, for as long as its run goes on.
+
+    Parameters
+    ----------
+    requests
+        By store actor, what the task asks it for.
+    """
+
+    def __init__(
+        self, run: EpochRun, number: int, attempt: int, executor: Executor, requests: Mapping[str, RunRequest]
+    ) -> None:
+        self.run, self.number, self.attempt, self.executor = run, number, attempt, executor
+        #: As of an attempt of a batch; see :class:`tests.simulation.spark.Attempt`.
+        self.succeeded: bool | None = None
+        self.given_up = False
+        self._requests = requests
+        self._world, self._scheduler = run.world, run.world.scheduler
+        self._rng = self._scheduler.rng
+        self._epoch, self._offset = run.first_epoch, run.start[number]
+        self._connections: dict[str, Connection] = {}
+        self._actor_of = {shard: name for name, request in requests.items() for shard in request.tasks}
+        self._waiting: list[Record] = []
+        self._unanswered = 0
+        #: Rows that each shard was sent in the present epoch.
+        self._sent: Counter[int] = Counter()
+        #: Shards that have answered the present epoch's marker.
+        self._marked = 0
+        #: Results that the sink has not been given.
+        self._results: list[Groups] = []
+        self._is_slow = self._rng.random() < self._world.slow_tasks
+        self._looks_at = 0
+        self._scheduler.spawn(executor, self._work)
+
+    @property
+    def name(self) -> str:
+        return f"task {self.number} of run {self.run.id[:4]}"
+
+    def is_over(self) -> bool:
+        return self.succeeded is not None or self.executor.dead or self.given_up
+
+    def _log(self, text: str) -> None:
+        self._scheduler.log(self.executor.name, f"{self.name} {text}")
+
+    def _work(self) -> None:
+        try:
+            self._connect()
+            while True:
+                self._check_end()
+                self._scheduler.pause(wake=self._has_work)
+                self._look()
+        except EndedError:
+            self._log("is ended")
+            self.succeeded = True
+        except LostError:
+            self._log("loses a connection")
+            self.succeeded = False
+        finally:
+            for connection in self._connections.values():
+                connection.close()
+
+    def _check_end(self) -> None:
+        """End if the driver says so; where that is gone, or has given the executor up, once the executor learns it by itself."""
+        is_unreachable = self.run.driver.dead or self.given_up
+        if self._is_unwanted() and (not is_unreachable or self._rng.random() < 0.1):
+            raise EndedError
+
+    def _is_unwanted(self) -> bool:
+        return self.run.is_cancelled or self.run.driver.dead
+
+    def _connect(self) -> None:
+        for name, request in self._requests.items():
+            life = self._world.cluster.current[name]
+            self._scheduler.pause(wake=lambda life=life: life.can_receive() or self.run.is_cancelled)  # type: ignore[misc]
+            if life.dead or life.actor is None:
+                raise LostError
+            self._connections[name] = connect(self._scheduler, self.executor, life, request)
+
+    def _has_work(self) -> bool:
+        if self._has_answers():
+            return True
+        return self._scheduler.now >= self._looks_at and (self._available() > 0 or self.run.current_epoch > self._epoch)
+
+    def _available(self) -> int:
+        return self._world.stream.available(self.number, self._offset, self._scheduler.now)
+
+    def _look(self) -> None:
+        """Do what there is to do: take answers, read rows, send them, end the epoch if the driver has begun the next one."""
+        self._receive()
+        if self._scheduler.now < self._looks_at:
+            return
+        self._looks_at = self._scheduler.now + (self._rng.randrange(_SLOW_STEPS) if self._is_slow else 0)
+        if self.run.current_epoch > self._epoch and self._rng.random() < 0.5:
+            self._end_epoch()
+        else:
+            self._read()
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        count = min(self._available(), self._rng.randint(1, _MOST_ROWS))
+        self._waiting += self._world.stream.source[self.number][self._offset : self._offset + count]
+        self._offset += count
+        if not self._unanswered:
+            self._cut()
+
+    def _cut(self) -> None:
+        """Send the rows that wait, in a piece for each shard; others go on between them."""
+        waiting, self._waiting = self._waiting, []
+        self._unanswered += len(waiting)
+        for shard, records in by_shard(self._world.stream, waiting, len(self.run.partitions)).items():
+            self._sent[shard] += len(records)
+            piece = SentPiece(shard, self._epoch, self._world.stream.rows(records))
+            self._connections[self._actor_of[shard]].send(piece, to_task=False)
+            if self._rng.random() < 0.3:
+                self._scheduler.pause()
+
+    def _receive(self) -> None:
+        for connection in self._connections.values():
+            while (frame := connection.take(of_task=True)) is not None:
+                match frame:
+                    case Emitted(rows, emitted):
+                        self._unanswered -= rows
+                        self._results += [] if emitted is None else [groups_of(emitted)]
+                    case Marked(epoch):
+                        self._marked += epoch == self._epoch
+                    case Failed(error):
+                        self._check_failure(error)
+                        raise LostError
+                    case other:
+                        raise Violation(f"{self.name} is in epoch {self._epoch} and is answered {other}")
+        if not self._unanswered and self._waiting:
+            self._cut()
+        if self._rng.random() < 0.5:
+            self._flush()
+
+    def _check_failure(self, error: BaseException) -> None:
+        """Tasks keep the order, a connection loses no frame before its end, and a run begins after the last epoch of Spark's log."""
+        if isinstance(error, (OperationOutOfOrderError, StateMismatchError)):
+            raise Violation(f"{self.name}: nothing came in another order, yet: {error}") from error
+        self._log(f"is refused: {type(error).__name__}")
+
+    def _flush(self) -> None:
+        """Give results to the sink."""
+        results, self._results = self._results, []
+        for groups in results:
+            self._world.sink.write(groups)
+
+    # -- epochs -------------------------------------------------------------------------------------------------------
+
+    def _end_epoch(self) -> None:
+        """End the epoch in Spark: its offset first, and what was written once all is answered."""
+        self.run.post(partial(self.run.offset_reported, self.number, self._epoch, self._offset))
+        self._scheduler.pause(f"{self.name} ends epoch {self._epoch} at {self._offset}")
+        self._cut()
+        for connection, request in ((self._connections[name], self._requests[name]) for name in self._connections):
+            rows = {shard: self._sent[shard] for shard in request.tasks}
+            connection.send(SentMarker(self._epoch, rows), to_task=False)
+            self._scheduler.pause()
+        self._sent.clear()
+        while not self._is_answered():
+            self._check_end()
+            self._scheduler.pause(wake=self._has_answers)
+            self._receive()
+        self._flush()
+        self._marked = 0
+        self.run.post(partial(self.run.committed, self.number, self._epoch))
+        self._epoch += 1
+
+    def _is_answered(self) -> bool:
+        return self._marked == len(self.run.partitions)
+
+    def _has_answers(self) -> bool:
+        return self._is_unwanted() or any(stream.has_news(of_task=True) for stream in self._connections.values())

@@ -1,0 +1,194 @@
+"""What a continuous query reads and writes: a source of several partitions, Spark's two logs of epochs, a sink, and their model.
+
+Each record of a key has a bit of its own, so the sum of a group's bits tells which records were counted, and that each was once.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from coordinator.model.identities import DEFAULT_STORE
+from coordinator.model.schema import StateSchema
+from store_actors.messages.requests import ShardInput
+from tests.simulation.rescaling import RescaledWorkload
+from tests.simulation.scheduler import Violation
+from tests.simulation.spark import CommitLog
+from tests.simulation.workload import Entry, Groups, Read, compare, schema_of
+
+#: Offset of each partition of the source.
+Offsets = tuple[int, ...]
+
+_KEYS = "abcde"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record of the source, which is there from a step on."""
+
+    name: str
+    bit: int
+    at: int
+
+
+class Checkpoint(CommitLog):
+    """The logs of a continuous query. Spark does not look whether somebody else has written an epoch: what is there stays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends: dict[int, Offsets] = {}
+
+    def add_end(self, epoch: int, end: Offsets) -> None:
+        """Write where an epoch ends, unless that is written."""
+        self.ends.setdefault(epoch, end)
+
+    def forget_after(self, epoch: int) -> None:
+        """Forget ends of later epochs."""
+        for later in [later for later in self.ends if later > epoch]:
+            del self.ends[later]
+
+
+class Stream(RescaledWorkload):
+    """A source, and what a serial count makes of each epoch, by the ends that Spark's log has.
+
+    Attributes
+    ----------
+    source
+        The records of each partition.
+    """
+
+    forms = 1
+    together = True
+    #: There is no last epoch: a query goes on for as long as there are records.
+    batches = sys.maxsize
+
+    def __init__(self, rng: random.Random, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.watermark = False
+        self._schemas = [schema_of(watermark=False, output_mode="update", whole=False)]
+        self.schema = self._schemas[0]
+        self.shards = rng.choice((1, 2, 2, 3))
+        self._partitions = {shard: (shard, self.shards) for shard in range(self.shards)}
+        self._shard_of = {}
+        self._counted: dict[Offsets, Groups] = {}
+        bits: defaultdict[str, int] = defaultdict(int)
+        self.source = [self._draw_partition(rng, bits) for _ in range(rng.choice((1, 2, 2, 3)))]
+
+    @staticmethod
+    def _draw_partition(rng: random.Random, bits: dict[str, int]) -> list[Record]:
+        """Draw records that come one after the other, often several at once, and after breaks."""
+        records: list[Record] = []
+        at, pause = 0, rng.choice((20, 60, 400))
+        for _ in range(rng.randint(4, 25)):
+            at += rng.choice((0, 0, 1)) * rng.randrange(pause)
+            name = rng.choice(_KEYS)
+            records.append(Record(name, 1 << bits[name], at))
+            bits[name] = min(bits[name] + 1, 61)
+        return records
+
+    def is_whole(self, end: Offsets) -> bool:
+        """Return whether an epoch's end is that of the source."""
+        return end == tuple(map(len, self.source))
+
+    def available(self, partition: int, offset: int, now: int) -> int:
+        """Return how many records there are from an offset on."""
+        records = self.source[partition]
+        return next((at for at in range(offset, len(records)) if records[at].at > now), len(records)) - offset
+
+    def rows(self, records: Sequence[Record]) -> ShardInput:
+        """Return a piece of these records."""
+        raw = self.schema.raw_schema()
+        columns = {
+            "name": pa.array([record.name for record in records], pa.string()),
+            "mark": pa.array([record.bit for record in records], pa.int64()),
+        }
+        zeros = pa.array([0] * len(records), pa.int64())
+        batch = pa.record_batch([columns.get(name, zeros) for name in raw.names], schema=raw)
+        return ShardInput.of_raw(self.schema, batch)
+
+    def shard_of(self, record: Record, shards: int) -> int:
+        """Return the shard of a record, of so many."""
+        return self._shard((None, record.name), shards)
+
+    # -- the model ----------------------------------------------------------------------------------------------------
+
+    def counted(self, end: Offsets) -> Groups:
+        """Return the groups of all records up to some offsets."""
+        groups = self._counted.get(end)
+        if groups is None:
+            groups = {}
+            for records, offset in zip(self.source, end, strict=True):
+                for record in records[:offset]:
+                    n, total, _ = groups.get((None, record.name), (0, 0, 0))
+                    groups[None, record.name] = (n + 1, total + record.bit, 0)
+            self._counted[end] = groups
+        return groups
+
+    def at(self, version: int) -> Groups:
+        """Return all groups at a version, by the end that Spark's log has of the epoch before it."""
+        if version == 0:
+            return {}
+        if version - 1 not in self.checkpoint.ends:
+            raise Violation(f"version {version} is looked at, and Spark has no end of epoch {version - 1}")
+        return self.counted(self.checkpoint.ends[version - 1])
+
+    def rows_at(self, version: int, partition: int) -> Groups:
+        return self._own(self.at(version), partition)
+
+    def all_keys(self, schema: StateSchema) -> pa.RecordBatch:
+        return pa.record_batch([pa.array(_KEYS, pa.string())], schema=pa.schema([schema.input_keys[0].arrow()]))
+
+    def check_history(
+        self, shard: int, chains: dict[str, list[Entry]], read: Read, form_of: Callable[[str], int]
+    ) -> None:
+        """As of batches; of a version that Spark's log does not have nothing is promised but that another run replaces it."""
+        counted = [entry for entry in chains[DEFAULT_STORE] if entry["version"] <= len(self.checkpoint.finished)]
+        super().check_history(shard, {DEFAULT_STORE: counted}, read, form_of)
+
+    def check_snapshot(self, snapshot: Entry, read: Read) -> None:
+        if snapshot["version"] <= len(self.checkpoint.finished):
+            super().check_snapshot(snapshot, read)
+
+
+class Sink:
+    """What a query has emitted: results of groups, in the order in which they came."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self.results: dict[tuple[str, int, int], int] = {}
+
+    def write(self, groups: Groups) -> None:
+        """Take results: each is a count of some records, each counted once."""
+        for (_, name), (n, total, _) in groups.items():
+            everything = self._stream.counted(tuple(map(len, self._stream.source)))[None, name][1]
+            if total.bit_count() != n or total & ~everything:
+                raise Violation(f"a result counts {n} records of {name}, and these were {total:b}")
+            self.results[name, n, total] = self.results.get((name, n, total), 0) + 1
+
+    def check_epoch(self, epoch: int) -> None:
+        """Check that the newest result of each key that an epoch changed was emitted before Spark's log has the epoch."""
+        before, after = self._stream.at(epoch), self._stream.at(epoch + 1)
+        for key, (n, total, _) in after.items():
+            if before.get(key) != after[key] and (key[1], n, total) not in self.results:
+                raise Violation(f"epoch {epoch} is in Spark's log, and its result of {key[1]}, {n}, was not emitted")
+
+    def check_newest(self) -> None:
+        """Check that the newest result of each key, which is the largest count, is that of all records."""
+        newest: Groups = {}
+        for name, n, total in self.results:
+            if n > newest.get((None, name), (0, 0, 0))[0]:
+                newest[None, name] = (n, total, 0)
+        compare("the newest results", newest, self._stream.counted(tuple(map(len, self._stream.source))))
+
+
+def by_shard(stream: Stream, records: Sequence[Record], shards: int) -> Mapping[int, list[Record]]:
+    """Return records by their shard."""
+    parts: defaultdict[int, list[Record]] = defaultdict(list)
+    for record in records:
+        parts[stream.shard_of(record, shards)].append(record)
+    return parts
