@@ -20,7 +20,6 @@ from tests.simulation.streaming import Checkpoint
 #: Kinds of schedules (arguments of :class:`tests.simulation.continuous_world.ContinuousWorld`).
 HARSH = {"harsh": True}
 CALM: Mapping[str, bool] = {"harsh": False}
-RESCALED = {"rescales": True}
 DRIVERS = {"drivers": True}
 
 #: What a task that is ahead sent, once it is used.
@@ -97,7 +96,7 @@ EPOCH_BUGS: dict[str, Bug] = {
     "epochs begin two ahead of Spark's log": Bug(
         EpochRun, "_may_begin", lambda _, run: run._newest >= run._open - 2, CALM, first=10
     ),
-    "an epoch begins though its run is over": Bug(EpochRun, "_check_begin", lambda _, run: None, RESCALED, first=12),
+    "an epoch begins though its run is over": Bug(EpochRun, "_check_begin", lambda _, run: None, CALM, first=56),
     "an epoch counts though another driver has the query": Bug(
         StateLedger, "decide_epoch", _decided_by_anybody, DRIVERS
     ),
